@@ -1,0 +1,71 @@
+# Two commands do everything on a fresh Debian machine: `make demo` and `make test`.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := .stamps
+PYTHON ?= python3
+ARCH ?= amd64
+APT_PACKAGES := qemu-system-x86 busybox-static
+APT := $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get -qq
+APT_INSTALL := $(APT) update && $(APT) install -y --no-install-recommends
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check storm fuzz sweep bench fmt clean
+.DEFAULT_GOAL := help
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+
+$(STAMPS)/venv: pyproject.toml
+	@echo "== Python packages into $(VENV) (first time: about half a minute)"
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "== Debian packages: python3-venv"; \
+		$(APT_INSTALL) python3 python3-venv >/dev/null; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/apt: Makefile
+	@for package in $(APT_PACKAGES); do \
+		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$package"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+		echo "== Debian packages:$$missing"; \
+		$(APT_INSTALL) $$missing >/dev/null; \
+	fi
+	@mkdir -p $(STAMPS) && touch $@
+
+# Make shows the command itself, so that everybody can go on from it.
+demo: $(STAMPS)/venv $(STAMPS)/apt ## boot a kernel, probe it, print its events
+	$(BIN)/kprobe trace --comm ls --comm cat \
+	  'p:open do_sys_openat2 dfd=$$arg1:s32 path=+0($$arg2):ustring flags=+0($$arg3):x64' \
+	  'p:write vfs_write bytes=$$arg3:u64 task=$$comm' \
+	  -- 'ls /; cat /proc/version; cat /no/such/file'
+
+test: check $(STAMPS)/apt ## every test, with real kernels
+	@KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest
+
+check: $(STAMPS)/venv ## format, lint, types, floors, unit tests: no kernel, no network
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+	@$(BIN)/pytest -m 'not guest and not host and not storm and not fuzz and not sweep'
+
+storm: $(STAMPS)/venv ## the unit tests' wide sweeps: millions of cases
+	@$(BIN)/pytest -m storm
+
+fuzz: $(STAMPS)/venv ## a million texts for each parser of what people write
+	@$(BIN)/pytest -m fuzz
+
+sweep: $(STAMPS)/venv $(STAMPS)/apt ## probe every instruction of what runs, and thousands at once
+	@$(BIN)/pytest -m sweep --log-level=INFO
+
+bench: $(STAMPS)/venv $(STAMPS)/apt ## measure, beside the guest kernel's own probes
+	@$(BIN)/python -m bench
+
+fmt: $(STAMPS)/venv ## format the source
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+clean: ## remove what make made here
+	rm -rf $(VENV) $(STAMPS) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

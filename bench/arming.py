@@ -1,0 +1,185 @@
+"""How soon probes are armed and disarmed, and for how long the guest stands still meanwhile.
+
+Beside it: the guest's own kernel with the same definitions, through its tracefs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+from bench.elf_program import GETPPID, Loop
+from bench.guest import TRACING, Rig, attached, machine
+from bench.table import Row, seconds, times
+from kprobes.drivers.functions import probeable
+from kprobes.transport.qemu import Machine
+
+TITLE = "arming: from text to armed and back"
+
+_MANY = 1000
+_NATIVE = 200
+_ONE = "p:one __x64_sys_getppid a=$arg1"
+# Functions that an idle guest never runs: no hit disturbs the clock.
+_QUIET = ("tcp_*", "udp_*", "inet_*", "ip6_*", "ipv6_*", "netdev_*", "pci_*", "acpi_*", "neigh_*")
+_BUSY = Loop(step=GETPPID, steps=1_000_000, repeats=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One arming and disarming, in seconds."""
+
+    armed: float
+    arm_pause: float
+    disarmed: float
+    disarm_pause: float
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """Boot a guest and measure everything in it."""
+    loops = {"busy": _BUSY}
+    with machine(loops) as booted:
+        rows = _attaching(booted, 1 if quick else 5)
+        with attached(booted, loops) as rig:
+            return [*rows, *_one(rig, 3 if quick else 15), *_many(rig, 1 if quick else 5)]
+
+
+def _attaching(booted: Machine, rounds: int) -> list[Row]:
+    target, rows = str(booted.stub_address), list[Row]()
+    with tempfile.TemporaryDirectory() as cache:
+        with _busy(booted):
+            cold = [_attach_once(target, f"{cache}/{n}") for n in range(rounds)]
+            warm = [_attach_once(target, f"{cache}/0") for _ in range(rounds)]
+        idle = [_attach_once(target, f"{cache}/0") for _ in range(rounds)]
+    for name, goal, found in (
+        ("empty cache, guest makes syscalls", 1.0, cold),
+        ("warm cache, guest makes syscalls", 0.3, warm),
+        ("warm cache, idle guest", 1.5, idle),
+    ):
+        rows.append(_row(f"attach to first armed: {name}", [f["armed"] for f in found], goal))
+    rows.append(_row("  attached, nothing armed (warm)", [f["attach"] for f in warm]))
+    rows.append(_row("  pause of the first arming, memory borrowed", [f["paused"] for f in warm]))
+    return rows
+
+
+@contextmanager
+def _busy(booted: Machine) -> Generator[None]:
+    running = booted.start("/bench/busy")
+    try:
+        yield
+    finally:
+        running.kill()
+        running.wait(10)
+
+
+def _attach_once(target: str, cache: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.attach_once", target, _ONE],
+        env={**os.environ, "XDG_CACHE_HOME": cache},
+        capture_output=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def _one(rig: Rig, rounds: int) -> list[Row]:
+    found = [_timing(rig, _ONE.replace("one", f"one{n}")) for n in range(rounds)]
+    native = [_native(rig, [_ONE]) for _ in range(min(rounds, 5))]
+    theirs = [defined + enabled for defined, enabled, _ in native]
+    return [
+        _row("1 probe, from text to armed", [t.armed for t in found], peer=theirs),
+        _row("  pause", [t.arm_pause for t in found], 0.005),
+        _row("  pause to disarm", [t.disarm_pause for t in found]),
+    ]
+
+
+def _many(rig: Rig, rounds: int) -> list[Row]:
+    names = _quiet_functions(rig)
+    # Names of their own in every round: what was resolved for the one before is of no use.
+    found = [_timing(rig, "\n".join(_probes(f"many{n}_", names))) for n in range(rounds)]
+    few = [_probes(f"few{n}_", names[:_NATIVE]) for n in range(rounds)]
+    beside = [_timing(rig, "\n".join(definitions)) for definitions in few]
+    defined, enabled, disabled = _native(rig, few[0])
+    n, m = _MANY, _NATIVE
+    return [
+        _row(f"{n} probes, from text to armed", [t.armed for t in found], 1.0),
+        _row("  pause", [t.arm_pause for t in found], 0.02),
+        _row("  disarmed", [t.disarmed for t in found], 0.1),
+        _row("  pause to disarm", [t.disarm_pause for t in found]),
+        _row(
+            f"{m} probes, from text to armed", [t.armed for t in beside], peer=[defined + enabled]
+        ),
+        _row("  disarmed", [t.disarmed for t in beside], peer=[disabled]),
+    ]
+
+
+def _probes(prefix: str, names: Sequence[str]) -> list[str]:
+    return [f"p:{prefix}{n} {name} a=$arg1" for n, name in enumerate(names)]
+
+
+def _timing(rig: Rig, text: str) -> Timing:
+    session, stub = rig.session, rig.guest.stub
+    session.definitions = []
+    start, pause = time.perf_counter(), stub.paused_s
+    session.probe(text)
+    with session.recording():
+        armed, arm_pause = time.perf_counter() - start, stub.paused_s - pause
+        start, pause = time.perf_counter(), stub.paused_s
+        session.driver.disarm()
+        disarmed, disarm_pause = time.perf_counter() - start, stub.paused_s - pause
+    return Timing(armed=armed, arm_pause=arm_pause, disarmed=disarmed, disarm_pause=disarm_pause)
+
+
+def _quiet_functions(rig: Rig) -> list[str]:
+    guest = rig.guest
+    found = [
+        function.symbol.name
+        for pattern in _QUIET
+        for function in probeable(guest.memory, guest.kernel, guest.arch.site, pattern=pattern)
+    ]
+    names = [name for name in found if "." not in name][:_MANY]
+    if len(names) < _MANY:
+        raise RuntimeError(f"only {len(names)} functions to probe")
+    return names
+
+
+def _native(rig: Rig, definitions: Sequence[str]) -> tuple[float, float, float]:
+    # Defined, enabled, disabled, by the guest's own kernel; less what an empty command takes.
+    rig.shell(f"cat > /tmp/definitions <<'END'\n{chr(10).join(definitions)}\nEND")
+    nothing = median(_shell_s(rig, "true") for _ in range(3))
+    commands = (
+        f"cat /tmp/definitions > {TRACING}/kprobe_events",
+        f"echo 1 > {TRACING}/events/kprobes/enable",
+        f"echo 0 > {TRACING}/events/kprobes/enable",
+    )
+    defined, enabled, disabled = (max(_shell_s(rig, c) - nothing, 0.0) for c in commands)
+    rig.shell(f"echo > {TRACING}/kprobe_events")
+    return defined, enabled, disabled
+
+
+def _shell_s(rig: Rig, command: str) -> float:
+    start = time.perf_counter()
+    rig.shell(command)
+    return time.perf_counter() - start
+
+
+def _row(
+    name: str,
+    found: Sequence[float],
+    goal: float | None = None,
+    peer: Sequence[float] | None = None,
+) -> Row:
+    ours = median(found)
+    return Row(
+        name=name,
+        figure=f"{seconds(ours)} [{seconds(min(found))} .. {seconds(max(found))}]",
+        goal=seconds(goal) if goal is not None else "",
+        peer=seconds(median(peer)) if peer else "",
+        ratio=times(median(peer) / ours) if peer else "",
+        is_met=ours <= goal if goal is not None else None,
+    )

@@ -1,0 +1,153 @@
+"""A guest to measure in: programs to run, the kernel's own probes and ours to arm."""
+
+import base64
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import kprobes
+from bench.elf_program import Loop
+from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.drivers.guest.arming import Armory
+from kprobes.drivers.guest.driver import GuestDriver
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.recorder import Recorder
+from kprobes.drivers.journal import Journal
+from kprobes.lang.parser import parse_source
+from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.plan import Plan
+from kprobes.session import Session
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+
+TRACING = "/sys/kernel/tracing"
+_FOLDER = "/bench"
+
+HandWritten = Callable[[GuestAbi], Template]
+
+
+class ByHand(GuestDriver):
+    """The engine with code that it did not compile."""
+
+    def abi(self) -> GuestAbi:
+        """Return the constants that code for this guest has."""
+        return self._abi(self._allocate()[0])
+
+    def arm_template(self, written: HandWritten) -> Recorder:
+        """Arm what was prepared with code written by hand; else as ``arm``."""
+        arena, recorder = self._allocate()
+        recorder.layouts = [probe.layout for plan in self.plans for probe in plan.probes]
+        abi = self.abi()
+        armory = _OneTemplate(self.guest, arena, abi, self._journal)
+        armory.template = written(abi)
+        programs = armory.link(self.plans)
+        with self.guest.stub.paused():
+            armory.load(programs)
+            self._armory = armory
+            armory.arm(armory.stage(programs))
+        return recorder
+
+
+class _OneTemplate(Armory):
+    template: Template
+
+    def _template(self, plan: Plan, *, is_framed: bool) -> Template:
+        del plan, is_framed
+        return self.template
+
+
+class Rig:
+    """A booted guest with its programs."""
+
+    def __init__(
+        self, machine: Machine, session: Session, by_hand: ByHand, loops: Mapping[str, Loop]
+    ) -> None:
+        self.machine = machine
+        self.session = session
+        self.guest: Guest = session.driver.guest
+        self.loops = dict(loops)
+        self.by_hand = by_hand
+
+    def add(self, name: str, loop: Loop) -> None:
+        """Put another program into the running guest."""
+        text = base64.b64encode(loop.program()).decode()
+        path = f"{_FOLDER}/{name}"
+        self.shell(f"echo {text} | base64 -d > {path} && chmod +x {path}")
+        self.loops[name] = loop
+
+    def run(self, name: str) -> list[float]:
+        """Run a program and return ns per step of each of its repeats."""
+        finished = self.machine.run(f"{_FOLDER}/{name}", timeout_s=120)
+        return self.loops[name].ns_per_step(finished.output)
+
+    def shell(self, command: str, timeout_s: float = 120) -> str:
+        """Run a command that must succeed, and return what it prints."""
+        finished = self.machine.run(command, timeout_s)
+        text = finished.output.decode(errors="replace")
+        if finished.status:
+            raise RuntimeError(f"{command}: status {finished.status}: {text}")
+        return text
+
+    def define_native(self, definitions: Sequence[str]) -> None:
+        """Define probes of the guest's own kernel; none is enabled yet."""
+        for definition in definitions:
+            self.shell(f"echo '{definition}' >> {TRACING}/kprobe_events")
+
+    def filter_native(self, event: str, text: str) -> None:
+        """Give a probe of the guest's own kernel a filter; "0" for none."""
+        self.shell(f"echo '{text}' > {TRACING}/events/kprobes/{event}/filter")
+
+    @contextmanager
+    def native(self, event: str) -> Generator[None]:
+        """Have a probe of the guest's own kernel enabled."""
+        switch = f"{TRACING}/events/kprobes/{event}/enable"
+        self.shell(f"echo 1 > {switch}")
+        try:
+            yield
+        finally:
+            self.shell(f"echo 0 > {switch}")
+
+    @contextmanager
+    def ours(
+        self, text: str, written: HandWritten | None = None, *, filter: str = ""
+    ) -> Generator[Recorder]:
+        """Have a probe of ours armed: compiled, or with code written by hand."""
+        driver = self.by_hand if written else self.session.driver
+        definitions = parse_source(text, registers=self.guest.arch.registers)
+        driver.prepare([replace(each, filter=filter) for each in definitions])
+        recorder = self.by_hand.arm_template(written) if written else driver.arm()
+        try:
+            yield recorder
+        finally:
+            driver.disarm()
+            recorder.drain()
+
+
+@contextmanager
+def machine(loops: Mapping[str, Loop]) -> Generator[Machine]:
+    """Boot a guest with programs in it; nobody is attached to it."""
+    files = {f"{_FOLDER}/{name}": loop.program() for name, loop in loops.items()}
+    with Machine.boot(MachineOptions(files=files)) as booted:
+        yield booted
+
+
+@contextmanager
+def attached(
+    booted: Machine, loops: Mapping[str, Loop], size: ArenaSize | None = None
+) -> Generator[Rig]:
+    """Attach to a booted guest."""
+    with ExitStack() as undo:
+        session = undo.enter_context(kprobes.attach(str(booted.stub_address), size=size))
+        guest = session.driver.guest
+        journal = Journal.create(guest.address)
+        undo.callback(journal.close)
+        by_hand = ByHand(guest, journal, size or ArenaSize())
+        undo.callback(by_hand.close)
+        yield Rig(booted, session, by_hand, loops)
+
+
+@contextmanager
+def boot(loops: Mapping[str, Loop], size: ArenaSize | None = None) -> Generator[Rig]:
+    """Boot a guest with programs in it and attach to it."""
+    with machine(loops) as booted, attached(booted, loops, size) as rig:
+        yield rig

@@ -1,0 +1,82 @@
+"""How long a running kernel's symbols and types take to read from guest RAM, with no cache.
+
+Beside it: ``vmlinux-to-elf`` (extra ``bench``) on the same kernel's image, dumped from that RAM.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from bench.guest import machine
+from bench.table import Row, seconds, times
+from kprobes.arch.x86_64.kernel_map import WINDOW
+from kprobes.image.find import FoundKernel, find_kernel
+from kprobes.ports import Ram
+from kprobes.transport.connect import connect
+from kprobes.transport.find_ram import open_ram
+
+TITLE = "symbols: a kernel's names and types from its RAM"
+
+_GOAL_S = 0.5
+_PEER_TIMEOUT_S = 120.0
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """Boot a guest and read its kernel."""
+    with machine({}) as booted, connect(str(booted.stub_address), timeout_s=5.0) as stub:
+        ram = open_ram(stub)
+        registers = [stub.registers(cpu) for cpu in stub.ids()]
+        cr3s, rips = ([r[name] for r in registers] for name in ("cr3", "rip"))
+        found: list[tuple[float, FoundKernel]] = [
+            _read(ram, cr3s, rips) for _ in range(3 if quick else 9)
+        ]
+        kernel = found[-1][1]
+        peer = None if quick else _vmlinux_to_elf(_image(kernel, ram))
+    figures = [figure for figure, _ in found]
+    ours, count = median(figures), len(kernel.kernel.symbols)
+    return [
+        Row(
+            name=f"{kernel.kernel.release}: {count} symbols, and types",
+            figure=f"{seconds(ours)} [{seconds(min(figures))} .. {seconds(max(figures))}]",
+            goal=seconds(_GOAL_S),
+            peer="vmlinux-to-elf not run" if peer is None else f"{seconds(peer)} vmlinux-to-elf",
+            ratio="" if peer is None else times(peer / ours),
+            is_met=ours <= _GOAL_S,
+        )
+    ]
+
+
+def _read(ram: Ram, cr3s: Sequence[int], rips: Sequence[int]) -> tuple[float, FoundKernel]:
+    start = time.perf_counter()
+    found = find_kernel(ram, cr3s, rips)
+    # What every session asks for first; both are read lazily.
+    found.kernel.symbols.named("do_sys_openat2")
+    if found.kernel.types is not None:
+        found.kernel.types.offset("task_struct", "comm")
+    return time.perf_counter() - start, found
+
+
+def _image(found: FoundKernel, ram: Ram) -> bytes:
+    image, start = bytearray(), -1
+    for run in found.tables.mapped_runs(*WINDOW):
+        start = run.virt if start < 0 else start
+        image += bytes(run.virt - start - len(image)) + ram.read(run.phys, run.size)
+    return bytes(image)
+
+
+def _vmlinux_to_elf(image: bytes) -> float | None:
+    program = Path(sys.executable).parent / "vmlinux-to-elf"
+    if not program.exists():
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        dump, out = Path(folder) / "image", Path(folder) / "elf"
+        dump.write_bytes(image)
+        start = time.perf_counter()
+        subprocess.run(
+            [program, dump, out], capture_output=True, check=True, timeout=_PEER_TIMEOUT_S
+        )
+        return time.perf_counter() - start

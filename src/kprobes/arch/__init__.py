@@ -1,0 +1,1 @@
+"""One value of facts and functions per instruction set."""

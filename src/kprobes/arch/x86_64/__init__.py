@@ -1,0 +1,1 @@
+"""x86-64: registers, paging, call frames, encodings."""

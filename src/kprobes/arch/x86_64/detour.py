@@ -1,0 +1,105 @@
+"""Code that a patched instruction leads to: the probes of the site, then what was displaced.
+
+Entered by a jump, or by our breakpoint callback, with every register and flag as the instruction
+would find them; left the same way for whatever follows. Encodings: Intel SDM volume 2.
+"""
+
+from collections.abc import Callable, Sequence
+
+from kprobes.arch.x86_64 import site
+from kprobes.arch.x86_64.decode import decode_function
+from kprobes.arch.x86_64.function import Instruction
+from kprobes.arch.x86_64.judge import judge
+from kprobes.arch.x86_64.jump_run import jump_run
+from kprobes.arch.x86_64.slot import slots
+from kprobes.errors import RefusedError
+from kprobes.model.plan import Displaced, Ways
+from kprobes.model.text import TextPart, TextTables
+from kprobes.units import Addr
+
+BREAKPOINT = b"\xcc"
+TRAP_PATH = frozenset(
+    {
+        "notify_die",
+        "atomic_notifier_call_chain",
+        "notifier_call_chain",
+        "__rcu_read_lock",
+        "__rcu_read_unlock",
+        "rcu_read_unlock_special",
+        "rcu_read_unlock_strict",
+        "kprobe_exceptions_notify",
+        "hw_breakpoint_exceptions_notify",
+    }
+)
+"""What runs between a breakpoint's exception and our callback, and is not forbidden anyway.
+
+``rcu_read_unlock_special`` calls nothing there: it returns at once in an NMI's context, which a
+breakpoint's is. docs/design.md tells how the list was found, tests/guest/test_trap_path.py looks.
+"""
+
+# push 0: where a site's call has its return address. lea rsp, [rsp+8] leaves the flags alone.
+_PUSH = bytes.fromhex("6a00")
+_DROP = bytes.fromhex("488d642408")
+
+
+def jump(place: Addr, target: Addr) -> bytes:
+    """Return the bytes that jump from a site to its detour."""
+    return site.branch(site.JMP, place, target)
+
+
+def first(code: bytes) -> int:
+    """Return the offset of a function's first instruction that can be probed.
+
+    Indirect branches land on endbr64, which must stay: arch_adjust_kprobe_addr().
+    """
+    return len(site.ENDBR64) if code.startswith(site.ENDBR64) else 0
+
+
+def detour(place: Addr, body: Addr, displaced: Displaced) -> bytes:
+    """Return code for ``place`` that calls ``body``, then runs what was displaced.
+
+    The stack is as at an ftrace site, with a word where that has its return address.
+
+    Raises:
+        RefusedError: too far from what an instruction names.
+    """
+    saved = _PUSH + site.saving_call(Addr(place + len(_PUSH)), body) + _DROP
+    return saved + slots(_instructions(displaced), Addr(place + len(saved)))
+
+
+def examine(name: str, parts: Sequence[TextPart], tables: TextTables) -> Callable[[Addr], Ways]:
+    """Return what tells how a function's instructions may be patched."""
+    function = decode_function(name, parts, tables)
+
+    def ways(addr: Addr) -> Ways:
+        judgement = judge(function, addr, tables)
+        is_boundary = judgement.instruction is not None
+        if judgement.instruction is None or judgement.is_refused:
+            return Ways(breakpoint=judgement.why, jump=judgement.why, is_boundary=is_boundary)
+        try:
+            run = jump_run(function, addr, tables)
+            by_jump = _displaced(run.instructions, run.stop)
+        except RefusedError as error:
+            by_jump = str(error)
+        return Ways(breakpoint=alone(judgement.instruction), jump=by_jump, is_boundary=True)
+
+    def alone(instruction: Instruction) -> Displaced | str:
+        if name in TRAP_PATH:
+            return "our own breakpoints come through it, and would come for ever"
+        return _displaced((instruction,), instruction.next)
+
+    return ways
+
+
+def _displaced(instructions: Sequence[Instruction], stop: Addr) -> Displaced:
+    return Displaced(
+        addr=instructions[0].addr,
+        code=b"".join(instruction.code for instruction in instructions),
+        count=len(instructions),
+        stop=stop,
+    )
+
+
+def _instructions(displaced: Displaced) -> tuple[Instruction, ...]:
+    part = TextPart(addr=displaced.addr, code=displaced.code)
+    return tuple(decode_function("", (part,)).instructions.values())

@@ -1,0 +1,248 @@
+"""x86-64 page tables, 4 and 5 levels, over guest-physical memory.
+
+Written down in Intel SDM volume 3, section 4.5. Every level has 512 entries of 8 bytes; an
+entry's bits 12 to 51 are the physical address of the next table, or of the page when it is
+the last level or its PS bit is set. Nothing is cached: the guest changes its tables.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.errors import MemoryFault, TargetError
+from kprobes.ports import Ram
+from kprobes.units import U64, Addr, Phys
+
+PAGE = 4096
+PTI_USER = 1 << 12
+"""Set in CR3 while page-table isolation runs user code: the kernel's table is the page before."""
+
+_PRESENT, _WRITE, _LARGE, _NX = 1 << 0, 1 << 1, 1 << 7, 1 << 63
+_FRAME = 0x000F_FFFF_FFFF_F000
+_ENTRIES = 512
+_CR0_PE, _CR0_PG, _CR4_LA57, _EFER_LMA = 1 << 0, 1 << 31, 1 << 12, 1 << 10
+_MAX_TABLES = 1 << 15
+"""Tables visited for one range: 128 MB of them, far beyond any kernel's own."""
+
+_Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What maps one address. Rights are those of all levels together.
+
+    Attributes:
+        phys: where the page begins.
+        size: of the page: 4 KiB, 2 MiB or 1 GiB.
+    """
+
+    phys: Phys
+    size: int
+    is_writable: bool
+    is_executable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Addresses that lie in one piece in physical memory, with equal rights."""
+
+    virt: Addr
+    phys: Phys
+    size: int
+    is_writable: bool
+    is_executable: bool
+
+    @property
+    def stop(self) -> Addr:
+        """The first address behind it."""
+        return Addr(self.virt + self.size)
+
+
+def levels_of(registers: Mapping[str, int]) -> int | None:
+    """Return how many levels a vCPU's tables have, or None when its CR4 is not known."""
+    cr4 = registers.get("cr4")
+    return None if cr4 is None else 5 if cr4 & _CR4_LA57 else 4
+
+
+def check_long_mode(registers: Mapping[str, int]) -> None:
+    """Check that a vCPU runs 64-bit code under paging, as far as its registers are known.
+
+    Raises:
+        TargetError: it is in firmware or a boot loader, or its kernel is not 64-bit.
+    """
+    cr0, efer = registers.get("cr0"), registers.get("efer")
+    if cr0 is not None and not cr0 & _CR0_PE:
+        raise TargetError("the guest is in real mode: still in firmware or a boot loader")
+    if efer is not None and not efer & _EFER_LMA:
+        raise TargetError("the guest is not in 64-bit mode: in firmware, or a 32-bit system")
+    if cr0 is not None and not cr0 & _CR0_PG:
+        raise TargetError("the guest has paging turned off: still in firmware or a boot loader")
+
+
+class PageTables:
+    """One address space of a guest: a Memory and a Translator.
+
+    Args:
+        ram: where the tables and pages are.
+        cr3: the register's value; its low 12 bits (PCID, cache bits) do not matter.
+        levels: 4, or 5 with CR4.LA57.
+    """
+
+    def __init__(self, ram: Ram, cr3: int, *, levels: int = 4) -> None:
+        if levels not in (4, 5):
+            raise ValueError(f"page tables of {levels} levels")
+        self.ram = ram
+        self.root = Phys(cr3 & _FRAME)
+        self.levels = levels
+
+    def __repr__(self) -> str:
+        return f"PageTables(root={self.root:#x}, levels={self.levels})"
+
+    def entry(self, addr: int) -> Entry | None:
+        """Return what maps an address, or None where nothing does.
+
+        Raises:
+            MemoryFault: the address is not canonical, or a table lies outside RAM.
+        """
+        self._check_canonical(addr)
+        table, write, nx = int(self.root), _WRITE, 0
+        for level in range(self.levels, 0, -1):
+            shift = _shift(level)
+            index = addr >> shift & (_ENTRIES - 1)
+            word = int.from_bytes(self.ram.read(table + 8 * index, 8), "little")
+            if not word & _PRESENT:
+                return None
+            write, nx = write & word, nx | word & _NX
+            if _is_leaf(word, level):
+                phys = Phys(word & _FRAME & -(1 << shift))
+                return Entry(
+                    phys=phys, size=1 << shift, is_writable=bool(write), is_executable=not nx
+                )
+            table = word & _FRAME
+        raise AssertionError("level 1 is a leaf")
+
+    def physical(self, addr: int) -> Phys:
+        """Return where an address lies in guest-physical memory, or raise MemoryFault."""
+        entry = self.entry(addr)
+        if entry is None:
+            raise MemoryFault(addr, 1)
+        return Phys(entry.phys + (addr & (entry.size - 1)))
+
+    def pieces(self, addr: int, size: int) -> Iterator[tuple[Phys, int]]:
+        """Cut a range into (phys, size) at page borders, in order, or raise MemoryFault."""
+        stop = addr + size
+        while addr < stop:
+            entry = self.entry(addr)
+            if entry is None:
+                raise MemoryFault(addr, stop - addr)
+            offset = addr & (entry.size - 1)
+            length = min(stop - addr, entry.size - offset)
+            yield Phys(entry.phys + offset), length
+            addr += length
+
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes, or raise MemoryFault."""
+        return b"".join(self.ram.read(phys, length) for phys, length in self.pieces(addr, size))
+
+    def mapped_runs(self, start: int, stop: int) -> tuple[Run, ...]:
+        """Return what is mapped of [start, stop), by address, neighbours joined.
+
+        Both ends must be in the same half of the address space. A range that reaches to the
+        end of the address space has ``stop = 1 << 64``.
+
+        Raises:
+            MemoryFault: a table lies outside RAM, or there are too many tables to be true.
+        """
+        self._check_canonical(start)
+        self._check_canonical(stop - 1)
+        leaves = _Leaves(ram=self.ram, start=start, stop=stop)
+        top = start >> _shift(self.levels + 1) << _shift(self.levels + 1)
+        leaves.visit(int(self.root), self.levels, top, _WRITE)
+        return leaves.runs()
+
+    def _check_canonical(self, addr: int) -> None:
+        top = addr >> (_shift(self.levels + 1) - 1)
+        if not 0 <= addr <= U64 or top not in (0, U64 >> (_shift(self.levels + 1) - 1)):
+            raise MemoryFault(addr, 1, "not a canonical address")
+
+
+def _shift(level: int) -> int:
+    return 12 + 9 * (level - 1)
+
+
+def _is_leaf(word: int, level: int) -> bool:
+    return level == 1 or (level <= 3 and bool(word & _LARGE))
+
+
+class _Leaves:
+    # Collects the pages of one range: per table, columns (virt, phys, size, rights).
+    def __init__(self, *, ram: Ram, start: int, stop: int) -> None:
+        self._ram, self._start, self._stop = ram, start, stop
+        self._columns: list[tuple[_Words, _Words, _Words, _Words]] = []
+        self._budget = _MAX_TABLES
+
+    def visit(self, table: int, level: int, base: int, rights: int) -> None:
+        # rights: _WRITE when all levels above allow writing, _NX when any forbids execution.
+        words, virt = self._entries(table, level, base)
+        is_leaf = (words & _LARGE != 0) | (level == 1) if level <= 3 else words == 0
+        pending = iter(np.flatnonzero(~is_leaf).tolist())
+        self._take(words[is_leaf], virt[is_leaf], level, rights)
+        for i in pending:
+            word = int(words[i])
+            below = rights & word & _WRITE | (rights | word) & _NX
+            self.visit(word & _FRAME, level - 1, int(virt[i]), below)
+
+    def _entries(self, table: int, level: int, base: int) -> tuple[_Words, _Words]:
+        # The present entries of one table that map some of the range.
+        self._budget -= 1
+        if self._budget < 0:
+            size = self._stop - self._start
+            raise MemoryFault(self._start, size, "page tables without end")
+        step = 1 << _shift(level)
+        first = max(self._start - base, 0) >> _shift(level)
+        last = min((self._stop - base + step - 1) >> _shift(level), _ENTRIES)
+        words = _table(self._ram, table)[first:last]
+        virt = np.arange(first, last, dtype=np.uint64) * np.uint64(step) + np.uint64(base)
+        present = words & _PRESENT != 0
+        return words[present], virt[present]
+
+    def _take(self, words: _Words, virt: _Words, level: int, rights: int) -> None:
+        size = np.full(len(words), 1 << _shift(level), np.uint64)
+        frame = np.uint64(_FRAME & -(1 << _shift(level)))
+        own = words & np.uint64(rights & _WRITE) | (words | np.uint64(rights)) & np.uint64(_NX)
+        self._columns.append((virt, words & frame, size, own))
+
+    def runs(self) -> tuple[Run, ...]:
+        columns = zip(*self._columns, strict=True)
+        virt, phys, size, rights = (np.concatenate(column) for column in columns)
+        order = np.argsort(virt)
+        virt, phys, size, rights = virt[order], phys[order], size[order], rights[order]
+        breaks = (
+            (virt[1:] != virt[:-1] + size[:-1])
+            | (phys[1:] != phys[:-1] + size[:-1])
+            | (rights[1:] != rights[:-1])
+        )
+        firsts = np.flatnonzero(np.r_[np.ones(min(1, len(virt)), np.bool_), breaks])
+        sizes = np.add.reduceat(size, firsts) if len(firsts) else size
+        rows = np.stack([virt[firsts], phys[firsts], sizes, rights[firsts]], axis=1)
+        return tuple(self._clip(*row) for row in rows.tolist())
+
+    def _clip(self, virt: int, phys: int, size: int, rights: int) -> Run:
+        before = max(self._start - virt, 0)
+        return Run(
+            virt=Addr(virt + before),
+            phys=Phys(phys + before),
+            size=min(virt + size, self._stop) - virt - before,
+            is_writable=bool(rights & _WRITE),
+            is_executable=not rights & _NX,
+        )
+
+
+def _table(ram: Ram, addr: int) -> _Words:
+    # A copy: the guest may write to its tables while they are looked at.
+    view = ram.view(addr, PAGE)
+    if view is None:
+        return np.frombuffer(ram.read(addr, PAGE), "<u8").astype(np.uint64)
+    return view.copy().view("<u8").astype(np.uint64, copy=False)

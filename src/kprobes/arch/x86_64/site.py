@@ -1,0 +1,73 @@
+"""The x86-64 ftrace site: five bytes at a function's start, and the code that they call.
+
+Encodings: Intel SDM volume 2, CALL and JMP.
+"""
+
+from kprobes.units import Addr
+
+SIZE = 5
+NOPS = (bytes.fromhex("0f1f440000"), bytes.fromhex("6666666690"))
+"""The kernel's five-byte nops: since 5.13, and before."""
+
+CALL, JMP = 0xE8, 0xE9
+ENDBR64 = bytes.fromhex("f30f1efa")
+
+SAVED = ("r15", "r14", "r13", "r12", "r11", "r10", "bp", "bx", "ax", "flags")
+"""What ``entry`` pushes, lowest address first."""
+
+# pushfq; push rax, rbx, rbp, r10, r11, r12, r13, r14, r15
+_PUSH = bytes.fromhex("9c 50 53 55 4152 4153 4154 4155 4156 4157")
+# The code called leaves r12-r15, rbx and rbp alone and preserves r10: only r11, rax and the
+# flags must come back.  add rsp, 32; pop r11; add rsp, 24; pop rax; popfq
+_POP = bytes.fromhex("4883c420 415b 4883c418 58 9d")
+_RET = b"\xc3"
+
+
+def branch(opcode: int, place: Addr, target: Addr) -> bytes:
+    """Return a five-byte call or jump from ``place`` to ``target``.
+
+    Raises:
+        ValueError: the target is out of a 32-bit displacement's reach.
+    """
+    displacement = target - (place + SIZE)
+    if not -(1 << 31) <= displacement < 1 << 31:
+        raise ValueError(f"{target:#x} cannot be reached from {place:#x}")
+    return bytes([opcode]) + displacement.to_bytes(4, "little", signed=True)
+
+
+def call(place: Addr, target: Addr) -> bytes:
+    """Return the bytes that call ``target`` from a site."""
+    return branch(CALL, place, target)
+
+
+def call_target(place: Addr, code: bytes) -> Addr | None:
+    """Return where a site calls, or None when it does not hold a call."""
+    return _target(CALL, place, code)
+
+
+def jump_target(place: Addr, code: bytes) -> Addr | None:
+    """Return where a five-byte jump leads, or None when it is none."""
+    return _target(JMP, place, code)
+
+
+def saving_call(place: Addr, body: Addr) -> bytes:
+    """Return code for ``place`` that pushes SAVED, calls ``body`` and restores all of them."""
+    return _PUSH + branch(CALL, Addr(place + len(_PUSH)), body) + _POP
+
+
+def entry(place: Addr, body: Addr, chain: Addr | None) -> bytes:
+    """Return code for ``place`` that saves the registers a body cannot get as parameters.
+
+    It pushes SAVED, calls ``body``, restores, and returns to the site, or goes on to ``chain``
+    (the guest's own ftrace) with every register and flag as the site had it.
+    """
+    code = saving_call(place, body)
+    if chain is None:
+        return code + _RET
+    return code + branch(JMP, Addr(place + len(code)), chain)
+
+
+def _target(opcode: int, place: Addr, code: bytes) -> Addr | None:
+    if len(code) != SIZE or code[0] != opcode:
+        return None
+    return Addr(place + SIZE + int.from_bytes(code[1:], "little", signed=True) & (1 << 64) - 1)

@@ -1,0 +1,208 @@
+"""An instruction to code that does the same elsewhere, and then goes on behind the original.
+
+A slot is entered with all registers and flags as the instruction would find them, and leaves
+them as the instruction would. It needs no stack of its own, no register and no second trap.
+
+    anything              its bytes, rip-relative displacements made anew
+    jmp, jcc              the same with a 32-bit displacement, to the original target
+    loop, jrcxz           loop L; jmp short M; L: jmp target; M:
+    call target           push ORIGINAL return address; jmp target
+    call reg, call mem    push ORIGINAL return address; jmp reg, jmp mem
+    ret, jmp reg          its bytes, and an int3 against speculation past them
+
+Encodings: Intel SDM volume 2.
+"""
+
+from collections.abc import Callable, Mapping
+
+from iced_x86 import Code, Decoder, Encoder, FlowControl, Register
+from iced_x86 import Instruction as Decoded
+
+from kprobes.arch.x86_64 import site
+from kprobes.arch.x86_64.decode import decode_one
+from kprobes.arch.x86_64.function import Instruction
+from kprobes.errors import RefusedError
+from kprobes.units import U64, Addr
+
+MAX_SIZE = 32
+"""Bytes that a slot needs at most."""
+
+_INT3 = b"\xcc"
+_JMP_SHORT = 0xEB
+_PUSH = 0x68
+_STORE_HIGH = bytes.fromhex("c7442404")
+"""mov dword [rsp+4], imm32: a push sign-extends its 32 bits."""
+_S32 = range(-(1 << 31), 1 << 31)
+_ENDS = frozenset(
+    {
+        FlowControl.UNCONDITIONAL_BRANCH,
+        FlowControl.INDIRECT_BRANCH,
+        FlowControl.RETURN,
+        FlowControl.CALL,
+        FlowControl.INDIRECT_CALL,
+    }
+)
+
+
+def slot(instruction: Instruction, at: Addr) -> bytes:
+    """Return code for a slot that runs one instruction and goes on behind the original.
+
+    Args:
+        instruction: one that ``judge`` did not refuse.
+        at: where the slot is.
+
+    Raises:
+        RefusedError: the slot is too far from what the instruction names.
+    """
+    return slots((instruction,), at)
+
+
+def slots(instructions: tuple[Instruction, ...], at: Addr) -> bytes:
+    """Return code that runs several adjacent instructions and goes on behind the last.
+
+    Raises:
+        RefusedError: as ``slot``.
+    """
+    code = b""
+    for instruction in instructions:
+        code += body(instruction, Addr(at + len(code)))
+    last = instructions[-1]
+    if not comes_back(last):
+        return code + _INT3
+    return code + _branch(site.JMP, Addr(at + len(code)), last.next)
+
+
+def comes_back(instruction: Instruction) -> bool:
+    """Return whether a slot goes on behind an instruction; a callee returns there by itself."""
+    return control(decode_one(instruction.code, instruction.addr)) not in _ENDS
+
+
+def is_rip_relative(instruction: Instruction) -> bool:
+    """Return whether a memory operand counts from the instruction's own address."""
+    return decode_one(instruction.code, instruction.addr).is_ip_rel_memory_operand
+
+
+def body(instruction: Instruction, at: Addr) -> bytes:
+    """Return code for ``at`` that runs one instruction; what comes next is to stand behind it.
+
+    Raises:
+        RefusedError: as ``slot``.
+    """
+    decoded = decode_one(instruction.code, instruction.addr)
+    made = _BODIES.get(control(decoded), _copy)
+    try:
+        return made(instruction, decoded, at)
+    except ValueError as e:
+        # iced says so of a displacement that does not fit.
+        raise _too_far(instruction, at) from e
+
+
+def _copy(instruction: Instruction, decoded: Decoded, at: Addr) -> bytes:
+    if not decoded.is_ip_rel_memory_operand:
+        return instruction.code
+    # Modulo 2^64, as per-CPU offsets near zero are reached around the end. The segment's base
+    # is added behind that, and stays.
+    displacement = (decoded.ip_rel_memory_address - at - len(instruction.code)) & U64
+    displacement -= (displacement >> 63) << 64
+    if displacement not in _S32:
+        raise _too_far(instruction, at)
+    place = _displacement_at(instruction)
+    new = displacement.to_bytes(4, "little", signed=True)
+    return instruction.code[:place] + new + instruction.code[place + 4 :]
+
+
+def _displacement_at(instruction: Instruction) -> int:
+    decoder = Decoder(64, instruction.code, ip=instruction.addr)
+    return decoder.get_constant_offsets(decoder.decode()).displacement_offset
+
+
+def _jump(instruction: Instruction, decoded: Decoded, at: Addr) -> bytes:
+    del instruction
+    return _branch(site.JMP, at, Addr(decoded.near_branch_target))
+
+
+def _conditional(instruction: Instruction, decoded: Decoded, at: Addr) -> bytes:
+    target = Addr(decoded.near_branch_target)
+    if not decoded.is_jcc_short_or_near:
+        return _counted(instruction, target, at)
+    decoded.as_near_branch()
+    return encode(decoded, at)
+
+
+def _counted(instruction: Instruction, target: Addr, at: Addr) -> bytes:
+    # These have 8-bit displacements only: the last byte is made to skip a short jump.
+    over = bytes([2, _JMP_SHORT, site.SIZE])
+    code = instruction.code[:-1] + over
+    return code + _branch(site.JMP, Addr(at + len(code)), target)
+
+
+def _call(instruction: Instruction, decoded: Decoded, at: Addr) -> bytes:
+    pushed = push(instruction.next)
+    return pushed + _branch(site.JMP, Addr(at + len(pushed)), Addr(decoded.near_branch_target))
+
+
+def _indirect_call(instruction: Instruction, decoded: Decoded, at: Addr) -> bytes:
+    pushed = push(instruction.next)
+    return pushed + through(decoded, Addr(at + len(pushed)), to_stack=False, is_pushed=True)
+
+
+def through(decoded: Decoded, at: Addr, *, to_stack: bool, is_pushed: bool) -> bytes:
+    """Return an instruction for ``at`` that jumps as an indirect branch, or pushes where to.
+
+    Args:
+        decoded: the branch.
+        at: where the instruction will be.
+        to_stack: whether it pushes.
+        is_pushed: whether a word was pushed before.
+    """
+    decoded.code = Code.PUSH_RM64 if to_stack else Code.JMP_RM64
+    if is_pushed and decoded.memory_base == Register.RSP:
+        decoded.memory_displacement = (decoded.memory_displacement + 8) & U64
+        decoded.memory_displ_size = 8
+    return encode(decoded, at)
+
+
+def control(decoded: Decoded) -> int:
+    """Return iced's number of how an instruction goes on."""
+    # To iced, syscall, vmmcall and their like are calls, too.
+    found = decoded.flow_control
+    if found == FlowControl.CALL and decoded.code != Code.CALL_REL32_64:
+        return FlowControl.NEXT
+    return found
+
+
+def push(value: int) -> bytes:
+    """Return code that pushes a 64-bit number and changes nothing else."""
+    low, high = value & 0xFFFF_FFFF, value >> 32
+    code = bytes([_PUSH]) + low.to_bytes(4, "little")
+    if high == (0xFFFF_FFFF if low >> 31 else 0):
+        return code
+    return code + _STORE_HIGH + high.to_bytes(4, "little")
+
+
+def _branch(opcode: int, at: Addr, target: Addr) -> bytes:
+    try:
+        return site.branch(opcode, at, target)
+    except ValueError as e:
+        raise RefusedError(f"a slot at {at:#x} is too far from {target:#x}") from e
+
+
+def encode(decoded: Decoded, at: int) -> bytes:
+    """Return an instruction's bytes for ``at``, its displacements made anew."""
+    encoder = Encoder(64)
+    encoder.encode(decoded, at)
+    return encoder.take_buffer()
+
+
+def _too_far(instruction: Instruction, at: int) -> RefusedError:
+    return RefusedError(
+        f"a slot at {at:#x} is too far from what the instruction at {instruction.addr:#x} names"
+    )
+
+
+_BODIES: Mapping[int, Callable[[Instruction, Decoded, Addr], bytes]] = {
+    FlowControl.UNCONDITIONAL_BRANCH: _jump,
+    FlowControl.CONDITIONAL_BRANCH: _conditional,
+    FlowControl.CALL: _call,
+    FlowControl.INDIRECT_CALL: _indirect_call,
+}

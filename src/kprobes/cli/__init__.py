@@ -1,0 +1,1 @@
+"""The kprobe command, one file per subcommand."""

@@ -1,0 +1,89 @@
+"""``kprobe check``: what definitions would do, or why they cannot; nothing is armed."""
+
+import argparse
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from kprobes.cli import options
+from kprobes.errors import UsageError
+
+if TYPE_CHECKING:
+    # The engine takes a third of a second to import.
+    from kprobes.drivers.check import Checker
+
+NAME = "check"
+HELP = "say how definitions would be probed and fetched, or why they are refused"
+USAGE = "kprobe check [options] DEFINITION..."
+EPILOG = """\
+examples:
+  kprobe check 'p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring'
+  kprobe check --target qemu:localhost:1234 @probes.txt
+  kprobe check --image /boot/vmlinuz-6.1.0-56-cloud-amd64 'p vfs_read file->f_mode'
+  kprobe check 'p vfs_read $arg*' --event-format       # the event's `format` file, too
+  kprobe check @probes.txt --format json | jq -r 'select(.verdict == "refused") | .reason'
+
+Nothing is armed, and nothing written into a guest. Definitions count as if they were all armed
+in their order. With --image no guest is needed: the kernel is a vmlinux or boot image, without
+modules. JSON is one object per statement; docs/check.md has its members.
+
+Exit status: 0 all are accepted, 1 error, 2 usage, 3 target unreachable, 5 one is refused."""
+_PROBLEMS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument(
+        "definitions",
+        nargs="+",
+        metavar="DEFINITION",
+        help="a probe, @FILE with one per line, or - for standard input",
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--event-format", action="store_true", help="with each event's `format` file"
+    )
+    parser.add_argument(
+        "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
+    )
+    options.add_strategy(parser)
+    options.add_target(parser)
+    options.add_quiet(parser)
+    options.add_boot(parser)
+
+
+def run(args: argparse.Namespace, out: BinaryIO) -> int:
+    """Check; return the exit code."""
+    from kprobes.cli.definitions import read_texts
+    from kprobes.cli.target import check_options
+    from kprobes.cli.verdicts import as_json, as_text
+
+    texts = read_texts(args.definitions)
+    check_options(args)
+    options.check_image(args)
+    with _checker(args) as checker:
+        found = [(text.origin, v) for text in texts for v in checker.check(text.text)]
+    if not found:
+        raise UsageError("nothing to check: no definition was given")
+    show = as_json if args.format == "json" else as_text
+    out.write(show(found, has_format=args.event_format).encode(errors="surrogateescape"))
+    return 0 if all(verdict.is_accepted for _, verdict in found) else _PROBLEMS
+
+
+@contextmanager
+def _checker(args: argparse.Namespace) -> Generator["Checker"]:
+    from kprobes.cli.progress import Progress
+    from kprobes.cli.stop import Stop
+    from kprobes.cli.target import opened
+    from kprobes.drivers.check import checker_of_guest, checker_of_image
+
+    if args.image is not None:
+        yield checker_of_image(args.image, strategy=options.strategy(args))
+        return
+    with (
+        Stop() as stop,
+        Progress(is_quiet=args.quiet) as progress,
+        opened(args, stop=stop, progress=progress) as session,
+    ):
+        yield checker_of_guest(session.driver.guest, strategy=options.strategy(args))

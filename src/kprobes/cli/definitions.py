@@ -1,0 +1,85 @@
+"""Definitions as a command line gives them: words, ``@FILE``, or ``-`` for standard input."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kprobes.errors import DefinitionError, UsageError
+
+_MAX_SIZE = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """What one word of the command line stands for, and the file that it is from, or ""."""
+
+    text: str
+    origin: str
+
+
+def read_definitions(words: Sequence[str]) -> str:
+    """Return what words stand for as one text, checked as far as that needs no kernel.
+
+    Raises:
+        UsageError: a file cannot be read, or there is no definition at all.
+        DefinitionError: the first one that is wrong; a note says where it stands.
+    """
+    from kprobes.arch.registry import arch
+    from kprobes.lang.append import apply
+    from kprobes.lang.parser import parse_statements
+    from kprobes.model.definition import Definition
+
+    # What is probed is x86-64 until a guest says otherwise.
+    registers = arch("x86_64").registers
+    texts = read_texts(words)
+    found: tuple[Definition, ...] = ()
+    for text in texts:
+        try:
+            found = apply(parse_statements(text.text, registers=registers), existing=found)
+        except DefinitionError as error:
+            if text.origin:
+                error.add_note(text.origin)
+            else:
+                error.__notes__ = []
+            raise
+    if not found:
+        raise UsageError("nothing to probe: no definition was given")
+    return "\n".join(text.text for text in texts)
+
+
+def read_texts(words: Sequence[str]) -> list[Text]:
+    """Return what each word stands for.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    return [Text(text=_read(word), origin=_origin(word)) for word in words]
+
+
+def _origin(word: str) -> str:
+    if word == "-":
+        return "standard input"
+    return word[1:] if word.startswith("@") else ""
+
+
+def _read(word: str) -> str:
+    if word != "-" and not word.startswith("@"):
+        # A word is no line of a file, where a deletion may not be indented.
+        return word.lstrip(" ")
+    try:
+        data = _bytes(word)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise UsageError(f"cannot read definitions from {word.removeprefix('@')}: {why}") from error
+    if len(data) > _MAX_SIZE:
+        raise UsageError(f"{word}: more than {_MAX_SIZE >> 20} MiB of definitions")
+    return text
+
+
+def _bytes(word: str) -> bytes:
+    if word == "-":
+        return sys.stdin.buffer.read(_MAX_SIZE + 1)
+    with Path(word[1:]).open("rb") as file:
+        return file.read(_MAX_SIZE + 1)

@@ -1,0 +1,40 @@
+"""``kprobe doctor``: what this machine and a target can do, and what to install."""
+
+import argparse
+from typing import BinaryIO
+
+from kprobes.cli import options
+
+NAME = "doctor"
+HELP = "check what this machine and a target can do, and what to install"
+EPILOG = """\
+examples:
+  kprobe doctor
+  kprobe doctor --target qemu:localhost:1234     # the guest too: kernel, types, clock, ...
+
+Exit status: 0 all that is needed is there, 5 something is missing, 2 usage."""
+_PROBLEMS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument("--target", metavar="T", help=options.TARGET_HELP)
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(args: argparse.Namespace, out: BinaryIO) -> int:
+    """Look at everything; return the exit code."""
+    from kprobes.cli.findings import as_json, as_text
+    from kprobes.cli.stop import Stop
+    from kprobes.drivers.finding import Verdict
+    from kprobes.drivers.guest_checkup import check_target
+    from kprobes.drivers.machine_checkup import check_machine
+
+    found = [*check_machine()]
+    if args.target is not None:
+        with Stop() as stop:
+            stop.defer()
+            found += check_target(args.target)
+            stop.check()
+    out.write((as_json if args.format == "json" else as_text)(found).encode())
+    return _PROBLEMS if any(each.verdict is Verdict.MISSING for each in found) else 0

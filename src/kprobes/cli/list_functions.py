@@ -1,0 +1,118 @@
+"""``kprobe list``: the functions that can be probed, with their typed arguments."""
+
+import argparse
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from kprobes.cli import options
+from kprobes.errors import UsageError
+
+if TYPE_CHECKING:
+    # The engine takes a third of a second to import.
+    from kprobes.drivers.guest.guest import Guest
+    from kprobes.drivers.instructions import Text
+
+NAME = "list"
+HELP = "list the functions that can be probed"
+EPILOG = """\
+examples:
+  kprobe list 'vfs_*'
+  kprobe list 'do_sys_*' -v              # with arguments: $arg1 is the first
+  kprobe list --target qemu:localhost:1234 '*' | wc -l
+  kprobe list --exits 'vfs_*' -v         # how their returns can be probed, and each exit
+  kprobe list --exits --image vmlinux    # every function of the kernel in a file
+  kprobe list 'tcp_*' --format json | jq -r '.function + " " + .args[0].type'
+
+Exit status: 0 done, 1 nothing matches, 2 usage, 3 target unreachable."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument(
+        "pattern", metavar="PATTERN", nargs="?", help="a name or a shell pattern: vfs_*"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="with arguments or exits")
+    parser.add_argument(
+        "--exits", action="store_true", help="say how each function's returns can be probed"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--image", type=Path, metavar="FILE", help="with --exits: the kernel in a file"
+    )
+    options.add_target(parser)
+    options.add_quiet(parser)
+    options.add_boot(parser)
+
+
+def run(args: argparse.Namespace, out: BinaryIO) -> int:
+    """List; return the exit code."""
+    from kprobes.cli.target import check_options
+
+    check_options(args)
+    options.check_image(args)
+    if args.exits:
+        _write_exits(args, out)
+        return 0
+    if args.image is not None:
+        raise UsageError("--image is for --exits")
+    if args.pattern is None:
+        raise UsageError("which functions? use 'vfs_*', or '*' for all")
+    _write_functions(args, out)
+    return 0
+
+
+def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
+    from kprobes.cli.functions import as_json, as_names, as_prototypes
+    from kprobes.drivers.functions import probeable
+
+    with _guest(args) as guest:
+        found = probeable(guest.memory, guest.kernel, guest.arch.site, pattern=args.pattern)
+    show = as_prototypes if args.verbose else as_names
+    out.write((as_json if args.format == "json" else show)(found).encode())
+
+
+def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
+    from kprobes.arch.registry import arch
+    from kprobes.cli.exits import as_json, as_table, sum_up
+    from kprobes.cli.words import say
+    from kprobes.drivers.exits import classified
+
+    with _text(args) as text:
+        facts = arch(text.kernel.arch).patch
+        found = list(classified(text, facts, pattern=args.pattern or "*"))
+    if args.format == "json":
+        out.write(as_json(found).encode())
+    else:
+        out.write(as_table(found, has_exits=args.verbose).encode())
+    if not args.quiet:
+        say(sum_up(found))
+
+
+@contextmanager
+def _guest(args: argparse.Namespace) -> Generator["Guest"]:
+    from kprobes.cli.progress import Progress
+    from kprobes.cli.stop import Stop
+    from kprobes.cli.target import opened
+
+    with (
+        Stop() as stop,
+        Progress(is_quiet=args.quiet) as progress,
+        opened(args, stop=stop, progress=progress) as session,
+    ):
+        yield session.driver.guest
+
+
+@contextmanager
+def _text(args: argparse.Namespace) -> Generator["Text"]:
+    from kprobes.drivers.instructions import text_of_image
+    from kprobes.drivers.places import text_of
+    from kprobes.image.file import read_image
+    from kprobes.plan.ftrace import read_sites
+
+    if args.image is not None:
+        yield text_of_image(read_image(args.image))
+        return
+    with _guest(args) as guest:
+        yield text_of(guest, read_sites(guest.memory, guest.kernel))

@@ -1,0 +1,174 @@
+"""The ``kprobe`` command: parse, dispatch, show errors, and the exit codes of DESIGN 11."""
+
+import argparse
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from kprobes.cli import check, doctor, guest, list_functions, restore, status, trace, xray
+from kprobes.cli.words import say
+from kprobes.errors import KprobesError
+
+COMMANDS: tuple[ModuleType, ...] = (
+    trace,
+    check,
+    list_functions,
+    xray,
+    guest,
+    status,
+    restore,
+    doctor,
+)
+_DESCRIPTION = "Probe a running Linux kernel under QEMU; nothing is needed inside the guest."
+_EPILOG = """\
+examples:
+  kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
+  kprobe trace --target qemu:localhost:1234 'p vfs_*' --duration 10s -o out.txt
+  kprobe check 'p vfs_read file->f_mode' --image /boot/vmlinuz
+  kprobe list 'do_sys_*' -v
+  kprobe doctor
+
+`kprobe COMMAND --help` has more. Exit status: 0 done, 1 error, 2 usage, 3 target unreachable,
+4 definition rejected, 5 a check found problems, 6 events lost under --strict."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    words = [*(sys.argv[1:] if argv is None else argv)]
+
+    def act() -> int:
+        args = _parse(words)
+        return args.run(args, sys.stdout.buffer)
+
+    before, threading.excepthook = threading.excepthook, _on_thread_error
+    try:
+        return guarded(act)
+    finally:
+        threading.excepthook = before
+
+
+def guarded(act: Callable[[], int]) -> int:
+    """Return what a function returns, or the exit code for what it raises, which is shown."""
+    try:
+        code = act()
+    except KprobesError as error:
+        code = _failed(error)
+    except KeyboardInterrupt:
+        say("kprobe: interrupted")
+        code = 1
+    except BrokenPipeError:
+        # The reader has what it wanted.
+        code = 0
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours
+        code = _broken(error)
+    _flush()
+    return code
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    own, command, has_command = _split(words)
+    parser = _parser()
+    # argparse takes -:EVENT, a deletion, for an option; what begins with a blank never is.
+    args = parser.parse_args([f" {word}" if word.startswith("-:") else word for word in own])
+    if has_command:
+        if not hasattr(args, "command"):
+            parser.error(f"{args.name} takes no command after --")
+        if not command:
+            parser.error("no command stands after --")
+        args.command = command
+    return args
+
+
+def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str], bool]:
+    # argparse would take what stands after -- for more definitions.
+    if "--" not in words:
+        return words, (), False
+    at = words.index("--")
+    return words[:at], words[at + 1 :], True
+
+
+class _Version(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        del namespace, values, option_string
+        from importlib.metadata import version
+
+        sys.stdout.write(f"kprobe {version('kprobes')}\n")
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kprobe",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        own = commands.add_parser(
+            module.NAME,
+            usage=getattr(module, "USAGE", None),
+            help=module.HELP,
+            description=f"{module.HELP[0].upper()}{module.HELP[1:]}.",
+            epilog=module.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(own)
+        own.set_defaults(run=module.run, name=module.NAME)
+    return parser
+
+
+def _failed(error: KprobesError) -> int:
+    if _wants_traceback():
+        traceback.print_exception(error)
+    else:
+        notes: Sequence[str] = getattr(error, "__notes__", ())
+        where = f"\n  in {', '.join(reversed(notes))}" if notes else ""
+        say(f"kprobe: {error}{where}")
+    return error.exit_code
+
+
+def _broken(error: BaseException) -> int:
+    if _wants_traceback():
+        traceback.print_exception(error)
+    else:
+        what = str(error).partition("\n")[0] or "no more is known"
+        say(
+            f"kprobe: a bug of kprobe: {type(error).__name__}: {what}\n"
+            "  KPROBES_TRACEBACK=1 in the environment shows where"
+        )
+    return 1
+
+
+def _on_thread_error(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None:
+        _broken(args.exc_value)
+
+
+def _flush() -> None:
+    # What Python still holds for a reader that is gone would be complained about at the end.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def _wants_traceback() -> bool:
+    return os.environ.get("KPROBES_TRACEBACK", "") not in ("", "0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Options that several commands share, and the words that their values are written in."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kprobes.errors import UsageError
+
+if TYPE_CHECKING:
+    from kprobes.model.plan import Strategy
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_SIZE = re.compile(r"([0-9]+)([KMG]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+_LEAST_RING, _LARGEST_RING = 1 << 16, 1 << 30
+_MIB = 1 << 20
+TARGET_HELP = "a running guest: qemu:HOST:PORT or qemu:/path.sock of its gdb stub or monitor"
+
+
+def duration(text: str) -> float:
+    """Return the seconds in ``10s``, ``500ms``, ``2m``, ``1h`` or ``10``."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration: use 10s, 500ms or 2m")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def size(text: str) -> int:
+    """Return the bytes in ``8M``, ``512K``, ``1G`` or ``4096``."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: use 512K, 8M or 1G")
+    return int(found[1]) << _UNITS[found[2].upper()]
+
+
+def ring_size(text: str) -> int:
+    """Return a ring's bytes: a size, made a power of two by rounding up."""
+    wanted = size(text)
+    if not _LEAST_RING <= wanted <= _LARGEST_RING:
+        raise argparse.ArgumentTypeError(f"{text!r}: a ring has 64K to 1G")
+    return 1 << (wanted - 1).bit_length()
+
+
+def memory_mib(text: str) -> int:
+    """Return a guest's memory in MiB: ``512M``, ``2G``, or a number of MiB."""
+    return int(text) if text.isdigit() else size(text) // _MIB
+
+
+def count(text: str) -> int:
+    """Return a whole number from 1 on."""
+    if not (text.isascii() and text.isdigit()) or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def guest_file(text: str) -> tuple[str, Path]:
+    """Return the guest's path and ours in ``/GUEST=HOST``."""
+    guest, _, host = text.partition("=")
+    if not guest.startswith("/") or not host:
+        raise argparse.ArgumentTypeError(f"{text!r}: use /path/in/guest=path/on/this/machine")
+    return guest, Path(host)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names a running guest."""
+    parser.add_argument("--target", metavar="T", help=f"{TARGET_HELP} (default: boot one)")
+
+
+def add_strategy(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says how sites are patched."""
+    parser.add_argument(
+        "--strategy",
+        choices=("auto", "ftrace", "jump", "breakpoint"),
+        default="auto",
+        help="how sites are patched (default: the cheapest that is safe at each)",
+    )
+
+
+def strategy(args: argparse.Namespace) -> "Strategy | None":
+    """Return the strategy that is forced, or None."""
+    from kprobes.model.plan import Strategy
+
+    return None if args.strategy == "auto" else Strategy(args.strategy)
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Add the option that keeps standard error quiet."""
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no summary")
+
+
+def add_boot(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a guest that we boot."""
+    # No defaults here: what is given can so be told from what is not.
+    group = parser.add_argument_group("the guest that is booted")
+    group.add_argument("--kernel", type=Path, metavar="PATH", help="boot this kernel image")
+    group.add_argument(
+        "--suite", metavar="NAME", help="boot the kernel of this Debian suite (default: bookworm)"
+    )
+    group.add_argument(
+        "--memory", type=memory_mib, metavar="SIZE", help="of the guest (default: 512M)"
+    )
+    group.add_argument("--cpus", type=count, metavar="N", help="of the guest (default: 2)")
+    group.add_argument("--append", metavar="WORDS", help="add to the kernel's command line")
+    group.add_argument(
+        "--file",
+        type=guest_file,
+        action="append",
+        metavar="GUEST=HOST",
+        help="put a file or directory into the guest; can be given again",
+    )
+    group.add_argument(
+        "--accel", choices=("auto", "kvm", "tcg"), help="how QEMU runs it (default: auto)"
+    )
+
+
+def check_image(args: argparse.Namespace) -> None:
+    """Refuse options of a guest beside ``--image``.
+
+    Raises:
+        UsageError: there are some.
+    """
+    if args.image is None:
+        return
+    given = [name for name in ("target", *BOOT_OPTIONS) if getattr(args, name) is not None]
+    if given:
+        raise UsageError(f"--{given[0]} is for a guest; with --image there is none")
+
+
+BOOT_OPTIONS = ("kernel", "suite", "memory", "cpus", "append", "file", "accel")
+"""What ``add_boot`` sets; None when it is not given."""

@@ -1,0 +1,30 @@
+"""What became of a journal, in words."""
+
+from typing import assert_never
+
+from kprobes.cli.words import counted
+from kprobes.drivers.restore import Outcome, Restored
+
+
+def words_for(restored: Restored) -> str:
+    """Return a line or two on what became of one journal."""
+    entry = restored.entry
+    match restored.outcome:
+        case Outcome.RESTORED if restored.count or restored.memory:
+            memory = f", {restored.memory // 1024:,} KiB given back" if restored.memory else ""
+            text = f"{counted(restored.count, 'place')} put back as before{memory}; the guest runs"
+        case Outcome.RESTORED:
+            text = "as before already; the guest runs, its journal is removed"
+        case Outcome.GUEST_ENDED:
+            text = "the guest has ended; its journal is removed"
+        case Outcome.FORGOTTEN:
+            text = "not there, and nothing was patched in it; its journal is removed"
+        case Outcome.STILL_TRACING:
+            text = f"left alone: process {entry.pid} is still tracing it"
+        case Outcome.FAILED:
+            text = (
+                f"{restored.error}\n  kept: {entry.path} (remove it if the guest was booted anew)"
+            )
+        case _:
+            assert_never(restored.outcome)
+    return f"{entry.target}: {text}"

@@ -1,0 +1,69 @@
+"""Ctrl-C and its relatives: the first one asks us to finish, the second one makes us.
+
+A signal that comes while something must not be torn in two is kept, and acted on where it is
+safe to: ``is_asked`` is looked at, or ``check`` raises. The second ends this process at once.
+That harms nobody: the guardian puts an attached guest right, and one of our own ends with us.
+"""
+
+import os
+import signal
+from types import FrameType, TracebackType
+from typing import Self
+
+_FORCED = 1
+_SHOW_CURSOR = b"\x1b[?25h"
+_WORDS = b"\nkprobe: ended at once; a guest that was attached to is being put right\n"
+
+
+class Stop:
+    """Takes SIGINT, SIGTERM and SIGHUP while it is entered.
+
+    Attributes:
+        is_asked: whether one has come.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._is_deferring = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before = signal.getsignal(number)
+            # nohup means it.
+            if number != signal.SIGHUP or before is not signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)  # pyright: ignore[reportArgumentType] - from getsignal
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a signal was kept; nothing is in the middle of anything."""
+        if self.is_asked:
+            raise KeyboardInterrupt
+
+    def defer(self) -> None:
+        """Keep the first signal from now on, instead of raising KeyboardInterrupt at once."""
+        self._is_deferring = True
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if self.is_asked:
+            _end_at_once()
+        self.is_asked = True
+        if not self._is_deferring:
+            raise KeyboardInterrupt
+
+
+def _end_at_once() -> None:
+    # The progress line has hidden the cursor.
+    os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _WORDS)
+    os._exit(_FORCED)  # no clean-up: it may be what hangs

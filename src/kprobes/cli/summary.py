@@ -1,0 +1,133 @@
+"""The words at the end of a trace: what was recorded, what was not, and what it cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kprobes.cli.words import aligned, counted
+
+_MAX_PROBES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hits:
+    """One probe's numbers: recorded and missed hits."""
+
+    event: str
+    function: str
+    recorded: int
+    missed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """One Python handler's numbers: calls, hits that went on without it, and its errors."""
+
+    name: str
+    place: str
+    calls: int
+    missed: int
+    errors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What one trace counted.
+
+    Attributes:
+        written: events that were printed.
+        faulted: values in them that could not be read.
+        probes: every probe's hits.
+        lost: records dropped because a ring was full.
+        damaged: places in the rings that held no record.
+        paused_s, stops: how long the guest stood still, and how often.
+        command: what the guest ran, in words and how it ended, or "".
+        handlers: what Python did.
+    """
+
+    written: int
+    faulted: int
+    probes: Sequence[Hits]
+    lost: int
+    damaged: int
+    paused_s: float
+    stops: int
+    command: str = ""
+    handlers: Sequence[Calls] = ()
+
+    @property
+    def recorded(self) -> int:
+        """Hits that became events."""
+        return sum(probe.recorded for probe in self.probes)
+
+    @property
+    def missed(self) -> int:
+        """Hits that were not recorded because another was in progress on their CPU."""
+        return sum(probe.missed for probe in self.probes)
+
+    @property
+    def unserved(self) -> int:
+        """Hits that went on without a handler."""
+        return sum(handler.missed for handler in self.handlers)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every hit became an event, and had its handlers."""
+        return not (self.missed or self.lost or self.damaged or self.unserved)
+
+    def text(self) -> str:
+        """Return all of it, for people."""
+        paused = f"guest paused for {self.paused_s * 1000:.1f} ms in {counted(self.stops, 'stop')}"
+        lines = [f"\n{self._events()}; {paused}\n", _table(self.probes)]
+        lines += [_handlers(self.handlers), self.losses()]
+        if self.command:
+            lines.append(f"  {self.command}\n")
+        return "".join(lines)
+
+    def losses(self) -> str:
+        """Return what is missing in the events, which nobody may keep quiet about, or ""."""
+        parts = [
+            self.missed and f"{counted(self.missed, 'hit')} missed: another was in progress there",
+            self.unserved
+            and f"{counted(self.unserved, 'hit')} went on without a handler: one was slow",
+            self.lost and f"{counted(self.lost, 'event')} lost: a larger --buffer-size keeps more",
+            self.damaged and f"{counted(self.damaged, 'damaged place')} in the rings",
+            self.faulted and f"{counted(self.faulted, 'value')} could not be read (fault)",
+        ]
+        return "".join(f"  {part}\n" for part in parts if part)
+
+    def _events(self) -> str:
+        if self.written == self.recorded:
+            return f"{counted(self.written, 'event')}, {self.missed:,} missed, {self.lost:,} lost"
+        shown = f"{self.written:,} of {counted(self.recorded, 'event')}"
+        return f"{shown}, {self.missed:,} missed, {self.lost:,} lost"
+
+
+def _table(probes: Sequence[Hits]) -> str:
+    hit = sorted((p for p in probes if p.recorded or p.missed), key=lambda p: -p.recorded)
+    rows = [(p.event, f"{p.recorded:>9,}", p.function, _missed(p)) for p in hit[:_MAX_PROBES]]
+    text = aligned(rows, indent="  ")
+    if len(hit) > _MAX_PROBES:
+        rest = hit[_MAX_PROBES:]
+        hits = counted(sum(p.recorded for p in rest), "hit")
+        text += f"  ... and {counted(len(rest), 'probe')} more with {hits}\n"
+    if len(probes) > len(hit):
+        text += f"  {counted(len(probes) - len(hit), 'probe')} without a hit\n"
+    return text
+
+
+def _handlers(handlers: Sequence[Calls]) -> str:
+    rows = [
+        (
+            each.name,
+            f"{each.calls:>9,}",
+            each.place,
+            f"{each.missed:,} missed" if each.missed else "",
+            counted(each.errors, "error") if each.errors else "",
+        )
+        for each in handlers
+    ]
+    return aligned(rows, indent="  ")
+
+
+def _missed(probe: Hits) -> str:
+    return f"{probe.missed:,} missed" if probe.missed else ""

@@ -1,0 +1,119 @@
+"""``kprobe trace``: arm definitions, print their events as they come, and put everything back."""
+
+import argparse
+from pathlib import Path
+from typing import BinaryIO
+
+from kprobes.cli import options
+from kprobes.cli.filters import FilterAction, grouped
+from kprobes.errors import UsageError
+
+NAME = "trace"
+HELP = "arm probes and print their events"
+USAGE = "kprobe trace [options] [--python FILE] DEFINITION... [-- COMMAND...]"
+EPILOG = """\
+examples:
+  kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
+  kprobe trace 'p vfs_*' --comm ls --max-events 100 -- 'ls / | wc -l'
+  kprobe trace --target qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
+  kprobe trace --kernel ./bzImage --file /bin/test=./a.out 'p ksys_read' -- /bin/test
+  kprobe trace 'p:read vfs_read count' --filter 'count > 4096 && comm != "cat"' -- ls /
+  kprobe trace --python handlers.py -- ls /
+  kprobe trace 'p vfs_read+0x1c ax=%ax' --strategy breakpoint -- ls /
+  kprobe trace 'p:rm do_unlinkat path=+0(+0($arg2)):string' --format json | jq .args
+
+A definition is what the kernel's kprobe_events file takes:
+  p[:[GROUP/]EVENT] FUNCTION [NAME=FETCH[:TYPE]]...
+FETCH is %REG, $argN, $stack, $stackN, $comm, @SYMBOL[+OFF], @ADDR, \\NUMBER or +|-[u]OFF(FETCH);
+TYPE is u8..u64, s8..s64, x8..x64, char, string, ustring, symbol, symstr, a bit-field or an array of
+them. FUNCTION may be a pattern such as vfs_*. The whole language is in docs/language.md.
+A file for --python has handlers such as
+  @kernel.entry("do_sys_openat2")
+  def opened(dfd, filename, how): print(filename.string(), hex(how.flags))
+which docs/handlers.md describes.
+A filter is what the kernel's filter files take: FIELD OPERATOR VALUE, joined by && || ! and ().
+
+Ctrl-C finishes cleanly, a second one ends at once. Exit status: 0 done, 1 error, 2 usage,
+3 target unreachable, 4 definition rejected, 6 events lost or missed under --strict."""
+_ONLY = "record only hits of tasks %s; can be given again"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument(
+        "definitions",
+        nargs="*",
+        metavar="DEFINITION",
+        help="a probe, @FILE with one per line, or - for standard input",
+    )
+    parser.add_argument(
+        "--filter",
+        nargs="+",
+        action=FilterAction,
+        metavar=("EXPRESSION", "DEFINITION"),
+        help="record only hits of the definition before it for which this holds; more may follow",
+    )
+    parser.add_argument(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="run this file first: its handlers are called at hits (kernel, Kprobe are defined)",
+    )
+    parser.set_defaults(command=(), filters={})
+    options.add_target(parser)
+    _add_choice(parser)
+    _add_output(parser)
+    parser.add_argument(
+        "--vmlinux",
+        type=Path,
+        metavar="PATH",
+        help="the kernel's file: another build is refused, types are taken from it if need be",
+    )
+    options.add_quiet(parser)
+    options.add_boot(parser)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    options.add_strategy(parser)
+    parser.add_argument("--duration", type=options.duration, metavar="TIME", help="stop after it")
+    parser.add_argument("--max-events", type=options.count, metavar="N", help="stop after N events")
+    parser.add_argument("--pid", type=options.count, action="append", help=_ONLY % "with this pid")
+    parser.add_argument(
+        "--comm", action="append", metavar="NAME", help=_ONLY % "of this name (or pattern)"
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write events there")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--enum", action="store_true", help="print enums by name, where the kernel prints numbers"
+    )
+    parser.add_argument(
+        "--buffer-size",
+        type=options.ring_size,
+        metavar="SIZE",
+        help="of each CPU's ring, a power of two, or rounded up to one (default: up to 16M)",
+    )
+    parser.add_argument("--strict", action="store_true", help="exit 6 when an event is missing")
+
+
+def run(args: argparse.Namespace, out: BinaryIO) -> int:
+    """Trace; return the exit code."""
+    from kprobes.cli.definitions import read_definitions
+    from kprobes.cli.output import check_writable
+    from kprobes.cli.script import read_script
+
+    if args.target is not None and args.command:
+        raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
+    if not args.definitions and args.python is None:
+        raise UsageError("nothing to trace: give a definition, or --python FILE")
+    groups = grouped(args.definitions, args.filters)
+    texts = [(read_definitions(words), filter_text) for words, filter_text in groups]
+    if args.output is not None:
+        check_writable(args.output)
+    script = None if args.python is None else read_script(args.python)
+    # The engine takes a third of a second to import: what is wrong so far is said before.
+    from kprobes.cli.tracing import trace
+
+    return trace(args, texts, out, script)

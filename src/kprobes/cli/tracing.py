@@ -1,0 +1,199 @@
+"""One trace from the first connection to the last word: sinks in a row, an end, a summary."""
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from kprobes.cli.options import strategy
+from kprobes.cli.output import NoEvents, Output, open_output
+from kprobes.cli.progress import Progress
+from kprobes.cli.script import Script
+from kprobes.cli.stop import Stop
+from kprobes.cli.summary import Calls, Hits, Summary
+from kprobes.cli.target import check_options, opened
+from kprobes.cli.words import say, say_bytes
+from kprobes.cli.workload import Workload
+from kprobes.drivers.guest.recorder import Counts
+from kprobes.session import Session
+from kprobes.sinks import FORMATS
+from kprobes.sinks.tally import Tally
+
+_LOST = 6
+
+
+@dataclass(slots=True, kw_only=True)
+class Until:
+    """Says when a trace is over. It is first asked when everything is armed.
+
+    Attributes:
+        stop: the user's wish.
+        output: ends the trace when nobody reads it any more.
+        tally: ends it when it is full.
+        workload: ends it, and is started here, or None.
+        progress: is done.
+        duration_s: counts from here.
+    """
+
+    stop: Stop
+    output: Output
+    tally: Tally
+    workload: Workload | None
+    progress: Progress
+    duration_s: float = math.inf
+    _deadline: float | None = None
+
+    def __call__(self) -> bool:
+        """Whether it is over."""
+        if self.stop.is_asked:
+            return True
+        if self._deadline is None:
+            self._begin()
+            self._deadline = time.monotonic() + self.duration_s
+        return (
+            self.tally.is_full
+            or self.output.is_gone
+            or (self.workload is not None and self.workload.is_over)
+            or time.monotonic() >= self._deadline
+        )
+
+    def _begin(self) -> None:
+        self.progress.done()
+        if self.workload is not None:
+            self.workload.start()
+
+
+def trace(
+    args: argparse.Namespace,
+    texts: Sequence[tuple[str, str]],
+    out: BinaryIO,
+    script: Script | None = None,
+) -> int:
+    """Trace definitions, texts each with a filter, as the options say; return the exit code."""
+    check_options(args)
+    with Stop() as stop, Progress(is_quiet=args.quiet) as progress:
+        with opened(args, stop=stop, progress=progress) as session:
+            progress("resolving the definitions")
+            session.driver.strategy = strategy(args)
+            session.choose_tasks(pids=args.pid or (), comms=args.comm or ())
+            for text, filter_text in texts:
+                session.probe(text, filter=filter_text)
+            session.driver.tell = session.handlers.report.tell = _tell
+            if not args.quiet:
+                _say_waiting(session)
+            if script is not None:
+                progress("running the handlers' file")
+                script.run(session)
+            stop.check()
+            run = _Run(args, session, out)
+            run.go(stop, progress)
+        # Leaving the guest stops it once more: that counts too.
+        summary = run.summary()
+    _say(summary, is_quiet=args.quiet)
+    return _LOST if args.strict and not summary.is_complete else 0
+
+
+class _Run:
+    def __init__(self, args: argparse.Namespace, session: Session, out: BinaryIO) -> None:
+        self._args = args
+        self._session = session
+        self._workload = Workload(session.start, args.command) if args.command else None
+        self._output = _output(args, session, out)
+        self._tally = Tally(self._output, limit=args.max_events)
+        self._counts: Counts | None = None
+        self._ending = ""
+        self._calls: Sequence[Calls] = ()
+
+    def go(self, stop: Stop, progress: Progress) -> None:
+        """Stream until it is over, then end the command and the output."""
+        until = Until(
+            stop=stop,
+            output=self._output,
+            tally=self._tally,
+            workload=self._workload,
+            progress=progress,
+            duration_s=self._args.duration or math.inf,
+        )
+        progress("arming")
+        with ExitStack() as undo:
+            undo.callback(self._output.close)
+            self._counts = self._session.stream(self._tally, is_done=until)
+            self._end_workload()
+            self._calls = _calls(self._session)
+        self._output.check()
+
+    def summary(self) -> Summary:
+        """Return what was counted."""
+        assert self._counts is not None
+        counts, stub = self._counts, self._session.driver.guest.stub
+        return Summary(
+            written=self._tally.events,
+            faulted=self._tally.faulted,
+            probes=_hits(self._session, counts),
+            lost=counts.lost,
+            damaged=counts.damaged,
+            paused_s=stub.paused_s,
+            stops=stub.stops,
+            command=self._ending,
+            handlers=self._calls,
+        )
+
+    def _end_workload(self) -> None:
+        if self._workload is not None:
+            finished = self._workload.finish()
+            self._ending = self._workload.ending(finished)
+            if finished is not None:
+                say_bytes(finished.output)
+
+
+def _output(args: argparse.Namespace, session: Session, out: BinaryIO) -> Output:
+    stream = out if args.output is None else open_output(args.output)
+    if not session.definitions:
+        return Output(stream, lambda _: NoEvents(), is_ours=stream is not out)
+    sink = FORMATS[args.format]
+    origin = replace(session.origin, has_enum_names=args.enum)
+    return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out)
+
+
+def _hits(session: Session, counts: Counts) -> list[Hits]:
+    layouts = [probe.layout for plan in session.driver.plans for probe in plan.probes]
+    return [
+        Hits(
+            event=layout.event,
+            function=layout.function,
+            recorded=counts.recorded.get(layout.event_id, 0),
+            missed=counts.missed.get(layout.event_id, 0),
+        )
+        for layout in layouts
+    ]
+
+
+def _calls(session: Session) -> list[Calls]:
+    return [
+        Calls(
+            name=probe.name,
+            place=probe.place,
+            calls=probe.hits,
+            missed=probe.nmissed,
+            errors=probe.errors,
+        )
+        for probe in session.handlers.probes
+    ]
+
+
+def _tell(problem: str) -> None:
+    say(f"kprobe: {problem}")
+
+
+def _say_waiting(session: Session) -> None:
+    for each in session.driver.waiting:
+        say(f"{each.event} waits until module {each.place.module} is loaded\n")
+
+
+def _say(summary: Summary, *, is_quiet: bool) -> None:
+    text = summary.losses() if is_quiet else summary.text()
+    if text:
+        say(text)

@@ -1,0 +1,185 @@
+"""Verdicts on definitions, as lines for people or programs. ``docs/check.md`` describes both."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kprobes.cli.exits import exits_as_object, exits_as_text, proof
+from kprobes.cli.words import aligned, counted
+from kprobes.drivers.check import Placed, Verdict
+from kprobes.errors import DefinitionError
+from kprobes.lang.listing import show
+from kprobes.model.layout import Field, Storage
+from kprobes.model.plan import Site, Strategy
+from kprobes.model.resolved import FieldFetch, Resolved, can_fault
+from kprobes.resolve.explain import explain
+from kprobes.resolve.format import format_text
+
+_MAX_PLACES = 10
+
+Found = Sequence[tuple[str, Verdict]]
+"""Verdicts, each with the file that its statement is from, or ""."""
+
+
+def as_text(found: Found, *, has_format: bool) -> str:
+    """Return a paragraph per statement, and a last line that sums up."""
+    paragraphs = ["".join(_paragraph(*each, has_format=has_format)) for each in found]
+    refused = sum(not verdict.is_accepted for _, verdict in found)
+    number = counted(len(found), "definition")
+    sum_ = f"{refused} of {number} refused" if refused else f"{number} accepted"
+    return "\n".join([*paragraphs, f"{sum_}\n"])
+
+
+def as_json(found: Found, *, has_format: bool) -> str:
+    """Return one JSON object per line."""
+    return "".join(f"{json.dumps(_object(*each, has_format=has_format))}\n" for each in found)
+
+
+def _paragraph(origin: str, verdict: Verdict, *, has_format: bool) -> Iterator[str]:
+    where = f"{origin}:{verdict.line}: " if origin else ""
+    yield f"{where}{verdict.command}\n"
+    match verdict.error:
+        case None if verdict.placed:
+            yield from _accepted(verdict.placed, has_format=has_format)
+        case None if verdict.waits_for:
+            yield "  accepted\n"
+            yield f"  waits until module {verdict.waits_for} is loaded; armed before its init\n"
+        case None:
+            yield from (f"  takes away {show(gone)}\n" for gone in verdict.deleted)
+        case DefinitionError(text=text, column=column):
+            yield f"{' ' * (len(where) + column)}^\n  refused: {text}\n"
+        case error:
+            yield f"  refused: {error}\n"
+    if verdict.exits is not None:
+        yield f"  its exits: {proof(verdict.exits)}\n"
+        yield exits_as_text(verdict.exits, indent="    ")
+    if verdict.advice:
+        yield f"  {verdict.advice}\n"
+
+
+def _accepted(placed: Sequence[Placed], *, has_format: bool) -> Iterator[str]:
+    probe = placed[0].probe
+    if len(placed) > 1:
+        yield f"  accepted for {counted(len(placed), 'function')}, as for the first one\n"
+    else:
+        yield "  accepted\n"
+    yield f"  listed as {show(probe.definition)}\n"
+    yield from (f"  {_site(each)}\n" for each in placed[:_MAX_PLACES])
+    if len(placed) > _MAX_PLACES:
+        yield f"  ... and {counted(len(placed) - _MAX_PLACES, 'function')} more\n"
+    rows = [(f"{fetch.field.name}:", explain(fetch), _room(fetch.field)) for fetch in probe.fetches]
+    yield aligned(rows, indent="    ")
+    yield f"  record: {_record(probe)}\n"
+    if has_format:
+        lines = format_text(probe, number=probe.layout.event_id).splitlines(keepends=True)
+        yield "".join(f"    {line}" if line.strip() else line for line in lines)
+
+
+def _site(placed: Placed) -> str:
+    layout, site = placed.probe.layout, placed.site
+    return f"by {site.strategy} at {layout.where} ({layout.ip:#x}): {_patch(site)}"
+
+
+def _patch(site: Site) -> str:
+    match site.strategy:
+        case Strategy.FTRACE if not site.old:
+            return "a call in its site"
+        case Strategy.FTRACE if site.chain is not None:
+            return "a call before the one of the guest's own ftrace"
+        case Strategy.FTRACE:
+            return f"a call in place of the nop {site.old.hex()}"
+        case Strategy.JUMP:
+            return f"a jump in place of {_displaced(site)}; {site.why}"
+        case Strategy.BREAKPOINT:
+            return f"a breakpoint at {_displaced(site)}; no jump: {site.why}"
+
+
+def _displaced(site: Site) -> str:
+    count = site.displaced.count if site.displaced else 0
+    return f"{counted(count, 'instruction')} ({site.old.hex()})"
+
+
+def _room(field: Field) -> str:
+    if field.storage in (Storage.COMM, Storage.TEXT):
+        return "no bytes of the record"
+    size = counted(field.room, "byte")
+    if field.storage is Storage.STRING:
+        return f"at {field.offset:#x}, {size} and the text"
+    return f"at {field.offset:#x}, {size}"
+
+
+def _record(probe: Resolved) -> str:
+    layout = probe.layout
+    fixed = counted(layout.size, "byte")
+    return f"{fixed} and its strings" if layout.is_dynamic else fixed
+
+
+def _object(origin: str, verdict: Verdict, *, has_format: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "definition": verdict.command,
+        "file": origin or None,
+        "line": verdict.line,
+        "verdict": "accepted" if verdict.is_accepted else "refused",
+    }
+    if verdict.error is not None:
+        return found | _refusal(verdict)
+    if verdict.waits_for:
+        return found | {"waits_for": verdict.waits_for}
+    if not verdict.placed:
+        return found | {"deletes": [show(gone) for gone in verdict.deleted]}
+    return found | _event(verdict.placed, has_format=has_format)
+
+
+def _refusal(verdict: Verdict) -> dict[str, Any]:
+    error = verdict.error
+    if isinstance(error, DefinitionError):
+        reason = {"reason": error.text, "code": error.code, "column": error.column}
+    else:
+        reason = {"reason": str(error), "code": None, "column": None}
+    found = reason | {"advice": verdict.advice or None}
+    return found if verdict.exits is None else found | {"exits": exits_as_object(verdict.exits)}
+
+
+def _event(placed: Sequence[Placed], *, has_format: bool) -> dict[str, Any]:
+    probe = placed[0].probe
+    layout = probe.layout
+    found: dict[str, Any] = {
+        "listing": show(probe.definition),
+        "group": layout.group,
+        "event": layout.event,
+        "places": [_place(each) for each in placed],
+        "record": {"size": layout.size, "has_strings": layout.is_dynamic},
+        "fields": [_field(fetch) for fetch in probe.fetches],
+    }
+    if has_format:
+        found["format"] = format_text(probe, number=layout.event_id)
+    return found
+
+
+def _place(placed: Placed) -> dict[str, Any]:
+    layout, site = placed.probe.layout, placed.site
+    return {
+        "function": layout.function,
+        "where": layout.where,
+        "address": f"{layout.ip:#x}",
+        "strategy": site.strategy.value,
+        "holds": site.old.hex() or None,
+        "is_chained": site.chain is not None if site.old else None,
+        "displaced": site.displaced.code.hex() if site.displaced else None,
+        "why": site.why or None,
+    }
+
+
+def _field(fetch: FieldFetch) -> dict[str, Any]:
+    field = fetch.field
+    has_room = field.storage not in (Storage.COMM, Storage.TEXT)
+    return {
+        "name": field.name,
+        "type": field.type,
+        "count": field.count,
+        "fetch": explain(fetch),
+        "can_fault": can_fault(fetch.operand),
+        "offset": field.offset if has_room else None,
+        "size": field.room,
+        "bits": [fetch.bit_offset, fetch.bit_width] if fetch.bit_width else None,
+    }

@@ -1,0 +1,200 @@
+"""``kprobe xray``: kernel text in the file and in memory, who changed it, where that leads."""
+
+import argparse
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from kprobes.cli import options
+from kprobes.errors import UsageError
+
+if TYPE_CHECKING:
+    # The engine takes a third of a second to import.
+    from kprobes.drivers.anatomy import Anatomy
+    from kprobes.drivers.journal import Entry
+    from kprobes.drivers.specimen import Specimen
+    from kprobes.model.kernel import Kernel
+    from kprobes.ports import Memory
+    from kprobes.session import Session
+
+NAME = "xray"
+HELP = "show kernel text as in the image and as in memory, and who changed it"
+USAGE = "kprobe xray [options] PLACE [-- COMMAND...]"
+EPILOG = """\
+examples:
+  kprobe xray schedule                                # the embedded guest: a nop, once a call
+  kprobe xray schedule -- 'cd /sys/kernel/tracing; echo p schedule >kprobe_events
+                           echo 1 >events/kprobes/enable'
+  kprobe xray do_sys_openat2 --arm 'p:open do_sys_openat2 path=+0($arg2):ustring'
+  kprobe xray schedule+5 --arm 'p schedule+5' --strategy breakpoint
+  kprobe xray vfs_read+4 --target qemu:localhost:1234
+  kprobe xray vfs_read --function --verdicts --image /boot/vmlinuz-6.1.0-56-cloud-amd64
+  kprobe xray 0xffffffff81000000:64 --image vmlinux --format json
+
+PLACE is SYM, SYM+OFF, MODULE:SYM or an address; START-END or START:LENGTH for a range. A COMMAND
+runs in the guest that is booted, before anybody looks. Nothing is written into a guest, but
+with --arm: then our probe is armed while we look, and taken away again.
+What the kernel's file holds is read from --vmlinux, else from where Debian has it if it is there
+and of the same build. docs/xray.md explains what is shown.
+
+Exit status: 0 done, 1 error, 2 usage, 3 target unreachable, 4 the definition is rejected."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument("place", metavar="PLACE", help="what to look at")
+    parser.set_defaults(command=())
+    parser.add_argument("--function", action="store_true", help="the whole function")
+    parser.add_argument(
+        "--verdicts", action="store_true", help="say of each instruction if it may carry a probe"
+    )
+    parser.add_argument("--arm", metavar="DEFINITION", help="arm this probe while we look")
+    options.add_strategy(parser)
+    parser.add_argument("--syntax", choices=("att", "intel"), default="att")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    parser.add_argument(
+        "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
+    )
+    parser.add_argument(
+        "--vmlinux", type=Path, metavar="PATH", help="the file of the guest's kernel"
+    )
+    options.add_target(parser)
+    options.add_quiet(parser)
+    options.add_boot(parser)
+
+
+def run(args: argparse.Namespace, out: BinaryIO) -> int:
+    """Look; return the exit code."""
+    from kprobes.cli.xray_json import as_json
+
+    _check_options(args)
+    with _specimen(args) as specimen:
+        anatomy = _look(args, specimen)
+    if args.format == "json":
+        out.write(as_json(anatomy).encode())
+    else:
+        _print(args, anatomy, out)
+    return 0
+
+
+def _print(args: argparse.Namespace, anatomy: "Anatomy", out: BinaryIO) -> None:
+    from kprobes.cli.xray_text import as_lines, as_text
+
+    lines = as_lines(anatomy, has_verdicts=args.verdicts)
+    if args.color == "always" or (args.color == "auto" and out.isatty()):
+        from kprobes.cli.xray_color import as_colors
+
+        out.write(as_colors(lines).encode())
+    else:
+        out.write(as_text(lines).encode())
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    from kprobes.cli.target import check_options
+
+    check_options(args)
+    if args.strategy != "auto" and args.arm is None:
+        raise UsageError("--strategy says how --arm patches; nothing is armed")
+    if args.target is not None and args.command:
+        raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
+    if args.image is None:
+        return
+    names = ("target", "vmlinux", "arm", *options.BOOT_OPTIONS)
+    given = [name for name in names if getattr(args, name) is not None]
+    if given:
+        raise UsageError(f"--{given[0]} is for a guest; with --image there is none")
+    if args.command:
+        raise UsageError("a command is for a guest; with --image there is none")
+
+
+def _look(args: argparse.Namespace, specimen: "Specimen") -> "Anatomy":
+    from kprobes.arch.listed import Syntax
+    from kprobes.cli.xray_place import read_place
+    from kprobes.drivers.anatomy import Subject
+    from kprobes.drivers.xray import around, function_at, xray
+
+    chosen = read_place(args.place, specimen.kernel.symbols)
+    if args.function:
+        if chosen.stop is not None:
+            raise UsageError("--function is for a place, not for a range")
+        subject = function_at(specimen, chosen.start)
+    elif chosen.stop is not None:
+        subject = Subject(start=chosen.start, stop=chosen.stop)
+    else:
+        subject = around(specimen, chosen.start)
+    return xray(specimen, subject, syntax=Syntax(args.syntax))
+
+
+@contextmanager
+def _specimen(args: argparse.Namespace) -> "Generator[Specimen]":
+    from kprobes.cli.progress import Progress
+    from kprobes.cli.stop import Stop
+    from kprobes.cli.target import opened
+    from kprobes.drivers.overlook import overlooking
+    from kprobes.drivers.specimen import specimen_of_image
+
+    if args.image is not None:
+        yield specimen_of_image(args.image)
+        return
+    tracer = None if args.target is None or args.arm is not None else _tracer(args.target)
+    if tracer is not None and tracer.window is not None:
+        # It has the stub, which serves nobody else.
+        with overlooking(tracer.window) as (memory, kernel):
+            yield _of_guest(args, memory, kernel, target=tracer.target)
+        return
+    with (
+        Stop() as stop,
+        Progress(is_quiet=args.quiet) as progress,
+        opened(args, stop=stop, progress=progress) as session,
+        _prepared(args, session),
+    ):
+        yield _of_session(args, session)
+
+
+def _tracer(target: str) -> "Entry | None":
+    from kprobes.drivers.journal import entries
+    from kprobes.drivers.overlook import tracer_at_work
+    from kprobes.drivers.restore import of_target
+
+    return tracer_at_work(of_target(entries(), target))
+
+
+@contextmanager
+def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
+    from kprobes.cli.words import say_bytes
+
+    if args.command:
+        command = args.command[0] if len(args.command) == 1 else args.command
+        say_bytes(session.run(command).output)
+    if args.arm is None:
+        yield
+        return
+    session.driver.strategy = options.strategy(args)
+    session.probe(args.arm)
+    with session.recording():
+        yield
+
+
+def _of_session(args: argparse.Namespace, session: "Session") -> "Specimen":
+    guest = session.driver.guest
+    booted = session.machine.kernel if session.machine is not None else None
+    return _of_guest(args, guest.memory, guest.kernel, target=guest.address, booted=booted)
+
+
+def _of_guest(
+    args: argparse.Namespace,
+    memory: "Memory",
+    kernel: "Kernel",
+    *,
+    target: str,
+    booted: Path | None = None,
+) -> "Specimen":
+    from kprobes.drivers.journal import entries
+    from kprobes.drivers.restore import of_target
+    from kprobes.drivers.specimen import candidates, specimen_of_guest
+
+    found = of_target(entries(), target)
+    images = candidates(kernel, found, given=args.vmlinux or booted)
+    return specimen_of_guest(memory, kernel, images=images, entries=found)

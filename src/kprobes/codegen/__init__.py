@@ -1,0 +1,1 @@
+"""Plans to machine code; one door to LLVM."""

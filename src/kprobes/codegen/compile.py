@@ -1,0 +1,180 @@
+"""The probes of one site to a template of machine code.
+
+Probes of one shape share a template: what differs between them (event ids, counters) is put
+in when the template is linked, so a thousand probes cost one compilation.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from kprobes.arch.facts import Arch
+from kprobes.codegen import body, filters
+from kprobes.codegen.context import Context
+from kprobes.codegen.ir import Function, Value, const
+from kprobes.codegen.object import read_template
+from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.resolved import Operand, RegisterValue, Resolved, leaf_of
+
+_READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
+_WORD = 8
+
+_MODULE = """{intrinsics}
+declare ptr @llvm.addressofreturnaddress()
+declare dso_local i64 @clock()
+{readers}
+{externals}
+{functions}
+!0 = !{{!"branch_weights", i32 1000, i32 1}}
+!1 = !{{!"branch_weights", i32 1, i32 1000}}
+!2 = !{{i32 1, !"override-stack-alignment", i32 8}}
+!3 = !{{i64 0, i64 65536}}
+!llvm.module.flags = !{{!2}}
+attributes #0 = {{
+  noinline noredzone nounwind "frame-pointer"="none" "no-builtins" "no-jump-tables"="true"
+}}
+"""
+
+
+_FUNCTION = """define {kind} i64 @{name}({parameters}) #0 {{
+{lines}
+  ret i64 poison
+}}"""
+
+
+def load_compiler() -> None:
+    """Load LLVM, which takes 60 ms once; another thread can do it beforehand."""
+    from kprobes.codegen import _llvm
+
+    _llvm.initialize()
+
+
+def needs_frame(arch: Arch, probes: Sequence[Resolved]) -> bool:
+    """Whether a probe reads registers that only the saving entry code can give."""
+    return any(name in arch.code.saved for probe in probes for name in _registers(probe))
+
+
+def compile_probes(
+    arch: Arch,
+    abi: GuestAbi,
+    probes: Sequence[Resolved],
+    *,
+    is_framed: bool,
+    is_patched: bool = False,
+) -> Template:
+    """Return the code that runs all probes of one site, one after the other.
+
+    Args:
+        arch: of the guest.
+        abi: its constants and the session's.
+        probes: in the order in which they record.
+        is_framed: whether the saving entry code comes before it.
+        is_patched: whether the site is no ftrace site.
+
+    Returns:
+        A template with the symbols ``site``; ``event0`` ... per probe; the names of ``Readers``;
+        and ``clock``.
+    """
+    source = module_text(arch, abi, probes, is_framed=is_framed, is_patched=is_patched)
+    from kprobes.codegen import _llvm
+
+    code = arch.code
+    found = _llvm.compile_object(source, triple=code.triple, features=code.features)
+    return read_template(found, code)
+
+
+def module_text(
+    arch: Arch,
+    abi: GuestAbi,
+    probes: Sequence[Resolved],
+    *,
+    is_framed: bool,
+    is_patched: bool = False,
+) -> str:
+    """Return the LLVM IR for the probes of one site."""
+    open_context = partial(_context, arch, abi, is_framed=is_framed, is_patched=is_patched)
+    context = open_context()
+    if len(probes) == 1 and filters.quick_steps(probes[0]):
+        # A hit that is rejected so early must not save registers for what it does not come to.
+        chosen = open_context()
+        _emit_choice(chosen, probes[0])
+        body.emit_probe(context, probes[0], 0)
+        functions = [
+            _function(arch, "probe", chosen.out),
+            _function(arch, "record", context.out, kind="internal "),
+        ]
+    else:
+        _emit_all(context, probes)
+        functions = [_function(arch, "probe", context.out)]
+    # An event's number fits an instruction's operand.
+    externals = {"site": ""} | {f"event{n}": ", !absolute_symbol !3" for n in range(len(probes))}
+    return _MODULE.format(
+        intrinsics=arch.code.intrinsics,
+        readers="\n".join(f"declare dso_local i64 @{name}(i64, i64, i64)" for name in _READERS),
+        externals="\n".join(
+            f"@{name} = external dso_local global i8{range_}" for name, range_ in externals.items()
+        ),
+        functions="\n".join(functions),
+    )
+
+
+def _emit_all(context: Context, probes: Sequence[Resolved]) -> None:
+    f = context.out
+    for index, probe in enumerate(probes):
+        following = f.label("following")
+        body.emit_choice(context, probe, index, following)
+        body.emit_probe(context, probe, index)
+        f.jump(following)
+        f.place(following)
+
+
+def _emit_choice(context: Context, probe: Resolved) -> None:
+    f, code = context.out, context.code
+    rejected = f.label("rejected")
+    body.emit_choice(context, probe, 0, rejected)
+    given = ", ".join(f"i64 %{name}" for name in code.parameters)
+    done = f.value("i64", f"musttail call {code.convention} i64 @record({given})")
+    f.emit(f"ret {done}")
+    f.place(rejected)
+
+
+def _function(arch: Arch, name: str, out: Function, *, kind: str = "") -> str:
+    return _FUNCTION.format(
+        kind=f"{kind}{arch.code.convention}",
+        name=name,
+        parameters=", ".join(f"i64 %{parameter}" for parameter in arch.code.parameters),
+        lines="\n".join(out.lines),
+    )
+
+
+def _context(arch: Arch, abi: GuestAbi, *, is_framed: bool, is_patched: bool) -> Context:
+    out = Function()
+    out.place("entry")
+    top = _return_slot(out)
+    registers = {name: Value("i64", f"%{name}") for name in arch.code.parameters}
+    constants = arch.patch.constants if is_patched else arch.constants
+    registers |= {name: const(value) for name, value in constants.items()}
+    stack = out.op("add", top, _WORD)
+    if is_framed:
+        for index, name in enumerate(arch.code.saved):
+            registers[name] = out.load(out.op("add", stack, _WORD * index))
+        stack = out.op("add", stack, _WORD * (len(arch.code.saved) + 1))
+    registers["sp"] = stack
+    # Handlers see the instruction pointer behind a breakpoint's one byte, at ftrace sites too.
+    registers["ip"] = out.op("add", out.address_of("site"), 1)
+    scratch = out.value("ptr", "alloca i64, align 8")
+    registers["scratch"] = out.value("i64", f"ptrtoint {scratch} to i64")
+    return Context(out=out, abi=abi, arch=arch, registers=registers, stack=stack)
+
+
+def _return_slot(out: Function) -> Value:
+    slot = out.value("ptr", "call ptr @llvm.addressofreturnaddress()")
+    return out.value("i64", f"ptrtoint {slot} to i64")
+
+
+def _registers(probe: Resolved) -> list[str]:
+    return [name for item in probe.fetches for name in _operand_registers(item.operand)]
+
+
+def _operand_registers(operand: Operand) -> list[str]:
+    leaf = leaf_of(operand)
+    return [leaf.name] if isinstance(leaf, RegisterValue) else []

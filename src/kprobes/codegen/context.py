@@ -1,0 +1,50 @@
+"""What every emitting function needs: the function being written and the target's facts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kprobes.arch.facts import Arch, CodeFacts
+from kprobes.codegen.ir import Function, Value
+from kprobes.model.abi import GuestAbi
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Early:
+    """A field's number that the filter has fetched.
+
+    Attributes:
+        number: 0 where it could not be read.
+        is_fault: whether it could not.
+    """
+
+    number: Value
+    is_fault: Value
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """One function of IR while it is being emitted.
+
+    Attributes:
+        out: where instructions go.
+        abi: the guest's facts.
+        arch: the architecture's.
+        registers: the probed code's registers that are at hand, by pt_regs name.
+        stack: the probed code's stack pointer.
+        site: what ``ip`` shows.
+        holds_preemption: whether the code emitted now runs with the preempt count raised by us.
+        early: by index, fields of the probe that the filter has fetched on every way to here.
+    """
+
+    out: Function
+    abi: GuestAbi
+    arch: Arch
+    registers: Mapping[str, Value]
+    stack: Value
+    holds_preemption: bool = False
+    early: dict[int, Early] = field(default_factory=dict[int, Early])
+
+    @property
+    def code(self) -> CodeFacts:
+        """How this architecture's code is made."""
+        return self.arch.code

@@ -1,0 +1,197 @@
+"""LLVM IR as text, one typed method per instruction that probes need.
+
+Written down in LLVM's Language Reference. Addresses are plain i64 numbers here; they become
+pointers where memory is touched. Address space 256 is memory relative to gs (LLVM, "X86 address
+spaces").
+"""
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_GS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number in IR: its type (``i64``) and how it is written (``%3`` or ``17``)."""
+
+    type: str
+    text: str
+
+    def __str__(self) -> str:
+        """Return it as an operand with its type."""
+        return f"{self.type} {self.text}"
+
+
+def const(value: int, type_: str = "i64") -> Value:
+    """Return a constant; a negative or large number is taken modulo the type's width."""
+    bits = int(type_[1:])
+    value &= (1 << bits) - 1
+    signed = value - (1 << bits) if value >> (bits - 1) and bits > 1 else value
+    return Value(type_, str(signed))
+
+
+_ZERO = const(0)
+
+
+@dataclass(slots=True)
+class Loop:
+    """One round of a loop.
+
+    Attributes:
+        index: of the round, from 0.
+        carried: what the round before made of the value that is carried along.
+        following: what this round makes of it; afterwards, what the last one made.
+    """
+
+    index: Value
+    carried: Value
+    following: Value
+
+
+class Function:
+    """The body of one function while it is written, line by line."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._count = 0
+
+    def label(self, hint: str) -> str:
+        """Return a fresh label's name."""
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def place(self, label: str) -> None:
+        """Begin the block of a label."""
+        self.lines.append(f"{label}:")
+
+    def emit(self, line: str) -> None:
+        """Add an instruction that has no result."""
+        self.lines.append(f"  {line}")
+
+    def value(self, type_: str, line: str) -> Value:
+        """Add an instruction and return its result."""
+        self._count += 1
+        name = f"%v{self._count}"
+        self.lines.append(f"  {name} = {line}")
+        return Value(type_, name)
+
+    def op(self, opcode: str, left: Value, right: Value | int) -> Value:
+        """Add a two-operand instruction: ``add``, ``and``, ``shl`` ..."""
+        other = right if isinstance(right, Value) else const(right, left.type)
+        return self.value(left.type, f"{opcode} {left}, {other.text}")
+
+    def compare(self, how: str, left: Value, right: Value | int) -> Value:
+        """Add an integer comparison: ``eq``, ``ult``, ``ugt`` ..."""
+        other = right if isinstance(right, Value) else const(right, left.type)
+        return self.value("i1", f"icmp {how} {left}, {other.text}")
+
+    def resize(self, value: Value, type_: str) -> Value:
+        """Truncate or zero-extend."""
+        have, want = int(value.type[1:]), int(type_[1:])
+        if have == want:
+            return value
+        return self.value(type_, f"{'trunc' if want < have else 'zext'} {value} to {type_}")
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        """Choose a value without a branch."""
+        return self.value(yes.type, f"select {condition}, {yes}, {no}")
+
+    def load(self, addr: Value, type_: str = "i64", *, gs: bool = False) -> Value:
+        """Read memory; always really read, as others change it."""
+        return self.value(type_, f"load volatile {type_}, {self._pointer(addr, gs=gs)}, align 1")
+
+    def store(self, addr: Value, value: Value) -> None:
+        """Write memory."""
+        self.emit(f"store {value}, {self._pointer(addr, gs=False)}, align 1")
+
+    def publish(self, addr: Value, value: Value) -> None:
+        """Write memory after everything before: readers elsewhere rely on the order."""
+        self.emit(f"store atomic {value}, {self._pointer(addr, gs=False)} release, align 8")
+
+    def branch(self, condition: Value, yes: str, no: str, *, is_likely: bool | None = None) -> None:
+        """End the block with a two-way jump."""
+        hint = {None: "", True: ", !prof !0", False: ", !prof !1"}[is_likely]
+        self.emit(f"br {condition}, label %{yes}, label %{no}{hint}")
+
+    def jump(self, label: str) -> None:
+        """End the block with a jump."""
+        self.emit(f"br label %{label}")
+
+    def phi(self, arrivals: Mapping[str, Value]) -> Value:
+        """Return the value that belongs to the block that was left last, by its label."""
+        type_ = next(iter(arrivals.values())).type
+        pairs = ", ".join(f"[ {value.text}, %{label} ]" for label, value in arrivals.items())
+        return self.value(type_, f"phi {type_} {pairs}")
+
+    @contextmanager
+    def loop(self, count: int, carried: Value = _ZERO) -> Generator[Loop]:
+        """Repeat what is written inside ``count`` times, at least once."""
+        before, head, again, done = (self.label(h) for h in ("before", "head", "again", "done"))
+        self.jump(before)
+        self.place(before)
+        self.jump(head)
+        self.place(head)
+        at = len(self.lines)
+        # Two phis whose second arrivals are known only behind the body.
+        index, value = self.value("i64", ""), self.value(carried.type, "")
+        each = Loop(index, value, value)
+        yield each
+        self.jump(again)
+        self.place(again)
+        following = self.op("add", index, 1)
+        ends = (const(0), index, following), (carried, value, each.following)
+        for line, (first, phi, then) in enumerate(ends, at):
+            arrivals = f"[ {first.text}, %{before} ], [ {then.text}, %{again} ]"
+            self.lines[line] = f"  {phi.text} = phi {phi.type} {arrivals}"
+        self.branch(self.compare("ult", following, count), head, done)
+        self.place(done)
+
+    @contextmanager
+    def count_up(self, first: Value) -> Generator[Value]:
+        """Repeat what is written inside with ``first``, one more, ... until it jumps out."""
+        before, head, again = (self.label(h) for h in ("before", "head", "again"))
+        self.jump(before)
+        self.place(before)
+        self.jump(head)
+        self.place(head)
+        at = len(self.lines)
+        index = self.value(first.type, "")
+        yield index
+        self.jump(again)
+        self.place(again)
+        following = self.op("add", index, 1)
+        self.jump(head)
+        arrivals = f"[ {first.text}, %{before} ], [ {following.text}, %{again} ]"
+        self.lines[at] = f"  {index.text} = phi {index.type} {arrivals}"
+
+    def asm(self, text: str, constraints: str, operands: Iterable[Value] = ()) -> None:
+        """Add inline assembly without a result."""
+        self.emit(f"call void {_asm(text, constraints, operands)}")
+
+    def asm_value(self, text: str, constraints: str, operands: Iterable[Value] = ()) -> Value:
+        """Add inline assembly with one i64 result."""
+        return self.value("i64", f"call i64 {_asm(text, constraints, operands)}")
+
+    def settled(self, value: Value) -> Value:
+        """Return a value that the compiler can take no further apart: it gets a register."""
+        return self.value(value.type, f'call {value.type} asm "", "=r,0"({value})')
+
+    def call(self, symbol: str, operands: Iterable[Value]) -> Value:
+        """Call a C function of numbers that returns a long."""
+        return self.value("i64", f"call i64 @{symbol}({', '.join(map(str, operands))})")
+
+    def address_of(self, symbol: str) -> Value:
+        """Return the number that linking gives an external symbol."""
+        return self.value("i64", f"ptrtoint ptr @{symbol} to i64")
+
+    def _pointer(self, addr: Value, *, gs: bool) -> str:
+        type_ = f"ptr addrspace({_GS})" if gs else "ptr"
+        if not addr.text.startswith("%"):
+            return f"{type_} inttoptr ({addr} to {type_})"
+        return str(self.value(type_, f"inttoptr {addr} to {type_}"))
+
+
+def _asm(text: str, constraints: str, operands: Iterable[Value]) -> str:
+    return f'asm sideeffect "{text}", "{constraints}"({", ".join(map(str, operands))})'

@@ -1,0 +1,38 @@
+"""LLVM's object file to a template: the text section and its relocations."""
+
+from kprobes.arch.facts import CodeFacts
+from kprobes.errors import FormatError
+from kprobes.formats.elf_object import Rela, relocations, sections
+from kprobes.model.abi import Relocation, Template
+
+_TEXT = ".text"
+
+
+def read_template(data: bytes, code: CodeFacts) -> Template:
+    """Return the one function of an object file, position-free.
+
+    Raises:
+        FormatError: there is data or a relocation that a probe may not have.
+    """
+    found = sections(data)
+    for section in found:
+        if section.name.startswith((".rodata", ".data", ".bss")) and section.size:
+            raise FormatError(f"generated code has a section {section.name}")
+    text = next(section.data for section in found if section.name == _TEXT)
+    return Template(
+        code=text,
+        relocations=tuple(_relocation(entry, code) for entry in relocations(found, _TEXT)),
+    )
+
+
+def _relocation(entry: Rela, code: CodeFacts) -> Relocation:
+    if entry.kind not in code.relocations:
+        raise FormatError(f"generated code has a relocation of type {entry.kind}")
+    size, is_relative = code.relocations[entry.kind]
+    return Relocation(
+        offset=entry.offset,
+        size=size,
+        symbol=entry.symbol,
+        addend=entry.addend,
+        is_relative=is_relative,
+    )

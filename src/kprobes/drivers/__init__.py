@@ -1,0 +1,1 @@
+"""Prepare, arm, drain, disarm; the undo journal."""

@@ -1,0 +1,198 @@
+"""Statements to verdicts: what would be armed, or why not and what would. Nothing is touched."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kprobes.arch.registry import arch
+from kprobes.drivers.exits import Classified
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.instructions import text_of_image
+from kprobes.drivers.places import Places, places_of
+from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
+from kprobes.image.file import read_image
+from kprobes.lang.append import apply
+from kprobes.lang.parser import parse_statement
+from kprobes.lang.source import lines_of
+from kprobes.model.definition import Definition, Deletion, Kind, Statement
+from kprobes.model.plan import Site, Strategy
+from kprobes.model.resolved import Resolved
+from kprobes.model.symbol import Symbol
+from kprobes.plan import ftrace
+from kprobes.plan.choose import Wish
+from kprobes.resolve.siblings import check_alike
+
+_NEAR = 3
+_MAX_NEAR = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One probe of a definition, and its site; in a running kernel, as it is now."""
+
+    probe: Resolved
+    site: Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What becomes of one statement.
+
+    Attributes:
+        command: the statement, its words joined by single blanks.
+        line: its number in the text.
+        placed: the probes that would be armed, one for each function.
+        deleted: the definitions that a deletion takes away.
+        waits_for: the module that has to be loaded before it can be placed, or "".
+        error: why it is refused, or None when it is accepted.
+        advice: what would work instead, or "".
+        exits: of the function whose return it is about, where that is refused; else None.
+    """
+
+    command: str
+    line: int
+    placed: tuple[Placed, ...] = ()
+    deleted: tuple[Definition, ...] = ()
+    waits_for: str = ""
+    error: DefinitionError | RefusedError | None = None
+    advice: str = ""
+    exits: Classified | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.error is None
+
+
+class Checker:
+    """Judges statements one after the other; what is accepted stays for the next ones."""
+
+    def __init__(self, places: Places, *, strategy: Strategy | None = None) -> None:
+        self._places = places
+        self._look = places.look(Wish(strategy=strategy))
+        self._definitions: tuple[Definition, ...] = ()
+        self._first: dict[tuple[str, str], Resolved] = {}
+
+    def check(self, text: str) -> list[Verdict]:
+        """Return a verdict for each statement of a text, as a file has them."""
+        lines = enumerate(text.split("\n"), start=1)
+        verdicts = (self._line(number, line) for number, line in lines)
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _line(self, number: int, line: str) -> Verdict | None:
+        statement: Statement | None = None
+        try:
+            found = lines_of(line)
+            if not found:
+                return None
+            statement = self._parse(line)
+            return self._accepted(statement, number)
+        except DefinitionError as error:
+            error.__notes__ = []
+            advice = error.hint
+            return Verdict(command=error.command, line=number, error=error, advice=advice)
+        except RefusedError as error:
+            assert isinstance(statement, Definition)
+            return Verdict(
+                command=statement.command,
+                line=number,
+                error=error,
+                advice=self._advice(statement),
+                exits=self._exits(statement),
+            )
+
+    def _parse(self, line: str) -> Statement:
+        try:
+            return parse_statement(line, registers=self._places.arch.registers)
+        except DefinitionError as error:
+            raise self._places.sooner(error) from error
+
+    def _accepted(self, statement: Statement, number: int) -> Verdict:
+        before = self._definitions
+        after = apply([statement], existing=before)
+        placed, module = self._place(statement)
+        self._definitions = after
+        self._remember(placed)
+        gone = tuple(old for old in before if old not in after)
+        return Verdict(
+            command=statement.command, line=number, placed=placed, deleted=gone, waits_for=module
+        )
+
+    def _place(self, statement: Statement) -> tuple[tuple[Placed, ...], str]:
+        if isinstance(statement, Deletion):
+            return (), ""
+        try:
+            return self._place_now(statement), ""
+        except NotLoadedError as error:
+            return (), error.module
+
+    def _place_now(self, definition: Definition) -> tuple[Placed, ...]:
+        singles = enumerate(self._places.expand(definition), start=1)
+        probes = [self._places.resolve(single, event_id=n) for n, single in singles]
+        for probe in probes:
+            first = self._first.get((probe.layout.group, probe.layout.event))
+            if first is not None:
+                check_alike(first, probe)
+        return tuple(
+            Placed(probe=probe, site=self._look(probe.layout.ip, probe.definition))
+            for probe in probes
+        )
+
+    def _remember(self, placed: tuple[Placed, ...]) -> None:
+        left = {(definition.group, definition.event) for definition in self._definitions}
+        # A pattern's functions have events of their own, which no definition names.
+        self._first = {name: probe for name, probe in self._first.items() if name in left}
+        for each in placed:
+            layout = each.probe.layout
+            self._first.setdefault((layout.group, layout.event), each.probe)
+
+    def _exits(self, definition: Definition) -> Classified | None:
+        if definition.kind is not Kind.RETURN or definition.place.is_glob:
+            return None
+        try:
+            return self._places.exits(self._places.understand(definition, event_id=1))
+        except RefusedError:
+            return None
+
+    def _advice(self, definition: Definition) -> str:
+        near = self._near(definition)
+        return f"can be probed: {', '.join(near)}" if near else ""
+
+    def _near(self, definition: Definition) -> list[str]:
+        # The function itself, if it is only the place in it that is wrong; else some that are
+        # named like it.
+        place, symbols = definition.place, self._places.kernel.symbols
+        addr = place.addr
+        owner = symbols.find(place.symbol) if addr is None else symbols.at(addr)
+        if owner is not None and self._is_probeable(owner):
+            return [f"p {owner.name}"]
+        stem = place.symbol.partition(".")[0].strip("_")
+        if not stem or place.is_glob:
+            return []
+        found = [s for s in symbols.glob(f"*{stem}*")[:_MAX_NEAR] if self._is_probeable(s)]
+        return sorted({s.name for s in found}, key=lambda name: (len(name), name))[:_NEAR]
+
+    def _is_probeable(self, symbol: Symbol) -> bool:
+        is_unique = len(self._places.kernel.symbols.all_named(symbol.name)) == 1
+        return symbol.is_text and is_unique and self._places.has_site(symbol)
+
+
+def checker_of_guest(guest: Guest, *, strategy: Strategy | None = None) -> Checker:
+    """Return a checker of definitions for a running guest.
+
+    Raises:
+        RefusedError: its kernel was built without dynamic ftrace.
+    """
+    return Checker(places_of(guest), strategy=strategy)
+
+
+def checker_of_image(path: Path, *, strategy: Strategy | None = None) -> Checker:
+    """Return a checker of definitions for the kernel in a vmlinux or boot image, as linked.
+
+    Raises:
+        TargetError: the file cannot be read, or was built without dynamic ftrace.
+        FormatError: it is no kernel, or damaged.
+    """
+    image = read_image(path)
+    text = text_of_image(image)
+    sites = ftrace.sites_in_image(image, text.kernel)
+    return Checker(Places(text, arch(text.kernel.arch), sites), strategy=strategy)

@@ -1,0 +1,1 @@
+"""The engine for guests: hijack, arena, arm, drain, disarm."""

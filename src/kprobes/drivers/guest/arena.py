@@ -1,0 +1,203 @@
+"""The session's memory in the guest: code, counters, rings and a few per-CPU words.
+
+Allocated once by borrowing a task; arming afterwards is only memory writes.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from kprobes.codegen.catcher import BLOCK_SIZE
+from kprobes.drivers.guest.borrow import Borrower, Task
+from kprobes.drivers.guest.code_memory import CodeMemory, allocate_code
+from kprobes.drivers.guest.layout import first_of, per_cpu_bases
+from kprobes.drivers.guest.lending import give_back
+from kprobes.drivers.guest.memory import GuestMemory
+from kprobes.drivers.loans import Kind, Loan
+from kprobes.errors import TargetError, UsageError
+from kprobes.model.abi import (
+    CPU_SHIFT,
+    MAX_STRING,
+    PERCPU_GUARD,
+    PERCPU_LIMIT,
+    PERCPU_LOST,
+    PERCPU_SIZE,
+    PERCPU_WORD,
+    SLACK,
+    TEXT_SLOTS,
+)
+from kprobes.model.kernel import Kernel
+from kprobes.model.mailbox import MailboxLayout
+from kprobes.units import KIB, MIB, U64, Addr
+
+_GFP_KERNEL = 0xCC0
+MISSED_SIZE = 8 * (1 << 16)
+"""Bytes of the missed counters: one per event id."""
+CATCHER_SIZE = 256
+"""Bytes for the code of the callback for breakpoints."""
+_LEAST_RING = 64 * KIB
+_DEFAULT_RING = 16 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaSize:
+    """How much to allocate.
+
+    Attributes:
+        code: bytes for the code of all probes.
+        ring: bytes of each CPU's ring, a power of two; None for what fits the guest.
+    """
+
+    code: int = 1 * MIB
+    ring: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no ring can have."""
+        if self.ring is not None and (self.ring < _LEAST_RING or self.ring & (self.ring - 1)):
+            raise UsageError(f"a ring of {self.ring} bytes: a power of two, 64 KiB at least")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """What was allocated, by kernel address.
+
+    Attributes:
+        code: executable memory within reach of the kernel's text.
+        data: the missed counters, then the rings, room for filters' strings, the mailbox, and our
+            place in the guest's chain of callbacks for exceptions.
+        percpu: per-CPU offset of PERCPU_SIZE bytes.
+        bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
+        ring_size: of each CPU's ring, slack not counted.
+    """
+
+    code: CodeMemory
+    data: Addr
+    percpu: int
+    bases: tuple[int, ...]
+    ring_size: int
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs have a ring."""
+        return len(self.bases)
+
+    @property
+    def missed(self) -> Addr:
+        """Where the missed counters are."""
+        return self.data
+
+    @property
+    def rings(self) -> Addr:
+        """Where the first ring begins."""
+        return Addr(self.missed + MISSED_SIZE)
+
+    def ring(self, cpu: int) -> Addr:
+        """Return where a CPU's ring begins."""
+        return Addr(self.rings + cpu * (self.ring_size + SLACK))
+
+    def words(self, cpu: int) -> int:
+        """Return where a CPU's PERCPU_SIZE bytes are."""
+        return (self.bases[cpu] + self.percpu) & U64
+
+    @property
+    def texts(self) -> Addr:
+        """Where every CPU's room for the strings of filters is."""
+        return self.ring(self.cpus)
+
+    @property
+    def mailbox(self) -> Addr:
+        """Where vCPUs that wait for Python leave their words."""
+        return Addr(self.texts + self.cpus * TEXT_SLOTS * MAX_STRING)
+
+    @property
+    def mailbox_layout(self) -> MailboxLayout:
+        """What is where in it."""
+        return MailboxLayout(cpus=self.cpus)
+
+    @property
+    def block(self) -> Addr:
+        """Where the guest's callback for breakpoints is described."""
+        return Addr(self.mailbox + self.mailbox_layout.size)
+
+    @property
+    def catcher(self) -> Addr:
+        """Where that callback's code is."""
+        return self.code.addr
+
+    @property
+    def programs(self) -> Addr:
+        """Where the code of probes begins."""
+        return Addr(self.code.addr + CATCHER_SIZE)
+
+
+def data_size(cpus: int, ring_size: int) -> int:
+    """Return the bytes of an arena's data for so many CPUs."""
+    rings = cpus * (ring_size + SLACK + TEXT_SLOTS * MAX_STRING)
+    return MISSED_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE
+
+
+def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes) -> Arena:
+    """Allocate an arena in a stopped guest, all or nothing; ``reset`` makes it ready.
+
+    Args:
+        borrower: of tasks of the guest.
+        kernel: that runs there.
+        size: of the arena.
+        mark: for the end of its data; who finds it there looks at the same boot.
+
+    Raises:
+        TargetError: the guest has not enough memory, or no task could be borrowed.
+    """
+    memory = borrower.memory
+    bases = per_cpu_bases(memory, kernel)
+    ring = size.ring or fitting_ring(sum(n for _, n in memory.ram.runs), len(bases))
+    with borrower.task() as task, ExitStack() as undo:
+        undo.callback(give_back, task, kernel)
+        # First, with its mark: a killed tracer's memory is given back only where that is found.
+        data = _allocate_data(task, kernel, data_size(len(bases), ring), mark)
+        code = allocate_code(task, kernel, size.code)
+        percpu = _allocate_percpu(task, kernel)
+        undo.pop_all()
+    return Arena(code=code, data=data, percpu=percpu, bases=bases, ring_size=ring)
+
+
+def fitting_ring(ram: int, cpus: int) -> int:
+    """Return the ring size for a guest with so many bytes of RAM: about a 16th for all CPUs."""
+    # A 512 MiB guest has some KiB less, below 1 MiB, which must not halve its rings.
+    share = max(ram // 15 // cpus, _LEAST_RING)
+    return min(1 << (share.bit_length() - 1), _DEFAULT_RING)
+
+
+def reset(arena: Arena, memory: GuestMemory) -> None:
+    """Make every ring empty; no probe may be armed."""
+    for cpu in range(arena.cpus):
+        name, words = cpu << CPU_SHIFT, arena.words(cpu)
+        memory.set_u64(words + PERCPU_LIMIT, name | arena.ring_size)
+        memory.set_u64(words + PERCPU_LOST, 0)
+        memory.set_u64(words + PERCPU_GUARD, 0)
+        memory.set_u64(words + PERCPU_WORD, name)
+
+
+def _allocate_data(task: Task, kernel: Kernel, size: int, mark: bytes) -> Addr:
+    loan = Loan(kind=Kind.DATA, addr=0, size=size + len(mark))
+    function = first_of(kernel, "vzalloc_noprof", "vzalloc")
+    found = _checked(task.call(function, loan.size, lends=loan), f"{size // MIB} MiB of rings")
+    task.memory.write(found + size, mark)
+    return found
+
+
+def _allocate_percpu(task: Task, kernel: Kernel) -> int:
+    symbol = kernel.symbols.find("pcpu_alloc_noprof")
+    loan = Loan(kind=Kind.PER_CPU, addr=0, size=PERCPU_SIZE)
+    if symbol is not None:
+        args = (PERCPU_SIZE, PERCPU_SIZE, 0, _GFP_KERNEL)
+        found = task.call(symbol.addr, *args, lends=loan)
+    else:
+        function = first_of(kernel, "__alloc_percpu")
+        found = task.call(function, PERCPU_SIZE, PERCPU_SIZE, lends=loan)
+    return _checked(found, "a few per-CPU words")
+
+
+def _checked(found: int, what: str) -> Addr:
+    if found == 0:
+        raise TargetError(f"the guest has no memory left for {what}; try a smaller --buffer-size")
+    return Addr(found)

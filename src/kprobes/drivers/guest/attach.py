@@ -1,0 +1,95 @@
+"""A stub's address to an attached guest: connect, find RAM, find the kernel in it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kprobes.arch.registry import arch
+from kprobes.arch.x86_64.paging import check_long_mode
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.memory import GuestMemory
+from kprobes.image.cache import KernelCache, default_root
+from kprobes.image.file import check_same_build, kernel_from_image, read_image
+from kprobes.image.find import find_spaces, read_kernel
+from kprobes.model.kernel import Kernel
+from kprobes.transport.connect import connect
+from kprobes.transport.find_ram import WAYS, open_ram
+from kprobes.transport.stub import Stub
+
+_LA57_LEVELS = 5
+_TASK_SIZE_LA57 = (1 << 56) - 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How a guest is looked at.
+
+    Attributes:
+        ways: to its RAM, in the order in which they are tried: a ``shared`` file, QEMU's
+            ``process``, the ``stub``.
+        image: the vmlinux or boot image of its kernel, or None. Another build is refused. It
+            gives the types that a kernel built without them lacks.
+    """
+
+    ways: Sequence[str] = WAYS
+    image: Path | None = None
+
+
+def attach(target: str, *, access: Access | None = None, timeout_s: float = 5.0) -> Guest:
+    """Connect to a guest; it runs again afterwards.
+
+    Args:
+        target: of its stub or monitor.
+        access: how it is looked at.
+        timeout_s: for the connection and for each answer.
+
+    Raises:
+        UnreachableError: nothing answers, or somebody else uses the stub.
+        TargetError: no Linux that we understand runs there, or not the image's.
+    """
+    stub = connect(target, timeout_s=timeout_s)
+    try:
+        return look(stub, access or Access())
+    except BaseException:
+        stub.detach()
+        raise
+
+
+def look(stub: Stub, access: Access) -> Guest:
+    """Find RAM and kernel of a guest that a stub has stopped; it runs again afterwards.
+
+    Raises:
+        TargetError: no Linux that we understand runs there, or not the image's.
+    """
+    ram = open_ram(stub, ways=access.ways)
+    registers = [stub.registers(cpu) for cpu in stub.ids()]
+    # The others may be offline, or not yet woken.
+    check_long_mode(registers[0])
+    spaces = find_spaces(ram, [r["cr3"] for r in registers], [r["rip"] for r in registers])
+    # The rest takes 50 ms and looks only at what does not change.
+    stub.resume()
+    found = read_kernel(spaces, cache=KernelCache(default_root(os.environ)))
+    kernel = found.kernel
+    if access.image is not None:
+        kernel = _with_image(kernel, access.image)
+    facts = arch(kernel.arch)
+    return Guest(
+        address=stub.address,
+        stub=stub,
+        memory=GuestMemory(ram, found.tables),
+        kernel=kernel,
+        arch=facts,
+        task_size=_TASK_SIZE_LA57 if found.tables.levels == _LA57_LEVELS else facts.task_size,
+        host=ram.host,
+        root=found.tables.root,
+    )
+
+
+def _with_image(kernel: Kernel, path: Path) -> Kernel:
+    image = read_image(path)
+    check_same_build(kernel, image)
+    if kernel.types is not None:
+        return kernel
+    # Its addresses are as linked, its types hold wherever it runs.
+    return replace(kernel, types=kernel_from_image(image).types)

@@ -1,0 +1,306 @@
+"""Calling functions of the guest: a task that may sleep is borrowed for a moment.
+
+A breakpoint at a place that tasks pass with no lock held stops one. Its registers go into a
+pt_regs frame on its own stack, with the kernel's interrupt return as return address, and it is
+sent into the function instead. When the function returns, the kernel's own code puts the task
+back where it was: a tracer killed in the middle harms nobody.
+
+Stack of a borrowed task, from low to high addresses; the function returns to the first word:
+
+    u64 landing;     // a ``ret`` in a function that is never called: a place of our own to stop at
+    u64 irqs_off;    // ``cli`` and ``ret``
+    u64 finish;      // restore_regs_and_return_to_kernel
+    pt_regs frame;   // what the task was doing
+"""
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from kprobes.arch.x86_64.registers import NAMES, STUB_NAMES
+from kprobes.drivers.guest.memory import GuestMemory
+from kprobes.drivers.guest.way_out import find_landing, find_way_out
+from kprobes.drivers.loans import Call, Ledger, Loan
+from kprobes.errors import TargetError
+from kprobes.model.kernel import Kernel
+from kprobes.transport.stub import Stub
+from kprobes.units import U64, Addr
+
+_IRQS_ON = 1 << 9
+_WORD = 8
+_RED = 256
+_BUSY_WAIT_S = 0.03
+_CALL_S = 10.0
+
+_SLEEPABLE = ("x64_sys_call", "vmstat_shepherd", "vmstat_update")
+_SYSCALLS = (
+    "read write openat close poll ppoll select nanosleep clock_nanosleep getpid getppid wait4 "
+    "futex epoll_wait ioctl newfstat sendto recvfrom rt_sigaction rt_sigprocmask sched_yield"
+)
+_TIMER = "hrtimer_interrupt"
+_IDLE = ("default_idle", "native_safe_halt", "pv_native_safe_halt", "acpi_safe_halt", "mwait_idle")
+_APIC_ICR = 0x300
+_TO_SELF = 0x40000
+_TIMER_VECTOR = 0xEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landing:
+    """Where the calls of one borrowed task come back to.
+
+    Attributes:
+        debugger: of its guest, which is stopped before and after.
+        place: the address that they return to; who waits has a breakpoint there.
+        frame: address of the landing word on the task's stack.
+    """
+
+    debugger: Stub
+    place: Addr
+    frame: int
+
+    def look(self) -> tuple[int, int] | None:
+        """Return the vCPU that a call has come back on, and its result; None before that."""
+        for thread in self.debugger.ids():
+            registers = self.debugger.registers(thread)
+            if self._is_home(registers):
+                return thread, registers["rax"]
+        return None
+
+    def wait(self, timeout_s: float) -> tuple[int, int]:
+        """Let the guest run until a call comes back; return its vCPU and its result.
+
+        Raises:
+            TargetError: it did not come back in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (thread := run_until_stop(self.debugger, deadline)) is not None:
+            registers = self.debugger.registers(thread)
+            if self._is_home(registers):
+                return thread, registers["rax"]
+            if registers["rip"] == self.place:
+                self._send_on(thread, registers["rsp"])
+        raise TargetError("a function that the guest was made to call did not return")
+
+    def _is_home(self, registers: Mapping[str, int]) -> bool:
+        # Sleeping may have moved the task to another vCPU: its stack tells who it is.
+        return registers["rip"] == self.place and registers["rsp"] == self.frame + _WORD
+
+    def _send_on(self, thread: int, stack: int) -> None:
+        # A task that was borrowed before and has not run since: it would stop at the landing
+        # again and again, and nobody else would ever run. What its ``ret`` is about to do:
+        following = int.from_bytes(self.debugger.read(stack, _WORD, cpu=thread), "little")
+        self.debugger.set_registers(thread, {"rip": following, "rsp": stack + _WORD})
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """A task of the guest that runs what we say.
+
+    Attributes:
+        landing: where its calls come back to.
+        memory: of its guest.
+        ledger: where it notes what its calls lend and give back.
+        thread: the vCPU that it is on.
+        is_away: whether a call has not come back: nobody knows where the task is, and it can
+            make no other. It goes its own way when the function returns.
+    """
+
+    landing: Landing
+    memory: GuestMemory
+    ledger: Ledger
+    thread: int
+    is_away: bool = False
+
+    def call(
+        self,
+        function: Addr,
+        *args: int,
+        lends: Loan | None = None,
+        returns: Loan | None = None,
+    ) -> int:
+        """Call a function of the guest with up to six numbers and return its result.
+
+        Args:
+            function: its address.
+            args: for it.
+            lends: what the guest lends by it, at address 0 when the result will tell where.
+            returns: what the guest gets back by it.
+
+        Raises:
+            TargetError: it did not come back in time.
+        """
+        if self.is_away:
+            raise ValueError("the borrowed task has not come back from its last call")
+        frame, place = self.landing.frame, self.landing.place
+        self.memory.set_u64(frame, place)
+        values = dict(zip(("rdi", "rsi", "rdx", "rcx", "r8", "r9"), args, strict=False))
+        registers = {name: value & U64 for name, value in values.items()}
+        registers |= {"rip": function, "rsp": frame, "rax": 0}
+        self.ledger.begin(Call(frame=frame, landing=place, lends=lends, returns=returns))
+        self.is_away = True
+        self.landing.debugger.set_registers(self.thread, registers)
+        return self.finish(_CALL_S)
+
+    def finish(self, timeout_s: float) -> int:
+        """Wait for the call that is under way and return its result.
+
+        Raises:
+            TargetError: it did not come back in time.
+        """
+        self.thread, result = self.landing.wait(timeout_s)
+        self.is_away = False
+        self.ledger.end(result)
+        return result
+
+
+@contextmanager
+def stopping_at(debugger: Stub, place: Addr) -> Generator[None]:
+    """Have a breakpoint in a stopped guest."""
+    with ExitStack() as undo:
+        undo.callback(_forget, debugger, place)
+        debugger.insert_breakpoint(place)
+        yield
+
+
+def _forget(debugger: Stub, place: Addr) -> None:
+    # It runs when it could not be stopped: it is gone then, and this says so.
+    with debugger.paused():
+        debugger.remove_breakpoint(place)
+
+
+def run_until_stop(debugger: Stub, deadline: float) -> int | None:
+    """Let the guest run until a vCPU stops it; return that vCPU, or None at the deadline.
+
+    The guest is stopped again in either case.
+    """
+    debugger.resume()
+    try:
+        stopped = debugger.wait(max(deadline - time.monotonic(), 0))
+    except BaseException:
+        # Ctrl-C, too: whoever takes breakpoints away needs a stopped guest.
+        debugger.stop()
+        raise
+    if stopped is not None:
+        return stopped.cpu
+    debugger.stop()
+    return None
+
+
+class Borrower:
+    """Finds tasks to borrow in one guest, which is stopped before and after.
+
+    Attributes:
+        memory: of the guest.
+    """
+
+    def __init__(self, debugger: Stub, memory: GuestMemory, kernel: Kernel, ledger: Ledger) -> None:
+        self._debugger = debugger
+        self.memory = memory
+        self._kernel = kernel
+        self._ledger = ledger
+        self._landing = find_landing(memory, kernel)
+        self._way_out = find_way_out(memory, kernel)
+
+    @contextmanager
+    def task(self, *, timeout_s: float = 10.0) -> Generator[Task]:
+        """Borrow a task in process context that may sleep.
+
+        Raises:
+            TargetError: none came by in time.
+        """
+        places = self._sleepable()
+        thread = self._catch(places, min(_BUSY_WAIT_S, timeout_s))
+        if thread is None:
+            self._nudge(timeout_s)
+            thread = self._catch(places, timeout_s)
+        if thread is None:
+            raise TargetError("no task of the guest came by that could be borrowed; is it hung?")
+        with self._borrowed(thread) as task:
+            yield task
+
+    @contextmanager
+    def _borrowed(self, thread: int) -> Generator[Task]:
+        task = self._frame(thread)
+        with stopping_at(self._debugger, self._landing):
+            yield task
+
+    def _frame(self, thread: int) -> Task:
+        registers = self._debugger.registers(thread)
+        words = [self._landing, *self._way_out]
+        words += [registers.get(STUB_NAMES.get(name, ""), 0) for name in NAMES]
+        base = (registers["rsp"] - _RED - 8 * len(words)) & ~15
+        frame = base + 8
+        self.memory.write(frame, b"".join(word.to_bytes(8, "little") for word in words))
+        # Nothing may have been called yet when the caller fails: resuming must then be right.
+        landing = Landing(debugger=self._debugger, place=self._landing, frame=frame)
+        return Task(landing=landing, memory=self.memory, ledger=self._ledger, thread=thread)
+
+    def _catch(self, places: Sequence[Addr], timeout_s: float) -> int | None:
+        """Stop somebody who comes to one of these places."""
+        deadline = time.monotonic() + timeout_s
+        with ExitStack() as breakpoints:
+            for place in places:
+                breakpoints.enter_context(stopping_at(self._debugger, place))
+            while (thread := run_until_stop(self._debugger, deadline)) is not None:
+                # Two vCPUs may come to an earlier breakpoint at once. QEMU tells of the second
+                # when the guest runs again, and the breakpoint is gone: that one is in the
+                # middle of an interrupt, maybe.
+                if self._debugger.registers(thread)["rip"] in places:
+                    return thread
+            return None
+
+    def _nudge(self, timeout_s: float) -> None:
+        """Make an idle guest run vmstat_shepherd, from its next timer interrupt."""
+        symbols = self._kernel.symbols
+        work, timer = symbols.find("shepherd"), symbols.find(_TIMER)
+        # Since 128ea9f6ccfb ("workqueue: Add system_percpu_wq and system_dfl_wq") (v6.17) the old
+        # name makes the kernel complain.
+        queue = symbols.find("system_percpu_wq") or symbols.find("system_wq")
+        call = symbols.find("mod_delayed_work_on")
+        if work is None or timer is None or queue is None or call is None:
+            return
+        self._kick()
+        thread = self._catch([timer.addr], timeout_s)
+        if thread is None:
+            return
+        with self._borrowed(thread) as task:
+            task.call(call.addr, 0, self.memory.u64(queue.addr), work.addr, 0)
+
+    def _kick(self) -> None:
+        """Give a sleeping CPU a timer interrupt, which may be a second away otherwise.
+
+        Its idle task sends it as a message to itself: one write to its APIC by a function that
+        does nothing else. A timer interrupt too many changes nothing.
+        """
+        apic = self._kernel.symbols.find("apic")
+        if apic is None or self._kernel.types is None:
+            return
+        place = self.memory.u64(apic.addr) + self._kernel.types.offset("apic", "write")
+        for thread in self._debugger.ids():
+            if not self._is_idle(self._debugger.registers(thread)):
+                continue
+            # Straight back to what it was doing: the landing may carry a breakpoint by then.
+            frame = self._frame(thread).landing.frame + _WORD
+            self._debugger.set_registers(
+                thread,
+                {
+                    "rip": self.memory.u64(place),
+                    "rsp": frame,
+                    "rdi": _APIC_ICR,
+                    "rsi": _TO_SELF | _TIMER_VECTOR,
+                },
+            )
+            return
+
+    def _is_idle(self, registers: Mapping[str, int]) -> bool:
+        symbol = self._kernel.symbols.at(registers["rip"])
+        is_idle = symbol is not None and symbol.name in _IDLE
+        return is_idle and bool(registers["eflags"] & _IRQS_ON)
+
+    def _sleepable(self) -> list[Addr]:
+        names = list(_SLEEPABLE)
+        if self._kernel.symbols.find("x64_sys_call") is None:
+            names += [f"__x64_sys_{name}" for name in _SYSCALLS.split()]
+        found = [self._kernel.symbols.find(name) for name in names]
+        return [symbol.addr for symbol in found if symbol is not None]

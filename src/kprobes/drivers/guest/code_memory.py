@@ -1,0 +1,87 @@
+"""Memory of the guest for the probes' code: executable, and never writable at the same time.
+
+module_alloc until 6.9; execmem since 12af2b83d0b1 ("mm: introduce execmem_alloc() and
+execmem_free()") (v6.10). Memory arrives writable and not executable; from a cache of large
+pages, 2e45474ab14f ("execmem: add support for cache of large ROX pages") (v6.13), executable and
+read-only. Our code is written from outside, through physical memory.
+"""
+
+from dataclasses import dataclass
+
+from kprobes.drivers.guest.borrow import Task
+from kprobes.drivers.guest.layout import first_of
+from kprobes.drivers.loans import Kind, Loan
+from kprobes.errors import TargetError
+from kprobes.model.kernel import Kernel
+from kprobes.units import Addr
+
+_PAGE = 4096
+_INT = 0xFFFF_FFFF
+_EXECMEM_MODULE_TEXT = 0
+_SEAL = ("set_memory_ro", "set_memory_x")
+_UNSEAL = ("set_memory_nx", "set_memory_rw")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeMemory:
+    """Executable memory.
+
+    Attributes:
+        addr, size: where, in bytes.
+    """
+
+    addr: Addr
+    size: int
+
+    @property
+    def stop(self) -> Addr:
+        """The first address behind it."""
+        return Addr(self.addr + self.size)
+
+
+def allocate_code(task: Task, kernel: Kernel, size: int) -> CodeMemory:
+    """Allocate executable memory within reach of the kernel's text.
+
+    Raises:
+        TargetError: the guest has none left, or refuses; the ledger tells what it has lent.
+    """
+    addr = _allocate(task, kernel, size)
+    (first, *_) = task.memory.tables.mapped_runs(addr, addr + _PAGE)
+    if first.is_writable or not first.is_executable:
+        _seal(task, kernel, Loan(kind=Kind.SEAL, addr=addr, size=size))
+    return CodeMemory(addr=addr, size=size)
+
+
+def unseal(task: Task, kernel: Kernel, seal: Loan) -> None:
+    """Make the pages of code writable again and nothing more, as they arrived.
+
+    They have another mapping, which was made read-only too: whoever gets them next would fault.
+    """
+    pages = seal.size // _PAGE
+    task.call(first_of(kernel, _UNSEAL[0]), seal.addr, pages)
+    task.call(first_of(kernel, _UNSEAL[1]), seal.addr, pages, returns=seal)
+
+
+def free_code(task: Task, kernel: Kernel, code: Loan) -> None:
+    """Give unsealed code memory back. Nothing may run or return into it any more."""
+    task.call(first_of(kernel, "execmem_free", "module_memfree"), code.addr, returns=code)
+
+
+def _allocate(task: Task, kernel: Kernel, size: int) -> Addr:
+    code = Loan(kind=Kind.CODE, addr=0, size=size)
+    execmem = kernel.symbols.find("execmem_alloc")
+    if execmem is not None:
+        found = task.call(execmem.addr, _EXECMEM_MODULE_TEXT, size, lends=code)
+    else:
+        found = task.call(first_of(kernel, "module_alloc"), size, lends=code)
+    if found == 0:
+        raise TargetError("the guest has no memory left for the probes' code")
+    return Addr(found)
+
+
+def _seal(task: Task, kernel: Kernel, seal: Loan) -> None:
+    pages = seal.size // _PAGE
+    # They return an int: the upper half of the register means nothing.
+    read_only = task.call(first_of(kernel, _SEAL[0]), seal.addr, pages, lends=seal) & _INT
+    if read_only or task.call(first_of(kernel, _SEAL[1]), seal.addr, pages) & _INT:
+        raise TargetError("the guest refused to make the probes' code executable")

@@ -1,0 +1,277 @@
+"""The engine for one guest: definitions to armed text, and text back to what it was."""
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from kprobes.drivers.guest import arena as arenas
+from kprobes.drivers.guest.arena import Arena, ArenaSize
+from kprobes.drivers.guest.arming import Armory, Program
+from kprobes.drivers.guest.borrow import Borrower
+from kprobes.drivers.guest.clock import GuestClock, TscClock, clock_function, open_clock
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
+from kprobes.drivers.guest.lending import await_exit, settle
+from kprobes.drivers.guest.module_watch import can_watch, watching
+from kprobes.drivers.guest.prepare import Preparer, Wanted
+from kprobes.drivers.guest.reception import Reception, check
+from kprobes.drivers.guest.recorder import Recorder
+from kprobes.drivers.guest.stacks import check_types, stopped_outside
+from kprobes.drivers.journal import Journal
+from kprobes.drivers.places import Places
+from kprobes.errors import KprobesError
+from kprobes.image.loaded import module_ranges, with_loaded_modules
+from kprobes.model.abi import GuestAbi
+from kprobes.model.definition import Definition
+from kprobes.model.filter import Filter
+from kprobes.model.plan import Plan, Strategy
+from kprobes.model.upcall import Upcall
+from kprobes.ports import Text
+from kprobes.units import Addr
+
+_COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
+
+
+_log = logging.getLogger(__name__)
+
+
+class GuestDriver:
+    """Arms and disarms probes in one guest.
+
+    Every method may be called on a running guest and leaves it running.
+
+    Attributes:
+        guest: whose text is patched.
+        plans: what is or will be armed.
+        recorder: of the records; None before the first ``arm``.
+        tasks: what every hit must pass to be recorded, whatever the probe; for ``prepare``.
+        upcalls: what Python does at hits; for ``prepare``.
+        tell: is given what went wrong while nobody was asking, for people.
+        strategy: that is forced on every probe, or None for the cheapest that is safe.
+    """
+
+    def __init__(self, guest: Guest, journal: Journal, size: ArenaSize) -> None:
+        self.guest = guest
+        self.plans: Sequence[Plan] = ()
+        self.recorder: Recorder | None = None
+        self.tasks: Filter | None = None
+        self.upcalls: Sequence[Upcall] = ()
+        self.tell: Callable[[str], None] = _log.warning
+        self.strategy: Strategy | None = None
+        self._journal = journal
+        self._size = size
+        self._preparer = Preparer(guest)
+        self._arena: Arena | None = None
+        self._armory: Armory | None = None
+        self._clock: Addr | None = None
+        self._is_used = False
+        self._reception: Reception | None = None
+        self._changing = threading.RLock()
+        self._watch = (
+            watching(guest, self._preparer.locate, (self._module_comes, self._module_goes))
+            if can_watch(guest)
+            else ()
+        )
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs the guest may have."""
+        return len(per_cpu_bases(self.guest.memory, self.guest.kernel))
+
+    @property
+    def places(self) -> Places:
+        """What resolves definitions here."""
+        return self._preparer.places
+
+    def prepare(self, definitions: Sequence[Definition]) -> Sequence[Plan]:
+        """Resolve and plan, without touching the guest.
+
+        Raises:
+            DefinitionError: a definition names what this kernel has not.
+            RefusedError: a function cannot be probed, or Python cannot be asked there.
+        """
+        check(self.guest, self.upcalls)
+        self.look_for_modules()
+        self.plans = self._preparer.prepare(
+            Wanted(
+                definitions=tuple(definitions),
+                tasks=self.tasks,
+                strategy=self.strategy,
+                upcalls=self.upcalls,
+                watch=self._watch,
+            )
+        )
+        return self.plans
+
+    @property
+    def waiting(self) -> Sequence[Definition]:
+        """What was prepared and waits for modules that are not loaded."""
+        return tuple(self._preparer.waiting.values())
+
+    def arm(self, *, is_new: bool = True) -> Recorder:
+        """Compile what was prepared and patch its sites: all of them, or none.
+
+        Args:
+            is_new: whether a recording begins. Else the one that goes on has the same definitions.
+
+        Raises:
+            TargetError: the guest changed a site, or has no memory; nothing is left patched.
+        """
+        arena, recorder = self._allocate()
+        armory = Armory(self.guest, arena, self._abi(arena), self._journal)
+        programs = armory.link(self.plans)
+        if self._is_used:
+            # The last recording's code is about to be overwritten.
+            ledger = self._journal.ledger
+            await_exit(self.guest, ledger, otherwise="new probes cannot be armed yet")
+        self._is_used = True
+        layouts = [probe.layout for plan in self.plans for probe in plan.probes]
+        if is_new:
+            recorder.begin(layouts)
+        else:
+            recorder.add(layouts)
+        armory.catch(self.plans, more=bool(self.waiting))
+        patches = armory.stage(programs)
+        covered = [text for plan in self.plans for text in plan.site.covered]
+        with (
+            self._attended(arena, programs),
+            stopped_outside(self.guest, covered, otherwise=_COVERED),
+        ):
+            armory.load(programs)
+            self._armory = armory
+            armory.arm(patches)
+        return recorder
+
+    def missed_upcall(self, number: int) -> int:
+        """Return how many hits went on without Python, for whatever upcall had this number."""
+        return 0 if self._reception is None else self._reception.missed(number)
+
+    def disarm(self) -> None:
+        """Put the guest's text back, verified; its records can still be drained.
+
+        Raises:
+            TargetError: somebody else changed a patched site.
+        """
+        with self._changing:
+            if self._armory is not None:
+                with self.guest.stub.paused():
+                    self._armory.disarm()
+            # Not before: what an exception has left armed is for the next attempt.
+            self._armory = None
+        if self._reception is not None:
+            self._reception.end()
+
+    def close(self) -> None:
+        """Disarm, and give the guest its memory back as soon as nothing runs in it."""
+        self.disarm()
+        self._arena = self._reception = None
+        settle(self.guest, self._journal.ledger)
+
+    def look_for_modules(self) -> None:
+        """Find out what modules the guest has now."""
+        kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
+        if kernel is not self.guest.kernel:
+            self.guest = replace(self.guest, kernel=kernel)
+            self._preparer = Preparer(self.guest)
+
+    def _module_comes(self, record: int) -> None:
+        del record
+        with self._changing:
+            if self._armory is None or self.recorder is None or not self.waiting:
+                return
+            try:
+                self._arm_late(self._armory, self.recorder)
+            except KprobesError as error:
+                self.tell(str(error))
+
+    def _arm_late(self, armory: Armory, recorder: Recorder) -> None:
+        kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
+        self.guest = replace(self.guest, kernel=kernel)
+        plans, errors = self._preparer.late(self.guest)
+        for error in errors:
+            self.tell(str(error))
+        programs = armory.link(plans)
+        recorder.add([probe.layout for plan in plans for probe in plan.probes])
+        patches = armory.stage(programs)
+        # Whoever looks a breakpoint up must not find half of another table.
+        covered = [armory.lookup, *(text for plan in plans for text in plan.site.covered)]
+        with stopped_outside(self.guest, covered, otherwise=_COVERED):
+            armory.load(programs)
+            armory.arm(patches)
+        self.plans = [*self.plans, *plans]
+
+    def _module_goes(self, record: int) -> None:
+        with self._changing:
+            ranges = module_ranges(self.guest.kernel, record)
+            gone = [plan for plan in self.plans if _is_inside(plan.site.addr, ranges)]
+            if self._armory is None or not gone:
+                return
+            try:
+                with self.guest.stub.paused():
+                    self._armory.withdraw(ranges)
+            except KprobesError as error:
+                self.tell(str(error))
+            self.plans = [plan for plan in self.plans if plan not in gone]
+            self._preparer.wait_again(gone)
+
+    @contextmanager
+    def _attended(self, arena: Arena, programs: Sequence[Program]) -> Generator[None]:
+        # From before the first hit on; not when there will be none.
+        questions = [question for program in programs for question in program.questions]
+        if questions and self._reception is None:
+            self._reception = Reception(self.guest, arena)
+        with ExitStack() as undo:
+            if self._reception is not None:
+                undo.callback(self._reception.end)
+                self._reception.begin(questions)
+            yield
+            undo.pop_all()
+
+    def _allocate(self) -> tuple[Arena, Recorder]:
+        guest = self.guest
+        if self._arena is None or self.recorder is None:
+            self._check_kernel()
+            journal = self._journal
+            borrower = Borrower(guest.stub, guest.memory, guest.kernel, journal.ledger)
+            with guest.stub.paused():
+                arena = arenas.allocate(borrower, guest.kernel, self._size, mark=journal.mark)
+            # Nobody knows of this memory yet, so the guest may run on meanwhile.
+            arenas.reset(arena, guest.memory)
+            self._arena = arena
+            self._clock = clock_function(guest.memory, guest.kernel)
+            self.recorder = Recorder(arena, guest.memory, self._open_clock(arena))
+        return self._arena, self.recorder
+
+    def _check_kernel(self) -> None:
+        # Before anything is taken from the guest: it could be neither used nor given back.
+        task_abi(self.guest.kernel)
+        readers(self.guest.kernel)
+        check_types(self.guest.kernel)
+
+    def _open_clock(self, arena: Arena) -> TscClock | GuestClock:
+        if self._clock is not None:
+            return GuestClock()
+        return open_clock(self.guest.memory, self.guest.kernel, arena.bases)
+
+    def _abi(self, arena: Arena) -> GuestAbi:
+        guest = self.guest
+        return GuestAbi(
+            task=task_abi(guest.kernel),
+            readers=readers(guest.kernel),
+            percpu=arena.percpu,
+            missed=arena.missed,
+            rings=arena.rings,
+            texts=arena.texts,
+            ring_size=arena.ring_size,
+            task_size=guest.task_size,
+            thread_size=guest.arch.thread_size,
+            clock=self._clock,
+            is_guarded=bool(self.waiting)
+            or any(probe.calls_guest for plan in self.plans for probe in plan.probes),
+        )
+
+
+def _is_inside(addr: int, ranges: Sequence[Text]) -> bool:
+    return any(start <= addr < stop for start, stop in ranges)

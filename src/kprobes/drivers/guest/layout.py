@@ -1,0 +1,113 @@
+"""What moves between kernel releases: where the running task, its facts and the readers are.
+
+Up to 6.1 ``current_task`` and ``__preempt_count`` are per-CPU symbols, in 6.12 members of
+``pcpu_hot``, in 7.2 symbols again.
+"""
+
+from kprobes.drivers.guest.memory import GuestMemory
+from kprobes.errors import TargetError, UnknownTypeError
+from kprobes.model.abi import Readers, TaskAbi
+from kprobes.model.kernel import Kernel
+from kprobes.model.types import Types
+from kprobes.units import Addr
+
+_MAX_CPUS = 1024
+_LAZY_SINCE = (6, 13)
+"""The lazy flag is the bit above TIF_NEED_RESCHED."""
+_GENERIC_TIF_SINCE = (6, 18)
+"""da3f033a9fbf (x86: Use generic TIF bits): TIF_NEED_RESCHED went from bit 3 to 4."""
+
+_READERS = {
+    "copy_kernel": ("copy_from_kernel_nofault", "probe_kernel_read"),
+    "copy_user": ("copy_from_user_nofault", "probe_user_read"),
+    "string_kernel": ("strncpy_from_kernel_nofault", "strncpy_from_unsafe"),
+    "string_user": ("strncpy_from_user_nofault", "strncpy_from_unsafe_user"),
+}
+
+
+def types_of(kernel: Kernel) -> Types:
+    """Return a kernel's types.
+
+    Raises:
+        TargetError: it carries none.
+    """
+    if kernel.types is None:
+        raise TargetError(
+            f"kernel {kernel.release} carries no type information (BTF); give its vmlinux "
+            "with --vmlinux"
+        )
+    return kernel.types
+
+
+def task_abi(kernel: Kernel) -> TaskAbi:
+    """Find the running task's facts in a kernel.
+
+    Raises:
+        TargetError: a symbol or type that every kernel has is missing.
+    """
+    types = types_of(kernel)
+    return TaskAbi(
+        current=_per_cpu(kernel, "current_task"),
+        preempt_count=_per_cpu(kernel, "__preempt_count", "preempt_count"),
+        pid=types.offset("task_struct", "pid"),
+        comm=types.offset("task_struct", "comm"),
+        flags=types.offset("task_struct", "thread_info.flags"),
+        migration_disabled=_migration_disabled(types),
+        resched_mask=resched_mask(kernel.version),
+    )
+
+
+def readers(kernel: Kernel) -> Readers:
+    """Find the guest's fault-safe readers, or raise TargetError."""
+    return Readers(**{role: first_of(kernel, *names) for role, names in _READERS.items()})
+
+
+def resched_mask(version: tuple[int, int]) -> int:
+    """Return the bits of a task's flags that ask for rescheduling, the lazy one included."""
+    bit = 4 if version >= _GENERIC_TIF_SINCE else 3
+    return (0b11 if version >= _LAZY_SINCE else 0b1) << bit
+
+
+def first_of(kernel: Kernel, *names: str) -> Addr:
+    """Return the address of the first symbol that the kernel has.
+
+    Raises:
+        TargetError: it has none of them.
+    """
+    for name in names:
+        symbol = kernel.symbols.find(name)
+        if symbol is not None:
+            return symbol.addr
+    raise TargetError(f"kernel {kernel.release} has no {' or '.join(names)}")
+
+
+def per_cpu_bases(memory: GuestMemory, kernel: Kernel) -> tuple[int, ...]:
+    """Return where the per-CPU memory of each possible CPU begins.
+
+    Raises:
+        TargetError: the guest's count of CPUs makes no sense.
+    """
+    offsets = first_of(kernel, "__per_cpu_offset")
+    count = int.from_bytes(memory.read(first_of(kernel, "nr_cpu_ids"), 4), "little")
+    if not 0 < count <= _MAX_CPUS:
+        raise TargetError(f"the guest says that it has {count} CPUs; its memory is corrupted")
+    return tuple(memory.u64(offsets + 8 * cpu) for cpu in range(count))
+
+
+def _per_cpu(kernel: Kernel, symbol: str, member: str | None = None) -> int:
+    found = kernel.symbols.find(symbol)
+    if found is not None:
+        return found.addr
+    hot = kernel.symbols.find("pcpu_hot")
+    if hot is None:
+        raise TargetError(f"kernel {kernel.release} has neither {symbol} nor pcpu_hot")
+    return hot.addr + types_of(kernel).offset("pcpu_hot", member or symbol)
+
+
+def _migration_disabled(types: Types) -> tuple[int, int] | None:
+    # Since af449901b84c ("sched: Add migrate_disable()") (v5.11).
+    try:
+        place = types.offset("task_struct", "migration_disabled")
+        return place, types.member_size("task_struct", "migration_disabled")
+    except UnknownTypeError:
+        return None

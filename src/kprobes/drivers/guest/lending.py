@@ -1,0 +1,94 @@
+"""Giving back what a guest has lent, by calling its own functions."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import assert_never
+
+from kprobes.drivers.guest.borrow import Borrower, Task
+from kprobes.drivers.guest.code_memory import free_code, unseal
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.layout import first_of
+from kprobes.drivers.guest.stacks import stopped_outside
+from kprobes.drivers.loans import Kind, Ledger, Loan
+from kprobes.model.kernel import Kernel
+from kprobes.ports import Text
+from kprobes.units import Addr
+
+_PATIENCE_S = 2.0
+
+
+def settle(guest: Guest, ledger: Ledger) -> None:
+    """Give back all that a guest has lent, as soon as nothing runs in it.
+
+    The guest may run, and runs on. No probe may be armed.
+
+    Raises:
+        TargetError: a task sleeps in the code, or none could be borrowed; the ledger tells what
+            is still lent.
+    """
+    if ledger.is_settled:
+        return
+    otherwise = f"its memory ({ledger.memory // 1024:,} KiB) cannot be given back yet"
+    await_exit(guest, ledger, otherwise=otherwise)
+    borrower = Borrower(guest.stub, guest.memory, guest.kernel, ledger)
+    with guest.stub.paused(), borrower.task() as task:
+        give_back(task, guest.kernel)
+
+
+def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
+    """Return when nobody is inside the probes' code, or about to be led there by a breakpoint.
+
+    The guest may run, and runs on. No probe may be armed.
+
+    Raises:
+        TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
+    """
+    with stopped_outside(guest, list(_in_use(guest, ledger)), otherwise=otherwise):
+        pass
+
+
+def _in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
+    # All at once: who is still on the way to our callback would be in the code a moment later.
+    trap = guest.kernel.symbols.find(guest.arch.patch.trap)
+    for loan in ledger.loans:
+        if loan.kind is Kind.CODE:
+            yield Addr(loan.addr), Addr(loan.addr + loan.size)
+        if loan.kind is Kind.CATCHER and trap is not None:
+            # Who ran into a breakpoint before it went must still find who takes it for theirs.
+            yield trap.addr, Addr(trap.addr + trap.size)
+
+
+def give_back(task: Task, kernel: Kernel) -> None:
+    """Give back everything in a task's ledger, the last first, whatever fails on the way."""
+    # Interrupted in the middle of a call: what it lends belongs to what is given back.
+    _come_back(task)
+    with ExitStack() as all_of_it:
+        all_of_it.callback(_come_back, task)
+        for loan in task.ledger.loans:
+            all_of_it.callback(_give_back, task, kernel, loan)
+
+
+def _come_back(task: Task) -> None:
+    if task.is_away:
+        task.finish(_PATIENCE_S)
+
+
+def _give_back(task: Task, kernel: Kernel, loan: Loan) -> None:
+    _come_back(task)
+    match loan.kind:
+        case Kind.SEAL:
+            unseal(task, kernel, loan)
+        case Kind.CODE:
+            # Interrupted in the middle, it is still sealed; freed so, it would crash the guest.
+            for seal in task.ledger.loans:
+                if seal.kind is Kind.SEAL and seal.addr == loan.addr:
+                    unseal(task, kernel, seal)
+            free_code(task, kernel, loan)
+        case Kind.DATA:
+            task.call(first_of(kernel, "vfree"), loan.addr, returns=loan)
+        case Kind.CATCHER:
+            task.call(first_of(kernel, "unregister_die_notifier"), loan.addr, returns=loan)
+        case Kind.PER_CPU:
+            task.call(first_of(kernel, "free_percpu"), loan.addr, returns=loan)
+        case _:
+            assert_never(loan.kind)

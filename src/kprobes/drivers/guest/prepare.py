@@ -1,0 +1,164 @@
+"""Definitions to plans for one guest: every site as it is now, and its probes."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kprobes.drivers.guest.filtering import with_filter
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.places import places_of
+from kprobes.errors import KprobesError, NotLoadedError, RefusedError
+from kprobes.model.definition import Definition
+from kprobes.model.filter import Filter
+from kprobes.model.plan import Plan, Strategy
+from kprobes.model.resolved import Resolved
+from kprobes.model.symbol import Symbol
+from kprobes.model.upcall import Upcall
+from kprobes.plan.choose import Wish
+from kprobes.resolve.siblings import check_alike
+from kprobes.units import Addr
+
+_MAX_EVENTS = (1 << 16) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be armed.
+
+    Attributes:
+        definitions: all that share a session.
+        tasks: what every hit must pass before its event's own filter.
+        strategy: for all definitions; the cheapest that is safe for each when it is None.
+        upcalls: what Python does, behind the probes of the same site.
+        watch: upcalls that tell of modules, for when probes are in one or wait for it; without
+            any nothing waits.
+    """
+
+    definitions: Sequence[Definition] = ()
+    tasks: Filter | None = None
+    strategy: Strategy | None = None
+    upcalls: Sequence[Upcall] = ()
+    watch: Sequence[Upcall] = ()
+
+
+class Preparer:
+    """Resolves and plans against one guest, without changing it.
+
+    Attributes:
+        places: what resolves definitions.
+        waiting: definitions in modules that are not loaded, by event id.
+    """
+
+    def __init__(self, guest: Guest) -> None:
+        self.waiting: dict[int, Definition] = {}
+        self._guest = guest
+        self.places = places_of(guest)
+        self._wanted = Wanted()
+        self._is_resolved = False
+        self._by_site: dict[Addr, list[Resolved]] = {}
+        self._by_event: dict[tuple[str, str], Resolved] = {}
+        self._singles: dict[int, Definition] = {}
+
+    def prepare(self, wanted: Wanted) -> list[Plan]:
+        """Return one plan per site, in the order in which definitions and upcalls name them.
+
+        Of the probes on one site the newest comes first, as in the kernel.
+
+        Raises:
+            DefinitionError: a definition names what this kernel has not, or its filter is wrong.
+            RefusedError: a place cannot be probed, or is in a module that nobody can wait for.
+        """
+        before, self._wanted = self._wanted, wanted
+        is_same = (before.definitions, before.tasks) == (wanted.definitions, wanted.tasks)
+        if not is_same or not self._is_resolved:
+            self._is_resolved = False
+            self._resolve_all()
+            self._is_resolved = True
+        # What a site holds may have changed since the last time; what a name is has not.
+        watch = wanted.watch if self.waiting or self._is_in_module() else ()
+        return list(self._plans(self._by_site, [*wanted.upcalls, *watch]))
+
+    def late(self, guest: Guest) -> tuple[list[Plan], list[KprobesError]]:
+        """Return plans for what waited and can be placed now, and what is wrong with the rest.
+
+        Args:
+            guest: the same, with the modules that it has now.
+        """
+        self._guest, self.places = guest, places_of(guest)
+        # The next recording begins with what is loaded then.
+        self._is_resolved = False
+        waiting, self.waiting = self.waiting, {}
+        by_site, errors = dict[Addr, list[Resolved]](), list[KprobesError]()
+        for event_id, single in waiting.items():
+            try:
+                self._resolve(event_id, single, by_site)
+            except KprobesError as error:
+                errors.append(error)
+        plans: list[Plan] = []
+        for addr, probes in by_site.items():
+            try:
+                plans += self._plans({addr: probes}, ())
+            except KprobesError as error:
+                errors.append(error)
+        return plans, errors
+
+    def wait_again(self, plans: Iterable[Plan]) -> None:
+        """Have the probes of some plans wait, if they name the module that is gone."""
+        self._is_resolved = False
+        ids = [probe.layout.event_id for plan in plans for probe in plan.probes]
+        self.waiting |= {n: self._singles[n] for n in ids if self._singles[n].place.module}
+
+    def locate(self, function: Symbol) -> Addr:
+        """Return where a probe at a function's entry is."""
+        return self.places.locate(function)
+
+    def _is_in_module(self) -> bool:
+        addrs = [*self._by_site, *(upcall.addr for upcall in self._wanted.upcalls)]
+        symbols = (self._guest.kernel.symbols.at(addr) for addr in addrs)
+        return any(symbol is not None and symbol.module for symbol in symbols)
+
+    def _resolve_all(self) -> None:
+        expand, definitions = self.places.expand, self._wanted.definitions
+        singles = [single for definition in definitions for single in expand(definition)]
+        if len(singles) > _MAX_EVENTS:
+            raise RefusedError(f"{len(singles)} probes are too many: at most {_MAX_EVENTS}")
+        self._singles, self._by_site, self._by_event = dict(enumerate(singles, 1)), {}, {}
+        self.waiting = {}
+        for event_id, single in self._singles.items():
+            self._resolve(event_id, single, self._by_site)
+
+    def _resolve(
+        self, event_id: int, single: Definition, by_site: dict[Addr, list[Resolved]]
+    ) -> None:
+        try:
+            probe = self.places.resolve(single, event_id=event_id)
+        except NotLoadedError:
+            if not self._wanted.watch:
+                raise
+            self.waiting[event_id] = single
+            return
+        first = self._by_event.setdefault((single.group, single.event), probe)
+        # A pattern's functions may differ: each has a layout of its own.
+        if first.definition.command != single.command:
+            check_alike(first, probe)
+        found = with_filter(probe, self._guest, self._wanted.tasks)
+        by_site.setdefault(probe.layout.ip, []).append(found)
+
+    def _plans(
+        self, by_site: Mapping[Addr, Sequence[Resolved]], upcalls: Sequence[Upcall]
+    ) -> Iterator[Plan]:
+        asking: dict[Addr, list[Upcall]] = {}
+        for upcall in upcalls:
+            asking.setdefault(upcall.addr, []).append(upcall)
+        others = self._by_site.keys() | by_site.keys() | asking.keys()
+        look = self.places.look(Wish(strategy=self._wanted.strategy, others=others))
+        for addr, probes in by_site.items():
+            # Every hit runs them in this order: add_new_kprobe() puts the new one first.
+            yield Plan(
+                site=look(addr, probes[0].definition),
+                probes=tuple(reversed(probes)),
+                upcalls=tuple(asking.pop(addr, ())),
+            )
+        # A strategy is forced on definitions; what Python needs is placed as it can be.
+        look = self.places.look(Wish(others=others))
+        for addr, found in asking.items():
+            yield Plan(site=look(addr), probes=(), upcalls=tuple(found))

@@ -1,0 +1,71 @@
+"""Giving a guest its memory back when the tracer that was lent it is dead."""
+
+from pathlib import Path
+
+from kprobes.drivers.guest.attach import Access, look
+from kprobes.drivers.guest.borrow import Landing, stopping_at
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.lending import settle
+from kprobes.drivers.journal import Journal
+from kprobes.drivers.loans import Kind, Ledger
+from kprobes.errors import MemoryFault, TargetError
+from kprobes.transport.stub import Stub
+from kprobes.units import Addr
+
+_LATE_S = 2.0
+"""For a call whose tracer was killed: it may have come back before, and nobody has seen it."""
+
+
+def reclaim(stub: Stub, journal: Journal, *, image: str) -> int:
+    """Give back what a journal says is lent; the guest, which is stopped, runs again afterwards.
+
+    Args:
+        stub: of the guest, whose text is as it was before.
+        journal: of the dead tracer.
+        image: of the kernel, or "".
+
+    Returns:
+        Bytes given back. None are when the guest was booted anew since: it has them already.
+
+    Raises:
+        KprobesError: the guest is not understood, a task sleeps in the code, or none could be
+            borrowed; the journal tells what is still lent.
+    """
+    ledger = journal.ledger
+    # Before the guest runs: who comes back is seen only while somebody waits.
+    is_seen = _finish_call(stub, ledger)
+    guest = look(stub, Access(image=Path(image) if image else None))
+    if not is_seen and not _is_marked(guest, journal):
+        return 0
+    memory = ledger.memory
+    settle(guest, ledger)
+    return memory
+
+
+def _finish_call(stub: Stub, ledger: Ledger) -> bool:
+    """Wait for the call that a tracer died in, and note its result; whether there was one."""
+    call = ledger.call
+    if call is None:
+        return False
+    landing = Landing(debugger=stub, place=Addr(call.landing), frame=call.frame)
+    try:
+        with stopping_at(stub, landing.place):
+            _, result = landing.look() or landing.wait(_LATE_S)
+    except TargetError:
+        ledger.end(0)
+        return False
+    ledger.end(result)
+    return True
+
+
+def _is_marked(guest: Guest, journal: Journal) -> bool:
+    for loan in journal.ledger.loans:
+        if loan.kind is Kind.DATA:
+            try:
+                end = guest.memory.read(
+                    loan.addr + loan.size - len(journal.mark), len(journal.mark)
+                )
+            except MemoryFault:
+                return False
+            return end == journal.mark != b""
+    return False

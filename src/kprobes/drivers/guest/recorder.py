@@ -1,0 +1,117 @@
+"""The records of an arena's rings as events in time order, and what was counted on the way."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kprobes.drivers.guest.arena import MISSED_SIZE, Arena
+from kprobes.drivers.guest.clock import GuestClock, TscClock
+from kprobes.drivers.guest.memory import GuestMemory
+from kprobes.drivers.guest.rings import Window, open_rings
+from kprobes.model.abi import SLACK
+from kprobes.model.batch import Events
+from kprobes.model.layout import RecordLayout
+from kprobes.ring.chunk import Decoded
+from kprobes.ring.merge import Merger
+from kprobes.ring.reader import Geometry, RingReader
+from kprobes.ring.shapes import shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a run counted.
+
+    Attributes:
+        recorded: events read, by event id.
+        missed: hits that were not recorded, by event id: another hit of the same context was
+            in progress on their CPU.
+        lost: records dropped because a ring was full.
+        damaged: places in the rings that held no record of ours.
+    """
+
+    recorded: dict[int, int]
+    missed: dict[int, int]
+    lost: int
+    damaged: int
+
+
+class Recorder:
+    """Reads every ring of one arena, whether the guest runs or not."""
+
+    def __init__(self, arena: Arena, memory: GuestMemory, clock: TscClock | GuestClock) -> None:
+        self._missed = Window(memory, arena.missed, MISSED_SIZE)
+        self._clock = clock
+        self.layouts: Sequence[RecordLayout] = ()
+        self._recorded: Counter[int] = Counter()
+        self._rings = open_rings(arena, memory)
+        self._readers = [
+            RingReader(Geometry(cpu=ring.cpu, size=ring.size, slack=SLACK), ring.data.read)
+            for ring in self._rings
+        ]
+        self.begin(())
+
+    def begin(self, layouts: Sequence[RecordLayout]) -> None:
+        """Start a recording; nobody may be in the code of the one before.
+
+        What that one left in the rings is passed over, and counting begins at zero.
+
+        Args:
+            layouts: of all records that may come.
+        """
+        if self.layouts:
+            self._read()
+        self.layouts = layouts
+        self._shapes = shapes(layouts)
+        self._merger = Merger()
+        self._recorded.clear()
+        self._before = self._totals()
+
+    def add(self, layouts: Sequence[RecordLayout]) -> None:
+        """Expect records of more layouts, which nobody writes yet; another thread may drain."""
+        known = {layout.event_id for layout in self.layouts}
+        self.layouts = [*self.layouts, *(at for at in layouts if at.event_id not in known)]
+        self._shapes = shapes(self.layouts)
+        self._before.missed.update(
+            {at: n for at, n in self._totals().missed.items() if at not in known}
+        )
+
+    def drain(self) -> Events:
+        """Return what is safe to show of all that the guest has recorded so far."""
+        return self._merger.push(self._read())
+
+    def rest(self) -> Iterator[Events]:
+        """Yield everything that is left; no probe is armed any more."""
+        yield self.drain()
+        yield self._merger.finish()
+
+    def counts(self) -> Counts:
+        """Return what was counted since the recording began."""
+        now, before = self._totals(), self._before
+        return Counts(
+            recorded=dict(self._recorded),
+            missed={event_id: n - before.missed[event_id] for event_id, n in now.missed.items()},
+            lost=now.lost - before.lost,
+            damaged=now.damaged - before.damaged,
+        )
+
+    def _totals(self) -> Counts:
+        return Counts(
+            recorded={},
+            missed={n: self._missed.u64(8 * n) for n in (at.event_id for at in self.layouts)},
+            lost=sum(reader.lost for reader in self._readers),
+            damaged=sum(reader.damaged for reader in self._readers),
+        )
+
+    def _read(self) -> list[Decoded]:
+        self._clock.refresh()
+        found: list[Decoded] = []
+        for ring, reader in zip(self._rings, self._readers, strict=True):
+            parts = reader.read(ring.head, self._shapes, self._clock)
+            if parts:
+                ring.free(reader.tail)
+            reader.note_lost(ring.lost)
+            found += parts
+        for decoded in found:
+            for batch in decoded.batches:
+                self._recorded[batch.layout.event_id] += len(batch)
+        return found

@@ -1,0 +1,60 @@
+"""The places that probes patch, while the guest stands still: each the quickest way that is right.
+
+Whatever is code is written through the stub, or QEMU would go on with what it has translated.
+Reading needs no stub where RAM is mapped, and neither does writing to what is no code.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from kprobes.errors import MemoryFault
+from kprobes.ports import Ram
+from kprobes.transport.ram import StubRam
+from kprobes.transport.stub import Stub
+from kprobes.units import Phys
+
+
+class StoppedMemory:
+    """Physical memory of a stopped guest. Implements ``rollback.PhysicalMemory``."""
+
+    def __init__(self, stub: Stub, ram: Ram) -> None:
+        self._stub = stub
+        self._ram = ram
+        self._is_mapped = not isinstance(ram, StubRam)
+        self._data: set[int] = set()
+
+    def note_data(self, places: Iterable[Phys]) -> None:
+        """Learn of places where no code is."""
+        self._data.update(places)
+
+    def read_physical_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each (address, size)."""
+        if self._is_mapped:
+            return [self._ram.read(addr, size) for addr, size in spans]
+        return self._stub.read_physical_many(spans)
+
+    def write_physical_many(self, writes: Sequence[tuple[int, bytes]]) -> None:
+        """Write each (address, data), in this order.
+
+        Raises:
+            MemoryFault: the first write that failed; all others were tried.
+        """
+        failure: MemoryFault | None = None
+        for is_data, group in groupby(writes, self.is_data):
+            try:
+                self._write(list(group), is_data=is_data)
+            except MemoryFault as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def is_data(self, write: tuple[int, bytes]) -> bool:
+        """Whether an (address, data) goes past the stub."""
+        return self._is_mapped and write[0] in self._data
+
+    def _write(self, writes: Sequence[tuple[int, bytes]], *, is_data: bool) -> None:
+        if is_data:
+            for addr, value in writes:
+                self._ram.write(addr, value)
+        else:
+            self._stub.write_physical_many(writes)

@@ -1,0 +1,133 @@
+"""What this machine has of all that booting guests and compiling probes needs."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from kprobes.drivers.finding import Finding, Verdict
+from kprobes.drivers.journal import directory
+from kprobes.errors import KprobesError
+from kprobes.transport.accel import Accel, choose
+from kprobes.transport.image_cache import images
+from kprobes.transport.packages import is_static
+from kprobes.transport.qemu_command import BOARDS
+from kprobes.units import MIB
+
+_ARCH = "amd64"
+_SHARED_MEMORY = Path("/dev/shm")
+_GUEST_SIZE = 512 * MIB
+_APT = ("apt-get", "apt-cache", "dpkg-deb")
+_TIMEOUT_S = 10
+
+
+def check_machine() -> Iterator[Finding]:
+    """Look at everything in turn."""
+    yield _qemu()
+    yield _accelerator()
+    yield _packages()
+    yield _kernel()
+    yield _busybox()
+    yield _writable("cache", images())
+    yield _writable("journal", directory())
+    yield _shared_memory()
+    yield _compiler()
+
+
+def _qemu() -> Finding:
+    board = BOARDS[_ARCH]
+    path = shutil.which(board.program)
+    if path is None:
+        advice = f"apt-get install {board.package} (not needed to attach to guests)"
+        return _missing("QEMU", f"no {board.program}", advice)
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return _missing("QEMU", f"{path} does not run: {error}", f"reinstall {board.package}")
+    version = re.search(r"version (\S+)", done.stdout)
+    return _ok("QEMU", f"{version[1] if version else 'of an unknown version'}, {path}")
+
+
+def _accelerator() -> Finding:
+    if choose("auto") is Accel.KVM:
+        return _ok("KVM", "usable: guests run at full speed")
+    reason = (
+        "/dev/kvm opens, but is not Intel's or AMD's (kvm_intel, kvm_amd)"
+        if os.access("/dev/kvm", os.R_OK | os.W_OK)
+        else "/dev/kvm may not be opened: are you in the group kvm?"
+        if Path("/dev/kvm").exists()
+        else "there is no /dev/kvm"
+    )
+    return _note("KVM", reason, "guests are translated (TCG): 5 to 20 times slower, else the same")
+
+
+def _packages() -> Finding:
+    absent = [program for program in _APT if shutil.which(program) is None]
+    if absent:
+        advice = "boot a kernel of your own with --kernel"
+        return _note("apt", f"no {', '.join(absent)}", advice)
+    return _ok("apt", "kernels come from Debian's packages, by name")
+
+
+def _kernel() -> Finding:
+    cached = sorted(path.name for path in images().glob("linux-*") if path.is_dir())
+    if cached:
+        return _ok("kernel", f"in the cache: {', '.join(cached)}")
+    return _note("kernel", "none in the cache", "the first boot downloads one (27 MB)")
+
+
+def _busybox() -> Finding:
+    path = shutil.which("busybox")
+    if path is not None and is_static(Path(path), arch=_ARCH):
+        return _ok("busybox", f"{path}, static")
+    found = "none installed" if path is None else f"{path} is not static"
+    return _note("busybox", found, "Debian's is downloaded; or apt-get install busybox-static")
+
+
+def _writable(subject: str, path: Path) -> Finding:
+    # What does not exist yet is made in the nearest directory that does.
+    base = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not os.access(base, os.W_OK | os.X_OK):
+        return _missing(subject, f"{base} cannot be written", "check who owns it")
+    room = shutil.disk_usage(base).free // MIB
+    if room < _GUEST_SIZE // MIB:
+        return _note(subject, f"{path}: {room} MiB free", "a kernel takes 200 MiB unpacked")
+    return _ok(subject, f"{path}, {room} MiB free")
+
+
+def _shared_memory() -> Finding:
+    try:
+        room = shutil.disk_usage(_SHARED_MEMORY).free
+    except OSError as error:
+        room, why = 0, f"{_SHARED_MEMORY}: {error.strerror}"
+    else:
+        why = f"{_SHARED_MEMORY}, {room // MIB} MiB free"
+    if room < _GUEST_SIZE:
+        return _note("memory", why, "a guest of 512 MiB is kept in a file on disk instead")
+    return _ok("memory", why)
+
+
+def _compiler() -> Finding:
+    try:
+        from kprobes.codegen.compile import load_compiler
+
+        load_compiler()
+    except (ImportError, OSError, KprobesError) as error:
+        return _missing("LLVM", f"llvmlite does not load: {error}", "pip install llvmlite")
+    return _ok("LLVM", "llvmlite loads")
+
+
+def _ok(subject: str, found: str) -> Finding:
+    return Finding(subject=subject, verdict=Verdict.OK, found=found)
+
+
+def _note(subject: str, found: str, advice: str) -> Finding:
+    return Finding(subject=subject, verdict=Verdict.NOTE, found=found, advice=advice)
+
+
+def _missing(subject: str, found: str, advice: str) -> Finding:
+    return Finding(subject=subject, verdict=Verdict.MISSING, found=found, advice=advice)

@@ -1,0 +1,245 @@
+"""Who changed some kernel text: what journals, the kernel's own lists and its file say of it.
+
+Each voice is asked in turn, and bytes belong to the first that knows them. What differs from the
+file and nobody knows is said to be unknown.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from kprobes.drivers.anatomy import Author, Mark
+from kprobes.drivers.guest_probes import GuestProbe
+from kprobes.drivers.guest_tracers import Tracer
+from kprobes.drivers.journal import Entry, Undo
+from kprobes.drivers.kernel_marks import (
+    Bytes,
+    boot,
+    holds,
+    jump_labels,
+    read_text,
+    static_calls,
+    trampolines,
+)
+from kprobes.drivers.specimen import Specimen
+from kprobes.units import Addr
+
+_SITE = 5
+_MAX_NAMES = 6
+
+
+Voice = Callable[[Specimen, Bytes], Iterator[Mark]]
+
+
+def read_marks(specimen: Specimen, found: Bytes) -> tuple[Mark, ...]:
+    """Return who changed, or may change, which bytes of some text; by address."""
+    marks: list[Mark] = []
+    for voice in (
+        _ours,
+        _ftrace,
+        _kprobes,
+        jump_labels,
+        static_calls,
+        trampolines,
+        boot,
+    ):
+        marks += [m for m in voice(specimen, found) if not _is_claimed(m, marks)]
+    marks += _unknown(specimen, found, marks)
+    return tuple(sorted(marks, key=lambda mark: (mark.start, mark.author is not Author.OURS)))
+
+
+def _is_claimed(mark: Mark, marks: list[Mark]) -> bool:
+    # The guest's own ftrace, behind ours at one site, is another voice on the same bytes.
+    if mark.author is Author.FTRACE and mark.leads_to is not None:
+        return False
+    return any(m.is_changed and m.start < mark.stop and m.stop > mark.start for m in marks)
+
+
+def _ours(specimen: Specimen, found: Bytes) -> Iterator[Mark]:
+    for entry in specimen.entries:
+        for undo in entry.undos:
+            inside = undo.addr < found.subject.stop and undo.addr + len(undo.new) > (
+                found.subject.start
+            )
+            if inside and undo.new != undo.old and holds(specimen, undo.addr, undo.new):
+                yield from _our_mark(specimen, undo, entry)
+
+
+def _our_mark(specimen: Specimen, undo: Undo, entry: Entry) -> Iterator[Mark]:
+    site = specimen.arch.site
+    described = [probe for probe in entry.probes if probe.site == undo.addr]
+    entries = {probe.entry for probe in described}
+    leads_to = entries.pop() if entries else _branch(specimen, undo.addr, undo.new)
+    others = f" and {len(described) - 1} more" if len(described) > 1 else ""
+    who = "which was killed: `kprobe restore`" if entry.is_abandoned else "which is at work"
+    text = "; ".join(probe.definition for probe in described[:_MAX_NAMES])
+    # What planning compared may be more than what it wrote.
+    size = 1 + max(i for i in range(len(undo.new)) if undo.new[i] != undo.old[i])
+    stop = Addr(undo.addr + size)
+    yield Mark(
+        start=undo.addr,
+        stop=stop,
+        author=Author.OURS,
+        says=f"our probe {undo.what}{others}, {_how(specimen, undo)}, of process {entry.pid}, "
+        f"{who}; before: {undo.old[:size].hex()}" + (f"; {text}" if text else ""),
+        is_changed=True,
+        leads_to=leads_to,
+        probe=undo.what,
+    )
+    chained = site.target(undo.addr, undo.old)
+    if chained is not None and specimen.sites and specimen.sites.find(undo.addr) is not None:
+        says = f"behind ours, the guest's own ftrace: {_tracing(specimen, undo.addr, chained)}"
+        yield Mark(
+            start=undo.addr,
+            stop=stop,
+            author=Author.FTRACE,
+            says=says,
+            is_changed=True,
+            leads_to=chained,
+        )
+
+
+def _how(specimen: Specimen, undo: Undo) -> str:
+    code = undo.new[:_SITE]
+    if specimen.arch.site.target(undo.addr, code) is not None:
+        return "a call"
+    is_jump = specimen.arch.listing.jump_target(undo.addr, code) is not None
+    return "a jump" if is_jump else "a breakpoint"
+
+
+def _ftrace(specimen: Specimen, found: Bytes) -> Iterator[Mark]:
+    if specimen.sites is None:
+        return
+    subject, facts = found.subject, specimen.arch.site
+    low, high = np.searchsorted(
+        specimen.sites.addrs, np.array([max(subject.start - facts.size + 1, 0), subject.stop])
+    ).tolist()
+    ours = {
+        undo.addr
+        for entry in specimen.entries
+        for undo in entry.undos
+        if holds(specimen, undo.addr, undo.new)
+    }
+    for number in specimen.sites.addrs[low:high].tolist():
+        site = Addr(number)
+        code = read_text(specimen, site, facts.size)
+        if site in ours and facts.target(site, code) is not None:
+            # Told with ours.
+            continue
+        yield _ftrace_mark(specimen, site, code)
+
+
+def _ftrace_mark(specimen: Specimen, site: Addr, code: bytes) -> Mark:
+    facts = specimen.arch.site
+    target = facts.target(site, code)
+    leads_to, is_changed = None, specimen.was(site, len(code)) not in (None, code)
+    if specimen.memory is None:
+        says = "ftrace site: boot makes a nop of the call to __fentry__"
+    elif code in facts.nops:
+        was = specimen.was(site, len(code))
+        boot = ", which boot made of the call to __fentry__" if was and was != code else ""
+        says = f"ftrace site, idle: a nop{boot}"
+    elif target is not None:
+        says = f"the guest's own ftrace: {_tracing(specimen, site, target)}"
+        leads_to, is_changed = target, True
+    else:
+        says, is_changed = "ftrace site that holds neither a nop nor a call", True
+    return Mark(
+        start=site,
+        stop=Addr(site + facts.size),
+        author=Author.FTRACE,
+        says=says,
+        is_changed=is_changed,
+        leads_to=leads_to,
+    )
+
+
+def _tracing(specimen: Specimen, site: Addr, target: Addr) -> str:
+    tracers = specimen.tracers
+    if tracers is None:
+        return f"it calls {target:#x}"
+    own = tracers.with_trampoline(target)
+    probes = [n for p in specimen.probes if p.addr == site and p.is_ftrace for n in p.handlers]
+    for_whom = f"; kprobe there: {', '.join(probes[:_MAX_NAMES])}" if probes else ""
+    if own is not None:
+        return f"it calls the trampoline of {_named(own)} at {target:#x}{for_whom}"
+    symbol = specimen.kernel.symbols.at(target)
+    if symbol is not None and symbol.addr == target:
+        users = [_named(tracer) for tracer in tracers.of(site)]
+        several = f", for {', '.join(users[:_MAX_NAMES])}" if users else ""
+        return f"it calls {symbol.name}{several}{for_whom}"
+    return f"it calls {target:#x} directly (a BPF trampoline, or another tracer's code){for_whom}"
+
+
+def _named(tracer: Tracer) -> str:
+    if tracer.name == tracer.handler_name:
+        return tracer.handler_name
+    return f"{tracer.name} ({tracer.handler_name})"
+
+
+def _kprobes(specimen: Specimen, found: Bytes) -> Iterator[Mark]:
+    for probe in specimen.probes:
+        is_inside = found.subject.start - _SITE < probe.addr < found.subject.stop
+        if is_inside and not probe.is_ftrace and not probe.is_disabled:
+            mark = _kprobe_mark(specimen, probe)
+            if mark is not None:
+                yield mark
+
+
+def _kprobe_mark(specimen: Specimen, probe: GuestProbe) -> Mark | None:
+    patch, listing = specimen.arch.patch, specimen.arch.listing
+    who = ", ".join(probe.handlers[:_MAX_NAMES])
+    target = listing.jump_target(probe.addr, read_text(specimen, probe.addr, _SITE))
+    if probe.detour is not None and target == probe.detour:
+        old = (probe.opcode + probe.copied).hex()
+        says = f"the guest's own kprobe, optimised: a jump to its detour; {who}; before: {old}"
+        size, leads_to = _SITE, probe.detour
+    elif holds(specimen, probe.addr, patch.breakpoint):
+        says = f"the guest's own kprobe: a breakpoint; {who}; before: {probe.opcode.hex()}"
+        size, leads_to = len(patch.breakpoint), probe.slot
+    else:
+        return None
+    return Mark(
+        start=probe.addr,
+        stop=Addr(probe.addr + size),
+        author=Author.KPROBE,
+        says=says,
+        is_changed=True,
+        leads_to=leads_to,
+    )
+
+
+def _unknown(specimen: Specimen, found: Bytes, marks: list[Mark]) -> Iterator[Mark]:
+    if found.now is None or found.was is None:
+        return
+    start = found.subject.start
+    old, new = (np.frombuffer(code, np.uint8) for code in (found.was, found.now))
+    is_unknown = old != new
+    for mark in marks:
+        if mark.is_changed:
+            is_unknown[max(mark.start - start, 0) : max(mark.stop - start, 0)] = False
+    places = np.flatnonzero(is_unknown)
+    if not len(places):
+        return
+    for run in np.split(places, np.flatnonzero(np.diff(places) > _SITE) + 1):
+        low, high = Addr(start + int(run[0])), Addr(start + int(run[-1]) + 1)
+        yield _unknown_mark(specimen, low, high)
+
+
+def _unknown_mark(specimen: Specimen, start: Addr, stop: Addr) -> Mark:
+    target = None
+    if holds(specimen, start, specimen.arch.patch.breakpoint):
+        says = "a breakpoint of somebody whom nothing here names: a debugger, or a kprobe"
+    else:
+        target = _branch(specimen, start, read_text(specimen, start, _SITE))
+        leads = f": a branch to {target:#x}" if target else ""
+        says = f"changed by somebody whom nothing here names{leads}"
+    return Mark(
+        start=start, stop=stop, author=Author.UNKNOWN, says=says, is_changed=True, leads_to=target
+    )
+
+
+def _branch(specimen: Specimen, place: Addr, code: bytes) -> Addr | None:
+    code = code[:_SITE]
+    target = specimen.arch.site.target(place, code)
+    return target if target is not None else specimen.arch.listing.jump_target(place, code)

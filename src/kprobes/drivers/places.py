@@ -1,0 +1,205 @@
+"""What definitions mean on one kernel, running or in a file: globs, functions, sites."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Protocol
+
+from kprobes.arch.facts import Arch
+from kprobes.drivers.exits import Classified, Prover
+from kprobes.drivers.guest.events import read_events
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.memory import remembering
+from kprobes.drivers.instructions import Instructions, NoBoundaryError, Text, first
+from kprobes.errors import DefinitionError, RefusedError
+from kprobes.image.text_tables import read_tables
+from kprobes.lang.listing import at_function
+from kprobes.lang.names import DEFAULT_GROUP
+from kprobes.lang.parser import parse_prefix
+from kprobes.model.codes import Code, rejection
+from kprobes.model.definition import Definition, Kind
+from kprobes.model.plan import Site, Strategy
+from kprobes.model.resolved import Resolved
+from kprobes.model.symbol import Symbol, place_of
+from kprobes.plan import ftrace
+from kprobes.plan.choose import Wish
+from kprobes.plan.ftrace import Sites
+from kprobes.resolve.place import find_target
+from kprobes.resolve.resolve import resolve, resolve_arguments
+from kprobes.units import Addr
+
+Names = frozenset[tuple[str, str]]
+"""Groups and events."""
+
+
+class Look(Protocol):
+    """Tells how an address is probed; a definition is for its errors."""
+
+    def __call__(self, addr: Addr, definition: Definition | None = None) -> Site:
+        """Return its site."""
+        ...
+
+
+class Places:
+    """Resolves definitions on one kernel; touches nothing.
+
+    Attributes:
+        kernel: whose names they use.
+        arch: its architecture.
+        sites: of its function tracer.
+        text: of the kernel.
+    """
+
+    def __init__(
+        self, text: Text, arch: Arch, sites: Sites, *, events: Callable[[], Names] = frozenset
+    ) -> None:
+        """Resolve by these; ``events`` returns group and event of what the kernel has itself."""
+        self.kernel = text.kernel
+        self.arch = arch
+        self.sites = sites
+        self.text = text
+        self._events = cache(events)
+
+    def expand(self, definition: Definition) -> list[Definition]:
+        """Return one definition per function that a glob names; those without a site left out.
+
+        Raises:
+            RefusedError: no function is left.
+        """
+        if not definition.place.is_glob:
+            return [definition]
+        pattern, module = definition.place.symbol, definition.place.module
+        symbols = self.kernel.symbols
+        is_there = [s for s in symbols.glob(pattern) if s.module == (module or s.module)]
+        found = [symbol for symbol in is_there if symbol.is_text]
+        with_site = [symbol for symbol in found if self.has_site(symbol)]
+        # A name of two functions cannot be probed by name; two names of one function are one.
+        unique = {s.addr: s.name for s in with_site if len(symbols.all_named(s.name)) == 1}
+        if not unique:
+            without = len(found) - len(with_site)
+            raise RefusedError(
+                f"no function that can be probed matches {pattern!r}: {len(found)} match, "
+                f"{without} of them without an ftrace site, {len(with_site)} with a name that "
+                "several functions have"
+            )
+        return [at_function(definition, name) for name in sorted(unique.values())]
+
+    def resolve(self, definition: Definition, *, event_id: int) -> Resolved:
+        """Resolve a definition on one function.
+
+        Raises:
+            DefinitionError: it names what this kernel has not, or a type does not fit.
+            RefusedError: no probe can be placed there.
+        """
+        resolved = self.understand(definition, event_id=event_id)
+        if definition.kind is Kind.RETURN:
+            raise RefusedError(f"{definition.event}: probes at function return cannot be armed yet")
+        return resolved
+
+    def understand(self, definition: Definition, *, event_id: int) -> Resolved:
+        """Resolve a definition, whether or not we can arm its kind; errors as for ``resolve``."""
+        kernel, arch = self.kernel, self.arch
+        resolved = resolve(definition, kernel, arch, event_id=event_id, locate=self.locate)
+        name = definition.group, definition.event
+        # Only others' events are in other groups; reading the kernel's takes a tenth of a second.
+        if definition.group != DEFAULT_GROUP and name in self._events():
+            raise rejection(Code.EVENT_EXIST, command=definition.command, column=0)
+        return resolved
+
+    def sooner(self, error: DefinitionError) -> DefinitionError:
+        """Return what the kernel finds first in a definition that has an error in its text.
+
+        It looks up the place, and types and members of what stands before the error, as it reads.
+        """
+        before = parse_prefix(error.command, registers=self.arch.registers)
+        if before is None:
+            return error
+        try:
+            target = find_target(before, self.kernel, self.locate)
+            resolve_arguments(before, self.kernel, self.arch, target)
+        except DefinitionError as first:
+            for note in getattr(error, "__notes__", ()):
+                first.add_note(note)
+            return first
+        except RefusedError:
+            return error
+        return error
+
+    def locate(self, function: Symbol) -> Addr:
+        """Return where a probe at a function's entry is."""
+        site = ftrace.locate(function, self.sites, self.arch.site)
+        return first(function, self.text, self.arch.patch) if site is None else site
+
+    def look(self, wish: Wish) -> Look:
+        """Return what tells how a probe is placed, by the text as it is now.
+
+        It raises RefusedError where no probe can be; where no instruction begins that is a
+        DefinitionError of the definition, if there is one.
+        """
+        instructions = Instructions(self.text, self.arch.patch)
+
+        def look(addr: Addr, definition: Definition | None = None) -> Site:
+            try:
+                return self._site(addr, wish, instructions)
+            except NoBoundaryError as error:
+                if definition is None:
+                    raise
+                raise rejection(
+                    Code.BAD_INSN_BNDRY,
+                    command=definition.command,
+                    column=definition.place.span.start,
+                    hint=str(error),
+                ) from error
+
+        return look
+
+    def _site(self, addr: Addr, wish: Wish, instructions: Instructions) -> Site:
+        if self.kernel.symbols.is_fleeting(addr):
+            place = place_of(self.kernel.symbols, addr)
+            raise RefusedError(
+                f"{place} is init text, which its module gives back when it has begun"
+            )
+        if self.sites.find(addr) is None:
+            return instructions.site(addr, wish)
+        if wish.strategy in (None, Strategy.FTRACE):
+            return ftrace.inspect(addr, instructions.memory, self.sites, self.arch.site)
+        place = place_of(self.kernel.symbols, addr)
+        raise RefusedError(
+            f"{place} is an ftrace site, which the guest's own ftrace may change at any time: "
+            f"no {wish.strategy}, only the ftrace strategy"
+        )
+
+    def exits(self, probe: Resolved) -> Classified | None:
+        """Return the ways out of the function that a return probe is on, None for other probes.
+
+        It takes the text as it is now.
+        """
+        function = self.kernel.symbols.at(probe.layout.ip)
+        if probe.definition.kind is not Kind.RETURN or function is None:
+            return None
+        return Prover(self.text, self.arch.patch).classify(function)
+
+    def has_site(self, function: Symbol) -> bool:
+        """Whether a function has an ftrace site."""
+        return ftrace.locate(function, self.sites, self.arch.site) is not None
+
+
+def places_of(guest: Guest) -> Places:
+    """Return the places of a running guest.
+
+    Raises:
+        RefusedError: its kernel was built without dynamic ftrace.
+    """
+    sites = ftrace.read_sites(guest.memory, guest.kernel)
+    events = partial(read_events, guest.memory, guest.kernel)
+    return Places(text_of(guest, sites), guest.arch, sites, events=events)
+
+
+def text_of(guest: Guest, sites: Sites) -> Text:
+    """Return the text of a running guest."""
+    return Text(
+        kernel=guest.kernel,
+        open_memory=partial(remembering, guest.memory),
+        read_tables=partial(
+            read_tables, remembering(guest.memory), guest.kernel, ftrace=sites.addrs.tolist()
+        ),
+    )

@@ -1,0 +1,165 @@
+"""What an x-ray looks at: a kernel's memory, the file it was booted from, and our journals."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kprobes.arch.facts import Arch
+from kprobes.arch.registry import arch
+from kprobes.drivers.guest_probes import GuestProbe, read_guest_probes
+from kprobes.drivers.guest_tracers import Tracers
+from kprobes.drivers.journal import Entry
+from kprobes.errors import KprobesError, MemoryFault, RefusedError
+from kprobes.image.file import KernelImage, check_same_build, kernel_from_image, read_image
+from kprobes.image.init_tables import read_image_tables
+from kprobes.image.text_tables import read_tables
+from kprobes.model.kernel import Kernel
+from kprobes.model.text import TextTables
+from kprobes.plan.ftrace import Sites, read_sites, sites_in_image
+from kprobes.ports import Memory
+from kprobes.transport.image_cache import images
+
+_PLACES = ("boot/vmlinuz-{0}", "usr/lib/modules/{0}/vmlinuz", "lib/modules/{0}/vmlinuz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Specimen:
+    """A kernel, as far as it can be looked at.
+
+    Attributes:
+        kernel: at its running addresses; at link addresses when there is only a file.
+        memory: of the running kernel, or None.
+        image: its file, or None.
+        linked: what the file holds, at link addresses; None without one.
+        why_no_image: why there is none.
+        sites: of its function tracer, or None when it has none.
+        tables: what is known of its text.
+        probes, tracers: its own users of kprobes and ftrace.
+        entries: journals of this kernel.
+    """
+
+    kernel: Kernel
+    arch: Arch
+    memory: Memory | None
+    image: KernelImage | None
+    linked: Kernel | None
+    why_no_image: str
+    sites: Sites | None
+    tables: TextTables
+    probes: tuple[GuestProbe, ...]
+    tracers: Tracers | None
+    entries: tuple[Entry, ...]
+
+    def now(self, start: int, size: int) -> bytes | None:
+        """Return bytes of memory, or None when no kernel runs.
+
+        Raises:
+            MemoryFault: nothing is mapped there.
+        """
+        return None if self.memory is None else self.memory.read(start, size)
+
+    def was(self, start: int, size: int) -> bytes | None:
+        """Return bytes of the file for a running address, or None when it has none there."""
+        if self.image is None:
+            return None
+        with suppress(MemoryFault):
+            return self.image.read(start - self.kernel.slide, size)
+        return None
+
+
+def specimen_of_guest(
+    memory: Memory, kernel: Kernel, *, images: Iterable[Path], entries: Iterable[Entry]
+) -> Specimen:
+    """Return a running guest, for x-rays.
+
+    Args:
+        memory: of the guest, which may run.
+        kernel: that runs there.
+        images: files that may be its kernel's, the likeliest first; the first of its build is.
+        entries: journals of this guest.
+
+    Raises:
+        TargetError: its tables of text are broken.
+    """
+    image, why = _first_of(images, kernel)
+    sites: Sites | None = None
+    with suppress(RefusedError):
+        sites = read_sites(memory, kernel)
+    addrs = sites.addrs.tolist() if sites is not None else ()
+    return Specimen(
+        kernel=kernel,
+        arch=arch(kernel.arch),
+        memory=memory,
+        image=image,
+        linked=kernel_from_image(image) if image is not None else None,
+        why_no_image=why,
+        sites=sites,
+        tables=read_tables(memory, kernel, ftrace=addrs),
+        probes=read_guest_probes(memory, kernel),
+        tracers=Tracers(memory, kernel),
+        entries=tuple(entries),
+    )
+
+
+def specimen_of_image(path: Path) -> Specimen:
+    """Return a vmlinux or boot image, for x-rays without a guest.
+
+    Raises:
+        TargetError: the file cannot be read.
+        FormatError: it is no kernel, or damaged.
+    """
+    image = read_image(path)
+    kernel = kernel_from_image(image)
+    sites: Sites | None = None
+    with suppress(RefusedError):
+        sites = sites_in_image(image, kernel)
+    return Specimen(
+        kernel=kernel,
+        arch=arch(kernel.arch),
+        memory=None,
+        image=image,
+        linked=kernel,
+        why_no_image="",
+        sites=sites,
+        tables=read_image_tables(image, kernel),
+        probes=(),
+        tracers=None,
+        entries=(),
+    )
+
+
+def candidates(kernel: Kernel, entries: Sequence[Entry], *, given: Path | None) -> Iterator[Path]:
+    """Yield files that may be a running kernel's.
+
+    Args:
+        kernel: that runs.
+        entries: journals of its guest, which may name one.
+        given: by the user, or what the guest was booted from; then no other is tried.
+    """
+    if given is not None:
+        yield given
+        return
+    yield from (Path(entry.image) for entry in entries if entry.image)
+    # Nothing but a plain name may come out of a guest's memory into a path.
+    if os.sep in kernel.release or not kernel.release:
+        return
+    roots = [Path("/"), *sorted(images().glob("*"))]
+    for root in roots:
+        yield from (root / place.format(kernel.release) for place in _PLACES)
+
+
+def _first_of(paths: Iterable[Path], kernel: Kernel) -> tuple[KernelImage | None, str]:
+    why = "no file of this kernel is on this machine: name it with --vmlinux"
+    for path in paths:
+        if not path.is_file():
+            continue
+        try:
+            image = read_image(path)
+            check_same_build(kernel, image)
+        except KprobesError as error:
+            why = str(error)
+            continue
+        return image, ""
+    return None, why

@@ -1,0 +1,155 @@
+"""What is armed in a guest, and by whom: its ftrace sites as they are, beside our journals."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.arch.facts import SiteFacts
+from kprobes.drivers.journal import Entry
+from kprobes.errors import MemoryFault
+from kprobes.model.kernel import Kernel
+from kprobes.plan.ftrace import DISABLED, read_sites
+from kprobes.ports import Memory
+from kprobes.units import Addr
+
+_GAP = 1 << 16
+"""Sites closer than this are read together: few reads, and a bounded size of each."""
+_FLAGS = 8
+"""Offset of dyn_ftrace.flags."""
+_ENABLED = 1 << 31
+"""FTRACE_FL_ENABLED: the guest's ftrace has put a call there. Same bit from 5.10 to 7.x."""
+
+
+class Owner(StrEnum):
+    """Who patched a site."""
+
+    JOURNAL = "journal"
+    """A tracer of this machine, whose journal has these very bytes."""
+    TRACER = "tracer"
+    """A kprobes tracer of another machine, or one whose journal is lost."""
+    GUEST = "guest"
+    """The guest's own ftrace: a tracer, kprobe event or BPF program in it."""
+    UNKNOWN = "unknown"
+    """Bytes that are no call at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmedSite:
+    """One site that does not hold its nop.
+
+    Attributes:
+        where: of the site, as symbol and offset, or the bare address.
+        code: what it holds.
+        event: what our journal says it is for, else "".
+        entry: the journal, for Owner.JOURNAL only.
+    """
+
+    addr: Addr
+    where: str
+    code: bytes
+    owner: Owner
+    event: str = ""
+    entry: Entry | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A guest's ftrace sites: how many there are, and those that are armed."""
+
+    release: str
+    sites: int
+    armed: tuple[ArmedSite, ...]
+
+
+def look(memory: Memory, kernel: Kernel, facts: SiteFacts, entries: Iterable[Entry]) -> Status:
+    """Compare every ftrace site of a guest with what it holds when idle.
+
+    Args:
+        memory: of the guest, which may run: it is only read.
+        kernel: that runs there.
+        facts: of its architecture's sites.
+        entries: journals of this guest.
+
+    Raises:
+        RefusedError: its kernel has no ftrace sites.
+        TargetError: its list of them is broken.
+    """
+    sites = read_sites(memory, kernel)
+    addrs, codes = read_codes(memory, sites.addrs, facts.size)
+    is_armed = ~_is_idle(codes, facts.nops)
+    known = {(undo.addr, undo.new): (undo, entry) for entry in entries for undo in entry.undos}
+    armed: list[ArmedSite] = []
+    for number, row in zip(addrs[is_armed].tolist(), codes[is_armed], strict=True):
+        addr, code = Addr(number), row.tobytes()
+        undo, entry = known.get((addr, code), (None, None))
+        is_call = facts.target(addr, code) is not None
+        site = ArmedSite(
+            addr=addr,
+            where=_where(kernel, addr),
+            code=code,
+            owner=Owner.JOURNAL if entry else _owner(memory, sites.find(addr), is_call=is_call),
+            event=undo.what if undo else "",
+            entry=entry,
+        )
+        armed.append(site)
+    return Status(release=kernel.release, sites=len(sites.addrs), armed=tuple(armed))
+
+
+def read_codes(
+    memory: Memory, addrs: NDArray[np.uint64], size: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Read the bytes of many places, neighbours together.
+
+    Args:
+        memory: of the guest.
+        addrs: uint64 (n,), ascending.
+        size: bytes of each.
+
+    Returns:
+        The addresses that could be read, (m,), and their bytes, (m, size). A module's go when
+        it is unloaded.
+    """
+    found: list[NDArray[np.uint64]] = [addrs[:0]]
+    codes: list[NDArray[np.uint8]] = [np.zeros((0, size), np.uint8)]
+    far = np.flatnonzero(np.diff(addrs) > np.uint64(_GAP)) + 1
+    for group in np.split(addrs, far):
+        try:
+            code = _read_group(memory, group, size)
+        except MemoryFault:
+            continue
+        found.append(group)
+        codes.append(code)
+    return np.concatenate(found), np.concatenate(codes)
+
+
+def _read_group(memory: Memory, addrs: NDArray[np.uint64], size: int) -> NDArray[np.uint8]:
+    if not len(addrs):
+        return np.zeros((0, size), np.uint8)
+    start, stop = int(addrs[0]), int(addrs[-1]) + size
+    data = np.frombuffer(memory.read(start, stop - start), np.uint8)
+    offsets = (addrs - np.uint64(start)).astype(np.int64)
+    return data[offsets[:, np.newaxis] + np.arange(size)]
+
+
+def _is_idle(codes: NDArray[np.uint8], nops: Iterable[bytes]) -> NDArray[np.bool_]:
+    is_idle = np.zeros(len(codes), np.bool_)
+    for nop in nops:
+        is_idle |= (codes == np.frombuffer(nop, np.uint8)).all(axis=1)
+    return is_idle
+
+
+def _owner(memory: Memory, record: Addr | None, *, is_call: bool) -> Owner:
+    if not is_call or record is None:
+        return Owner.UNKNOWN
+    flags = int.from_bytes(memory.read(record + _FLAGS, 8), "little")
+    # An enabled site that a tracer has chained looks like the guest's own: only its journal,
+    # which is not here, would tell.
+    return Owner.GUEST if flags & _ENABLED and not flags & DISABLED else Owner.TRACER
+
+
+def _where(kernel: Kernel, addr: Addr) -> str:
+    symbol = kernel.symbols.at(addr)
+    return f"{addr:#x}" if symbol is None else f"{symbol.name}+{addr - symbol.addr:#x}"

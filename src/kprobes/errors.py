@@ -1,0 +1,138 @@
+"""Everything that can go wrong in the world, as one tree.
+
+    KprobesError                 exit 1
+    ├── UsageError               exit 2: options that make no sense together
+    ├── UnreachableError         exit 3: no QEMU, no kernel, port closed, stub busy
+    ├── DefinitionError          exit 4: a probe definition is wrong; has code, text and span
+    ├── FormatError              bytes that are not what they should be
+    │   └── RingError            ring bytes that no writer of ours wrote
+    └── TargetError              the guest, or its kernel, is not as we need it
+        ├── MemoryFault          an address that is not mapped
+        ├── UnknownSymbolError   no such symbol; carries near names
+        ├── AmbiguousSymbolError several symbols of one name
+        ├── UnknownTypeError     no such struct, member or function in the types
+        ├── RefusedError         exit 4: a probe that cannot be placed, with the reason
+        └── GuestGoneError       the guest died or its stub hung up
+
+``ValueError`` is our own bug and never one of these.
+"""
+
+from kprobes.units import Addr
+
+
+class KprobesError(Exception):
+    """The world is not as it should be; the message is one line for the user."""
+
+    exit_code = 1
+
+
+class UsageError(KprobesError):
+    """Options or arguments that make no sense."""
+
+    exit_code = 2
+
+
+class UnreachableError(KprobesError):
+    """A target, or a tool needed to start one, cannot be reached."""
+
+    exit_code = 3
+
+
+class DefinitionError(KprobesError):
+    """A probe definition is wrong.
+
+    Attributes:
+        code: the kernel's name of the error, such as ``BAD_REG_NAME``.
+        text: the kernel's wording for it.
+        command: the definition with its words joined by single blanks.
+        column: where the caret stands in ``command``, from 0.
+        hint: what would work, or "".
+    """
+
+    exit_code = 4
+
+    def __init__(self, code: str, text: str, *, command: str, column: int, hint: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.command = command
+        self.column = column
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Return the three lines of the kernel's error_log, and the hint."""
+        lines = [
+            f"error: {self.text}",
+            f"  Command: {self.command}",
+            " " * (11 + self.column) + "^",
+        ]
+        return "\n".join([*lines, f"  {self.hint}"] if self.hint else lines)
+
+
+class FormatError(KprobesError):
+    """Bytes from a file, a guest or a socket that are not what they should be."""
+
+
+class RingError(FormatError):
+    """Ring bytes that no writer of ours wrote."""
+
+
+class TargetError(KprobesError):
+    """The guest, or the kernel in it, is not as we need it."""
+
+
+class MemoryFault(TargetError):  # noqa: N818 - the field's word for it
+    """An address of the target that is not mapped or not RAM."""
+
+    def __init__(
+        self, addr: int, size: int, why: str = "not mapped", *, verb: str = "read"
+    ) -> None:
+        super().__init__(f"cannot {verb} {size} bytes at {addr:#x}: {why}")
+        self.addr = addr
+        self.size = size
+
+
+class UnknownSymbolError(TargetError):
+    """No symbol has this name."""
+
+    def __init__(self, name: str, near: tuple[str, ...] = ()) -> None:
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        super().__init__(f"no symbol {name!r} in this kernel{hint}")
+        self.name = name
+        self.near = near
+
+
+class AmbiguousSymbolError(TargetError):
+    """Several symbols have this name."""
+
+    def __init__(self, name: str, addresses: tuple[Addr, ...]) -> None:
+        where = ", ".join(f"{addr:#x}" for addr in addresses[:4])
+        super().__init__(f"{len(addresses)} symbols are named {name!r}: {where}")
+        self.name = name
+        self.addresses = addresses
+
+
+class UnknownTypeError(TargetError):
+    """The kernel's type information has no such struct, member or function."""
+
+
+class RefusedError(TargetError):
+    """A probe that cannot be placed safely; the message says why and what would work."""
+
+    exit_code = 4
+
+
+class NotLoadedError(RefusedError):
+    """A probe in a module that is not loaded now.
+
+    Attributes:
+        module: its name.
+    """
+
+    def __init__(self, module: str) -> None:
+        super().__init__(f"module {module} is not loaded; load it first")
+        self.module = module
+
+
+class GuestGoneError(TargetError):
+    """The guest died, or its stub hung up."""

@@ -1,0 +1,1 @@
+"""Bytes to facts and back; each file names where its format is written down."""

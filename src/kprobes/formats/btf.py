@@ -1,0 +1,222 @@
+"""BTF types as facts: sizes, members, enumerators, parameters, and how C spells a type.
+
+Every step from one type to another is bounded: a hostile BTF may have typedefs in a circle,
+structs that contain themselves and types that do not exist.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.errors import FormatError
+from kprobes.formats.btf_index import EACH, BtfIndex, Kind
+
+TRANSPARENT = frozenset(
+    {Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG, Kind.DECL_TAG}
+)
+"""Kinds that stand for the type they refer to."""
+AGGREGATES = frozenset({Kind.STRUCT, Kind.UNION})
+
+_MAX_CHAIN = 64
+_POINTER = 8
+_SIGNED = 1
+"""BTF_INT_SIGNED."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Type:
+    """One type's header.
+
+    Attributes:
+        number: its id.
+        value: its size in bytes, or the id of the type that it refers to.
+        vlen: its members, enumerators or parameters.
+        flag: the kind_flag: bit-field sizes in member offsets, signed enumerators.
+    """
+
+    number: int
+    kind: Kind
+    name: str
+    value: int
+    vlen: int
+    flag: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One member of a struct or union.
+
+    Attributes:
+        bit_offset: from the aggregate's beginning.
+        bit_size: of a bit-field, else 0.
+    """
+
+    name: str
+    type: int
+    bit_offset: int
+    bit_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """What an INT's own word says; all zero for other kinds."""
+
+    bits: int = 0
+    bit_offset: int = 0
+    is_signed: bool = False
+
+
+class Btf:
+    """The types of one BTF."""
+
+    def __init__(self, index: BtfIndex) -> None:
+        self.index = index
+
+    def __len__(self) -> int:
+        """Return the number of types, void included."""
+        return len(self.index)
+
+    def numbers(self, name: str, *kinds: Kind) -> list[int]:
+        """Return the ids of the types with this name and one of these kinds, ascending."""
+        wanted = [int(kind) for kind in kinds]
+        found = [
+            number
+            for offset in self.index.strings_equal(name)
+            for number in np.flatnonzero(self.index.name_at == offset).tolist()
+            if self.index.kinds[number] in wanted
+        ]
+        return sorted(found)
+
+    def type(self, number: int) -> Type:
+        """Return a type by its id, or raise FormatError when there is none."""
+        if not 0 <= number < len(self.index):
+            raise FormatError(f"BTF: type {number} of {len(self.index)}")
+        if number == 0:
+            return Type(number=0, kind=Kind.VOID, name="", value=0, vlen=0, flag=False)
+        at = int(self.index.at[number])
+        name, info, value = self.index.words[at : at + 3].tolist()
+        return Type(
+            number=number,
+            kind=Kind(info >> 24 & 0x1F),
+            name=self.index.string(name),
+            value=value,
+            vlen=info & 0xFFFF,
+            flag=bool(info >> 31),
+        )
+
+    def extra(self, kind: Type) -> NDArray[Any]:
+        """Return the uint32 words behind a type's header, one row per member if it has any."""
+        at = int(self.index.at[kind.number]) + 3
+        each = EACH.get(kind.kind)
+        if each is None:
+            return self.index.words[at : at + 3]
+        return self.index.words[at : at + each * kind.vlen].reshape(kind.vlen, each)
+
+    def strip(self, number: int) -> Type:
+        """Return what a type is behind typedefs and qualifiers."""
+        for _ in range(_MAX_CHAIN):
+            found = self.type(number)
+            if found.kind not in TRANSPARENT:
+                return found
+            number = found.value
+        raise FormatError(f"BTF: type {number} refers to itself")
+
+    def size(self, number: int) -> int:
+        """Return a type's size in bytes; of void, functions and incomplete types it is 0."""
+        count = 1
+        for _ in range(_MAX_CHAIN):
+            found = self.strip(number)
+            if found.kind == Kind.PTR:
+                return count * _POINTER
+            if found.kind != Kind.ARRAY:
+                return count * found.value if found.kind in _SIZED else 0
+            number, _, n = self.extra(found).tolist()
+            count *= n
+        raise FormatError(f"BTF: array {number} refers to itself")
+
+    def members(self, aggregate: Type) -> Iterator[Member]:
+        """Return the members of a struct or union, in their order."""
+        for name, number, offset in self.extra(aggregate).tolist():
+            yield Member(
+                name=self.index.string(name),
+                type=number,
+                bit_offset=offset & 0xFFFFFF if aggregate.flag else offset,
+                bit_size=offset >> 24 if aggregate.flag else self._old_bits(number),
+            )
+
+    def _old_bits(self, number: int) -> int:
+        # Without the flag, a bit-field has an integer type of its own, with fewer bits.
+        found = self.strip(number)
+        if found.kind != Kind.INT:
+            return 0
+        bits = int(self.extra(found)[0]) & 0xFF
+        return bits if bits != 8 * found.value else 0
+
+    def encoding(self, found: Type) -> Encoding:
+        """Return an INT's encoding: bits 24-27 of its word flags, 16-23 offset, 0-7 size."""
+        if found.kind != Kind.INT:
+            return Encoding()
+        word = int(self.extra(found)[0])
+        return Encoding(
+            bits=word & 0xFF, bit_offset=word >> 16 & 0xFF, is_signed=bool(word >> 24 & _SIGNED)
+        )
+
+    def target(self, found: Type) -> int:
+        """Return what a pointer points to or an array consists of; 0 for other kinds."""
+        if found.kind == Kind.ARRAY:
+            return int(self.extra(found)[0])
+        return found.value if found.kind == Kind.PTR else 0
+
+    def length(self, found: Type) -> int:
+        """Return the elements of an array; 0 for other kinds."""
+        return int(self.extra(found)[2]) if found.kind == Kind.ARRAY else 0
+
+    def parameters(self, proto: Type) -> list[tuple[str, int]]:
+        """Return names and types of a prototype's parameters; ("", 0) at the end means more."""
+        return [(self.index.string(name), number) for name, number in self.extra(proto).tolist()]
+
+    def enumerators(self, enum: Type) -> Iterator[tuple[int, str]]:
+        """Return value and name of each enumerator; nothing for other kinds."""
+        if enum.kind in (Kind.ENUM, Kind.ENUM64):
+            for name, *words in self.extra(enum).tolist():
+                yield self._value(enum, words), self.index.string(name)
+
+    def enumerator(self, name: str) -> int | None:
+        """Return the value of an enumerator, by its name alone, or None when there is none."""
+        for offset in self.index.strings_equal(name):
+            for place in np.flatnonzero(self.index.words == offset).tolist():
+                value = self._enumerator_at(place)
+                if value is not None:
+                    return value
+        return None
+
+    def _enumerator_at(self, place: int) -> int | None:
+        # The word at ``place`` is an enumerator's name only if an enum's member begins there.
+        number = int(np.searchsorted(self.index.at, place, side="right")) - 1
+        found = self.type(number)
+        if found.kind not in (Kind.ENUM, Kind.ENUM64):
+            return None
+        row, column = divmod(place - int(self.index.at[number]) - 3, EACH[found.kind])
+        if row < 0 or column:
+            return None
+        return self._value(found, self.extra(found)[row, 1:].tolist())
+
+    def _value(self, enum: Type, words: list[int]) -> int:
+        low, *high = words
+        bits = 32 + 32 * len(high)
+        value = low | sum(high) << 32
+        return value - (value >> (bits - 1) << bits) if self._is_signed(enum) else value
+
+    def _is_signed(self, enum: Type) -> bool:
+        # Before pahole 1.24 no enum had the flag and values were signed, as C has them.
+        return enum.flag or (enum.kind == Kind.ENUM and not self._has_enum_flags())
+
+    def _has_enum_flags(self) -> bool:
+        enums = self.index.at[self.index.kinds == Kind.ENUM]
+        return bool(np.any(self.index.words[enums + 1] >> np.uint32(31)))
+
+
+_SIZED = AGGREGATES | {Kind.INT, Kind.ENUM, Kind.ENUM64, Kind.FLOAT, Kind.DATASEC}

@@ -1,0 +1,115 @@
+"""ELF: what a 64-bit file loads where, and the build id among its notes.
+
+    Elf64_Phdr: u32 type, u32 flags, u64 offset, u64 vaddr, u64 paddr, u64 filesz, u64 memsz, ...
+    Elf64_Nhdr: u32 namesz, u32 descsz, u32 type; then name and desc, each padded to 4 bytes
+
+Written down in the System V ABI, chapter 5.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kprobes.errors import FormatError
+
+MAGIC = b"\x7fELF\x02\x01"
+"""64-bit, little endian."""
+
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_PROGRAM = struct.Struct("<IIQQQQQQ")
+_NOTE = struct.Struct("<III")
+_PT_LOAD, _PT_NOTE = 1, 4
+_NT_GNU_BUILD_ID = 3
+_MAX_SEGMENTS = 256
+_MAX_NOTES = 1024
+_BUILD_ID = re.compile(rb"\x04\0\0\0([\x04-\x40])\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
+
+EM_X86_64 = 62
+EM_AARCH64 = 183
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One piece of a file that is loaded.
+
+    Attributes:
+        addr: where, as linked.
+        data: its bytes in the file; memory behind them up to its full size is zero.
+    """
+
+    addr: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What an ELF file loads.
+
+    Attributes:
+        machine: the ISA, an ``EM_`` number.
+        segments: by address.
+        build_id: b"" when it has none.
+    """
+
+    machine: int
+    segments: tuple[Segment, ...]
+    build_id: bytes
+
+
+def parse(data: bytes) -> Image:
+    """Return what an ELF file loads.
+
+    Raises:
+        FormatError: no 64-bit little endian ELF, or one that is cut off.
+    """
+    if not data.startswith(MAGIC) or len(data) < _HEADER.size:
+        raise FormatError("not a 64-bit little endian ELF file")
+    _, _, machine, _, _, table, _, _, _, size, count, *_ = _HEADER.unpack_from(data)
+    if size != _PROGRAM.size or count > _MAX_SEGMENTS or table + size * count > len(data):
+        raise FormatError("ELF: the program headers are damaged")
+    headers = [_PROGRAM.unpack_from(data, table + size * i) for i in range(count)]
+    loads = [_segment(data, header) for header in headers if header[0] == _PT_LOAD]
+    notes = [_segment(data, header) for header in headers if header[0] == _PT_NOTE]
+    ids = (build_id(note.data) for note in notes)
+    return Image(
+        machine=machine,
+        segments=tuple(sorted(loads, key=lambda segment: segment.addr)),
+        build_id=next((found for found in ids if found), b""),
+    )
+
+
+def _segment(data: bytes, header: tuple[int, ...]) -> Segment:
+    _, _, offset, vaddr, _, size, _, _ = header
+    if offset + size > len(data):
+        raise FormatError("ELF: a segment reaches beyond the file's end")
+    return Segment(addr=vaddr, data=data[offset : offset + size])
+
+
+def build_id(notes: bytes) -> bytes:
+    """Return the build id in a note section, or b"" when there is none."""
+    for owner, kind, desc in _notes(notes):
+        if owner == b"GNU\0" and kind == _NT_GNU_BUILD_ID:
+            return desc
+    return b""
+
+
+def _notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    at = 0
+    for _ in range(_MAX_NOTES):
+        if at + _NOTE.size > len(data):
+            return
+        name_size, desc_size, kind = _NOTE.unpack_from(data, at)
+        name_at = at + _NOTE.size
+        desc_at = name_at + name_size + -name_size % 4
+        at = desc_at + desc_size + -desc_size % 4
+        if at > len(data) + 3:
+            return
+        yield data[name_at : name_at + name_size], kind, data[desc_at : desc_at + desc_size]
+
+
+def build_id_notes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Return place and value of everything in some bytes that looks like a build id note."""
+    for match in _BUILD_ID.finditer(data):
+        size = match[1][0]
+        yield match.start(), data[match.end() : match.end() + size]

@@ -1,0 +1,171 @@
+"""A function's arguments by name when it is entered: registers and stack to typed values."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from kprobes.arch.facts import Arch, Passed
+from kprobes.errors import MemoryFault, UsageError
+from kprobes.handlers.memory import MAX_STRING
+from kprobes.handlers.numbers import check_number, pattern
+from kprobes.handlers.values import DataMemory, Struct, Typed, from_bits, load, store
+from kprobes.model.types import CType, Prototype, TypeKind, Types
+from kprobes.units import U64
+
+_PASSED = 1 << 62
+"""Where a struct that lies in registers appears to be: no memory is at such addresses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One parameter of a function, and where its argument is."""
+
+    name: str
+    number: int
+    ctype: CType
+    passed: Passed
+
+
+def arguments_of(prototype: Prototype, types: Types, arch: Arch) -> tuple[Argument, ...]:
+    """Return where a function's arguments are; what ``...`` takes is left out."""
+    named = [each for each in prototype.parameters if each.name or each.number]
+    ctypes = [types.describe(each.number) for each in named]
+    passed = arch.passed([ctype.size for ctype in ctypes])
+    return tuple(
+        Argument(name=each.name or f"arg{n}", number=each.number, ctype=ctype, passed=place)
+        for n, (each, ctype, place) in enumerate(zip(named, ctypes, passed, strict=True), 1)
+    )
+
+
+def spelled(prototype: Prototype) -> str:
+    """Return a prototype as C writes it."""
+    inside = ", ".join(_declared(each.type, each.name) for each in prototype.parameters)
+    return f"{_declared(prototype.returns, prototype.name)}({inside or 'void'})"
+
+
+class Arguments:
+    """Arguments by name: ``args.filename``, also ``args["filename"]``. Assigning changes them.
+
+    Attributes:
+        arguments_: what there is.
+        registers_: of the function when it was entered.
+        typed_: memory and types.
+    """
+
+    __slots__ = ("arguments_", "registers_", "typed_")
+    arguments_: Mapping[str, Argument]
+    registers_: dict[str, int]
+    typed_: Typed
+
+    def __init__(
+        self, arguments: Sequence[Argument], registers: dict[str, int], typed: Typed
+    ) -> None:
+        """Read and write ``registers``."""
+        by_name = {argument.name: argument for argument in arguments}
+        object.__setattr__(self, "arguments_", by_name)
+        object.__setattr__(self, "registers_", registers)
+        object.__setattr__(self, "typed_", typed)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.arguments_:
+            raise AttributeError(self._unknown(name))
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.arguments_:
+            raise AttributeError(self._unknown(name))
+        self[name] = value
+
+    def __getitem__(self, name: str) -> Any:
+        argument = self._argument(name)
+        if argument.passed.stack is not None:
+            return load(self.typed_, argument.number, self._stack(argument.passed.stack))
+        raw = self._raw(argument.passed)
+        if argument.ctype.kind is TypeKind.AGGREGATE:
+            return _struct(argument, raw, self.typed_)
+        return from_bits(self.typed_, argument.ctype, raw)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        argument, number = self._argument(name), index(value)
+        check_number(self.typed_.types, argument.ctype)
+        if argument.passed.stack is not None:
+            store(self.typed_, argument.number, self._stack(argument.passed.stack), number)
+            return
+        pattern(number, 8 * argument.ctype.size)
+        for word, register in enumerate(argument.passed.registers):
+            self.registers_[register] = number >> 64 * word & U64
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arguments_)
+
+    def __len__(self) -> int:
+        return len(self.arguments_)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.arguments_]
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={self[name]!r}" for name in self)
+
+    def _argument(self, name: str) -> Argument:
+        if name not in self.arguments_:
+            raise KeyError(self._unknown(name))
+        return self.arguments_[name]
+
+    def _unknown(self, name: str) -> str:
+        return f"no argument {name}; there are {', '.join(self.arguments_) or 'none'}"
+
+    def _stack(self, distance: int) -> int:
+        return self.registers_["sp"] + distance
+
+    def _raw(self, passed: Passed) -> int:
+        words = [self.registers_[name] for name in passed.registers]
+        return sum(word << 64 * n for n, word in enumerate(words))
+
+
+def find_prototype(types: Types, name: str) -> Prototype:
+    """Return a function's prototype.
+
+    Raises:
+        UsageError: the types have none.
+    """
+    prototype = types.function(name)
+    if prototype is None:
+        raise UsageError(f"this kernel's types do not say what arguments {name} has")
+    return prototype
+
+
+def _declared(type_: str, name: str) -> str:
+    if "(*" in type_:
+        # A function pointer has its name inside.
+        return type_.replace("(*", f"(*{name}", 1)
+    return f"{type_}{name}" if type_.endswith("*") or not name else f"{type_} {name}"
+
+
+def _struct(argument: Argument, raw: int, typed: Typed) -> Struct:
+    data = raw.to_bytes(8 * len(argument.passed.registers), "little")
+    memory = _PassedMemory(data, typed.memory)
+    there = Typed(memory=memory, types=typed.types, symbols=typed.symbols)
+    return Struct(there, argument.number, _PASSED)
+
+
+class _PassedMemory:
+    # A struct's bytes from registers, and behind them all other memory: for what it points to.
+    def __init__(self, data: bytes, others: DataMemory) -> None:
+        self._data = data
+        self._others = others
+
+    def read(self, addr: int, size: int) -> bytes:
+        at = addr - _PASSED
+        if 0 <= at <= len(self._data) - size:
+            return self._data[at : at + size]
+        return self._others.read(addr, size)
+
+    def string(self, addr: int, max_size: int = MAX_STRING) -> str:
+        return self._others.string(addr, max_size)
+
+    def write(self, addr: int, data: bytes) -> None:
+        if addr >= _PASSED and addr < _PASSED + len(self._data):
+            raise MemoryFault(addr, len(data), "a struct in registers; change those", verb="write")
+        self._others.write(addr, data)

@@ -1,0 +1,42 @@
+"""Functions to registered probes, for decorators."""
+
+from collections.abc import Callable
+from typing import TypedDict
+
+from kprobes.handlers.kprobe import FaultHandler, Handler, Kprobe, PostHandler
+from kprobes.handlers.registry import Registry
+from kprobes.handlers.signature import with_signature
+
+AsKprobe = Callable[[Handler], Kprobe]
+AsEntry = Callable[[Callable[..., object]], Kprobe]
+
+
+class Others(TypedDict, total=False):
+    """What a ``Kprobe`` has besides its place and its pre_handler."""
+
+    post_handler: PostHandler | None
+    fault_handler: FaultHandler | None
+    timeout_s: float
+
+
+def kprobe(registry: Registry, place: str, others: Others) -> AsKprobe:
+    """Return what makes a pre_handler a registered probe."""
+
+    def decorate(handler: Handler) -> Kprobe:
+        probe = Kprobe(symbol_name=place, pre_handler=handler, **others)
+        registry.register([probe])
+        return probe
+
+    return decorate
+
+
+def entry(registry: Registry, place: str, others: Others) -> AsEntry:
+    """Return what makes a function that takes a kernel function's arguments a registered probe."""
+
+    def decorate(handler: Callable[..., object]) -> Kprobe:
+        where = registry.find_place(place)
+        names = [argument.name for argument in where.arguments(registry.live)]
+        pre_handler = with_signature(handler, where.prototype(registry.live), names)
+        return kprobe(registry, place, others)(pre_handler)
+
+    return decorate

@@ -1,0 +1,123 @@
+"""Upcalls to armed sites of one guest, beside the definitions that are being recorded."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from kprobes.drivers.guest.driver import GuestDriver
+from kprobes.errors import RefusedError, UsageError
+from kprobes.handlers.place import HandlerPlace
+from kprobes.lang.parser import parse
+from kprobes.model.definition import Definition
+from kprobes.model.symbol import Symbol
+from kprobes.model.upcall import Upcall
+from kprobes.units import Addr
+
+
+class GuestEngine:
+    """Arms upcalls by a guest's driver. Implements ``registry.Engine``.
+
+    Every change puts all sites back and arms what is wanted anew: hits in between, some tens of
+    milliseconds, are those of a kernel without probes.
+
+    Attributes:
+        recorded: definitions that are armed besides, while a recording runs.
+    """
+
+    def __init__(self, driver: GuestDriver) -> None:
+        self.recorded: Sequence[Definition] = ()
+        self._driver = driver
+        self._upcalls: Sequence[Upcall] = ()
+        self._functions: dict[Addr, Symbol] = {}
+
+    def find_place(self, text: str) -> HandlerPlace:
+        """Return the place that a text names.
+
+        Raises:
+            DefinitionError: there is none.
+            RefusedError: no probe can be there.
+            UsageError: it is a pattern.
+        """
+        driver = self._driver
+        driver.look_for_modules()
+        arch, places = driver.guest.arch, driver.places
+        definition = parse(f"p {text}", registers=arch.registers)
+        if definition.place.is_glob:
+            raise UsageError(f"{text} names many functions: a Kprobe is at one place")
+        addr = places.resolve(definition, event_id=1).layout.ip
+        function = self._functions[addr] = self._function(addr, definition.place.symbol)
+        is_site = places.sites.find(addr) is not None
+        return HandlerPlace(
+            addr=addr,
+            function=function,
+            is_entry=addr == function.addr or addr == self._entry(function),
+            behind=Addr(addr + arch.site.size) if is_site else None,
+        )
+
+    def arm_upcalls(self, upcalls: Sequence[Upcall]) -> None:
+        """Arm these and no others; those of before when this fails.
+
+        Raises:
+            RefusedError: no probe can be there, or Python cannot be asked in this guest.
+            TargetError: the guest changed a site, or has no memory.
+        """
+        before = self._upcalls
+        self._driver.disarm()
+        try:
+            self._arm(upcalls)
+        except BaseException:
+            self._arm(before)
+            raise
+
+    def resume(self) -> None:
+        """Arm what a recording that has ended has left of them."""
+        self.recorded = ()
+        if self._upcalls:
+            # What was recorded is still to be told of.
+            plans = self._driver.plans
+            self._arm(self._upcalls)
+            self._driver.plans = plans
+
+    @contextmanager
+    def resting(self) -> Generator[None]:
+        """Put sites back as long as text is planned for, unless a recording runs."""
+        if not self._upcalls or self.recorded:
+            yield
+            return
+        self._driver.disarm()
+        self._driver.upcalls = ()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def missed_upcall(self, number: int) -> int:
+        """Return how many hits went on without an upcall, whoever had its number."""
+        return self._driver.missed_upcall(number)
+
+    def _arm(self, upcalls: Sequence[Upcall]) -> None:
+        # What was in a module that is gone is gone with it, as in the kernel.
+        self._driver.look_for_modules()
+        self._upcalls = [each for each in upcalls if self._is_there(each.addr)]
+        self._driver.upcalls = self._upcalls
+        if self._upcalls or self.recorded:
+            self._driver.prepare(self.recorded)
+            self._driver.arm(is_new=False)
+
+    def _function(self, addr: Addr, name: str) -> Symbol:
+        symbols = self._driver.guest.kernel.symbols
+        function = symbols.at(addr)
+        if function is None:
+            raise RefusedError(f"{addr:#x} is in no function that is there now")
+        # Of several names the types may know only the one that was given.
+        given = (each for each in symbols.all_named(name) if each.addr == function.addr)
+        return next(given, function)
+
+    def _is_there(self, addr: Addr) -> bool:
+        named = self._driver.guest.kernel.symbols.all_named(self._functions[addr].name)
+        return self._functions[addr] in named
+
+    def _entry(self, function: Symbol) -> Addr | None:
+        try:
+            return self._driver.places.locate(function)
+        except RefusedError:
+            return None

@@ -1,0 +1,126 @@
+"""A running kernel as Python at a probe sees it: memory, names, types."""
+
+from collections.abc import Callable
+from operator import index
+from typing import Any, SupportsIndex
+
+from kprobes.drivers.guest.guest import Guest
+from kprobes.errors import MemoryFault, UnknownTypeError, UsageError
+from kprobes.handlers.memory import MAX_STRING, NoUser, TaskMemory, task_memory
+from kprobes.handlers.values import DataMemory, Pointer, Typed, load, pointer_to
+from kprobes.model.symbol import place_of
+from kprobes.model.types import Types
+
+_TASK = "struct task_struct"
+
+
+class LiveKernel:
+    """A guest's kernel. Every read is of what is there now."""
+
+    def __init__(self, find_guest: Callable[[], Guest]) -> None:
+        """Look at a guest, of which more may be known later: modules come and go."""
+        self._find_guest = find_guest
+        guest, memory = self.guest, self.guest.memory
+        self._memory = TaskMemory(memory.ram, memory.tables, NoUser(), task_size=guest.task_size)
+
+    @property
+    def guest(self) -> Guest:
+        """What is known of it now."""
+        return self._find_guest()
+
+    def read(self, addr: SupportsIndex, size: int) -> bytes:
+        """Return exactly ``size`` bytes, at most 16 MiB, or raise MemoryFault."""
+        return self._memory.read(addr, size)
+
+    def read_u8(self, addr: SupportsIndex) -> int:
+        """Return the byte at an address, or raise MemoryFault."""
+        return self._memory.read_u8(addr)
+
+    def read_u16(self, addr: SupportsIndex) -> int:
+        """Return the u16 at an address, or raise MemoryFault."""
+        return self._memory.read_u16(addr)
+
+    def read_u32(self, addr: SupportsIndex) -> int:
+        """Return the u32 at an address, or raise MemoryFault."""
+        return self._memory.read_u32(addr)
+
+    def read_u64(self, addr: SupportsIndex) -> int:
+        """Return the u64 at an address, or raise MemoryFault."""
+        return self._memory.read_u64(addr)
+
+    def string(self, addr: SupportsIndex, max_size: int = MAX_STRING) -> str:
+        """Return the text up to its NUL, or ``max_size`` bytes, or raise MemoryFault."""
+        return self._memory.string(addr, max_size)
+
+    def write(self, addr: SupportsIndex, data: bytes) -> None:
+        """Write data; MemoryFault where that is impossible, RefusedError for code."""
+        self._memory.write(addr, data)
+
+    def symbol(self, addr: SupportsIndex) -> str:
+        """Return an address as ``%pS`` prints it: ``vfs_read+0x1a/0x2d0``."""
+        return place_of(self.guest.kernel.symbols, index(addr))
+
+    def address(self, name: str) -> int:
+        """Return where a symbol is.
+
+        Raises:
+            UnknownSymbolError: there is none of this name; carries near ones.
+            AmbiguousSymbolError: there are several.
+        """
+        return self.guest.kernel.symbols.named(name).addr
+
+    def object(self, type_: str, addr: SupportsIndex) -> Any:
+        """Return what is at an address: ``kernel.object("struct file", addr).f_mode``.
+
+        Raises:
+            UnknownTypeError: there is no such type.
+            MemoryFault: it is a number that is not there.
+        """
+        typed = self.typed(self._memory)
+        return load(typed, self._number(typed.types, type_), index(addr))
+
+    def memory_of(self, page_table: int) -> TaskMemory:
+        """Return all memory of the task that a page table belongs to."""
+        guest = self.guest
+        return task_memory(
+            guest.memory.ram, guest.memory.tables, page_table=page_table, task_size=guest.task_size
+        )
+
+    def typed(self, memory: DataMemory, module: str = "") -> Typed:
+        """Return memory with the types that code of a module, or of the kernel itself, has.
+
+        Raises:
+            UsageError: the kernel has no types.
+        """
+        types, symbols = self.types_for(module), self.guest.kernel.symbols
+        return Typed(memory=memory, types=types, symbols=symbols)
+
+    def types_for(self, module: str) -> Types:
+        """Return the types of a module, or of the kernel itself (``""``).
+
+        Raises:
+            UsageError: the kernel has none.
+        """
+        types = self.guest.kernel.types_for(module)
+        if types is None:
+            raise UsageError("this kernel has no type information (BTF): give its file (--vmlinux)")
+        return types
+
+    def is_code(self, addr: int) -> bool:
+        """Whether the kernel may execute what is at an address."""
+        try:
+            runs = self.guest.memory.tables.mapped_runs(addr, addr + 1)
+        except MemoryFault:
+            return False
+        return addr >= self.guest.task_size and any(run.is_executable for run in runs)
+
+    def task(self, memory: DataMemory, addr: int) -> Pointer:
+        """Return a pointer to the ``task_struct`` at an address; errors as for ``typed``."""
+        typed = self.typed(memory)
+        return pointer_to(typed, self._number(typed.types, _TASK), addr)
+
+    def _number(self, types: Types, type_: str) -> int:
+        number = types.named(type_)
+        if number is None:
+            raise UnknownTypeError(f"no type {type_} in this kernel")
+        return number

@@ -1,0 +1,137 @@
+"""The registers of probed code as a handler sees them: ``struct pt_regs`` by the kernel's names."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import index
+from typing import Any
+
+from kprobes.handlers.arguments import Argument, Arguments
+from kprobes.handlers.live import LiveKernel
+from kprobes.handlers.memory import TaskMemory
+from kprobes.handlers.numbers import pattern
+from kprobes.handlers.values import Pointer
+from kprobes.model.upcall import Waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """One vCPU at a probe.
+
+    Attributes:
+        live: the kernel that it runs.
+        waiting: the vCPU.
+        module: whose code is probed, or "".
+        constants: registers whose value is known at such a hit.
+        arguments: returns those of the function that is entered; UsageError when none is.
+    """
+
+    live: LiveKernel
+    waiting: Waiting
+    module: str
+    constants: Mapping[str, int]
+    arguments: Callable[[], tuple[Argument, ...]]
+
+    @cached_property
+    def memory(self) -> TaskMemory:
+        """All memory of the current task."""
+        return self.live.memory_of(self.waiting.page_table)
+
+    @cached_property
+    def task(self) -> Pointer:
+        """The current task."""
+        return self.live.task(self.memory, self.waiting.task)
+
+
+class Registers:
+    """What a handler gets as ``regs``: ``regs.di``, also ``regs["di"]``. Assigning changes them.
+
+    Attributes:
+        values_: of all registers by their pt_regs names.
+        before_: the same when the handler was called.
+        is_sent_: whether ``ip`` was set, perhaps to what it was.
+        hit_: what they belong to.
+    """
+
+    __slots__ = ("before_", "hit_", "is_sent_", "values_")
+    is_sent_: bool
+    before_: dict[str, int]
+    hit_: Hit
+    values_: dict[str, int]
+
+    def __init__(self, hit: Hit, *, ip: int) -> None:
+        """Show the hit's registers, and this as ``ip``."""
+        object.__setattr__(self, "hit_", hit)
+        before = {**hit.constants, **hit.waiting.registers, "ip": ip}
+        object.__setattr__(self, "is_sent_", False)
+        object.__setattr__(self, "before_", before)
+        object.__setattr__(self, "values_", dict(before))
+
+    @property
+    def changed_(self) -> set[str]:
+        """Names of the registers that were changed, and ``ip`` when it was set to anything."""
+        changed = {name for name, value in self.values_.items() if value != self.before_[name]}
+        return changed | {"ip"} if self.is_sent_ else changed
+
+    @property
+    def args(self) -> Arguments:
+        """The arguments of the function that is entered, by name.
+
+        Raises:
+            UsageError: the probe is not at a function's entry, or its types are not known.
+        """
+        hit = self.hit_
+        arguments = hit.arguments()
+        return Arguments(arguments, self.values_, hit.live.typed(hit.memory, hit.module))
+
+    @property
+    def task(self) -> Pointer:
+        """The current ``struct task_struct *``: ``regs.task.pid``, ``regs.task.comm.string()``."""
+        return self.hit_.task
+
+    @property
+    def user(self) -> TaskMemory:
+        """Memory as the current task has it: its user's and the kernel's."""
+        return self.hit_.memory
+
+    @property
+    def cpu(self) -> int:
+        """The number of the CPU that was hit."""
+        return self.hit_.waiting.cpu
+
+    def __getattr__(self, name: str) -> int:
+        if name not in self.values_:
+            raise AttributeError(self._unknown(name))
+        return self.values_[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.values_:
+            raise AttributeError(self._unknown(name))
+        self[name] = value
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self.values_:
+            raise KeyError(self._unknown(name))
+        return self.values_[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self.values_:
+            raise KeyError(self._unknown(name))
+        if name not in self.hit_.waiting.registers:
+            raise AttributeError(f"regs.{name} can only be read")
+        self.values_[name] = pattern(index(value), 64)
+        if name == "ip":
+            object.__setattr__(self, "is_sent_", True)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.values_]
+
+    def __repr__(self) -> str:
+        live = self.hit_.live
+        return live.guest.arch.show(self.values_, live.symbol(self.values_["ip"]))
+
+    def _unknown(self, name: str) -> str:
+        return f"no register {name}; there are {', '.join(self.values_)}"

@@ -1,0 +1,1 @@
+"""A kernel's image or a guest's RAM to a Kernel."""

@@ -1,0 +1,208 @@
+"""One build of a kernel, extracted from its memory or file: symbols, types, banner, build id."""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from kprobes.errors import MemoryFault, TargetError
+from kprobes.formats import btf_index, elf, kallsyms
+from kprobes.formats.kallsyms import SymbolTable
+from kprobes.formats.names import Names
+from kprobes.image.symbols import ModuleSymbols, SymbolMap
+from kprobes.image.types import BtfTypes, parse_types
+from kprobes.model.kernel import Kernel
+from kprobes.ports import Memory
+from kprobes.units import Addr
+
+_BANNER = re.compile(rb"Linux version ([0-9]+\.[0-9]+[^\s\0]*)[^\0\n]{0,1000}")
+_MAX_BANNER = 1024
+_MAX_NOTES = 1 << 16
+_MAX_BTF = 1 << 28
+_MAX_BTFS = 64
+_HEAD = 64
+
+Source = tuple[int, int]
+"""(addr, size) of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A piece of a kernel's image and its address."""
+
+    addr: Addr
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Build:
+    """What every boot of one kernel file shares.
+
+    Attributes:
+        banner: the whole "Linux version" line.
+        build_id: b"" when the kernel has none.
+        table: its symbols.
+        btf: its types, b"" when it has none or they are damaged.
+        btf_at: where they are in memory.
+        head: the first bytes of the first source, to tell builds apart quickly.
+        digest: of all sources' bytes.
+    """
+
+    banner: str
+    build_id: bytes
+    table: SymbolTable
+    btf: bytes
+    btf_at: int
+    head: bytes
+    digest: bytes
+
+    @property
+    def text(self) -> int | None:
+        """Where the kernel's text begins, or None when no symbol says."""
+        return self.address(b"_text") or self.address(b"_stext")
+
+    @property
+    def release(self) -> str:
+        """``uname -r``."""
+        return self.banner.split()[2]
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The memory that symbols and types were made of."""
+        types = ((self.btf_at, len(self.btf)),) if self.btf else ()
+        return (*self.table.sources, *types)
+
+    def shifted(self, by: int) -> "Build":
+        """Return the same build at another place in memory."""
+        return replace(self, table=self.table.shifted(by), btf_at=self.btf_at + by)
+
+    def address(self, name: bytes) -> int | None:
+        """Return where the first symbol of a name is, or None."""
+        number = Names(self.table.blob, self.table.starts).first(name)
+        return None if number is None else int(self.table.addrs[number])
+
+
+def extract(memory: Memory, regions: Iterable[Region]) -> Build:
+    """Find a kernel's symbols, types and names of itself.
+
+    Args:
+        memory: the whole kernel, at the same addresses as the regions.
+        regions: where the tables may be, the likeliest first; read only as far as needed.
+
+    Raises:
+        TargetError: there is no Linux kernel, or it has no intact symbols.
+    """
+    banner = ""
+    for region in regions:
+        match = _BANNER.search(region.data)
+        banner = banner or (match[0].decode(errors="replace") if match else "")
+        table = kallsyms.find(region.data, region.addr)
+        if table is not None:
+            return _assembled(memory, region, table)
+    if not banner:
+        raise TargetError("no Linux kernel there: nothing says 'Linux version'")
+    raise TargetError(f"{banner.split(' (')[0]}: no intact kallsyms tables in its memory")
+
+
+def digest_of(pieces: Iterable[bytes]) -> bytes:
+    """Return what tells a build's sources from all others."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(len(piece).to_bytes(8, "little"))
+        digest.update(piece)
+    return digest.digest()
+
+
+def _assembled(memory: Memory, region: Region, table: SymbolTable) -> Build:
+    names = _Located(memory, region, table)
+    btf_at, btf = names.btf()
+    # Of the copy that was decoded, not of memory that a hostile guest may have changed since.
+    pieces = [region.data[at - region.addr :][:size] for at, size in table.sources]
+    return Build(
+        banner=names.banner(),
+        build_id=names.build_id(),
+        table=table,
+        btf=btf,
+        btf_at=btf_at,
+        head=pieces[0][:_HEAD],
+        digest=digest_of([*pieces, btf] if btf else pieces),
+    )
+
+
+class _Located:
+    # What a kernel's symbols point at; without them, what can be found in the region.
+    def __init__(self, memory: Memory, region: Region, table: SymbolTable) -> None:
+        self._memory, self._region = memory, region
+        self._names, self._addrs = Names(table.blob, table.starts), table.addrs
+
+    def banner(self) -> str:
+        text = self._between("linux_banner", None, _MAX_BANNER) or b""
+        match = _BANNER.search(text) or _BANNER.search(self._region.data)
+        if match is None:
+            raise TargetError("a kernel with symbols, but without a 'Linux version' line")
+        return match[0].decode(errors="replace").rstrip()
+
+    def build_id(self) -> bytes:
+        notes = self._between("__start_notes", "__stop_notes", _MAX_NOTES)
+        if notes is not None:
+            return elf.build_id(notes)
+        # The last one: the vDSO's images, which have notes too, come before the kernel's own.
+        ids = [value for _, value in elf.build_id_notes(self._region.data)]
+        return ids[-1] if ids else b""
+
+    def btf(self) -> tuple[int, bytes]:
+        data = self._between("__start_BTF", "__stop_BTF", _MAX_BTF)
+        if data is not None:
+            size = btf_index.size_at(data, 0)
+            return (self._address("__start_BTF") or 0, data[:size]) if size else (0, b"")
+        found = re.finditer(re.escape(btf_index.MAGIC), self._region.data)
+        for match in itertools.islice(found, _MAX_BTFS):
+            size = btf_index.size_at(self._region.data, match.start())
+            data = self._region.data[match.start() : match.start() + (size or 0)]
+            if data and parse_types(data) is not None:
+                return self._region.addr + match.start(), data
+        return 0, b""
+
+    def _address(self, name: str) -> int | None:
+        number = self._names.first(name.encode())
+        return None if number is None else int(self._addrs[number])
+
+    def _between(self, start: str, stop: str | None, limit: int) -> bytes | None:
+        # None when no symbols say where; empty when nothing is there.
+        first = self._address(start)
+        last = (first or 0) + limit if stop is None else self._address(stop)
+        if first is None or last is None or not 0 < last - first <= limit:
+            return None
+        try:
+            return self._memory.read(first, last - first)
+        except MemoryFault:
+            return b""
+
+
+def kernel_of(
+    build: Build,
+    types: BtfTypes | None,
+    *,
+    arch: str,
+    slide: int,
+    modules: tuple[ModuleSymbols, ...] = (),
+) -> Kernel:
+    """Return the kernel that a build is, at the addresses of its table.
+
+    Raises:
+        TargetError: its symbols do not say where its text is.
+    """
+    start, stop = build.address(b"_stext"), build.address(b"_etext")
+    if start is None or stop is None or start >= stop:
+        raise TargetError(f"{build.release}: its symbols do not say where its text is")
+    return Kernel(
+        release=build.release,
+        banner=build.banner,
+        arch=arch,
+        build_id=build.build_id,
+        slide=slide,
+        text=(Addr(start), Addr(stop)),
+        symbols=SymbolMap(build.table, modules),
+        types=types,
+    )

@@ -1,0 +1,89 @@
+"""A kernel file (vmlinux or boot image) to a Kernel at link addresses, and to readable memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kprobes.errors import FormatError, MemoryFault, TargetError
+from kprobes.formats import bootimage, elf
+from kprobes.image.build import Region, extract, kernel_of
+from kprobes.image.types import parse_types
+from kprobes.model.kernel import Kernel
+from kprobes.units import Addr
+
+_ARCHES = {elf.EM_X86_64: "x86_64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelImage:
+    """What a kernel file loads; a Memory at link addresses.
+
+    Attributes:
+        path: the file.
+        arch: the registry name of its architecture.
+        build_id: b"" when it has none.
+        regions: by address.
+    """
+
+    path: Path
+    arch: str
+    build_id: bytes
+    regions: tuple[Region, ...]
+
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes, or raise MemoryFault."""
+        for region in self.regions:
+            offset = addr - region.addr
+            if offset >= 0 and offset + size <= len(region.data):
+                return region.data[offset : offset + size]
+        raise MemoryFault(addr, size, f"not in {self.path.name}")
+
+
+def read_image(path: Path) -> KernelImage:
+    """Read a vmlinux or a boot image.
+
+    Raises:
+        TargetError: the file cannot be read, or is of another architecture.
+        FormatError: it is no kernel, or damaged.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise TargetError(f"cannot read {path}: {e.strerror}") from e
+    try:
+        image = elf.parse(bootimage.unpack(data))
+    except FormatError as e:
+        raise FormatError(f"{path}: {e}") from e
+    if image.machine not in _ARCHES:
+        raise TargetError(f"{path} is for ELF machine {image.machine}, not for x86-64")
+    return KernelImage(
+        path=path,
+        arch=_ARCHES[image.machine],
+        build_id=image.build_id,
+        regions=tuple(Region(addr=Addr(s.addr), data=s.data) for s in image.segments),
+    )
+
+
+def kernel_from_image(image: KernelImage) -> Kernel:
+    """Return a file's kernel, as linked: slide 0 and no modules.
+
+    Raises:
+        TargetError: it has no intact symbols.
+    """
+    build = extract(image, image.regions)
+    types = parse_types(build.btf) if build.btf else None
+    return kernel_of(build, types, arch=image.arch, slide=0)
+
+
+def check_same_build(kernel: Kernel, image: KernelImage) -> None:
+    """Check that a file is the one that a running kernel was booted from.
+
+    Raises:
+        TargetError: it is not, or one of them has no build id to tell by.
+    """
+    if kernel.build_id and kernel.build_id == image.build_id:
+        return
+    running, given = (found.hex() or "unknown" for found in (kernel.build_id, image.build_id))
+    raise TargetError(
+        f"{image.path} is not the guest's kernel: its build id is {given}, "
+        f"that of the running {kernel.release} is {running}"
+    )

@@ -1,0 +1,220 @@
+"""All names of a kernel and its modules: an implementation of ``model.symbol.Symbols``.
+
+Nothing is made per symbol until a symbol is asked for: a kernel has some 100,000.
+"""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.errors import AmbiguousSymbolError, UnknownSymbolError
+from kprobes.formats.kallsyms import SymbolTable
+from kprobes.formats.names import Names
+from kprobes.image.glob import to_regex
+from kprobes.model.symbol import Symbol
+from kprobes.units import U64, Addr
+
+Range = tuple[int, int]
+"""Addresses [start, stop)."""
+
+_NEAR_CANDIDATES = 1000
+_NEAR_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleSymbols:
+    """One loaded module's names.
+
+    Attributes:
+        table: in the module's own order; addresses need not ascend.
+        ranges: the memory that the module owns.
+        fleeting: those of them that it gives back as soon as it has begun.
+        record: where its ``struct module`` is; 0 for the kernel itself.
+    """
+
+    name: str
+    table: SymbolTable
+    ranges: tuple[Range, ...]
+    fleeting: tuple[Range, ...] = ()
+    record: int = 0
+
+
+class SymbolMap:
+    """The kernel's symbols, then its modules'.
+
+    Args:
+        kernel: the kernel's own table, ascending.
+        modules: in the order of the kernel's list.
+        part: the kernel's own, where another map has made it.
+    """
+
+    def __init__(
+        self,
+        kernel: SymbolTable,
+        modules: Sequence[ModuleSymbols] = (),
+        *,
+        part: "_Part | None" = None,
+    ) -> None:
+        whole = ModuleSymbols(name="", table=kernel, ranges=(kernel_range(kernel),))
+        self.table = kernel
+        self.modules = tuple(modules)
+        self._kernel = part or _Part((whole,))
+        self._parts = [self._kernel, _Part(self.modules)] if modules else [self._kernel]
+        self._found: dict[str, Symbol | None] = {}
+
+    def with_modules(self, modules: Sequence[ModuleSymbols]) -> "SymbolMap":
+        """Return the same kernel's symbols, and those of other modules."""
+        return SymbolMap(self.table, modules, part=self._kernel)
+
+    def __len__(self) -> int:
+        """Return how many names there are."""
+        return sum(len(part.names) for part in self._parts)
+
+    def named(self, name: str) -> Symbol:
+        """Return the one symbol of this name.
+
+        Raises:
+            UnknownSymbolError: there is none; carries near names.
+            AmbiguousSymbolError: there are several at different addresses.
+        """
+        found = self.all_named(name)
+        if not found:
+            raise UnknownSymbolError(name, self._near(name))
+        addrs = tuple(dict.fromkeys(symbol.addr for symbol in found))
+        if len(addrs) > 1:
+            raise AmbiguousSymbolError(name, addrs)
+        return found[0]
+
+    def find(self, name: str) -> Symbol | None:
+        """Return the first symbol of this name, or None."""
+        if name not in self._found:
+            # A look-up takes a millisecond, and some names are wanted while a guest stands still.
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def all_named(self, name: str) -> tuple[Symbol, ...]:
+        """Return every symbol of this name, the kernel's first."""
+        key = name.encode(errors="surrogateescape")
+        return tuple(part.symbol(i) for part in self._parts for i in part.names.numbers(key))
+
+    def at(self, addr: int) -> Symbol | None:
+        """Return the symbol that kallsyms prints for an address inside it, or None.
+
+        As get_symbol_pos() in kernel/kallsyms.c: the last address not above, and of the
+        aliases there the first in the table. find_kallsyms_symbol() does the same for modules.
+        """
+        found = (part.at(addr) for part in self._parts)
+        return next((symbol for symbol in found if symbol is not None), None)
+
+    def is_fleeting(self, addr: int) -> bool:
+        """Whether an address is in memory that a module gives back as soon as it has begun."""
+        return any(
+            start <= addr < stop for module in self.modules for start, stop in module.fleeting
+        )
+
+    def glob(self, pattern: str) -> tuple[Symbol, ...]:
+        """Return the symbols whose names match a shell pattern, by address."""
+        regex = to_regex(pattern)
+        found = (symbol for part in self._parts for symbol in part.matching(regex))
+        return tuple(sorted(found, key=lambda symbol: symbol.addr))
+
+    def _find(self, name: str) -> Symbol | None:
+        key = name.encode(errors="surrogateescape")
+        found = ((part, part.names.first(key)) for part in self._parts)
+        return next((part.symbol(i) for part, i in found if i is not None), None)
+
+    def _near(self, name: str) -> tuple[str, ...]:
+        near = {text: None for part in self._parts for text in part.near(name)}
+        return tuple(difflib.get_close_matches(name, near, _NEAR_SHOWN, 0.7))
+
+
+def kernel_range(table: SymbolTable) -> Range:
+    """Return the addresses that the kernel itself holds for its own: _stext to _end."""
+    names = Names(table.blob, table.starts)
+    numbers = [names.first(name) for name in (b"_stext", b"_end")]
+    start, stop = (0 if number is None else int(table.addrs[number]) for number in numbers)
+    if start < stop:
+        return start, stop
+    high = table.addrs[table.addrs >= np.uint64(1 << 63)]
+    return (int(high[0]), int(high[-1]) + 1) if len(high) else (0, 0)
+
+
+class _Part:
+    # The kernel, or all modules together: columns in table order, and an order by address.
+    def __init__(self, owners: Sequence[ModuleSymbols]) -> None:
+        tables = [owner.table for owner in owners]
+        self._labels = [owner.name for owner in owners]
+        self._owner: NDArray[np.intp] = np.repeat(
+            np.arange(len(tables)), [len(table.addrs) for table in tables]
+        )
+        self._types = b"".join(table.types for table in tables)
+        self._addrs = np.concatenate([table.addrs for table in tables])
+        self._order: NDArray[np.intp] = np.argsort(self._addrs, kind="stable")
+        self._sorted: NDArray[np.uint64] = self._addrs[self._order]
+        self._ranges = sorted(owned for owner in owners for owned in owner.ranges)
+        self.names = Names(*_joined(tables))
+
+    def symbol(self, number: int) -> Symbol:
+        addr = int(self._addrs[number])
+        return Symbol(
+            addr=Addr(addr),
+            name=_text(self.names.name(number)),
+            type=chr(self._types[number]),
+            size=self._stop(addr) - addr,
+            module=self._labels[int(self._owner[number])],
+        )
+
+    def at(self, addr: int) -> Symbol | None:
+        owned = self._range_of(addr)
+        if owned is None:
+            return None
+        last = int(np.searchsorted(self._sorted, np.uint64(addr), "right")) - 1
+        start = int(self._sorted[last]) if last >= 0 else -1
+        if start < owned[0]:
+            return None
+        first = int(np.searchsorted(self._sorted, np.uint64(start), "left"))
+        return self.symbol(int(self._order[first]))
+
+    def matching(self, regex: bytes) -> Iterator[Symbol]:
+        return map(self.symbol, self.names.matching(regex).tolist())
+
+    def near(self, name: str) -> list[str]:
+        # Names that share a half with the wanted one, those of about its length first.
+        key = name.encode(errors="surrogateescape")
+        half = max(len(key) // 2, 1)
+        shared = [self.names.around(b"\0" + key[:half]), self.names.around(key[-half:] + b"\0")]
+        numbers = np.unique(np.concatenate(shared))
+        lengths = self.names.lengths(numbers)
+        closest = np.argsort(np.abs(lengths - len(key)), kind="stable")[:_NEAR_CANDIDATES]
+        return [_text(self.names.name(number)) for number in numbers[closest].tolist()]
+
+    def _stop(self, addr: int) -> int:
+        # The next greater address, but not beyond the memory that this one lies in.
+        following = int(np.searchsorted(self._sorted, np.uint64(addr), "right"))
+        owned = self._range_of(addr)
+        if following == len(self._sorted):
+            return owned[1] if owned else addr
+        stop = int(self._sorted[following])
+        return min(stop, owned[1]) if owned else stop
+
+    def _range_of(self, addr: int) -> Range | None:
+        if not 0 <= addr <= U64:
+            return None
+        return next((owned for owned in self._ranges if owned[0] <= addr < owned[1]), None)
+
+
+def _joined(tables: Sequence[SymbolTable]) -> tuple[bytes, NDArray[np.uint32]]:
+    if len(tables) == 1:
+        return tables[0].blob, tables[0].starts
+    # Each blob begins with the NUL that the one before ends with.
+    sizes = np.array([0] + [len(table.blob) - 1 for table in tables[:-1]])
+    shifts = np.cumsum(sizes).astype(np.uint32)
+    starts = [table.starts + shift for table, shift in zip(tables, shifts, strict=True)]
+    return b"\0" + b"".join(table.blob[1:] for table in tables), np.concatenate(starts)
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")

@@ -1,0 +1,28 @@
+"""Text to Definition and back, with the kernel's errors and carets."""
+
+from kprobes.lang.append import append, apply, delete
+from kprobes.lang.listing import at_function, show
+from kprobes.lang.parser import (
+    parse,
+    parse_boot,
+    parse_prefix,
+    parse_source,
+    parse_statement,
+    parse_statements,
+)
+from kprobes.lang.types import TYPES
+
+__all__ = [
+    "TYPES",
+    "append",
+    "apply",
+    "at_function",
+    "delete",
+    "parse",
+    "parse_boot",
+    "parse_prefix",
+    "parse_source",
+    "parse_statement",
+    "parse_statements",
+    "show",
+]

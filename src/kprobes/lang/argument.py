@@ -1,0 +1,184 @@
+"""One argument word: ``[NAME=]FETCH[:TYPE]``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kprobes.errors import DefinitionError
+from kprobes.lang.fetch import read_fetch
+from kprobes.lang.fit import Written, finish
+from kprobes.lang.meta import ALL, check_meta, is_all, is_numbered
+from kprobes.lang.names import default_arg_name, is_path_word, read_arg_name
+from kprobes.lang.piece import Piece
+from kprobes.lang.scope import Reading, Scope, one_more
+from kprobes.lang.types import read_type
+from kprobes.model.codes import Code
+from kprobes.model.definition import (
+    AllParameters,
+    Argument,
+    Comm,
+    Fetch,
+    FetchArg,
+    Member,
+    Parameter,
+    ReturnValue,
+    Text,
+)
+from kprobes.model.type_word import TypeWord
+
+_ARGS_MAX = 128
+_BODY_MAX = 255
+"""Of the newest kernels; up to 7.2 it was 63."""
+_RECORD_MAX = 3072
+"""Bytes of all fields, without those of strings."""
+_LOCATION = 4
+_PATHS = {"%pd": (len("+0x0(+0x28()):string"), 2), "%pD": (len("+0x0(+0x28(+0x48())):string"), 3)}
+"""By type: what the kernel puts around such an expression, in characters and dereferences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Word:
+    """What the words before and the word itself say of its body."""
+
+    name: str
+    piece: Piece
+    body: Piece
+    room: int
+
+    @property
+    def is_named(self) -> bool:
+        return self.body.start > self.piece.start
+
+
+def read_arguments(words: Sequence[Piece], scope: Scope) -> tuple[FetchArg, ...]:
+    """Read all argument words, from left to right.
+
+    Raises:
+        DefinitionError: the first that is wrong, in the kernel's order of checks.
+    """
+    check_meta(words, scope)
+    if len(words) > _ARGS_MAX:
+        raise words[0].error(Code.TOO_MANY_ARGS, hint=f"at most {_ARGS_MAX}")
+    args: list[FetchArg] = []
+    late: list[DefinitionError] = []
+    for word in words:
+        arg, error = _read_word(word, args, scope)
+        args.append(arg)
+        late += [error] if error is not None else []
+    if late:
+        raise late[0]
+    return tuple(args)
+
+
+def _read_word(
+    piece: Piece, before: Sequence[FetchArg], scope: Scope
+) -> tuple[FetchArg, DefinitionError | None]:
+    if is_all(piece):
+        return _all_parameters(piece), None
+    number = len(before) + 1
+    taken = {arg.name for arg in before}
+    if "" in taken:
+        # Behind $arg* a default name's number is not known yet, and so not who has it.
+        taken -= {f"arg{number}"} if "=" not in piece.text else set()
+    default = default_arg_name(piece, number)
+    name, body = read_arg_name(piece, default=default, taken=frozenset(taken))
+    room = _RECORD_MAX - sum(_size(arg.spec, arg.fetch) for arg in before)
+    word = _Word(name=name, piece=piece, body=body, room=room)
+    return _read_path(word, scope) if is_path_word(piece) else _read_body(word, scope)
+
+
+def _all_parameters(piece: Piece) -> FetchArg:
+    # What stands behind the star is dropped, as the kernel does.
+    return FetchArg(
+        name="",
+        fetch=AllParameters(span=piece.span),
+        type="",
+        text=ALL,
+        span=piece.span,
+        body=piece.span,
+        type_span=piece.cut(len(piece.text)).span,
+    )
+
+
+def _read_body(word: _Word, scope: Scope) -> tuple[FetchArg, DefinitionError | None]:
+    body = word.body
+    _check_length(body, 0)
+    text, colon, _ = body.text.partition(":")
+    expression, type_word = body.cut(0, len(text)), body.cut(len(text) + len(colon))
+    written = Written(
+        body=body,
+        expression=expression,
+        word=type_word,
+        spec=read_type(type_word, text) if colon else None,
+        is_named=word.is_named,
+        is_return=scope.is_return,
+    )
+    reading = read_fetch(expression, replace(scope, is_meta=is_numbered(word.piece)))
+    _check_room(word, reading, _size(written.spec, reading.fetch))
+    return _argument(word, written, reading, finish(reading, written)), reading.late
+
+
+def _read_path(word: _Word, scope: Scope) -> tuple[FetchArg, DefinitionError | None]:
+    # The kernel rewrites X:%pd to +0x0(+0xOFF(X)):string before it reads the word.
+    body = word.body
+    end = len(body.text) - len(":%pd")
+    expression, type_word = body.cut(0, end), body.cut(end + 1)
+    longer, derefs = _PATHS[type_word.text]
+    _check_length(body, longer - len(":%pd"))
+    if ":" in expression.text:
+        raise body.error(Code.BAD_TYPE, expression.text.index(":") + 1)
+    spec = TypeWord(base=type_word.text.removeprefix("%"), size=_LOCATION)
+    reading = read_fetch(expression, scope)
+    if isinstance(reading.fetch, Comm | Text):
+        raise expression.error(Code.COMM_CANT_DEREF)
+    ops = reading.ops
+    for _ in range(derefs):
+        ops = one_more(ops, expression)
+    _check_room(word, reading, spec.size)
+    written = Written(
+        body=body,
+        expression=expression,
+        word=type_word,
+        spec=spec,
+        is_named=word.is_named,
+        is_return=scope.is_return,
+    )
+    return _argument(word, written, reading, spec), reading.late
+
+
+def _argument(word: _Word, written: Written, reading: Reading, spec: TypeWord | None) -> FetchArg:
+    return FetchArg(
+        name=word.name,
+        fetch=reading.fetch,
+        type=written.word.text,
+        text=word.body.text,
+        span=word.piece.span,
+        body=written.expression.span,
+        type_span=written.word.span,
+        spec=spec,
+    )
+
+
+def _check_length(body: Piece, longer: int) -> None:
+    if len(body.text) + longer > _BODY_MAX:
+        raise body.error(Code.ARG_TOO_LONG, hint=f"at most {_BODY_MAX} characters")
+    if not body.text:
+        raise body.error(Code.NO_ARG_BODY)
+
+
+def _check_room(word: _Word, reading: Reading, size: int) -> None:
+    if size > word.room:
+        at = replace(word.body, caret=reading.caret)
+        raise at.error(Code.EVENT_TOO_BIG, hint=f"all fields have at most {_RECORD_MAX} bytes")
+
+
+def _size(spec: TypeWord | None, fetch: Fetch) -> int:
+    if spec is not None:
+        return spec.size * (spec.count or 1)
+    match fetch:
+        case Comm() | Text():
+            return _LOCATION
+        case Argument() | Parameter() | Member() | ReturnValue() | AllParameters():
+            # The kernel's types may make it smaller than x64, and then it counts less.
+            return 1
+        case _:
+            return 8

@@ -1,0 +1,217 @@
+"""What stands behind the operator of a filter's term: a number, a string, CPUs, a function."""
+
+import re
+from dataclasses import dataclass
+
+from kprobes.lang.cpulist import read_cpus
+from kprobes.lang.filter_scan import Scan
+from kprobes.lang.glob import glob, literal, matches
+from kprobes.lang.numbers import read_signed, read_unsigned
+from kprobes.model.filter import (
+    Always,
+    Compare,
+    FieldKind,
+    FilterField,
+    Matches,
+    Relation,
+    Test,
+    Within,
+)
+from kprobes.model.filter_codes import FilterCode
+
+_SIZES = (1, 2, 4, 8)
+_CPU_SIZE = 4
+_LONG = 8
+_NUMBER_CHARS = 24
+_STRING_CHARS = 256
+_TEXTS = (FieldKind.TEXT, FieldKind.SYMBOL_NAME)
+_SPECIAL = re.compile(r"[*?\[\\]")
+_NEVER = Always(holds=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a value is for.
+
+    Attributes:
+        field: on the left.
+        operator: as written.
+        start: where the term begins.
+    """
+
+    field: FilterField
+    operator: str
+    start: int
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a string to the kernel."""
+        return self.field.kind in _TEXTS
+
+    def relation(self) -> Relation:
+        """Return the operator of a number."""
+        return Relation(self.operator)
+
+
+def read_number(scan: Scan, subject: Subject) -> Test:
+    """Read a number and return the comparison with it.
+
+    Raises:
+        DefinitionError: the field is no number, or it is none.
+    """
+    field, start = subject.field, scan.at
+    if subject.is_text:
+        raise scan.error(FilterCode.EXPECT_STRING, hint="a string in quotes")
+    if subject.operator == "~":
+        raise scan.error(FilterCode.ILLEGAL_FIELD_OP, hint="~ is for strings")
+    scan.take("-")
+    scan.word()
+    word = scan.text[start : scan.at]
+    if len(word) >= _NUMBER_CHARS:
+        raise scan.error(FilterCode.OPERAND_TOO_LONG)
+    is_signed = field.is_signed
+    number = read_signed(word) if is_signed else read_unsigned(word)
+    if number is None:
+        hint = "" if is_signed or not word.startswith("-") else "this field is unsigned"
+        raise scan.error(FilterCode.ILLEGAL_INTVAL, start + 1, hint)
+    return _compare(field, subject.relation(), number)
+
+
+def read_string(scan: Scan, subject: Subject) -> tuple[Test, bool]:
+    """Read a string in quotes and return the match, and whether it must hold.
+
+    Raises:
+        DefinitionError: the field is no string, or the quotes or the operator are wrong.
+    """
+    if subject.operator not in ("==", "!=", "~"):
+        raise scan.error(FilterCode.ILLEGAL_FIELD_OP, hint="strings have ==, != and ~")
+    if not subject.is_text:
+        raise scan.error(FilterCode.EXPECT_DIGIT, hint="a number without quotes")
+    if subject.field.kind is FieldKind.SYMBOL_NAME:
+        hint = "its name is known on the host only; fetch a symbol and test FIELD.function"
+        raise scan.error(FilterCode.NOT_IN_GUEST, subject.start, hint)
+    quote = scan.peek()
+    scan.take(quote)
+    text = scan.until(quote)
+    if not scan.has(quote):
+        raise scan.error(FilterCode.MISSING_QUOTE)
+    if len(text) >= _STRING_CHARS:
+        raise scan.error(FilterCode.OPERAND_TOO_LONG, hint=f"at most {_STRING_CHARS - 1} bytes")
+    scan.take(quote)
+    is_glob = subject.operator == "~"
+    is_wanted = subject.operator != "!=" and not (is_glob and text.startswith("!"))
+    return _matches(subject.field, text, is_glob=is_glob), is_wanted
+
+
+def read_cpu_list(scan: Scan, subject: Subject) -> tuple[Test, bool]:
+    """Read ``CPUS{LIST}`` and return the test, and whether it must hold.
+
+    Raises:
+        DefinitionError: the field is no number, or the list or the operator is wrong.
+    """
+    field, cpus = subject.field, scan.known.cpus
+    if field.kind not in (FieldKind.CPU, FieldKind.NUMBER):
+        raise scan.error(FilterCode.ILLEGAL_FIELD_OP, hint="a list of CPUs is for numbers")
+    if subject.operator not in ("==", "!=", "&"):
+        raise scan.error(FilterCode.ILLEGAL_FIELD_OP, hint="a list of CPUs has &, == and !=")
+    scan.take("CPUS")
+    if not scan.take("{"):
+        scan.at += 1
+        raise scan.error(FilterCode.MISSING_BRACE_OPEN, hint="such as: cpu & CPUS{0-3}")
+    text = scan.until("}")
+    if not scan.has("}"):
+        raise scan.error(FilterCode.MISSING_BRACE_CLOSE)
+    found = read_cpus(text, count=cpus) if text else None
+    if found is None:
+        raise scan.error(FilterCode.INVALID_CPULIST, hint=f"of CPUs 0 to {cpus - 1}")
+    scan.take("}")
+    return _in_cpus(field, subject.relation(), found, cpus=cpus)
+
+
+def read_function(scan: Scan, subject: Subject) -> tuple[Test, bool]:
+    """Read a function's name, or an address in it, and return whether the field is inside.
+
+    Raises:
+        DefinitionError: the field is no address, or there is no such function.
+    """
+    field = subject.field
+    if field.size != _LONG or field.kind is not FieldKind.NUMBER:
+        raise scan.error(FilterCode.ILLEGAL_FIELD_OP, hint=".function is for 64 bits")
+    if subject.operator not in ("==", "!="):
+        raise scan.error(FilterCode.INVALID_OP, hint=".function has == and !=")
+    found = scan.known.function(_place(scan))
+    if found is None:
+        raise scan.error(FilterCode.NO_FUNCTION)
+    start, stop = found
+    test = Within(source=field.source, size=_LONG, ranges=((start, stop - 1),))
+    return test, subject.operator == "=="
+
+
+def _place(scan: Scan) -> str | int:
+    start = scan.at
+    if not scan.peek().isdecimal():
+        # Everything up to a blank, a closing parenthesis included.
+        found = re.compile("[^ \t\n\v\f\r\xa0]*").match(scan.text, start)
+        assert found is not None
+        scan.at = found.end()
+        return found[0]
+    word = scan.word()
+    if len(word) >= _NUMBER_CHARS:
+        raise scan.error(FilterCode.OPERAND_TOO_LONG)
+    addr = read_unsigned(word)
+    if addr is None:
+        raise scan.error(FilterCode.INVALID_VALUE)
+    return addr
+
+
+def _compare(field: FilterField, relation: Relation, number: int) -> Test:
+    is_cpu = field.kind is FieldKind.CPU
+    size = _CPU_SIZE if is_cpu else field.size
+    # Numbers of other sizes, such as three bytes, never compare; nor do CPUs by &.
+    if size not in _SIZES or (is_cpu and relation is Relation.AND):
+        return _NEVER
+    return Compare(
+        source=field.source,
+        size=size,
+        is_signed=field.is_signed,
+        relation=relation,
+        value=number & (1 << 8 * size) - 1,
+    )
+
+
+def _matches(field: FilterField, text: str, *, is_glob: bool) -> Test:
+    pattern = text.removeprefix("!") if is_glob else text
+    data = pattern.encode("latin-1")
+    # The kernel takes what begins with a digit for a text without special characters.
+    is_plain = not is_glob or pattern[:1].isdecimal() or not _SPECIAL.search(pattern)
+    wanted = literal(data) if is_plain else glob(data)
+    if field.text is not None:
+        return Always(holds=matches(wanted, field.text))
+    return Matches(source=field.source, pattern=wanted)
+
+
+def _in_cpus(
+    field: FilterField, relation: Relation, found: frozenset[int], *, cpus: int
+) -> tuple[Test, bool]:
+    size = _CPU_SIZE if field.kind is FieldKind.CPU else field.size
+    if size not in _SIZES:
+        return _NEVER, True
+    if len(found) == 1:
+        is_wanted = relation is not Relation.NE
+        return _compare(field, Relation.EQ, next(iter(found))), is_wanted
+    if relation is Relation.EQ:
+        return _NEVER, True
+    # One CPU is never equal to several; a number that is none has no place in any list.
+    members = range(cpus) if relation is Relation.NE else sorted(found)
+    ranges = _ranges(members)
+    return (Within(source=field.source, size=size, ranges=ranges) if ranges else _NEVER), True
+
+
+def _ranges(numbers: "range | list[int]") -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return tuple(found)

@@ -1,0 +1,76 @@
+"""Definitions to the lines that the kernel's ``kprobe_events`` lists."""
+
+import re
+from dataclasses import replace
+
+from kprobes.lang.names import ARG_NAME_LIMIT, event_at
+from kprobes.lang.variables import ARGUMENTS_MAX
+from kprobes.model.definition import (
+    AllParameters,
+    Argument,
+    Definition,
+    FetchArg,
+    Kind,
+    Place,
+)
+
+_NUMBERED = re.compile(r"arg[0-9]+")
+
+
+def show(definition: Definition, *, cpus: int | None = None) -> str:
+    """Return the canonical listing line, without its newline.
+
+    A pattern without an event name is listed as ``p:GRP/ PATTERN``.
+
+    Args:
+        definition: as parsed, or with its parameters' names filled in.
+        cpus: how many the kernel can have. The kernel lists the maxactive that a return probe
+            got when none was given, which depends on them; without them none is listed.
+    """
+    number = definition.maxactive
+    if definition.kind is Kind.RETURN and not number and cpus is not None:
+        number = max(10, 2 * cpus)
+    head = f"{definition.kind.value}{number or ''}:{definition.group}/{definition.event}"
+    return " ".join([head, show_place(definition.place), *show_arguments(definition)])
+
+
+def show_place(place: Place) -> str:
+    """Return a place as a listing has it, which is also how a deletion must name it."""
+    if place.addr is not None:
+        return f"{place.addr:#018x}"
+    symbol = f"{place.module}:{place.symbol}" if place.module else place.symbol
+    return f"{symbol}+{place.offset}" if place.offset else symbol
+
+
+def show_arguments(definition: Definition) -> tuple[str, ...]:
+    """Return the arguments as a listing has them."""
+    args = definition.args
+    all_at = next((at for at, arg in enumerate(args) if _is_all(arg)), len(args))
+    return tuple(
+        arg.text if _is_nameless(arg, is_behind_all=at > all_at) else f"{arg.name}={arg.text}"
+        for at, arg in enumerate(args)
+    )
+
+
+def _is_nameless(arg: FetchArg, *, is_behind_all: bool) -> bool:
+    # The name comes with the parameters' names: for $arg*, for a number behind it, and for what
+    # is right only as a parameter: $argN:string, which may be a pointer that is followed, and a
+    # number that no argument has.
+    is_parameter = isinstance(arg.fetch, Argument) and (
+        "string" in arg.type or arg.fetch.number > ARGUMENTS_MAX
+    )
+    is_provisional = is_parameter or (is_behind_all and _NUMBERED.fullmatch(arg.name) is not None)
+    # The kernel lists even a name that it would not read again; no parameter has such a name.
+    is_too_long = len(arg.name) > ARG_NAME_LIMIT
+    return _is_all(arg) or (not arg.is_named and (is_provisional or is_too_long))
+
+
+def _is_all(arg: FetchArg) -> bool:
+    return isinstance(arg.fetch, AllParameters)
+
+
+def at_function(definition: Definition, name: str) -> Definition:
+    """Return a pattern's definition for one of the functions that it matches."""
+    place = replace(definition.place, symbol=name)
+    event = definition.event or event_at(definition.kind, place)
+    return replace(definition, place=place, event=event)

@@ -1,0 +1,194 @@
+"""Statements to Definitions, with the errors, carets and order of checks of the kernel."""
+
+import re
+from collections.abc import Collection
+from contextlib import suppress
+
+from kprobes.errors import DefinitionError
+from kprobes.lang.append import apply
+from kprobes.lang.argument import read_arguments
+from kprobes.lang.deletion import read_deletion
+from kprobes.lang.meta import check_meta
+from kprobes.lang.names import event_at, read_names
+from kprobes.lang.numbers import read_unsigned
+from kprobes.lang.piece import Piece
+from kprobes.lang.place import read_place
+from kprobes.lang.scope import Scope
+from kprobes.lang.source import Line, lines_of, lines_of_boot
+from kprobes.model.codes import Code, rejection
+from kprobes.model.definition import Definition, Deletion, FetchArg, Kind, Place, Statement
+
+_OTHER_EVENTS = {
+    "f": "a function probe (fprobe)",
+    "t": "a tracepoint probe",
+    "e": "an event probe",
+    "s": "a synthetic event",
+}
+_KINDS = {kind.value: kind for kind in Kind}
+_SUCH_AS = "such as: p:myopen do_sys_openat2"
+_DIGIT = re.compile(r"[0-9]")
+_MAXACTIVE_DIGITS = 63
+_MAXACTIVE_MAX = 4096
+
+
+def parse(text: str, *, registers: Collection[str]) -> Definition:
+    """Read one definition.
+
+    Args:
+        text: one statement; comments and blank lines around it are fine.
+        registers: the names that ``%NAME`` may have in the target.
+
+    Raises:
+        DefinitionError: what is wrong, in the kernel's words, and where.
+    """
+    statement = parse_statement(text, registers=registers)
+    if isinstance(statement, Deletion):
+        raise rejection(Code.IS_DELETION, command=statement.command, column=0)
+    return statement
+
+
+def parse_statement(text: str, *, registers: Collection[str]) -> Statement:
+    """Read one definition or deletion; everything else as ``parse``."""
+    found = lines_of(text)
+    if not found:
+        raise rejection(Code.NO_STATEMENT, command="", column=0)
+    first, *others = found
+    for other in others:
+        raise other.words[0].error(Code.MANY_STATEMENTS)
+    return _parse(first, registers)
+
+
+def parse_statements(text: str, *, registers: Collection[str]) -> tuple[Statement, ...]:
+    """Read the statements of a file, one per line; ``#`` starts a comment.
+
+    Raises:
+        DefinitionError: for the first line that is wrong; a note on it has the line's number.
+    """
+    return tuple(_parse_line(line, registers) for line in lines_of(text))
+
+
+def parse_source(text: str, *, registers: Collection[str]) -> tuple[Definition, ...]:
+    """Read a file, and return the definitions that are there after all its statements.
+
+    Raises:
+        DefinitionError: as ``parse_statements`` and ``append.apply``.
+    """
+    return apply(parse_statements(text, registers=registers))
+
+
+def parse_prefix(text: str, *, registers: Collection[str]) -> Definition | None:
+    """Return what the kernel has understood of a wrong definition when it comes to the error.
+
+    The kernel looks up what it reads as it reads it, so all of this must be right first.
+
+    Returns:
+        The definition with the arguments before the error, its event without a name; None when
+        the error comes before the end of its place, or it is no definition.
+    """
+    try:
+        lines = lines_of(text)
+        if not lines:
+            return None
+        head, *rest = lines[0].words
+        kind = _read_kind(head)
+        _read_maxactive(head, kind)
+        place, is_return = read_place(rest[0]) if rest else (None, False)
+    except DefinitionError:
+        return None
+    if place is None:
+        return None
+    kind = Kind.RETURN if is_return else kind
+    words = rest[1:]
+    return Definition(
+        command=head.command,
+        kind=kind,
+        group="",
+        event="",
+        is_named=False,
+        place=place,
+        args=_right_arguments(head, words, _scope(registers, rest[0], place, kind)),
+    )
+
+
+def _right_arguments(head: Piece, words: list[Piece], scope: Scope) -> tuple[FetchArg, ...]:
+    found: tuple[FetchArg, ...] = ()
+    with suppress(DefinitionError):
+        read_names(head)
+        check_meta(words, scope)
+        for count in range(1, len(words) + 1):
+            found = read_arguments(words[:count], scope)
+    return found
+
+
+def parse_boot(text: str, *, registers: Collection[str]) -> tuple[Definition, ...]:
+    """Read the value of the kernel's boot parameter ``kprobe_event=``.
+
+    Raises:
+        DefinitionError: as ``parse_source``; a note has the statement's number.
+    """
+    return apply(tuple(_parse_line(line, registers) for line in lines_of_boot(text)))
+
+
+def _parse_line(line: Line, registers: Collection[str]) -> Statement:
+    try:
+        return _parse(line, registers)
+    except DefinitionError as error:
+        error.add_note(f"line {line.number}")
+        raise
+
+
+def _parse(line: Line, registers: Collection[str]) -> Statement:
+    head, *rest = line.words
+    if head.text.startswith("-"):
+        return read_deletion(line)
+    kind = _read_kind(head)
+    if not rest:
+        raise head.error(Code.NO_PLACE, len(head.text), hint=_SUCH_AS)
+    maxactive = _read_maxactive(head, kind)
+    place, is_return = read_place(rest[0])
+    kind = Kind.RETURN if is_return else kind
+    group, event = read_names(head)
+    args = read_arguments(rest[1:], _scope(registers, rest[0], place, kind))
+    return Definition(
+        command=line.command,
+        kind=kind,
+        group=group,
+        event=event or event_at(kind, place),
+        is_named=bool(event),
+        place=place,
+        args=args,
+        maxactive=maxactive,
+    )
+
+
+def _scope(registers: Collection[str], word: Piece, place: Place, kind: Kind) -> Scope:
+    return Scope(
+        registers=registers,
+        place=word,
+        is_address=place.addr is not None,
+        is_return=kind is Kind.RETURN,
+    )
+
+
+def _read_kind(head: Piece) -> Kind:
+    # All that stands between the letter and the colon is ignored, but for digits.
+    letter = head.text[0]
+    if letter in _OTHER_EVENTS:
+        raise head.error(Code.NOT_KPROBE, hint=f"{letter}: is {_OTHER_EVENTS[letter]}")
+    if letter not in _KINDS:
+        raise head.error(Code.BAD_STATEMENT, hint=_SUCH_AS)
+    return _KINDS[letter]
+
+
+def _read_maxactive(head: Piece, kind: Kind) -> int:
+    if not _DIGIT.match(head.text, 1):
+        return 0
+    if kind is not Kind.RETURN:
+        raise head.error(Code.BAD_MAXACT_TYPE, 1)
+    digits = head.text[1:].partition(":")[0]
+    number = read_unsigned(digits, most=(1 << 32) - 1) if len(digits) <= _MAXACTIVE_DIGITS else None
+    if not number:
+        raise head.error(Code.BAD_MAXACT, 1, hint=f"1 to {_MAXACTIVE_MAX}")
+    if number > _MAXACTIVE_MAX:
+        raise head.error(Code.MAXACT_TOO_BIG, 1, hint=f"at most {_MAXACTIVE_MAX}")
+    return number

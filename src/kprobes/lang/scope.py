@@ -1,0 +1,70 @@
+"""What passes between the readers of expressions: the text around one, and what was read."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from kprobes.errors import DefinitionError
+from kprobes.lang.piece import Piece
+from kprobes.model.codes import Code
+from kprobes.model.definition import Fetch
+
+OPS_MAX = 14
+"""The kernel's fetch programs have 16 operations; two are its own (store and end)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What the text around an expression says about it.
+
+    Attributes:
+        registers: names that ``%NAME`` may have.
+        place: the statement's second word, where errors found at registration point.
+        is_address: whether the place is a bare number, which is in no function.
+        is_return: whether it probes a function's return.
+        casts: how many type casts are open around the expression.
+        is_meta: whether the word may become a parameter's name before it is read.
+    """
+
+    registers: Collection[str]
+    place: Piece
+    is_address: bool = False
+    is_return: bool = False
+    casts: int = 0
+    is_meta: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """An expression that was read.
+
+    Attributes:
+        fetch: the node.
+        ops: index of the last operation of the kernel's program for it.
+        caret: the column that the kernel has reached; later errors count from there.
+        late: an error that the kernel finds only after it has read all arguments.
+    """
+
+    fetch: Fetch
+    caret: int
+    ops: int = 0
+    late: DefinitionError | None = None
+
+
+Reader = Callable[[Piece, Scope], Reading]
+"""Reads one expression, which is the whole piece."""
+
+
+def leaf(fetch: Fetch, piece: Piece, *, ops: int = 0) -> Reading:
+    """Return the reading of an expression without another one inside."""
+    return Reading(fetch=fetch, caret=piece.caret, ops=ops)
+
+
+def one_more(ops: int, piece: Piece) -> int:
+    """Return the index of the operation after ``ops``.
+
+    Raises:
+        DefinitionError: TOO_MANY_OPS at the piece.
+    """
+    if ops >= OPS_MAX:
+        raise piece.error(Code.TOO_MANY_OPS, hint=f"at most {OPS_MAX} levels")
+    return ops + 1

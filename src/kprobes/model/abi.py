@@ -1,0 +1,143 @@
+"""What generated code must know of one guest and of the session's arena in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kprobes.units import Addr
+
+CPU_SHIFT = 48
+"""The reservation word is ``cpu << 48 | position``."""
+
+PERCPU_WORD, PERCPU_LIMIT, PERCPU_LOST, PERCPU_GUARD = 0, 8, 16, 24
+PERCPU_SIZE = 64
+"""Our per-CPU memory, one cache line: the reservation word; the limit (CPU and position that may
+not be passed); the u64 of records dropped because the ring was full; the guard's context bits."""
+
+MAX_STRING = 4096
+"""Longest string in a record, its NUL included, as the kernel's MAX_STRING_SIZE."""
+
+TEXT_SLOTS = 4
+"""MAX_STRING bytes each that a CPU has for strings that a filter reads: one per context, from
+tasks to NMIs."""
+
+MAX_DYNAMIC = 16384
+"""Room for all strings of one record."""
+
+SLACK = 32768
+"""Bytes behind a ring for a record that begins before the ring's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAbi:
+    """Where the running task and its facts are. Offsets are in task_struct.
+
+    Attributes:
+        current: per-CPU offset of the pointer to the running task.
+        preempt_count: per-CPU offset of the preempt count.
+        pid, comm, flags: offsets of ``pid``, ``comm`` and ``thread_info.flags``.
+        migration_disabled: offset and size, or None on kernels without it.
+        resched_mask: of the flags: need-resched, and perhaps above it need-resched-lazy.
+    """
+
+    current: int
+    preempt_count: int
+    pid: int
+    comm: int
+    flags: int
+    migration_disabled: tuple[int, int] | None
+    resched_mask: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """The guest's fault-safe readers."""
+
+    copy_kernel: Addr
+    copy_user: Addr
+    string_kernel: Addr
+    string_user: Addr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestAbi:
+    """Everything that generated code has as constants.
+
+    Attributes:
+        task: of the running kernel.
+        readers: its fault-safe readers.
+        percpu: per-CPU offset of our PERCPU_SIZE bytes.
+        missed: of the u64 counters of missed hits, by event id.
+        rings: of the first ring; the others follow, each ``ring_size + SLACK`` bytes.
+        texts: of every CPU's TEXT_SLOTS, in CPU order.
+        ring_size: bytes of each CPU's ring, a power of two, slack not counted.
+        task_size: addresses below it are user space's.
+        thread_size: bytes of a kernel stack, a power of two.
+        clock: the guest's function that returns nanoseconds of its trace clock, to be called at
+            every hit; None where its raw counter tells the same.
+        is_guarded: whether any probe of the session calls into the guest, so that all must
+            look at the guard.
+    """
+
+    task: TaskAbi
+    readers: Readers
+    percpu: int
+    missed: Addr
+    rings: Addr
+    texts: Addr
+    ring_size: int
+    task_size: int
+    thread_size: int
+    clock: Addr | None
+    is_guarded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relocation:
+    """A number to be put into a template: ``size`` bytes at ``offset``.
+
+    Attributes:
+        symbol: whose value goes there.
+        addend: added to it.
+        is_relative: subtract the place's own address.
+    """
+
+    offset: int
+    size: int
+    symbol: str
+    addend: int
+    is_relative: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """Machine code of one shape of probes, its entry at offset 0.
+
+    Attributes:
+        code: with zeros where numbers are still to come.
+        relocations: what comes there.
+    """
+
+    code: bytes
+    relocations: tuple[Relocation, ...]
+
+    def link(self, base: Addr, values: Mapping[str, int]) -> bytes:
+        """Return the code as it runs at ``base``.
+
+        Raises:
+            ValueError: a number does not fit its place.
+        """
+        code = bytearray(self.code)
+        for relocation in self.relocations:
+            place = base + relocation.offset if relocation.is_relative else 0
+            # Kernel addresses are negative numbers to an instruction's four bytes.
+            value = _signed(values[relocation.symbol] + relocation.addend - place)
+            end = relocation.offset + relocation.size
+            if not -(1 << 8 * relocation.size - 1) <= value < 1 << 8 * relocation.size - 1:
+                raise ValueError(f"{relocation.symbol}: {value:#x} in {relocation.size} bytes")
+            code[relocation.offset : end] = value.to_bytes(relocation.size, "little", signed=True)
+        return bytes(code)
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value

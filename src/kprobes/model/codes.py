@@ -1,0 +1,125 @@
+"""What can be wrong with a definition: the kernel's names and texts, and a few of our own.
+
+The texts are those of the newest release that has the error (``error_log`` shows nothing else
+of it); older releases differ in a few words, which ``docs/language.md`` lists.
+"""
+
+from enum import Enum, unique
+
+from kprobes.errors import DefinitionError
+
+
+@unique
+class Code(Enum):
+    """One error; the member's name is the kernel's, its value the kernel's text."""
+
+    # The statement and its place.
+    BAD_MAXACT_TYPE = "Maxactive is only for function exit"
+    BAD_MAXACT = "Invalid maxactive number"
+    MAXACT_TOO_BIG = "Maxactive is too big"
+    BAD_PROBE_ADDR = "Invalid probed address or symbol"
+    NON_UNIQ_SYMBOL = "The symbol is not unique"
+    BAD_RETPROBE = "Retprobe address must be an function entry"
+    BAD_ADDR_SUFFIX = "Invalid probed address suffix"
+    BAD_INSN_BNDRY = "Probe point is not an instruction boundary"
+    FAIL_REG_PROBE = "Failed to register probe event"
+
+    # Names of groups and events.
+    NO_GROUP_NAME = "Group name is not specified"
+    GROUP_TOO_LONG = "Group name is too long"
+    BAD_GROUP_NAME = "Group name must follow the same rules as C identifiers"
+    NO_EVENT_NAME = "Event name is not specified"
+    EVENT_TOO_LONG = "Event name is too long"
+    BAD_EVENT_NAME = "Event name must follow the same rules as C identifiers"
+    EVENT_EXIST = "Given group/event name is already used by another event"
+    DIFF_PROBE_TYPE = "Probe type is different from existing probe"
+    DIFF_ARG_TYPE = "Argument type or name is different from existing probe"
+    SAME_PROBE = "There is already the exact same probe event"
+
+    # Argument words.
+    TOO_MANY_ARGS = "Too many arguments are specified"
+    TOO_MANY_EARGS = "Too many entry arguments specified"
+    EVENT_TOO_BIG = "Event too big (too many fields?)"
+    ARG_NAME_TOO_LONG = "Argument name is too long"
+    NO_ARG_NAME = "Argument name is not specified"
+    BAD_ARG_NAME = "Argument name must follow the same rules as C identifiers"
+    USED_ARG_NAME = "This argument name is already used"
+    ARG_TOO_LONG = "Argument expression is too long"
+    NO_ARG_BODY = "No argument expression"
+
+    # Types.
+    BAD_TYPE = "Unknown type is specified"
+    BAD_STRING = "String accepts only memory argument"
+    BAD_SYMSTRING = "Symbol String doesn't accept data/userdata"
+    BAD_BITFIELD = "Invalid bitfield"
+    NEED_STRING_TYPE = "$comm and immediate-string only accepts string type"
+    ARRAY_NO_CLOSE = "Array is not closed"
+    BAD_ARRAY_SUFFIX = "Array has wrong suffix"
+    BAD_ARRAY_NUM = "Invalid array size"
+    ARRAY_TOO_BIG = "Array number is too big"
+
+    # Fetch expressions.
+    BAD_FETCH_ARG = "Invalid fetch argument"
+    BAD_REG_NAME = "Invalid register name"
+    BAD_VAR = "Invalid $-variable specified"
+    RETVAL_ON_PROBE = "$retval is not available on probe"
+    NO_RETVAL = "This function returns 'void' type"
+    BAD_STACK_NUM = "Invalid stack number"
+    BAD_ARG_NUM = "Invalid argument number"
+    BAD_MEM_ADDR = "Invalid memory address"
+    FILE_ON_KPROBE = "File offset is not available with kprobe"
+    BAD_IMM = "Invalid immediate value"
+    IMMSTR_NO_CLOSE = "String is not closed with '\"'"
+    DEREF_NEED_BRACE = "Dereference needs a brace"
+    BAD_DEREF_OFFS = "Invalid dereference offset"
+    DEREF_OPEN_BRACE = "Dereference brace is not closed"
+    COMM_CANT_DEREF = "$comm can not be dereferenced"
+    TOO_MANY_OPS = "Dereference is too much nested"
+    TOO_MANY_NESTED = "Too many nested typecasts/dereferences"
+
+    # Types of the kernel.
+    NOSUP_BTFARG = "BTF is not available or not supported"
+    NO_BTFARG = "This variable is not found at this probe point"
+    NO_BTF_ENTRY = "No BTF entry for this probe point"
+    NO_BTF_FIELD = "This field is not found."
+    BAD_BTF_TID = "Failed to get BTF type info."
+    BAD_TYPE4STR = "This type does not fit for string."
+    NO_PTR_STRCT = "This is not a pointer to union/structure."
+    NOSUP_DAT_ARG = "Non pointer structure/union argument is not supported."
+    BAD_HYPHEN = "Failed to parse single hyphen. Forgot '>'?"
+    TYPECAST_REQ_FIELD = "Typecast requires a field access"
+    TYPECAST_NOT_ALIGNED = "Typecast field option is not byte-aligned"
+    TYPECAST_BAD_ARROW = "Typecast field option does not support -> operator"
+    TYPECAST_SYM_OFFSET = "@SYM+/-OFFSET with typecast needs parentheses"
+    NOFENTRY_ARGS = "$arg* can be used only on function entry or exit"
+    BAD_VAR_ARGS = "$arg* must be an independent parameter without name etc."
+    DOUBLE_ARGS = "$arg* can be used only once in the parameters"
+    ARGS_2LONG = "$arg* failed because the argument list is too long"
+    ARGIDX_2BIG = "$argN index is too big"
+
+    # Ours: where the kernel refuses without a word, and what we cannot do yet.
+    LINE_TOO_LONG = "Line length is too long: Should be less than 4094"
+    NO_STATEMENT = "No definition is specified"
+    MANY_STATEMENTS = "Only one definition is accepted here"
+    BAD_STATEMENT = "A definition must start with p or r"
+    IS_DELETION = "A definition is wanted here, not the deletion of an event"
+    BAD_DELETION = "A deletion is written -:[GROUP/]EVENT"
+    NO_EVENT = "No event of this name, place and arguments is defined"
+    NO_PLACE = "No function to probe is specified"
+    NOT_KPROBE = "This is not a kprobe event"
+    NOT_YET = "This form is not supported yet"
+
+    @property
+    def text(self) -> str:
+        """The wording."""
+        return self.value
+
+
+def text_of(code: str) -> str:
+    """Return the wording of a code by its name."""
+    return Code[code].text
+
+
+def rejection(code: Code, *, command: str, column: int, hint: str = "") -> DefinitionError:
+    """Return the error for a command, with the caret at a column of it."""
+    return DefinitionError(code.name, code.text, command=command, column=column, hint=hint)

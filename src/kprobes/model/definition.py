@@ -1,0 +1,290 @@
+"""A probe definition as written: what ``lang`` makes of text, before any kernel is known."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kprobes.model.type_word import TypeWord
+from kprobes.units import Addr
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Columns [start, stop) of the command: its words joined by single blanks."""
+
+    start: int
+    stop: int
+
+
+class Kind(StrEnum):
+    """What a definition probes; the value is the statement's letter."""
+
+    ENTRY = "p"
+    RETURN = "r"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Register:
+    """``%NAME``: a register by its pt_regs name, without the percent sign."""
+
+    name: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """``$argN``, N from 1."""
+
+    number: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackPointer:
+    """``$stack``."""
+
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSlot:
+    """``$stackN``: the N-th long of the stack, N from 0."""
+
+    number: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comm:
+    """``$comm``: the current task's name."""
+
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Immediate:
+    r"""``\NUM``; ``value`` is the 64-bit pattern, unsigned."""
+
+    value: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAt:
+    """``@ADDR``: memory at an address."""
+
+    addr: Addr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOf:
+    """``@SYM[+|-OFF]``: memory at a symbol."""
+
+    symbol: str
+    offset: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deref:
+    """``+|-[u]OFF(BASE)``: memory at BASE plus a signed offset, kernel's or user's."""
+
+    base: "Fetch"
+    offset: int
+    is_user: bool
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnValue:
+    """``$retval``."""
+
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    r"""``\"TEXT"``: an immediate string, without its quotes."""
+
+    value: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """``NAME``: a parameter of the probed function by the name that its types give it."""
+
+    name: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllParameters:
+    """``$arg*``: every parameter of the probed function; alone in its word."""
+
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One ``->NAME`` (``is_arrow``) or ``.NAME``; the span is the name's."""
+
+    name: str
+    is_arrow: bool
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """``BASE->a.b->c``: a walk along members, by the kernel's types; at least one step."""
+
+    base: "Fetch"
+    steps: tuple[Step, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """``(STRUCT)BASE``, or ``(STRUCT,FIELD)BASE``: BASE points to that field of a STRUCT.
+
+    Attributes:
+        container: FIELD, a path such as ``a.b``; ``""`` when there is none.
+    """
+
+    struct: str
+    container: str
+    base: "Fetch"
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentTask:
+    """``$current``: the running task's ``struct task_struct *``."""
+
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerCpu:
+    """``this_cpu_ptr(BASE)``, or ``this_cpu_read(BASE)`` when ``is_read``."""
+
+    base: "Fetch"
+    is_read: bool
+    span: Span
+
+
+Fetch = (
+    Register
+    | Argument
+    | StackPointer
+    | StackSlot
+    | Comm
+    | Immediate
+    | MemoryAt
+    | MemoryOf
+    | Deref
+    | ReturnValue
+    | Text
+    | Parameter
+    | AllParameters
+    | Member
+    | Cast
+    | CurrentTask
+    | PerCpu
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchArg:
+    """One argument word ``[NAME=]FETCH[:TYPE]``.
+
+    Attributes:
+        name: as given, or the kernel's default: the word itself when that is a name, else
+            ``arg1`` ...; ``""`` for ``$arg*``, and behind it the numbers count it as one.
+        fetch: the expression.
+        type: as given, or ``""`` when the word names none (the default is x64).
+        text: the expression with its type, verbatim, as a listing prints it.
+        span: the whole word.
+        body: FETCH without NAME and TYPE, where most errors point.
+        type_span: the type's columns; empty at the word's end when there is none.
+        spec: the type, read; None when the word names none.
+    """
+
+    name: str
+    fetch: Fetch
+    type: str
+    text: str
+    span: Span
+    body: Span
+    type_span: Span
+    spec: TypeWord | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the word gives a name."""
+        return self.body.start > self.span.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the probe goes: a symbol (or a glob of symbols) and an offset, or an address.
+
+    Attributes:
+        symbol: without module and offset; ``""`` when the place is an address.
+        module: the one that has the symbol, which need not be loaded; ``""`` for the kernel.
+        addr: of a place that is a bare number.
+    """
+
+    symbol: str
+    offset: int
+    span: Span
+    module: str = ""
+    addr: Addr | None = None
+
+    @property
+    def is_glob(self) -> bool:
+        """Whether the symbol is a pattern for several functions (ours, not the kernel's)."""
+        return any(char in self.symbol for char in "*?[")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """One whole statement.
+
+    Attributes:
+        command: the statement with its words joined by single blanks; all spans count in it.
+        group: ``kprobes`` when none is given.
+        event: as given, or the kernel's default name (``p_vfs_read_0``).
+        is_named: whether the event's name was given.
+        maxactive: of ``rN``; 0 when it was not given.
+        filter: of the event, as given beside the statement; "" for none.
+    """
+
+    command: str
+    kind: Kind
+    group: str
+    event: str
+    is_named: bool
+    place: Place
+    args: tuple[FetchArg, ...]
+    maxactive: int = 0
+    filter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """``-:[GRP/]EVENT [WORDS]``: remove every probe that matches.
+
+    Attributes:
+        group: None matches every group.
+        event: ``""`` matches every event of the group.
+        words: place, then ``NAME=EXPR``s, as the listing has them; those given must match.
+    """
+
+    command: str
+    group: str | None
+    event: str
+    words: tuple[str, ...]
+
+
+Statement = Definition | Deletion

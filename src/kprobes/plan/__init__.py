@@ -1,0 +1,1 @@
+"""May it be probed, and how: patches."""

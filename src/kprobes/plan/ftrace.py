@@ -1,0 +1,152 @@
+"""The ftrace strategy: which functions have a site, and what stands there now.
+
+A guest's ftrace keeps a record per site, in pages (kernel/trace/ftrace.c, include/linux/ftrace.h):
+
+    struct ftrace_page { struct ftrace_page *next; struct dyn_ftrace *records; int index; ... };
+    struct dyn_ftrace { unsigned long ip; unsigned long flags; struct dyn_arch_ftrace arch; };
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.arch.facts import SiteFacts
+from kprobes.errors import RefusedError, TargetError
+from kprobes.model.kernel import Kernel
+from kprobes.model.plan import Site, Strategy
+from kprobes.model.symbol import Symbol
+from kprobes.ports import Memory
+from kprobes.units import U64, Addr
+
+DISABLED = 1 << 25
+"""FTRACE_FL_DISABLED: the guest's ftrace leaves the site alone. Same bit from 5.10 to 7.x."""
+
+_MAX_PAGES = 10_000
+_MAX_RECORDS = 1_000_000
+_RECORD_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sites:
+    """Every ftrace site of a running kernel, sorted by address.
+
+    Attributes:
+        addrs: uint64 (n,), where the sites are.
+        records: uint64 (n,), where their dyn_ftrace records are.
+    """
+
+    addrs: NDArray[np.uint64]
+    records: NDArray[np.uint64]
+
+    def find(self, addr: int) -> Addr | None:
+        """Return the record of the site at exactly this address, or None."""
+        at = int(np.searchsorted(self.addrs, np.uint64(addr)))
+        if at == len(self.addrs) or int(self.addrs[at]) != addr:
+            return None
+        return Addr(int(self.records[at]))
+
+
+def read_sites(memory: Memory, kernel: Kernel) -> Sites:
+    """Read the guest's own list of ftrace sites.
+
+    Raises:
+        RefusedError: the kernel was built without dynamic ftrace.
+        TargetError: its list is broken.
+    """
+    start = kernel.symbols.find("ftrace_pages_start")
+    if start is None:
+        raise RefusedError("this kernel has no ftrace sites (no CONFIG_DYNAMIC_FTRACE)")
+    addrs: list[NDArray[np.uint64]] = []
+    records: list[NDArray[np.uint64]] = []
+    page, total = _u64(memory, start.addr), 0
+    for _ in range(_MAX_PAGES):
+        if page == 0:
+            return _sorted(addrs, records)
+        header = memory.read(page, 20)
+        base, count = int.from_bytes(header[8:16], "little"), int.from_bytes(header[16:], "little")
+        total += count
+        if total > _MAX_RECORDS:
+            break
+        found = np.frombuffer(memory.read(base, count * _RECORD_SIZE), np.uint64)[::2]
+        addrs.append(found)
+        records.append(np.uint64(base) + np.arange(count, dtype=np.uint64) * _RECORD_SIZE)
+        page = int.from_bytes(header[:8], "little")
+    raise TargetError("the guest's list of ftrace sites has no end; its memory is corrupted")
+
+
+def sites_in_image(image: Memory, kernel: Kernel) -> Sites:
+    """Read the sites that a kernel's file lists for its boot; they have no records.
+
+    Raises:
+        RefusedError: the kernel was built without dynamic ftrace.
+        TargetError: its list is broken.
+    """
+    start, stop = (
+        kernel.symbols.find(name) for name in ("__start_mcount_loc", "__stop_mcount_loc")
+    )
+    if start is None or stop is None:
+        raise RefusedError("this kernel has no ftrace sites (no CONFIG_DYNAMIC_FTRACE)")
+    count = (stop.addr - start.addr) // 8
+    if not 0 <= count <= _MAX_RECORDS:
+        raise TargetError("the kernel's list of ftrace sites has no end; the file is damaged")
+    addrs = np.frombuffer(image.read(start.addr, 8 * count), np.uint64)
+    # Zero: of a weak function that another one replaced (since 6.15, and in stable kernels).
+    lasting = addrs[(addrs != 0) & ~_is_init(addrs, kernel)]
+    return _sorted([lasting], [np.zeros(len(lasting), np.uint64)])
+
+
+def _is_init(addrs: NDArray[np.uint64], kernel: Kernel) -> NDArray[np.bool_]:
+    # Their memory is freed after the boot.
+    start, stop = (kernel.symbols.find(name) for name in ("_sinittext", "_einittext"))
+    if start is None or stop is None:
+        return np.zeros(len(addrs), np.bool_)
+    return (addrs >= np.uint64(start.addr)) & (addrs < np.uint64(stop.addr))
+
+
+def locate(function: Symbol, sites: Sites, facts: SiteFacts) -> Addr | None:
+    """Return the address of a function's ftrace site, or None when it has none."""
+    for offset in facts.offsets:
+        if sites.find(function.addr + offset) is not None:
+            return Addr(function.addr + offset)
+    return None
+
+
+def inspect(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> Site:
+    """Look at what a site holds now; in a file it holds nothing yet.
+
+    Raises:
+        RefusedError: something else than a nop or the guest's own ftrace call is there.
+    """
+    record = sites.find(addr)
+    if record is None:
+        raise RefusedError(f"{addr:#x} is no ftrace site")
+    if record == 0:
+        return Site(strategy=Strategy.FTRACE, addr=addr, old=b"")
+    old, flags = memory.read(addr, facts.size), _u64(memory, record + 8)
+    chain = facts.target(addr, old)
+    if chain is None and old not in facts.nops:
+        raise RefusedError(
+            f"the site at {addr:#x} holds {old.hex()}, neither a nop nor a call of the guest's "
+            "ftrace: another tracer has it, or it is being changed right now"
+        )
+    return Site(
+        strategy=Strategy.FTRACE,
+        addr=addr,
+        old=old,
+        chain=chain,
+        record=record,
+        flags=flags & U64,
+    )
+
+
+def _sorted(addrs: list[NDArray[np.uint64]], records: list[NDArray[np.uint64]]) -> Sites:
+    if not addrs:
+        return Sites(addrs=np.zeros(0, np.uint64), records=np.zeros(0, np.uint64))
+    joined, found = np.concatenate(addrs), np.concatenate(records)
+    order = np.argsort(joined, kind="stable")
+    return Sites(addrs=joined[order], records=found[order])
+
+
+def _u64(memory: Memory, addr: int) -> int:
+    return int.from_bytes(memory.read(addr, 8), "little")

@@ -1,0 +1,120 @@
+"""What the stages need of the world, in the fewest methods that work."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.model.batch import Events
+from kprobes.units import Addr, Phys
+
+
+class Memory(Protocol):
+    """Kernel memory of one target, by virtual address. Reads are never cached."""
+
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes, or raise MemoryFault."""
+        ...
+
+
+class Ram(Protocol):
+    """Guest-physical memory."""
+
+    @property
+    def runs(self) -> Sequence[tuple[Phys, int]]:
+        """Where RAM is: (start, size) in ascending order, holes between them left out."""
+        ...
+
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes, or raise MemoryFault."""
+        ...
+
+    def view(self, addr: int, size: int) -> NDArray[np.uint8] | None:
+        """Return the bytes with no copy, as they change, or None where that is impossible."""
+        ...
+
+    def write(self, addr: int, data: bytes) -> None:
+        """Write data (never code: see DESIGN section 4), or raise MemoryFault."""
+        ...
+
+
+class MappedRun(Protocol):
+    """Addresses that lie in one piece in physical memory."""
+
+    @property
+    def virt(self) -> Addr:
+        """The first address."""
+        ...
+
+    @property
+    def phys(self) -> Phys:
+        """Where it lies in RAM."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the guest may write there."""
+        ...
+
+    @property
+    def is_executable(self) -> bool:
+        """Whether the guest may execute it."""
+        ...
+
+
+class Translator(Protocol):
+    """Virtual to physical, by the guest's page tables."""
+
+    def physical(self, addr: int) -> Phys:
+        """Return where a kernel address lies in RAM, or raise MemoryFault."""
+        ...
+
+    def mapped_runs(self, start: int, stop: int) -> Sequence[MappedRun]:
+        """Return what is mapped of [start, stop), by address, neighbours joined."""
+        ...
+
+
+class Cpus(Protocol):
+    """The vCPUs of a guest, while it is stopped."""
+
+    def ids(self) -> tuple[int, ...]:
+        """Return the stub's thread ids, one per vCPU."""
+        ...
+
+    def registers(self, cpu: int) -> Mapping[str, int]:
+        """Return a vCPU's registers by the stub's names (rip, rsp, cr3, ...)."""
+        ...
+
+    def set_registers(self, cpu: int, values: Mapping[str, int]) -> None:
+        """Write some registers of a vCPU."""
+        ...
+
+
+class Clock(Protocol):
+    """Raw cycle counts to the guest's trace clock."""
+
+    def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
+        """Return nanoseconds for counts that were read on one CPU."""
+        ...
+
+
+class Sink(Protocol):
+    """Where events go."""
+
+    def write(self, events: Events) -> None:
+        """Take events, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was written."""
+        ...
+
+
+Text = tuple[Addr, Addr]
+"""Addresses [start, stop) of code."""

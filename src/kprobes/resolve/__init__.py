@@ -1,0 +1,1 @@
+"""Names to addresses, offsets and record layouts."""

@@ -1,0 +1,237 @@
+"""Fetch expressions to operands: names become registers, addresses and offsets."""
+
+from typing import assert_never
+
+from kprobes.model.codes import Code
+from kprobes.model.definition import (
+    Argument,
+    Cast,
+    Comm,
+    CurrentTask,
+    Deref,
+    Fetch,
+    Immediate,
+    Member,
+    MemoryAt,
+    MemoryOf,
+    Parameter,
+    PerCpu,
+    Register,
+    ReturnValue,
+    Span,
+    StackPointer,
+    StackSlot,
+    Step,
+    Text,
+)
+from kprobes.model.resolved import (
+    CommValue,
+    Constant,
+    EntryValue,
+    Load,
+    Operand,
+    PerCpuAddress,
+    RegisterValue,
+    ReturnedValue,
+    StackValue,
+    TaskAddress,
+    TextValue,
+)
+from kprobes.model.types import Prototype, Types
+from kprobes.resolve.members import Start, Value, find_member, walk
+from kprobes.resolve.scope import Scope
+from kprobes.units import U64
+
+_TASK = "task_struct"
+
+
+def evaluate(scope: Scope, fetch: Fetch) -> Value:
+    """Return how an expression is fetched, and its type where it has one.
+
+    Raises:
+        DefinitionError: a name in it means nothing here.
+    """
+    match fetch:
+        case Deref(base=base, offset=offset, is_user=is_user):
+            inner = evaluate(scope, base).operand
+            return Value(operand=Load(base=inner, offset=offset, is_user=is_user))
+        case ReturnValue(span=span):
+            return _returned(scope, span)
+        case Parameter():
+            return _parameter(scope, fetch)
+        case Member(base=base, steps=steps):
+            types = _types(scope, fetch.span)
+            return walk(scope, types, _start(scope, types, base), _checked(scope, base, steps))
+        case Cast(base=base):
+            # Alone, it is the pointer itself.
+            return Value(operand=evaluate(scope, base).operand)
+        case PerCpu():
+            return Value(operand=_per_cpu(scope, fetch))
+        case _:
+            return Value(operand=_leaf(scope, fetch))
+
+
+def _leaf(scope: Scope, fetch: Fetch) -> Operand:
+    match fetch:
+        case Register(name=name):
+            return RegisterValue(name=name)
+        case Argument():
+            return _argument(scope, fetch)
+        case StackPointer():
+            return RegisterValue(name="sp")
+        case StackSlot(number=number):
+            return StackValue(slot=number)
+        case Immediate(value=value):
+            return Constant(value=value & U64)
+        case MemoryAt() | MemoryOf():
+            return Load(base=_address(scope, fetch), offset=0, is_user=False)
+        case _:
+            return _task_leaf(fetch)
+
+
+def _task_leaf(fetch: Fetch) -> Operand:
+    match fetch:
+        case Comm():
+            return CommValue()
+        case Text():
+            return TextValue()
+        case CurrentTask():
+            return TaskAddress()
+        case _:
+            raise TypeError(f"{fetch} is not expanded")
+
+
+def _address(scope: Scope, fetch: MemoryAt | MemoryOf) -> Constant:
+    match fetch:
+        case MemoryAt(addr=addr):
+            return Constant(value=addr)
+        case MemoryOf(symbol=name, offset=offset):
+            symbol = scope.kernel.symbols.find(name)
+            if symbol is None:
+                # Found out at registration only, where the kernel points at the place.
+                hint = f"no symbol {name!r} in this kernel"
+                column = scope.definition.place.span.start
+                raise scope.error(Code.BAD_PROBE_ADDR, column, hint)
+            return Constant(value=symbol.addr + offset & U64)
+        case _:
+            assert_never(fetch)
+
+
+def _argument(scope: Scope, fetch: Argument) -> Operand:
+    if not scope.is_entry:
+        raise scope.error(Code.NOFENTRY_ARGS, fetch.span.start)
+    most = scope.arch.thread_size // 8
+    if fetch.number > most:
+        hint = f"arguments count from 1 to {most}"
+        raise scope.error(Code.BAD_ARG_NUM, fetch.span.start, hint)
+    return _at_entry(scope, fetch.number)
+
+
+def _at_entry(scope: Scope, number: int) -> Operand:
+    registers = scope.arch.arguments
+    if number <= len(registers):
+        value: Operand = RegisterValue(name=registers[number - 1])
+    else:
+        # Slot 0 is the return address.
+        value = StackValue(slot=number - len(registers))
+    return EntryValue(base=value) if scope.is_return else value
+
+
+def _returned(scope: Scope, span: Span) -> Value:
+    if not scope.is_return:
+        hint = "only a probe at function return has it"
+        raise scope.error(Code.RETVAL_ON_PROBE, span.start, hint)
+    if scope.prototype is None or scope.types is None:
+        return Value(operand=ReturnedValue())
+    if scope.prototype.returned == 0:
+        raise scope.error(Code.NO_RETVAL, span.start)
+    ctype = scope.types.describe(scope.prototype.returned)
+    return Value(operand=ReturnedValue(), ctype=ctype)
+
+
+def _parameter(scope: Scope, fetch: Parameter) -> Value:
+    if not scope.is_entry:
+        hint = "parameters are known by name where a function is named and begins"
+        raise scope.error(Code.NOSUP_BTFARG, fetch.span.start, hint)
+    types = _types(scope, fetch.span)
+    prototype = scope.prototype
+    if prototype is None or not prototype.parameters:
+        hint = f"{scope.definition.place.symbol} has no parameters in this kernel's types"
+        raise scope.error(Code.NO_BTF_ENTRY, fetch.span.start, hint)
+    for number, parameter in enumerate(prototype.parameters, start=1):
+        if parameter.name == fetch.name:
+            ctype = types.describe(parameter.number)
+            return Value(operand=_at_entry(scope, number), ctype=ctype)
+    raise scope.error(Code.NO_BTFARG, fetch.span.start, _spelled(prototype))
+
+
+def _spelled(prototype: Prototype) -> str:
+    return f"its parameters: {' '.join(parameter.name for parameter in prototype.parameters)}"
+
+
+def _types(scope: Scope, span: Span) -> Types:
+    if scope.types is None:
+        hint = "this kernel carries no type information"
+        raise scope.error(Code.NOSUP_BTFARG, span.start, hint)
+    return scope.types
+
+
+def _checked(scope: Scope, base: Fetch, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    if not steps[0].is_arrow and not isinstance(base, Cast):
+        raise scope.error(Code.NOSUP_DAT_ARG, steps[0].span.start)
+    return steps
+
+
+def _start(scope: Scope, types: Types, base: Fetch) -> Start:
+    match base:
+        case Cast():
+            return _cast(scope, types, base)
+        case CurrentTask():
+            number = types.struct(_TASK)
+            if number is None:
+                raise scope.error(Code.NO_BTF_ENTRY, base.span.start)
+            return Start(operand=TaskAddress(), aggregate=number)
+        case ReturnValue() if scope.is_return and scope.prototype is None:
+            raise scope.error(Code.NO_BTF_ENTRY, base.span.stop + len("->"))
+        case _:
+            value = evaluate(scope, base)
+            return Start(operand=value.operand, ctype=value.ctype)
+
+
+def _cast(scope: Scope, types: Types, cast: Cast) -> Start:
+    operand = evaluate(scope, cast.base).operand
+    number = types.struct(cast.struct)
+    # Behind the opening brace.
+    column = cast.span.start + 1
+    if number is None:
+        hint = f"no struct {cast.struct} in this kernel's types"
+        raise scope.error(Code.NO_PTR_STRCT, column, hint)
+    shift = _container(scope, types, cast, number) if cast.container else 0
+    return Start(operand=operand, aggregate=number, shift=shift)
+
+
+def _container(scope: Scope, types: Types, cast: Cast, aggregate: int) -> int:
+    column = cast.span.start + 1 + len(cast.struct) + len(",")
+    bits = 0
+    for name in cast.container.split("."):
+        step = Step(name=name, is_arrow=False, span=Span(column, column + len(name)))
+        place = find_member(scope, types, aggregate, step)
+        bits, aggregate = bits + place.bit_offset, place.number
+        column += len(name) + len(".")
+    if bits % 8:
+        raise scope.error(Code.TYPECAST_NOT_ALIGNED, cast.span.start + 1 + len(cast.struct) + 1)
+    return bits // 8
+
+
+def _per_cpu(scope: Scope, fetch: PerCpu) -> Operand:
+    cpu_offset = scope.kernel.symbols.find("this_cpu_off")
+    if cpu_offset is None:
+        hint = "per-CPU addresses of a kernel without this_cpu_off"
+        raise scope.error(Code.NOT_YET, fetch.span.start, hint)
+    # The object itself, not what is read there.
+    if isinstance(fetch.base, MemoryAt | MemoryOf):
+        base: Operand = _address(scope, fetch.base)
+    else:
+        base = evaluate(scope, fetch.base).operand
+    address = PerCpuAddress(base=base, cpu_offset=cpu_offset.addr)
+    return Load(base=address, offset=0, is_user=False) if fetch.is_read else address

@@ -1,0 +1,140 @@
+"""Where a definition's probe goes: the function, and the address in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kprobes.errors import (
+    AmbiguousSymbolError,
+    DefinitionError,
+    NotLoadedError,
+    RefusedError,
+    UnknownSymbolError,
+)
+from kprobes.model.codes import Code, rejection
+from kprobes.model.definition import Definition, Kind
+from kprobes.model.kernel import Kernel
+from kprobes.model.symbol import Symbol
+from kprobes.units import Addr
+
+Locate = Callable[[Symbol], Addr]
+"""A function to the address that a probe at its entry has."""
+
+_IN_EVERY_MODULE = ("__this_module", "init_module", "cleanup_module")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a probe goes.
+
+    Attributes:
+        function: the symbol that the address lies in.
+        addr: of the place, as it was written.
+        is_entry: whether that is where the function begins.
+    """
+
+    function: Symbol
+    addr: Addr
+    is_entry: bool
+
+
+def find_target(definition: Definition, kernel: Kernel, locate: Locate) -> Target:
+    """Return the place that a definition names.
+
+    Raises:
+        DefinitionError: there is no such place (with near names), or there are several.
+        NotLoadedError: its module is not loaded.
+        RefusedError: the address is in no function now.
+    """
+    target = _by_address(definition, kernel) or _by_symbol(definition, kernel, locate)
+    is_return = definition.kind is Kind.RETURN
+    if is_return and not target.is_entry and definition.place.addr is None:
+        raise _error(definition, Code.BAD_RETPROBE, "a function's entry has no offset")
+    return target
+
+
+def ip_of(target: Target, locate: Locate) -> Addr:
+    """Return the address that the probe will have: an entry's is where its ftrace site is."""
+    entry = locate(target.function)
+    return entry if target.addr == target.function.addr else target.addr
+
+
+def find_function(definition: Definition, kernel: Kernel) -> Symbol:
+    """Return the one function whose symbol a definition gives.
+
+    Raises:
+        DefinitionError: there is none (with near names), or there are several.
+        NotLoadedError: its module is not loaded.
+    """
+    place = definition.place
+    try:
+        symbol = _in_module(definition, kernel) or kernel.symbols.named(place.symbol)
+    except UnknownSymbolError as error:
+        near = f"did you mean {', '.join(error.near)}?" if error.near else ""
+        raise _error(definition, Code.BAD_PROBE_ADDR, near) from error
+    except AmbiguousSymbolError as error:
+        where = ", ".join(f"{addr:#x}" for addr in error.addresses)
+        hint = f"{len(error.addresses)} functions have this name: {where}"
+        raise _error(definition, Code.NON_UNIQ_SYMBOL, hint) from error
+    if not symbol.is_text:
+        raise _error(definition, Code.BAD_PROBE_ADDR, f"{symbol.name} is data, not a function")
+    return symbol
+
+
+def _by_address(definition: Definition, kernel: Kernel) -> Target | None:
+    addr = definition.place.addr
+    if addr is None:
+        return None
+    symbol = kernel.symbols.at(addr)
+    if addr == 0:
+        raise _error(definition, Code.FAIL_REG_PROBE, "nothing can be at address 0")
+    if symbol is None:
+        # The kernel would wait for a module that has it.
+        raise RefusedError(f"{addr:#x} is in no function that is there now")
+    return Target(function=_code(definition, symbol), addr=addr, is_entry=False)
+
+
+def _by_symbol(definition: Definition, kernel: Kernel, locate: Locate) -> Target:
+    function, offset = find_function(definition, kernel), definition.place.offset
+    if offset == 0:
+        return Target(function=function, addr=function.addr, is_entry=True)
+    addr = Addr(function.addr + offset)
+    # As in the kernel, an offset may lead into another function.
+    owner = kernel.symbols.at(addr)
+    if owner is None:
+        raise _error(definition, Code.BAD_PROBE_ADDR, f"{addr:#x} is in no function")
+    is_entry = addr in (owner.addr, locate(owner))
+    return Target(function=_code(definition, owner), addr=addr, is_entry=is_entry)
+
+
+def _code(definition: Definition, symbol: Symbol) -> Symbol:
+    if not symbol.is_text:
+        hint = f"it lies in {symbol.name}, which is data"
+        raise _error(definition, Code.FAIL_REG_PROBE, hint)
+    return symbol
+
+
+def _in_module(definition: Definition, kernel: Kernel) -> Symbol | None:
+    place = definition.place
+    if not place.module:
+        return None
+    found = [s for s in kernel.symbols.all_named(place.symbol) if s.module == place.module]
+    if not found:
+        if not _is_loaded(place.module, kernel):
+            raise NotLoadedError(place.module)
+        raise UnknownSymbolError(place.symbol)
+    if len({symbol.addr for symbol in found}) > 1:
+        raise AmbiguousSymbolError(place.symbol, tuple(symbol.addr for symbol in found))
+    return found[0]
+
+
+def _is_loaded(module: str, kernel: Kernel) -> bool:
+    return any(
+        symbol.module == module
+        for name in _IN_EVERY_MODULE
+        for symbol in kernel.symbols.all_named(name)
+    )
+
+
+def _error(definition: Definition, code: Code, hint: str) -> DefinitionError:
+    column = definition.place.span.start
+    return rejection(code, command=definition.command, column=column, hint=hint)

@@ -1,0 +1,168 @@
+"""Records of one layout to columns."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.model.batch import Batch, Column
+from kprobes.model.layout import COMM_SIZE, Field, RecordLayout, Storage
+from kprobes.ports import Clock
+
+_ONES = np.uint64(0x0101010101010101)
+_HIGHS = np.uint64(0x8080808080808080)
+
+Rows = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Records:
+    """Records of one layout, as they were found.
+
+    Attributes:
+        layout: of all of them.
+        rows: their fixed parts, with the layout's dtype of ``Shapes``.
+        starts: byte offset of each in ``blob``; empty when the layout is not dynamic.
+        blob: the chunk's bytes, for strings.
+    """
+
+    layout: RecordLayout
+    rows: Rows
+    starts: NDArray[np.int64]
+    blob: bytes
+
+
+def sound(records: Records) -> Records:
+    """Leave out the records whose strings lie outside of them, or take more than they have.
+
+    The second bounds what is allocated: a record's strings never overlap, so together they
+    are no longer than the record.
+    """
+    if not records.layout.is_dynamic:
+        return records
+    sizes = records.rows["size"].astype(np.int64)
+    is_sound = np.ones(len(records.rows), np.bool_)
+    total = np.zeros(len(records.rows), np.int64)
+    for i in _strings(records.layout):
+        offsets, lengths = _span(_columns(records, i))
+        is_inside = (offsets + lengths <= sizes[:, None]) | (lengths == 0)
+        is_sound &= is_inside.all(axis=1)
+        total += lengths.sum(axis=1)
+    is_sound &= total <= sizes - records.layout.size
+    if is_sound.all():
+        return records
+    return Records(
+        layout=records.layout,
+        rows=records.rows[is_sound],
+        starts=records.starts[is_sound],
+        blob=records.blob,
+    )
+
+
+def batch(records: Records, *, cpu: int, clock: Clock) -> Batch:
+    """Turn sound records into columns; numbers are views of the rows."""
+    rows, layout = records.rows, records.layout
+    comm = _comm(rows)
+    fields = [_field(records, i, field, comm) for i, field in enumerate(layout.fields)]
+    return Batch(
+        layout=layout,
+        ts=clock.ns(rows["counter"], cpu),
+        cpu=np.broadcast_to(np.uint16(cpu), len(rows)),
+        pid=rows["pid"],
+        context=rows["context"],
+        comm=comm,
+        values=tuple(values for values, _ in fields),
+        faulted=tuple(faulted for _, faulted in fields),
+    )
+
+
+def _strings(layout: RecordLayout) -> Iterable[int]:
+    return (i for i, field in enumerate(layout.fields) if field.storage is Storage.STRING)
+
+
+def _columns(records: Records, i: int) -> NDArray[np.uint32]:
+    # One column for each string, of which an array has several.
+    located = records.rows[f"f{i}"]
+    return located.reshape(len(located), records.layout.fields[i].count or 1)
+
+
+def _span(located: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    # u32 length << 16 | offset
+    wide = located.astype(np.int64)
+    return wide & 0xFFFF, wide >> 16
+
+
+def _field(
+    records: Records, i: int, field: Field, comm: Column
+) -> tuple[Column, NDArray[np.bool_] | None]:
+    match field.storage:
+        case Storage.COMM:
+            return comm, None
+        case Storage.TEXT:
+            return np.full(len(comm), field.text, object), None
+        case Storage.NUMBER:
+            return records.rows[f"f{i}"], _faulted(records, field)
+        case Storage.STRING:
+            return _string(records, i)
+
+
+def _faulted(records: Records, field: Field) -> NDArray[np.bool_] | None:
+    if records.layout.faults_offset is None:
+        return None
+    word = records.rows["faults"][:, field.index // 64]
+    return (word >> np.uint64(field.index % 64) & np.uint64(1)).astype(np.bool_)
+
+
+def _string(records: Records, i: int) -> tuple[Column, NDArray[np.bool_]]:
+    offsets, lengths = _span(_columns(records, i))
+    faulted = lengths == 0
+    starts = records.starts[:, None] + offsets
+    stops = starts + np.maximum(lengths - 1, 0)  # without the NUL
+    values = _bytes(records.blob, starts, stops)
+    values[faulted] = None
+    if records.layout.fields[i].count is None:
+        return values[:, 0], faulted[:, 0]
+    return values, faulted
+
+
+def _bytes(blob: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Column:
+    pairs = zip(starts.ravel().tolist(), stops.ravel().tolist(), strict=True)
+    found = [blob[start:stop] for start, stop in pairs]
+    if b"\0" in b"".join(found):
+        found = [value.partition(b"\0")[0] for value in found]
+    values = np.empty(len(found), object)
+    values[:] = found
+    return values.reshape(starts.shape)
+
+
+def _comm(rows: Rows) -> Column:
+    # A task that was renamed to a shorter name keeps the end of the old one behind the NUL
+    # (strlcpy in __set_task_comm, up to 6.1 at least). Tasks hit in bursts, so the first of
+    # every run of equal names is looked at: 3 ns per record and not 15.
+    low, high = rows["comm0"], rows["comm1"]
+    changes = np.flatnonzero((low[1:] != low[:-1]) | (high[1:] != high[:-1])) + 1
+    heads = np.concatenate([np.zeros(min(len(rows), 1), np.int64), changes])
+    names = np.stack([low[heads], high[heads]], axis=1)
+    ended = np.stack(_ended(names[:, 0], names[:, 1]), axis=1)
+    if np.array_equal(names, ended):
+        return rows["comm"]
+    lengths = np.diff(np.append(heads, len(rows)))
+    return np.repeat(ended.view(f"S{COMM_SIZE}")[:, 0], lengths)
+
+
+def _ended(
+    low: NDArray[np.uint64], high: NDArray[np.uint64]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    # The two halves of 16-byte strings with everything from the first NUL on zeroed.
+    low_kept, high_kept = _before_nul(low), _before_nul(high)
+    is_longer = low_kept == ~np.uint64(0)
+    return low & low_kept, np.where(is_longer, high & high_kept, np.uint64(0))
+
+
+def _before_nul(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    # A mask of the bytes before the first zero byte, little endian (Hacker's Delight, 6-1:
+    # the lowest bit of ``zeros`` is exact).
+    zeros = (words - _ONES) & ~words & _HIGHS
+    first = zeros & (~zeros + np.uint64(1))
+    return np.where(zeros == 0, ~np.uint64(0), (first >> np.uint64(7)) - np.uint64(1))

@@ -1,0 +1,144 @@
+"""Streams of several CPUs to one, in the order of time, while they go on.
+
+A record is reserved before it is stamped, so once a round of draining has seen all heads,
+every event stamped before the round began is either drained or stands in a ring uncommitted.
+With M the latest time of the round before, events up to M can have no earlier one missing,
+unless a CPU's ring is blocked by an uncommitted record: then that record is later than what
+was drained from the ring before it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.model.batch import Batch, Events
+from kprobes.ring.batches import join
+from kprobes.ring.chunk import Decoded
+
+_FOREVER = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Held:
+    batch: Batch
+    round: int
+    first: int
+    last: int
+
+
+class Merger:
+    """Takes what each round of draining found, gives what is safe to show.
+
+    Attributes:
+        late: events that came out after a later one had, because a CPU was blocked for longer
+            than ``patience`` rounds.
+    """
+
+    def __init__(self, *, patience: int = 16) -> None:
+        """Hold no event for more than ``patience`` rounds after the one that brought it."""
+        self._patience = patience
+        self._held: list[_Held] = []
+        self._round = 0
+        self._previous = 0  # latest time of all rounds before this one
+        self._drained: dict[int, int] = {}  # latest time by CPU
+        self._shown = 0
+        self.late = 0
+
+    @property
+    def held(self) -> int:
+        """How many events wait."""
+        return sum(len(held.batch) for held in self._held)
+
+    def push(self, decoded: Iterable[Decoded]) -> Events:
+        """Take one round, all CPUs of it, each in ring order, and return what is safe.
+
+        A CPU whose ring was empty need not be named.
+        """
+        self._round += 1
+        blocked: dict[int, bool] = {}
+        latest = self._previous
+        for part in decoded:
+            blocked[part.cpu] = part.is_blocked
+            for batch in part.batches:
+                held = self._take(batch)
+                latest = max(latest, held.last)
+                self._drained[part.cpu] = max(self._drained.get(part.cpu, 0), held.last)
+        horizon = self._horizon(cpu for cpu, is_blocked in blocked.items() if is_blocked)
+        self._previous = latest
+        return self._release(horizon)
+
+    def finish(self) -> Events:
+        """Return everything that is still held."""
+        return self._release(_FOREVER)
+
+    def _take(self, batch: Batch) -> _Held:
+        held = _held(batch, self._round)
+        self._held.append(held)
+        return held
+
+    def _horizon(self, blocked: Iterable[int]) -> int:
+        safe = min([self._previous, *(self._drained.get(cpu, 0) for cpu in blocked)])
+        overdue = self._round - self._patience
+        return max([safe, *(held.last for held in self._held if held.round <= overdue)])
+
+    def _release(self, horizon: int) -> Events:
+        ready: dict[int, list[Batch]] = defaultdict(list)
+        kept: list[_Held] = []
+        for held in self._held:
+            released, rest = _split(held, horizon)
+            if released is not None:
+                ready[released.layout.event_id].append(released)
+            if rest is not None:
+                kept.append(rest)
+        self._held = kept
+        events = in_order([join(ready[event_id]) for event_id in sorted(ready)])
+        self._count_late(events)
+        return events
+
+    def _count_late(self, events: Events) -> None:
+        for batch in events.batches:
+            self.late += int(np.count_nonzero(batch.ts < self._shown))
+        self._shown = max([self._shown, *(int(batch.ts.max()) for batch in events.batches)])
+
+
+def in_order(batches: Sequence[Batch]) -> Events:
+    """Put batches, at most one per layout, into the order of time.
+
+    Events of the same nanosecond keep the order of the batches, then of their rows.
+    """
+    whole = tuple(batch for batch in batches if len(batch))
+    lengths = [len(batch) for batch in whole]
+    if not whole:
+        return Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
+    ts = np.concatenate([batch.ts for batch in whole])
+    which = np.repeat(np.arange(len(whole), dtype=np.uint16), lengths)
+    rows = np.concatenate([np.arange(n, dtype=np.uint32) for n in lengths])
+    if _is_sorted(ts):
+        return Events(batches=whole, batch=which, row=rows)
+    order = np.argsort(ts, kind="stable")
+    return Events(batches=whole, batch=which[order], row=rows[order])
+
+
+def _held(batch: Batch, number: int) -> _Held:
+    return _Held(batch=batch, round=number, first=int(batch.ts.min()), last=int(batch.ts.max()))
+
+
+def _split(held: _Held, horizon: int) -> tuple[Batch | None, _Held | None]:
+    if held.last <= horizon:
+        return held.batch, None
+    if held.first > horizon:
+        return None, held
+    ts = held.batch.ts
+    if _is_sorted(ts):
+        cut = int(np.searchsorted(ts, np.uint64(horizon), side="right"))
+        rest = held.batch.take(slice(cut, None))
+        return held.batch.take(slice(0, cut)), _held(rest, held.round)
+    is_ready = ts <= np.uint64(horizon)
+    return held.batch.take(is_ready), _held(held.batch.take(~is_ready), held.round)
+
+
+def _is_sorted(ts: NDArray[np.uint64]) -> bool:
+    return bool((ts[1:] >= ts[:-1]).all())

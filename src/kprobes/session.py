@@ -1,0 +1,388 @@
+"""Text in, events out: a session with one kernel owns everything between the two."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, SupportsIndex, Unpack
+
+from kprobes.codegen.compile import load_compiler
+from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.drivers.guest.attach import Access
+from kprobes.drivers.guest.attach import attach as attach_guest
+from kprobes.drivers.guest.driver import GuestDriver
+from kprobes.drivers.guest.guardian import Guardian
+from kprobes.drivers.guest.pump import Pump, open_pump
+from kprobes.drivers.guest.recorder import Counts
+from kprobes.drivers.journal import Journal
+from kprobes.drivers.overlook import point_out
+from kprobes.drivers.places import places_of
+from kprobes.errors import DefinitionError, GuestGoneError, UsageError
+from kprobes.handlers import decorate
+from kprobes.handlers.engine import GuestEngine
+from kprobes.handlers.kprobe import Kprobe
+from kprobes.handlers.live import LiveKernel
+from kprobes.handlers.memory import MAX_STRING
+from kprobes.handlers.registry import Registry
+from kprobes.lang.append import apply
+from kprobes.lang.parser import parse_statements
+from kprobes.lang.tasks import task_filter
+from kprobes.model.definition import Definition, Statement
+from kprobes.model.kernel import Kernel
+from kprobes.model.symbol import place_of
+from kprobes.ports import Sink
+from kprobes.sinks.origin import Origin
+from kprobes.trace import Trace
+from kprobes.transport.agent import Command, Finished, Running
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+from kprobes.transport.stub import Stub
+
+_TICK_S = 0.05
+_STUB_CHECK_S = 0.25
+
+
+def _say_nothing(words: str) -> None:
+    del words
+
+
+class Session:
+    """One kernel that can be probed: a guest that was booted, or attached to.
+
+    Attributes:
+        driver: of the guest.
+        machine: the guest that we booted, or None.
+        definitions: all that ``probe`` was given.
+        handlers: probes with Python handlers.
+        live: its memory, names and types as they are now.
+    """
+
+    def __init__(self, driver: GuestDriver, lifetime: ExitStack, machine: Machine | None) -> None:
+        self.driver = driver
+        self.machine = machine
+        self.definitions: list[Definition] = []
+        self.live = LiveKernel(lambda: driver.guest)
+        self._engine = GuestEngine(driver)
+        self.handlers = Registry(self._engine, self.live)
+        self._lifetime = lifetime
+
+    @property
+    def kernel(self) -> Kernel:
+        """What runs there: release, symbols, types."""
+        return self.driver.guest.kernel
+
+    @property
+    def origin(self) -> Origin:
+        """What sinks need to know of it."""
+        return Origin(
+            version=self.kernel.version,
+            cpus=self.driver.cpus,
+            symbol_at=partial(place_of, self.kernel.symbols),
+        )
+
+    def probe(self, text: str, *, filter: str = "") -> None:
+        """Add the definitions in a text, which ``record`` or ``stream`` will arm.
+
+        A text is what is written to the kernel's ``kprobe_events``: a definition may join an event
+        that is there already, and ``-:EVENT`` takes one away. If anything is wrong, all stays.
+
+        Args:
+            text: definitions and deletions, one per line.
+            filter: what hits of these must be like to be recorded, in the language of the
+                kernel's event filters: ``count > 100 && comm != "cat"``.
+
+        Raises:
+            DefinitionError: one is wrong, or names what this kernel has not.
+            RefusedError: a function cannot be probed.
+        """
+        statements = [
+            replace(each, filter=filter) if isinstance(each, Definition) else each
+            for each in self._parse(text)
+        ]
+        definitions = apply(statements, existing=tuple(self.definitions))
+        with self._engine.resting():
+            self.driver.prepare(definitions)
+        self.definitions = [*definitions]
+
+    def _parse(self, text: str) -> Sequence[Statement]:
+        guest = self.driver.guest
+        try:
+            return parse_statements(text, registers=guest.arch.registers)
+        except DefinitionError as error:
+            raise places_of(guest).sooner(error) from error
+
+    def register_kprobe(self, probe: Kprobe) -> Kprobe:
+        """Arm a probe with Python handlers; it is live until it is unregistered.
+
+        Raises:
+            DefinitionError: there is no such place.
+            RefusedError: no probe can be there, or Python cannot be asked in this guest.
+        """
+        self.handlers.register([probe])
+        return probe
+
+    def register_kprobes(self, probes: Sequence[Kprobe]) -> None:
+        """Arm several probes: all of them, or none; errors as for ``register_kprobe``."""
+        self.handlers.register(probes)
+
+    def unregister_kprobe(self, probe: Kprobe) -> None:
+        """Disarm a probe for good."""
+        self.handlers.unregister(probe)
+
+    def unregister_kprobes(self, probes: Sequence[Kprobe]) -> None:
+        """Disarm several probes for good."""
+        self.handlers.unregister(*probes)
+
+    def kprobe(self, place: str, **handlers: Unpack[decorate.Others]) -> decorate.AsKprobe:
+        """Register the function that is decorated as a pre_handler.
+
+        ``@kernel.kprobe("vfs_read", post_handler=after)``; what it decorates becomes a ``Kprobe``.
+
+        Args:
+            place: a function, ``MODULE:FUNCTION``, ``FUNCTION+OFFSET`` or an address.
+            handlers: ``post_handler``, ``fault_handler`` and ``timeout_s`` of the ``Kprobe``.
+        """
+        return decorate.kprobe(self.handlers, place, handlers)
+
+    def entry(self, place: str, **handlers: Unpack[decorate.Others]) -> decorate.AsEntry:
+        """Call the function that is decorated with a kernel function's arguments, typed.
+
+        ``@kernel.entry("do_sys_openat2")`` over ``def opened(dfd, filename, how): ...``; what it
+        decorates becomes a ``Kprobe``. The handler takes some of the arguments by their names, or
+        all of them by position, and ``*, regs, probe`` if it likes.
+
+        Raises:
+            UsageError: the handler takes what the function has not.
+        """
+        return decorate.entry(self.handlers, place, handlers)
+
+    def read(self, addr: SupportsIndex, size: int) -> bytes:
+        """Return exactly ``size`` bytes of the kernel's memory, or raise MemoryFault."""
+        return self.live.read(addr, size)
+
+    def read_u64(self, addr: SupportsIndex) -> int:
+        """Return the u64 at an address of the kernel, or raise MemoryFault."""
+        return self.live.read_u64(addr)
+
+    def string(self, addr: SupportsIndex, max_size: int = MAX_STRING) -> str:
+        """Return the text at an address of the kernel, up to its NUL, or raise MemoryFault."""
+        return self.live.string(addr, max_size)
+
+    def write(self, addr: SupportsIndex, data: bytes) -> None:
+        """Write the kernel's data; MemoryFault where that is impossible, RefusedError for code."""
+        self.live.write(addr, data)
+
+    def symbol(self, addr: SupportsIndex) -> str:
+        """Return an address as ``%pS`` prints it: ``vfs_read+0x1a/0x2d0``."""
+        return self.live.symbol(addr)
+
+    def address(self, name: str) -> int:
+        """Return where a symbol is; UnknownSymbolError when there is none."""
+        return self.live.address(name)
+
+    def object(self, type_: str, addr: SupportsIndex) -> Any:
+        """Return what is at an address: ``kernel.object("struct file", addr).f_mode``."""
+        return self.live.object(type_, addr)
+
+    def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
+        """Record hits of some tasks only, from the next recording on.
+
+        Args:
+            pids: of the tasks; none means any.
+            comms: their names, or shell patterns; none means any.
+        """
+        self.driver.tasks = task_filter(pids, comms)
+
+    @contextmanager
+    def record(self) -> Generator[Trace]:
+        """Arm what was added, record until the block ends, and disarm.
+
+        Raises:
+            TargetError: it could not be armed, or the guest died.
+        """
+        trace = Trace(self.origin)
+        with self.recording() as pump:
+            yield trace
+            self._finish(pump, trace)
+        trace.counts = self.counts()
+
+    def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
+        """Arm what was added and write its events to a sink until ``is_done``; then disarm.
+
+        When the guest dies, what it recorded before is written first.
+
+        Raises:
+            TargetError: it could not be armed, or the guest died.
+        """
+        with self.recording() as pump:
+            try:
+                self._pass_on(pump, sink, is_done)
+            finally:
+                self._finish(pump, sink)
+        return self.counts()
+
+    @contextmanager
+    def recording(self) -> Generator[Pump]:
+        """Keep probes armed and their records flowing into the pump that is yielded."""
+        if not self.definitions and not self.handlers.probes:
+            raise UsageError("nothing to probe: no definition was given")
+        with ExitStack() as undo:
+            undo.callback(self._engine.resume)
+            # Handlers have been live since they were registered.
+            self.driver.disarm()
+            self.driver.prepare(self.definitions)
+            recorder = self.driver.arm()
+            self._engine.recorded = self.definitions
+            undo.callback(self.driver.disarm)
+            pump = open_pump(recorder, self.driver.guest)
+            undo.callback(pump.stop)
+            yield pump
+
+    def counts(self) -> Counts:
+        """Return what was counted since the first probe was armed."""
+        if self.driver.recorder is None:
+            return Counts(recorded={}, missed={}, lost=0, damaged=0)
+        return self.driver.recorder.counts()
+
+    def run(self, command: Command, timeout_s: float | None = None) -> Finished:
+        """Run a command in a guest that we booted.
+
+        Raises:
+            UsageError: the guest is somebody else's.
+            TargetError: it did not end in time.
+        """
+        return self._own().run(command, timeout_s)
+
+    def start(self, command: Command) -> Running:
+        """Start a command in a guest that we booted; errors as for ``run``."""
+        return self._own().start(command)
+
+    def close(self) -> None:
+        """Put the kernel back as it was and let go of it."""
+        self._lifetime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lifetime.__exit__(kind, error, trace)
+
+    def _own(self) -> Machine:
+        if self.machine is None:
+            raise UsageError("commands can be run only in a guest that kprobes booted")
+        return self.machine
+
+    def _pass_on(self, pump: Pump, sink: Sink, is_done: Callable[[], bool]) -> None:
+        look_again = 0.0
+        while not is_done():
+            events = pump.take(_TICK_S)
+            if events is not None:
+                sink.write(events)
+            if time.monotonic() > look_again:
+                # The guest's memory outlives it; only the stub tells that it is gone.
+                self.driver.guest.stub.wait(0)
+                look_again = time.monotonic() + _STUB_CHECK_S
+
+    def _finish(self, pump: Pump, sink: Sink) -> None:
+        pump.stop()
+        try:
+            self.driver.disarm()
+        finally:
+            while (events := pump.take(0)) is not None:
+                sink.write(events)
+            if self.driver.recorder is not None:
+                for events in self.driver.recorder.rest():
+                    sink.write(events)
+
+
+def boot(
+    options: MachineOptions | None = None,
+    *,
+    size: ArenaSize | None = None,
+    access: Access | None = None,
+    progress: Callable[[str], None] = _say_nothing,
+) -> Session:
+    """Boot a guest of our own and attach to it; it ends with the session.
+
+    Raises:
+        UnreachableError: no QEMU, no kernel, or the guest does not come up.
+    """
+    with ExitStack() as undo:
+        machine = undo.enter_context(Machine.boot(options, progress=progress))
+        progress("reading its kernel's symbols and types")
+        target = str(machine.stub_address)
+        return _session(undo, target, size, machine=machine, access=access)
+
+
+def attach(target: str, *, size: ArenaSize | None = None, access: Access | None = None) -> Session:
+    """Attach to a guest that runs already: ``HOST:PORT`` or ``/path.sock`` of its stub.
+
+    Args:
+        target: of a gdb stub, or of a monitor that can start one.
+        size: of the memory that is taken from the guest.
+        access: how it is looked at.
+
+    Raises:
+        UnreachableError: nothing answers there, or somebody else uses the stub.
+        TargetError: no Linux that we understand runs there.
+    """
+    with ExitStack() as undo:
+        return _session(undo, target, size, access=access)
+
+
+def _session(
+    undo: ExitStack,
+    target: str,
+    size: ArenaSize | None,
+    *,
+    machine: Machine | None = None,
+    access: Access | None = None,
+) -> Session:
+    journal = Journal.create(target)
+    # Last: the guardian needs it if the guest could not be put right.
+    undo.callback(journal.close)
+    if machine is None:
+        # A guest of our own ends with us; anybody else's must live on if we are killed.
+        undo.enter_context(Guardian(target, journal.path))
+    # LLVM's library loads while the guest is looked at: that needs no Python.
+    threading.Thread(target=load_compiler, name="kprobes-llvm", daemon=True).start()
+    guest = attach_guest(target, access=access)
+    undo.push(partial(_detach, guest.stub))
+    image = access.image.resolve() if access and access.image else None
+    journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
+    point_out(guest, journal)
+    driver = GuestDriver(guest, journal, size or ArenaSize())
+    undo.callback(_close, driver, journal)
+    return Session(driver, undo.pop_all(), machine)
+
+
+def _detach(
+    stub: Stub,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    del kind, trace
+    try:
+        stub.detach()
+    except GuestGoneError:
+        # What went wrong first is what the user must hear of.
+        if error is None:
+            raise
+
+
+def _close(driver: GuestDriver, journal: Journal) -> None:
+    try:
+        driver.close()
+    except GuestGoneError:
+        if driver.guest.stub.has_ended:
+            # Nothing is left to put right. A stub that fell silent is the guardian's.
+            journal.remove()

@@ -1,0 +1,15 @@
+"""Columns to what a user reads."""
+
+from collections.abc import Callable, Mapping
+from typing import BinaryIO
+
+from kprobes.ports import Sink
+from kprobes.sinks.ndjson import NdjsonSink
+from kprobes.sinks.origin import Origin
+from kprobes.sinks.text import TextSink
+
+FORMATS: Mapping[str, Callable[[BinaryIO, Origin], Sink]] = {
+    "text": TextSink,
+    "json": NdjsonSink,
+}
+"""By the name a user gives: where the bytes go and what kernel they come from to a sink."""

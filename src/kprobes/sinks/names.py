@@ -1,0 +1,51 @@
+"""Numbers that stand for names: addresses for symbols, numbers for enumerators."""
+
+from collections.abc import Callable
+
+from kprobes.model.layout import Field
+from kprobes.sinks.origin import Origin
+
+_REMEMBERED = 1 << 14
+
+Name = Callable[[int], bytes]
+"""A number to what is shown in its place."""
+
+EnumName = Callable[[int], bytes | None]
+"""A number to its enumerator, or None for one that has none, such as several bits at once."""
+
+
+class Names:
+    """How the fields of a run are named; what was looked up is remembered."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._symbols = _Symbols(origin.symbol_at)
+
+    def symbol(self, addr: int) -> bytes:
+        """Return what the kernel's ``%pS`` prints for an address."""
+        if len(self._symbols) > _REMEMBERED:
+            self._symbols.clear()
+        return self._symbols[addr]
+
+    def enumerator_of(self, field: Field) -> EnumName | None:
+        """Return how the numbers of an enum are named, or None when they are to be numbers."""
+        if not self._origin.has_enum_names or not field.enumerators:
+            return None
+        bits = 8 * field.size
+        # By pattern: an enum of unsigned numbers is fetched as a signed one. The first of
+        # several names of one number counts.
+        names = {
+            value & (1 << bits) - 1: name.encode(errors="surrogateescape")
+            for value, name in reversed(field.enumerators)
+        }
+        return lambda number: names.get(number & (1 << bits) - 1)
+
+
+class _Symbols(dict[int, bytes]):
+    def __init__(self, symbol_at: Callable[[int], str]) -> None:
+        super().__init__()
+        self._symbol_at = symbol_at
+
+    def __missing__(self, addr: int) -> bytes:
+        text = self[addr] = self._symbol_at(addr).encode(errors="surrogateescape")
+        return text

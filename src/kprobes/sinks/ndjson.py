@@ -1,0 +1,92 @@
+"""Events as JSON, one object per line.
+
+    {"event": "open", "group": "kprobes", "ts_ns": 4435259123, "cpu": 1, "pid": 89,
+     "comm": "sh", "flags": ".....", "function": "do_sys_openat2",
+     "ip": "0xffffffff81301230", "args": {"dfd": -100, "path": "/etc/passwd", "bad": null}}
+
+without the blanks. A faulted value is null. Numbers are whole, up to 64 bits; an array is one,
+null as a whole when its numbers could not be read. Characters and symbols are strings, enums too
+if their names are asked for. ``flags`` are the five characters of the newest kernels, whatever
+kernel is traced. Bytes that are no UTF-8 are kept as Python's surrogateescape does, 0xNN as
+``\\udcNN``: such a string's ``encode("utf-8", "surrogateescape")`` is what the guest held.
+"""
+
+from json.encoder import encode_basestring_ascii
+from typing import Any, BinaryIO
+
+from kprobes.model.batch import Batch, Events
+from kprobes.model.layout import RecordLayout
+from kprobes.sinks.flags import NEWEST, flags
+from kprobes.sinks.json_fields import quoted, shown
+from kprobes.sinks.lines import in_order
+from kprobes.sinks.names import Names
+from kprobes.sinks.origin import Origin
+
+_REMEMBERED = 1 << 14
+
+_Task = tuple[int, int, bytes, int]  # cpu, pid, comm, context
+
+
+class NdjsonSink:
+    """Writes one JSON object per event. Does not close the output."""
+
+    def __init__(self, out: BinaryIO, origin: Origin) -> None:
+        """Write to ``out``; of the origin, only names count: JSON is the same for every kernel."""
+        self._out = out
+        self._names = Names(origin)
+        self._tasks = _Tasks()
+
+    def write(self, events: Events) -> None:
+        """Write and flush one line per event."""
+        for text in in_order(events, self._lines):
+            self._out.write(text)
+        self._out.flush()
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._out.flush()
+
+    def _lines(self, batch: Batch) -> list[bytes]:
+        columns: list[list[Any]] = [batch.ts.tolist(), self._heads(batch)]
+        specs: list[bytes] = []
+        fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
+        for field, values, faulted in fields:
+            spec, found = shown(field, values, faulted, self._names)
+            specs.append(_literal(_quoted(field.name)) + b":" + spec)
+            columns += found
+        form = _form(batch.layout, b",".join(specs))
+        return list(map(form.__mod__, zip(*columns, strict=True)))
+
+    def _heads(self, batch: Batch) -> list[bytes]:
+        if len(self._tasks) > _REMEMBERED:
+            self._tasks.clear()
+        columns = (batch.cpu, batch.pid, batch.comm, batch.context)
+        keys = zip(*(column.tolist() for column in columns), strict=True)
+        return list(map(self._tasks.__getitem__, keys))
+
+
+class _Tasks(dict[_Task, bytes]):
+    # The members that repeat.
+    def __missing__(self, task: _Task) -> bytes:
+        cpu, pid, comm, context = task
+        text = self[task] = b'"cpu":%d,"pid":%d,"comm":%b,"flags":"%b"' % (
+            cpu,
+            pid,
+            quoted(comm),
+            flags(context, NEWEST).encode(),
+        )
+        return text
+
+
+def _form(layout: RecordLayout, args: bytes) -> bytes:
+    begin = f'{{"event":{_quoted(layout.event)},"group":{_quoted(layout.group)},"ts_ns":'
+    middle = f',"function":{_quoted(layout.function)},"ip":"{layout.ip:#x}","args":{{'
+    return _literal(begin) + b"%d,%b" + _literal(middle) + args + b"}}\n"
+
+
+def _literal(text: str) -> bytes:
+    return text.replace("%", "%%").encode()
+
+
+def _quoted(text: str) -> str:
+    return encode_basestring_ascii(text)

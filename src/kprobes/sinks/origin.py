@@ -1,0 +1,28 @@
+"""What a sink must know of where the events come from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def _number(addr: int) -> str:
+    return f"{addr:#x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The traced kernel, as far as its trace file's looks depend on it.
+
+    Attributes:
+        version: major and minor of its release.
+        cpus: how many it has online.
+        entries: how many events there will be, or None while they are still coming.
+        symbol_at: an address to what ``%pS`` prints for it, ``sym+0x1/0x40 [mod]``; as a
+            number when no symbols are known.
+        has_enum_names: whether enums are shown by name, where the kernel shows numbers.
+    """
+
+    version: tuple[int, int]
+    cpus: int
+    entries: int | None = None
+    symbol_at: Callable[[int], str] = _number
+    has_enum_names: bool = False

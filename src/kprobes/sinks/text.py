@@ -1,0 +1,135 @@
+"""Events as the kernel's ``trace`` file prints them, byte for byte.
+
+A line is made by one %-format per layout; comm, pid, cpu and context, which repeat, are
+formatted once each and remembered.
+"""
+
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.model.batch import Batch, Events
+from kprobes.sinks.flags import flags
+from kprobes.sinks.header import after_counts, before_counts, counts
+from kprobes.sinks.lines import in_order
+from kprobes.sinks.names import Names
+from kprobes.sinks.origin import Origin
+from kprobes.sinks.text_fields import shown
+
+_BLOCK = 1 << 20
+_REMEMBERED = 1 << 14
+_NS_PER_US = np.uint64(1000)
+_US_PER_S = np.uint64(1_000_000)
+
+_Task = tuple[bytes, int, int, int]  # comm, pid, cpu, context
+
+
+class TextSink:
+    """Writes the trace file of a kernel. Does not close the output.
+
+    The header counts the events. While they are still coming it says 0/0, as a kernel's empty
+    buffer does; at the end the counts are put in if the output can be read and sought.
+    """
+
+    def __init__(self, out: BinaryIO, origin: Origin) -> None:
+        """Write nothing yet: the header comes with the first ``write``, even of no events.
+
+        Args:
+            out: a binary stream, not one that is opened for appending.
+            origin: the traced kernel.
+        """
+        self._out = out
+        self._origin = origin
+        self._tasks = _Tasks(origin.version)
+        self._names = Names(origin)
+        self._written: int | None = None
+        self._counts_at: int | None = None
+
+    def write(self, events: Events) -> None:
+        """Write and flush one line per event."""
+        written = self._begin()
+        for text in in_order(events, self._lines):
+            self._out.write(text)
+        self._written = written + len(events)
+        self._out.flush()
+
+    def close(self) -> None:
+        """Write the header if nothing was written, and its counts where that is possible."""
+        written = self._begin()
+        if self._counts_at is not None and written:
+            self._out.flush()
+            old, new = counts(0, self._origin.cpus), counts(written, self._origin.cpus)
+            _grow(self._out, self._counts_at, len(old), new)
+            self._counts_at = None
+        self._out.flush()
+
+    def _begin(self) -> int:
+        if self._written is None:
+            self._written = 0
+            self._out.write(before_counts())
+            if self._origin.entries is None and self._out.seekable() and self._out.readable():
+                self._counts_at = self._out.tell()
+            self._out.write(counts(self._origin.entries or 0, self._origin.cpus))
+            self._out.write(after_counts(self._origin))
+        return self._written
+
+    def _lines(self, batch: Batch) -> list[bytes]:
+        layout = batch.layout
+        form = b"%b%5d.%06d: " + _literal(f"{layout.event}: ({layout.where})")
+        columns: list[list[Any]] = [self._heads(batch), *_time(batch.ts)]
+        for field, values, faulted in zip(layout.fields, batch.values, batch.faulted, strict=True):
+            spec, found = shown(field, values, faulted, self._names)
+            form += _literal(f" {field.name}=") + spec
+            columns += found
+        return list(map((form + b"\n").__mod__, zip(*columns, strict=True)))
+
+    def _heads(self, batch: Batch) -> list[bytes]:
+        if len(self._tasks) > _REMEMBERED:
+            self._tasks.clear()
+        columns = (batch.comm, batch.pid, batch.cpu, batch.context)
+        keys = zip(*(column.tolist() for column in columns), strict=True)
+        return list(map(self._tasks.__getitem__, keys))
+
+
+class _Tasks(dict[_Task, bytes]):
+    # What stands before the time, by task and context.
+    def __init__(self, version: tuple[int, int]) -> None:
+        super().__init__()
+        self._version = version
+
+    def __missing__(self, task: _Task) -> bytes:
+        comm, pid, cpu, context = task
+        # __trace_find_cmdline: whatever the idle task is called.
+        name = comm if pid else b"<idle>"
+        shown = flags(context, self._version).encode()
+        text = self[task] = b"%16b-%-7d [%03d] %b " % (name, pid, cpu, shown)
+        return text
+
+
+def _literal(text: str) -> bytes:
+    return text.replace("%", "%%").encode()
+
+
+def _time(ts: NDArray[np.uint64]) -> tuple[list[int], list[int]]:
+    # Rounded to the nearest, as the kernel's ns2usecs does.
+    us = (ts + _NS_PER_US // np.uint64(2)) // _NS_PER_US
+    seconds = us // _US_PER_S
+    return seconds.tolist(), (us - seconds * _US_PER_S).tolist()
+
+
+def _grow(out: BinaryIO, at: int, size: int, new: bytes) -> None:
+    # Replace ``size`` bytes at ``at`` by longer ones. The rest moves block by block from the
+    # end, so what is cut short in the middle repeats a few bytes but loses none.
+    grown = len(new) - size
+    stop = out.seek(0, 2)
+    while stop > at + size:
+        start = max(stop - _BLOCK, at + size)
+        out.seek(start)
+        block = out.read(stop - start)
+        out.seek(start + grown)
+        out.write(block)
+        stop = start
+    out.seek(at)
+    out.write(new)
+    out.seek(0, 2)

@@ -1,0 +1,51 @@
+"""What one recording brought, and how it is printed."""
+
+import io
+from dataclasses import replace
+
+from kprobes.drivers.guest.recorder import Counts
+from kprobes.model.batch import Events
+from kprobes.sinks import FORMATS
+from kprobes.sinks.origin import Origin
+
+
+class Trace:
+    """What one recording brought: events in the order of time, and what was counted.
+
+    ``str(trace)`` is the kernel's own trace text.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self.events: list[Events] = []
+        self.counts: Counts | None = None
+        self._origin = origin
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return sum(map(len, self.events))
+
+    def write(self, events: Events) -> None:
+        """Take more events; a trace is a sink."""
+        self.events.append(events)
+
+    def close(self) -> None:
+        """Do nothing: a trace may be read at any time."""
+
+    def to_text(self) -> str:
+        """Return the trace as the kernel prints it; undecodable bytes as backslash escapes."""
+        return self._through("text").decode(errors="backslashreplace")
+
+    def to_json(self) -> str:
+        """Return one JSON object per line."""
+        return self._through("json").decode()
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _through(self, form: str) -> bytes:
+        out = io.BytesIO()
+        sink = FORMATS[form](out, replace(self._origin, entries=len(self)))
+        for events in self.events:
+            sink.write(events)
+        sink.close()
+        return out.getvalue()

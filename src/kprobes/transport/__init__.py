@@ -1,0 +1,1 @@
+"""Sockets, processes, RAM: the only ones in the project."""

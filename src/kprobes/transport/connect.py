@@ -1,0 +1,134 @@
+"""``--target`` as text to a connected stub, which a monitor starts for us where there is none."""
+
+import contextlib
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from kprobes.errors import KprobesError, UnreachableError, UsageError
+from kprobes.transport.address import dial, is_path, parse_host_port
+from kprobes.transport.hello import say_hello
+from kprobes.transport.monitor import Monitor, is_monitor
+from kprobes.transport.peer import peer_pid
+from kprobes.transport.stub import Stub
+
+_PREFIX = "qemu:"
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_DISCONNECTED = "disconnected:"
+_CHARDEV = re.compile(r"^gdb: filename=(.*)$", re.MULTILINE)
+_UNIX = re.compile(r"unix:(.+?)(?:,server(?:=on)?)?$")
+_TCP = re.compile(r"(?:tcp|telnet):(\[?.*?\]?):([0-9]+)(?:,server(?:=on)?)?$")
+
+
+def parse_target(target: str) -> str:
+    """Return the address in ``qemu:HOST:PORT``, ``qemu:/path.sock``, or either without ``qemu:``.
+
+    Raises:
+        UsageError: neither.
+    """
+    address = target.removeprefix(_PREFIX)
+    address = address.removeprefix("unix:") if is_path(address) else address
+    if not is_path(address) and parse_host_port(address) is None:
+        raise UsageError(f"{target!r} is no target: use qemu:HOST:PORT or qemu:/path/of.sock")
+    return address
+
+
+def connect(target: str, *, timeout_s: float = 5.0) -> Stub:
+    """Connect to a guest's gdb stub; the guest is stopped afterwards.
+
+    When a QMP or human monitor answers instead, its QEMU is told to open a stub (``gdbserver``)
+    on a private socket, which is closed again with the connection.
+
+    Raises:
+        UsageError: no target in the text.
+        UnreachableError: no stub, a busy one, or none that we know.
+    """
+    address = parse_target(target)
+    sock = dial(address, timeout_s=timeout_s)
+    if not is_monitor(say_hello(sock, address, timeout_s=timeout_s)):
+        return Stub.adopt(sock, address, timeout_s=timeout_s)
+    sock.close()
+    return _through_monitor(address, timeout_s)
+
+
+def _through_monitor(monitor_address: str, timeout_s: float) -> Stub:
+    with Monitor.open(monitor_address, timeout_s=timeout_s) as monitor:
+        address = _existing(monitor, monitor_address)
+        undo = None
+        if address is None:
+            address, undo = _start(monitor, monitor_address, timeout_s)
+    try:
+        sock = dial(address, timeout_s=timeout_s)
+        say_hello(sock, address, timeout_s=timeout_s)
+    except BaseException:
+        if undo is not None:
+            undo()
+        raise
+    return Stub.adopt(sock, address, timeout_s=timeout_s, on_close=undo)
+
+
+def _existing(monitor: Monitor, monitor_address: str) -> str | None:
+    found = _CHARDEV.search(monitor.command("info chardev"))
+    if found is None:
+        return None
+    if not found[1].startswith(_DISCONNECTED):
+        raise UnreachableError(f"{monitor_address}: the gdb stub ({found[1]}) is already in use")
+    # Used as it is: QEMU cannot open another beside it, and the user may want it later.
+    address = _address_of(found[1].removeprefix(_DISCONNECTED), monitor.peer())
+    if address is None:
+        raise UnreachableError(f"{monitor_address}: connect to its gdb stub instead: {found[1]}")
+    return address
+
+
+def _address_of(filename: str, sock: socket.socket) -> str | None:
+    if found := _UNIX.match(filename):
+        pid = peer_pid(sock)
+        # The path is relative to where QEMU stands.
+        base = Path(f"/proc/{pid}/cwd") if pid and found[1][0] != "/" else Path("/")
+        return str((base / found[1]).resolve())
+    if found := _TCP.match(filename):
+        host = "localhost" if found[1] in ("", "0.0.0.0", "::", "[::]") else found[1]
+        return f"{host}:{found[2]}"
+    return None
+
+
+def _start(monitor: Monitor, address: str, timeout_s: float) -> tuple[str, Callable[[], None]]:
+    host_port = None if is_path(address) else parse_host_port(address)
+    if host_port is not None and host_port[0] not in _LOOPBACK:
+        # Without a password it must not be open to the network.
+        raise UsageError(f"{address}: a monitor elsewhere: start its gdb stub there yourself")
+    directory = Path(tempfile.mkdtemp(prefix="kprobes-"))
+
+    def undo() -> None:
+        # The guest may have ended, or its monitor may be in use; nothing else is lost.
+        with contextlib.suppress(KprobesError), Monitor.open(address, timeout_s=timeout_s) as again:
+            again.command("gdbserver none")
+        shutil.rmtree(directory, ignore_errors=True)
+
+    try:
+        return _open_stub(monitor, directory), undo
+    except BaseException:
+        # No stub is open, and undo would wait for the monitor that we still hold.
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _open_stub(monitor: Monitor, directory: Path) -> str:
+    path = directory / "gdb.sock"
+    said = monitor.command(f"gdbserver unix:{_escaped(path)},server=on,wait=off")
+    if path.is_socket():
+        return str(path)
+    # A QEMU of another user, or in a sandbox, cannot make a socket there.
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said += monitor.command(f"gdbserver tcp:127.0.0.1:{port}")
+    if "ould not" in said.splitlines()[-1]:
+        raise UnreachableError(f"QEMU opens no gdb stub: {said.splitlines()[0]}")
+    return f"127.0.0.1:{port}"
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace(",", ",,")

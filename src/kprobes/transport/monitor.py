@@ -1,0 +1,172 @@
+"""QEMU's monitor sockets: QMP (JSON lines) and the human one (a prompt), one command at a time.
+
+Written down in QEMU's docs/interop/qmp-spec.rst; the human monitor echoes what it reads with
+escape sequences and ends every answer with its prompt.
+"""
+
+import json
+import socket
+import time
+from typing import Protocol, Self, cast
+
+from kprobes.errors import FormatError, UnreachableError
+from kprobes.transport.address import dial
+from kprobes.units import MIB
+
+_PROMPT = b"(qemu) "
+_MAX_ANSWER = 4 * MIB
+
+
+def is_monitor(first: bytes) -> bool:
+    """Whether a connection's first byte is that of a monitor's greeting."""
+    return first[:1] in (b"{", b"Q", b"(")
+
+
+class _Talk(Protocol):
+    def greet(self, greeting: bytes) -> None: ...
+
+    def command(self, text: str) -> str: ...
+
+
+class Monitor:
+    """A connection to a monitor of either kind. QEMU serves one client of a socket at a time."""
+
+    def __init__(self, lines: "_Lines", talk: _Talk) -> None:
+        self._lines = lines
+        self._talk = talk
+
+    @classmethod
+    def open(cls, address: str, *, timeout_s: float = 5.0) -> Self:
+        """Connect and find out which kind it is.
+
+        Raises:
+            UnreachableError: nobody listens, or no monitor greets.
+        """
+        lines = _Lines(dial(address, timeout_s=timeout_s), address, timeout_s)
+        try:
+            greeting = lines.take_first()
+            talk = _Qmp(lines) if greeting.startswith(b"{") else _Human(lines)
+            talk.greet(greeting)
+        except BaseException:
+            lines.sock.close()
+            raise
+        return cls(lines, talk)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def command(self, text: str) -> str:
+        """Run a command of the human monitor and return what it prints.
+
+        Raises:
+            UnreachableError: no answer in time.
+            FormatError: an answer that is not a monitor's.
+        """
+        return self._talk.command(text).replace("\r\n", "\n")
+
+    def peer(self) -> socket.socket:
+        """Return the connection, to find out whose it is."""
+        return self._lines.sock
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._lines.sock.close()
+
+
+class _Lines:
+    def __init__(self, sock: socket.socket, address: str, timeout_s: float) -> None:
+        self.sock = sock
+        self._address = address
+        self._timeout_s = timeout_s
+        self._data = bytearray()
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.sock.sendall(data)
+        except OSError as e:
+            raise UnreachableError(f"{self._address}: {e.strerror or 'takes nothing'}") from e
+
+    def take_first(self) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        while not self._data:
+            self._fill(deadline)
+        return bytes(self._data[:1])
+
+    def take(self, end: bytes) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        searched = 0
+        while (found := self._data.find(end, searched)) < 0:
+            searched = max(len(self._data) - len(end), 0)
+            self._fill(deadline)
+        taken = bytes(self._data[:found])
+        del self._data[: found + len(end)]
+        return taken
+
+    def _fill(self, deadline: float) -> None:
+        try:
+            self.sock.settimeout(max(deadline - time.monotonic(), 1e-4))
+            data = self.sock.recv(65536)
+        except TimeoutError as e:
+            why = f"the monitor does not answer within {self._timeout_s:g} s: already in use?"
+            raise UnreachableError(f"{self._address}: {why}") from e
+        except OSError as e:
+            raise UnreachableError(f"{self._address}: {e.strerror}") from e
+        if not data:
+            raise UnreachableError(f"{self._address}: the monitor hung up")
+        self._data += data
+        if len(self._data) > _MAX_ANSWER:
+            raise FormatError(f"{self._address}: a monitor's answer without end")
+
+
+class _Human:
+    def __init__(self, lines: _Lines) -> None:
+        self._lines = lines
+
+    def greet(self, greeting: bytes) -> None:
+        if not is_monitor(greeting):
+            raise FormatError(f"no monitor of QEMU: greets with {greeting!r}")
+        self._lines.take(_PROMPT)
+
+    def command(self, text: str) -> str:
+        self._lines.send(text.encode() + b"\n")
+        # The echo, redrawn with every letter, ends with the line.
+        self._lines.take(b"\n")
+        return self._lines.take(_PROMPT).decode("utf-8", "replace")
+
+
+class _Qmp:
+    def __init__(self, lines: _Lines) -> None:
+        self._lines = lines
+
+    def greet(self, greeting: bytes) -> None:
+        del greeting
+        if "QMP" not in self._message():
+            raise FormatError("no monitor of QEMU: greets with other JSON than QMP's")
+        self._execute({"execute": "qmp_capabilities"})
+
+    def command(self, text: str) -> str:
+        arguments = {"command-line": text}
+        return str(self._execute({"execute": "human-monitor-command", "arguments": arguments}))
+
+    def _execute(self, request: dict[str, object]) -> object:
+        self._lines.send(json.dumps(request).encode() + b"\n")
+        # Events may come before the answer.
+        for _ in range(1000):
+            message = self._message()
+            if "error" in message:
+                raise FormatError(f"QMP refuses {request['execute']}: {message['error']}")
+            if "return" in message:
+                return message["return"]
+        raise FormatError("QMP sends nothing but events")
+
+    def _message(self) -> dict[str, object]:
+        try:
+            message = json.loads(self._lines.take(b"\n"))
+        except ValueError as e:
+            raise FormatError(f"no JSON from QMP: {e}") from e
+        if not isinstance(message, dict):
+            raise FormatError("no JSON object from QMP")
+        return cast("dict[str, object]", message)

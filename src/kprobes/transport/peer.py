@@ -1,0 +1,91 @@
+"""The process at the other end of a connection, when it runs on this machine.
+
+``/proc/net/tcp`` is written down in proc(5) and Documentation/networking/proc_net_tcp.rst.
+"""
+
+import contextlib
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+_UCRED = struct.Struct("3i")
+_FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6}
+_MAPPED = "::ffff:"
+
+
+def peer_pid(sock: socket.socket) -> int | None:
+    """Return the pid of the process that listens, or None when it is elsewhere or hidden.
+
+    For a unix socket it is the one that called ``listen``, which can have been QEMU's parent.
+    """
+    if sock.family == socket.AF_UNIX:
+        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return _UCRED.unpack(found)[0] or None
+    inode = _peer_inode(sock)
+    return _owner(inode) if inode else None
+
+
+def find_inode(table: str, local: str, remote: str) -> int | None:
+    """Return the inode of the connection between two addresses in the words of the table.
+
+    A connection that nobody has accepted yet has none.
+    """
+    for line in table.splitlines()[1:]:
+        words = line.split()
+        if len(words) > 9 and (words[1], words[2]) == (local, remote):
+            return int(words[9]) or None
+    return None
+
+
+def table_address(host: str, port: int, family: int) -> str:
+    """Return an address in the words of ``/proc/net/tcp`` or ``tcp6``."""
+    if family == socket.AF_INET6 and "." in host and ":" not in host:
+        host = _MAPPED + host
+    packed = socket.inet_pton(family, host)
+    # The kernel prints each 32-bit word of the packed address as a number of this machine's.
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+
+
+def _peer_inode(sock: socket.socket) -> int | None:
+    ours = cast("tuple[str, int]", sock.getsockname()[:2])
+    theirs = cast("tuple[str, int]", sock.getpeername()[:2])
+    # QEMU may have an IPv4 connection on an IPv6 socket.
+    for name, family in _FAMILIES.items():
+        if family == socket.AF_INET and ":" in ours[0]:
+            continue
+        table = Path("/proc/net", name)
+        if table.exists():
+            near, far = table_address(*ours, family), table_address(*theirs, family)
+            inode = find_inode(table.read_text(), far, near)
+            if inode:
+                return inode
+    return None
+
+
+def _owner(inode: int) -> int | None:
+    wanted = f"socket:[{inode}]"
+    for pid in _pids():
+        if any(link == wanted for link in _links(Path("/proc", str(pid), "fd"))):
+            return pid
+    return None
+
+
+def _pids() -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if re.fullmatch("[0-9]+", entry.name):
+            yield int(entry.name)
+
+
+def _links(directory: Path) -> Iterator[str]:
+    try:
+        entries = list(directory.iterdir())
+    except OSError:
+        # Another user's process, or one that has just ended.
+        return
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            yield str(entry.readlink())

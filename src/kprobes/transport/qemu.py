@@ -1,0 +1,228 @@
+"""A Linux kernel that we boot ourselves in QEMU: the embedded guest."""
+
+import shutil
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kprobes.errors import GuestGoneError, UnreachableError
+from kprobes.transport import console, initramfs
+from kprobes.transport.accel import Accel, choose
+from kprobes.transport.agent import Agent, Command, Finished, Running
+from kprobes.transport.fifo import FifoPair
+from kprobes.transport.image_cache import Progress
+from kprobes.transport.keeper import Keeper, make_places, remove
+from kprobes.transport.packages import busybox, kernel_image
+from kprobes.transport.qemu_command import MachineOptions, Places, RamRun, command_line, ram_runs
+from kprobes.units import MIB
+
+_STDIN, _STDOUT = 0, 1
+_BOOTS = 3
+"""How often a guest is booted whose kernel crashes: QEMU before 8.1 may keep a translation of code
+that one vCPU patches while another runs it; Linux 7.2 dies of that in one boot of a hundred."""
+
+
+class _CrashError(UnreachableError):
+    """The guest's kernel crashed while it booted."""
+
+
+def _quiet(words: str) -> None:
+    del words
+
+
+class Machine:
+    """A booted guest; ``boot`` makes it, ``close`` or the end of this process ends it.
+
+    Attributes:
+        options: what it was booted with.
+        kernel: the boot image that it runs.
+        pid: of QEMU, on this machine.
+    """
+
+    def __init__(
+        self, options: MachineOptions, *, kernel: Path, places: Places, keeper: Keeper, agent: Agent
+    ) -> None:
+        self.options = options
+        self.kernel = kernel
+        self.pid = keeper.pid
+        self._places = places
+        self._keeper = keeper
+        self._agent = agent
+        self._closing = ExitStack()
+
+    @classmethod
+    def boot(cls, options: MachineOptions | None = None, *, progress: Progress = _quiet) -> Self:
+        """Boot a guest and return when it can run commands.
+
+        Raises:
+            UsageError: options that make no sense.
+            UnreachableError: no QEMU, no kernel, no room, or a guest that does not come up.
+        """
+        options = MachineOptions() if options is None else options
+        recipe = _recipe(options, progress)
+        progress(f"booting {recipe.kernel.name} with {recipe.accel}")
+        for _ in range(_BOOTS - 1):
+            with suppress(_CrashError):
+                return cls._boot(recipe)
+            progress("its kernel crashed while it booted: once more")
+        return cls._boot(recipe)
+
+    @classmethod
+    def _boot(cls, recipe: "_Recipe") -> Self:
+        options = recipe.options
+        with ExitStack() as undo:
+            places = make_places(options.memory_mib)
+            undo.callback(remove, places)
+            places.initramfs.write_bytes(recipe.archive)
+            fifos = FifoPair(places.agent)
+            undo.callback(fifos.close)
+            command = command_line(options, kernel=recipe.kernel, accel=recipe.accel, places=places)
+            keeper = undo.enter_context(Keeper([str(recipe.program), *command[1:]], places))
+            agent = Agent(
+                fifos.wire(keeper, lambda: _gone(places)),
+                longest_output=options.memory_mib * MIB,
+            )
+            machine = cls(options, kernel=recipe.kernel, places=places, keeper=keeper, agent=agent)
+            machine._wait_ready()
+            machine._closing = undo.pop_all()
+            return machine
+
+    @property
+    def stub_address(self) -> Path:
+        """The unix socket of the gdb stub."""
+        return self._places.stub
+
+    @property
+    def qmp_address(self) -> Path:
+        """The unix socket of QEMU's control protocol."""
+        return self._places.qmp
+
+    @property
+    def ram_path(self) -> Path:
+        """The file that is the guest's memory."""
+        return self._places.ram
+
+    @property
+    def ram_runs(self) -> tuple[RamRun, ...]:
+        """Where guest-physical memory lies in that file, in ascending order."""
+        return ram_runs(self.options.memory_mib)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether QEMU runs."""
+        return self._keeper.is_alive
+
+    def run(self, command: Command, timeout_s: float | None = None) -> Finished:
+        """Run a command in the guest as root, to its end.
+
+        A guest that a debugger has stopped is waited for.
+
+        Args:
+            command: a line for the guest's shell, or a list of words.
+            timeout_s: after it the command is killed; None waits for ever.
+
+        Raises:
+            TargetError: not ended in time.
+            GuestGoneError: the guest died.
+        """
+        console.trim_log(self._places.console_log)
+        return self._agent.run(command, timeout_s)
+
+    def start(self, command: Command, timeout_s: float | None = None) -> Running:
+        """Start a command in the guest; return when its pid is known, errors as for ``run``."""
+        return self._agent.start(command, timeout_s)
+
+    def console_log(self) -> str:
+        """Return what the kernel and the shell printed on the first serial port."""
+        return console.read_log(self._places.console_log)
+
+    def shell(self) -> None:
+        """Connect the user's terminal to the guest's shell until Ctrl-] or the guest's end.
+
+        Raises:
+            UsageError: standard input is not a terminal.
+            GuestGoneError: the guest died before.
+        """
+        size = shutil.get_terminal_size()
+        self._agent.resize(size.lines, size.columns)
+        console.attach(self._places.console, source=_STDIN, sink=_STDOUT)
+
+    def close(self) -> None:
+        """End the guest and remove all that it had; the second time nothing happens."""
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait_ready(self) -> None:
+        limit = self.options.boot_timeout_s
+        try:
+            is_ready = self._agent.wait_ready(limit)
+        except GuestGoneError as e:
+            crashed = console.has_crashed(self.console_log())
+            kind = _CrashError if crashed else UnreachableError
+            raise kind(f"the guest did not boot: {e}") from e
+        if not is_ready:
+            lines = console.last_words(self.console_log()) or "  (nothing printed)"
+            raise UnreachableError(f"the guest was not up after {limit:g} s; it printed:\n{lines}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    """What a guest is booted from, however often."""
+
+    options: MachineOptions
+    program: Path
+    accel: Accel
+    kernel: Path
+    archive: bytes
+
+
+def _recipe(options: MachineOptions, progress: Progress) -> _Recipe:
+    return _Recipe(
+        options=options,
+        program=_program(options),
+        accel=choose(options.accel),
+        kernel=_kernel(options, progress),
+        archive=initramfs.build(busybox(arch=options.arch, progress=progress), options.files),
+    )
+
+
+def _program(options: MachineOptions) -> Path:
+    found = shutil.which(options.board.program)
+    if found is None:
+        raise UnreachableError(
+            f"there is no {options.board.program}: install Debian's {options.board.package}"
+        )
+    return Path(found)
+
+
+def _kernel(options: MachineOptions, progress: Progress) -> Path:
+    if options.kernel is None:
+        return kernel_image(suite=options.suite, arch=options.arch, progress=progress)
+    offset, magic = options.board.magic
+    try:
+        with options.kernel.open("rb") as file:
+            head = file.read(offset + len(magic))
+    except OSError as e:
+        raise UnreachableError(f"cannot read the kernel {options.kernel}: {e.strerror}") from e
+    if head[offset:] != magic:
+        raise UnreachableError(f"{options.kernel} is not a bootable kernel for {options.arch}")
+    return options.kernel
+
+
+def _gone(places: Places) -> GuestGoneError:
+    said = console.read_log(places.qemu_log)
+    printed = console.read_log(places.console_log)
+    lines = console.last_words(printed + said)
+    return GuestGoneError("QEMU ended" + (f"; last words:\n{lines}" if lines else ""))

@@ -1,0 +1,394 @@
+"""A gdb stub's client: the vCPUs, the memory and the monitor of a guest under QEMU.
+
+Written down in the GDB manual, appendix "GDB Remote Serial Protocol"; what QEMU makes of it in
+``gdbstub/``. Requests need a stopped guest: QEMU answers none while it runs, and the first byte
+of one would stop it.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from kprobes.errors import FormatError, GuestGoneError, UnreachableError
+from kprobes.formats import rsp
+from kprobes.transport.address import dial
+from kprobes.transport.hello import DETACH, FAREWELL, say_hello
+from kprobes.transport.peer import peer_pid
+from kprobes.transport.stub_memory import StubMemory
+from kprobes.transport.stub_registers import StubRegisters
+from kprobes.transport.wire import Wire, check_ok
+
+_MAX_CPUS = 4096
+
+
+class Stub:
+    """A guest through its gdb stub. Implements ``ports.Cpus`` and, with ``read``, ``ports.Memory``.
+
+    The guest is stopped when the connection opens and runs when it is closed, whatever happened
+    in between. Not to be shared by threads.
+
+    Attributes:
+        address: where it listens; another process reconnects there.
+        is_running: whether the guest runs.
+        stops: how often we, or a breakpoint of ours, stopped the guest, connecting included.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        address: str,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.address = address
+        self.is_running = False
+        self.stops = 1
+        self._wire = wire
+        self._clock = clock
+        self._on_close = on_close
+        self._paused_s = 0.0
+        self._stopped_at = clock()
+        self._breakpoints: set[int] = set()
+        self._registers = StubRegisters(wire, packet_size=rsp.DEFAULT_PACKET_SIZE)
+        self._memory = StubMemory(wire, packet_size=rsp.DEFAULT_PACKET_SIZE)
+        self._can_vcont = False
+        self._is_closed = False
+        self._turn = threading.RLock()
+
+    @classmethod
+    def open(cls, address: str, *, timeout_s: float = 5.0) -> Self:
+        """Connect to ``HOST:PORT`` or a unix socket's path; the guest is stopped afterwards.
+
+        Raises:
+            UnreachableError: nobody listens, nobody answers, or not as a gdb stub does.
+        """
+        sock = dial(address, timeout_s=timeout_s)
+        say_hello(sock, address, timeout_s=timeout_s)
+        return cls.adopt(sock, address, timeout_s=timeout_s)
+
+    @classmethod
+    def adopt(
+        cls,
+        sock: socket.socket,
+        address: str,
+        *,
+        timeout_s: float = 5.0,
+        on_close: Callable[[], None] | None = None,
+    ) -> Self:
+        """Take over a socket on which ``say_hello`` was said.
+
+        Args:
+            sock: closed with the stub.
+            address: where a new connection can be had.
+            timeout_s: for every single answer.
+            on_close: called once, after the connection is closed.
+
+        Raises:
+            UnreachableError: as for ``open``.
+        """
+        stub = cls(Wire(sock, timeout_s=timeout_s), address, on_close=on_close)
+        try:
+            stub._shake_hands()
+        except (FormatError, GuestGoneError) as e:
+            stub.close()
+            raise UnreachableError(f"{address}: not a gdb stub that we know: {e}") from e
+        except BaseException:
+            stub.close()
+            raise
+        return stub
+
+    def _shake_hands(self) -> None:
+        size = rsp.packet_size(rsp.parse_supported(self._first_answer()))
+        self._memory.packet_size = self._registers.packet_size = size
+        # Without it QEMU's acknowledgements come along and are skipped.
+        self._wire.ask(b"QStartNoAckMode")
+        # Also makes QEMU forget the breakpoints of a client that died.
+        rsp.parse_stop(self._wire.ask(b"?"))
+        words = self._wire.ask(b"vCont?").split(b";")
+        self._can_vcont = words[0] == b"vCont" and {b"c", b"s"} <= set(words)
+        self._memory.prepare_physical()
+
+    def _first_answer(self) -> bytes:
+        # A running guest was stopped by the connection: QEMU before 8.1 says so unasked. One
+        # that was stopped already brings no such packet: never wait for it. The empty answer
+        # is to the empty packet that came first.
+        while (answer := self._wire.receive(self._wire.timeout_s)) is not None:
+            if answer and not rsp.is_stop(answer):
+                return answer
+        raise GuestGoneError(f"no answer within {self._wire.timeout_s:g} s")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    def fileno(self) -> int:
+        """Return the socket, readable when the running guest stops."""
+        return self._wire.sock.fileno()
+
+    def peer(self) -> int | None:
+        """Return the pid of the process that listens, or None when it is not on this machine."""
+        return peer_pid(self._wire.sock)
+
+    @property
+    def architecture(self) -> str:
+        """The guest's architecture in gdb's words, such as ``i386:x86-64``."""
+        self._must_be_stopped()
+        return self._registers.description.architecture
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the guest is known to have ended; one that is only silent may come back."""
+        return self._wire.has_ended
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds the guest has been stopped since the connection, until now."""
+        return self._paused_s + (0.0 if self.is_running else self._clock() - self._stopped_at)
+
+    # Running and stopping.
+
+    def resume(self) -> None:
+        """Let every vCPU run.
+
+        One that stands on a breakpoint stops there again at once: remove it and ``step`` first.
+        """
+        self._must_be_stopped()
+        self._wire.tell(b"vCont;c" if self._can_vcont else b"c")
+        self._mark_running()
+
+    def stop(self) -> rsp.StopReply:
+        """Stop a running guest.
+
+        Raises:
+            GuestGoneError: it does not stop within the timeout, or has ended.
+        """
+        if not self.is_running:
+            raise ValueError("the guest is stopped already")
+        self._wire.interrupt()
+        return self._must_stop()
+
+    def wait(self, timeout_s: float) -> rsp.StopReply | None:
+        """Return why a running guest stopped, or None when it still runs after the time.
+
+        Threads take turns.
+        """
+        with self._turn:
+            if not self.is_running:
+                raise ValueError("the guest is stopped already")
+            reply = self._stop_reply(timeout_s)
+            if reply is not None:
+                self._mark_stopped()
+            return reply
+
+    def step(self, cpu: int) -> rsp.StopReply:
+        """Run one instruction of one vCPU; the others stay where they are."""
+        self._must_be_stopped()
+        if self._can_vcont:
+            self._wire.tell(b"vCont;s:%x" % cpu)
+        else:
+            check_ok(self._wire.ask(b"Hc%x" % cpu), "a vCPU")
+            self._wire.tell(b"s")
+        self._registers.selected = None
+        reply = self._stop_reply(self._wire.timeout_s)
+        if reply is None:
+            self._mark_running()
+            raise GuestGoneError(f"vCPU {cpu} did not finish its step")
+        return reply
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Stop the guest if it runs, and let it run again afterwards if it did.
+
+        Threads take turns.
+        """
+        with self._turn:
+            was_running = self.is_running
+            if was_running:
+                self.stop()
+            try:
+                yield
+            finally:
+                if was_running and not self.is_running and not self._wire.is_gone:
+                    self.resume()
+
+    def _must_stop(self) -> rsp.StopReply:
+        reply = self._stop_reply(self._wire.timeout_s)
+        if reply is None:
+            raise GuestGoneError(f"the guest did not stop within {self._wire.timeout_s:g} s")
+        self._mark_stopped()
+        return reply
+
+    def _stop_reply(self, timeout_s: float) -> rsp.StopReply | None:
+        deadline = time.monotonic() + timeout_s
+        while (packet := self._wire.receive(deadline - time.monotonic())) is not None:
+            if rsp.is_stop(packet):
+                return rsp.parse_stop(packet)
+        return None
+
+    def _mark_stopped(self) -> None:
+        self.is_running = False
+        self.stops += 1
+        self._stopped_at = self._clock()
+        # QEMU selects the vCPU that stopped.
+        self._registers.selected = None
+
+    def _mark_running(self) -> None:
+        self.is_running = True
+        self._paused_s += self._clock() - self._stopped_at
+
+    def _must_be_stopped(self) -> None:
+        if self.is_running:
+            raise ValueError("the guest runs: stop it first")
+
+    # vCPUs.
+
+    def ids(self) -> tuple[int, ...]:
+        """Return the stub's thread ids, one per vCPU."""
+        self._must_be_stopped()
+        ids = rsp.parse_thread_list(self._wire.ask(b"qfThreadInfo"))
+        while more := rsp.parse_thread_list(self._wire.ask(b"qsThreadInfo")):
+            ids += more
+            if len(ids) > _MAX_CPUS:
+                raise FormatError(f"a gdb stub with more than {_MAX_CPUS} vCPUs")
+        return ids
+
+    def registers(self, cpu: int) -> Mapping[str, int]:
+        """Return a vCPU's registers by the stub's names: those of its g packet."""
+        self._must_be_stopped()
+        return self._registers.read(cpu)
+
+    def register(self, cpu: int, name: str) -> int:
+        """Return one register, also one that the g packet lacks (arm64: TTBR1_EL1)."""
+        self._must_be_stopped()
+        return self._registers.read_one(cpu, name)
+
+    def set_registers(self, cpu: int, values: Mapping[str, int]) -> None:
+        """Write some registers of a vCPU."""
+        self._must_be_stopped()
+        self._registers.write(cpu, values)
+
+    # Breakpoints.
+
+    def insert_breakpoint(self, addr: int) -> None:
+        """Stop the guest when any vCPU comes to an address."""
+        self._must_be_stopped()
+        # Before the request: if we are interrupted in it, detaching still removes it.
+        self._breakpoints.add(addr)
+        check_ok(self._wire.ask(b"Z0,%x,1" % addr), f"a breakpoint at {addr:#x}")
+
+    def remove_breakpoint(self, addr: int) -> None:
+        """Take a breakpoint away; one that is gone already is no error."""
+        self._must_be_stopped()
+        answer = self._wire.ask(b"z0,%x,1" % addr)
+        if answer != b"E22":
+            check_ok(answer, f"to remove the breakpoint at {addr:#x}")
+        self._breakpoints.discard(addr)
+
+    # Memory.
+
+    def read(self, addr: int, size: int, *, cpu: int | None = None) -> bytes:
+        """Return exactly ``size`` bytes at a virtual address, or raise MemoryFault.
+
+        Args:
+            addr: as a vCPU sees it now: with page-table isolation, one in user mode sees
+                nearly nothing of the kernel.
+            size: bytes.
+            cpu: the vCPU; by default the one that stopped, or was used last.
+        """
+        self._choose(cpu)
+        return self._memory.read(addr, size)
+
+    def write(self, addr: int, data: bytes, *, cpu: int | None = None) -> None:
+        """Write to virtual addresses; see ``read``."""
+        self._choose(cpu)
+        self._memory.write([(addr, data)])
+
+    def read_physical(self, addr: int, size: int) -> bytes:
+        """Return bytes of guest-physical memory. QEMU reads zeros where there is none."""
+        return self.read_physical_many([(addr, size)])[0]
+
+    def read_physical_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of many (address, size), without waiting for each."""
+        self._must_be_stopped()
+        with self._memory.physical():
+            return self._memory.read_many(spans)
+
+    def write_physical(self, addr: int, data: bytes) -> None:
+        """Write to guest-physical memory, code included."""
+        self.write_physical_many([(addr, data)])
+
+    def write_physical_many(self, writes: Sequence[tuple[int, bytes]]) -> None:
+        """Write many (address, data), without waiting for each.
+
+        Raises:
+            MemoryFault: the first write that failed; all others were tried.
+        """
+        self._must_be_stopped()
+        with self._memory.physical():
+            self._memory.write(writes)
+
+    def _choose(self, cpu: int | None) -> None:
+        self._must_be_stopped()
+        if cpu is not None:
+            self._registers.select(cpu)
+
+    # QEMU's monitor, and the end.
+
+    def monitor(self, command: str) -> str:
+        """Run a command of QEMU's monitor and return what it prints, with ``\\n`` line ends."""
+        self._must_be_stopped()
+        output: list[bytes] = []
+        answer = self._wire.ask(b"qRcmd," + rsp.to_hex(command.encode()), output=output)
+        if answer not in (b"", b"OK") and not rsp.is_error(answer):
+            # A stub that prints in the answer itself.
+            output.append(b"O" + answer)
+        elif answer != b"OK":
+            check_ok(answer, f"the monitor command {command!r}")
+        return rsp.console_text(output).replace("\r\n", "\n")
+
+    def detach(self, *, resume: bool = True) -> None:
+        """Remove our breakpoints, let the guest run, and close the connection.
+
+        Args:
+            resume: False leaves a stopped guest stopped, for another client to go on.
+
+        Raises:
+            GuestGoneError: the guest ended meanwhile; the connection is closed all the same.
+        """
+        try:
+            if not self._wire.is_gone:
+                self._leave(resume)
+        finally:
+            self.close()
+
+    def _leave(self, resume: bool) -> None:
+        if resume:
+            if self.is_running:
+                self.stop()
+            check_ok(self._wire.ask(DETACH), "to detach")
+            self._mark_running()
+            self._breakpoints.clear()
+        elif not self.is_running:
+            for addr in tuple(self._breakpoints):
+                self.remove_breakpoint(addr)
+
+    def close(self) -> None:
+        """Close the connection at once; ``detach`` is the polite way."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._wire.close(*((FAREWELL,) if self._wire.is_gone else ()))
+        if self._on_close is not None:
+            self._on_close()

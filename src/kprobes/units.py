@@ -1,0 +1,16 @@
+"""Bare numbers that cross packages, each with a name of its own."""
+
+from typing import NewType
+
+Addr = NewType("Addr", int)
+"""A virtual address in the target's kernel."""
+
+Phys = NewType("Phys", int)
+"""A guest-physical address."""
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+U64 = (1 << 64) - 1
+"""All 64 bits: what an address or a register is masked with."""

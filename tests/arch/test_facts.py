@@ -1,0 +1,28 @@
+"""x86-64 as one value, and the registry of architectures."""
+
+import pytest
+
+from kprobes.arch.registry import arch
+from kprobes.arch.x86_64.facts import X86_64
+from kprobes.errors import TargetError
+
+
+def test_x86_64_is_found_by_its_name() -> None:
+    assert arch("x86_64") is X86_64
+
+
+def test_an_unknown_architecture_is_refused_with_those_we_know() -> None:
+    with pytest.raises(TargetError, match="'vax' is not supported; known: x86_64"):
+        arch("vax")
+
+
+def test_every_register_can_be_had_by_some_way() -> None:
+    code = X86_64.code
+    known = {*code.parameters, *code.saved, *X86_64.constants, "sp", "ip"}
+
+    assert set(X86_64.registers) == known
+
+
+def test_arguments_come_in_the_order_of_the_abi() -> None:
+    assert X86_64.arguments == ("di", "si", "dx", "cx", "r8", "r9")
+    assert X86_64.code.parameters == X86_64.arguments

@@ -1,0 +1,129 @@
+"""A guest as a user starts it by hand, with a shell on its serial console and nothing of ours."""
+
+import re
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from kprobes.transport import initramfs
+from kprobes.transport.packages import busybox, kernel_image
+
+_BOOT_S = 90.0
+_PROMPT = b"guest# "
+
+
+class ConsoleGuest:
+    """A running guest and a shell in it.
+
+    Attributes:
+        target: the stub's address.
+        pid: of QEMU.
+    """
+
+    def __init__(self, target: str, pid: int, console: socket.socket) -> None:
+        self.target = target
+        self.pid = pid
+        self._console = console
+        self._count = 0
+        self._seen = b""
+
+    def run(self, command: str, timeout_s: float = 60.0) -> str:
+        """Run a command line in the shell and return what it printed; it must succeed."""
+        self._count += 1
+        mark = f"end{self._count}"
+        # The shell echoes what is typed: the quotes keep that from looking like the mark.
+        self._console.sendall(f'{command}\necho "{mark}:""$?:"\n'.encode())
+        end = re.compile(rf"{mark}:(\d+):".encode())
+        printed = self._until(end, timeout_s)
+        found = end.search(printed)
+        assert found is not None
+        lines = printed[: found.start()].decode("utf-8", "replace").replace("\r", "").split("\n")
+        shown = [line for line in lines if _PROMPT.decode() not in line]
+        output = "\n".join(shown)
+        assert found[1] == b"0", f"{command}: status {found[1].decode()}\n{output}"
+        return output
+
+    def wait_ready(self) -> None:
+        """Return when the shell answers."""
+        printed = self._until(re.compile(_PROMPT + rb"|---\[ end trace"), _BOOT_S)
+        if not printed.endswith(_PROMPT):
+            raise CrashedError
+        self.run("stty -echo cols 4000")
+        self.run("PS1=; dmesg -n 1")
+
+    def _until(self, end: re.Pattern[bytes], timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        while not (found := end.search(self._seen)):
+            left = max(deadline - time.monotonic(), 0)
+            is_ready = select.select([self._console], [], [], left)[0]
+            assert is_ready, f"the guest does not answer; it printed {self._seen[-2000:]!r}"
+            data = self._console.recv(1 << 16)
+            assert data, f"the guest is gone; it printed {self._seen[-2000:]!r}"
+            self._seen += data
+        printed, self._seen = self._seen[: found.end()], self._seen[found.end() :]
+        return printed
+
+
+@contextmanager
+def console_guest(directory: Path, *, suite: str) -> Generator[ConsoleGuest]:
+    """Boot a Debian suite's kernel with a gdb stub on a port, as ``-s`` does, and a shell."""
+    with ExitStack() as undo:
+        try:
+            guest = undo.enter_context(_booted(directory, suite))
+        except CrashedError:
+            # QEMU before 8.1: see kprobes.transport.qemu. A second time would be another fault.
+            guest = undo.enter_context(_booted(directory, suite))
+        yield guest
+
+
+class CrashedError(Exception):
+    """The kernel crashed while it booted, with nothing of ours in it."""
+
+
+@contextmanager
+def _booted(directory: Path, suite: str) -> Generator[ConsoleGuest]:
+    (directory / "initramfs").write_bytes(initramfs.build(busybox(), {}))
+    port = _free_port()
+    command = [
+        *("qemu-system-x86_64", "-kernel", str(kernel_image(suite=suite)), "-m", "512M"),
+        *("-initrd", "initramfs", "-append", "console=ttyS0 quiet", "-no-reboot"),
+        # QEMU 7.2 translates cmpxchg16b wrongly: without it 6.12 would not come up.
+        *("-cpu", "max,-cx16", "-smp", "2", "-display", "none", "-monitor", "none"),
+        *("-serial", "unix:console,server=on,wait=off", "-gdb", f"tcp::{port}"),
+    ]
+    with (directory / "qemu.log").open("wb") as log:
+        qemu = subprocess.Popen(
+            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        with _connected(directory / "console") as console:
+            guest = ConsoleGuest(f"localhost:{port}", qemu.pid, console)
+            guest.wait_ready()
+            yield guest
+    finally:
+        qemu.kill()
+        qemu.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _connected(path: Path) -> socket.socket:
+    deadline = time.monotonic() + 10
+    while True:
+        console = socket.socket(socket.AF_UNIX)
+        try:
+            console.connect(str(path))
+        except OSError:
+            console.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return console

@@ -1,0 +1,50 @@
+"""Small ELF files, notes and boot images."""
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+EM_X86_64 = 62
+
+
+def note(owner: bytes, kind: int, desc: bytes) -> bytes:
+    name = owner + b"\0"
+    padded = (part + bytes(-len(part) % 4) for part in (name, desc))
+    return struct.pack("<III", len(name), len(desc), kind) + b"".join(padded)
+
+
+def build_id_note(build_id: bytes) -> bytes:
+    return note(b"GNU", 3, build_id)
+
+
+def vmlinux(
+    segments: Sequence[tuple[int, bytes]], *, notes: bytes = b"", machine: int = EM_X86_64
+) -> bytes:
+    """An ELF file that loads (address, bytes) pairs, with a note segment."""
+    pieces = [(1, addr, data) for addr, data in segments] + [(4, 0, notes)] * bool(notes)
+    offset = 64 + 56 * len(pieces)
+    headers = b""
+    for kind, addr, data in pieces:
+        headers += struct.pack("<IIQQQQQQ", kind, 5, offset, addr, addr, len(data), len(data), 4096)
+        offset += len(data)
+    ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    header = ident + struct.pack(
+        "<HHIQQQIHHHHHH", 2, machine, 1, 0, 64, 0, 0, 64, 56, len(pieces), 0, 0, 0
+    )
+    return header + headers + b"".join(data for _, _, data in pieces)
+
+
+def bzimage(payload: bytes, *, setup_sects: int = 3) -> bytes:
+    """A boot image with a payload as it is given, its size appended as the kernel's build does."""
+    payload += struct.pack("<I", 0)
+    head = bytearray((setup_sects + 1) * 512)
+    head[0x1F1] = setup_sects
+    head[0x1FE:0x200] = b"\x55\xaa"
+    head[0x202:0x206] = b"HdrS"
+    head[0x248:0x250] = struct.pack("<II", 64, len(payload))
+    return bytes(head) + bytes(64) + payload + bytes(512)
+
+
+def gzip(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=31)
+    return packer.compress(data) + packer.flush()

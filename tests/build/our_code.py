@@ -1,0 +1,72 @@
+"""A kernel whose function carries probes of ours: real code, and the journal that names it."""
+
+from dataclasses import replace
+
+from kprobes.arch.x86_64.facts import X86_64
+from kprobes.codegen.compile import compile_probes
+from kprobes.drivers.guest.arena import MISSED_SIZE
+from kprobes.drivers.journal import Described
+from kprobes.drivers.loans import Kind, Ledger, Loan
+from kprobes.drivers.specimen import Specimen
+from kprobes.model.abi import GuestAbi, Readers, TaskAbi
+from kprobes.units import Addr
+from tests.build.journals import make_entry, make_undo
+from tests.build.kernel import SITE, make_probe
+from tests.build.specimen import NOP, REST, call, make_specimen
+
+CODE = 0xFFFF_FFFF_C000_0000
+DATA = 0xFF18_0000_0000_0000
+PER_CPU = 0x3CA40
+ABI = GuestAbi(
+    task=TaskAbi(
+        current=0x1FB80,
+        preempt_count=0x1FB40,
+        pid=0x970,
+        comm=0xBA0,
+        flags=0,
+        migration_disabled=None,
+        resched_mask=8,
+    ),
+    readers=Readers(
+        copy_kernel=Addr(SITE + 0x1000),
+        copy_user=Addr(SITE + 0x1100),
+        string_kernel=Addr(SITE + 0x1200),
+        string_user=Addr(SITE + 0x1300),
+    ),
+    percpu=PER_CPU,
+    missed=Addr(DATA),
+    rings=Addr(DATA + MISSED_SIZE),
+    texts=Addr(DATA + MISSED_SIZE + 0x10_0000),
+    ring_size=1 << 16,
+    task_size=X86_64.task_size,
+    thread_size=X86_64.thread_size,
+    clock=None,
+    is_guarded=False,
+)
+
+
+def ours(*definitions: str) -> Specimen:
+    """Return a kernel whose function ``f`` has probes of ours, one journal and their code."""
+    texts = definitions or ("p:first f one=%di two=%si:u32",)
+    probes = [make_probe(text, event_id=n) for n, text in enumerate(texts, 1)]
+    template = compile_probes(X86_64, ABI, probes, is_framed=False)
+    numbers = {f"event{n}": probe.layout.event_id for n, probe in enumerate(probes)}
+    readers = {"copy_kernel": 1, "copy_user": 1, "string_kernel": 1, "string_user": 1}
+    code = template.link(Addr(CODE), {**numbers, **readers, "site": SITE, "clock": 0})
+    patch = call(CODE)
+    undo = make_undo(SITE, old=bytes.fromhex(NOP), new=bytes.fromhex(patch), what="first")
+    ledger = Ledger()
+    ledger.loans = (
+        Loan(kind=Kind.DATA, addr=DATA, size=1 << 24),
+        Loan(kind=Kind.CODE, addr=CODE, size=len(code)),
+        Loan(kind=Kind.PER_CPU, addr=PER_CPU, size=64),
+    )
+    entry = replace(
+        make_entry("qemu:/s.sock", replace(undo, addr=Addr(SITE)), is_live=True),
+        ledger=ledger,
+        probes=tuple(
+            Described(site=Addr(SITE), entry=Addr(CODE), event_id=n, definition=text)
+            for n, text in enumerate(texts, 1)
+        ),
+    )
+    return make_specimen(patch + REST, pieces={CODE: code.hex()}, entries=[entry])

@@ -1,0 +1,101 @@
+"""A guest as a user starts it: QEMU by hand, a Debian kernel, a stub, and nothing of ours."""
+
+import os
+import subprocess
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kprobes.formats import cpio
+
+_INIT = b"""#!/bin/busybox sh
+while :; do
+    echo tick
+    /bin/busybox usleep 20000
+done
+"""
+_BOOT_S = 60
+
+
+@dataclass(frozen=True)
+class PlainGuest:
+    """A running guest.
+
+    Attributes:
+        directory: of its own; QEMU stands there.
+        pid: of QEMU.
+    """
+
+    directory: Path
+    pid: int
+
+    def ticks(self) -> int:
+        """Return how often the guest's init has come round."""
+        return (self.directory / "console").read_bytes().count(b"tick")
+
+    def is_ticking(self, timeout_s: float = 10) -> bool:
+        """Whether the guest comes round within a time."""
+        return self.wait_for_ticks(self.ticks() + 2, timeout_s)
+
+    def wait_for_ticks(self, count: int, timeout_s: float) -> bool:
+        """Whether the guest has come round so often within a time."""
+        deadline = time.monotonic() + timeout_s
+        while self.ticks() < count:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+def kernel() -> Path:
+    """Return the kernel to try: KPROBES_TEST_KERNEL, else Debian's."""
+    if named := os.environ.get("KPROBES_TEST_KERNEL"):
+        return Path(named)
+    from kprobes.transport.packages import kernel_image
+
+    return kernel_image()
+
+
+@contextmanager
+def plain_guest(directory: Path, *options: str) -> Generator[PlainGuest]:
+    """Boot a guest until its init runs, and kill it afterwards."""
+    (directory / "initramfs").write_bytes(_initramfs())
+    (directory / "console").touch()
+    with (directory / "qemu.log").open("wb") as log:
+        qemu = subprocess.Popen(
+            _command(options), cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    guest = PlainGuest(directory, qemu.pid)
+    try:
+        assert guest.wait_for_ticks(1, _BOOT_S), (directory / "console").read_text(
+            "utf-8", "replace"
+        )
+        yield guest
+    finally:
+        qemu.kill()
+        qemu.wait()
+
+
+def _command(options: Sequence[str]) -> list[str]:
+    return [
+        *("qemu-system-x86_64", "-kernel", str(kernel()), "-initrd", "initramfs"),
+        *("-append", "console=ttyS0 quiet tsc=reliable", "-cpu", "max,-cx16", "-smp", "2"),
+        *("-m", "256M", "-display", "none", "-no-reboot", "-serial", "file:console"),
+        *options,
+    ]
+
+
+def _initramfs() -> bytes:
+    from kprobes.transport.packages import busybox
+
+    return cpio.archive(
+        [
+            cpio.directory("dev"),
+            cpio.directory("bin"),
+            cpio.character_device("dev/console", 5, 1),
+            cpio.file("bin/busybox", busybox().read_bytes(), mode=0o755),
+            cpio.file("init", _INIT, mode=0o755),
+        ]
+    )

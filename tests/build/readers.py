@@ -1,0 +1,115 @@
+"""The guest's functions that probes call, for the emulated CPU: readers as in mm/maccess.c."""
+
+from collections.abc import Callable
+from random import Random
+
+from kprobes.model.abi import GuestAbi
+from kprobes.units import U64
+from tests.build.cpu import Cpu
+
+EFAULT, ERANGE = -14, -34
+_CLOBBERED = ("cx", "dx", "si", "di", "r8", "r9", "r10", "r11")
+_ARITHMETIC = 0x8D5
+
+
+class Readers:
+    """The four readers and the clock; they change every register that a C function may change.
+
+    Attributes:
+        calls: (name, source, size) of every call.
+        has_old_quirks: whether they are those of before v6.2: a string that faults puts a NUL in
+            front of where it stopped, and an empty user string has length 0.
+        inside: called in the middle of every call.
+        time: what the guest's clock said last.
+    """
+
+    def __init__(self, cpu: Cpu, abi: GuestAbi, inside: Callable[[], None], seed: int) -> None:
+        self.calls: list[tuple[str, int, int]] = []
+        self.has_old_quirks = False
+        self.inside = inside
+        self._cpu = cpu
+        self._random = Random(seed)
+        self._task_size = abi.task_size
+        readers = abi.readers
+        self._names = {
+            int(readers.copy_kernel): "copy_kernel",
+            int(readers.copy_user): "copy_user",
+            int(readers.string_kernel): "string_kernel",
+            int(readers.string_user): "string_user",
+        }
+        self._clock = abi.clock
+        self.time = 1000
+
+    def __contains__(self, pc: int) -> bool:
+        return pc in self._names or pc == self._clock
+
+    def run(self, pc: int) -> int:
+        """Do what the reader at an address does, and return where its caller goes on."""
+        if pc == self._clock:
+            self.time += 1
+            return self._return(self.time)
+        cpu, name = self._cpu, self._names[pc]
+        target, source, size = (cpu.register(register) for register in ("di", "si", "dx"))
+        assert cpu.register("sp") % 8 == 0
+        self.calls.append((name, source, size))
+        cpu.aside(self.inside)
+        return self._return(self._result(name, target, source, size))
+
+    def _result(self, name: str, target: int, source: int, size: int) -> int:
+        is_user = name.endswith("user")
+        refused = self._refuse(source, is_user=is_user)
+        if refused is not None:
+            return refused
+        if size == 0:
+            return self._nothing(target, is_user=is_user)
+        if name.startswith("copy"):
+            return self._copy(target, source, size)
+        result = self._string(target, source, size)
+        return self._user_length(result, target, size) if is_user else result
+
+    def _refuse(self, source: int, *, is_user: bool) -> int | None:
+        # access_ok, or copy_from_kernel_nofault_allowed.
+        if is_user:
+            return None if source < self._task_size else EFAULT
+        is_canonical = source >> 47 in (0, (1 << 17) - 1)
+        return None if source >= self._task_size + 4096 and is_canonical else ERANGE
+
+    def _nothing(self, target: int, *, is_user: bool) -> int:
+        if is_user:
+            # strncpy_from_user_nofault ends even a string without room: dst[ret - 1].
+            self._cpu.store(target - 1, b"\0")
+        return 0
+
+    def _copy(self, target: int, source: int, size: int) -> int:
+        have = self._cpu.extent(source, size)
+        self._cpu.store(target, self._cpu.read(source, have))
+        return 0 if have == size else EFAULT
+
+    def _string(self, target: int, source: int, size: int) -> int:
+        have = self._cpu.extent(source, size)
+        data = self._cpu.read(source, have)
+        end = data.find(b"\0") + 1
+        if end or have == size:
+            self._cpu.store(target, data[:end] if end else data[:-1] + b"\0")
+            return end or size
+        self._cpu.store(target, data)
+        # 8678ea06852c ("maccess: Fix writing offset in case of fault in
+        # strncpy_from_kernel_nofault()") (v6.2): it was dst[-1] before.
+        self._cpu.store(target + have - 1 if self.has_old_quirks else target, b"\0")
+        return EFAULT
+
+    def _user_length(self, result: int, target: int, size: int) -> int:
+        if result == 1 and self.has_old_quirks:
+            return 0
+        # strncpy_from_user stores whole words: garbage behind the NUL, but never behind the room.
+        if result > 0 and -result % 8 <= size - result:
+            self._cpu.store(target + result, b"\xa5" * (-result % 8))
+        return result
+
+    def _return(self, result: int) -> int:
+        cpu, random = self._cpu, self._random
+        flags = cpu.register("flags") ^ random.getrandbits(12) & _ARITHMETIC
+        stack = cpu.register("sp")
+        cpu.set_registers({name: random.getrandbits(64) for name in _CLOBBERED})
+        cpu.set_registers({"ax": result & U64, "flags": flags, "sp": stack + 8})
+        return cpu.number(stack)

@@ -1,0 +1,132 @@
+"""Every instruction of a function with a counter, one function after the other, under load."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kprobes.arch.x86_64.decode import decode_function
+from kprobes.arch.x86_64.function import Function
+from kprobes.drivers.guest.recorder import Counts
+from kprobes.drivers.instructions import Instructions
+from kprobes.drivers.places import Places, places_of
+from kprobes.errors import RefusedError
+from kprobes.image.function_text import read_function
+from kprobes.model.batch import Events
+from kprobes.model.plan import Strategy
+from kprobes.plan.choose import Wish
+from kprobes.session import Session
+from kprobes.units import Addr
+from tests.build.blocks import runs
+
+_ENDBR = 4
+
+
+class Nothing:
+    """A sink for events that only count."""
+
+    def write(self, events: Events) -> None:
+        del events
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """What probes on some addresses counted.
+
+    Attributes:
+        hits: by address.
+        strategies: by address.
+        counts: all that was counted.
+    """
+
+    hits: Mapping[Addr, int]
+    strategies: Mapping[Addr, Strategy]
+    counts: Counts
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every hit was recorded."""
+        counts = self.counts
+        return not counts.lost and not counts.damaged and not any(counts.missed.values())
+
+
+class Sweeper:
+    """Probes instructions of one session's guest by address."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.guest = session.driver.guest
+        self._places: Places = places_of(self.guest)
+        self._text = self._places.text
+        self.tables = self._text.tables
+        self._at_first = Instructions(self._text, self.guest.arch.patch)
+
+    def function(self, name: str) -> Function:
+        """Decode a function as it is now."""
+        addr = self.guest.kernel.symbols.named(name).addr
+        return self.function_at(addr)
+
+    def function_at(self, addr: int) -> Function:
+        memory, kernel = self.guest.memory, self.guest.kernel
+        return decode_function(*read_function(memory, kernel, addr), self.tables)
+
+    def acceptable(self, function: Function, strategy: Strategy | None) -> list[Addr]:
+        """Return the addresses of a function's instructions that can be probed so."""
+        judge = Instructions(self._text, self.guest.arch.patch)
+        entry = function.parts[0].addr
+        wish = Wish(strategy=strategy, others=function.instructions.keys())
+        found: list[Addr] = []
+        for addr in sorted(function.instructions):
+            if addr == entry and addr + _ENDBR in self.tables.ftrace:
+                # Sealed or not, it is the entry: a probe there goes to the site behind it.
+                continue
+            try:
+                if addr not in self.tables.ftrace:
+                    judge.site(Addr(addr), wish)
+                elif strategy is not None:
+                    continue
+                found.append(Addr(addr))
+            except RefusedError:
+                continue
+        return found
+
+    def uneven(self, function: Function, hits: Mapping[Addr, int], allowed: int) -> list[str]:
+        """Return the runs of instructions that were not hit equally often, by name."""
+        found: list[str] = []
+        for run in runs(function, self.tables.exceptions):
+            numbers = [hits[i.addr] for i in run if i.addr in hits]
+            if numbers and max(numbers) - min(numbers) > allowed:
+                found.append(f"{function.place(run[0].addr)}: {numbers}")
+        return found
+
+    def can_carry(self, addr: Addr, strategy: Strategy) -> bool:
+        """Whether an instruction can be probed so when nothing else is, by the text at first."""
+        try:
+            self._at_first.site(addr, Wish(strategy=strategy))
+        except RefusedError:
+            return False
+        return True
+
+    def only_breakpoint(self, function: Function) -> list[Addr]:
+        """Return where a function can carry a breakpoint, but no jump."""
+        places = self.acceptable(function, Strategy.BREAKPOINT)
+        return [addr for addr in places if not self.can_carry(addr, Strategy.JUMP)]
+
+    def count(self, addrs: Sequence[Addr], strategy: Strategy | None, *, for_s: float) -> Swept:
+        """Count hits of each for a while."""
+        session = self.session
+        session.driver.strategy = strategy
+        session.definitions = []
+        session.probe("\n".join(f"p:e{n} {addr:#x}" for n, addr in enumerate(addrs)))
+        until = [0.0]
+
+        def is_done() -> bool:
+            until[0] = until[0] or time.monotonic() + for_s
+            return time.monotonic() > until[0]
+
+        counts = session.stream(Nothing(), is_done=is_done)
+        hits = {addr: counts.recorded.get(n, 0) for n, addr in enumerate(addrs, 1)}
+        strategies = {Addr(p.probes[0].layout.ip): p.site.strategy for p in session.driver.plans}
+        return Swept(hits=hits, strategies=strategies, counts=counts)

@@ -1,0 +1,215 @@
+"""A tracer to be killed: a process of its own that arms probes and says where it is.
+
+    python -m tests.build.tracer TARGET DEFINITIONS [--cycles N] [--fail POINT:N] [--interrupt]
+        [--strategy STRATEGY] [--asks FUNCTION]
+
+Words go to standard output, one JSON object per line. A line of standard input ends a cycle.
+
+It kills itself with SIGKILL at a POINT, or with ``--interrupt`` raises KeyboardInterrupt there:
+
+    write   before the n-th place is written, by the stub or past it, those before it being written
+    record  before (n even) or after (n odd) a group of undos reaches the disk
+    call    in the n-th call of a guest's function, while the guest runs it
+    sent    after n bytes of all that is ever sent to the stub, be it in the middle of a packet
+"""
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import kprobes
+from kprobes.drivers.guest import borrow
+from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.drivers.guest.stopped import StoppedMemory
+from kprobes.drivers.journal import Journal, Undo
+from kprobes.drivers.loans import Loan
+from kprobes.drivers.places import places_of
+from kprobes.errors import KprobesError
+from kprobes.formats.rsp import StopReply
+from kprobes.model.plan import Strategy
+from kprobes.model.upcall import Upcall, Waiting
+from kprobes.session import Session
+from kprobes.transport.stub import Stub
+from kprobes.transport.wire import Wire
+from kprobes.units import Addr
+
+_CALL_S = 0.002
+Fail = Callable[[], None]
+
+
+def main() -> int:
+    """Attach, arm, wait, disarm; or die on the way."""
+    args = _arguments()
+    if args.fail:
+        point, number = args.fail.split(":")
+        _POINTS[point](int(number), _interrupt if args.interrupt else _die)
+    say("begin")
+    try:
+        _trace(args)
+    except KprobesError as error:
+        say("error", kind=type(error).__name__, text=str(error), code=error.exit_code)
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    say("done")
+    return 0
+
+
+def say(word: str, **facts: object) -> None:
+    """Tell the parent one thing."""
+    sys.stdout.write(json.dumps({"word": word, **facts}) + "\n")
+    sys.stdout.flush()
+
+
+def _trace(args: Any) -> None:
+    size = ArenaSize(ring=args.ring) if args.ring else None
+    with kprobes.attach(args.target, size=size) as session:
+        say("attached", release=session.kernel.release)
+        session.driver.strategy = args.strategy
+        session.probe(Path(args.definitions).read_text())
+        if args.asks:
+            session.driver.upcalls = [_endless(session, args.asks)]
+        for _ in range(args.cycles):
+            _cycle(session)
+
+
+def _cycle(session: Session) -> None:
+    with session.record() as trace:
+        say("armed")
+        sys.stdin.readline()
+    counts = session.counts()
+    say(
+        "disarmed",
+        events=len(trace),
+        missed=sum(counts.missed.values()),
+        lost=counts.lost,
+        damaged=counts.damaged,
+    )
+
+
+def _endless(session: Session, function: str) -> Upcall:
+    def serve(waiting: Waiting) -> None:
+        say("waits", cpu=waiting.cpu)
+        time.sleep(3600)
+
+    symbol = session.kernel.symbols.named(function)
+    addr = places_of(session.driver.guest).locate(symbol)
+    return Upcall(number=0, addr=addr, is_after=False, serve=serve)
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("definitions")
+    parser.add_argument("--cycles", type=int, default=1)
+    parser.add_argument("--fail", default="")
+    parser.add_argument("--interrupt", action="store_true")
+    parser.add_argument("--ring", type=int, default=0)
+    parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
+    parser.add_argument("--strategy", type=Strategy)
+    return parser.parse_args()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _fail_at_write(number: int, fail: Fail) -> None:
+    write, write_place = Stub.write_physical_many, StoppedMemory.write_physical_many
+    left = itertools.count(number, -1)
+
+    def some(self: Stub, writes: Sequence[tuple[int, bytes]]) -> None:
+        for item in writes:
+            if next(left) == 0:
+                fail()
+            write(self, [item])
+
+    def some_places(self: StoppedMemory, writes: Sequence[tuple[int, bytes]]) -> None:
+        for item in writes:
+            if self.is_data(item) and next(left) == 0:
+                fail()
+            write_place(self, [item])
+
+    Stub.write_physical_many = some
+    StoppedMemory.write_physical_many = some_places
+
+
+def _fail_at_record(number: int, fail: Fail) -> None:
+    record = Journal.record
+    left = itertools.count(number, -1)
+
+    def told(self: Journal, undos: Iterable[Undo]) -> None:
+        if next(left) == 0:
+            fail()
+        record(self, undos)
+        if next(left) == 0:
+            fail()
+
+    Journal.record = told
+
+
+def _fail_in_call(number: int, fail: Fail) -> None:
+    wait, call = Stub.wait, borrow.Task.call
+    left = itertools.count(number, -1)
+    is_it = False
+
+    def counted(
+        self: borrow.Task,
+        function: Addr,
+        *args: int,
+        lends: Loan | None = None,
+        returns: Loan | None = None,
+    ) -> int:
+        nonlocal is_it
+        is_it = next(left) == 0
+        return call(self, function, *args, lends=lends, returns=returns)
+
+    def told(self: Stub, timeout_s: float) -> StopReply | None:
+        nonlocal is_it
+        if is_it:
+            is_it = False
+            time.sleep(_CALL_S)
+            fail()
+        return wait(self, timeout_s)
+
+    borrow.Task.call = counted
+    Stub.wait = told
+
+
+def _fail_when_sent(number: int, fail: Fail) -> None:
+    # All that is sent goes through here.
+    write: Callable[[Wire, bytes], None] = getattr(Wire, "_write")  # noqa: B009 - private
+    left = number
+
+    def some(self: Wire, data: bytes) -> None:
+        nonlocal left
+        if 0 <= left <= len(data):
+            self.sock.sendall(data[:left])
+            fail()
+        left -= len(data)
+        write(self, data)
+
+    setattr(Wire, "_write", some)  # noqa: B010 - private
+
+
+_POINTS: dict[str, Callable[[int, Fail], None]] = {
+    "write": _fail_at_write,
+    "record": _fail_at_record,
+    "call": _fail_in_call,
+    "sent": _fail_when_sent,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""The command line as a whole: help, dispatch, errors and exit codes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from kprobes.cli.main import COMMANDS, guarded, main
+from kprobes.errors import (
+    DefinitionError,
+    KprobesError,
+    RefusedError,
+    TargetError,
+    UnreachableError,
+    UsageError,
+)
+
+NAMES = [module.NAME for module in COMMANDS]
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def act() -> int:
+        raise error
+
+    return act
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def help_of(*words: str) -> str:
+    done = run_python(f"import sys; from kprobes.cli.main import main; main({[*words, '--help']})")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_names_every_command() -> None:
+    text = help_of()
+
+    assert [name for name in NAMES if f"\n    {name} " not in text] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_helps_with_examples_and_its_exit_status(name: str) -> None:
+    text = help_of(name)
+
+    assert f"examples:\n  kprobe {name}" in text
+    assert "Exit status: " in text
+
+
+def test_help_needs_neither_the_engine_nor_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from kprobes.cli.main import main\n"
+        "try: main(['trace', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'llvmlite', 'rich', 'kprobes.session', 'dataclasses'}\n"
+        "sys.exit(sorted(heavy & sys.modules.keys()) or 0)"
+    )
+
+    assert run_python(code).returncode == 0
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("kprobe 0.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nonsense"],
+        ["trace", "p vfs_read", "--duration", "soon"],
+        ["trace", "p vfs_read", "--max-events", "0"],
+        ["trace", "p vfs_read", "--"],
+        ["trace", "p vfs_read", "--format", "xml"],
+        ["trace", "p vfs_read", "--durat", "1s"],
+        ["list", "vfs_*", "--", "ls"],
+    ],
+)
+def test_wrong_usage_exits_with_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--target", "qemu:localhost:1234", "--", "ls"],
+        ["--target", "qemu:localhost:1234", "--memory", "1G"],
+        ["--target", "nowhere"],
+        ["--kernel", "/boot/vmlinuz", "--suite", "sid"],
+        ["--memory", "1M"],
+        ["-o", "/nonexistent/directory/out.txt"],
+    ],
+)
+def test_options_that_make_no_sense_exit_with_2(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", "p vfs_read", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KprobesError("it broke"), 1),
+        (TargetError("it broke"), 1),
+        (UsageError("it broke"), 2),
+        (UnreachableError("it broke"), 3),
+        (RefusedError("it broke"), 4),
+    ],
+)
+def test_every_error_is_one_line_and_its_exit_code(
+    error: KprobesError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(raising(error)) == code
+    assert capsys.readouterr() == ("", "kprobe: it broke\n")
+
+
+def test_a_wrong_definition_is_shown_with_its_caret(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["trace", "p  vfs_read a=$foo"])
+
+    assert code == 4
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        "kprobe: error: Invalid $-variable specified",
+        "  Command: p vfs_read a=$foo",
+        "           " + " " * len("p vfs_read a=") + "^",
+    ]
+
+
+def test_notes_say_where_a_definition_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    error = DefinitionError("X", "Wrong", command="p f", column=2)
+    error.add_note("line 3")
+    error.add_note("probes.txt")
+
+    guarded(raising(error))
+
+    assert capsys.readouterr().err.endswith("^\n  in probes.txt, line 3\n")
+
+
+def test_an_interrupt_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raising(KeyboardInterrupt())) == 1
+    assert capsys.readouterr().err == "kprobe: interrupted\n"
+
+
+def test_a_reader_that_left_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raising(BrokenPipeError())) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bug_is_one_line_that_says_how_to_see_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KPROBES_TRACEBACK", raising=False)
+
+    code = guarded(raising(RuntimeError("deep\ntrouble")))
+
+    assert code == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "kprobe: a bug of kprobe: RuntimeError: deep",
+        "  KPROBES_TRACEBACK=1 in the environment shows where",
+    ]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("deep"), UnreachableError("far")])
+def test_the_traceback_can_be_had(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KPROBES_TRACEBACK", "1")
+
+    guarded(raising(error))
+
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_bug_in_a_thread_is_no_traceback_either() -> None:
+    code = (
+        "import threading\n"
+        "from kprobes.cli import main\n"
+        "def act(args, out):\n"
+        "    thread = threading.Thread(target=lambda: 1 / 0)\n"
+        "    thread.start(); thread.join()\n"
+        "    return 0\n"
+        "main.COMMANDS[0].run = act\n"
+        "main.main(['trace', 'p f'])"
+    )
+
+    done = run_python(code, KPROBES_TRACEBACK="")
+
+    assert "ZeroDivisionError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_output_that_nobody_reads_is_not_complained_about() -> None:
+    code = (
+        "import sys\n"
+        "from kprobes.cli.main import guarded\n"
+        "def act():\n"
+        "    sys.stdout.buffer.write(b'x')\n"
+        "    return 0\n"
+        "sys.exit(guarded(act))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

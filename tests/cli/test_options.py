@@ -1,0 +1,64 @@
+"""The words in which option values are written."""
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kprobes.cli import options
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10s", 10), ("500ms", 0.5), ("2m", 120), ("1h", 3600), ("1.5s", 1.5), ("7", 7)],
+)
+def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> None:
+    assert options.duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8M", 8 << 20), ("512K", 512 << 10), ("1g", 1 << 30), ("4096", 4096), ("64KiB", 64 << 10)],
+)
+def test_a_size_has_a_unit_or_is_in_bytes(text: str, size: int) -> None:
+    assert options.size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8M", 8 << 20), ("5M", 8 << 20), ("65537", 1 << 17), ("64K", 1 << 16)]
+)
+def test_a_ring_is_rounded_up_to_a_power_of_two(text: str, size: int) -> None:
+    assert options.ring_size(text) == size
+
+
+@pytest.mark.parametrize(("text", "mib"), [("512M", 512), ("2G", 2048), ("768", 768)])
+def test_memory_is_in_mib_unless_it_has_a_unit(text: str, mib: int) -> None:
+    assert options.memory_mib(text) == mib
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (options.duration, "soon"),
+        (options.duration, "-1s"),
+        (options.duration, "1s2"),
+        (options.size, "8X"),
+        (options.size, ""),
+        (options.ring_size, "1K"),
+        (options.ring_size, "2G"),
+        (options.count, "0"),
+        (options.count, "-3"),
+        (options.count, "\u0661"),
+        (options.guest_file, "relative=/x"),
+        (options.guest_file, "/x"),
+        (options.guest_file, "/x="),
+    ],
+)
+def test_a_wrong_value_is_refused(parse: Callable[[str], object], text: str) -> None:
+    with pytest.raises(ArgumentTypeError):
+        parse(text)
+
+
+def test_a_guest_file_may_have_an_equals_sign_in_its_name_here() -> None:
+    assert options.guest_file("/bin/a=out/b=c") == ("/bin/a", Path("out/b=c"))

@@ -1,0 +1,125 @@
+"""Outputs that end early, are full, or are files."""
+
+import io
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from kprobes.cli.output import Output, check_writable, open_output
+from kprobes.errors import KprobesError, UsageError
+from kprobes.model.batch import Events
+from tests.build.events import Row, make_batch, make_events
+from tests.build.ring import make_layout
+
+EVENTS = make_events([make_batch(make_layout(1), [Row()])])
+
+
+class Lines:
+    """Writes a line per write."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.out = out
+
+    def write(self, events: Events) -> None:
+        self.out.write(b"%d events\n" % len(events))
+        self.out.flush()
+
+    def close(self) -> None:
+        self.out.write(b"end\n")
+        self.out.flush()
+
+
+def test_what_is_written_reaches_the_stream() -> None:
+    stream = io.BytesIO()
+    output = Output(stream, Lines)
+
+    output.write(EVENTS)
+    output.close()
+    output.check()
+
+    assert stream.getvalue() == b"1 events\nend\n"
+    assert not output.is_gone
+    assert not stream.closed
+
+
+def test_a_reader_that_leaves_is_noticed_without_a_write() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as stream:
+        output = Output(stream, Lines)
+        assert not output.is_gone
+        os.close(reader)
+
+        assert output.is_gone
+
+
+def test_writing_to_a_reader_that_left_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb", buffering=0) as stream:
+        output = Output(stream, Lines)
+
+        output.write(EVENTS)
+        output.write(EVENTS)
+        output.close()
+        output.check()
+
+        assert output.is_gone
+
+
+def test_a_full_disk_is_an_error_at_the_end_only() -> None:
+    output = Output(open_output(Path("/dev/full")), Lines, is_ours=True)
+
+    output.write(EVENTS)
+    assert output.is_gone
+    output.write(EVENTS)
+    output.close()
+
+    with pytest.raises(KprobesError, match="No space left on device"):
+        output.check()
+
+
+def test_a_stream_of_ours_is_closed_at_the_end(tmp_path: Path) -> None:
+    stream = open_output(tmp_path / "out.txt")
+    output = Output(stream, Lines, is_ours=True)
+
+    output.close()
+
+    assert stream.closed
+    assert (tmp_path / "out.txt").read_bytes() == b"end\n"
+
+
+def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "out.txt"
+    file.write_text("precious")
+
+    check_writable(file)
+
+    assert file.read_text() == "precious"
+
+
+def test_a_file_is_emptied_and_can_be_read_and_sought(tmp_path: Path) -> None:
+    file = tmp_path / "out.txt"
+    file.write_text("old")
+
+    with open_output(file) as stream:
+        assert stream.readable()
+        assert stream.seekable()
+
+    assert file.read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", ["", "absent/out.txt"])
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(KprobesError, match=r"cannot write .*(directory|No such)"):
+        open_output(tmp_path / name)
+
+
+def test_it_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file or directory"):
+        check_writable(tmp_path / "absent" / "out.txt")
+
+
+def test_a_device_is_not_touched_by_looking() -> None:
+    check_writable(Path("/dev/full"))

@@ -1,0 +1,89 @@
+"""The words at the end of a trace."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kprobes.cli.summary import Calls, Hits, Summary
+
+
+def hits(event: str, recorded: int, missed: int = 0) -> Hits:
+    return Hits(event=event, function=f"do_{event}", recorded=recorded, missed=missed)
+
+
+def make_summary(*probes: Hits, **numbers: Any) -> Summary:
+    usual = Summary(
+        written=sum(probe.recorded for probe in probes),
+        faulted=0,
+        probes=probes,
+        lost=0,
+        damaged=0,
+        paused_s=0.0123,
+        stops=3,
+    )
+    return replace(usual, **numbers)
+
+
+def test_all_is_said() -> None:
+    summary = make_summary(
+        hits("open", 8), hits("read", 1234, 5), lost=1, damaged=2, faulted=3, command="ls: done"
+    )
+
+    assert summary.text() == (
+        "\n"
+        "1,242 events, 5 missed, 1 lost; guest paused for 12.3 ms in 3 stops\n"
+        "  read      1,234  do_read  5 missed\n"
+        "  open          8  do_open\n"
+        "  5 hits missed: another was in progress there\n"
+        "  1 event lost: a larger --buffer-size keeps more\n"
+        "  2 damaged places in the rings\n"
+        "  3 values could not be read (fault)\n"
+        "  ls: done\n"
+    )
+
+
+def test_what_did_not_happen_is_not_said() -> None:
+    assert make_summary(hits("open", 1)).text().splitlines()[1:] == [
+        "1 event, 0 missed, 0 lost; guest paused for 12.3 ms in 3 stops",
+        "  open          1  do_open",
+    ]
+
+
+def test_fewer_events_than_hits_are_told_apart() -> None:
+    assert "2 of 9 events, 0 missed" in make_summary(hits("open", 9), written=2).text()
+
+
+def test_many_probes_are_cut_short_and_idle_ones_only_counted() -> None:
+    probes = [hits(f"e{n}", 100 - n) for n in range(25)] + [hits("idle", 0), hits("idle", 0)]
+
+    lines = make_summary(*probes).text().splitlines()
+
+    assert lines[2].split() == ["e0", "100", "do_e0"]
+    assert lines[-2:] == ["  ... and 5 probes more with 390 hits", "  2 probes without a hit"]
+
+
+@pytest.mark.parametrize("loss", [{"lost": 1}, {"damaged": 1}])
+def test_a_trace_with_a_loss_is_not_complete(loss: dict[str, int]) -> None:
+    assert make_summary(hits("open", 1)).is_complete
+    assert not make_summary(hits("open", 1), **loss).is_complete
+
+
+def test_a_missed_hit_is_a_loss_a_fault_is_none() -> None:
+    assert not make_summary(hits("open", 1, missed=1)).is_complete
+    assert make_summary(hits("open", 1), faulted=1).is_complete
+
+
+def test_handlers_are_listed_with_what_went_wrong() -> None:
+    handlers = (
+        Calls(name="opened", place="do_sys_openat2", calls=1234, missed=0, errors=0),
+        Calls(name="before", place="vfs_read+0x10", calls=5, missed=2, errors=1),
+    )
+    summary = make_summary(hits("open", 8), handlers=handlers)
+
+    assert summary.text().splitlines()[3:] == [
+        "  opened      1,234  do_sys_openat2",
+        "  before          5  vfs_read+0x10   2 missed  1 error",
+        "  2 hits went on without a handler: one was slow",
+    ]
+    assert not summary.is_complete

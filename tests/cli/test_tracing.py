@@ -1,0 +1,127 @@
+"""When a trace is over."""
+
+import io
+import os
+import time
+from typing import BinaryIO
+
+import pytest
+
+from kprobes.cli.output import Output
+from kprobes.cli.progress import Progress
+from kprobes.cli.stop import Stop
+from kprobes.cli.tracing import Until
+from kprobes.cli.workload import Workload
+from kprobes.model.batch import Events
+from kprobes.sinks.tally import Tally
+from kprobes.transport.agent import Command, Finished
+from tests.build.events import Row, make_batch, make_events
+from tests.build.ring import make_layout
+
+EVENTS = make_events([make_batch(make_layout(1), [Row(), Row()])])
+
+
+class Silent:
+    """Writes nothing."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        del out
+
+    def write(self, events: Events) -> None:
+        del events
+
+    def close(self) -> None:
+        pass
+
+
+class Ended:
+    """A command that ends at once."""
+
+    def wait(self) -> Finished:
+        return Finished(status=0, output=b"", pid=1)
+
+    def kill(self) -> None:
+        raise AssertionError("it has ended")
+
+
+def make_until(
+    *,
+    limit: int | None = None,
+    workload: Workload | None = None,
+    duration_s: float = 1000,
+    stream: BinaryIO | None = None,
+) -> Until:
+    output = Output(stream or io.BytesIO(), Silent)
+    return Until(
+        stop=Stop(),
+        output=output,
+        tally=Tally(output, limit=limit),
+        workload=workload,
+        progress=Progress(is_quiet=True),
+        duration_s=duration_s,
+    )
+
+
+def test_a_trace_goes_on_until_something_ends_it() -> None:
+    until = make_until()
+
+    assert [until(), until()] == [False, False]
+    until.stop.is_asked = True
+    assert until()
+
+
+def test_it_ends_when_enough_events_were_written() -> None:
+    until = make_until(limit=3)
+
+    until.tally.write(EVENTS)
+    assert not until()
+    until.tally.write(EVENTS)
+    assert until()
+
+
+def test_the_time_counts_from_the_first_question_on() -> None:
+    until = make_until(duration_s=0.05)
+    time.sleep(0.06)
+
+    assert not until()
+    time.sleep(0.06)
+    assert until()
+
+
+def test_it_ends_when_nobody_reads_any_more() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as stream:
+        until = make_until(stream=stream)
+        assert not until()
+        os.close(reader)
+
+        assert until()
+
+
+def test_the_command_starts_when_all_is_armed_and_its_end_ends_the_trace() -> None:
+    started: list[Command] = []
+
+    def start(command: Command) -> Ended:
+        started.append(command)
+        return Ended()
+
+    until = make_until(workload=Workload(start, ["ls"]))
+    assert started == []
+
+    until()
+
+    assert started == ["ls"]
+    deadline = time.monotonic() + 5
+    while not until() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert until()
+
+
+def test_no_command_is_started_when_the_user_has_changed_their_mind() -> None:
+    def start(command: Command) -> Ended:
+        pytest.fail(f"{command} was started")
+
+    until = make_until(workload=Workload(start, ["ls"]))
+    until.stop.is_asked = True
+
+    assert until()

@@ -1,0 +1,159 @@
+"""Verdicts as people and programs get them."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from kprobes.cli.verdicts import as_json, as_text
+from kprobes.drivers.check import Checker, checker_of_guest
+from kprobes.units import Addr
+from tests.build.named_guest import make_named_guest
+
+Place = tuple[Checker, Addr]
+
+
+@pytest.fixture
+def place() -> Place:
+    made = make_named_guest("vfs_read", "vfs_write", without_site=["lonely"])
+    return checker_of_guest(made.guest), made.sites[0]
+
+
+def text(checker: Checker, *lines: str, origin: str = "", has_format: bool = False) -> str:
+    found = [(origin, verdict) for verdict in checker.check("\n".join(lines))]
+    return as_text(found, has_format=has_format)
+
+
+def objects(checker: Checker, *lines: str, has_format: bool = False) -> list[dict[str, Any]]:
+    found = [("", verdict) for verdict in checker.check("\n".join(lines))]
+    return [json.loads(line) for line in as_json(found, has_format=has_format).splitlines()]
+
+
+def test_an_accepted_definition_is_spelled_out(place: Place) -> None:
+    checker, site = place
+
+    said = text(checker, 'p:x  vfs_read a=%di:u8 path=+0(+8(%si)):string t=\\"hi"')
+
+    assert re.sub(r"(?<=\S) {2,}", "  ", said) == (
+        'p:x vfs_read a=%di:u8 path=+0(+8(%si)):string t=\\"hi"\n'
+        "  accepted\n"
+        '  listed as p:kprobes/x vfs_read a=%di:u8 path=+0(+8(%si)):string t=\\"hi"\n'
+        f"  by ftrace at vfs_read+0x0/0x20 ({site:#x}): a call in place of the nop 0f1f440000\n"
+        "    a:  u8 = %di  at 0x30, 1 byte\n"
+        "    path:  string at *(u64 *)(%si + 0x8), read from kernel memory  "
+        "at 0x34, 4 bytes and the text\n"
+        '    t:  string = "hi"  no bytes of the record\n'
+        "  record: 56 bytes and its strings\n"
+        "\n"
+        "1 definition accepted\n"
+    )
+
+
+def test_a_refused_one_has_its_caret_its_reason_and_what_would_work(place: Place) -> None:
+    said = text(place[0], "", "p vfs_read a=%rdi", "p vfs_read+3", origin="f.txt")
+
+    lines = said.splitlines()
+    assert lines[0] == "f.txt:2: p vfs_read a=%rdi"
+    assert lines[1].index("^") == lines[0].index("%rdi")
+    assert lines[2:] == [
+        "  refused: Invalid register name",
+        "  did you mean %di?",
+        "",
+        "f.txt:3: p vfs_read+3",
+        "           ^",
+        "  refused: Probe point is not an instruction boundary",
+        "  vfs_read+0x3 is inside the 5-byte instruction at vfs_read+0x0",
+        "",
+        "2 of 2 definitions refused",
+    ]
+
+
+def test_a_pattern_names_its_functions(place: Place) -> None:
+    found = text(place[0], "p vfs_* %di")
+
+    assert "accepted for 2 functions, as for the first one\n" in found
+    assert found.count("  by ftrace at vfs_") == 2
+
+
+def test_a_deletion_shows_what_goes(place: Place) -> None:
+    assert "\n-:x\n  takes away p:kprobes/x vfs_read\n" in text(place[0], "p:x vfs_read", "-:x")
+
+
+def test_the_event_s_format_comes_on_demand(place: Place) -> None:
+    assert "field:u8 a;" not in text(place[0], "p:x vfs_read a=%di:u8")
+    assert "\n    \tfield:u8 a;" in text(place[0], "p:y vfs_read a=%di:u8", has_format=True)
+
+
+def test_programs_get_one_object_per_statement(place: Place) -> None:
+    checker, site = place
+
+    accepted, refused, unplaced, deleted = objects(
+        checker, "p:x vfs_read a=%flags:b2@9/64", "p vfs_read a=%rdi", "p nosuch_*", "-:x"
+    )
+
+    assert accepted == {
+        "definition": "p:x vfs_read a=%flags:b2@9/64",
+        "file": None,
+        "line": 1,
+        "verdict": "accepted",
+        "listing": "p:kprobes/x vfs_read a=%flags:b2@9/64",
+        "group": "kprobes",
+        "event": "x",
+        "places": [
+            {
+                "function": "vfs_read",
+                "where": "vfs_read+0x0/0x20",
+                "address": f"{site:#x}",
+                "strategy": "ftrace",
+                "holds": "0f1f440000",
+                "is_chained": False,
+                "displaced": None,
+                "why": None,
+            }
+        ],
+        "record": {"size": 48, "has_strings": False},
+        "fields": [
+            {
+                "name": "a",
+                "type": "u64",
+                "count": None,
+                "fetch": "u64 = %flags, bits 9 to 10 of it",
+                "can_fault": False,
+                "offset": 40,
+                "size": 8,
+                "bits": [9, 2],
+            }
+        ],
+    }
+    assert {"verdict": "refused", "code": "BAD_REG_NAME", "column": 13}.items() <= refused.items()
+    assert (refused["reason"], refused["advice"]) == ("Invalid register name", "did you mean %di?")
+    assert unplaced["code"] is None
+    assert "no function that can be probed" in unplaced["reason"]
+    assert deleted["deletes"] == ["p:kprobes/x vfs_read a=%flags:b2@9/64"]
+
+
+def test_a_text_s_place_in_the_record_is_none(place: Place) -> None:
+    (found,) = objects(place[0], "p:x vfs_read $comm", has_format=True)
+
+    assert (found["fields"][0]["offset"], found["fields"][0]["size"]) == (None, 0)
+    assert found["format"].startswith("name: x\n")
+
+
+def test_a_return_probe_is_refused_with_the_exits_of_its_function(place: Place) -> None:
+    checker, _ = place
+
+    (found,) = objects(checker, "r:x vfs_read $retval")
+    said = text(checker, "r:x vfs_read $retval")
+
+    assert found["reason"].endswith("cannot be armed yet")
+    assert found["exits"]["class"] in said
+    assert "  its exits: " in said
+    assert "exits" not in objects(checker, "p nosuch")[0]
+
+
+def test_who_waits_for_a_module_says_so(place: Place) -> None:
+    (found,) = objects(place[0], "p nosuch:thing")
+
+    assert (found["verdict"], found["waits_for"]) == ("accepted", "nosuch")
+    assert "waits until module nosuch is loaded" in text(place[0], "p nosuch:other")

@@ -1,0 +1,313 @@
+"""Plans to armed text and back: all or nothing, journal first, whatever write fails."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kprobes.arch.x86_64 import site
+from kprobes.drivers import journal
+from kprobes.drivers.guest.arena import CATCHER_SIZE
+from kprobes.drivers.guest.arming import Armory
+from kprobes.drivers.guest.code_memory import CodeMemory
+from kprobes.drivers.journal import Journal
+from kprobes.drivers.rollback import roll_back
+from kprobes.errors import GuestGoneError, KprobesError, MemoryFault, TargetError
+from kprobes.model.plan import Plan
+from kprobes.plan.ftrace import DISABLED
+from kprobes.units import Addr
+from tests.build.guest import CODE, NOP, GuestWithSites, make_arena, make_guest
+from tests.build.machine import ABI
+
+TEXTS = ["p f a=$arg1", "p f a=$arg1", "p f a=%bx", "p f s=+0($arg1):string"]
+CHAIN = b"\xe8\x00\x10\x00\x00"
+CHAINED = 1
+"""The number of the site that the guest's own ftrace has."""
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def _make() -> tuple[GuestWithSites, Armory, Journal]:
+    made = make_guest(TEXTS, held={CHAINED: CHAIN})
+    written = Journal.create("fake")
+    return made, Armory(made.guest, make_arena(), ABI, written), written
+
+
+def _arm(made: GuestWithSites, armory: Armory) -> None:
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    armory.arm(armory.stage(programs))
+
+
+def _count_of_writes() -> int:
+    made, armory, _ = _make()
+    _arm(made, armory)
+    return made.stub.writes
+
+
+WRITES_OF_LOADING = 1
+"""The code of all programs lies in one page here."""
+
+
+def _flags(plan: Plan) -> int:
+    assert plan.site.record is not None
+    return plan.site.record + 8
+
+
+def test_every_site_calls_the_code_that_was_made_for_it() -> None:
+    made, armory, _ = _make()
+    programs = armory.link(made.plans)
+
+    armory.load(programs)
+    armory.arm(armory.stage(programs))
+
+    for addr, program in zip(made.sites, programs, strict=True):
+        call = made.guest.memory.read(addr, site.SIZE)
+        assert site.call_target(addr, call) == program.entry
+        assert made.guest.memory.read(program.entry, len(program.code)) == program.code
+    assert armory.is_armed
+
+
+def test_programs_lie_aligned_one_behind_the_other() -> None:
+    made, armory, _ = _make()
+
+    programs = armory.link(made.plans)
+
+    end = CODE + CATCHER_SIZE
+    for program in programs:
+        assert end <= program.entry < end + 16
+        assert program.entry % 16 == 0
+        end = program.entry + len(program.code)
+
+
+def test_the_guest_s_ftrace_is_told_to_leave_the_sites_alone_that_it_does_not_use() -> None:
+    made, armory, _ = _make()
+
+    _arm(made, armory)
+
+    flags = [made.guest.memory.u64(_flags(plan)) for plan in made.plans]
+    assert flags == [0 if n == CHAINED else DISABLED for n in range(len(TEXTS))]
+
+
+def test_flags_are_set_before_any_site_is_patched() -> None:
+    made, armory, _ = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    made.stub.events.clear()
+
+    armory.arm(armory.stage(programs))
+
+    sizes = [len(data) for _, _, data in made.stub.events]
+    assert sizes == [8] * (len(TEXTS) - 1) + [site.SIZE] * len(TEXTS)
+
+
+def test_disarming_leaves_text_and_records_as_they_were() -> None:
+    made, armory, written = _make()
+    before = made.text()
+    _arm(made, armory)
+    assert made.text() != before
+
+    armory.disarm()
+
+    assert made.text() == before
+    assert not armory.is_armed
+    assert written.is_clear
+    assert journal.read(written.path).undos == ()
+
+
+def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    seen: list[bool] = []
+
+    def look(addr: int, data: bytes) -> None:
+        undos = journal.read(written.path).undos
+        seen.append(any((u.phys, u.new) == (addr, data) for u in undos))
+
+    made.stub.before_write = look
+    armory.arm(armory.stage(programs))
+
+    assert seen == [True] * (2 * len(TEXTS) - 1)
+
+
+@pytest.mark.parametrize("changed", range(len(TEXTS)))
+def test_a_site_that_changed_since_planning_stops_everything(changed: int) -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    made.guest.memory.write(made.sites[changed], b"\xe8what")
+    before = made.text()
+
+    with pytest.raises(TargetError, match=r"holds e877686174, not .* nothing was patched"):
+        armory.arm(armory.stage(programs))
+
+    assert made.text() == before
+    assert journal.read(written.path).undos == ()
+    assert not armory.is_armed
+
+
+def test_a_record_whose_flags_changed_since_planning_stops_everything() -> None:
+    made, armory, _ = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    made.guest.memory.set_u64(_flags(made.plans[0]), 1 << 31)
+    before = made.text()
+
+    with pytest.raises(TargetError, match=r"dyn_ftrace\.flags"):
+        armory.arm(armory.stage(programs))
+
+    assert made.text() == before
+
+
+@pytest.mark.parametrize("n", range(2 * len(TEXTS) - 1))
+def test_a_write_that_fails_while_arming_leaves_nothing_patched(n: int) -> None:
+    made, armory, _ = _make()
+    before = made.text()
+    made.stub.fails_at = WRITES_OF_LOADING + n
+
+    with pytest.raises(MemoryFault):
+        _arm(made, armory)
+
+    assert made.text() == before
+    assert not armory.is_armed
+
+
+def test_what_could_not_be_taken_back_after_a_failure_is_not_forgotten() -> None:
+    made, armory, written = _make()
+    before = made.text()
+    stuck = made.guest.memory.physical(made.sites[2])
+
+    def refuse(addr: int, data: bytes) -> None:
+        if addr == stuck and data == NOP:
+            raise MemoryFault(addr, len(data), "no RAM", verb="write")
+
+    made.stub.before_write = refuse
+    made.stub.fails_at = made.stub.writes + WRITES_OF_LOADING + 2 * len(TEXTS) - 2
+    with pytest.raises(MemoryFault):
+        _arm(made, armory)
+
+    assert not written.is_clear
+    assert armory.is_armed
+    made.stub.before_write = lambda _addr, _data: None
+    armory.disarm()
+    assert made.text() == before
+    assert written.is_clear
+
+
+def test_a_failure_that_was_taken_back_leaves_nothing_in_the_journal() -> None:
+    made, armory, written = _make()
+    made.stub.fails_at = WRITES_OF_LOADING + 3
+
+    with pytest.raises(MemoryFault):
+        _arm(made, armory)
+
+    assert written.is_clear
+    assert journal.read(written.path).undos == ()
+
+
+def test_the_writes_of_arming_are_as_many_as_these_tests_think() -> None:
+    assert _count_of_writes() == WRITES_OF_LOADING + 2 * len(TEXTS) - 1
+
+
+@pytest.mark.parametrize("n", range(2 * len(TEXTS)))
+def test_a_tracer_that_dies_while_arming_leaves_a_journal_that_puts_all_back(n: int) -> None:
+    made, armory, written = _make()
+    before = made.text()
+    made.stub.dies_at = WRITES_OF_LOADING + n
+
+    # After the last write nothing more goes wrong.
+    try:
+        _arm(made, armory)
+    except GuestGoneError:
+        assert n < 2 * len(TEXTS) - 1
+
+    made.stub.dies_at = None
+    assert roll_back(journal.read(written.path).undos, made.stub) == n
+    assert made.text() == before
+
+
+@pytest.mark.parametrize("n", range(2 * len(TEXTS) - 1))
+def test_a_write_that_fails_while_disarming_can_be_made_good_later(n: int) -> None:
+    made, armory, written = _make()
+    before = made.text()
+    _arm(made, armory)
+    made.stub.fails_at = made.stub.writes + n
+
+    with pytest.raises(KprobesError):
+        armory.disarm()
+
+    assert not written.is_clear
+    armory.disarm()
+    assert made.text() == before
+    assert written.is_clear
+
+
+def test_a_site_that_somebody_else_changed_meanwhile_is_named_and_the_rest_put_back() -> None:
+    made, armory, written = _make()
+    before = made.text()
+    _arm(made, armory)
+    made.guest.memory.write(made.sites[2], b"\xe8what")
+
+    with pytest.raises(TargetError, match="neither ours nor the kernel's"):
+        armory.disarm()
+
+    made.guest.memory.write(made.sites[2], NOP)
+    assert made.text() == before
+    assert not written.is_clear
+
+
+def test_arming_again_after_disarming_works() -> None:
+    made, armory, _ = _make()
+    before = made.text()
+    for _ in range(2):
+        _arm(made, armory)
+        armory.disarm()
+
+    assert made.text() == before
+
+
+def test_code_that_does_not_fit_the_arena_is_refused_before_anything_is_written() -> None:
+    made, _, written = _make()
+    small = replace(make_arena(), code=CodeMemory(addr=Addr(CODE), size=256))
+    armory = Armory(made.guest, small, ABI, written)
+
+    with pytest.raises(TargetError, match="no room is left"):
+        armory.link(made.plans)
+
+    assert made.stub.writes == 0
+
+
+def test_probes_of_one_shape_are_compiled_once() -> None:
+    made, armory, _ = _make()
+
+    first, second, *_ = armory.link([made.plans[0], replace(made.plans[0])])
+
+    assert first.code == second.code
+    assert first.entry != second.entry
+
+
+def test_no_programs_are_armed_without_a_word() -> None:
+    made, armory, _ = _make()
+
+    armory.load([])
+    armory.arm(armory.stage([]))
+    armory.disarm()
+
+    assert made.stub.writes == 0
+
+
+def test_a_site_across_a_page_border_is_patched_and_put_back() -> None:
+    made = make_guest(["p f"], at=0x1FFD)
+    armory = Armory(made.guest, make_arena(), ABI, Journal.create("fake"))
+    before = made.text()
+
+    _arm(made, armory)
+    call = made.guest.memory.read(made.sites[0], site.SIZE)
+    armory.disarm()
+
+    assert site.call_target(made.sites[0], call) == CODE + CATCHER_SIZE
+    assert made.text() == before

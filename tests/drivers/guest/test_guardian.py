@@ -1,0 +1,144 @@
+"""The guardian: a guest whose tracer died gets its bytes back and runs."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kprobes.drivers.guest import guardian
+from kprobes.drivers.guest.guardian import Guardian, Rescued, rescue
+from kprobes.drivers.journal import Journal, Undo
+from kprobes.errors import FormatError, TargetError, UnreachableError
+from kprobes.units import Addr, Phys
+from tests.build.stub import FakeStub, listening
+
+OLD, NEW = b"\x0f\x1f\x44\x00\x00", b"\xe8abcd"
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def _patched(stub: FakeStub, *, held: bytes = NEW) -> Journal:
+    places = [0x100, 0x180]
+    journal = Journal.create("/somewhere")
+    undos = [Undo(phys=Phys(p), addr=Addr(p), old=OLD, new=NEW, what="vfs_read") for p in places]
+    journal.record(undos)
+    for place in places:
+        stub.physical[place : place + len(held)] = held
+    return journal
+
+
+def _places(stub: FakeStub) -> list[bytes]:
+    return [bytes(stub.physical[at : at + len(OLD)]) for at in (0x100, 0x180)]
+
+
+def test_every_byte_is_put_back_and_the_guest_runs() -> None:
+    stub = FakeStub()
+    journal = _patched(stub)
+
+    with listening(stub) as path:
+        assert rescue(path, journal.path) == Rescued(2, 0)
+
+    assert _places(stub) == [OLD, OLD]
+    assert stub.is_running
+    assert not journal.path.exists()
+
+
+def test_a_guest_that_its_tracer_left_stopped_runs_again() -> None:
+    stub = FakeStub(is_running=False)
+    journal = _patched(stub)
+
+    with listening(stub) as path:
+        rescue(path, journal.path)
+
+    assert stub.is_running
+
+
+def test_a_tracer_that_died_before_it_wrote_a_journal_leaves_a_running_guest() -> None:
+    stub = FakeStub(is_running=False)
+
+    with listening(stub) as path:
+        assert rescue(path, Path("/nowhere/journal")) == Rescued(0, 0)
+
+    assert stub.is_running
+
+
+def test_strange_bytes_are_told_and_the_guest_runs_all_the_same() -> None:
+    stub = FakeStub()
+    journal = _patched(stub, held=b"other")
+
+    with listening(stub) as path, pytest.raises(TargetError, match="2 places"):
+        rescue(path, journal.path)
+
+    assert stub.is_running
+    assert journal.path.exists()
+
+
+def test_a_journal_that_cannot_be_read_does_not_keep_the_guest_stopped() -> None:
+    stub = FakeStub(is_running=False)
+    journal = _patched(stub)
+    journal.path.write_bytes(b"garbage\n")
+
+    with listening(stub) as path, pytest.raises(FormatError):
+        rescue(path, journal.path)
+
+    assert stub.is_running
+    assert journal.path.exists()
+
+
+def test_a_guest_that_is_gone_is_told_after_a_while(tmp_path: Path) -> None:
+    journal = _patched(FakeStub())
+
+    with pytest.raises(UnreachableError):
+        rescue(str(tmp_path / "gone.sock"), journal.path, patience_s=0.05)
+
+    assert journal.path.exists()
+
+
+def test_a_guardian_that_is_dismissed_does_not_touch_the_guest() -> None:
+    stub = FakeStub()
+    journal = Journal.create("/somewhere")
+    with listening(stub) as path, Guardian(path, journal.path) as watcher:
+        pid = watcher.pid
+
+    assert pid > 0
+    assert stub.asked == []
+    assert journal.path.exists()
+
+
+def test_the_end_of_the_pipe_without_a_word_is_the_tracer_s_death() -> None:
+    stub = FakeStub(is_running=False)
+    journal = _patched(stub)
+    with listening(stub) as path:
+        command = [sys.executable, "-m", guardian.__name__, path, str(journal.path)]
+
+        found = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=20, check=False)
+
+    assert found.returncode == 0
+    assert _places(stub) == [OLD, OLD]
+    assert stub.is_running
+
+
+@pytest.mark.parametrize(("failures", "code"), [(0, 0), (2, 0), (99, 1)])
+def test_memory_that_cannot_be_given_back_yet_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, failures: int, code: int
+) -> None:
+    tried: list[str] = []
+
+    def fail_at_first(target: str, journal: Path) -> None:
+        del journal
+        tried.append(target)
+        if len(tried) <= failures:
+            raise TargetError("somebody is inside")
+
+    monkeypatch.setattr(guardian, "rescue", fail_at_first)
+    monkeypatch.setattr(guardian, "_BETWEEN_S", 0)
+    monkeypatch.setattr(sys, "argv", ["guardian", "target", "journal"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+
+    assert guardian.main() == code
+    assert len(tried) == (failures + 1 if code == 0 else 5)

@@ -1,0 +1,99 @@
+"""Everything goes back to the guest, in an order that cannot hurt it, whatever comes between."""
+
+from contextlib import nullcontext
+from typing import cast
+
+import pytest
+
+from kprobes.drivers.guest.borrow import Task
+from kprobes.drivers.guest.lending import give_back
+from kprobes.drivers.loans import Call, Kind, Ledger, Loan
+from kprobes.units import Addr
+from tests.build.kernel import TEXT, make_kernel, symbol
+
+NAMES = (
+    *("set_memory_nx", "set_memory_rw", "module_memfree", "vfree", "free_percpu"),
+    "unregister_die_notifier",
+)
+ADDRS = {name: Addr(TEXT + 0x100 * n) for n, name in enumerate(NAMES)}
+KERNEL = make_kernel([symbol(name, addr) for name, addr in ADDRS.items()])
+CODE = 0x5000
+
+
+class FakeTask:
+    """A task whose calls come back, but for one that is interrupted on its way."""
+
+    def __init__(self, interrupted: int) -> None:
+        self.ledger = Ledger()
+        self.is_away = False
+        self.called: list[str] = []
+        self._interrupted = interrupted
+        for kind, addr in ((Kind.DATA, 0x1000), (Kind.CODE, CODE)):
+            self._lend(Loan(kind=kind, addr=0, size=4096), addr)
+        self._lend(Loan(kind=Kind.SEAL, addr=CODE, size=4096), 0)
+        self._lend(Loan(kind=Kind.PER_CPU, addr=0, size=64), 0x40)
+        # register_die_notifier() returns 0.
+        self._lend(Loan(kind=Kind.CATCHER, addr=0x1800, size=0), 0)
+
+    def _lend(self, loan: Loan, result: int) -> None:
+        self.ledger.begin(Call(frame=1, landing=2, lends=loan))
+        self.ledger.end(result)
+
+    def call(self, function: Addr, *args: int, returns: Loan | None = None) -> int:
+        del args
+        assert not self.is_away
+        self.ledger.begin(Call(frame=1, landing=2, returns=returns))
+        self.called.append(next(name for name, addr in ADDRS.items() if addr == function))
+        self.is_away = True
+        if len(self.called) - 1 == self._interrupted:
+            raise KeyboardInterrupt
+        return self.finish(1.0)
+
+    def finish(self, timeout_s: float) -> int:
+        assert timeout_s > 0
+        self.is_away = False
+        self.ledger.end(0)
+        return 0
+
+
+def given_back(interrupted: int) -> FakeTask:
+    task = FakeTask(interrupted)
+    is_whole = interrupted < 0
+    with nullcontext() if is_whole else pytest.raises(KeyboardInterrupt):
+        give_back(cast("Task", task), KERNEL)
+    return task
+
+
+def test_the_last_that_was_lent_goes_back_first() -> None:
+    task = given_back(-1)
+
+    assert task.called == [
+        "unregister_die_notifier",
+        *("free_percpu", "set_memory_nx", "set_memory_rw", "module_memfree", "vfree"),
+    ]
+    assert task.ledger.is_settled
+
+
+@pytest.mark.parametrize("interrupted", range(6))
+def test_wherever_it_is_interrupted_all_goes_back_once(interrupted: int) -> None:
+    task = given_back(interrupted)
+
+    freed = [name for name in task.called if "free" in name]
+    assert freed == ["free_percpu", "module_memfree", "vfree"]
+    assert task.ledger.is_settled
+
+
+@pytest.mark.parametrize("interrupted", range(6))
+def test_code_is_freed_only_when_its_pages_are_as_they_arrived(interrupted: int) -> None:
+    task = given_back(interrupted)
+
+    before = task.called[: task.called.index("module_memfree")]
+    assert before[-2:] == ["set_memory_nx", "set_memory_rw"]
+
+
+@pytest.mark.parametrize("interrupted", range(6))
+def test_the_guest_s_callback_is_taken_back_once_before_any_memory_is(interrupted: int) -> None:
+    task = given_back(interrupted)
+
+    assert task.called[0] == "unregister_die_notifier"
+    assert task.called.count("unregister_die_notifier") == 1

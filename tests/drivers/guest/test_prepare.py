@@ -1,0 +1,175 @@
+"""Definitions to plans: globs, sites that several probes share, numbers of events."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from kprobes.arch.x86_64.facts import X86_64
+from kprobes.drivers.guest.prepare import Preparer, Wanted
+from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
+from kprobes.model.plan import Plan
+from kprobes.model.upcall import Upcall, Waiting
+from kprobes.units import Addr
+from tests.build.guest import GuestWithSites, make_guest
+from tests.build.kernel import make_kernel, read, symbol
+
+NAMES = ("vfs_read", "vfs_write", "do_exit", "twice")
+WITHOUT_SITE = "vfs_lonely"
+
+
+def _guest() -> GuestWithSites:
+    made = make_guest(["p f"] * len(NAMES))
+    named = [symbol(name, addr, size=0x20) for name, addr in zip(NAMES, made.sites, strict=True)]
+    more = [
+        symbol(WITHOUT_SITE, made.sites[-1] + 0x200),
+        symbol("twice", made.sites[-1] + 0x300),
+        symbol("vfs_data", made.sites[-1] + 0x400, type="D"),
+    ]
+    listed = made.guest.kernel.symbols.all_named("ftrace_pages_start")
+    made.guest = replace(made.guest, kernel=make_kernel([*named, *more, *listed]))
+    return made
+
+
+def wanted(*texts: str) -> Wanted:
+    return Wanted(definitions=[read(text) for text in texts])
+
+
+def _prepare(*texts: str) -> Sequence[Plan]:
+    return Preparer(_guest().guest).prepare(wanted(*texts))
+
+
+def test_each_definition_gets_a_number_of_its_own_from_one_on() -> None:
+    plans = _prepare("p vfs_read", "p do_exit", "p vfs_write")
+
+    probes = [probe for plan in plans for probe in plan.probes]
+    assert [probe.layout.event_id for probe in probes] == [1, 2, 3]
+    assert [plan.site.addr for plan in plans] == [probe.function for probe in probes]
+
+
+def test_probes_of_one_function_share_its_site_and_the_newest_runs_first() -> None:
+    plans = _prepare("p:a vfs_read", "p do_exit", "p:b vfs_read $arg1")
+
+    assert [[probe.layout.event for probe in plan.probes] for plan in plans] == [
+        ["b", "a"],
+        ["p_do_exit_0"],
+    ]
+
+
+def test_a_glob_takes_every_function_that_can_be_probed() -> None:
+    plans = _prepare("p vfs_* a=$arg1")
+
+    found = [(p.layout.function, p.layout.event) for plan in plans for p in plan.probes]
+    assert found == [("vfs_read", "p_vfs_read_0"), ("vfs_write", "p_vfs_write_0")]
+
+
+def test_a_glob_with_a_name_gives_it_to_all() -> None:
+    plans = _prepare("p:grp/all vfs_*")
+
+    assert {p.layout.event for plan in plans for p in plan.probes} == {"all"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [("nothing_*", "matches 'nothing_"), ("vfs_lone*", "1 of them without an ftrace site")],
+)
+def test_a_glob_that_leaves_nothing_is_refused(pattern: str, why: str) -> None:
+    with pytest.raises(RefusedError, match=why):
+        _prepare(f"p {pattern}")
+
+
+def test_names_of_two_functions_are_left_out_of_globs_and_refused_by_themselves() -> None:
+    with pytest.raises(RefusedError):
+        _prepare("p twic*")
+    with pytest.raises(DefinitionError, match="not unique"):
+        _prepare("p twice")
+
+
+def test_a_function_without_a_site_is_refused_when_its_bytes_are_no_instruction() -> None:
+    with pytest.raises(DefinitionError, match="boundary"):
+        _prepare(f"p {WITHOUT_SITE}")
+
+
+def test_preparing_changes_nothing_in_the_guest() -> None:
+    made = _guest()
+    before, events = made.text(), list(made.stub.events)
+
+    Preparer(made.guest).prepare(wanted("p vfs_*"))
+
+    assert made.text() == before
+    assert made.stub.events == events
+
+
+def test_preparing_the_same_again_looks_at_the_sites_again() -> None:
+    made = _guest()
+    preparer, texts = Preparer(made.guest), ["p vfs_read", "p do_exit"]
+    before = preparer.prepare(wanted(*texts))
+    call = X86_64.site.branch(made.sites[0], Addr(made.sites[0] + 0x1000))
+    made.guest.memory.write(made.sites[0], call)
+
+    after = preparer.prepare(wanted(*texts))
+
+    assert [plan.site.chain for plan in before] == [None, None]
+    assert [plan.site.chain for plan in after] == [made.sites[0] + 0x1000, None]
+    assert [plan.probes for plan in after] == [plan.probes for plan in before]
+
+
+def test_preparing_something_else_forgets_what_was_before() -> None:
+    preparer = Preparer(_guest().guest)
+    preparer.prepare(wanted("p vfs_read"))
+
+    (plan,) = preparer.prepare(wanted("p do_exit"))
+
+    assert plan.probes[0].layout.function == "do_exit"
+
+
+def test_probes_of_one_event_must_have_the_same_records() -> None:
+    plans = _prepare("p:e vfs_read a=%di:u32", "p:e vfs_write a=%si:u32")
+
+    assert len(plans) == 2
+    with pytest.raises(DefinitionError, match="different from existing probe"):
+        _prepare("p:e vfs_read a=%di:u32", "p:e vfs_write a=%si:u16")
+
+
+def test_probes_at_returns_cannot_be_armed_yet() -> None:
+    with pytest.raises(RefusedError, match="at function return"):
+        _prepare("r vfs_read a=$retval")
+
+
+def _nothing(waiting: Waiting) -> None:
+    del waiting
+
+
+WATCH = (Upcall(number=0, addr=Addr(0), is_after=False, serve=_nothing),)
+
+
+def test_a_module_that_is_not_loaded_is_refused_where_nobody_can_wait() -> None:
+    with pytest.raises(NotLoadedError, match="module absent is not loaded"):
+        _prepare("p absent:f")
+
+
+def test_what_is_in_a_module_that_is_not_loaded_waits_and_keeps_its_number() -> None:
+    made = _guest()
+    preparer = Preparer(made.guest)
+    watch = (replace(WATCH[0], addr=made.sites[0]),)
+
+    plans = preparer.prepare(replace(wanted("p absent:f", "p vfs_write"), watch=watch))
+
+    assert list(preparer.waiting) == [1]
+    assert [probe.layout.event_id for plan in plans for probe in plan.probes] == [2]
+    assert [plan.upcalls for plan in plans] == [(), watch]
+
+
+def test_who_waits_in_vain_goes_on_waiting() -> None:
+    made = _guest()
+    preparer = Preparer(made.guest)
+    preparer.prepare(replace(wanted("p absent:f"), watch=(replace(WATCH[0], addr=made.sites[0]),)))
+
+    assert preparer.late(made.guest) == ([], [])
+    assert list(preparer.waiting) == [1]
+
+
+def test_nobody_is_told_of_modules_that_no_probe_is_in() -> None:
+    plans = Preparer(_guest().guest).prepare(replace(wanted("p vfs_read"), watch=WATCH))
+
+    assert [plan.upcalls for plan in plans] == [()]

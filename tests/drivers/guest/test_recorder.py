@@ -1,0 +1,126 @@
+"""Rings of an arena to events in order, and to counts."""
+
+import numpy as np
+
+from kprobes.drivers.guest.arena import Arena, reset
+from kprobes.drivers.guest.clock import GuestClock
+from kprobes.drivers.guest.memory import GuestMemory
+from kprobes.drivers.guest.recorder import Recorder
+from kprobes.model.abi import CPU_SHIFT, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD
+from kprobes.model.batch import Events
+from kprobes.model.layout import RecordLayout
+from tests.build.guest import CPUS, RING, make_arena, make_memory
+from tests.build.ring import Hit, make_layout, record
+
+PLAIN, TEXT = make_layout(1, ["u32"]), make_layout(2, ["string", "s16"])
+
+
+class Writer:
+    """Writes records into a ring as the guest does."""
+
+    def __init__(self, memory: GuestMemory, arena: Arena, cpu: int) -> None:
+        self.memory, self.arena, self.cpu = memory, arena, cpu
+        self.head = 0
+
+    def write(self, hit: Hit, *, is_committed: bool = True) -> None:
+        data = record(hit, self.head, is_committed=is_committed)
+        self.memory.write(self.arena.ring(self.cpu) + self.head % RING, data)
+        self.head += len(data)
+        self.memory.set_u64(
+            self.arena.words(self.cpu) + PERCPU_WORD, self.cpu << CPU_SHIFT | self.head
+        )
+
+
+def _guest(*layouts: RecordLayout) -> tuple[Recorder, list[Writer], GuestMemory, Arena]:
+    memory, arena = make_memory(), make_arena()
+    reset(arena, memory)
+    recorder = Recorder(arena, memory, GuestClock())
+    recorder.begin(layouts)
+    return recorder, [Writer(memory, arena, cpu) for cpu in range(CPUS)], memory, arena
+
+
+def _times(events: Events) -> list[int]:
+    times: list[list[int]] = [batch.ts.tolist() for batch in events.batches]
+    places = zip(events.batch.tolist(), events.row.tolist(), strict=True)
+    return [times[batch][row] for batch, row in places]
+
+
+def _rest(recorder: Recorder) -> list[int]:
+    return [ts for events in recorder.rest() for ts in _times(events)]
+
+
+def test_records_of_all_cpus_come_in_the_order_of_time() -> None:
+    recorder, writers, _, _ = _guest(PLAIN)
+    for ts in range(100):
+        writers[ts // 7 % CPUS].write(Hit(layout=PLAIN, counter=ts, values=(ts,)))
+
+    found = [*_times(recorder.drain()), *_rest(recorder)]
+
+    assert found == list(range(100))
+    assert recorder.counts().recorded == {1: 100}
+
+
+def test_what_was_read_is_free_for_the_guest_again_and_laps_are_endless() -> None:
+    recorder, (writer, _), memory, arena = _guest(PLAIN)
+    found: list[int] = []
+    for ts in range(3 * RING // PLAIN.size):
+        writer.write(Hit(layout=PLAIN, counter=ts, values=(ts & 0xFFFF_FFFF,)))
+        if ts % 50 == 0:
+            found += _times(recorder.drain())
+
+    found += _rest(recorder)
+
+    assert found == list(range(len(found)))
+    assert len(found) == 3 * RING // PLAIN.size
+    assert memory.u64(arena.words(0) + PERCPU_LIMIT) == writer.head + RING
+
+
+def test_a_ring_that_was_not_read_stays_taken() -> None:
+    recorder, _, memory, arena = _guest(PLAIN)
+    before = memory.u64(arena.words(1) + PERCPU_LIMIT)
+
+    recorder.drain()
+
+    assert memory.u64(arena.words(1) + PERCPU_LIMIT) == before
+
+
+def test_a_record_that_is_not_committed_waits_and_is_not_lost() -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    start = writer.head
+    hit = Hit(layout=PLAIN, counter=5, values=(7,))
+    writer.write(hit, is_committed=False)
+    writer.write(Hit(layout=PLAIN, counter=6, values=(8,)))
+    early = _times(recorder.drain())
+
+    head, writer.head = writer.head, start
+    writer.write(hit)
+    writer.head = head
+    writer.memory.set_u64(writer.arena.words(0) + PERCPU_WORD, head)
+
+    assert early + _rest(recorder) == [5, 6]
+
+
+def test_lost_and_missed_are_counted() -> None:
+    recorder, writers, memory, arena = _guest(PLAIN, TEXT)
+    writers[0].write(Hit(layout=TEXT, counter=1, values=(b"abc", -5)))
+    memory.set_u64(arena.missed + 8 * TEXT.event_id, 4)
+    memory.set_u64(arena.words(0) + PERCPU_LOST, 2)
+    memory.set_u64(arena.words(1) + PERCPU_LOST, 3)
+
+    _rest(recorder)
+
+    counts = recorder.counts()
+    assert (counts.recorded, counts.missed) == ({2: 1}, {1: 0, 2: 4})
+    assert (counts.lost, counts.damaged) == (5, 0)
+
+
+def test_strings_and_signs_come_through() -> None:
+    recorder, writers, _, _ = _guest(TEXT)
+    writers[1].write(Hit(layout=TEXT, counter=1, values=(b"abc", -5)))
+    writers[1].write(Hit(layout=TEXT, counter=2, values=(None, 5)))
+
+    batches = [batch for events in recorder.rest() for batch in events.batches]
+
+    values = [np.concatenate([batch.values[n] for batch in batches]).tolist() for n in (0, 1)]
+    assert values == [[b"abc", None], [-5, 5]]
+    assert {cpu for batch in batches for cpu in batch.cpu.tolist()} == {1}

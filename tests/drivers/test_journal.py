@@ -1,0 +1,323 @@
+"""The undo journal: on disk before anything is written, readable after every kind of death."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kprobes.drivers import journal
+from kprobes.drivers.journal import Described, Entry, Journal, Undo, Window
+from kprobes.drivers.loans import Call, Kind, Loan
+from kprobes.errors import FormatError
+from kprobes.units import Addr, Phys
+from tests.build.journals import make_entry
+
+TARGET = "/run/guest.sock"
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def undo(phys: int, old: bytes, new: bytes, what: str = "vfs_read") -> Undo:
+    return Undo(phys=Phys(phys), addr=Addr(phys + 0xFFFF_0000), old=old, new=new, what=what)
+
+
+UNDOS = [undo(0x10, b"\x0f\x1f\x44\x00\x00", b"\xe8abcd"), undo(0x40, b"\0" * 8, b"\1" * 8, "ö")]
+
+
+def _written(undos: list[Undo] = UNDOS) -> Journal:
+    made = Journal.create(TARGET)
+    made.identify(build_id=b"\xab\xcd", release="6.1.0")
+    for one in undos:
+        made.record([one])
+    return made
+
+
+def test_what_was_written_is_read_back() -> None:
+    made = _written()
+
+    entry = journal.read(made.path)
+
+    assert entry == Entry(
+        path=made.path,
+        target=TARGET,
+        build_id="abcd",
+        release="6.1.0",
+        pid=os.getpid(),
+        started=journal.process_start(os.getpid()),
+        undos=tuple(UNDOS),
+        mark=made.mark,
+    )
+
+
+DATA = Loan(kind=Kind.DATA, addr=0, size=4096)
+
+
+def _lent(made: Journal) -> Loan:
+    made.ledger.begin(Call(frame=1, landing=2, lends=DATA))
+    made.ledger.end(0x1000)
+    (loan,) = made.ledger.loans
+    return loan
+
+
+def test_what_was_lent_is_read_back() -> None:
+    made = _written([])
+    loan = _lent(made)
+
+    entry = journal.read(made.path)
+
+    assert entry.ledger.loans == (loan,)
+    assert not entry.is_done
+
+
+def test_what_is_lent_outlasts_the_undos() -> None:
+    made = _written()
+    loan = _lent(made)
+
+    made.clear()
+    made.close()
+
+    entry = journal.read(made.path)
+    assert (entry.undos, entry.ledger.loans, entry.mark) == ((), (loan,), made.mark)
+
+
+def test_a_journal_whose_guest_has_everything_back_is_removed() -> None:
+    made = _written()
+    loan = _lent(made)
+    made.clear()
+    made.ledger.begin(Call(frame=1, landing=2, returns=loan))
+    made.ledger.end(0)
+
+    made.close()
+
+    assert not made.path.exists()
+
+
+def _described(definition: str = "p:open f") -> Described:
+    site, entry = Addr(0xFFFF_FFFF_8100_0000), Addr(0xFFFF_FFFF_C000_0000)
+    return Described(site=site, entry=entry, event_id=3, definition=definition)
+
+
+def test_probes_are_described_until_their_patches_are_gone() -> None:
+    made = Journal.create(TARGET)
+    made.describe([_described(), _described("p f x=%di")])
+    made.record(UNDOS)
+
+    armed = journal.read(made.path).probes
+    made.clear()
+
+    assert armed == (_described(), _described("p f x=%di"))
+    assert journal.read(made.path).probes == ()
+
+
+def test_a_dead_tracer_s_journal_goes_on_without_its_descriptions() -> None:
+    made = Journal.create(TARGET)
+    made.describe([_described()])
+    made.record(UNDOS)
+
+    assert journal.read(Journal.reopen(made.path).path).probes == ()
+
+
+def test_a_window_to_the_guest_is_read_back_and_outlasts_the_patches() -> None:
+    window = Window(pid=7, started="123", runs=((0, 1 << 29, 0x7F00_0000_0000),), root=0x4000)
+    made = _written()
+    made.point(window)
+    made.clear()
+
+    assert journal.read(made.path).window == window
+
+
+def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
+    made = _written()
+    loan = _lent(made)
+    with made.path.open("ab") as file:
+        file.write(b'{"undos": [{"ph')
+
+    again = Journal.reopen(made.path)
+    again.ledger.begin(Call(frame=1, landing=2, returns=loan))
+
+    entry = journal.read(made.path)
+    assert (entry.target, entry.mark, entry.undos) == (TARGET, made.mark, ())
+    assert entry.ledger.call == Call(frame=1, landing=2, returns=loan)
+
+
+def test_a_journal_is_for_its_user_s_eyes_only() -> None:
+    made = Journal.create(TARGET)
+
+    assert made.path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_two_journals_of_one_process_are_two() -> None:
+    assert Journal.create(TARGET).path != Journal.create(TARGET).path
+
+
+def test_a_journal_of_this_process_is_not_abandoned() -> None:
+    assert not journal.read(_written().path).is_abandoned
+
+
+def test_a_journal_of_a_process_that_is_gone_is_abandoned() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    made = _written()
+    text = made.path.read_bytes().replace(str(os.getpid()).encode(), str(child).encode(), 1)
+    made.path.write_bytes(text)
+
+    assert journal.read(made.path).is_abandoned
+
+
+@pytest.mark.parametrize("kept", range(1, 200, 7))
+def test_a_torn_last_line_is_left_out(kept: int) -> None:
+    made = _written()
+    whole = made.path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    last = lines[-1][: min(kept, len(lines[-1]) - 1)]
+    made.path.write_bytes(b"".join(lines[:-1]) + last)
+
+    assert journal.read(made.path).undos == tuple(UNDOS[:-1])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n",
+        b"{}\n",
+        b"not json\n",
+        b"[1, 2]\n",
+        b'"target"\n',
+        b'{"target": "x", "pid": "y"}\n',
+        b'{"target": "x", "pid": 1, "started": "2", "undos": 5}\n',
+        b'{"target": "x", "pid": 1, "started": "2", "undos": [{}]}\n',
+        b'{"target": "x", "pid": 1, "started": "2", "undos": [{"phys": 1, "old": "zz"}]}\n',
+        b'{"target": "x", "pid": 1e999}\n',
+        b"\xff\xfe\n",
+    ],
+)
+def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(data)
+
+    with pytest.raises(FormatError, match="no journal of ours"):
+        journal.read(path)
+
+
+@given(st.binary(max_size=200), st.integers(0, 400))
+def test_damage_is_told_or_harmless(damage: bytes, at: int) -> None:
+    path = journal.directory() / "damaged.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = bytearray(b'{"target": "x", "pid": 1, "started": "2"}\n' * 2 + _UNDO_LINE * 2)
+    data[at : at + len(damage)] = damage
+    path.write_bytes(data)
+
+    try:
+        found = len(journal.read(path).undos)
+    except FormatError:
+        found = 0
+
+    assert found <= 2
+
+
+_UNDO_LINE = b'{"undos": [{"phys": 1, "addr": 2, "old": "00", "new": "01", "what": ""}]}\n'
+
+
+def test_every_line_is_on_the_disk_when_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing but the call itself shows that a file was synced.
+    synced: list[int] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append(os.fstat(handle).st_size)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    made = Journal.create(TARGET)
+    made.record(UNDOS)
+
+    assert synced[-1] == made.path.stat().st_size
+    assert len(synced) == 3, "the first line, its directory, the undos"
+
+
+def test_after_clearing_more_can_be_recorded() -> None:
+    made = _written()
+
+    made.clear()
+    made.record(UNDOS[:1])
+
+    entry = journal.read(made.path)
+    assert (entry.target, entry.release, entry.undos) == (TARGET, "6.1.0", tuple(UNDOS[:1]))
+
+
+def test_closing_keeps_what_is_still_to_be_put_back() -> None:
+    armed, done = _written(), _written()
+    done.clear()
+
+    for made in (armed, done):
+        made.close()
+
+    assert (armed.path.exists(), done.path.exists()) == (True, False)
+    assert (armed.is_clear, done.is_clear) == (False, True)
+
+
+def test_all_journals_are_found_the_oldest_first_and_nothing_else() -> None:
+    first, second = _written(), _written()
+    os.utime(first.path, (1, 1))
+    os.utime(second.path, (2, 2))
+    (journal.directory() / "other.jsonl").write_bytes(b"no journal\n")
+    (journal.directory() / "notes.txt").write_bytes(b"no journal either\n")
+
+    assert [entry.path for entry in journal.entries()] == [first.path, second.path]
+
+
+def test_a_journal_that_goes_away_meanwhile_is_no_error() -> None:
+    kept = _written()
+    (journal.directory() / "gone.jsonl").symlink_to("nowhere")
+
+    assert [entry.path for entry in journal.entries()] == [kept.path]
+
+
+def test_without_a_single_journal_there_are_none() -> None:
+    assert list(journal.entries()) == []
+
+
+def test_a_journal_is_lines_of_json_that_people_can_read() -> None:
+    made = _written()
+
+    lines = [json.loads(line) for line in made.path.read_text().splitlines()]
+
+    assert lines[0]["target"] == TARGET
+    assert lines[2]["undos"][0]["old"] == "0f1f440000"
+
+
+def test_a_process_that_got_a_dead_tracers_number_is_not_the_tracer() -> None:
+    entry = make_entry("x", is_live=True)
+
+    assert not entry.is_abandoned
+    assert replace(entry, started="1").is_abandoned
+
+
+def test_what_is_kept_is_there_with_its_probes_and_the_rest_is_forgotten() -> None:
+    made, (first, second) = _written([]), UNDOS
+    made.describe(_of(each) for each in UNDOS)
+    made.record(UNDOS)
+
+    made.keep([second])
+    entry = journal.read(made.path)
+
+    assert entry.undos == (second,)
+    assert entry.probes == (_of(second),)
+    assert not made.is_clear
+    made.keep([])
+    assert journal.read(made.path).probes == ()
+    assert first not in journal.read(made.path).undos
+
+
+def _of(written: Undo) -> Described:
+    return Described(site=written.addr, entry=Addr(1), event_id=2, definition=written.what)

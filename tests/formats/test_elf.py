@@ -1,0 +1,77 @@
+"""ELF files and notes."""
+
+import importlib
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kprobes.errors import FormatError
+from kprobes.formats import elf
+from tests.build.elf import build_id_note, note, vmlinux
+
+ID = bytes(range(1, 21))
+FILE = vmlinux([(0x2000, b"data"), (0x1000, b"text")], notes=build_id_note(ID))
+
+
+def test_a_file_gives_its_segments_by_address_and_its_build_id() -> None:
+    image = elf.parse(FILE)
+
+    assert [(s.addr, s.data) for s in image.segments] == [(0x1000, b"text"), (0x2000, b"data")]
+    assert (image.machine, image.build_id) == (elf.EM_X86_64, ID)
+
+
+def test_pyelftools_reads_the_same() -> None:
+    library: Any = importlib.import_module("elftools.elf.elffile")
+    file = library.ELFFile(io.BytesIO(FILE))
+
+    loads = [s for s in file.iter_segments() if s["p_type"] == "PT_LOAD"]
+    (notes,) = (s for s in file.iter_segments() if s["p_type"] == "PT_NOTE")
+    (found,) = notes.iter_notes()
+
+    image = elf.parse(FILE)
+    assert sorted((s["p_vaddr"], s.data()) for s in loads) == [
+        (s.addr, s.data) for s in image.segments
+    ]
+    assert found["n_desc"] == image.build_id.hex()
+
+
+def test_the_build_id_is_found_among_other_notes() -> None:
+    notes = note(b"Linux", 1, b"abc") + note(b"GNU", 1, b"ABI tag.") + build_id_note(ID)
+
+    assert elf.build_id(notes) == ID
+    assert elf.build_id(note(b"Linux", 3, b"not it")) == b""
+    assert elf.build_id(b"") == b""
+
+
+def test_build_id_notes_are_found_anywhere() -> None:
+    data = b"x" * 40 + build_id_note(ID) + b"y" * 7 + build_id_note(ID[::-1]) + b"\x04\0\0\0"
+
+    assert list(elf.build_id_notes(data)) == [(40, ID), (83, ID[::-1])]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x7fELF\x01\x01", FILE[:64], FILE[:-1], b"\x7fELF\x02\x01" + bytes(40)]
+)
+def test_what_is_no_whole_elf_is_refused(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        elf.parse(data)
+
+
+@settings(max_examples=100, deadline=None)
+@given(place=st.integers(0, len(FILE) - 1), value=st.integers(0, 255))
+def test_damage_is_a_format_error_or_an_image(place: int, value: int) -> None:
+    data = bytearray(FILE)
+    data[place] = value
+
+    try:
+        elf.parse(bytes(data))
+    except FormatError:
+        return
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_may_stand_where_notes_should(data: bytes) -> None:
+    assert len(elf.build_id(data)) <= len(data)

@@ -1,0 +1,65 @@
+"""Guests for the tests: one that a whole session shares, and a way to boot more."""
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from kprobes.errors import UnreachableError
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+
+Boot = Callable[..., Machine]
+"""Boots a guest with these MachineOptions; the test's end closes it."""
+
+SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "bookworm-backports", "7.x": "sid"}
+"""Kernels that Debian offers, and where."""
+
+
+def boot_or_skip(options: MachineOptions) -> Machine:
+    """Boot a guest, or skip the test with the reason why none can be had here."""
+    try:
+        return Machine.boot(options)
+    except UnreachableError as e:
+        if "did not boot" in str(e) or "was not up" in str(e):
+            raise
+        pytest.skip(f"no guest: {e}")
+
+
+@pytest.fixture(scope="session")
+def guest() -> Iterator[Machine]:
+    """The 6.1 guest that all tests share: leave it as it was."""
+    with boot_or_skip(MachineOptions()) as machine:
+        yield machine
+
+
+@pytest.fixture
+def boot() -> Iterator[Boot]:
+    """Boot guests of this test's own."""
+    with ExitStack() as guests:
+
+        def booted(**options: Any) -> Machine:
+            return guests.enter_context(boot_or_skip(MachineOptions(**options)))
+
+        yield booted
+
+
+@pytest.fixture(scope="session", params=SUITES.values(), ids=list(SUITES))
+def any_guest(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A guest of every kernel in turn, shared by all tests of that kernel."""
+    with boot_or_skip(MachineOptions(suite=request.param)) as machine:
+        yield machine
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make a skip a failure where KPROBES_NO_SKIP=1 says that nothing may be missing."""
+    report = yield
+    if report.skipped and call.excinfo is not None and os.environ.get("KPROBES_NO_SKIP") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped: {call.excinfo.value}"
+    return report

@@ -1,0 +1,77 @@
+"""Definitions given to the ``kprobe_events`` of a real kernel, and what it says to them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+
+# Each case is some lines and a line "@@"; the last line is judged, those before it prepare.
+_SCRIPT = rb"""
+cd /sys/kernel/tracing
+while IFS= read -r line; do
+    if [ "$line" = "@@" ]; then
+        echo "@@ case"
+        echo "$answer"
+        echo "@@ listing"
+        cat kprobe_events
+        echo "@@ errors"
+        cat error_log
+        : > kprobe_events
+    else
+        : > error_log
+        if printf '%s\n' "$line" 2> /dev/null >> kprobe_events; then answer=yes; else answer=no; fi
+    fi
+done < /cases
+"""
+_ANSWER = re.compile(r"(yes|no)\n@@ listing\n(.*?)@@ errors\n(.*)", re.DOTALL)
+_ERROR = re.compile(r"\[[ 0-9.]+\] \w+: error: (.*)\n  Command: (.*)\n( *)\^")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the last line of a case; everything but ``is_accepted`` may be empty.
+
+    Attributes:
+        listing: of all lines of the case together, when the last was accepted.
+        text, command, column: of the error.
+    """
+
+    is_accepted: bool
+    listing: str = ""
+    text: str = ""
+    command: str = ""
+    column: int = -1
+
+
+def judge(cases: Sequence[str], options: MachineOptions) -> tuple[str, tuple[Verdict, ...]]:
+    """Boot a kernel and give it cases, each one or more lines of text.
+
+    Returns:
+        The kernel's release, and its verdict on each case.
+    """
+    lines = "".join(f"{case}\n@@\n" for case in cases)
+    files = {**options.files, "/cases": lines.encode(), "/judge.sh": _SCRIPT}
+    options = MachineOptions(
+        memory_mib=256, cpus=1, suite=options.suite, kernel=options.kernel, files=files
+    )
+    with Machine.boot(options) as machine:
+        release = machine.run("uname -r").output.decode().strip()
+        output = machine.run("sh /judge.sh", timeout_s=400).output.decode()
+    answers = output.split("@@ case\n")[1:]
+    assert len(answers) == len(cases), output[-2000:]
+    return release, tuple(map(_read, answers))
+
+
+def _read(answer: str) -> Verdict:
+    found = _ANSWER.fullmatch(answer)
+    assert found is not None, answer
+    if found[1] == "yes":
+        return Verdict(is_accepted=True, listing=found[2].strip("\n"))
+    error = _ERROR.search(found[3])
+    if error is None:
+        return Verdict(is_accepted=False)
+    # The caret stands below the command, behind the 11 characters of "  Command: ".
+    text, command, blanks = error[1].strip(), error[2].rstrip(), error[3]
+    return Verdict(is_accepted=False, text=text, command=command, column=len(blanks) - 11)

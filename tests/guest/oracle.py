@@ -1,0 +1,305 @@
+"""The kernel's own kprobe events beside ours: armed natively, read back, compared hit by hit."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kprobes.model.layout import Field, Storage
+from kprobes.session import Session, Trace
+
+TRACING = "/sys/kernel/tracing"
+_LINE = re.compile(
+    r"(?P<comm>.{16})-(?P<pid>\d+) +\[(?P<cpu>\d+)\] (?P<flags>\S+) +"
+    r"(?P<s>\d+)\.(?P<us>\d{6}): (?P<event>\w+): \((?P<where>[^()]*)\)(?P<args>.*)",
+    re.DOTALL,
+)
+_LINE_START = re.compile(r".{16}-\d+ +\[\d+\] \S+ +\d+\.\d{6}: ")
+_WRITTEN = re.compile(r"entries-in-buffer/entries-written: (\d+)/(\d+)")
+_TEXT = r'(?:"(?s:.*)"|\(fault\))'
+_WORDS = {
+    "char": r"'(?s:.|\\x[0-9a-f]{2})'",
+    "symbol": r"[\w.]+(?:\+\w+/\w+)?(?: \[\w+\])?",
+}
+"""Types of numbers whose text is none."""
+_ROUNDING_US = 1
+_NEVER = 1 << 62
+_TAIL_US = 5000
+"""Of our hits so close to the end the kernel's records may be too late to be known as theirs."""
+RESCHED, INTERRUPT = 1, 2
+"""Where in the flags column a character says "to be rescheduled", and the kind of interrupt."""
+
+
+Stream = tuple[str, int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """One line of a trace.
+
+    Attributes:
+        ts_us: microseconds.
+        values: every field's text, in definition order.
+        faulted: the indices of numbers that could not be read; ours only.
+    """
+
+    comm: str
+    pid: int
+    cpu: int
+    flags: str
+    ts_us: int
+    event: str
+    where: str
+    values: tuple[str, ...]
+    faulted: frozenset[int] = frozenset()
+
+    @property
+    def stream(self) -> Stream:
+        """What hits share that come one after the other, never nested or at the same time."""
+        place = self.pid or -1 - self.cpu
+        return self.event, place, self.flags[INTERRUPT]
+
+    @property
+    def in_interrupt(self) -> bool:
+        """Whether an interrupt was being served."""
+        return self.flags[INTERRUPT] != "."
+
+
+Fields = Mapping[str, Sequence[tuple[str, str]]]
+"""By event name: every field's name and a pattern of its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Native:
+    """What the guest's own kprobe events recorded.
+
+    Attributes:
+        text: of its ``trace`` file.
+        misses: by event name, as its ``kprobe_profile`` counts them.
+    """
+
+    text: str
+    misses: Mapping[str, int]
+
+    @property
+    def overwritten(self) -> int:
+        """How many events its buffer was too small for."""
+        found = _WRITTEN.search(self.text)
+        assert found is not None, self.text[:500]
+        return int(found[2]) - int(found[1])
+
+
+class Tracefs:
+    """The tracing files of a guest that we booted."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def run(self, script: str) -> str:
+        """Run a script among the tracing files and return what it wrote; it must succeed."""
+        found = self._session.run(f"cd {TRACING}; set -e\n{script}", timeout_s=120)
+        output = found.output.decode(errors="backslashreplace")
+        assert found.status == 0, f"{script[:200]}\n{output}"
+        return output
+
+    def arm(self, definitions: Sequence[str], *, buffer_kib: int) -> None:
+        """Arm the kernel's own probes for these definitions; they end with the guest."""
+        adds = "".join(f"echo {_quoted(line)} >> kprobe_events\n" for line in definitions)
+        self.run(
+            f"echo 0 > tracing_on; echo {buffer_kib} > buffer_size_kb\n"
+            f"echo 4096 > saved_cmdlines_size\n{adds}"
+            "for e in $(cut -d: -f2 kprobe_events | cut -d' ' -f1); do\n"
+            "echo 1 > events/$e/enable; done\n: > trace; echo 1 > tracing_on\n"
+        )
+
+    def disarm(self) -> None:
+        """Remove them, so that others can be armed."""
+        self.run(
+            "for e in $(cut -d: -f2 kprobe_events | cut -d' ' -f1); do\n"
+            "echo 0 > events/$e/enable; done\n: > kprobe_events\n"
+        )
+
+    def read(self) -> Native:
+        """Stop the tracing and return what was recorded."""
+        text = self.run("echo 0 > tracing_on\ncat trace")
+        misses = {
+            words[0]: int(words[2])
+            for line in self.run("cat kprobe_profile").splitlines()
+            if len(words := line.split()) == 3
+        }
+        return Native(text=text, misses=misses)
+
+
+def fields_of(trace: Trace) -> Fields:
+    """Return the fields of every event in a trace."""
+    layouts = {b.layout.event: b.layout for events in trace.events for b in events.batches}
+    return {
+        name: [(field.name, _pattern(field)) for field in layout.fields]
+        for name, layout in layouts.items()
+    }
+
+
+def our_hits(trace: Trace) -> list[Hit]:
+    """Return the lines of our own trace text, with what could not be read."""
+    fields = fields_of(trace)
+    lines = _lines(trace.to_text())
+    faults = list(_faults(trace))
+    assert len(lines) == len(faults) == len(trace)
+    return [_hit(line, fields, fault) for line, fault in zip(lines, faults, strict=True)]
+
+
+def native_hits(native: Native, fields: Fields) -> list[Hit]:
+    """Return the lines of the kernel's trace text that are of known events."""
+    return [_hit(line, fields, frozenset()) for line in _lines(native.text)]
+
+
+def header_of(text: str) -> list[str]:
+    """Return the lines above the events, without their count."""
+    return [line for line in text.split("\n") if line[:1] == "#" and "entries-in" not in line]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Two streams side by side.
+
+    Attributes:
+        pairs: (ours, native) of the same hit, ours in order of time.
+        ours_only: hits that the kernel has no line of.
+        native_only: hits that we have no record of.
+    """
+
+    pairs: list[tuple[Hit, Hit]] = field(default_factory=list[tuple[Hit, Hit]])
+    ours_only: list[Hit] = field(default_factory=list[Hit])
+    native_only: list[Hit] = field(default_factory=list[Hit])
+
+    @property
+    def late_us(self) -> list[int]:
+        """How much later than ours the kernel's time stamps are, sorted."""
+        return sorted(native.ts_us - ours.ts_us for ours, native in self.pairs)
+
+    def wrong_values(self) -> list[tuple[Hit, Hit]]:
+        """Return the pairs of which a field's text differs that was not a fault."""
+        return [pair for pair in self.pairs if not _agree(*pair)]
+
+    def differing(self, name: str) -> list[tuple[Hit, Hit]]:
+        """Return the pairs that differ in an attribute of a hit."""
+        return [(a, b) for a, b in self.pairs if getattr(a, name) != getattr(b, name)]
+
+    def turned(self) -> list[tuple[Hit, Hit]]:
+        """Return neighbours of one task that the kernel has the other way round.
+
+        Events of one site are left out: several have the same microsecond.
+        """
+        found: list[tuple[Hit, Hit]] = []
+        last: dict[int, tuple[Hit, Hit]] = {}
+        for ours, native in self.pairs:
+            before = last.get(ours.pid)
+            last[ours.pid] = ours, native
+            if before is None or before[0].where == ours.where:
+                continue
+            if before[1].ts_us > native.ts_us + _ROUNDING_US:
+                found.append((before[0], ours))
+        return found
+
+
+def compare(ours: Iterable[Hit], native: Iterable[Hit]) -> Comparison:
+    """Pair the hits; native ones before our first or after our last are left out."""
+    result = Comparison()
+    mine = _by_stream(ours)
+    since = min(hits[0].ts_us for hits in mine.values())
+    until = max(hits[-1].ts_us for hits in mine.values())
+    # Later ones may be of hits after our disarming: nothing tells.
+    theirs = _by_stream(hit for hit in native if hit.ts_us <= until)
+    for stream in mine.keys() | theirs.keys():
+        _pair(mine[stream], theirs[stream], result)
+    result.pairs.sort(key=lambda pair: pair[0].ts_us)
+    result.ours_only = [hit for hit in result.ours_only if hit.ts_us < until - _TAIL_US]
+    result.native_only = [hit for hit in result.native_only if since < hit.ts_us < until]
+    return result
+
+
+def _lines(text: str) -> list[str]:
+    # A string may hold newlines: what does not look like a line's start continues the one before.
+    found: list[str] = []
+    for line in text.rstrip("\n").split("\n"):
+        if _LINE_START.match(line):
+            found.append(line)
+        elif found:
+            found[-1] += f"\n{line}"
+    return found
+
+
+def _by_stream(hits: Iterable[Hit]) -> defaultdict[Stream, list[Hit]]:
+    found: defaultdict[Stream, list[Hit]] = defaultdict(list)
+    for hit in hits:
+        found[hit.stream].append(hit)
+    for stream in found.values():
+        stream.sort(key=lambda hit: hit.ts_us)
+    return found
+
+
+def _pair(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> None:
+    at = 0
+    for index, hit in enumerate(ours):
+        while at < len(theirs) and theirs[at].ts_us < hit.ts_us - _ROUNDING_US:
+            result.native_only.append(theirs[at])
+            at += 1
+        # Its record is the kernel's next one, unless that comes after our next hit: then the
+        # kernel missed it. Tasks hit twice in a microsecond; what is missed are interrupts.
+        before = ours[index + 1].ts_us + (not hit.in_interrupt) if index + 1 < len(ours) else _NEVER
+        if at < len(theirs) and theirs[at].ts_us < before:
+            result.pairs.append((hit, theirs[at]))
+            at += 1
+        else:
+            result.ours_only.append(hit)
+    result.native_only += theirs[at:]
+
+
+def _agree(ours: Hit, native: Hit) -> bool:
+    pairs = enumerate(zip(ours.values, native.values, strict=True))
+    return all(a == b for index, (a, b) in pairs if index not in ours.faulted)
+
+
+def _hit(line: str, fields: Fields, faulted: frozenset[int]) -> Hit:
+    found = _LINE.fullmatch(line)
+    assert found is not None, line
+    event = found["event"]
+    return Hit(
+        comm=found["comm"].lstrip(),
+        pid=int(found["pid"]),
+        cpu=int(found["cpu"]),
+        flags=found["flags"],
+        ts_us=int(found["s"]) * 1_000_000 + int(found["us"]),
+        event=event,
+        where=found["where"],
+        values=_values(found["args"], fields[event]),
+        faulted=faulted,
+    )
+
+
+def _pattern(field: Field) -> str:
+    is_text = field.storage is not Storage.NUMBER or field.type == "symstr"
+    one = _TEXT if is_text else _WORDS.get(field.type, r"-?\w+")
+    return rf"\{{{','.join([one] * field.count)}\}}" if field.count else one
+
+
+def _values(args: str, fields: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    pattern = "".join(f" {name}=({text})" for name, text in fields)
+    found = re.fullmatch(pattern, args)
+    assert found is not None, (pattern, args)
+    return found.groups()
+
+
+def _faults(trace: Trace) -> Iterator[frozenset[int]]:
+    for events in trace.events:
+        for batch, row in zip(events.batch.tolist(), events.row.tolist(), strict=True):
+            found = events.batches[int(batch)]
+            yield frozenset(
+                field.index
+                for field, mask in zip(found.layout.fields, found.faulted, strict=True)
+                if field.storage is Storage.NUMBER and mask is not None and mask[row]
+            )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,365 @@
+"""Targets and definitions that cannot work: one clear line each, and nothing has happened."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kprobes
+from kprobes.drivers.journal import entries
+from kprobes.errors import (
+    AmbiguousSymbolError,
+    DefinitionError,
+    GuestGoneError,
+    KprobesError,
+    RefusedError,
+    TargetError,
+    UnreachableError,
+)
+from kprobes.model.batch import Events
+from kprobes.transport.monitor import Monitor
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+from kprobes.transport.stub import Stub
+from tests.build.bare import boot_sector
+from tests.build.console_guest import console_guest
+from tests.build.victim import Home, Witness, settle, wait_until, witness_of
+
+pytestmark = pytest.mark.guest
+
+SLOW_S = 20.0
+"""No damage may hold an attach up for longer."""
+DAMAGES = range(int(float(os.environ.get("KPROBES_STORM", "6"))))
+"""How often RAM is damaged by chance, each time differently."""
+WRITES = 3000
+
+
+class Scene:
+    """A guest, and a witness that has seen it as it was."""
+
+    def __init__(self, machine: Machine, home: Home, witness: Witness) -> None:
+        self.machine = machine
+        self.target = str(machine.stub_address)
+        self.home = home
+        self.witness = witness
+
+    def is_as_before(self) -> bool:
+        return self.witness.is_pristine() and self.runs()
+
+    def free_mib(self) -> int:
+        found = self.machine.run("awk '/MemAvailable/ { print $2 }' /proc/meminfo", 10).output
+        return int(found) // 1024
+
+    def runs(self) -> bool:
+        return self.machine.run("true", 10).status == 0
+
+    @contextmanager
+    def damaged(self, addr: int, data: bytes) -> Generator[None]:
+        """Have other bytes in the guest's memory for a while."""
+        memory = self.witness.guest.memory
+        before = memory.read(addr, len(data))
+        memory.write(addr, data)
+        yield
+        memory.write(addr, before)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def scene(home: Home) -> Generator[Scene]:
+    with Machine.boot(MachineOptions(memory_mib=256)) as machine:
+        settle(machine)
+        yield Scene(machine, home, witness_of(str(machine.stub_address), home))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(home: Home) -> Generator[None]:
+    with home.entered():
+        yield
+        assert list(entries()) == []
+
+
+class Comms:
+    """A sink that counts events of one program."""
+
+    def __init__(self, comm: bytes) -> None:
+        self.count = 0
+        self._comm = comm
+
+    def write(self, events: Events) -> None:
+        self.count += sum(int((batch.comm == self._comm).sum()) for batch in events.batches)
+
+    def close(self) -> None:
+        pass
+
+
+# The stub.
+
+
+def test_a_closed_port_is_told_in_one_line() -> None:
+    with pytest.raises(UnreachableError) as caught, kprobes.attach(f"localhost:{_free_port()}"):
+        pass
+
+    assert _is_one_line(caught.value)
+
+
+def test_a_stub_in_use_is_told_in_time_and_the_guest_runs_on(scene: Scene) -> None:
+    with Stub.open(scene.target) as other:
+        other.resume()
+        start = time.monotonic()
+
+        with pytest.raises(UnreachableError, match="in use") as caught:
+            kprobes.attach(scene.target)
+
+        assert time.monotonic() - start < 10
+        assert _is_one_line(caught.value)
+        assert scene.witness.runs_within(1)
+        other.stop()
+    # QEMU takes the second client up only now, and stops the guest for it.
+    assert scene.is_as_before()
+
+
+# What runs there.
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["-S"], "firmware"),
+        ([], "firmware"),
+        (["long"], "still in firmware, or not Linux"),
+        (["protected"], "not in 64-bit mode: in firmware, or a 32-bit system"),
+    ],
+    ids=["stopped at reset", "firmware", "64-bit", "32-bit"],
+)
+def test_a_guest_that_is_no_linux_is_told_in_one_line(
+    tmp_path: Path, options: Sequence[str], says: str
+) -> None:
+    if options in (["long"], ["protected"]):
+        disk = tmp_path / "disk"
+        disk.write_bytes(boot_sector(is_long=options == ["long"]).ljust(1 << 20, b"\0"))
+        options = ["-drive", f"file={disk},format=raw,if=ide", "-boot", "c"]
+    with _bare_guest(tmp_path, *options) as target:
+        for _ in range(2):
+            with pytest.raises(TargetError, match=says) as caught:
+                kprobes.attach(target)
+
+            assert _is_one_line(caught.value)
+        assert _status(tmp_path) == "running"
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("seed", DAMAGES)
+@pytest.mark.parametrize("what", ["kallsyms", "btf"])
+def test_damaged_tables_neither_crash_nor_hang_us(
+    scene: Scene, tmp_path: Path, what: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    tables: Any = scene.witness.guest.kernel.symbols
+    spans = list(tables.table.sources) if what == "kallsyms" else [_btf(scene)]
+    free, start = scene.free_mib(), time.monotonic()
+    with ExitStack() as damage, Home(tmp_path).entered():
+        for addr, size in spans:
+            for _ in range(chance.choice([1, 10, 1000])):
+                place = addr + chance.randrange(size - 8)
+                data = chance.choice([chance.randbytes(8), b"\0" * 8, b"\xff" * 8])
+                damage.enter_context(scene.damaged(place, data[: chance.randint(1, 8)]))
+
+        error = _attempt(scene, "p:opened do_sys_openat2 name=+0($arg2):ustring")
+
+    assert time.monotonic() - start < SLOW_S
+    assert error is None or _is_one_line(error)
+    assert scene.is_as_before()
+    assert scene.free_mib() > free - 8
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "says"),
+    [
+        (0, b"\x10\0\0\0\0\0\0\0", "cannot read"),
+        (0, (0xFFFF_8880_0000_0000).to_bytes(8, "little"), ""),
+        ("next", b"self", "has no end"),
+        ("records", b"\xff" * 8, "cannot read"),
+        ("count", b"\xff\xff\xff\xff", "has no end"),
+        ("count", b"\xff\xff\xff\x7f", "has no end"),
+    ],
+)
+def test_a_damaged_list_of_sites_is_told_in_one_line(
+    scene: Scene, at: int | str, data: bytes, says: str
+) -> None:
+    # struct ftrace_page { next; records; int index; }
+    memory, first = scene.witness.guest.memory, scene.witness.address("ftrace_pages_start")
+    page = memory.u64(first)
+    place = {"next": page, "records": page + 8, "count": page + 16}.get(str(at), first)
+    data = page.to_bytes(8, "little") if data == b"self" else data
+    start = time.monotonic()
+    with scene.damaged(place, data):
+        error = _attempt(scene, "p vfs_read")
+
+    assert time.monotonic() - start < SLOW_S
+    assert error is None or _is_one_line(error)
+    assert says == "" or (error is not None and says in str(error))
+    assert scene.is_as_before()
+
+
+# Definitions.
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        ("p vfs_raed", DefinitionError, "vfs_read"),
+        ("p vfs_read a=$arg1:u65", DefinitionError, "^"),
+        ("p no_such_function_*", KprobesError, "no_such_function_*"),
+        ("p native_safe_halt", RefusedError, "cannot be probed"),
+        ("p vfs_read\np vfs_write\np vfs_raed", DefinitionError, "vfs_read"),
+    ],
+)
+def test_a_bad_definition_is_refused_and_nothing_is_patched(
+    scene: Scene, text: str, kind: type[KprobesError], says: str
+) -> None:
+    with kprobes.attach(scene.target) as session:
+        with pytest.raises(kind) as caught:
+            session.probe(text)
+
+        assert says in str(caught.value)
+        assert session.definitions == []
+        (journal,) = entries()
+        assert journal.undos == ()
+    assert scene.is_as_before()
+
+
+def test_a_name_of_two_functions_is_refused(scene: Scene) -> None:
+    symbols: Any = scene.witness.guest.kernel.symbols
+    names = [symbol.name for symbol in symbols.glob("*_show") if symbol.is_text]
+    twice = next(name for name in names if names.count(name) > 1)
+
+    with kprobes.attach(scene.target) as session:
+        with pytest.raises((AmbiguousSymbolError, DefinitionError)) as caught:
+            session.probe(f"p {twice}")
+
+        assert twice in str(caught.value)
+    assert scene.is_as_before()
+
+
+# The guest's end.
+
+
+def test_what_a_killed_guest_had_recorded_is_delivered() -> None:
+    with Machine.boot(MachineOptions(memory_mib=256)) as machine:
+        target = str(machine.stub_address)
+
+        count = _killed_while_tracing(target, machine.pid, lambda: machine.run(_writes(), 60))
+
+    assert count >= WRITES
+
+
+def test_what_went_wrong_first_is_told_though_the_guest_is_gone_too() -> None:
+    with (
+        Machine.boot(MachineOptions(cpus=1)) as machine,
+        pytest.raises(LookupError, match="mine"),
+        kprobes.attach(str(machine.stub_address)),
+    ):
+        _fail_without(machine)
+
+
+def _fail_without(machine: Machine) -> None:
+    os.kill(machine.pid, signal.SIGKILL)
+    raise LookupError("mine")
+
+
+def test_what_a_killed_guest_had_recorded_is_delivered_without_shared_memory(
+    tmp_path: Path,
+) -> None:
+    with console_guest(tmp_path, suite="bookworm") as guest:
+        count = _killed_while_tracing(guest.target, guest.pid, lambda: guest.run(_writes()))
+
+    assert count >= WRITES
+
+
+def _killed_while_tracing(target: str, pid: int, work: Callable[[], object]) -> int:
+    """Trace until the work is done, kill the guest, and return how many writes were delivered."""
+    sink = Comms(b"dd")
+    done: list[float] = []
+
+    def is_done() -> bool:
+        if not done:
+            work()
+            done.append(time.monotonic())
+        elif len(done) == 1 and time.monotonic() > done[0] + 0.5:
+            os.kill(pid, signal.SIGKILL)
+            done.append(0)
+        return False
+
+    with kprobes.attach(target) as session:
+        session.probe("p vfs_write")
+        with pytest.raises(GuestGoneError) as caught:
+            session.stream(sink, is_done=is_done)
+    assert _is_one_line(caught.value)
+    return sink.count
+
+
+def _writes() -> str:
+    return f"dd if=/dev/zero of=/dev/null bs=1 count={WRITES} 2> /dev/null"
+
+
+def _attempt(scene: Scene, text: str) -> KprobesError | None:
+    try:
+        with kprobes.attach(scene.target) as session:
+            session.probe(text)
+            with session.record():
+                pass
+    except KprobesError as error:
+        return error
+    return None
+
+
+def _btf(scene: Scene) -> tuple[int, int]:
+    start, stop = (scene.witness.address(name) for name in ("__start_BTF", "__stop_BTF"))
+    return start, stop - start
+
+
+def _is_one_line(error: BaseException) -> bool:
+    return 10 < len(str(error)) < 400 and "\n" not in str(error)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextmanager
+def _bare_guest(directory: Path, *options: str) -> Generator[str]:
+    """Start QEMU without a kernel, and let it come to where it stays."""
+    command = ["qemu-system-x86_64", "-cpu", "max", "-m", "64M", "-display", "none", "-no-reboot"]
+    command += ["-chardev", "socket,id=gdb,path=gdb.sock,server=on,wait=off", "-gdb", "chardev:gdb"]
+    command += ["-monitor", "unix:monitor.sock,server=on,wait=off", *options]
+    with (directory / "log").open("wb") as log:
+        qemu = subprocess.Popen(
+            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        assert wait_until((directory / "gdb.sock").exists, 10) is not None
+        time.sleep(2)
+        yield str(directory / "gdb.sock")
+    finally:
+        qemu.kill()
+        qemu.wait()
+
+
+def _status(directory: Path) -> str:
+    with Monitor.open(str(directory / "monitor.sock"), timeout_s=5) as monitor:
+        return monitor.command("info status").strip().removeprefix("VM status: ")

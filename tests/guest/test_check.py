@@ -1,0 +1,96 @@
+"""The real ``kprobe check``: on a guest, and on the file that the guest was booted from."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kprobes.transport.packages import kernel_image
+from kprobes.transport.qemu import Machine
+from tests.guest.conftest import SUITES
+
+pytestmark = pytest.mark.guest
+
+KPROBE = Path(sys.executable).with_name("kprobe")
+GOOD = (
+    "p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring",
+    "p:open vfs_statx dfd=$arg1:s32 path=+0($arg2):ustring",
+    "p vfs_read $arg* name=file->f_path.dentry->d_name.name:string",
+    "p vfs_write* mode=+0(%di):u16[2]",
+    "-:open vfs_statx",
+    "p nosuch:function",
+)
+BAD = {
+    "p vfs_raed": "BAD_PROBE_ADDR",
+    "p:open vfs_write": "DIFF_ARG_TYPE",
+    "p vfs_read a=$foo": "BAD_VAR",
+    "p:a vfs_read file->nosuch": "NO_BTF_FIELD",
+    "p vfs_read+1": "BAD_INSN_BNDRY",
+    "p exc_page_fault": None,
+}
+
+
+def check(*words: str) -> tuple[int, list[dict[str, Any]]]:
+    command = [KPROBE, "check", "--format", "json", *words, *GOOD, *BAD]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.stderr == b""
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def verdicts(found: list[dict[str, Any]]) -> dict[str, Any]:
+    return {one["definition"]: (one["verdict"], one.get("code")) for one in found}
+
+
+def test_a_guest_s_functions_are_checked_and_nothing_is_written_there(guest: Machine) -> None:
+    before = guest.run("cat /proc/kallsyms /proc/modules /proc/interrupts | wc -l").output
+
+    code, found = check("--target", f"qemu:{guest.stub_address}")
+
+    assert code == 5
+    expected = dict.fromkeys(GOOD, ("accepted", None))
+    assert verdicts(found) == expected | {line: ("refused", code) for line, code in BAD.items()}
+    places = [place for one in found for place in one.get("places", ())]
+    assert {place["holds"] for place in places} == {"0f1f440000"}
+    assert guest.run("cat /proc/kallsyms /proc/modules /proc/interrupts | wc -l").output == before
+    status = subprocess.run(
+        [KPROBE, "status", "--target", f"qemu:{guest.stub_address}"],
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert b"all of them idle" in status.stdout
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_a_kernel_s_file_is_checked_without_a_guest(suite: str) -> None:
+    code, found = check("--image", str(kernel_image(suite=suite)))
+
+    assert code == 5
+    said = verdicts(found)
+    assert {line: said[line] for line in BAD} == {line: ("refused", c) for line, c in BAD.items()}
+    assert {line: said[line] for line in GOOD} == dict.fromkeys(GOOD, ("accepted", None))
+
+
+def test_the_file_and_the_guest_it_runs_in_say_the_same(guest: Machine) -> None:
+    _, there = check("--target", f"qemu:{guest.stub_address}")
+    _, here = check("--image", str(guest.kernel))
+
+    for one in (*there, *here):
+        for place in one.get("places", ()):
+            # KASLR, and what only a running kernel holds.
+            del place["address"], place["holds"], place["is_chained"]
+    assert here == there
+
+
+def test_all_is_accepted_exits_with_0_in_words(guest: Machine) -> None:
+    command = [KPROBE, "check", "--image", str(guest.kernel), "--event-format", GOOD[0]]
+
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "    path:  ustring at %si, read from user space" in done.stdout
+    assert "field:__data_loc char[] path;" in done.stdout
+    assert done.stdout.endswith("\n1 definition accepted\n")

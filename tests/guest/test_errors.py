@@ -1,0 +1,178 @@
+"""The kernel's own judgement of definitions, and ours: accepted or not, text, column, listing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+import kprobes
+from kprobes.arch.x86_64.registers import NAMES
+from kprobes.drivers.places import Places, places_of
+from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
+from kprobes.lang import apply, parse_statement, show
+from kprobes.lang.source import lines_of
+from kprobes.model.codes import Code
+from kprobes.model.definition import Definition, Kind, Statement
+from kprobes.model.resolved import Resolved
+from kprobes.plan.choose import Wish
+from kprobes.resolve.siblings import check_alike
+from kprobes.transport.qemu_command import MachineOptions
+from tests.guest.differences import DIFFERENCES, Ours, reason_for
+from tests.guest.error_corpus import CORPUS, OLD_TEXTS, RELEASES, Case
+from tests.guest.judge import Verdict, judge
+
+pytestmark = pytest.mark.guest
+
+_OURS = {"LINE_TOO_LONG", "NO_STATEMENT", "MANY_STATEMENTS", "IS_DELETION", "NOT_YET"}
+_WITHOUT_A_CASE = _OURS | {
+    *("TOO_MANY_EARGS", "BAD_BTF_TID", "ARGS_2LONG", "TYPECAST_NOT_ALIGNED"),
+    *("BAD_VAR_ARGS", "ARGIDX_2BIG"),  # which no kernel ever gives
+}
+
+
+@dataclass
+class Events:
+    """What is defined so far.
+
+    Attributes:
+        listed: each definition's line, the kernel's expansions included.
+    """
+
+    places: Places
+    definitions: tuple[Definition, ...] = ()
+    listed: dict[Definition, str] = field(default_factory=dict[Definition, str])
+    first: dict[tuple[str, str], Resolved] = field(default_factory=dict[tuple[str, str], Resolved])
+
+    def write(self, line: str) -> None:
+        """Take one line; as ``drivers.check``, but what cannot be placed stays, too."""
+        if not lines_of(line):
+            return
+        statement = self._parse(line)
+        after = apply([statement], existing=self.definitions)
+        try:
+            if isinstance(statement, Definition):
+                self._define(statement)
+        except NotLoadedError:
+            # It waits.
+            pass
+        except RefusedError:
+            self.definitions = after
+            raise
+        self.definitions = after
+
+    def listing(self) -> str:
+        return "\n".join(self.listed.get(each, show(each)) for each in self.definitions)
+
+    def _parse(self, line: str) -> Statement:
+        try:
+            return parse_statement(line, registers=self.places.arch.registers)
+        except DefinitionError as error:
+            raise self.places.sooner(error) from error
+
+    def _define(self, definition: Definition) -> None:
+        for single in self.places.expand(definition):
+            probe = self.places.understand(single, event_id=1)
+            name = probe.layout.group, probe.layout.event
+            check_alike(self.first.setdefault(name, probe), probe)
+            self.listed[definition] = show(probe.definition, cpus=1)
+            if definition.kind is Kind.ENTRY:
+                self.places.look(Wish())(probe.layout.ip, definition)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A kernel's verdicts and ours."""
+
+    release: str
+    pairs: Sequence[tuple[Case, Ours, Verdict]]
+
+    def differing(self) -> list[tuple[Case, Ours, Verdict]]:
+        """Return what differs, and what we would accept but cannot place."""
+        return [
+            (case, ours, theirs)
+            for case, ours, theirs in self.pairs
+            if ours.verdict != theirs or (ours.refusal and ours.verdict.is_accepted)
+        ]
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def judged(request: pytest.FixtureRequest) -> Judged:
+    release = str(request.param)
+    cases = [case for case in CORPUS if case.is_known_to(release)]
+    options = MachineOptions(suite=RELEASES[release])
+    running, verdicts = judge([case.lines for case in cases], options)
+    assert running.startswith(f"{release}.") or release == "7.2" < running
+    theirs = [_in_new_words(verdict, release) for verdict in verdicts]
+    with kprobes.boot(MachineOptions(suite=RELEASES[release], cpus=1)) as session:
+        places = places_of(session.driver.guest)
+        ours = [our_verdict(case, places) for case in cases]
+    return Judged(release, list(zip(cases, ours, theirs, strict=True)))
+
+
+def test_the_corpus_is_large_and_has_no_case_twice() -> None:
+    assert len(CORPUS) >= 1400
+    assert len({case.text for case in CORPUS}) == len(CORPUS)
+
+
+def test_the_kernel_and_we_agree(judged: Judged) -> None:
+    wrong = [
+        f"{case.text}\n   ours: {ours}\n   {judged.release}: {theirs}"
+        for case, ours, theirs in judged.differing()
+        if reason_for(case, ours, theirs, judged.release) is None
+    ]
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_difference_is_still_there(judged: Judged) -> None:
+    found = {reason_for(*each, judged.release) for each in judged.differing()}
+
+    expected = {
+        (difference, rule)
+        for difference in DIFFERENCES
+        for rule in difference.rules
+        if judged.release in rule.releases
+    }
+    assert expected - found == set()
+
+
+def test_every_error_has_a_case(judged: Judged) -> None:
+    if judged.release == "7.2":
+        seen = {ours.code for _, ours, _ in judged.pairs} | _newer_codes()
+        assert [code.name for code in Code if code.name not in seen | _WITHOUT_A_CASE] == []
+
+
+def _newer_codes() -> set[str]:
+    # Of what no kernel of these knows, as far as text alone tells.
+    found: set[str] = set()
+    for case in CORPUS:
+        if not case.is_known_to("7.2"):
+            try:
+                parse_statement(case.lines, registers=NAMES)
+            except DefinitionError as error:
+                found.add(error.code)
+    return found
+
+
+def our_verdict(case: Case, places: Places) -> Ours:
+    """What we say to a case: of its last line, as the kernel."""
+    events = Events(places)
+    refusal, error = "", None
+    for line in case.lines.split("\n"):
+        error = None
+        try:
+            events.write(line)
+        except DefinitionError as found:
+            error = found
+        except RefusedError as found:
+            refusal = str(found)
+    if error is not None:
+        refused = Verdict(
+            is_accepted=False, text=error.text, command=error.command, column=error.column
+        )
+        return Ours(error.code, refused, refusal)
+    return Ours("", Verdict(is_accepted=True, listing=events.listing()), refusal)
+
+
+def _in_new_words(verdict: Verdict, release: str) -> Verdict:
+    return replace(verdict, text=OLD_TEXTS[release].get(verdict.text, verdict.text))

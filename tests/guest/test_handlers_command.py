@@ -1,0 +1,51 @@
+"""``kprobe trace --python`` on a real kernel."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.guest
+
+_READ = ["cat", "/proc/version", "/no/such/file", "/etc/passwd"]
+
+
+def test_the_command_runs_a_file_of_handlers(tmp_path: Path) -> None:
+    script = tmp_path / "handlers.py"
+    script.write_text(
+        '@kernel.entry("do_sys_openat2")\n'
+        "def opened(dfd, filename, how, *, regs):\n"
+        '    if regs.task.comm.string() == "cat":\n'
+        "        print(dfd, filename.string(), hex(how.flags))\n"
+        '@kernel.kprobe("vfs_open")\n'
+        "def broken(probe, regs):\n"
+        "    1 / 0\n"
+    )
+
+    done = run_kprobe("trace", "--python", str(script), "--", *_READ)
+
+    lines = ["-100 /proc/version 0x8000", "-100 /no/such/file 0x8000", "-100 /etc/passwd 0x8000"]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == lines
+    assert f"kprobe: vfs_open: pre_handler at {script}:7: ZeroDivisionError" in done.stderr
+    assert done.stderr.count("ZeroDivisionError") == 1
+    assert [line.split()[0] for line in done.stderr.splitlines()[-3:-1]] == ["opened", "broken"]
+
+
+def test_what_is_wrong_in_the_file_is_said_with_its_place(tmp_path: Path) -> None:
+    script = tmp_path / "handlers.py"
+    script.write_text("\n@kernel.entry('do_sys_openat2')\ndef opened(fd): pass\n")
+
+    done = run_kprobe("trace", "-q", "--python", str(script), "p vfs_read", "--", "true")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"kprobe: {script}:2: opened takes fd, which do_sys_openat2 has not: "
+        "long int do_sys_openat2(int dfd, const char *filename, struct open_how *how)\n"
+    )
+
+
+def run_kprobe(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("kprobe")), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

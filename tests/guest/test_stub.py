@@ -1,0 +1,287 @@
+"""The stub's client, guest RAM and monitors on a QEMU that was started by hand."""
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from kprobes.errors import GuestGoneError, MemoryFault, UnreachableError
+from kprobes.transport.connect import connect
+from kprobes.transport.find_ram import open_ram
+from kprobes.transport.stub import Stub
+from tests.build.plain_guest import PlainGuest, plain_guest
+
+pytestmark = pytest.mark.guest
+
+KERNEL = range(0xFFFFFFFF80000000, 1 << 64)
+Reached = tuple[PlainGuest, str]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Generator[Reached]:
+    port = free_port()
+    with plain_guest(tmp_path_factory.mktemp("plain"), "-gdb", f"tcp::{port}") as guest:
+        yield guest, f"localhost:{port}"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[Reached]:
+    directory = tmp_path_factory.mktemp("shared")
+    options = (
+        *("-object", "memory-backend-memfd,id=ram,size=256M,share=on"),
+        *("-machine", "memory-backend=ram"),
+        *("-chardev", "socket,id=gdb,path=gdb.sock,server=on,wait=off", "-gdb", "chardev:gdb"),
+        *("-qmp", "unix:qmp.sock,server=on,wait=off"),
+        *("-monitor", "unix:monitor.sock,server=on,wait=off"),
+    )
+    with plain_guest(directory, *options) as guest:
+        yield guest, str(directory / "gdb.sock")
+
+
+@pytest.fixture(params=["plain", "shared"])
+def reached(request: pytest.FixtureRequest) -> Reached:
+    return request.getfixturevalue(request.param)
+
+
+def test_registers_are_a_kernels(reached: Reached) -> None:
+    _, address = reached
+
+    with Stub.open(address) as stub:
+        assert stub.ids() == (1, 2)
+        assert stub.architecture == "i386:x86-64"
+        for cpu in stub.ids():
+            registers = stub.registers(cpu)
+            assert registers["cr0"] >> 31 & 1 == 1
+            assert registers["efer"] & 0x500 == 0x500
+            assert registers["cr3"] & ~0xFFF < 256 << 20
+            assert stub.register(cpu, "rip") == registers["rip"]
+
+
+def test_written_registers_are_read_back_and_restored(reached: Reached) -> None:
+    guest, address = reached
+
+    with Stub.open(address) as stub:
+        before = stub.registers(2)
+        stub.set_registers(2, {"r15": 0x0123456789ABCDEF, "rax": 1 << 63})
+        changed = stub.registers(2)
+        stub.set_registers(2, {"r15": before["r15"], "rax": before["rax"]})
+        after = stub.registers(2)
+
+    assert (changed["r15"], changed["rax"]) == (0x0123456789ABCDEF, 1 << 63)
+    assert after == before
+    assert guest.is_ticking()
+
+
+def test_a_guest_of_any_kind_runs_on_after_detaching(reached: Reached) -> None:
+    guest, address = reached
+
+    for _ in range(5):
+        with Stub.open(address) as stub:
+            ticks = guest.ticks()
+            time.sleep(0.1)
+            assert guest.ticks() == ticks
+            stub.resume()
+        assert guest.is_ticking()
+
+
+def test_reconnecting_to_a_stopped_guest_works(reached: Reached) -> None:
+    guest, address = reached
+    stub = Stub.open(address)
+    stub.insert_breakpoint(idle_address(stub))
+
+    # As a tracer that was killed.
+    stub.close()
+    ticks = guest.ticks()
+    with Stub.open(address) as again:
+        assert guest.ticks() == ticks
+        assert again.ids() == (1, 2)
+
+    assert guest.is_ticking()
+
+
+def idle_address(stub: Stub) -> int:
+    """Return where a vCPU comes by often: it is idle most of the time."""
+    for _ in range(100):
+        for cpu in stub.ids():
+            registers = stub.registers(cpu)
+            if registers["rip"] in KERNEL and registers["cs"] & 3 == 0:
+                return registers["rip"]
+        stub.resume()
+        time.sleep(0.01)
+        stub.stop()
+    raise AssertionError("no vCPU was seen in the kernel")
+
+
+def test_breakpoints_hit_and_steps_move_on(reached: Reached) -> None:
+    guest, address = reached
+    with Stub.open(address) as stub:
+        place = idle_address(stub)
+        for _ in range(3):
+            stub.insert_breakpoint(place)
+            stub.resume()
+            reply = stub.wait(10)
+            assert reply is not None
+            assert (reply.signal, reply.cpu in (1, 2)) == (5, True)
+            assert reply.cpu is not None
+            assert stub.registers(reply.cpu)["rip"] == place
+            stub.remove_breakpoint(place)
+            others = {cpu: stub.registers(cpu) for cpu in stub.ids() if cpu != reply.cpu}
+            stub.step(reply.cpu)
+            assert stub.registers(reply.cpu)["rip"] != place
+            assert {cpu: stub.registers(cpu) for cpu in others} == others
+
+        stub.remove_breakpoint(place)
+
+    assert guest.is_ticking()
+
+
+def test_memory_is_the_same_by_every_way(reached: Reached) -> None:
+    guest, address = reached
+    with Stub.open(address) as stub:
+        assert stub.peer() == guest.pid
+        best = open_ram(stub)
+        process = open_ram(stub, ways=("process",))
+        last = open_ram(stub, ways=("stub",))
+        assert best.way == ("shared" if "sock" in address else "process")
+        assert best.runs == process.runs == last.runs
+        spans = [(start, min(size, 0x20000)) for start, size in best.runs]
+        spans += [(0x1000000 + 0x100003 * i, 4099) for i in range(64)]
+
+        contents = best.read_many(spans)
+
+        assert process.read_many(spans) == contents
+        assert last.read_many(spans) == contents
+        assert len(set(contents)) > 8
+        best.close()
+        process.close()
+
+
+def test_views_show_what_the_guest_writes(shared: Reached) -> None:
+    guest, address = shared
+    with Stub.open(address) as stub:
+        ram = open_ram(stub)
+        start, size = ram.runs[-1]
+        view = ram.view(start, size)
+        assert view is not None
+        before = view.copy()
+        stub.resume()
+        assert guest.is_ticking()
+        with stub.paused():
+            changed = (view != before).nonzero()[0]
+            assert len(changed) > 0
+            place = start + int(changed[0])
+            assert stub.read_physical(place, 1) == view[changed[0]].tobytes()
+        del view
+        ram.close()
+
+
+def test_reading_through_the_stub_stops_a_running_guest_and_lets_it_run(reached: Reached) -> None:
+    guest, address = reached
+    with Stub.open(address) as stub:
+        ram = open_ram(stub, ways=("stub",))
+        stub.resume()
+        before = stub.stops
+
+        ram.read_many([(0x1000000, 5000), (0x2000000, 5000)])
+
+        assert (stub.is_running, stub.stops) == (True, before + 1)
+        assert guest.is_ticking()
+
+
+def test_virtual_and_physical_addresses_agree(reached: Reached) -> None:
+    _, address = reached
+    with Stub.open(address) as stub:
+        place = idle_address(stub)
+        cpu = next(cpu for cpu in stub.ids() if stub.registers(cpu)["rip"] == place)
+        code = stub.read(place, 64, cpu=cpu)
+        found = re.search("gpa: (0x[0-9a-f]+)", stub.monitor(f"gva2gpa {place:#x}"))
+        assert found is not None
+        physical = int(found[1], 16)
+
+        assert stub.read_physical(physical, 64) == code
+        stub.write_physical_many([(physical + i, code[i : i + 5]) for i in range(0, 60, 5)])
+        assert stub.read(place, 64, cpu=cpu) == code
+        with pytest.raises(MemoryFault):
+            stub.read(0xFFFF000000000000 - 0x10, 8)
+        assert stub.read_physical(physical, 64) == code
+
+
+def test_the_monitor_answers(reached: Reached) -> None:
+    _, address = reached
+    with Stub.open(address) as stub:
+        assert stub.monitor("info status") == "VM status: paused\n"
+        assert "CR3=" in stub.monitor("info registers")
+        assert "unknown command" in stub.monitor("bogus")
+
+
+def test_a_second_client_is_told_and_the_guest_runs_after_both(reached: Reached) -> None:
+    guest, address = reached
+    with Stub.open(address) as stub:
+        started = time.monotonic()
+        with pytest.raises(UnreachableError, match="already in use by another debugger"):
+            Stub.open(address, timeout_s=0.5)
+        assert time.monotonic() - started < 2
+        assert stub.ids() == (1, 2)
+
+    # QEMU now serves the client that gave up; it must not leave the guest stopped.
+    assert guest.is_ticking()
+    with Stub.open(address) as stub:
+        assert stub.ids() == (1, 2)
+
+
+def test_a_stalled_qemu_is_given_up_and_lets_its_guest_run_later(reached: Reached) -> None:
+    guest, address = reached
+    stub = Stub.open(address, timeout_s=0.5)
+
+    os.kill(guest.pid, signal.SIGSTOP)
+    with pytest.raises(GuestGoneError, match="did not answer"):
+        stub.ids()
+    stub.detach()
+    os.kill(guest.pid, signal.SIGCONT)
+
+    assert guest.is_ticking()
+
+
+@pytest.mark.parametrize("name", ["qmp.sock", "monitor.sock"])
+def test_a_monitor_leads_to_the_stub(shared: Reached, name: str) -> None:
+    guest, address = shared
+
+    with connect(f"qemu:{guest.directory / name}") as stub:
+        assert stub.address == str(Path(address).resolve())
+        assert stub.peer() == guest.pid
+
+    assert guest.is_ticking()
+
+
+@pytest.mark.parametrize("kind", ["-qmp", "-monitor"])
+def test_a_monitor_opens_a_stub_and_a_dead_guest_is_gone(tmp_path: Path, kind: str) -> None:
+    with plain_guest(tmp_path, kind, "unix:m.sock,server=on,wait=off") as guest:
+        for _ in range(2):
+            with connect(f"qemu:{tmp_path / 'm.sock'}") as stub:
+                place = Path(stub.address)
+                assert stub.ids() == (1, 2)
+            assert guest.is_ticking()
+            assert not place.parent.exists()
+
+        stub = connect(f"qemu:{tmp_path / 'm.sock'}")
+        ram = open_ram(stub)
+        stub.resume()
+        os.kill(guest.pid, signal.SIGKILL)
+
+        with pytest.raises(GuestGoneError):
+            stub.wait(5)
+        with pytest.raises(GuestGoneError):
+            ram.read(0x1000000, 8)
+        stub.detach()
+        ram.close()
+        assert not Path(stub.address).parent.exists()

@@ -1,0 +1,249 @@
+"""The real ``kprobe xray`` on real kernels: what the articles show with gdb, and what we add."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kprobes
+from kprobes.transport.packages import kernel_image
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+from tests.guest.conftest import SUITES, boot_or_skip
+
+pytestmark = pytest.mark.guest
+
+KPROBE = Path(sys.executable).with_name("kprobe")
+NOP = "0f1f440000"
+EVENTS = "cd /sys/kernel/tracing; echo '{}' >kprobe_events; echo 1 >events/kprobes/enable"
+OVER = "cd /sys/kernel/tracing; echo 0 >events/kprobes/enable; echo >kprobe_events"
+_PAIR = {name: SUITES[name] for name in ("6.1", "6.12")}
+
+
+@pytest.fixture(scope="module", params=_PAIR.values(), ids=list(_PAIR))
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with boot_or_skip(MachineOptions(suite=request.param)) as booted:
+        yield booted
+
+
+def xray(*words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [KPROBE, "xray", "--format", "json", *words], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    return json.loads(done.stdout)
+
+
+def look(machine: Machine, *words: str) -> dict[str, Any]:
+    return xray("--target", f"qemu:{machine.stub_address}", *words)
+
+
+def held(seen: dict[str, Any], mark: dict[str, Any], side: str) -> str:
+    """Return the bytes that a side has of a mark."""
+    start, stop = (int(mark[edge], 16) for edge in ("start", "stop"))
+    rows = [row for row in seen["text"] if row["side"] in (side, "both")]
+    found = {int(row["address"], 16): row["bytes"] for row in rows}
+    return "".join(code for at, code in sorted(found.items()) if start <= at < stop)
+
+
+def mark_by(seen: dict[str, Any], author: str) -> dict[str, Any]:
+    (mark,) = [mark for mark in seen["marks"] if mark["author"] == author]
+    return mark
+
+
+def notes(seen: dict[str, Any], title: str) -> list[str]:
+    (detour,) = [d for d in seen["detours"] if d["title"].startswith(title)]
+    return [row["note"] for row in detour["text"] if "note" in row]
+
+
+def symbol_in_guest(machine: Machine, name: str) -> int:
+    lines = machine.run(f"grep ' {name}$' /proc/kallsyms").output.split()
+    return int(lines[0], 16)
+
+
+def test_schedule_holds_a_nop_then_the_kernels_call_and_a_nop_again(machine: Machine) -> None:
+    before = look(machine, "schedule")
+    machine.run(EVENTS.format("p schedule"))
+    during = look(machine, "schedule")
+    machine.run(OVER)
+    after = look(machine, "schedule")
+
+    idle = mark_by(before, "ftrace")
+    assert held(before, idle, "memory") == NOP
+    assert "idle" in idle["says"]
+    call = mark_by(during, "ftrace")
+    assert held(during, call, "memory").startswith("e8")
+    assert held(during, call, "image") == held(before, idle, "image") != NOP
+    assert "kprobe_ftrace_ops (kprobe_ftrace_handler)" in call["says"]
+    assert "event p_schedule_0" in call["says"]
+    assert "the handler" in notes(during, "trampoline of kprobe_ftrace_ops")
+    assert held(after, mark_by(after, "ftrace"), "memory") == NOP
+    assert after["detours"] == []
+
+
+def test_addresses_are_those_of_the_guest_and_of_its_file(machine: Machine) -> None:
+    seen = look(machine, "vfs_read+4")
+
+    running = symbol_in_guest(machine, "vfs_read") + 4
+    assert int(seen["site"], 16) == running
+    in_file = xray("vfs_read+4", "--image", seen["image"])
+    assert int(in_file["site"], 16) == running - int(seen["slide"], 16)
+    assert Path(seen["image"]) == machine.kernel
+
+
+def test_two_users_of_one_site_share_the_kernels_own_trampoline(machine: Machine) -> None:
+    machine.run(f"{EVENTS.format('p schedule')}; echo function >current_tracer")
+    seen = look(machine, "schedule")
+    machine.run(f"cd /sys/kernel/tracing; echo nop >current_tracer; {OVER}")
+
+    says = mark_by(seen, "ftrace")["says"]
+    assert "it calls ftrace_regs_caller, for " in says
+    assert "kprobe_ftrace_handler" in says
+    assert "global_ops" in says
+
+
+def test_a_native_breakpoint_in_a_function_is_named_and_its_slot_shown(machine: Machine) -> None:
+    machine.run("echo 0 >/proc/sys/debug/kprobes-optimization")
+    offset = offset_of_push(machine)
+    machine.run(EVENTS.format(f"p:mid vfs_read+{offset}"))
+    seen = look(machine, f"vfs_read+{offset}")
+    machine.run(OVER)
+    machine.run("echo 1 >/proc/sys/debug/kprobes-optimization")
+
+    mark = mark_by(seen, "kprobe")
+    assert "breakpoint; event mid; before: 41" in mark["says"]
+    assert held(seen, mark, "memory") == "cc"
+    assert seen["probe"]["verdict"] == "copy"
+    (slot,) = seen["detours"]
+    assert (
+        slot["text"][0]["bytes"]
+        == held(seen, {**mark, "stop": hex(int(mark["start"], 16) + 2)}, "image")[:4]
+    )
+
+
+def test_a_native_optimised_kprobe_is_named_and_its_detour_shown(machine: Machine) -> None:
+    offset = offset_of_push(machine)
+    machine.run(f"{EVENTS.format(f'p:mid vfs_read+{offset}')}; sleep 1")
+    listed = machine.run("cat /sys/kernel/debug/kprobes/list").output
+    seen = look(machine, f"vfs_read+{offset}")
+    machine.run(OVER)
+
+    assert b"[OPTIMIZED]" in listed
+    mark = mark_by(seen, "kprobe")
+    assert "optimised: a jump to its detour; event mid; before: 4157" in mark["says"]
+    assert seen["text"][0]["bytes"][:4] == "4157"
+    (detour,) = seen["detours"]
+    assert "optimized_callback" in [row.get("name") for row in detour["text"]]
+    assert detour["text"][-1]["name"] == f"vfs_read+{hex(int(mark['start'], 16) + 6 - start(seen))}"
+
+
+def offset_of_push(machine: Machine) -> int:
+    """Return where vfs_read's first push of %r15 is."""
+    rows = look(machine, "vfs_read", "--function")["text"]
+    at = next(int(row["address"], 16) for row in rows if row["bytes"] == "4157")
+    return at - int(rows[0]["address"], 16)
+
+
+def start(seen: dict[str, Any]) -> int:
+    """Return where the function of a site begins."""
+    return int(seen["site"], 16) - int(seen["name"].partition("+")[2] or "0", 16)
+
+
+def test_our_probe_of_another_session_is_named_beside_it(machine: Machine) -> None:
+    definition = "p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring flags=+0($arg3):x64"
+    with kprobes.attach(str(machine.stub_address)) as session:
+        session.probe(definition)
+        with session.record() as trace:
+            seen = look(machine, "do_sys_openat2")
+            # The tracer never noticed.
+            machine.run("cat /proc/version")
+    after = look(machine, "do_sys_openat2")
+
+    mark = mark_by(seen, "probe")
+    assert mark["probe"] == "open"
+    assert f"before: {NOP}" in mark["says"]
+    assert definition in mark["says"]
+    said = notes(seen, "code of our probe open")
+    for words in (
+        "open: dfd, s32, at 0x38",
+        "open: where the text of path goes",
+        "open: path: length and offset of its text, at 0x3c",
+        "open: header: the cycle counter",
+        "open: commit: the record is whole now",
+        "fault-safe reader of the guest",
+        "this CPU's reservation word",
+    ):
+        assert words in said
+    assert 'path="/proc/version"' in str(trace)
+    assert held(after, mark_by(after, "ftrace"), "memory") == NOP
+
+
+@pytest.mark.parametrize(("strategy", "code"), [("jump", "e9"), ("breakpoint", "cc")])
+def test_our_probe_on_any_instruction_is_named_and_followed(
+    machine: Machine, strategy: str, code: str
+) -> None:
+    site = f"vfs_read+{offset_of_push(machine)}"
+    arm = ("--arm", f"p:mid {site} count=%dx", "--strategy", strategy)
+
+    seen = look(machine, site, *arm)
+    after = look(machine, site)
+
+    mark = mark_by(seen, "probe")
+    assert mark["says"].startswith(f"our probe mid, a {strategy}, of process")
+    assert held(seen, mark, "memory").startswith(code)
+    assert "mid: count, x64, at 0x28" in notes(seen, "code of our probe mid")
+    back = [row.get("name", "") for row in seen["detours"][0]["text"] if "jmp" in row["text"]]
+    assert any(name.startswith("vfs_read+") for name in back)
+    assert [m["author"] for m in after["marks"]] == []
+    assert {row["side"] for row in after["text"]} == {"both"}
+
+
+def test_ours_and_the_guests_own_on_one_site_are_both_named(machine: Machine) -> None:
+    machine.run(EVENTS.format("p:own vfs_read"))
+    with kprobes.attach(str(machine.stub_address)) as session:
+        session.probe("p:ours vfs_read count=$arg3:u64 bx=%bx\np:more vfs_read file=$arg1")
+        with session.record():
+            seen = look(machine, "vfs_read")
+    machine.run(OVER)
+
+    assert mark_by(seen, "probe")["probe"] in ("ours", "more")
+    assert "kprobe there: event own" in mark_by(seen, "ftrace")["says"]
+    assert {detour["title"].split()[0] for detour in seen["detours"]} == {"code", "trampoline"}
+    said = notes(seen, "code of our probe")
+    assert "ours: count, u64, at 0x28" in said
+    assert "ours: bx, x64, at 0x30" in said
+    assert "more: file, x64, at 0x28" in said
+
+
+def test_all_that_differs_from_the_file_in_many_functions_is_explained(machine: Machine) -> None:
+    unknown = list[str]()
+    for name in ("vfs_read", "schedule", "do_sys_openat2", "ksys_read", "try_to_wake_up"):
+        seen = look(machine, name, "--function")
+        unknown += [f"{name}: {m}" for m in seen["marks"] if m["author"] == "unknown"]
+
+    assert unknown == []
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_a_kernels_file_needs_no_guest(suite: str) -> None:
+    seen = xray("vfs_read", "--function", "--image", str(kernel_image(suite=suite)))
+
+    assert "boot makes a nop of the call to __fentry__" in mark_by(seen, "ftrace")["says"]
+    assert seen["slide"] is None
+    assert {row["side"] for row in seen["text"]} == {None}
+    assert any(mark["says"].startswith("return: boot may rewrite") for mark in seen["marks"])
+
+
+def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(machine: Machine) -> None:
+    command = [KPROBE, "xray", "schedule", "--image", str(machine.kernel)]
+
+    plain = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+    bright = subprocess.run([*command, "--color", "always"], capture_output=True, check=True).stdout
+
+    assert b"\x1b" not in plain
+    assert b"\x1b[1mschedule\x1b[0m" in bright
+    assert b"call    0x" in plain

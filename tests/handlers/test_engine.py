@@ -1,0 +1,46 @@
+"""Places that a guest's driver finds for handlers."""
+
+from pathlib import Path
+
+import pytest
+
+from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.drivers.guest.driver import GuestDriver
+from kprobes.drivers.journal import Journal
+from kprobes.errors import DefinitionError, UsageError
+from kprobes.handlers.engine import GuestEngine
+from tests.build.named_guest import make_named_guest
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GuestEngine:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    guest = make_named_guest("vfs_read", "vfs_write").guest
+    return GuestEngine(GuestDriver(guest, Journal.create("fake"), ArenaSize()))
+
+
+def test_a_functions_entry_is_its_ftrace_site(engine: GuestEngine) -> None:
+    found = engine.find_place("vfs_read")
+
+    assert (found.function.name, found.is_entry, found.module) == ("vfs_read", True, "")
+    assert found.addr == found.function.addr
+    assert found.behind == found.addr + 5
+
+
+def test_an_address_is_a_place_too(engine: GuestEngine) -> None:
+    addr = engine.find_place("vfs_read").addr
+
+    assert engine.find_place(f"{addr:#x}") == engine.find_place("vfs_read")
+
+
+def test_another_instruction_is_no_entry(engine: GuestEngine) -> None:
+    found = engine.find_place("vfs_read+8")
+
+    assert (found.addr - found.function.addr, found.is_entry, found.behind) == (8, False, None)
+
+
+def test_what_is_no_place_is_refused(engine: GuestEngine) -> None:
+    with pytest.raises(DefinitionError, match="Invalid probed address or symbol"):
+        engine.find_place("vfs_raed")
+    with pytest.raises(UsageError, match="vfs_\\* names many functions"):
+        engine.find_place("vfs_*")

@@ -1,0 +1,92 @@
+import pytest
+
+from kprobes.errors import DefinitionError
+from kprobes.lang import apply, parse_statements, show
+from kprobes.model.definition import Definition
+from tests.build.definitions import REGISTERS, marked_error
+
+
+def run(*lines: str) -> tuple[Definition, ...]:
+    return apply(parse_statements("\n".join(lines), registers=REGISTERS))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("p:x f", "p:x g"),
+        ("p:x f %di", "p:x g %di"),
+        ("p:x f %di", "p:x f %si"),
+        ("p:x f %di", "p:x g %di:x64"),
+        ("p:x f %di:u8", "p:x g %si:b3@1/8"),
+        ("p:x f $comm", 'p:x g \\"a":string'),
+        ("p:x f a=%di:%pd", "p:x g a=+0(%di):string"),
+        ("p:x f a=b->c", "p:x g a=%di:u8"),
+        ("p:x f", "p:y/x f"),
+        ("p:x f", "r:y f"),
+        ("p:x f+4", "p:x f"),
+        ("p f*", "p f*"),
+        ("r3:x f", "r4:x g"),
+    ],
+)
+def test_an_event_may_have_several_probes_that_record_the_same(first: str, second: str) -> None:
+    assert len(run(first, second)) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "marked", "code"),
+    [
+        ("p:x f", "^p:x f", "SAME_PROBE"),
+        ("p:x f+0", "^p:x f", "SAME_PROBE"),
+        ("p:x f a=%di", "^p:x f a=%di", "SAME_PROBE"),
+        ("r:x f", "^r9:x f", "SAME_PROBE"),
+        ("p f", "^p f", "SAME_PROBE"),
+        ("p:x f", "^r:x f", "DIFF_PROBE_TYPE"),
+        ("p:x f", "^p:x f%return", "DIFF_PROBE_TYPE"),
+        ("p:x f %di", "p:x g ^", "DIFF_ARG_TYPE"),
+        ("p:x f", "p:x g ^%di", "DIFF_ARG_TYPE"),
+        ("p:x f %di", "p:x g ^a=%di", "DIFF_ARG_TYPE"),
+        ("p:x f %di:u8", "p:x g ^%di:x8", "DIFF_ARG_TYPE"),
+        ("p:x f +0(%di):u8[3]", "p:x g ^+0(%di):u8[4]", "DIFF_ARG_TYPE"),
+        ("p:x f %di %si:u8", "p:x g %di %si:u16 ^%dx", "DIFF_ARG_TYPE"),
+        ("p:x f %di %si:u8", "p:x g %di ^%si:u16", "DIFF_ARG_TYPE"),
+    ],
+)
+def test_probes_of_one_event_must_agree(first: str, marked: str, code: str) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        run(first, marked.replace("^", ""))
+
+    assert marked_error(caught.value) == (code, marked)
+
+
+def test_every_probe_of_an_event_is_looked_at() -> None:
+    with pytest.raises(DefinitionError) as caught:
+        run("p:x f", "p:x g", "p:x f")
+
+    assert caught.value.code == "SAME_PROBE"
+
+
+@pytest.mark.parametrize(
+    ("deletion", "left"),
+    [
+        ("-:x", ["p:b/y h"]),
+        ("-:a/x", ["p:kprobes/x g", "p:b/y h"]),
+        ("-:a/", ["p:kprobes/x g", "p:b/y h"]),
+        ("-:x g", ["p:a/x f+4 arg1=%di", "p:b/y h"]),
+        ("-:x f+4", ["p:kprobes/x g", "p:b/y h"]),
+        ("-:x f+4 arg1=%di", ["p:kprobes/x g", "p:b/y h"]),
+    ],
+)
+def test_a_deletion_takes_away_all_that_match(deletion: str, left: list[str]) -> None:
+    found = run("p:a/x f+0x4 %di", "p:x g", "p:b/y h", deletion)
+
+    assert [show(d) for d in found] == left
+
+
+@pytest.mark.parametrize(
+    "deletion", ["-:z", "-:kprobes/y", "-:x f+0x4", "-:x f+4 %di", "-:x f+4 arg1=%di b=%si", "-:/x"]
+)
+def test_a_deletion_must_match_something(deletion: str) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        run("p:a/x f+0x4 %di", deletion)
+
+    assert marked_error(caught.value) == ("NO_EVENT", f"^{deletion}")

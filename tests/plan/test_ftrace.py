@@ -1,0 +1,190 @@
+"""The ftrace strategy: the guest's list of sites, where a function's is, what it holds."""
+
+import struct
+
+import pytest
+
+from kprobes.arch.x86_64.facts import SITE
+from kprobes.errors import MemoryFault, RefusedError, TargetError
+from kprobes.model.kernel import Kernel
+from kprobes.plan.ftrace import Sites, inspect, locate, read_sites, sites_in_image
+from kprobes.units import Addr
+from tests.build.ftrace import RECORD_SIZE, write_list, write_page
+from tests.build.kernel import TEXT, make_kernel, symbol
+from tests.build.pages import FakeRam
+
+LIST = TEXT + 0x8000
+SITES = [[TEXT + 0x300, TEXT + 0x100], [TEXT + 0x204], [], [TEXT + 0x400]]
+
+
+def _memory() -> FakeRam:
+    memory = FakeRam(0x10000, start=TEXT)
+    write_list(memory, LIST, SITES)
+    return memory
+
+
+def _kernel() -> Kernel:
+    return make_kernel([symbol("ftrace_pages_start", LIST, type="d")])
+
+
+def _sites(memory: FakeRam | None = None) -> Sites:
+    return read_sites(memory or _memory(), _kernel())
+
+
+def test_every_site_of_every_page_is_found_with_its_record() -> None:
+    memory = _memory()
+
+    sites = _sites(memory)
+
+    assert sites.addrs.tolist() == sorted(addr for page in SITES for addr in page)
+    for page in SITES:
+        for addr in page:
+            record = sites.find(addr)
+            assert record is not None
+            assert struct.unpack("<Q", memory.read(record, 8)) == (addr,)
+
+
+@pytest.mark.parametrize("addr", [0, TEXT, TEXT + 0x101, TEXT + 0x500, (1 << 64) - 1])
+def test_other_addresses_are_no_sites(addr: int) -> None:
+    assert _sites().find(addr) is None
+
+
+def test_a_kernel_without_a_single_site_has_none() -> None:
+    memory = FakeRam(0x10000, start=TEXT)
+
+    assert _sites(memory).find(TEXT) is None
+
+
+def test_a_kernel_without_dynamic_ftrace_is_refused() -> None:
+    with pytest.raises(RefusedError, match="CONFIG_DYNAMIC_FTRACE"):
+        read_sites(_memory(), make_kernel([]))
+
+
+@pytest.mark.parametrize("sites", [[], [TEXT + 0x100]])
+def test_a_list_without_end_is_told(sites: list[int]) -> None:
+    memory = _memory()
+    page = LIST + 64
+    write_page(memory, page, sites, records=page + 64, next=page)
+
+    with pytest.raises(TargetError, match="no end"):
+        _sites(memory)
+
+
+@pytest.mark.parametrize("count", [-1, 1 << 30, 1_000_001])
+def test_a_count_beyond_reason_is_not_read(count: int) -> None:
+    memory = _memory()
+    memory.write(LIST + 64 + 16, struct.pack("<i", count))
+
+    with pytest.raises(TargetError, match="no end"):
+        _sites(memory)
+
+
+@pytest.mark.parametrize("offset", [0, 8])
+def test_pointers_to_nowhere_are_faults(offset: int) -> None:
+    memory = _memory()
+    memory.write(LIST + 64 + offset, struct.pack("<Q", 0xDEAD_0000))
+
+    with pytest.raises(MemoryFault):
+        _sites(memory)
+
+
+def test_a_function_s_site_is_at_its_start_or_behind_endbr64() -> None:
+    plain, with_endbr = symbol("plain", TEXT + 0x100), symbol("ibt", TEXT + 0x200)
+
+    found = [locate(function, _sites(), SITE) for function in (plain, with_endbr)]
+
+    assert found == [TEXT + 0x100, TEXT + 0x204]
+
+
+@pytest.mark.parametrize("addr", [TEXT + 0x500, TEXT + 0xFF, TEXT + 0x3F8])
+def test_a_function_may_have_no_site(addr: int) -> None:
+    assert locate(symbol("lonely", addr), _sites(), SITE) is None
+
+
+@pytest.mark.parametrize("nop", SITE.nops)
+def test_an_idle_site_is_seen_as_it_is(nop: bytes) -> None:
+    memory = _memory()
+    sites = _sites(memory)
+    memory.write(TEXT + 0x100, nop)
+    record = sites.find(TEXT + 0x100)
+    assert record is not None
+    memory.write(record + 8, struct.pack("<Q", 1 << 63 | 5))
+
+    site = inspect(Addr(TEXT + 0x100), memory, sites, SITE)
+
+    assert (site.addr, site.old, site.chain) == (TEXT + 0x100, nop, None)
+    assert (site.record, site.flags) == (record, 1 << 63 | 5)
+
+
+def test_a_call_of_the_guest_s_own_ftrace_is_what_to_chain_to() -> None:
+    memory = _memory()
+    call = b"\xe8" + (0x7000 - 0x105).to_bytes(4, "little", signed=True)
+    memory.write(TEXT + 0x100, call)
+
+    site = inspect(Addr(TEXT + 0x100), memory, _sites(memory), SITE)
+
+    assert (site.old, site.chain) == (call, TEXT + 0x7000)
+
+
+@pytest.mark.parametrize("found", ["e900000000", "cc1f440000", "0f1f440001", "0000000000"])
+def test_a_site_that_holds_something_else_is_refused_with_its_bytes(found: str) -> None:
+    memory = _memory()
+    memory.write(TEXT + 0x100, bytes.fromhex(found))
+
+    with pytest.raises(RefusedError, match=found):
+        inspect(Addr(TEXT + 0x100), memory, _sites(memory), SITE)
+
+
+def test_an_address_between_sites_is_refused() -> None:
+    memory = _memory()
+
+    with pytest.raises(RefusedError, match="no ftrace site"):
+        inspect(Addr(TEXT + 0x101), memory, _sites(memory), SITE)
+
+
+def test_records_are_sixteen_bytes_apart() -> None:
+    sites = _sites()
+
+    first, second = (sites.find(addr) for addr in SITES[0])
+
+    assert first is not None
+    assert second is not None
+    assert second - first == RECORD_SIZE
+
+
+def _image(*sites: int) -> tuple[FakeRam, Kernel]:
+    memory = FakeRam(0x10000, start=TEXT)
+    memory.write(LIST, b"".join(struct.pack("<Q", site) for site in sites))
+    kernel = make_kernel(
+        [
+            symbol("__start_mcount_loc", LIST, type="D"),
+            symbol("__stop_mcount_loc", LIST + 8 * len(sites), type="D"),
+            symbol("_sinittext", TEXT + 0x7000),
+            symbol("_einittext", TEXT + 0x7100),
+        ]
+    )
+    return memory, kernel
+
+
+def test_a_file_s_sites_are_those_that_its_boot_will_leave() -> None:
+    memory, kernel = _image(TEXT + 0x300, 0, TEXT + 0x7010, TEXT + 0x100, TEXT + 0x7100)
+
+    sites = sites_in_image(memory, kernel)
+
+    assert sites.addrs.tolist() == [TEXT + 0x100, TEXT + 0x300, TEXT + 0x7100]
+    assert sites.find(TEXT + 0x100) is not None
+
+
+def test_a_file_without_a_list_of_sites_is_refused() -> None:
+    memory, kernel = _image()
+
+    with pytest.raises(RefusedError, match="CONFIG_DYNAMIC_FTRACE"):
+        sites_in_image(memory, make_kernel([]))
+    assert sites_in_image(memory, kernel).addrs.tolist() == []
+
+
+def test_a_file_whose_list_ends_before_it_begins_is_damaged() -> None:
+    ends = [symbol("__start_mcount_loc", LIST), symbol("__stop_mcount_loc", LIST - 8)]
+
+    with pytest.raises(TargetError, match="damaged"):
+        sites_in_image(FakeRam(0x10000, start=TEXT), make_kernel(ends))

@@ -1,0 +1,66 @@
+"""Places: symbols, offsets, addresses and modules."""
+
+import pytest
+
+from kprobes.errors import DefinitionError, RefusedError
+from tests.build.kernel import TEXT
+from tests.build.typed import resolved
+
+
+def test_a_name_that_a_module_has_too_needs_the_module() -> None:
+    with pytest.raises(DefinitionError) as caught:
+        resolved("p twice")
+    assert caught.value.code == "NON_UNIQ_SYMBOL"
+    assert resolved("p fuse:twice").layout.ip == TEXT + 0x600
+    assert resolved("p ext4:ext4_sync").layout.where == "ext4_sync+0x0/0x40 [ext4]"
+
+
+def test_an_address_is_a_function_s_entry_or_an_instruction() -> None:
+    assert resolved(f"p {TEXT + 0x100:#x}").function == TEXT + 0x100
+    assert resolved(f"p {TEXT + 0x104:#x}", ibt=True).layout.ip == TEXT + 0x104
+    assert resolved(f"p {TEXT + 0x100:#x}", ibt=True).layout.ip == TEXT + 0x104
+    assert resolved(f"p {TEXT + 0x105:#x}", ibt=True).layout.where == "void_fn+0x5/0x40"
+
+
+@pytest.mark.parametrize("offset", ["0", "0x0", "4"])
+def test_an_offset_to_the_site_is_the_site(offset: str) -> None:
+    assert resolved(f"p void_fn+{offset}", ibt=True).layout.ip == TEXT + 0x104
+
+
+def test_an_offset_may_lead_into_another_function() -> None:
+    assert resolved("p void_fn+0x100").layout.function == "untyped"
+
+
+@pytest.mark.parametrize(
+    ("marked", "code"),
+    [
+        ("p ^jiffies", "BAD_PROBE_ADDR"),
+        ("p ^ext4:nosuch", "BAD_PROBE_ADDR"),
+        (f"p ^{TEXT + 0x8004:#x}", "FAIL_REG_PROBE"),
+        ("p ^0", "FAIL_REG_PROBE"),
+        ("p ^void_fn+0x7f00", "FAIL_REG_PROBE"),
+        ("p ^void_fn+0x80", "BAD_PROBE_ADDR"),
+        ("r ^void_fn+1", "BAD_RETPROBE"),
+    ],
+)
+def test_other_places_are_wrong(marked: str, code: str) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        resolved(marked.replace("^", "", 1))
+
+    assert (caught.value.code, caught.value.column) == (code, marked.index("^"))
+
+
+def test_an_address_that_no_function_has_now_is_refused() -> None:
+    with pytest.raises(RefusedError, match="0x1234 is in no function"):
+        resolved("p 0x1234")
+
+
+def test_a_module_that_is_not_loaded_is_refused() -> None:
+    with pytest.raises(RefusedError, match="module xfs is not loaded"):
+        resolved("p xfs:anything")
+
+
+def test_an_instruction_inside_a_function_has_registers_and_no_arguments() -> None:
+    assert resolved("p void_fn+1 a=%di").layout.ip == TEXT + 0x101
+    with pytest.raises(DefinitionError):
+        resolved("p void_fn+1 a=$arg1")

@@ -1,0 +1,89 @@
+import io
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kprobes.model.batch import Events
+from kprobes.sinks import FORMATS
+from kprobes.sinks.origin import Origin
+from tests.build.events import Row, make_batch, make_events
+from tests.build.ring import make_layout
+
+
+def written(events: Events) -> bytes:
+    out = io.BytesIO()
+    sink = FORMATS["json"](out, Origin(version=(5, 10), cpus=2))
+    sink.write(events)
+    sink.close()
+    return out.getvalue()
+
+
+def objects(events: Events) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in written(events).splitlines()]
+
+
+def test_an_event_is_one_line_with_everything_in_it() -> None:
+    layout = make_layout(
+        2, ("s32", "ustring", "x64", "comm"), event="open", names=("dfd", "path", "ip", "comm")
+    )
+    row = Row(
+        ts=4_435_259_123,
+        cpu=1,
+        pid=89,
+        comm=b'a"b',
+        context=1 << 31 | 3,
+        values=(-100, b"/etc/passwd", (1 << 64) - 1, None),
+    )
+
+    text = written(make_events([make_batch(layout, [row])]))
+
+    assert text == (
+        b'{"event":"open","group":"kprobes","ts_ns":4435259123,"cpu":1,"pid":89,'
+        b'"comm":"a\\"b","flags":"d..3.","function":"vfs_read","ip":"0xffffffff81000080",'
+        b'"args":{"dfd":-100,"path":"/etc/passwd","ip":18446744073709551615,'
+        b'"comm":"a\\"b"}}\n'
+    )
+
+
+def test_what_faulted_is_null_and_only_that() -> None:
+    layout = make_layout(1, ("u64", "string"), can_fault=True)
+    rows = [Row(values=(None, None)), Row(values=(5, b"")), Row(values=(0, b"x"))]
+
+    args = [event["args"] for event in objects(make_events([make_batch(layout, rows)]))]
+
+    assert args == [{"a0": None, "a1": None}, {"a0": 5, "a1": ""}, {"a0": 0, "a1": "x"}]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.binary(max_size=20).map(lambda b: b.replace(b"\0", b"")), max_size=5))
+def test_no_byte_of_a_string_is_lost(texts: list[bytes]) -> None:
+    layout = make_layout(1, ("string",))
+    batch = make_batch(layout, [Row(values=(text,)) for text in texts])
+
+    shown = [event["args"]["a0"] for event in objects(make_events([batch]))]
+
+    assert [text.encode("utf-8", "surrogateescape") for text in shown] == texts
+
+
+def test_the_output_is_ascii_so_any_reader_can_split_it_into_lines() -> None:
+    layout = make_layout(1, ("string",))
+    row = Row(comm="é\u2028".encode(), values=("\u2028\n\x85".encode(),))
+
+    text = written(make_events([make_batch(layout, [row])]))
+
+    assert text.isascii()
+    assert text.count(b"\n") == 1
+
+
+def test_events_come_in_the_order_of_time() -> None:
+    batches = [
+        make_batch(make_layout(1), [Row(ts=1), Row(ts=4)]),
+        make_batch(make_layout(2), [Row(ts=2), Row(ts=3)]),
+    ]
+
+    shown = objects(make_events(batches, [(0, 0), (1, 0), (1, 1), (0, 1)]))
+
+    assert [event["ts_ns"] for event in shown] == [1, 2, 3, 4]
+    assert [event["event"] for event in shown] == ["e1", "e2", "e2", "e1"]

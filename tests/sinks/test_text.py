@@ -1,0 +1,198 @@
+"""Text is compared with what real guests printed.
+
+Where tests/golden/trace comes from: ``cat /sys/kernel/tracing/trace`` under QEMU 7.2 TCG, 2 vCPUs,
+busybox userland, in Debian's 5.10.0-46-cloud-amd64, 6.1.0-56-cloud-amd64, 6.12.95+deb12-cloud-amd64
+and 7.2.13+deb14-cloud-amd64. Headers are whole, with the counts of the file they come from; of the
+events one line was kept for every flag combination and every kind of argument, of tasks, the idle
+task, interrupts and soft interrupts.
+"""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from kprobes.model.batch import Events
+from kprobes.sinks import FORMATS
+from kprobes.sinks.lines import WINDOW
+from kprobes.sinks.origin import Origin
+from kprobes.sinks.text import TextSink
+from tests.build.events import Row, events_of_trace, make_batch, make_events
+from tests.build.ring import make_layout
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "trace"
+NEW = Origin(version=(6, 1), cpus=2)
+NOTHING = make_events([])
+
+
+def lines_of(events: Events, origin: Origin = NEW) -> list[bytes]:
+    out = io.BytesIO()
+    TextSink(out, origin).write(events)
+    return [line for line in out.getvalue().split(b"\n") if not line.startswith(b"#")][:-1]
+
+
+@pytest.mark.parametrize("release", ["5.10", "6.1", "6.12", "7.2"])
+def test_a_real_trace_file_comes_out_byte_for_byte(release: str) -> None:
+    text = (GOLDEN / f"{release}.txt").read_bytes()
+    counted = re.search(rb"written: (\d+)/\d+   #P:(\d+)", text)
+    assert counted is not None
+    major, _, minor = release.partition(".")
+    lines = [line for line in text.split(b"\n") if line and not line.startswith(b"#")]
+    out = io.BytesIO()
+
+    origin = Origin(version=(int(major), int(minor)), cpus=int(counted[2]), entries=int(counted[1]))
+    sink = TextSink(out, origin)
+    sink.write(events_of_trace(lines))
+    sink.close()
+
+    assert len(lines) >= 30
+    assert out.getvalue() == text
+
+
+def test_numbers_print_as_their_type_says() -> None:
+    types = ("u8", "s8", "x8", "u64", "s64", "x64", "u16", "s16", "x32", "comm")
+    names = tuple("abcdefghij")
+    layout = make_layout(1, types, event="num", where="vfs_read+0x0/0x310", names=names)
+    top = (1 << 64) - 1
+    values = (255, -1, 255, top, -1, top, 65535, -32768, 0, None)
+
+    (line,) = lines_of(make_events([make_batch(layout, [Row(values=values)])]))
+
+    assert line.endswith(
+        b": num: (vfs_read+0x0/0x310) a=255 b=-1 c=0xff d=18446744073709551615 e=-1 "
+        b'f=0xffffffffffffffff g=65535 h=-32768 i=0x0 j="sh"'
+    )
+
+
+def test_a_faulted_number_prints_zero_and_a_faulted_string_says_so() -> None:
+    layout = make_layout(1, ("u64", "x32", "ustring", "s16"), can_fault=True)
+    rows = [Row(values=(None, None, None, None)), Row(values=(7, 7, b"7", 7))]
+
+    lines = lines_of(make_events([make_batch(layout, rows)]))
+
+    assert [line.partition(b") ")[2] for line in lines] == [
+        b"a0=0 a1=0x0 a2=(fault) a3=0",
+        b'a0=7 a1=0x7 a2="7" a3=7',
+    ]
+
+
+def test_strings_are_written_raw() -> None:
+    layout = make_layout(1, ("string",))
+    row = Row(values=(b'%s a\x01"\xe9\n%',))
+
+    out = io.BytesIO()
+    TextSink(out, NEW).write(make_events([make_batch(layout, [row])]))
+
+    assert out.getvalue().endswith(b'a0="%s a\x01"\xe9\n%"\n')
+
+
+@pytest.mark.parametrize(
+    ("ts", "shown"),
+    [
+        (0, b"    0.000000"),
+        (499, b"    0.000000"),
+        (500, b"    0.000001"),
+        (999_999_500, b"    1.000000"),
+        (123_456_789_012_345_678, b"123456789.012346"),
+    ],
+)
+def test_time_is_rounded_to_microseconds_as_the_kernel_does(ts: int, shown: bytes) -> None:
+    (line,) = lines_of(make_events([make_batch(make_layout(1), [Row(ts=ts)])]))
+
+    assert line.split(b"..... ")[1].startswith(shown + b": e1: (")
+
+
+def test_events_of_several_kinds_are_written_in_their_order() -> None:
+    one, two = make_layout(1, ("u64",)), make_layout(2)
+    batches = [
+        make_batch(one, [Row(ts=i * 1000, values=(i,)) for i in (3, 1)]),
+        make_batch(two, [Row(ts=2000), Row(ts=4000)]),
+    ]
+
+    lines = lines_of(make_events(batches, [(0, 1), (1, 0), (0, 0), (1, 1)]))
+
+    assert [line.split(b": ")[0][-6:] for line in lines] == [
+        b"000001",
+        b"000002",
+        b"000003",
+        b"000004",
+    ]
+    assert [line.split(b": ")[1] for line in lines] == [b"e1", b"e2", b"e1", b"e2"]
+
+
+def test_more_events_than_a_window_lose_none() -> None:
+    count = 2 * WINDOW + 3
+    layout = make_layout(1, ("u32",))
+    batch = make_batch(layout, [Row(values=(i,), pid=i % 40_000 + 1) for i in range(count)])
+
+    lines = lines_of(make_events([batch]))
+
+    assert [int(line.rpartition(b"=")[2]) for line in lines] == list(range(count))
+
+
+def test_the_counts_are_put_in_at_the_end_of_a_file(tmp_path: Path) -> None:
+    batch = make_batch(make_layout(1), [Row(ts=i) for i in range(12)])
+    path = tmp_path / "trace"
+
+    with path.open("w+b") as out:
+        sink = TextSink(out, NEW)
+        sink.write(make_events([batch]))
+        streaming = path.read_bytes()
+        sink.write(make_events([batch]))
+        sink.close()
+
+    known = io.BytesIO()
+    whole = TextSink(known, Origin(version=(6, 1), cpus=2, entries=24))
+    whole.write(make_events([batch]))
+    whole.write(make_events([batch]))
+    assert b"entries-written: 0/0   #P:2\n" in streaming
+    assert path.read_bytes() == known.getvalue()
+
+
+def test_counts_are_put_into_a_file_longer_than_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kprobes.sinks.text._BLOCK", 64)
+    batch = make_batch(make_layout(1), [Row(ts=i * 1000) for i in range(150)])
+    patched, known = io.BytesIO(b"before"), io.BytesIO()
+    patched.seek(6)
+
+    sink = TextSink(patched, NEW)
+    sink.write(make_events([batch]))
+    sink.close()
+    TextSink(known, Origin(version=(6, 1), cpus=2, entries=150)).write(make_events([batch]))
+
+    assert patched.getvalue() == b"before" + known.getvalue()
+
+
+class Pipe(io.BytesIO):
+    """An output that cannot go back."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def tell(self) -> int:
+        raise io.UnsupportedOperation
+
+
+def test_a_pipe_keeps_the_counts_of_an_empty_buffer() -> None:
+    out = Pipe()
+
+    sink = TextSink(out, NEW)
+    sink.write(make_events([make_batch(make_layout(1), [Row()])]))
+    sink.close()
+
+    assert out.getvalue().split(b"\n")[2] == b"# entries-in-buffer/entries-written: 0/0   #P:2"
+
+
+def test_no_events_are_a_header_and_it_comes_once() -> None:
+    out = io.BytesIO()
+
+    sink = FORMATS["text"](out, NEW)
+    sink.write(NOTHING)
+    sink.write(NOTHING)
+    sink.close()
+
+    assert out.getvalue().count(b"# tracer: nop\n") == 1
+    assert out.getvalue().count(b"\n") == 12

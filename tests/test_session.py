@@ -1,0 +1,67 @@
+"""What a session does with text, on a guest that is never armed."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.drivers.guest.driver import GuestDriver
+from kprobes.drivers.journal import Journal
+from kprobes.errors import DefinitionError
+from kprobes.session import Session
+from tests.build.named_guest import make_named_guest
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    guest = make_named_guest("vfs_read", "vfs_write").guest
+    driver = GuestDriver(guest, Journal.create("fake"), ArenaSize())
+    return Session(driver, ExitStack(), None)
+
+
+def commands(session: Session) -> list[str]:
+    return [definition.command for definition in session.definitions]
+
+
+def planned(session: Session) -> list[str]:
+    return [probe.layout.event for plan in session.driver.plans for probe in plan.probes]
+
+
+def test_definitions_are_added_call_by_call(session: Session) -> None:
+    session.probe("p:a vfs_read")
+    session.probe("p:b vfs_write\np:a vfs_write")
+
+    assert commands(session) == ["p:a vfs_read", "p:b vfs_write", "p:a vfs_write"]
+    assert sorted(planned(session)) == ["a", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("p:a vfs_read", "SAME_PROBE"),
+        ("r:a vfs_write", "DIFF_PROBE_TYPE"),
+        ("p:a vfs_write %di", "DIFF_ARG_TYPE"),
+        ("p:b vfs_write\n-:c", "NO_EVENT"),
+    ],
+)
+def test_a_later_call_minds_what_is_there_and_changes_nothing_when_it_is_wrong(
+    session: Session, text: str, code: str
+) -> None:
+    session.probe("p:a vfs_read")
+
+    with pytest.raises(DefinitionError) as caught:
+        session.probe(text)
+
+    assert caught.value.code == code
+    assert (commands(session), planned(session)) == (["p:a vfs_read"], ["a"])
+
+
+def test_a_deletion_takes_away_what_an_earlier_call_added(session: Session) -> None:
+    session.probe("p:a vfs_read\np:b vfs_write")
+
+    session.probe("-:a")
+    assert (commands(session), planned(session)) == (["p:b vfs_write"], ["b"])
+    session.probe("-:b\np:a vfs_read %di")
+    assert commands(session) == ["p:a vfs_read %di"]

@@ -1,0 +1,33 @@
+import pytest
+
+from kprobes.errors import UsageError
+from kprobes.transport.address import dial, is_path, parse_host_port
+
+
+@pytest.mark.parametrize(
+    ("address", "host_port"),
+    [
+        ("localhost:1234", ("localhost", 1234)),
+        (":1234", ("localhost", 1234)),
+        ("[::1]:1234", ("::1", 1234)),
+        ("127.0.0.1:65535", ("127.0.0.1", 65535)),
+        ("localhost", None),
+        ("localhost:0", None),
+        ("localhost:65536", None),
+        ("::1:1234", None),
+        ("a:b:1", None),
+    ],
+)
+def test_hosts_and_ports_are_read(address: str, host_port: tuple[str, int] | None) -> None:
+    assert parse_host_port(address) == host_port
+
+
+def test_a_slash_makes_a_path() -> None:
+    assert is_path("/run/gdb.sock")
+    assert is_path("./gdb.sock")
+    assert not is_path("localhost:1234")
+
+
+def test_what_is_neither_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="neither HOST:PORT"):
+        dial("localhost", timeout_s=1)

@@ -1,0 +1,162 @@
+import os
+import re
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kprobes.errors import UnreachableError, UsageError
+from kprobes.transport.connect import connect, parse_target
+from tests.build.monitor import FakeMonitor
+from tests.build.stub import FakeStub, listening, serving
+
+
+class FakeQemu(FakeMonitor):
+    """A monitor whose ``gdbserver`` opens a stub."""
+
+    def __init__(self, stack: ExitStack, *, has_sandbox: bool = False) -> None:
+        super().__init__()
+        self.stub = FakeStub()
+        self.chardevs = "serial0: filename=vc\n"
+        self.answers["info chardev"] = lambda _: self.chardevs
+        self.answers["gdbserver unix:"] = self.refuse if has_sandbox else self.open_stub
+        self.answers["gdbserver"] = lambda _: "Could not open gdbserver\n"
+        self.answers["gdbserver none"] = lambda _: "Disabled gdbserver\n"
+        self._stack = stack
+
+    def refuse(self, command: str) -> str:
+        return f"Failed to bind socket\nCould not open gdbserver on device {command}\n"
+
+    def open_stub(self, command: str) -> str:
+        found = re.fullmatch(r"gdbserver unix:(.*),server=on,wait=off", command)
+        assert found is not None
+        self.path = Path(found[1])
+        self._stack.enter_context(serving(self.path, self.stub.serve))
+        return "Waiting for gdb connection\n"
+
+
+@pytest.fixture
+def stack() -> Generator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize(
+    ("target", "address"),
+    [
+        ("qemu:localhost:1234", "localhost:1234"),
+        ("localhost:1234", "localhost:1234"),
+        ("qemu::1234", ":1234"),
+        ("qemu:[::1]:1234", "[::1]:1234"),
+        ("qemu:/run/gdb.sock", "/run/gdb.sock"),
+        ("/run/gdb.sock", "/run/gdb.sock"),
+        ("qemu:unix:/run/gdb.sock", "/run/gdb.sock"),
+    ],
+)
+def test_targets_are_read(target: str, address: str) -> None:
+    assert parse_target(target) == address
+
+
+@pytest.mark.parametrize("target", ["", "qemu:", "guest", "qemu:1234", "qemu:host:99999"])
+def test_what_is_no_target_is_a_usage_error(target: str) -> None:
+    with pytest.raises(UsageError, match=r"qemu:HOST:PORT"):
+        parse_target(target)
+
+
+def test_a_stub_is_used_directly() -> None:
+    with listening(FakeStub()) as path, connect(f"qemu:{path}") as stub:
+        assert stub.ids() == (1, 2)
+
+
+@pytest.mark.parametrize("kind", ["human", "qmp"])
+def test_a_monitor_opens_a_stub_for_us_and_closes_it(
+    tmp_path: Path, stack: ExitStack, kind: str
+) -> None:
+    qemu = FakeQemu(stack)
+    monitor = tmp_path / "monitor"
+    stack.enter_context(serving(monitor, qemu.serve_human if kind == "human" else qemu.serve_qmp))
+
+    with connect(f"qemu:{monitor}") as stub:
+        assert stub.ids() == (1, 2)
+        assert stub.address == str(qemu.path)
+
+    assert qemu.ran[-1] == "gdbserver none"
+    assert not qemu.path.parent.exists()
+    assert qemu.stub.is_running
+
+
+def test_a_stub_that_is_there_already_is_used_and_stays(tmp_path: Path, stack: ExitStack) -> None:
+    qemu = FakeQemu(stack)
+    monitor = tmp_path / "monitor"
+    path = stack.enter_context(listening(qemu.stub))
+    relative = os.path.relpath(path)
+    stack.enter_context(serving(monitor, qemu.serve_human))
+
+    for name in (path, relative):
+        qemu.chardevs = f"gdb: filename=disconnected:unix:{name},server=on\n"
+        with connect(str(monitor)) as stub:
+            assert stub.address == path
+
+    assert all(command == "info chardev" for command in qemu.ran)
+
+
+def test_a_stub_that_another_debugger_uses_is_left_alone(tmp_path: Path, stack: ExitStack) -> None:
+    qemu = FakeQemu(stack)
+    qemu.chardevs = "gdb: filename=tcp:127.0.0.1:1234,server=on <-> 127.0.0.1:40000\n"
+    stack.enter_context(serving(tmp_path / "monitor", qemu.serve_human))
+
+    with pytest.raises(UnreachableError, match="already in use"):
+        connect(str(tmp_path / "monitor"))
+
+    assert qemu.ran == ["info chardev"]
+
+
+def test_a_stub_of_another_kind_is_named(tmp_path: Path, stack: ExitStack) -> None:
+    qemu = FakeQemu(stack)
+    qemu.chardevs = "gdb: filename=disconnected:pty:/dev/pts/3\n"
+    stack.enter_context(serving(tmp_path / "monitor", qemu.serve_human))
+
+    with pytest.raises(UnreachableError, match="pty"):
+        connect(str(tmp_path / "monitor"))
+
+
+def test_a_qemu_that_opens_no_stub_says_why(tmp_path: Path, stack: ExitStack) -> None:
+    qemu = FakeQemu(stack, has_sandbox=True)
+    stack.enter_context(serving(tmp_path / "monitor", qemu.serve_qmp))
+
+    with pytest.raises(UnreachableError, match="Failed to bind socket"):
+        connect(str(tmp_path / "monitor"))
+
+    assert qemu.ran[-1].startswith("gdbserver tcp:127.0.0.1:")
+
+
+def test_a_qemu_in_a_sandbox_opens_a_port(tmp_path: Path, stack: ExitStack) -> None:
+    qemu = FakeQemu(stack, has_sandbox=True)
+
+    def open_port(command: str) -> str:
+        server = stack.enter_context(
+            socket.create_server(("127.0.0.1", int(command.rsplit(":", 1)[1])))
+        )
+        bridge(server, qemu.stub, stack)
+        return "Waiting for gdb connection\n"
+
+    qemu.answers = {"gdbserver tcp:": open_port, **qemu.answers}
+    stack.enter_context(serving(tmp_path / "monitor", qemu.serve_qmp))
+
+    with connect(str(tmp_path / "monitor")) as stub:
+        assert stub.address.startswith("127.0.0.1:")
+        assert stub.ids() == (1, 2)
+
+
+def bridge(server: socket.socket, fake: FakeStub, stack: ExitStack) -> None:
+    def run() -> None:
+        client, _ = server.accept()
+        with client:
+            fake.serve(client)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    stack.callback(thread.join, 5)

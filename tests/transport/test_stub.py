@@ -1,0 +1,183 @@
+# pyright: reportPrivateUsage=false
+# A clock, and requests that were interrupted, are put in from below.
+import socket
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from kprobes.errors import (
+    FormatError,
+)
+from kprobes.transport.stub import Stub
+from tests.build.stub import FakeStub, listening
+from tests.build.stub_client import abandoned, opened
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("announces", [True, False])
+def test_connecting_needs_no_stop_packet(is_running: bool, announces: bool) -> None:
+    fake = FakeStub(is_running=is_running, announces=announces)
+
+    with opened(fake) as stub:
+        assert (stub.is_running, stub.stops) == (False, 1)
+        assert stub.ids() == (1, 2)
+
+    assert fake.is_running
+
+
+@pytest.mark.parametrize("has_no_ack", [True, False])
+@pytest.mark.parametrize("is_split", [True, False])
+def test_every_way_of_answering_is_understood(has_no_ack: bool, is_split: bool) -> None:
+    fake = FakeStub(has_no_ack=has_no_ack, is_split=is_split)
+
+    with opened(fake) as stub:
+        assert stub.read(0x100, 0x500) == bytes(fake.virtual[0x100:0x600])
+        assert stub.architecture == "i386:x86-64"
+        assert stub.monitor("info }#$*") == "ran: info }#$*\n"
+
+
+def test_connecting_clears_what_a_killed_client_left() -> None:
+    fake = FakeStub(is_physical=True)
+
+    with opened(fake):
+        pass
+
+    assert not fake.is_physical
+    assert b"?" in fake.asked
+
+
+def test_the_guest_runs_stops_and_its_pauses_are_counted() -> None:
+    now = iter(range(100))
+    with listening(FakeStub()) as path, Stub.open(path) as stub:
+        stub._clock = lambda: float(next(now))
+        stub._stopped_at = 0.0
+
+        next(now)
+        stub.resume()
+        assert stub.is_running
+        assert (stub.stop().signal, stub.is_running, stub.stops) == (2, False, 2)
+        stub.resume()
+
+        assert stub.paused_s == 2.0
+
+
+def test_a_breakpoint_is_waited_for() -> None:
+    fake = FakeStub()
+    hit = threading.Event()
+
+    def run_into_it(sock: socket.socket) -> None:
+        fake.is_running = True
+        hit.wait(5)
+        fake.stop(sock, b"T05thread:02;")
+
+    fake.hooks[b"vCont;c"] = run_into_it
+    with opened(fake) as stub:
+        stub.insert_breakpoint(0xFFFFFFFF81000000)
+        assert fake.breakpoints == {0xFFFFFFFF81000000}
+        stub.resume()
+        assert stub.wait(0.02) is None
+        hit.set()
+        reply = stub.wait(5)
+
+        assert reply is not None
+        assert (reply.signal, reply.cpu, stub.is_running, stub.stops) == (5, 2, False, 2)
+        stub.remove_breakpoint(0xFFFFFFFF81000000)
+        stub.remove_breakpoint(0xFFFFFFFF81000000)
+
+    assert fake.breakpoints == set()
+
+
+def test_detaching_removes_breakpoints_and_resumes() -> None:
+    fake = FakeStub()
+
+    with opened(fake) as stub:
+        stub.insert_breakpoint(0x1000)
+
+    assert (fake.breakpoints, fake.is_running) == (set(), True)
+
+
+def test_detaching_can_leave_the_guest_stopped_without_breakpoints() -> None:
+    fake = FakeStub()
+    with listening(fake) as path:
+        stub = Stub.open(path)
+        stub.insert_breakpoint(0x1000)
+
+        stub.detach(resume=False)
+
+        assert (fake.breakpoints, fake.is_running) == (set(), False)
+
+
+def test_the_guest_runs_after_an_error_in_the_body() -> None:
+    fake = FakeStub()
+
+    with pytest.raises(KeyError), opened(fake):
+        raise KeyError
+
+    assert fake.is_running
+
+
+def test_one_step_moves_one_vcpu() -> None:
+    fake = FakeStub()
+
+    with opened(fake) as stub:
+        reply = stub.step(2)
+
+        assert (reply.cpu, stub.is_running) == (2, False)
+    assert b"vCont;s:2" in fake.asked
+
+
+def test_a_stub_without_vcont_is_run_by_the_old_packets() -> None:
+    fake = FakeStub(answers={b"vCont?": b""})
+
+    with opened(fake) as stub:
+        stub.resume()
+        assert stub.stop().signal == 2
+
+    assert b"c" in fake.asked
+
+
+def test_a_pause_inside_a_pause_resumes_once() -> None:
+    with opened(FakeStub()) as stub:
+        stub.resume()
+
+        with stub.paused(), stub.paused():
+            assert not stub.is_running
+
+        assert (stub.is_running, stub.stops) == (True, 2)
+        with pytest.raises(KeyError), stub.paused():
+            raise KeyError
+        assert (stub.is_running, stub.stops) == (True, 3)
+
+
+def test_requests_to_a_running_guest_are_our_bug() -> None:
+    with opened(FakeStub()) as stub:
+        stub.resume()
+
+        with pytest.raises(ValueError, match="stop it first"):
+            stub.read(0, 1)
+        with pytest.raises(ValueError, match="stop it first"):
+            stub.write_physical(0, b"x")
+        with pytest.raises(ValueError, match="stop it first"):
+            stub.monitor("info status")
+
+
+def test_threads_without_end_are_refused() -> None:
+    fake = FakeStub(answers={b"qsThreadInfo": b"m" + b",".join([b"01"] * 300)})
+
+    with abandoned(fake) as stub, pytest.raises(FormatError, match="vCPUs"):
+        stub.ids()
+
+
+def test_both_close_and_detach_can_be_called_again() -> None:
+    closed: list[int] = []
+    with ExitStack() as stack:
+        path = stack.enter_context(listening(FakeStub()))
+        stub = Stub.open(path)
+        stub._on_close = lambda: closed.append(1)
+
+        stub.detach()
+        stub.detach()
+        stub.close()
+
+    assert closed == [1]
