@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.codegen.compile import compile_probes
-from kprobes.drivers.guest.arena import MISSED_SIZE
+from kprobes.drivers.guest.arena import COUNTERS_SIZE, MISSED_SIZE
 from kprobes.drivers.journal import Described
 from kprobes.drivers.loans import Kind, Ledger, Loan
 from kprobes.drivers.specimen import Specimen
@@ -35,8 +35,10 @@ ABI = GuestAbi(
     ),
     percpu=PER_CPU,
     missed=Addr(DATA),
-    rings=Addr(DATA + MISSED_SIZE),
-    texts=Addr(DATA + MISSED_SIZE + 0x10_0000),
+    unkept=Addr(DATA + MISSED_SIZE),
+    code=(Addr(CODE), Addr(CODE + 0x10_0000)),
+    rings=Addr(DATA + COUNTERS_SIZE),
+    texts=Addr(DATA + COUNTERS_SIZE + 0x10_0000),
     ring_size=1 << 16,
     task_size=X86_64.task_size,
     thread_size=X86_64.thread_size,

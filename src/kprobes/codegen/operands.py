@@ -7,7 +7,9 @@ from kprobes.codegen.ir import Value, const
 from kprobes.model.resolved import (
     CommValue,
     Constant,
+    EntryCounter,
     EntryValue,
+    ExitAddress,
     Load,
     Operand,
     PerCpuAddress,
@@ -41,7 +43,9 @@ def value(context: Context, operand: Operand, fault: str) -> Value:
             return f.op("add", inner, f.load(const(cpu_offset), gs=True))
         case Load():
             return _loaded(context, operand, fault)
-        case CommValue() | TextValue() | ReturnedValue() | EntryValue():
+        case CommValue() | TextValue() | ReturnedValue() | EntryValue() | EntryCounter():
+            raise TypeError(f"{operand} is no plain value at a function's entry")
+        case ExitAddress():
             raise TypeError(f"{operand} is no plain value at a function's entry")
         case _:
             assert_never(operand)

@@ -13,7 +13,7 @@ import numpy as np
 from kprobes.arch.listed import Listed, Reach
 from kprobes.drivers.anatomy import Mark
 from kprobes.drivers.clean_text import CleanText
-from kprobes.drivers.guest.arena import MISSED_SIZE
+from kprobes.drivers.guest.arena import COUNTERS_SIZE
 from kprobes.drivers.guest.layout import readers, task_abi
 from kprobes.drivers.instructions import Text
 from kprobes.drivers.journal import Described, Entry
@@ -113,7 +113,7 @@ def _touched(
     window = range(data.addr, data.addr + data.size)
     found = specimen.arch.listing.reaches(pieces, window)
     # Each probe of a site computes its record's address once, one probe behind the other.
-    records = {r.origin for r in found.values() if r.is_write and r.offset >= MISSED_SIZE}
+    records = {r.origin for r in found.values() if r.is_write and r.offset >= COUNTERS_SIZE}
     layouts = list(_layouts(specimen, described))
     if len(records) != len(layouts):
         layouts = []
@@ -141,9 +141,9 @@ def _layouts(specimen: Specimen, described: Sequence[Described]) -> Iterator[Rec
 def _record_note(touched: _Touched) -> str:
     reach, layout = touched.reach, touched.layout
     event = f"{layout.event}: " if layout is not None else ""
-    if reach.offset < MISSED_SIZE:
+    if reach.offset < COUNTERS_SIZE:
         return "one more missed hit" if reach.is_write else ""
-    at = reach.offset - MISSED_SIZE
+    at = reach.offset - COUNTERS_SIZE
     if at >= SLACK:
         return "room for strings that a filter reads"
     if not reach.size:

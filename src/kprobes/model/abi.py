@@ -67,6 +67,9 @@ class GuestAbi:
         readers: its fault-safe readers.
         percpu: per-CPU offset of our PERCPU_SIZE bytes.
         missed: of the u64 counters of missed hits, by event id.
+        unkept: of the u64 counters of calls whose return is not seen since no frame was free for
+            them, by event id.
+        code: [start, stop) of the code memory: who returns there comes to a trampoline.
         rings: of the first ring; the others follow, each ``ring_size + SLACK`` bytes.
         texts: of every CPU's TEXT_SLOTS, in CPU order.
         ring_size: bytes of each CPU's ring, a power of two, slack not counted.
@@ -82,6 +85,8 @@ class GuestAbi:
     readers: Readers
     percpu: int
     missed: Addr
+    unkept: Addr
+    code: tuple[Addr, Addr]
     rings: Addr
     texts: Addr
     ring_size: int

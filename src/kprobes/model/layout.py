@@ -6,6 +6,7 @@
         u32 pid;
         u32 context;           // see CONTEXT_* below
         char comm[16];
+        u64 caller;            // the return address; only when caller_offset is set
         u32 size;              // of the whole record; only when is_dynamic
         u32 reserved;          //   with it
         u64 faults[];          // bit i of word i/64 is field i; only when faults_offset is set
@@ -52,6 +53,7 @@ class Storage(StrEnum):
     STRING = "string"
     COMM = "comm"
     TEXT = "text"
+    DURATION = "duration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,8 @@ class Field:
         name: of the argument.
         type: the kernel's name of its fetch type: u8..u64, s8..s64, x8..x64, char, symbol,
             symstr, string, ustring. A bit-field has its container's.
-        storage: NUMBER at ``offset`` with ``size`` bytes, which is an address where the type is
+        storage: DURATION at ``offset`` the u64 counter at the function's entry, of which the value
+            is the ns until the record's; NUMBER at ``offset`` with ``size`` bytes, which is an address where the type is
             symbol or symstr; STRING a u32 there; COMM and TEXT take no room: the value is the
             header's comm, or ``text``.
         offset: from the record's start.
@@ -110,6 +113,7 @@ class RecordLayout:
         is_dynamic: whether strings follow the fixed part and ``size_offset`` holds the size.
         size_offset: of the u32 size; meaningless unless ``is_dynamic``.
         faults_offset: of the fault words, or None when no number can fault.
+        caller_offset: of the u64 return address of a return probe's record, else None.
     """
 
     event_id: int
@@ -123,3 +127,4 @@ class RecordLayout:
     is_dynamic: bool
     size_offset: int
     faults_offset: int | None
+    caller_offset: int | None = None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kprobes.model.resolved import Resolved
+from kprobes.model.returns import Returning
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 
@@ -101,11 +102,12 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One site, and what shares its patch: probes, and behind them what Python does there."""
+    """One site, and what shares its patch: probes, what return probes do there, and Python."""
 
     site: Site
     probes: tuple[Resolved, ...]
     upcalls: tuple[Upcall, ...] = ()
+    returning: tuple[Returning, ...] = ()
 
     @property
     def before(self) -> tuple[Upcall, ...]:

@@ -81,6 +81,16 @@ class EntryValue:
     base: "Operand"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryCounter:
+    """The raw counter, or the guest's clock, when the probed function was entered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitAddress:
+    """The instruction by which the probed function was left, 0 where it is not known."""
+
+
 Operand = (
     RegisterValue
     | StackValue
@@ -92,6 +102,8 @@ Operand = (
     | PerCpuAddress
     | ReturnedValue
     | EntryValue
+    | EntryCounter
+    | ExitAddress
 )
 
 

@@ -4,7 +4,9 @@ from kprobes.model.layout import Storage
 from kprobes.model.resolved import (
     CommValue,
     Constant,
+    EntryCounter,
     EntryValue,
+    ExitAddress,
     FieldFetch,
     Load,
     Operand,
@@ -77,6 +79,10 @@ def _computed(operand: Operand) -> str:
             return "the returned value"
         case EntryValue(base=base):
             return f"{_value(base)} at entry"
+        case EntryCounter():
+            return "the time since the entry"
+        case ExitAddress():
+            return "the instruction by which it is left"
         case _:
             raise TypeError(f"{operand} is no number")
 

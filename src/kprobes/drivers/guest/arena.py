@@ -31,7 +31,9 @@ from kprobes.units import KIB, MIB, U64, Addr
 
 _GFP_KERNEL = 0xCC0
 MISSED_SIZE = 8 * (1 << 16)
-"""Bytes of the missed counters: one per event id."""
+"""Bytes of one kind of counters: one per event id."""
+COUNTERS_SIZE = 2 * MISSED_SIZE
+"""Bytes of both kinds: missed hits, and calls that no frame was free for."""
 CATCHER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
 _LEAST_RING = 64 * KIB
@@ -62,7 +64,7 @@ class Arena:
 
     Attributes:
         code: executable memory within reach of the kernel's text.
-        data: the missed counters, then the rings, room for filters' strings, the mailbox, and our
+        data: the counters of missed hits and of unkept calls, then the rings, room for filters' strings, the mailbox, and our
             place in the guest's chain of callbacks for exceptions.
         percpu: per-CPU offset of PERCPU_SIZE bytes.
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
@@ -86,9 +88,14 @@ class Arena:
         return self.data
 
     @property
+    def unkept(self) -> Addr:
+        """Where the counters of calls are that no frame was free for."""
+        return Addr(self.missed + MISSED_SIZE)
+
+    @property
     def rings(self) -> Addr:
         """Where the first ring begins."""
-        return Addr(self.missed + MISSED_SIZE)
+        return Addr(self.unkept + MISSED_SIZE)
 
     def ring(self, cpu: int) -> Addr:
         """Return where a CPU's ring begins."""
@@ -132,7 +139,7 @@ class Arena:
 def data_size(cpus: int, ring_size: int) -> int:
     """Return the bytes of an arena's data for so many CPUs."""
     rings = cpus * (ring_size + SLACK + TEXT_SLOTS * MAX_STRING)
-    return MISSED_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE
+    return COUNTERS_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE
 
 
 def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes) -> Arena:

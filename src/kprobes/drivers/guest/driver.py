@@ -262,6 +262,8 @@ class GuestDriver:
             readers=readers(guest.kernel),
             percpu=arena.percpu,
             missed=arena.missed,
+            unkept=arena.unkept,
+            code=(arena.programs, arena.code.stop),
             rings=arena.rings,
             texts=arena.texts,
             ring_size=arena.ring_size,
