@@ -64,8 +64,8 @@ class Arena:
 
     Attributes:
         code: executable memory within reach of the kernel's text.
-        data: the counters of missed hits and of unkept calls, then the rings, room for filters' strings, the mailbox, and our
-            place in the guest's chain of callbacks for exceptions.
+        data: the counters of missed hits and of unkept calls, then the rings, room for filters'
+            strings, the mailbox, and our place in the guest's chain of callbacks for exceptions.
         percpu: per-CPU offset of PERCPU_SIZE bytes.
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
         ring_size: of each CPU's ring, slack not counted.
