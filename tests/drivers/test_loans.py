@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprobes.drivers.loans import Call, Kind, Ledger, Loan
+from kprobes.model.returns import Frames
+from kprobes.units import Addr
 
 DATA = Loan(kind=Kind.DATA, addr=0, size=4096)
 CODE = Loan(kind=Kind.CODE, addr=0, size=8192)
@@ -122,3 +124,16 @@ def test_its_lines_tell_all_of_it(steps: list[tuple[Loan, int, bool]]) -> None:
 def test_a_line_that_no_ledger_says_is_refused(line: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         Ledger().replay(line)
+
+
+def test_where_calls_in_progress_are_is_known_from_the_lines_too() -> None:
+    said: list[dict[str, Any]] = []
+    frames = Frames(addr=Addr(0x7000), count=64, stride=40, trampoline=Addr(0x5010))
+
+    ledger = Ledger(said.append)
+    ledger.keep_frames([frames])
+
+    copy = Ledger()
+    for line in said:
+        copy.replay(json.loads(json.dumps(line)))
+    assert copy.frames == ledger.frames == (frames,)

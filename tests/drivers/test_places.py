@@ -97,7 +97,7 @@ def test_what_is_wrong_at_a_return_is_told_before_that_it_cannot_be_armed() -> N
         places.resolve(read("r void_fn $retval"), event_id=1)
     with pytest.raises(RefusedError, match="cannot be armed yet"):
         places.resolve(read("r vfs_read $retval"), event_id=1)
-    assert places.understand(read("r vfs_read $retval"), event_id=1).layout.event == "r_vfs_read_0"
+    assert places.resolve(read("r vfs_read $retval"), event_id=1).layout.event == "r_vfs_read_0"
 
 
 @pytest.mark.parametrize("place", ["ext4_sync", "ext4:ext4_sync"])

@@ -71,7 +71,7 @@ class Events:
 
     def _define(self, definition: Definition) -> None:
         for single in self.places.expand(definition):
-            probe = self.places.understand(single, event_id=1)
+            probe = self.places.resolve(single, event_id=1)
             name = probe.layout.group, probe.layout.event
             check_alike(self.first.setdefault(name, probe), probe)
             self.listed[definition] = show(probe.definition, cpus=1)

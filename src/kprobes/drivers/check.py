@@ -149,7 +149,7 @@ class Checker:
         if definition.kind is not Kind.RETURN or definition.place.is_glob:
             return None
         try:
-            return self._places.exits(self._places.understand(definition, event_id=1))
+            return self._places.exits(self._places.resolve(definition, event_id=1))
         except RefusedError:
             return None
 

@@ -1,14 +1,17 @@
 """What a guest has lent to a tracer and must get back: memory, and the state of its pages.
 
 A ledger is kept beside the undos in the journal: a line before each call of a guest's function,
-and one with its result. Whoever comes after a killed tracer knows what
-is still lent, and which call was under way.
+and one with its result. Whoever comes after a killed tracer knows what is still lent, which call
+was under way, and where to look for return addresses on stacks that lead into lent memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
+
+from kprobes.model.returns import Frames
+from kprobes.units import Addr
 
 
 class Kind(StrEnum):
@@ -63,12 +66,14 @@ class Ledger:
     Attributes:
         loans: in the order in which they were made.
         call: the one that is under way, or None.
+        frames: of calls whose return addresses may be ours, in memory that is lent.
     """
 
     def __init__(self, say: Callable[[dict[str, Any]], None] = _say_nothing) -> None:
         """Begin a ledger; every change is said before it is made."""
         self.loans: tuple[Loan, ...] = ()
         self.call: Call | None = None
+        self.frames: tuple[Frames, ...] = ()
         self._say = say
 
     @property
@@ -91,6 +96,11 @@ class Ledger:
         self._say({"end": result})
         self._end(result)
 
+    def keep_frames(self, frames: Sequence[Frames]) -> None:
+        """Note where calls will be that return to us, instead of where they were before."""
+        self._say({"frames": [asdict(each) for each in frames]})
+        self.frames = tuple(frames)
+
     def replay(self, line: dict[str, Any]) -> None:
         """Take over what another ledger said.
 
@@ -101,6 +111,8 @@ class Ledger:
             self._begin(_call_of(line["begin"]))
         if "end" in line:
             self._end(int(line["end"]))
+        if "frames" in line:
+            self.frames = tuple(_frames_of(item) for item in line["frames"])
 
     def _begin(self, call: Call) -> None:
         self.call = call
@@ -122,6 +134,15 @@ def _call_of(item: dict[str, Any]) -> Call:
         landing=int(item["landing"]),
         lends=_loan_of(item["lends"]),
         returns=_loan_of(item["returns"]),
+    )
+
+
+def _frames_of(item: dict[str, Any]) -> Frames:
+    return Frames(
+        addr=Addr(int(item["addr"])),
+        count=int(item["count"]),
+        stride=int(item["stride"]),
+        trampoline=Addr(int(item["trampoline"])),
     )
 
 

@@ -90,13 +90,6 @@ class Places:
             DefinitionError: it names what this kernel has not, or a type does not fit.
             RefusedError: no probe can be placed there.
         """
-        resolved = self.understand(definition, event_id=event_id)
-        if definition.kind is Kind.RETURN:
-            raise RefusedError(f"{definition.event}: probes at function return cannot be armed yet")
-        return resolved
-
-    def understand(self, definition: Definition, *, event_id: int) -> Resolved:
-        """Resolve a definition, whether or not we can arm its kind; errors as for ``resolve``."""
         kernel, arch = self.kernel, self.arch
         resolved = resolve(definition, kernel, arch, event_id=event_id, locate=self.locate)
         name = definition.group, definition.event

@@ -110,6 +110,11 @@ class Plan:
     returning: tuple[Returning, ...] = ()
 
     @property
+    def recorded(self) -> tuple[Resolved, ...]:
+        """All probes that have something to do here, those at returns last."""
+        return (*self.probes, *(p for each in self.returning for p in each.returns.probes))
+
+    @property
     def before(self) -> tuple[Upcall, ...]:
         """What Python does before the instruction."""
         return tuple(upcall for upcall in self.upcalls if not upcall.is_after)
@@ -122,4 +127,6 @@ class Plan:
     @property
     def name(self) -> str:
         """What to call it where something is wrong with its patch."""
-        return self.probes[0].layout.event if self.probes else f"handler at {self.site.addr:#x}"
+        if self.recorded:
+            return self.recorded[0].layout.event
+        return f"handler at {self.site.addr:#x}"

@@ -118,3 +118,10 @@ class Returning:
     role: Role
     returns: Returns
     is_conditional: bool = False
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What its machine code depends on: equal shapes differ in numbers only."""
+        returns = self.returns
+        probes = tuple(probe.shape for probe in returns.probes)
+        return self.role, returns.kept, returns.is_timed, probes

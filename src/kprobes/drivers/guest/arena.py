@@ -46,11 +46,13 @@ class ArenaSize:
 
     Attributes:
         code: bytes for the code of all probes.
+        frames: bytes for calls in progress.
         ring: bytes of each CPU's ring, a power of two; None for what fits the guest.
     """
 
     code: int = 1 * MIB
     ring: int | None = None
+    frames: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that no ring can have."""
@@ -65,10 +67,12 @@ class Arena:
     Attributes:
         code: executable memory within reach of the kernel's text.
         data: the counters of missed hits and of unkept calls, then the rings, room for filters'
-            strings, the mailbox, and our place in the guest's chain of callbacks for exceptions.
+            strings, the mailbox, our place in the guest's chain of callbacks for exceptions, and
+            calls in progress.
         percpu: per-CPU offset of PERCPU_SIZE bytes.
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
         ring_size: of each CPU's ring, slack not counted.
+        frames_size: bytes for calls in progress.
     """
 
     code: CodeMemory
@@ -76,6 +80,12 @@ class Arena:
     percpu: int
     bases: tuple[int, ...]
     ring_size: int
+    frames_size: int = 0
+
+    def has_room(self, size: ArenaSize) -> bool:
+        """Whether it is at least as large, its rings left aside."""
+        is_code_enough = self.code.size >= size.code
+        return is_code_enough and self.frames_size >= size.frames
 
     @property
     def cpus(self) -> int:
@@ -126,6 +136,11 @@ class Arena:
         return Addr(self.mailbox + self.mailbox_layout.size)
 
     @property
+    def frames(self) -> Addr:
+        """Where calls in progress are kept whose return is probed."""
+        return Addr(self.block + BLOCK_SIZE)
+
+    @property
     def catcher(self) -> Addr:
         """Where that callback's code is."""
         return self.code.addr
@@ -136,10 +151,10 @@ class Arena:
         return Addr(self.code.addr + CATCHER_SIZE)
 
 
-def data_size(cpus: int, ring_size: int) -> int:
+def data_size(cpus: int, ring_size: int, frames: int = 0) -> int:
     """Return the bytes of an arena's data for so many CPUs."""
     rings = cpus * (ring_size + SLACK + TEXT_SLOTS * MAX_STRING)
-    return COUNTERS_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE
+    return COUNTERS_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE + frames
 
 
 def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes) -> Arena:
@@ -160,11 +175,18 @@ def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes
     with borrower.task() as task, ExitStack() as undo:
         undo.callback(give_back, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
-        data = _allocate_data(task, kernel, data_size(len(bases), ring), mark)
+        data = _allocate_data(task, kernel, data_size(len(bases), ring, size.frames), mark)
         code = allocate_code(task, kernel, size.code)
         percpu = _allocate_percpu(task, kernel)
         undo.pop_all()
-    return Arena(code=code, data=data, percpu=percpu, bases=bases, ring_size=ring)
+    return Arena(
+        code=code,
+        data=data,
+        percpu=percpu,
+        bases=bases,
+        ring_size=ring,
+        frames_size=size.frames,
+    )
 
 
 def fitting_ring(ram: int, cpus: int) -> int:
@@ -182,6 +204,11 @@ def reset(arena: Arena, memory: GuestMemory) -> None:
         memory.set_u64(words + PERCPU_LOST, 0)
         memory.set_u64(words + PERCPU_GUARD, 0)
         memory.set_u64(words + PERCPU_WORD, name)
+
+
+def forget_calls(arena: Arena, memory: GuestMemory) -> None:
+    """Make every frame free; nobody may be inside our code, or return to it."""
+    memory.write(arena.frames, bytes(arena.frames_size))
 
 
 def _allocate_data(task: Task, kernel: Kernel, size: int, mark: bytes) -> Addr:

@@ -7,39 +7,26 @@ saw at the moment of writing.
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from kprobes.codegen.catcher import hash_table, table_mask
-from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.drivers.guest.arena import Arena
+from kprobes.drivers.guest.callers import give_callers_back
 from kprobes.drivers.guest.catcher import Catcher
-from kprobes.drivers.guest.gate import Gate, build_gate
 from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.linking import Linker, Program
 from kprobes.drivers.guest.memory import GuestMemory, remembering, write_code
 from kprobes.drivers.guest.stopped import StoppedMemory
 from kprobes.drivers.journal import Described, Journal, Undo
 from kprobes.drivers.rollback import roll_back
 from kprobes.errors import TargetError
-from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
-from kprobes.model.upcall import Detour, Question, Questions
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
 from kprobes.units import Addr, Phys
 
-_ALIGN = 16
 _FLAGS = 8
 """Offset of dyn_ftrace.flags."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """The code of one plan, linked to where it will run."""
-
-    plan: Plan
-    entry: Addr
-    code: bytes
-    questions: tuple[Question, ...] = ()
 
 
 class Armory:
@@ -51,17 +38,13 @@ class Armory:
     def __init__(self, guest: Guest, arena: Arena, abi: GuestAbi, journal: Journal) -> None:
         self._guest = guest
         self._arena = arena
-        self._abi = abi
         self._journal = journal
         self._catcher = Catcher(guest, arena, journal.ledger)
         self._stopped = StoppedMemory(guest.stub, guest.memory.ram)
-        self._next = arena.programs
-        self._templates: dict[object, Template] = {}
+        self._linker = Linker(guest.arch, abi, arena)
         self._undos: list[Undo] = []
         self._owners: dict[Phys, Addr] = {}
         self._detours: dict[Addr, Addr] = {}
-        self._gate: Gate | None = None
-        self._is_gate_loaded = False
 
     @property
     def is_armed(self) -> bool:
@@ -77,13 +60,9 @@ class Armory:
         """Compile and place the code of some plans; nothing is written yet.
 
         Raises:
-            TargetError: the arena's code memory is full.
+            TargetError: the arena is full.
         """
-        found = list(plans)
-        if self._gate is None and any(plan.upcalls for plan in found):
-            self._gate = build_gate(self._guest.arch, self._abi, self._arena, self._next)
-            self._place(len(self._gate.code))
-        return [self._link_asking(plan) if plan.upcalls else self._link(plan) for plan in found]
+        return self._linker.link(plans)
 
     def catch(self, plans: Iterable[Plan], *, more: bool = False) -> None:
         """Have the guest, which runs, tell us of breakpoints if some plans need it.
@@ -104,13 +83,12 @@ class Armory:
         """Write code to the arena, where nothing calls it yet."""
         if not programs:
             return
-        if self._gate is not None and not self._is_gate_loaded:
-            self._write_code(self._gate.addr, self._gate.code)
-            self._is_gate_loaded = True
-        blob, start = bytearray(), programs[0].entry
-        for program in programs:
-            blob += bytes(program.entry - start - len(blob)) + program.code
-        self._write_code(Addr(start), bytes(blob))
+        codes = [*self._linker.take_routines(), *((p.entry, p.code) for p in programs)]
+        start = min(addr for addr, _ in codes)
+        blob = bytearray()
+        for addr, code in sorted(codes):
+            blob += bytes(addr - start - len(blob)) + code
+        self._write_code(start, bytes(blob))
         self._load_table(programs)
 
     def _load_table(self, programs: Sequence[Program]) -> None:
@@ -123,7 +101,7 @@ class Armory:
             return
         self._detours |= more
         table = hash_table(self._detours)
-        where = self._place(len(table))
+        where = self._linker.place(len(table))
         self._write_code(where, table)
         self._catcher.lead(where, table_mask(table))
 
@@ -137,6 +115,7 @@ class Armory:
         self._stopped.note_data(undo.phys for _, undo in flags)
         self._owners |= {undo.phys: site.addr for site, undo in flags + undos}
         patches = [undo for _, undo in flags + undos]
+        self._journal.ledger.keep_frames([f for f in self._linker.frames if f.trampoline])
         self._journal.describe(_described(programs))
         self._journal.record(patches)
         return patches
@@ -183,83 +162,7 @@ class Armory:
         roll_back(self._undos, self._stopped)
         self._undos = []
         self._journal.clear()
-
-    def _link(self, plan: Plan) -> Program:
-        entry, body = self._next, self._next
-        is_framed = self._is_framed(plan)
-        if is_framed:
-            length = len(self._head(plan.site, entry, entry))
-            body = _aligned(entry + length)
-        code = self._template(plan, is_framed=is_framed).link(body, self._numbers(plan))
-        if is_framed:
-            head = self._head(plan.site, entry, body)
-            code = head + bytes(body - entry - len(head)) + code
-        return Program(plan=plan, entry=self._place(len(code)), code=code)
-
-    def _link_asking(self, plan: Plan) -> Program:
-        entry, body = self._next, None
-        detour = self._detour(plan, entry, entry if plan.probes else None)
-        code = detour.code
-        if plan.probes:
-            body = _aligned(entry + len(code))
-            detour = self._detour(plan, entry, body)
-            template = self._template(plan, is_framed=True)
-            code = detour.code.ljust(body - entry, b"\0")
-            code += template.link(body, self._numbers(plan))
-        groups = (plan.before, plan.after)
-        questions = [Question(upcalls=each, copies=detour.copies) for each in groups if each]
-        entry = self._place(len(code))
-        return Program(plan=plan, entry=entry, code=code, questions=tuple(questions))
-
-    def _detour(self, plan: Plan, entry: Addr, body: Addr | None) -> Detour:
-        if self._gate is None:
-            raise ValueError("questions without a gate")
-        before, after = (each[0].number if each else None for each in (plan.before, plan.after))
-        questions = Questions(gate=self._gate.addr, before=before, after=after)
-        arch, site = self._guest.arch, plan.site
-        if site.displaced is not None:
-            return arch.upcall.at_instruction(entry, body, questions, site.displaced)
-        back = Addr(site.addr + arch.site.size)
-        return arch.upcall.at_call(entry, body, questions, back, site.chain)
-
-    def _place(self, size: int) -> Addr:
-        place = self._next
-        end = _aligned(place + size)
-        if end > self._arena.code.stop:
-            raise TargetError("no room is left for the probes' code; probe fewer functions")
-        self._next = end
-        return place
-
-    def _is_framed(self, plan: Plan) -> bool:
-        site = plan.site
-        is_called = site.displaced is None and site.chain is None
-        return not is_called or needs_frame(self._guest.arch, plan.probes)
-
-    def _head(self, site: Site, entry: Addr, body: Addr) -> bytes:
-        arch = self._guest.arch
-        if site.displaced is not None:
-            return arch.patch.detour(entry, body, site.displaced)
-        return arch.site.entry(entry, body, site.chain)
-
-    def _template(self, plan: Plan, *, is_framed: bool) -> Template:
-        is_patched = plan.site.displaced is not None
-        key = (is_framed, is_patched, tuple(probe.shape for probe in plan.probes))
-        if key not in self._templates:
-            self._templates[key] = compile_probes(
-                self._guest.arch,
-                self._abi,
-                plan.probes,
-                is_framed=is_framed,
-                is_patched=is_patched,
-            )
-        return self._templates[key]
-
-    def _numbers(self, plan: Plan) -> dict[str, int]:
-        readers = self._abi.readers
-        names = ("copy_kernel", "copy_user", "string_kernel", "string_user")
-        numbers: dict[str, int] = {name: getattr(readers, name) for name in names}
-        numbers |= {f"event{n}": p.layout.event_id for n, p in enumerate(plan.probes)}
-        return {**numbers, "site": plan.site.addr, "clock": self._abi.clock or 0}
+        give_callers_back(self._guest.memory, self._linker.frames)
 
     def _undo(self, program: Program, memory: GuestMemory) -> list[Undo]:
         site = program.plan.site
@@ -290,10 +193,6 @@ class Armory:
         write_code(self._guest.stub, self._guest.memory, addr, code)
 
 
-def _aligned(addr: int) -> Addr:
-    return Addr(-(-addr // _ALIGN) * _ALIGN)
-
-
 def _described(programs: Sequence[Program]) -> list[Described]:
     return [
         Described(
@@ -303,7 +202,7 @@ def _described(programs: Sequence[Program]) -> list[Described]:
             definition=probe.definition.command,
         )
         for program in programs
-        for probe in program.plan.probes
+        for probe in program.plan.recorded
     ]
 
 

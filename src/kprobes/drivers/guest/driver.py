@@ -14,6 +14,7 @@ from kprobes.drivers.guest.clock import GuestClock, TscClock, clock_function, op
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
 from kprobes.drivers.guest.lending import await_exit, settle
+from kprobes.drivers.guest.linking import frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
 from kprobes.drivers.guest.prepare import Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, check
@@ -24,13 +25,17 @@ from kprobes.drivers.places import Places
 from kprobes.errors import KprobesError
 from kprobes.image.loaded import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
-from kprobes.model.definition import Definition
+from kprobes.model.definition import Definition, Kind
 from kprobes.model.filter import Filter
+from kprobes.model.layout import RecordLayout
 from kprobes.model.plan import Plan, Strategy
 from kprobes.model.upcall import Upcall
 from kprobes.ports import Text
-from kprobes.units import Addr
+from kprobes.units import MIB, Addr
 
+_CODE_OF_PLAN = 1024
+"""Bytes of code that most plans take at most."""
+_AWAITED_FRAMES = 1 * MIB
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
 
 
@@ -119,15 +124,16 @@ class GuestDriver:
         Raises:
             TargetError: the guest changed a site, or has no memory; nothing is left patched.
         """
-        arena, recorder = self._allocate()
+        arena, recorder = self._allocate(is_new=is_new)
         armory = Armory(self.guest, arena, self._abi(arena), self._journal)
         programs = armory.link(self.plans)
         if self._is_used:
             # The last recording's code is about to be overwritten.
             ledger = self._journal.ledger
             await_exit(self.guest, ledger, otherwise="new probes cannot be armed yet")
+            arenas.forget_calls(arena, self.guest.memory)
         self._is_used = True
-        layouts = [probe.layout for plan in self.plans for probe in plan.probes]
+        layouts = _layouts(self.plans)
         if is_new:
             recorder.begin(layouts)
         else:
@@ -193,7 +199,7 @@ class GuestDriver:
         for error in errors:
             self.tell(str(error))
         programs = armory.link(plans)
-        recorder.add([probe.layout for plan in plans for probe in plan.probes])
+        recorder.add(_layouts(plans))
         patches = armory.stage(programs)
         # Whoever looks a breakpoint up must not find half of another table.
         covered = [armory.lookup, *(text for plan in plans for text in plan.site.covered)]
@@ -229,20 +235,30 @@ class GuestDriver:
             yield
             undo.pop_all()
 
-    def _allocate(self) -> tuple[Arena, Recorder]:
-        guest = self.guest
+    def _allocate(self, *, is_new: bool) -> tuple[Arena, Recorder]:
+        guest, size = self.guest, self._needed()
+        if self._arena is not None and is_new and not self._arena.has_room(size):
+            self._arena, self._reception, self._is_used = None, None, False
+            settle(guest, self._journal.ledger)
         if self._arena is None or self.recorder is None:
             self._check_kernel()
             journal = self._journal
             borrower = Borrower(guest.stub, guest.memory, guest.kernel, journal.ledger)
             with guest.stub.paused():
-                arena = arenas.allocate(borrower, guest.kernel, self._size, mark=journal.mark)
+                arena = arenas.allocate(borrower, guest.kernel, size, mark=journal.mark)
             # Nobody knows of this memory yet, so the guest may run on meanwhile.
             arenas.reset(arena, guest.memory)
             self._arena = arena
             self._clock = clock_function(guest.memory, guest.kernel)
             self.recorder = Recorder(arena, guest.memory, self._open_clock(arena))
         return self._arena, self.recorder
+
+    def _needed(self) -> ArenaSize:
+        # Functions that are waited for may need frames, too.
+        awaited = sum(each.kind is Kind.RETURN for each in self.waiting)
+        frames = frames_size(self.plans) + (_AWAITED_FRAMES if awaited else 0)
+        code = max(self._size.code, -(-len(self.plans) * _CODE_OF_PLAN // MIB) * MIB)
+        return replace(self._size, code=code, frames=frames)
 
     def _check_kernel(self) -> None:
         # Before anything is taken from the guest: it could be neither used nor given back.
@@ -271,8 +287,14 @@ class GuestDriver:
             thread_size=guest.arch.thread_size,
             clock=self._clock,
             is_guarded=bool(self.waiting)
-            or any(probe.calls_guest for plan in self.plans for probe in plan.probes),
+            or any(probe.calls_guest for plan in self.plans for probe in plan.recorded),
         )
+
+
+def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:
+    # A return probe is in as many plans as its function has exits.
+    probes = (probe for plan in plans for probe in plan.recorded)
+    return list({probe.layout.event_id: probe.layout for probe in probes}.values())
 
 
 def _is_inside(addr: int, ranges: Sequence[Text]) -> bool:

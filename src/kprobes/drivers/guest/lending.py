@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from typing import assert_never
 
 from kprobes.drivers.guest.borrow import Borrower, Task
+from kprobes.drivers.guest.callers import give_callers_back
 from kprobes.drivers.guest.code_memory import free_code, unseal
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import first_of
@@ -30,20 +31,29 @@ def settle(guest: Guest, ledger: Ledger) -> None:
         return
     otherwise = f"its memory ({ledger.memory // 1024:,} KiB) cannot be given back yet"
     await_exit(guest, ledger, otherwise=otherwise)
+    ledger.keep_frames(())
     borrower = Borrower(guest.stub, guest.memory, guest.kernel, ledger)
     with guest.stub.paused(), borrower.task() as task:
         give_back(task, guest.kernel)
 
 
 def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
-    """Return when nobody is inside the probes' code, or about to be led there by a breakpoint.
+    """Return when nobody is inside the probes' code, or will be led there.
+
+    Neither by a breakpoint that was there, nor by a return address on a stack.
 
     The guest may run, and runs on. No probe may be armed.
 
     Raises:
         TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
     """
-    with stopped_outside(guest, list(_in_use(guest, ledger)), otherwise=otherwise):
+
+    def give_back() -> None:
+        # Who is in our code now may still lead a call to us: so each time anew.
+        give_callers_back(guest.memory, ledger.frames)
+
+    in_use = list(_in_use(guest, ledger))
+    with stopped_outside(guest, in_use, otherwise=otherwise, before=give_back):
         pass
 
 

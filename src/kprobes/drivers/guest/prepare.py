@@ -1,19 +1,22 @@
 """Definitions to plans for one guest: every site as it is now, and its probes."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from kprobes.drivers.guest.filtering import with_filter
 from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.returning import ReturnPlanner
 from kprobes.drivers.places import places_of
 from kprobes.errors import KprobesError, NotLoadedError, RefusedError
-from kprobes.model.definition import Definition
+from kprobes.model.definition import Definition, Kind
+from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
 from kprobes.model.plan import Plan, Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.model.symbol import Symbol
 from kprobes.model.upcall import Upcall
 from kprobes.plan.choose import Wish
+from kprobes.plan.returns import at_exits
 from kprobes.resolve.siblings import check_alike
 from kprobes.units import Addr
 
@@ -28,6 +31,7 @@ class Wanted:
         definitions: all that share a session.
         tasks: what every hit must pass before its event's own filter.
         strategy: for all definitions; the cheapest that is safe for each when it is None.
+        way: for all return probes; the cheapest that is proven for each when it is None.
         upcalls: what Python does, behind the probes of the same site.
         watch: upcalls that tell of modules, for when probes are in one or wait for it; without
             any nothing waits.
@@ -36,8 +40,22 @@ class Wanted:
     definitions: Sequence[Definition] = ()
     tasks: Filter | None = None
     strategy: Strategy | None = None
+    way: ReturnWay | None = None
     upcalls: Sequence[Upcall] = ()
     watch: Sequence[Upcall] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Probes:
+    # By address, oldest first; of return probes by that of their function's entry.
+    by_site: dict[Addr, list[Resolved]] = field(default_factory=dict[Addr, list[Resolved]])
+    by_return: dict[Addr, list[Resolved]] = field(default_factory=dict[Addr, list[Resolved]])
+
+    def one_by_one(self) -> "Iterator[_Probes]":
+        for addr, found in self.by_site.items():
+            yield _Probes(by_site={addr: found})
+        for addr, found in self.by_return.items():
+            yield _Probes(by_return={addr: found})
 
 
 class Preparer:
@@ -54,7 +72,7 @@ class Preparer:
         self.places = places_of(guest)
         self._wanted = Wanted()
         self._is_resolved = False
-        self._by_site: dict[Addr, list[Resolved]] = {}
+        self._probes = _Probes()
         self._by_event: dict[tuple[str, str], Resolved] = {}
         self._singles: dict[int, Definition] = {}
 
@@ -75,7 +93,7 @@ class Preparer:
             self._is_resolved = True
         # What a site holds may have changed since the last time; what a name is has not.
         watch = wanted.watch if self.waiting or self._is_in_module() else ()
-        return list(self._plans(self._by_site, [*wanted.upcalls, *watch]))
+        return list(self._plans(self._probes, [*wanted.upcalls, *watch]))
 
     def late(self, guest: Guest) -> tuple[list[Plan], list[KprobesError]]:
         """Return plans for what waited and can be placed now, and what is wrong with the rest.
@@ -87,16 +105,16 @@ class Preparer:
         # The next recording begins with what is loaded then.
         self._is_resolved = False
         waiting, self.waiting = self.waiting, {}
-        by_site, errors = dict[Addr, list[Resolved]](), list[KprobesError]()
+        probes, errors = _Probes(), list[KprobesError]()
         for event_id, single in waiting.items():
             try:
-                self._resolve(event_id, single, by_site)
+                self._resolve(event_id, single, probes)
             except KprobesError as error:
                 errors.append(error)
         plans: list[Plan] = []
-        for addr, probes in by_site.items():
+        for some in probes.one_by_one():
             try:
-                plans += self._plans({addr: probes}, ())
+                plans += self._plans(some, ())
             except KprobesError as error:
                 errors.append(error)
         return plans, errors
@@ -104,7 +122,7 @@ class Preparer:
     def wait_again(self, plans: Iterable[Plan]) -> None:
         """Have the probes of some plans wait, if they name the module that is gone."""
         self._is_resolved = False
-        ids = [probe.layout.event_id for plan in plans for probe in plan.probes]
+        ids = [probe.layout.event_id for plan in plans for probe in plan.recorded]
         self.waiting |= {n: self._singles[n] for n in ids if self._singles[n].place.module}
 
     def locate(self, function: Symbol) -> Addr:
@@ -112,7 +130,12 @@ class Preparer:
         return self.places.locate(function)
 
     def _is_in_module(self) -> bool:
-        addrs = [*self._by_site, *(upcall.addr for upcall in self._wanted.upcalls)]
+        probes = self._probes
+        addrs = [
+            *probes.by_site,
+            *probes.by_return,
+            *(upcall.addr for upcall in self._wanted.upcalls),
+        ]
         symbols = (self._guest.kernel.symbols.at(addr) for addr in addrs)
         return any(symbol is not None and symbol.module for symbol in symbols)
 
@@ -121,14 +144,12 @@ class Preparer:
         singles = [single for definition in definitions for single in expand(definition)]
         if len(singles) > _MAX_EVENTS:
             raise RefusedError(f"{len(singles)} probes are too many: at most {_MAX_EVENTS}")
-        self._singles, self._by_site, self._by_event = dict(enumerate(singles, 1)), {}, {}
-        self.waiting = {}
+        self._singles, self._by_event = dict(enumerate(singles, 1)), {}
+        self._probes, self.waiting = _Probes(), {}
         for event_id, single in self._singles.items():
-            self._resolve(event_id, single, self._by_site)
+            self._resolve(event_id, single, self._probes)
 
-    def _resolve(
-        self, event_id: int, single: Definition, by_site: dict[Addr, list[Resolved]]
-    ) -> None:
+    def _resolve(self, event_id: int, single: Definition, probes: _Probes) -> None:
         try:
             probe = self.places.resolve(single, event_id=event_id)
         except NotLoadedError:
@@ -141,22 +162,31 @@ class Preparer:
         if first.definition.command != single.command:
             check_alike(first, probe)
         found = with_filter(probe, self._guest, self._wanted.tasks)
-        by_site.setdefault(probe.layout.ip, []).append(found)
+        is_return = single.kind is Kind.RETURN
+        group = probes.by_return if is_return else probes.by_site
+        group.setdefault(probe.layout.ip, []).append(found)
 
-    def _plans(
-        self, by_site: Mapping[Addr, Sequence[Resolved]], upcalls: Sequence[Upcall]
-    ) -> Iterator[Plan]:
+    def _plans(self, probes: _Probes, upcalls: Sequence[Upcall]) -> Iterator[Plan]:
+        wanted = self._wanted
+        planner = ReturnPlanner(self.places, way=wanted.way, strategy=wanted.strategy)
+        # Every hit runs them in this order: add_new_kprobe() puts the new one first.
+        returns = {addr: found[::-1] for addr, found in probes.by_return.items()}
+        roles = planner.plan(returns)
         asking: dict[Addr, list[Upcall]] = {}
         for upcall in upcalls:
             asking.setdefault(upcall.addr, []).append(upcall)
-        others = self._by_site.keys() | by_site.keys() | asking.keys()
-        look = self.places.look(Wish(strategy=self._wanted.strategy, others=others))
-        for addr, probes in by_site.items():
-            # Every hit runs them in this order: add_new_kprobe() puts the new one first.
+        others = {*self._probes.by_site, *probes.by_site, *roles, *asking}
+        look = self.places.look(Wish(strategy=wanted.strategy, others=others))
+        at_exit = self.places.look(Wish(strategy=at_exits(wanted.strategy), others=others))
+        for addr in dict.fromkeys((*probes.by_site, *roles)):
+            found = probes.by_site.get(addr, ())
+            is_entry = found or addr in returns
+            definition = found[0].definition if found else None
             yield Plan(
-                site=look(addr, probes[0].definition),
-                probes=tuple(reversed(probes)),
+                site=look(addr, definition) if is_entry else at_exit(addr),
+                probes=tuple(reversed(found)),
                 upcalls=tuple(asking.pop(addr, ())),
+                returning=tuple(roles.get(addr, ())),
             )
         # A strategy is forced on definitions; what Python needs is placed as it can be.
         look = self.places.look(Wish(others=others))

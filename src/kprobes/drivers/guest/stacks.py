@@ -13,7 +13,7 @@ stack pointer nothing is alive.
 """
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -53,8 +53,16 @@ def check_types(kernel: Kernel) -> None:
 
 
 @contextmanager
-def stopped_outside(guest: Guest, ranges: Sequence[Text], *, otherwise: str) -> Generator[None]:
+def stopped_outside(
+    guest: Guest,
+    ranges: Sequence[Text],
+    *,
+    otherwise: str,
+    before: Callable[[], None] = lambda: None,
+) -> Generator[None]:
     """Have the guest stopped at a time when nobody is inside some ranges of code.
+
+    ``before`` is done each time that it stands still, before it is looked at.
 
     Raises:
         TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
@@ -62,6 +70,7 @@ def stopped_outside(guest: Guest, ranges: Sequence[Text], *, otherwise: str) -> 
     deadline = time.monotonic() + _LEAVE_S
     while True:
         with guest.stub.paused():
+            before()
             if not ranges or not is_anyone_inside(guest, ranges):
                 yield
                 return

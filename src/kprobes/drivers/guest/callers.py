@@ -1,0 +1,73 @@
+"""Giving calls in progress their return addresses back, from outside.
+
+A call that a return probe has taken over returns to a trampoline of ours; its frame, drawn in
+``model.returns``, knows where it came from. A frame is never freed from here: who has just returned
+to the trampoline still looks for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.drivers.guest.memory import GuestMemory, remembering
+from kprobes.errors import MemoryFault
+from kprobes.model.returns import FRAME_CALLER, FRAME_MULTIPLIER, FRAME_SLOT, Frames
+from kprobes.units import U64, Addr
+
+_WORD = 8
+_Callers = dict[int, list[int]]
+"""By slot: where its calls came from, the innermost first."""
+
+
+def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
+    """Have every call in progress return to its caller, not to us.
+
+    Args:
+        memory: of a guest that stands still.
+        tables: all that the session has; a return address may have been taken over several times.
+
+    Returns:
+        How many return addresses were put back.
+    """
+    now = remembering(memory)
+    by_trampoline = {
+        frames.trampoline: _callers(now, frames) for frames in tables if frames.trampoline
+    }
+    slots = {slot for callers in by_trampoline.values() for slot in callers}
+    return sum(_give_back(now, slot, by_trampoline) for slot in slots)
+
+
+def home(count: int, slot: int) -> int:
+    """Return the number of the frame at which the search for a slot's begins."""
+    return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
+
+
+def _callers(memory: GuestMemory, frames: Frames) -> _Callers:
+    table = _table(memory, frames)
+    slots = table[:, FRAME_SLOT // _WORD]
+    found: _Callers = {}
+    for slot in np.unique(slots[slots != 0]).tolist():
+        # In the order in which the guest itself comes to them.
+        order = (np.arange(frames.count) + home(frames.count, slot)) % frames.count
+        mine = order[slots[order] == slot]
+        found[slot] = table[mine, FRAME_CALLER // _WORD].tolist()
+    return found
+
+
+def _table(memory: GuestMemory, frames: Frames) -> NDArray[np.uint64]:
+    raw = memory.read(frames.addr, frames.size)
+    return np.frombuffer(raw, np.uint64).reshape(frames.count, frames.stride // _WORD)
+
+
+def _give_back(memory: GuestMemory, slot: int, callers: Mapping[Addr, _Callers]) -> bool:
+    # A task that died has perhaps no stack any more.
+    with suppress(MemoryFault):
+        found = caller = memory.u64(slot)
+        while caller in callers and callers[Addr(caller)].get(slot):
+            caller = callers[Addr(caller)][slot].pop(0)
+        if caller != found:
+            memory.set_u64(slot, caller)
+            return True
+    return False

@@ -1,0 +1,309 @@
+"""Plans to code that is linked to where it will run in an arena; nothing is written yet."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kprobes.arch.facts import Arch
+from kprobes.codegen.compile import compile_probes, needs_frame
+from kprobes.drivers.guest.arena import Arena
+from kprobes.drivers.guest.gate import Gate, build_gate
+from kprobes.errors import TargetError
+from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.exits import ReturnWay
+from kprobes.model.plan import Plan, Site
+from kprobes.model.resolved import ExitAddress, Resolved
+from kprobes.model.returns import TRAMPOLINE_HEADER, Frames, Returning, Returns, Role
+from kprobes.model.upcall import Detour, Question, Questions
+from kprobes.units import MIB, Addr
+
+_ALIGN = 16
+_FRAMES_ROOM = 8 * MIB
+_LEAST_FRAMES, _MOST_FRAMES = 64, 1024
+"""Of one function, if its definitions say nothing; the kernel has 10, or twice its CPUs."""
+_NO_FRAMES = Frames(addr=Addr(0), count=0, stride=8, trampoline=Addr(0))
+_READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The code of one plan; a hit enters it at its start."""
+
+    plan: Plan
+    entry: Addr
+    code: bytes
+    questions: tuple[Question, ...] = ()
+
+
+def frame_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
+    """Return the return probes that need frames, and how many of them.
+
+    A definition's maxactive counts where its function is probed in the way that the kernel does it.
+    """
+    by_entry = {each.returns.entry: each.returns for plan in plans for each in plan.returning}
+    found = [each for each in by_entry.values() if each.keeps or each.takes_over]
+    room = _FRAMES_ROOM // (len(found) or 1)
+
+    def count(returns: Returns) -> int:
+        if returns.way is ReturnWay.RETHOOK and returns.maxactive:
+            return returns.maxactive
+        return min(max(room // returns.stride, _LEAST_FRAMES), _MOST_FRAMES)
+
+    return [(returns, count(returns)) for returns in found]
+
+
+def frames_size(plans: Iterable[Plan]) -> int:
+    """Return the bytes of all frames that some plans need."""
+    return sum(returns.stride * count for returns, count in frame_counts(plans))
+
+
+class Linker:
+    """Gives the code of plans its places in an arena, one behind the other.
+
+    Attributes:
+        frames: of all functions whose calls need any.
+    """
+
+    def __init__(self, arch: Arch, abi: GuestAbi, arena: Arena) -> None:
+        self.frames: list[Frames] = []
+        self._routines: list[tuple[Addr, bytes]] = []
+        self._arch = arch
+        self._abi = abi
+        self._arena = arena
+        self._next = arena.programs
+        self._next_frame = arena.frames
+        self._templates: dict[object, Template] = {}
+        self._frames_of: dict[Addr, Frames] = {}
+        self._bodies: dict[Addr, Addr] = {}
+        self._gate: Gate | None = None
+
+    def link(self, plans: Iterable[Plan]) -> list[Program]:
+        """Compile and place the code of some plans.
+
+        Raises:
+            TargetError: the arena's code memory, or its room for frames, is full.
+        """
+        found = list(plans)
+        if self._gate is None and any(plan.upcalls for plan in found):
+            self._gate = build_gate(self._arch, self._abi, self._arena, self._next)
+            self._add(self._gate.code)
+        self._make_room(found)
+        return [self._link_asking(plan) if plan.upcalls else self._link(plan) for plan in found]
+
+    def take_routines(self) -> list[tuple[Addr, bytes]]:
+        """Return code besides that of plans, by address: to be written before it is called."""
+        found, self._routines = self._routines, []
+        return found
+
+    def place(self, size: int) -> Addr:
+        """Return where so many bytes of code may be.
+
+        Raises:
+            TargetError: no room is left.
+        """
+        place = self._next
+        end = _aligned(place + size)
+        if end > self._arena.code.stop:
+            raise TargetError("no room is left for the probes' code; probe fewer functions")
+        self._next = end
+        return place
+
+    def _add(self, code: bytes) -> Addr:
+        place = self.place(len(code))
+        self._routines.append((place, code))
+        return place
+
+    def _make_room(self, plans: Sequence[Plan]) -> None:
+        for returns, count in frame_counts(plans):
+            trampoline = self._next + TRAMPOLINE_HEADER if returns.takes_over else 0
+            frames = Frames(
+                addr=self._next_frame,
+                count=count,
+                stride=returns.stride,
+                trampoline=Addr(trampoline),
+            )
+            self._next_frame = Addr(frames.addr + frames.size)
+            if self._next_frame > self._arena.frames + self._arena.frames_size:
+                raise TargetError("no room is left for calls in progress; probe fewer functions")
+            self._frames_of[returns.entry] = frames
+            self.frames.append(frames)
+            if returns.takes_over:
+                self._land(returns, frames)
+
+    def _land(self, returns: Returns, frames: Frames) -> None:
+        # Whoever finds the trampoline on a stack finds the frames through the words before it.
+        header = frames.addr.to_bytes(8, "little")
+        header += (frames.stride << 32 | frames.count).to_bytes(8, "little")
+        trampoline = self._arch.returns.trampoline
+        here = Returning(role=Role.LAND, returns=returns)
+        body = self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
+        start = Addr(frames.trampoline - TRAMPOLINE_HEADER)
+
+        def head(_: Addr, at: Addr) -> bytes:
+            return header + trampoline(frames.trampoline, at)
+
+        self._add(_assembled(start, head, [body])[0])
+
+    def _link(self, plan: Plan) -> Program:
+        if _is_shared(plan):
+            return self._link_shared(plan)
+        if any(each.is_conditional for each in plan.returning):
+            return self._link_conditional(plan)
+        body = self._body_of(plan, is_framed=self._is_framed(plan))
+        if not self._is_framed(plan):
+            return self._program(plan, body(self._next))
+        return self._program(plan, _assembled(self._next, self._head(plan.site), [body])[0])
+
+    def _link_shared(self, plan: Plan) -> Program:
+        # Where a function is left does not matter to what its return records.
+        (here,) = plan.returning
+        entry = here.returns.entry
+        if entry not in self._bodies:
+            self._bodies[entry] = self._add(self._body_of(plan, is_framed=True)(self._next))
+        return self._program(plan, self._head(plan.site)(self._next, self._bodies[entry]))
+
+    def _link_conditional(self, plan: Plan) -> Program:
+        site, displaced = plan.site, plan.site.displaced
+        if displaced is None:
+            raise ValueError(f"{site.addr:#x} is a conditional jump, and no instruction")
+        tail = self._body(site.addr, (), plan.returning, is_framed=True, is_patched=True)
+        always = self._body(site.addr, plan.probes, (), is_framed=True, is_patched=True)
+        bodies = [tail, always] if plan.probes else [tail]
+        detour = self._arch.returns.branch_detour
+
+        def head(place: Addr, tail: Addr, always: Addr | None = None) -> bytes:
+            return detour(place, always, tail, displaced)
+
+        return self._program(plan, _assembled(self._next, head, bodies)[0])
+
+    def _link_asking(self, plan: Plan) -> Program:
+        bodies = [self._body_of(plan, is_framed=True)] if plan.probes or plan.returning else []
+        entry, detour = self._next, self._detour
+
+        def head(place: Addr, body: Addr | None = None) -> bytes:
+            return detour(plan, place, body).code
+
+        code, places = _assembled(entry, head, bodies)
+        copies = detour(plan, entry, *places).copies
+        groups = (plan.before, plan.after)
+        questions = tuple(Question(upcalls=each, copies=copies) for each in groups if each)
+        return self._program(plan, code, questions)
+
+    def _program(self, plan: Plan, code: bytes, questions: tuple[Question, ...] = ()) -> Program:
+        return Program(plan=plan, entry=self.place(len(code)), code=code, questions=questions)
+
+    def _detour(self, plan: Plan, entry: Addr, body: Addr | None = None) -> Detour:
+        if self._gate is None:
+            raise ValueError("questions without a gate")
+        before, after = (each[0].number if each else None for each in (plan.before, plan.after))
+        questions = Questions(gate=self._gate.addr, before=before, after=after)
+        arch, site = self._arch, plan.site
+        if site.displaced is not None:
+            return arch.upcall.at_instruction(entry, body, questions, site.displaced)
+        back = Addr(site.addr + arch.site.size)
+        return arch.upcall.at_call(entry, body, questions, back, site.chain)
+
+    def _is_framed(self, plan: Plan) -> bool:
+        site = plan.site
+        is_called = site.displaced is None and site.chain is None
+        return not is_called or needs_frame(self._arch, plan.probes, plan.returning)
+
+    def _head(self, site: Site) -> "_Head":
+        arch, displaced = self._arch, site.displaced
+
+        def head(place: Addr, body: Addr) -> bytes:
+            if displaced is not None:
+                return arch.patch.detour(place, body, displaced)
+            return arch.site.entry(place, body, site.chain)
+
+        return head
+
+    def _body_of(self, plan: Plan, *, is_framed: bool) -> "_Body":
+        is_patched = plan.site.displaced is not None
+        return self._body(
+            plan.site.addr,
+            plan.probes,
+            plan.returning,
+            is_framed=is_framed,
+            is_patched=is_patched,
+        )
+
+    def _body(
+        self,
+        site: Addr,
+        probes: Sequence[Resolved],
+        returning: Sequence[Returning],
+        *,
+        is_framed: bool,
+        is_patched: bool,
+    ) -> "_Body":
+        shapes = tuple(each.shape for each in (*probes, *returning))
+        key = (is_framed, is_patched, len(probes), shapes)
+        if key not in self._templates:
+            self._templates[key] = compile_probes(
+                self._arch,
+                self._abi,
+                probes,
+                returning=returning,
+                is_framed=is_framed,
+                is_patched=is_patched,
+            )
+        recorded = (*probes, *(p for each in returning for p in each.returns.probes))
+        numbers = self._numbers(site, recorded, returning)
+        return _Body(template=self._templates[key], numbers=numbers)
+
+    def _numbers(
+        self, site: Addr, recorded: Sequence[Resolved], returning: Sequence[Returning]
+    ) -> dict[str, int]:
+        numbers: dict[str, int] = {name: getattr(self._abi.readers, name) for name in _READERS}
+        numbers |= {f"event{n}": probe.layout.event_id for n, probe in enumerate(recorded)}
+        entries = {each.returns.entry for each in returning}
+        # What is left here belongs to one function.
+        frames = next((self._frames_of[e] for e in entries if e in self._frames_of), _NO_FRAMES)
+        numbers |= {
+            "frames": frames.addr,
+            "frame_count": frames.count,
+            "trampoline": frames.trampoline,
+        }
+        return numbers | {"site": site, "clock": self._abi.clock or 0}
+
+
+class _Head(Protocol):
+    """Returns the code for a place that calls a body."""
+
+    def __call__(self, place: Addr, body: Addr, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    template: Template
+    numbers: Mapping[str, int]
+
+    def __call__(self, place: Addr) -> bytes:
+        return self.template.link(place, self.numbers)
+
+
+def _is_shared(plan: Plan) -> bool:
+    if plan.probes or [each.role for each in plan.returning] != [Role.RETURN]:
+        return False
+    fetches = (fetch for probe in plan.recorded for fetch in probe.fetches)
+    return not any(isinstance(fetch.operand, ExitAddress) for fetch in fetches)
+
+
+def _assembled(
+    entry: Addr, head: Callable[..., bytes], bodies: Sequence[_Body]
+) -> tuple[bytes, list[Addr]]:
+    # How long the head is does not depend on what it calls.
+    at = _aligned(entry + len(head(entry, *(entry for _ in bodies))))
+    places: list[Addr] = []
+    code = b""
+    for body in bodies:
+        place = _aligned(at + len(code))
+        code = code.ljust(place - at, b"\xcc") + body(place)
+        places.append(place)
+    start = head(entry, *places)
+    return start.ljust(at - entry, b"\xcc") + code if bodies else start, places
+
+
+def _aligned(addr: int) -> Addr:
+    return Addr(-(-addr // _ALIGN) * _ALIGN)

@@ -1,0 +1,74 @@
+"""Return probes to what is done at which address of their functions."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from kprobes.drivers.exits import Prover
+from kprobes.drivers.places import Look, Places
+from kprobes.errors import RefusedError
+from kprobes.model.exits import Exits, ReturnWay
+from kprobes.model.plan import Strategy
+from kprobes.model.resolved import Resolved
+from kprobes.model.returns import Returning
+from kprobes.plan.choose import Wish
+from kprobes.plan.returns import at_exits, choose_way, forced_way, make_returns, roles
+from kprobes.units import Addr
+
+Roles = dict[Addr, list[Returning]]
+"""What return probes do, by address."""
+
+
+class ReturnPlanner:
+    """Decides how returns are probed, by the text at one time."""
+
+    def __init__(self, places: Places, *, way: ReturnWay | None, strategy: Strategy | None) -> None:
+        """Plan so; ``way`` and ``strategy`` are forced unless they are None."""
+        self._places = places
+        self._way = forced_way(way, strategy)
+        self._strategy = strategy
+        self._prover = Prover(places.text, places.arch.patch)
+
+    def plan(self, by_entry: Mapping[Addr, Sequence[Resolved]]) -> Roles:
+        """Return what is done where for the return probes of some functions.
+
+        Args:
+            by_entry: probes by the address of their function's probe, newest first.
+
+        Raises:
+            RefusedError: the returns of a function cannot be probed, or not as it is forced.
+        """
+        found: Roles = {}
+        for entry, probes in by_entry.items():
+            for addr, returning in self._function(entry, probes):
+                found.setdefault(addr, []).append(returning)
+        return found
+
+    def _function(
+        self, entry: Addr, probes: Sequence[Resolved]
+    ) -> Iterator[tuple[Addr, Returning]]:
+        exits = self._exits(probes[0])
+        name = probes[0].layout.function
+        way = choose_way(name, exits, self._way)
+        if way is not ReturnWay.RETHOOK and (why := self._in_the_way(exits)) is not None:
+            if self._way is not None:
+                raise RefusedError(f"{name}: not by {self._way}: {why}")
+            way = ReturnWay.RETHOOK
+        yield from roles(make_returns(entry, way, probes), exits)
+
+    def _exits(self, probe: Resolved) -> Exits:
+        function = self._places.kernel.symbols.at(probe.function)
+        if function is None:
+            raise RefusedError(f"{probe.layout.function}: no symbol is known there")
+        return self._prover.classify(function).exits
+
+    def _in_the_way(self, exits: Exits) -> str | None:
+        others = {exit_.addr for exit_ in exits.exits}
+        look = self._places.look(Wish(strategy=at_exits(self._strategy), others=others))
+        return next((why for addr in others if (why := _refusal(look, addr)) is not None), None)
+
+
+def _refusal(look: Look, addr: Addr) -> str | None:
+    try:
+        look(addr)
+    except RefusedError as error:
+        return str(error)
+    return None
