@@ -81,6 +81,7 @@ class Session:
             version=self.kernel.version,
             cpus=self.driver.cpus,
             symbol_at=partial(place_of, self.kernel.symbols),
+            trampoline=_trampoline(self.kernel),
         )
 
     def probe(self, text: str, *, filter: str = "") -> None:
@@ -362,6 +363,14 @@ def _session(
     driver = GuestDriver(guest, journal, size or ArenaSize())
     undo.callback(_close, driver, journal)
     return Session(driver, undo.pop_all(), machine)
+
+
+def _trampoline(kernel: Kernel) -> int | None:
+    # Before adf8a61a940c ("kprobes: treewide: Make it harder to refer kretprobe_trampoline
+    # directly") (v5.16) the trace file shows its symbol.
+    names = ("arch_rethook_trampoline", "__kretprobe_trampoline")
+    found = (kernel.symbols.find(name) for name in names)
+    return next((symbol.addr for symbol in found if symbol is not None), None)
 
 
 def _detach(
