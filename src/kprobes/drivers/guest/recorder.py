@@ -94,6 +94,11 @@ class Recorder:
             damaged=now.damaged - before.damaged,
         )
 
+    @property
+    def unkept(self) -> int:
+        """How many calls of all probes had no frame free for them, ever."""
+        return sum(self._unkept.u64(8 * layout.event_id) for layout in self.layouts)
+
     def _totals(self) -> Counts:
         return Counts(
             recorded={},
