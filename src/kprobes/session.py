@@ -245,7 +245,7 @@ class Session:
             recorder = self.driver.arm()
             self._engine.recorded = self.definitions
             undo.callback(self.driver.disarm)
-            pump = open_pump(recorder, self.driver.guest)
+            pump = open_pump(recorder, self.driver.guest, self.driver.free_dead_calls)
             undo.callback(pump.stop)
             yield pump
 

@@ -243,13 +243,36 @@ class Machine:
             body = Addr(entry + 0x40)
             chain = Addr(CHAIN) if is_chained else None
             head = X86_64.site.entry(entry, body, chain).ljust(body - entry, b"\xcc")
-        code = head + template.link(body, self._numbers(probes))
+        code = head + template.link(body, self.numbers(probes))
         self.cpu.write(entry, code)
         self.cpu.write(site, X86_64.site.branch(site, entry))
         self.cpu.add_exit(site + X86_64.site.size)
         self._next = entry + -(-len(code) // 16) * 16
         self.loaded.append(Loaded(probes, site, entry, entry + len(code), is_chained))
         return self.loaded[-1]
+
+    def put(self, link: Callable[[Addr], bytes], probes: Sequence[Resolved] = ()) -> Addr:
+        """Put code into the arena, and know the records of its probes; return where it is."""
+        place = Addr(self._next)
+        code = link(place)
+        self.cpu.write(place, code)
+        self._next = place + -(-len(code) // 16) * 16
+        self.loaded.append(Loaded(probes, place, place, place + len(code), False))
+        return place
+
+    def numbers(self, probes: Sequence[Resolved]) -> dict[str, int]:
+        """Return what linking puts into the code of some probes of one site."""
+        readers = self.abi.readers
+        events = {f"event{n}": probe.layout.event_id for n, probe in enumerate(probes)}
+        return {
+            "copy_kernel": readers.copy_kernel,
+            "copy_user": readers.copy_user,
+            "string_kernel": readers.string_kernel,
+            "string_user": readers.string_user,
+            "site": probes[0].layout.ip,
+            "clock": CLOCK,
+            **events,
+        }
 
     def hit(
         self, loaded: Loaded, state: State | None = None, *, at: Mapping[int, Action] | None = None
@@ -290,19 +313,6 @@ class Machine:
 
     def _base(self, number: int) -> int:
         return PERCPU[number] - (HIGH if self.abi.task.current >= HIGH else 0) & U64
-
-    def _numbers(self, probes: Sequence[Resolved]) -> dict[str, int]:
-        readers = self.abi.readers
-        events = {f"event{n}": probe.layout.event_id for n, probe in enumerate(probes)}
-        return {
-            "copy_kernel": readers.copy_kernel,
-            "copy_user": readers.copy_user,
-            "string_kernel": readers.string_kernel,
-            "string_user": readers.string_user,
-            "site": probes[0].layout.ip,
-            "clock": CLOCK,
-            **events,
-        }
 
 
 @cache

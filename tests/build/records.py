@@ -18,6 +18,7 @@ class Record:
     Attributes:
         values: by field: numbers unsigned, strings with their NUL, comm as it is; None is a fault;
             arrays as tuples, or None when an array of numbers faulted.
+        caller: of a return probe's record, else 0.
     """
 
     event_id: int
@@ -28,6 +29,7 @@ class Record:
     context: int
     comm: bytes
     values: tuple[Value, ...]
+    caller: int = 0
 
 
 def records(machine: Machine, number: int, *, start: int = 0) -> list[Record]:
@@ -60,7 +62,13 @@ def record(machine: Machine, number: int, position: int) -> Record:
         context=int.from_bytes(data[20:24], "little"),
         comm=data[24:40],
         values=tuple(_value(data[:size], layout, field) for field in layout.fields),
+        caller=_caller(data, layout),
     )
+
+
+def _caller(data: bytes, layout: RecordLayout) -> int:
+    at = layout.caller_offset
+    return 0 if at is None else int.from_bytes(data[at : at + 8], "little")
 
 
 def _layouts(machine: Machine) -> Mapping[int, RecordLayout]:
@@ -86,7 +94,7 @@ def _one(data: bytes, layout: RecordLayout, field: Field, place: int) -> One:
             length, offset = number >> 16, number & 0xFFFF
             assert layout.size <= offset <= offset + length <= len(data)
             return data[offset : offset + length] if length else None
-        case Storage.NUMBER:
+        case Storage.NUMBER | Storage.DURATION:
             return number
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.codegen import _llvm
-from kprobes.codegen.compile import module_text
+from kprobes.codegen.compile import Form, module_text
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import CPU_SHIFT, MAX_STRING, PERCPU_SIZE, SLACK, GuestAbi
 from kprobes.model.layout import COMMIT, COUNTER, HEADER
@@ -80,7 +80,7 @@ def test_the_commit_word_is_written_last(text: str) -> None:
 
 def test_a_record_that_is_committed_first_does_not_pass_for_right() -> None:
     probe = make_probe(KINDS[0])
-    lines = module_text(X86_64, ABI, [probe], is_framed=False).splitlines()
+    lines = module_text(X86_64, ABI, Form(probes=(probe,), is_framed=False)).splitlines()
     last = next(n for n, line in enumerate(lines) if "store atomic" in line)
     first = max(n for n in range(last) if "= shl i64" in lines[n] and lines[n].endswith(" 16"))
     start = next(n for n, line in enumerate(lines) if "rdtsc()" in line and "call" in line)

@@ -139,6 +139,20 @@ class PatchFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnFacts:
+    """How functions return.
+
+    Attributes:
+        value: the register, by its pt_regs name, that has what a function returned.
+        behind: bytes that the stack pointer is above the return address's place when it has
+            returned.
+    """
+
+    value: str
+    behind: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpcallFacts:
     """How a hit waits for Python.
 
@@ -178,6 +192,7 @@ class Arch:
         listing: how code is shown.
         upcall: how hits wait for Python.
         patch: how other instructions are.
+        returns: how functions return.
         task_size: addresses below are user space's.
         thread_size: bytes of a kernel stack.
     """
@@ -194,5 +209,6 @@ class Arch:
     listing: ListingFacts
     upcall: UpcallFacts
     patch: PatchFacts
+    returns: ReturnFacts
     task_size: int
     thread_size: int

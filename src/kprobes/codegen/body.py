@@ -3,6 +3,8 @@
 The record is written down in ``model.layout``, the reservation in docs/formats/ring.md.
 """
 
+from collections.abc import Sequence
+
 from kprobes.codegen import fetch, filter_fields, filters, guard, per_cpu
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
@@ -16,6 +18,17 @@ from kprobes.model.abi import (
 )
 from kprobes.model.layout import RecordLayout
 from kprobes.model.resolved import Resolved
+
+
+def emit_probes(context: Context, probes: Sequence[Resolved], first: int) -> None:
+    """Add the code of all probes of a hit, whose events count from ``first``."""
+    f = context.out
+    for index, probe in enumerate(probes, first):
+        following = f.label("following")
+        emit_choice(context, probe, index, following)
+        emit_probe(context, probe, index)
+        f.jump(following)
+        f.place(following)
 
 
 def emit_choice(context: Context, probe: Resolved, index: int, reject: str) -> None:
@@ -43,6 +56,13 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
     context.early.clear()
 
 
+def time(context: Context) -> Value:
+    """Return the time as records have it: the raw counter, or the guest's own clock."""
+    if context.abi.clock is None:
+        return context.out.value("i64", context.code.counter)
+    return context.out.call("clock", ())
+
+
 def _filter(context: Context, probe: Resolved, index: int) -> filters.Emitter:
     return filters.Emitter(
         context=context,
@@ -56,12 +76,14 @@ def _emit_record(context: Context, probe: Resolved, index: int, leave: str) -> N
     f, layout = context.out, probe.layout
     size = layout.size + fetch.room_for_strings(layout)
     word, address = _reserve(context, size, leave)
-    f.store(f.op("add", address, record.COUNTER), _time(context))
+    f.store(f.op("add", address, record.COUNTER), time(context))
     if layout.faults_offset is not None:
         _clear_faults(f, layout, address)
     # Fields before the header: registers that are stored are free for its work.
     end = fetch.store_fields(context, probe, address)
     _header(context, address)
+    if layout.caller_offset is not None and context.returned is not None:
+        f.store(f.op("add", address, layout.caller_offset), context.returned.caller)
     if layout.is_dynamic:
         _trim(context, layout, (word, address), (size, end))
     commit = f.op("or", f.op("shl", word, record.EVENT_BITS), f.address_of(f"event{index}"))
@@ -119,15 +141,10 @@ def _header(context: Context, address: Value) -> None:
         )
 
 
-def _time(context: Context) -> Value:
-    if context.abi.clock is None:
-        return context.out.value("i64", context.code.counter)
-    return context.out.call("clock", ())
-
-
 def _context_bits(context: Context, current: Value) -> Value:
     f, task, code = context.out, context.abi.task, context.code
-    flags = f.resize(f.value("i64", code.flags), "i32")
+    # The frame has the probed code's own, where there is one.
+    flags = f.resize(context.registers.get("flags") or f.value("i64", code.flags), "i32")
     shift = (record.CONTEXT_IRQS_ON // code.irqs_flag).bit_length() - 1
     bits = f.op("and", f.op("shl", flags, shift), record.CONTEXT_IRQS_ON)
     count = f.load(const(task.preempt_count), "i32", gs=True)

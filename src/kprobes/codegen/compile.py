@@ -5,15 +5,18 @@ in when the template is linked, so a thousand probes cost one compilation.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from kprobes.arch.facts import Arch
 from kprobes.codegen import body, filters
+from kprobes.codegen import returning as roles
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import GuestAbi, Template
-from kprobes.model.resolved import Operand, RegisterValue, Resolved, leaf_of
+from kprobes.model.resolved import RegisterValue, Resolved, leaf_of
+from kprobes.model.returns import Returning, Role
 
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
 _WORD = 8
@@ -41,6 +44,16 @@ _FUNCTION = """define {kind} i64 @{name}({parameters}) #0 {{
 }}"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What the code of one site is made from; see ``compile_probes``."""
+
+    probes: tuple[Resolved, ...]
+    returning: tuple[Returning, ...] = ()
+    is_framed: bool
+    is_patched: bool = False
+
+
 def load_compiler() -> None:
     """Load LLVM, which takes 60 ms once; another thread can do it beforehand."""
     from kprobes.codegen import _llvm
@@ -48,16 +61,24 @@ def load_compiler() -> None:
     _llvm.initialize()
 
 
-def needs_frame(arch: Arch, probes: Sequence[Resolved]) -> bool:
-    """Whether a probe reads registers that only the saving entry code can give."""
-    return any(name in arch.code.saved for probe in probes for name in _registers(probe))
+def needs_frame(
+    arch: Arch, probes: Sequence[Resolved], returning: Sequence[Returning] = ()
+) -> bool:
+    """Whether something is read there that only the saving entry code can give."""
+    if any(each.role in (Role.RETURN, Role.LAND) for each in returning):
+        return True
+    operands = [item.operand for probe in probes for item in probe.fetches]
+    operands += [operand for each in returning for operand in each.returns.kept]
+    leaves = map(leaf_of, operands)
+    return any(isinstance(leaf, RegisterValue) and leaf.name in arch.code.saved for leaf in leaves)
 
 
-def compile_probes(
+def compile_probes(  # noqa: PLR0913 - all that machine code depends on
     arch: Arch,
     abi: GuestAbi,
     probes: Sequence[Resolved],
     *,
+    returning: Sequence[Returning] = (),
     is_framed: bool,
     is_patched: bool = False,
 ) -> Template:
@@ -67,14 +88,22 @@ def compile_probes(
         arch: of the guest.
         abi: its constants and the session's.
         probes: in the order in which they record.
+        returning: what return probes of one function do there, behind these.
         is_framed: whether the saving entry code comes before it.
         is_patched: whether the site is no ftrace site.
 
     Returns:
-        A template with the symbols ``site``; ``event0`` ... per probe; the names of ``Readers``;
-        and ``clock``.
+        A template with the symbols ``site``; ``event0`` ... per probe, those of ``returning``
+        last; ``frames``, ``frame_count`` and ``trampoline`` of that function; the names of
+        ``Readers``; and ``clock``.
     """
-    source = module_text(arch, abi, probes, is_framed=is_framed, is_patched=is_patched)
+    form = Form(
+        probes=tuple(probes),
+        returning=tuple(returning),
+        is_framed=is_framed,
+        is_patched=is_patched,
+    )
+    source = module_text(arch, abi, form)
     from kprobes.codegen import _llvm
 
     code = arch.code
@@ -82,18 +111,11 @@ def compile_probes(
     return read_template(found, code)
 
 
-def module_text(
-    arch: Arch,
-    abi: GuestAbi,
-    probes: Sequence[Resolved],
-    *,
-    is_framed: bool,
-    is_patched: bool = False,
-) -> str:
+def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
     """Return the LLVM IR for the probes of one site."""
-    open_context = partial(_context, arch, abi, is_framed=is_framed, is_patched=is_patched)
-    context = open_context()
-    if len(probes) == 1 and filters.quick_steps(probes[0]):
+    open_context = partial(_context, arch, abi, form)
+    context, probes = open_context(), form.probes
+    if len(probes) == 1 and not form.returning and filters.quick_steps(probes[0]):
         # A hit that is rejected so early must not save registers for what it does not come to.
         chosen = open_context()
         _emit_choice(chosen, probes[0])
@@ -103,10 +125,13 @@ def module_text(
             _function(arch, "record", context.out, kind="internal "),
         ]
     else:
-        _emit_all(context, probes)
+        body.emit_probes(context, probes, 0)
+        roles.emit(context, form.returning, len(probes))
         functions = [_function(arch, "probe", context.out)]
+    count = len(probes) + sum(len(each.returns.probes) for each in form.returning)
     # An event's number fits an instruction's operand.
-    externals = {"site": ""} | {f"event{n}": ", !absolute_symbol !3" for n in range(len(probes))}
+    externals = {"site": "", "trampoline": ""}
+    externals |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
     return _MODULE.format(
         intrinsics=arch.code.intrinsics,
         readers="\n".join(f"declare dso_local i64 @{name}(i64, i64, i64)" for name in _READERS),
@@ -115,16 +140,6 @@ def module_text(
         ),
         functions="\n".join(functions),
     )
-
-
-def _emit_all(context: Context, probes: Sequence[Resolved]) -> None:
-    f = context.out
-    for index, probe in enumerate(probes):
-        following = f.label("following")
-        body.emit_choice(context, probe, index, following)
-        body.emit_probe(context, probe, index)
-        f.jump(following)
-        f.place(following)
 
 
 def _emit_choice(context: Context, probe: Resolved) -> None:
@@ -146,15 +161,15 @@ def _function(arch: Arch, name: str, out: Function, *, kind: str = "") -> str:
     )
 
 
-def _context(arch: Arch, abi: GuestAbi, *, is_framed: bool, is_patched: bool) -> Context:
+def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
     out = Function()
     out.place("entry")
     top = _return_slot(out)
     registers = {name: Value("i64", f"%{name}") for name in arch.code.parameters}
-    constants = arch.patch.constants if is_patched else arch.constants
+    constants = arch.patch.constants if form.is_patched else arch.constants
     registers |= {name: const(value) for name, value in constants.items()}
     stack = out.op("add", top, _WORD)
-    if is_framed:
+    if form.is_framed:
         for index, name in enumerate(arch.code.saved):
             registers[name] = out.load(out.op("add", stack, _WORD * index))
         stack = out.op("add", stack, _WORD * (len(arch.code.saved) + 1))
@@ -169,12 +184,3 @@ def _context(arch: Arch, abi: GuestAbi, *, is_framed: bool, is_patched: bool) ->
 def _return_slot(out: Function) -> Value:
     slot = out.value("ptr", "call ptr @llvm.addressofreturnaddress()")
     return out.value("i64", f"ptrtoint {slot} to i64")
-
-
-def _registers(probe: Resolved) -> list[str]:
-    return [name for item in probe.fetches for name in _operand_registers(item.operand)]
-
-
-def _operand_registers(operand: Operand) -> list[str]:
-    leaf = leaf_of(operand)
-    return [leaf.name] if isinstance(leaf, RegisterValue) else []

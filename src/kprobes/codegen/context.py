@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from kprobes.arch.facts import Arch, CodeFacts
 from kprobes.codegen.ir import Function, Value
 from kprobes.model.abi import GuestAbi
+from kprobes.model.resolved import Operand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,23 @@ class Early:
     is_fault: Value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """What a return probe's record tells of the call that returns.
+
+    Attributes:
+        caller: where it returns to.
+        exit: the instruction by which the function was left, or 0.
+        frame: where what its entry has left is, or None when nothing is.
+        kept: what that is, in order.
+    """
+
+    caller: Value
+    exit: Value
+    frame: Value | None
+    kept: tuple[Operand, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class Context:
     """One function of IR while it is being emitted.
@@ -34,6 +52,7 @@ class Context:
         site: what ``ip`` shows.
         holds_preemption: whether the code emitted now runs with the preempt count raised by us.
         early: by index, fields of the probe that the filter has fetched on every way to here.
+        returned: the call that returns, where return probes record.
     """
 
     out: Function
@@ -43,6 +62,7 @@ class Context:
     stack: Value
     holds_preemption: bool = False
     early: dict[int, Early] = field(default_factory=dict[int, Early])
+    returned: Returned | None = None
 
     @property
     def code(self) -> CodeFacts:

@@ -21,7 +21,7 @@ def store_fields(context: Context, probe: Resolved, address: Value) -> Value:
     limit = probe.layout.size + room_for_strings(probe.layout)
     for item in probe.fetches:
         match item.field.storage:
-            case Storage.NUMBER:
+            case Storage.NUMBER | Storage.DURATION:
                 _store_number(context, probe.layout, item, address)
             case Storage.STRING:
                 end = strings.store(context, item, address, (end, limit))

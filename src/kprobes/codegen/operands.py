@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from kprobes.codegen.context import Context
+from kprobes.codegen.context import Context, Returned
 from kprobes.codegen.ir import Value, const
 from kprobes.model.resolved import (
     CommValue,
@@ -19,7 +19,9 @@ from kprobes.model.resolved import (
     TaskAddress,
     TextValue,
 )
+from kprobes.model.returns import FRAME_COUNTER, FRAME_VALUES
 
+_AtReturn = ReturnedValue | ExitAddress | EntryCounter | EntryValue | CommValue | TextValue
 _WORD = 8
 _PAGE = 4096
 _GUARD = 4096
@@ -43,12 +45,34 @@ def value(context: Context, operand: Operand, fault: str) -> Value:
             return f.op("add", inner, f.load(const(cpu_offset), gs=True))
         case Load():
             return _loaded(context, operand, fault)
-        case CommValue() | TextValue() | ReturnedValue() | EntryValue() | EntryCounter():
-            raise TypeError(f"{operand} is no plain value at a function's entry")
+        case _:
+            return _at_return(context, operand)
+
+
+def _at_return(context: Context, operand: _AtReturn) -> Value:
+    f, returned = context.out, context.returned
+    if returned is None:
+        raise TypeError(f"{operand} is no plain value at a function's entry")
+    match operand:
+        case ReturnedValue():
+            return context.registers[context.arch.returns.value]
         case ExitAddress():
-            raise TypeError(f"{operand} is no plain value at a function's entry")
+            return returned.exit
+        case EntryCounter():
+            return f.load(f.op("add", _frame(returned), FRAME_COUNTER))
+        case EntryValue(base=base):
+            place = FRAME_VALUES + _WORD * returned.kept.index(base)
+            return f.load(f.op("add", _frame(returned), place))
+        case CommValue() | TextValue():
+            raise TypeError(f"{operand} is no plain value")
         case _:
             assert_never(operand)
+
+
+def _frame(returned: Returned) -> Value:
+    if returned.frame is None:
+        raise TypeError("nothing of the entry is kept")
+    return returned.frame
 
 
 def address(context: Context, load: Load, fault: str) -> Value:

@@ -1,6 +1,14 @@
 """x86-64 as one value."""
 
-from kprobes.arch.facts import Arch, CodeFacts, ListingFacts, PatchFacts, SiteFacts, UpcallFacts
+from kprobes.arch.facts import (
+    Arch,
+    CodeFacts,
+    ListingFacts,
+    PatchFacts,
+    ReturnFacts,
+    SiteFacts,
+    UpcallFacts,
+)
 from kprobes.arch.x86_64 import asking, detour, exits, lazily, parameters, registers, site, upcall
 from kprobes.units import U64
 
@@ -76,6 +84,8 @@ PATCH = PatchFacts(
     trap_ip=8 * registers.NAMES.index("ip"),
 )
 
+RETURNS = ReturnFacts(value="ax", behind=8)
+
 X86_64 = Arch(
     name="x86_64",
     registers=registers.NAMES,
@@ -91,6 +101,7 @@ X86_64 = Arch(
     listing=LISTING,
     upcall=UPCALL,
     patch=PATCH,
+    returns=RETURNS,
     task_size=0x7FFF_FFFF_F000,
     thread_size=16 * 1024,
 )

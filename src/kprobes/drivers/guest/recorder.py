@@ -99,6 +99,11 @@ class Recorder:
             unkept={event_id: n - before.unkept[event_id] for event_id, n in now.unkept.items()},
         )
 
+    @property
+    def unkept(self) -> int:
+        """How many calls of all probes had no frame free for them, ever."""
+        return sum(self._unkept.u64(8 * layout.event_id) for layout in self.layouts)
+
     def _totals(self) -> Counts:
         ids = [layout.event_id for layout in self.layouts]
         return Counts(
