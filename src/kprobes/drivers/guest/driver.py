@@ -28,6 +28,7 @@ from kprobes.errors import KprobesError
 from kprobes.image.loaded import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
+from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
 from kprobes.model.layout import RecordLayout
 from kprobes.model.plan import Plan, Strategy
@@ -59,6 +60,7 @@ class GuestDriver:
         upcalls: what Python does at hits; for ``prepare``.
         tell: is given what went wrong while nobody was asking, for people.
         strategy: that is forced on every probe, or None for the cheapest that is safe.
+        way: that is forced on every return probe, or None for the cheapest that is proven.
     """
 
     def __init__(self, guest: Guest, journal: Journal, size: ArenaSize) -> None:
@@ -69,6 +71,7 @@ class GuestDriver:
         self.upcalls: Sequence[Upcall] = ()
         self.tell: Callable[[str], None] = _log.warning
         self.strategy: Strategy | None = None
+        self.way: ReturnWay | None = None
         self._journal = journal
         self._size = size
         self._preparer = Preparer(guest)
@@ -110,6 +113,7 @@ class GuestDriver:
                 definitions=tuple(definitions),
                 tasks=self.tasks,
                 strategy=self.strategy,
+                way=self.way,
                 upcalls=self.upcalls,
                 watch=self._watch,
             )
