@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kprobes.model.batch import Batch, Column, Events
 from kprobes.model.layout import Field, RecordLayout, Storage
@@ -27,6 +28,7 @@ class Row:
     context: int = 1 << 31 | 1 << 24
     comm: bytes = b"sh"
     values: tuple[Value, ...] = ()
+    caller: int = 0
 
 
 def make_batch(layout: RecordLayout, rows: Sequence[Row]) -> Batch:
@@ -49,6 +51,7 @@ def make_batch(layout: RecordLayout, rows: Sequence[Row]) -> Batch:
             else np.array([_fault(field, row.values[i]) for row in rows], np.bool_)
             for i, field in enumerate(layout.fields)
         ),
+        caller=None if layout.caller_offset is None else _callers(rows),
     )
 
 
@@ -131,6 +134,10 @@ def _value(value: bytes) -> Value:
     if value == b"(fault)":
         return None
     return value[1:-1] if value.startswith(b'"') else int(value, 0)
+
+
+def _callers(rows: Sequence[Row]) -> NDArray[np.uint64]:
+    return np.array([row.caller for row in rows], np.uint64)
 
 
 def _column(field: Field, values: Sequence[Value]) -> Column:

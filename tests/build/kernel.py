@@ -3,12 +3,13 @@
 import difflib
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.errors import AmbiguousSymbolError, UnknownSymbolError, UnknownTypeError
 from kprobes.lang import parse
 from kprobes.model.definition import Definition
+from kprobes.model.extras import Extras
 from kprobes.model.kernel import Kernel
 from kprobes.model.resolved import Resolved
 from kprobes.model.symbol import Symbol
@@ -150,3 +151,10 @@ def make_probe(
         ]
     )
     return resolve(read(text), kernel, X86_64, event_id=event_id, locate=lambda symbol: symbol.addr)
+
+
+def make_extra(text: str, extras: Extras) -> Resolved:
+    """Resolve a definition on a function ``f`` with extra fields."""
+    definition = replace(read(text), extras=extras)
+    kernel = make_kernel([symbol("f", SITE)])
+    return resolve(definition, kernel, X86_64, event_id=1, locate=lambda symbol: symbol.addr)

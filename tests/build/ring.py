@@ -20,7 +20,8 @@ class Hit:
     """One event before it is written: what a decoder must give back.
 
     ``values`` has one entry per field: None is a fault; a comm field's or a text's is ignored;
-    an array's is a tuple, or None when an array of numbers faulted.
+    an array's is a tuple, or None when an array of numbers faulted; a duration's is the counter
+    at the entry. ``caller`` is written only where the layout has room for it.
     """
 
     layout: RecordLayout
@@ -29,6 +30,7 @@ class Hit:
     context: int = 1 << 31
     comm: bytes = b"sh"
     values: tuple[Value, ...] = ()
+    caller: int = 0
 
 
 class IdentityClock:
@@ -48,15 +50,17 @@ def make_layout(
     where: str = "vfs_read+0x0/0x310",
     can_fault: bool = False,
     names: Sequence[str] = (),
+    has_caller: bool = False,
 ) -> RecordLayout:
     """Lay out fields as resolve does.
 
-    Types are ``u8[3]``, ``string``, ...; ``comm`` for $comm, and ``text=WORDS`` for an immediate
-    string.
+    Types are ``u8[3]``, ``string``, ...; ``comm`` for $comm, ``text=WORDS`` for an immediate
+    string, ``duration`` for the time since the entry.
     """
     is_dynamic = any(_storage(kind) is Storage.STRING for kind in types)
-    faults_offset = HEADER + 8 * is_dynamic if can_fault else None
-    offset = HEADER + 8 * is_dynamic + 8 * can_fault * (1 + max(len(types) - 1, 0) // 64)
+    header = HEADER + 8 * has_caller
+    faults_offset = header + 8 * is_dynamic if can_fault else None
+    offset = header + 8 * is_dynamic + 8 * can_fault * (1 + max(len(types) - 1, 0) // 64)
     fields: list[Field] = []
     for i, kind in enumerate(types):
         found = _field(names[i] if names else f"a{i}", kind, i, offset)
@@ -72,8 +76,9 @@ def make_layout(
         fields=tuple(fields),
         size=-(-offset // 8) * 8,
         is_dynamic=is_dynamic,
-        size_offset=HEADER if is_dynamic else 0,
+        size_offset=header if is_dynamic else 0,
         faults_offset=faults_offset,
+        caller_offset=HEADER if has_caller else None,
     )
 
 
@@ -86,13 +91,15 @@ def record(hit: Hit, position: int, *, is_committed: bool = True) -> bytes:
     commit = (position & POSITION_MASK) << 16 | layout.event_id if is_committed else 0
     comm = hit.comm.ljust(COMM_SIZE, b"\0")
     struct.pack_into("<QQII16s", out, 0, commit, hit.counter, hit.pid, hit.context, comm)
+    if layout.caller_offset is not None:
+        struct.pack_into("<Q", out, layout.caller_offset, hit.caller)
     if layout.is_dynamic:
         struct.pack_into("<I", out, layout.size_offset, len(out))
     at = layout.size
     for item, value in zip(layout.fields, hit.values, strict=True):
         if item.storage is Storage.STRING:
             at = _write_locations(out, item, value, at)
-        elif item.storage is Storage.NUMBER:
+        elif item.storage in (Storage.NUMBER, Storage.DURATION):
             _write_number(out, layout, item, value)
     return bytes(out)
 
@@ -171,7 +178,7 @@ def _field(name: str, kind: str, index: int, offset: int) -> Field:
     size = _size(base)
     return Field(
         name=name,
-        type="string" if base in ("comm", "text") else base,
+        type={"comm": "string", "text": "string", "duration": "u64"}.get(base, base),
         storage=_storage(kind),
         offset=-(-offset // max(size, 1)) * max(size, 1),
         size=size,
@@ -183,7 +190,7 @@ def _field(name: str, kind: str, index: int, offset: int) -> Field:
 
 def _storage(kind: str) -> Storage:
     base = kind.partition("[")[0].partition("=")[0]
-    named = {"comm": Storage.COMM, "text": Storage.TEXT}
+    named = {"comm": Storage.COMM, "text": Storage.TEXT, "duration": Storage.DURATION}
     return named.get(base, Storage.STRING if base.endswith("string") else Storage.NUMBER)
 
 
@@ -193,6 +200,8 @@ def _size(base: str) -> int:
             return 0
         case Storage.STRING:
             return 4
+        case Storage.DURATION:
+            return 8
         case Storage.NUMBER:
             named = {"char": 1, "symbol": 8, "symstr": 8}
             return named[base] if base in named else int(base[1:]) // 8

@@ -3,6 +3,8 @@
 import pytest
 
 from kprobes.cli.main import main
+from tests.build.kernel import SITE
+from tests.build.specimen import make_specimen
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,13 @@ def test_a_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) ->
 def test_a_target_where_nothing_answers_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["xray", "--target", "qemu:/nonexistent.sock", "f"]) == 3
     assert "kprobe: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--function", "--exits"])
+def test_what_shows_a_function_takes_no_range(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kprobes.drivers.specimen.specimen_of_image", lambda _: make_specimen())
+
+    assert main(["xray", option, "--image", "k", f"{SITE:#x}:8"]) == 2
+    assert f"{option} is for a place, not for a range" in capsys.readouterr().err

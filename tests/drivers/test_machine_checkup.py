@@ -39,6 +39,23 @@ def test_qemu_is_asked_for_its_version(tmp_path: Path) -> None:
     assert (found.verdict, found.found.split(",")[0]) == (Verdict.OK, "9.9.9")
 
 
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [
+        ("7.2.22", Verdict.NOTE),
+        ("8.0.4", Verdict.NOTE),
+        ("8.1.0", Verdict.OK),
+        ("10.0", Verdict.OK),
+    ],
+)
+def test_a_qemu_that_loses_text_patches_is_named(
+    tmp_path: Path, version: str, verdict: Verdict
+) -> None:
+    program(tmp_path / "qemu-system-x86_64", f"echo QEMU emulator version {version}")
+
+    assert findings()["QEMU"].verdict is verdict
+
+
 def test_a_qemu_that_does_not_run_is_missing(tmp_path: Path) -> None:
     program(tmp_path / "qemu-system-x86_64", "exit 1")
 

@@ -228,6 +228,38 @@ def test_all_that_differs_from_the_file_in_many_functions_is_explained(machine: 
     assert unknown == []
 
 
+def test_ways_out_in_a_guest_and_in_its_file_are_marked_and_proven(machine: Machine) -> None:
+    live = look(machine, "vfs_getattr", "--exits")
+    in_file = xray("vfs_getattr", "--exits", "--image", str(machine.kernel))
+
+    for seen in (live, in_file):
+        found = seen["exits"]
+        assert (found["class"], found["reason"], found["at"]) == ("tail", None, None)
+        kinds = {each["kind"] for each in found["exits"]}
+        assert kinds == {"return", "tail jump"}
+        marked = {row["address"] for row in seen["text"] if "exit: " in row.get("note", "")}
+        assert marked == {each["address"] for each in found["exits"]}
+    slide = int(live["slide"], 16)
+    linked = [int(each["address"], 16) - slide for each in live["exits"]["exits"]]
+    assert linked == [int(each["address"], 16) for each in in_file["exits"]["exits"]]
+
+
+def test_ways_out_are_those_of_the_text_without_probes(machine: Machine) -> None:
+    before = look(machine, "vfs_read", "--exits")
+    with kprobes.attach(str(machine.stub_address)) as session:
+        session.probe("\n".join(f"p:out{n} {e['where']}" for n, e in enumerate(_exits(before))))
+        with session.record():
+            during = look(machine, "vfs_read", "--exits")
+
+    assert {m["author"] for m in during["marks"]} >= {"probe"}
+    assert during["exits"] == before["exits"]
+
+
+def _exits(seen: dict[str, Any]) -> list[dict[str, Any]]:
+    # A place is SYM+OFF; the size behind it is the kernel's way to print it.
+    return [{**e, "where": e["where"].partition("/")[0]} for e in seen["exits"]["exits"]]
+
+
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
 def test_a_kernels_file_needs_no_guest(suite: str) -> None:
     seen = xray("vfs_read", "--function", "--image", str(kernel_image(suite=suite)))

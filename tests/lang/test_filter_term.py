@@ -4,9 +4,10 @@ import pytest
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.filter import parse_filter
+from kprobes.model.extras import Extras
 from kprobes.model.filter import REJECT, Always, Compare, Header, Matches, Relation, Test, Within
 from tests.build.filtered import FUNCTION, known_of
-from tests.build.kernel import make_probe
+from tests.build.kernel import make_extra, make_probe
 
 KNOWN = known_of(
     make_probe(
@@ -166,3 +167,13 @@ def test_bytes_count_and_characters_are_shown() -> None:
     assert caught.value.command[caught.value.column - 2] == "m"
     with pytest.raises(DefinitionError, match="Operand too long"):
         parse_filter('s == "' + "\N{EURO SIGN}" * 86 + '"', KNOWN)
+
+
+@pytest.mark.parametrize("term", ["duration > 5", 'duration == "x"', "duration.function == f"])
+def test_a_duration_is_refused_where_it_is_named(term: str) -> None:
+    known = known_of(make_extra("r f", Extras(duration=True)))
+
+    with pytest.raises(DefinitionError, match="A duration cannot be filtered") as caught:
+        parse_filter(term, known)
+
+    assert caught.value.column == 0

@@ -1,8 +1,9 @@
 """The fields that an event offers to its filter."""
 
+from kprobes.model.extras import Extras
 from kprobes.model.filter import FieldKind, FilterField, Header
 from kprobes.resolve.filter import filter_fields
-from tests.build.kernel import make_probe
+from tests.build.kernel import make_extra, make_probe
 
 
 def test_arguments_are_what_they_are_in_the_record() -> None:
@@ -40,3 +41,12 @@ def test_an_argument_comes_before_a_field_of_its_name() -> None:
 
     assert fields["comm"].source == 0
     assert fields["cpu"] == fields["COMM"]
+
+
+def test_at_a_return_there_are_the_function_and_the_extra_fields() -> None:
+    fields = filter_fields(make_extra("r f", Extras(duration=True, exit=True)))
+
+    assert fields["duration"].kind is FieldKind.TIME
+    assert fields["exit"] == FilterField(kind=FieldKind.NUMBER, source=1, size=8)
+    assert fields["__probe_func"].source is Header.IP
+    assert "__probe_ip" not in fields

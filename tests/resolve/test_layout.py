@@ -1,5 +1,7 @@
 """Fields in their records: order, sizes, alignment, and the words that only some records have."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,3 +125,18 @@ def test_an_alias_is_named_as_the_kernel_names_it() -> None:
 
     assert (probe.layout.where, probe.layout.function) == ("__do_sys_x+0x0/0x40", "__do_sys_x")
     assert probe.layout.ip == Addr(0x1000)
+
+
+def test_a_return_probe_s_record_has_its_caller_before_everything_else() -> None:
+    layout = _layout("r f s=+0($retval):string n=+0($retval):u8")
+
+    assert (layout.caller_offset, layout.size_offset, layout.faults_offset) == (40, 48, 56)
+    assert _places(layout) == [(64, 4), (68, 1)]
+    assert _layout("p f").caller_offset is None
+    assert (_layout("r f").caller_offset, _layout("r f").size) == (HEADER, HEADER + 8)
+
+
+def test_records_with_and_without_a_caller_have_other_code() -> None:
+    entry, at_return = make_probe("p f a=$arg1:u8"), make_probe("r f a=$arg1:u8")
+
+    assert replace(entry, fetches=()).shape != replace(at_return, fetches=()).shape

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from kprobes.model.batch import Batch
 from kprobes.model.layout import HEADER, Field, RecordLayout, Storage
+from kprobes.ring.batches import join
 from kprobes.ring.chunk import POSITION_MASK, Chunk, Decoded
 from kprobes.ring.decode import decode
 from kprobes.ring.shapes import shapes
@@ -25,13 +27,16 @@ LAYOUTS = (
     make_layout(5, ("string", "x16"), can_fault=True),
     make_layout(6, ("u8[3]", "string[2]", "text=hello", "x64[2]", "char"), can_fault=True),
     make_layout(7, ("s16[5]", "symbol", "text=", "u32[1]")),
+    make_layout(8, has_caller=True),
+    make_layout(9, ("s64", "duration", "symbol"), has_caller=True),
+    make_layout(10, ("string", "u8", "duration"), can_fault=True, has_caller=True),
     make_layout(65535, ("comm", "s8")),
 )
 SHAPES = shapes(LAYOUTS)
 CLOCK = IdentityClock()
 EXAMPLES = settings(deadline=None, max_examples=50)
 
-Row = tuple[int, int, int, int, int, bytes, tuple[Value, ...]]
+Row = tuple[int, int, int, int, int, bytes, tuple[Value, ...], int | None]
 
 
 def rows_of(decoded: Decoded) -> list[Row]:
@@ -44,10 +49,11 @@ def _batch_rows(batch: Batch) -> list[Row]:
     values = list(zip(*columns, strict=True)) if columns else [()] * len(batch)
     event_id = batch.layout.event_id
     head = zip(batch.ts.tolist(), batch.cpu.tolist(), batch.pid.tolist(), strict=True)
-    tail = zip(batch.context.tolist(), batch.comm.tolist(), values, strict=True)
+    callers = [None] * len(batch) if batch.caller is None else batch.caller.tolist()
+    tail = zip(batch.context.tolist(), batch.comm.tolist(), values, callers, strict=True)
     return [
-        (ts, event_id, cpu, pid, context, comm, row)
-        for (ts, cpu, pid), (context, comm, row) in zip(head, tail, strict=True)
+        (ts, event_id, cpu, pid, context, comm, row, caller)
+        for (ts, cpu, pid), (context, comm, row, caller) in zip(head, tail, strict=True)
     ]
 
 
@@ -79,7 +85,9 @@ def _reference_row(data: bytes, layout: RecordLayout, cpu: int) -> Row:
     counter, pid, context, comm = struct.unpack_from("<QII16s", data, 8)
     comm = comm.partition(b"\0")[0]
     values = tuple(_reference_value(data, layout, field, comm) for field in layout.fields)
-    return (counter, layout.event_id, cpu, pid, context, comm, values)
+    at = layout.caller_offset
+    caller = None if at is None else int.from_bytes(data[at : at + 8], "little")
+    return (counter, layout.event_id, cpu, pid, context, comm, values, caller)
 
 
 def _reference_value(data: bytes, layout: RecordLayout, field: Field, comm: bytes) -> Value:
@@ -94,6 +102,7 @@ def _reference_value(data: bytes, layout: RecordLayout, field: Field, comm: byte
 
 
 def _reference_one(data: bytes, field: Field, place: int, comm: bytes) -> One:
+    counter = int.from_bytes(data[8:16], "little")
     raw = data[place : place + field.size]
     number = int.from_bytes(raw, "little", signed=field.is_signed)
     match field.storage:
@@ -103,6 +112,8 @@ def _reference_one(data: bytes, field: Field, place: int, comm: bytes) -> One:
             return field.text
         case Storage.NUMBER:
             return number
+        case Storage.DURATION:
+            return max(counter - number, 0)
         case Storage.STRING:
             start, size = number & 0xFFFF, number >> 16
             return data[start : start + size - 1] if size else None
@@ -121,6 +132,8 @@ def values_for(layout: RecordLayout) -> st.SearchStrategy[tuple[Value, ...]]:
         match field.storage:
             case Storage.COMM | Storage.TEXT:
                 return st.none()
+            case Storage.DURATION:
+                return number
             case Storage.NUMBER if field.count is None:
                 return number | fault
             case Storage.NUMBER:
@@ -408,3 +421,48 @@ def test_arrays_of_numbers_are_views_with_one_fault_for_all() -> None:
         [True, False],
     ]
     assert batch.values[0].base is not None
+
+
+class _EveryCpuItsOwn:
+    """A clock that ticks every 10 ns, and is 1,000 ns ahead on each CPU of the one before."""
+
+    def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
+        return counter * np.uint64(10) + np.uint64(1000 * cpu)
+
+
+def test_a_duration_is_the_time_between_two_counters_of_the_clock() -> None:
+    layout = make_layout(1, ("u8", "duration"), has_caller=True)
+    hits = [
+        Hit(layout=layout, counter=500, values=(1, 200)),
+        # Entered on a CPU whose counter is ahead.
+        Hit(layout=layout, counter=500, values=(2, 501)),
+    ]
+
+    (batch,) = decode(chunk_of(stream(hits), cpu=3), shapes([layout]), _EveryCpuItsOwn()).batches
+
+    assert batch.ts.tolist() == [8000, 8000]
+    assert batch.values[1].tolist() == [3000, 0]
+    assert (batch.values[1].dtype, batch.faulted) == (np.uint64, (None, None))
+
+
+def test_callers_are_a_view_and_go_where_their_rows_go() -> None:
+    layout = make_layout(1, ("u8",), has_caller=True)
+    hits = [Hit(layout=layout, counter=n, values=(n,), caller=(1 << 64) - n) for n in range(1, 4)]
+    chunk = chunk_of(stream(hits))
+
+    (batch,) = decode(chunk, shapes([layout]), CLOCK).batches
+
+    assert batch.caller is not None
+    assert np.shares_memory(batch.caller, chunk.data)
+    some = join([batch.take(slice(2, 3)), batch.take(np.array([0, 1]))])
+    assert some.caller is not None
+    assert some.caller.tolist() == [(1 << 64) - 3, (1 << 64) - 1, (1 << 64) - 2]
+
+
+def test_entries_have_no_callers() -> None:
+    layout = make_layout(1)
+
+    (batch,) = decode(chunk_of(stream([Hit(layout=layout)] * 2)), shapes([layout]), CLOCK).batches
+
+    assert batch.caller is None
+    assert join([batch, batch]).take(slice(1)).caller is None

@@ -87,3 +87,20 @@ def test_events_come_in_the_order_of_time() -> None:
 
     assert [event["ts_ns"] for event in shown] == [1, 2, 3, 4]
     assert [event["event"] for event in shown] == ["e1", "e2", "e2", "e1"]
+
+
+def test_a_return_has_its_caller_by_name_and_number() -> None:
+    layout = make_layout(1, ("duration", "symbol"), names=("duration", "exit"), has_caller=True)
+    row = Row(values=(250, 0), caller=(1 << 64) - 16)
+
+    (event,) = objects(make_events([make_batch(layout, [row])]))
+
+    assert (event["caller"], event["caller_ip"]) == ("0xfffffffffffffff0",) * 2
+    assert event["function"] == "vfs_read"
+    assert event["args"] == {"duration": 250, "exit": "0x0"}
+
+
+def test_an_entry_has_no_caller() -> None:
+    (event,) = objects(make_events([make_batch(make_layout(1), [Row()])]))
+
+    assert "caller" not in event

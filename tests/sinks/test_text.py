@@ -196,3 +196,54 @@ def test_no_events_are_a_header_and_it_comes_once() -> None:
 
     assert out.getvalue().count(b"# tracer: nop\n") == 1
     assert out.getvalue().count(b"\n") == 12
+
+
+def _returned(callers: list[int], origin: Origin) -> list[bytes]:
+    layout = make_layout(
+        1,
+        ("x32", "duration", "symbol"),
+        event="back",
+        names=("arg1", "duration", "exit"),
+        where="do_sys_openat2+0x4/0x180",
+        has_caller=True,
+    )
+    rows = [Row(values=(3, 1500, 0), caller=caller) for caller in callers]
+    return [
+        line.partition(b"back: ")[2]
+        for line in lines_of(make_events([make_batch(layout, rows)]), origin)
+    ]
+
+
+def test_a_return_prints_its_caller_and_its_function_as_the_kernel_does() -> None:
+    places = {
+        0x10: "do_syscall_64+0x40/0x90",
+        0x20: "ext4_sync+0x1/0x40 [ext4]",
+        0x30: "arch_rethook_trampoline+0x0/0x60",
+        0x31: "arch_rethook_trampoline+0x1/0x60",
+    }
+    origin = Origin(
+        version=(6, 1),
+        cpus=1,
+        trampoline=0x30,
+        symbol_at=lambda addr: places.get(addr, f"{addr:#x}"),
+    )
+
+    lines = _returned([0x10, 0x20, 0x30, 0x31, 0x99, 0], origin)
+
+    shown = [line.removesuffix(b" arg1=0x3 duration=1500 exit=0x0") for line in lines]
+    assert shown == [
+        b"(do_syscall_64+0x40/0x90 <- do_sys_openat2)",
+        b"(ext4_sync+0x1/0x40 [ext4] <- do_sys_openat2)",
+        b"([unknown/kretprobe'd] <- do_sys_openat2)",
+        b"(arch_rethook_trampoline+0x1/0x60 <- do_sys_openat2)",
+        b"(0x99 <- do_sys_openat2)",
+        b"(0 <- do_sys_openat2)",
+    ]
+
+
+def test_a_trampoline_without_a_name_for_what_it_does_is_a_symbol() -> None:
+    origin = Origin(version=(5, 10), cpus=1, symbol_at=lambda _: "kretprobe_trampoline+0x0/0x50")
+
+    (line,) = _returned([0x30], origin)
+
+    assert line.startswith(b"(kretprobe_trampoline+0x0/0x50 <- do_sys_openat2)")

@@ -55,6 +55,11 @@ def exits_as_text(each: Classified, *, indent: str) -> str:
     return aligned(rows, indent=indent)
 
 
+def exit_as_text(each: Classified, exit_: Exit) -> str:
+    """Return what one exit does, and how it is patched."""
+    return f"exit: {_does(each, exit_)}, by {_patch(exit_)}"
+
+
 def exits_as_object(each: Classified) -> dict[str, Any]:
     """Return a function's class and exits for JSON."""
     gap = each.exits.why_not

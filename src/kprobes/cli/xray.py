@@ -11,12 +11,14 @@ from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
     # The engine takes a third of a second to import.
+    from kprobes.cli.xray_text import Line
     from kprobes.drivers.anatomy import Anatomy
     from kprobes.drivers.journal import Entry
     from kprobes.drivers.specimen import Specimen
     from kprobes.model.kernel import Kernel
     from kprobes.ports import Memory
     from kprobes.session import Session
+    from kprobes.units import Addr
 
 NAME = "xray"
 HELP = "show kernel text as in the image and as in memory, and who changed it"
@@ -30,6 +32,7 @@ examples:
   kprobe xray schedule+5 --arm 'p schedule+5' --strategy breakpoint
   kprobe xray vfs_read+4 --target qemu:localhost:1234
   kprobe xray vfs_read --function --verdicts --image /boot/vmlinuz-6.1.0-56-cloud-amd64
+  kprobe xray vfs_iter_read --exits                   # every way out of it, marked and proven
   kprobe xray 0xffffffff81000000:64 --image vmlinux --format json
 
 PLACE is SYM, SYM+OFF, MODULE:SYM or an address; START-END or START:LENGTH for a range. A COMMAND
@@ -46,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("place", metavar="PLACE", help="what to look at")
     parser.set_defaults(command=())
     parser.add_argument("--function", action="store_true", help="the whole function")
+    parser.add_argument(
+        "--exits", action="store_true", help="the whole function, and every way out of it"
+    )
     parser.add_argument(
         "--verdicts", action="store_true", help="say of each instruction if it may carry a probe"
     )
@@ -67,28 +73,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Look; return the exit code."""
-    from kprobes.cli.xray_json import as_json
-
     _check_options(args)
     with _specimen(args) as specimen:
-        anatomy = _look(args, specimen)
-    if args.format == "json":
-        out.write(as_json(anatomy).encode())
-    else:
-        _print(args, anatomy, out)
+        shown = _with_exits(args, specimen) if args.exits else _shown(args, specimen)
+    _print(args, shown, out)
     return 0
 
 
-def _print(args: argparse.Namespace, anatomy: "Anatomy", out: BinaryIO) -> None:
-    from kprobes.cli.xray_text import as_lines, as_text
+def _shown(args: argparse.Namespace, specimen: "Specimen") -> "str | list[Line]":
+    from kprobes.cli.xray_json import as_json
+    from kprobes.cli.xray_text import as_lines
 
-    lines = as_lines(anatomy, has_verdicts=args.verdicts)
-    if args.color == "always" or (args.color == "auto" and out.isatty()):
+    anatomy = _look(args, specimen)
+    is_json = args.format == "json"
+    return as_json(anatomy) if is_json else as_lines(anatomy, has_verdicts=args.verdicts)
+
+
+def _with_exits(args: argparse.Namespace, specimen: "Specimen") -> "str | list[Line]":
+    from kprobes.arch.listed import Syntax
+    from kprobes.cli.xray_exits import exits_as_json, exits_as_lines
+    from kprobes.drivers.xray import xray
+    from kprobes.drivers.xray_exits import exits_at, parts_at
+
+    subjects = parts_at(specimen, _place(args, specimen, "--exits"))
+    parts = [xray(specimen, subject, syntax=Syntax(args.syntax)) for subject in subjects]
+    found = exits_at(specimen, subjects[0].start)
+    if args.format == "json":
+        return exits_as_json(parts, found)
+    return exits_as_lines(parts, found, has_verdicts=args.verdicts)
+
+
+def _print(args: argparse.Namespace, shown: "str | list[Line]", out: BinaryIO) -> None:
+    from kprobes.cli.xray_text import as_text
+
+    if isinstance(shown, str):
+        out.write(shown.encode())
+    elif args.color == "always" or (args.color == "auto" and out.isatty()):
         from kprobes.cli.xray_color import as_colors
 
-        out.write(as_colors(lines).encode())
+        out.write(as_colors(shown).encode())
     else:
-        out.write(as_text(lines).encode())
+        out.write(as_text(shown).encode())
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -117,14 +142,21 @@ def _look(args: argparse.Namespace, specimen: "Specimen") -> "Anatomy":
 
     chosen = read_place(args.place, specimen.kernel.symbols)
     if args.function:
-        if chosen.stop is not None:
-            raise UsageError("--function is for a place, not for a range")
-        subject = function_at(specimen, chosen.start)
+        subject = function_at(specimen, _place(args, specimen, "--function"))
     elif chosen.stop is not None:
         subject = Subject(start=chosen.start, stop=chosen.stop)
     else:
         subject = around(specimen, chosen.start)
     return xray(specimen, subject, syntax=Syntax(args.syntax))
+
+
+def _place(args: argparse.Namespace, specimen: "Specimen", option: str) -> "Addr":
+    from kprobes.cli.xray_place import read_place
+
+    chosen = read_place(args.place, specimen.kernel.symbols)
+    if chosen.stop is not None:
+        raise UsageError(f"{option} is for a place, not for a range")
+    return chosen.start
 
 
 @contextmanager

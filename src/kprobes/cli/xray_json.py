@@ -1,16 +1,22 @@
 """X-rays as one JSON object; docs/xray.md has its members."""
 
 import json
+from typing import Any
 
 from kprobes.drivers.anatomy import Anatomy, Detour, Mark, Row
 from kprobes.model.symbol import name_of
 
 
 def as_json(anatomy: Anatomy) -> str:
-    """Return an x-ray as a line of JSON; addresses and bytes are hexadecimal strings."""
+    """Return an x-ray as a line of JSON."""
+    return json.dumps(as_object(anatomy)) + "\n"
+
+
+def as_object(anatomy: Anatomy) -> dict[str, Any]:
+    """Return an x-ray for JSON; addresses and bytes are hexadecimal strings."""
     kernel, subject = anatomy.kernel, anatomy.subject
     opinion = anatomy.opinion
-    found: dict[str, object] = {
+    return {
         "kernel": kernel.release,
         "image": str(anatomy.image) if anatomy.image is not None else None,
         "slide": f"{kernel.slide:#x}" if anatomy.is_running else None,
@@ -24,7 +30,6 @@ def as_json(anatomy: Anatomy) -> str:
         "text": [_row(row, is_compared=anatomy.is_compared) for row in anatomy.rows],
         "detours": [_detour(detour) for detour in anatomy.detours],
     }
-    return json.dumps(found) + "\n"
 
 
 def _mark(mark: Mark) -> dict[str, object]:

@@ -39,6 +39,15 @@ def as_lines(anatomy: Anatomy, *, has_verdicts: bool) -> list[Line]:
     return lines
 
 
+def part_lines(anatomy: Anatomy, *, has_verdicts: bool) -> list[Line]:
+    """Return the x-ray of a further part of a function: without what the first has said."""
+    head = next(_head(anatomy))
+    lines = [head, *_text(anatomy, has_verdicts=has_verdicts)]
+    for detour in anatomy.detours:
+        lines += [(), *_detour(detour)]
+    return lines
+
+
 def as_text(lines: Sequence[Line]) -> str:
     """Return lines without their styles."""
     return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)

@@ -21,6 +21,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _GUEST_SIZE = 512 * MIB
 _APT = ("apt-get", "apt-cache", "dpkg-deb")
 _TIMEOUT_S = 10
+_CODE_IS_LOCKED = (8, 1)
+"""Since then QEMU keeps others from writing what it is about to translate: docs/design.md."""
 
 
 def check_machine() -> Iterator[Finding]:
@@ -48,8 +50,16 @@ def _qemu() -> Finding:
         )
     except (OSError, subprocess.SubprocessError) as error:
         return _missing("QEMU", f"{path} does not run: {error}", f"reinstall {board.package}")
-    version = re.search(r"version (\S+)", done.stdout)
-    return _ok("QEMU", f"{version[1] if version else 'of an unknown version'}, {path}")
+    version = re.search(r"version ((\d+)\.(\d+)\S*)", done.stdout)
+    if version is None:
+        return _ok("QEMU", f"of an unknown version, {path}")
+    if (int(version[2]), int(version[3])) < _CODE_IS_LOCKED:
+        advice = (
+            "emulated guests that patch their own text (their own ftrace or kprobes) may crash by "
+            "this QEMU's fault: 8.1 and later are right (Debian 12 has one in its backports)"
+        )
+        return _note("QEMU", f"{version[1]}, {path}", advice)
+    return _ok("QEMU", f"{version[1]}, {path}")
 
 
 def _accelerator() -> Finding:

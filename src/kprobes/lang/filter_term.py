@@ -3,7 +3,7 @@
 from kprobes.lang import filter_value
 from kprobes.lang.filter_scan import Scan
 from kprobes.lang.filter_value import Subject
-from kprobes.model.filter import Test
+from kprobes.model.filter import FieldKind, FilterField, Test
 from kprobes.model.filter_codes import FilterCode
 
 # What another one begins with stands behind it.
@@ -26,10 +26,7 @@ def read_term(scan: Scan) -> tuple[Test, bool]:
     name = scan.name()
     if not name:
         raise scan.error(FilterCode.ERRNO, 0, _TERM)
-    field = scan.known.fields.get(name)
-    if field is None:
-        names = ", ".join(list(scan.known.fields)[:_NEAREST])
-        raise scan.error(FilterCode.FIELD_NOT_FOUND, hint=f"there are {names}, ...")
+    field = _field(scan, name, start)
     # Of strings that are read while filtering, which no probe has.
     scan.take(".ustring")
     is_function = scan.take(".function")
@@ -49,3 +46,14 @@ def read_term(scan: Scan) -> tuple[Test, bool]:
         return filter_value.read_number(scan, subject), True
     hint = "a number, or a string in quotes"
     raise scan.error(FilterCode.INVALID_VALUE, hint=hint)
+
+
+def _field(scan: Scan, name: str, start: int) -> FilterField:
+    field = scan.known.fields.get(name)
+    if field is None:
+        names = ", ".join(list(scan.known.fields)[:_NEAREST])
+        raise scan.error(FilterCode.FIELD_NOT_FOUND, hint=f"there are {names}, ...")
+    if field.kind is FieldKind.TIME:
+        hint = "in the guest it is a counter, which the host makes a time"
+        raise scan.error(FilterCode.NO_TIME_IN_GUEST, start, hint)
+    return field

@@ -23,11 +23,12 @@ class Batch:
         pid: int32.
         context: uint32, the CONTEXT_* bits of ``model.layout``.
         comm: S16, the task's name at the hit.
-        values: per field, in layout order: numbers in the field's own dtype; strings as object
-            arrays of ``bytes`` without NUL, None where the fetch faulted. Array fields have
-            the shape (n, count).
+        values: per field, in layout order: numbers in the field's own dtype; a duration as
+            uint64 ns; strings as object arrays of ``bytes`` without NUL, None where the fetch
+            faulted. Array fields have the shape (n, count).
         faulted: per field: a bool array, or None for a field that cannot fault. It has the
             shape (n,), but (n, count) for an array of strings.
+        caller: uint64, where a return probe's calls came from; None for other probes.
     """
 
     layout: RecordLayout
@@ -38,6 +39,7 @@ class Batch:
     comm: Column
     values: tuple[Column, ...]
     faulted: tuple[NDArray[np.bool_] | None, ...]
+    caller: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -54,6 +56,7 @@ class Batch:
             comm=self.comm[rows],
             values=tuple(values[rows] for values in self.values),
             faulted=tuple(None if mask is None else mask[rows] for mask in self.faulted),
+            caller=None if self.caller is None else self.caller[rows],
         )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kprobes.model.extras import NO_EXTRAS, Extras
 from kprobes.model.type_word import TypeWord
 from kprobes.units import Addr
 
@@ -258,6 +259,7 @@ class Definition:
         is_named: whether the event's name was given.
         maxactive: of ``rN``; 0 when it was not given.
         filter: of the event, as given beside the statement; "" for none.
+        extras: fields behind its own that a probe at a return is to have, given beside it, too.
     """
 
     command: str
@@ -269,6 +271,7 @@ class Definition:
     args: tuple[FetchArg, ...]
     maxactive: int = 0
     filter: str = ""
+    extras: Extras = NO_EXTRAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

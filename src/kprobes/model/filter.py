@@ -38,6 +38,8 @@ class FieldKind(Enum):
     TEXT = "text"
     SYMBOL_NAME = "symstr"
     """A string to the kernel; here an address that becomes one only on the host."""
+    TIME = "duration"
+    """A counter in the guest, which becomes a time only on the host: refused."""
     STACK = "stacktrace"
     """No filter of the kernel's ever holds for it."""
 

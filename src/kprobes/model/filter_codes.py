@@ -35,6 +35,7 @@ class FilterCode(Enum):
     # Ours: where the kernel refuses without a word, and what only the host could do.
     FILTER_TOO_LONG = "Filter is too long: Should be less than 4096"
     NOT_IN_GUEST = "A symstr cannot be filtered"
+    NO_TIME_IN_GUEST = "A duration cannot be filtered"
 
 
 def filter_error(code: FilterCode, *, text: str, column: int, hint: str = "") -> DefinitionError:

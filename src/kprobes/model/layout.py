@@ -66,8 +66,8 @@ class Field:
             symstr, string, ustring. A bit-field has its container's.
         storage: DURATION at ``offset`` the u64 counter at the function's entry, of which the value
             is the ns until the record's; NUMBER at ``offset`` with ``size`` bytes, which is an
-            address where the type is symbol or symstr; STRING a u32 there; COMM and TEXT take no room: the value is the
-            header's comm, or ``text``.
+            address where the type is symbol or symstr; STRING a u32 there; COMM and TEXT take no
+            room: the value is the header's comm, or ``text``.
         offset: from the record's start.
         size: of one number, 4 for a string, 0 for comm and text.
         index: the field's bit in the fault bits.

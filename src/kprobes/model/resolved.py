@@ -193,4 +193,5 @@ class Resolved:
     def shape(self) -> tuple[object, ...]:
         """What its machine code depends on: equal shapes differ in numbers only."""
         layout = self.layout
-        return (layout.size, layout.is_dynamic, layout.faults_offset, self.fetches, self.filter)
+        extra = (layout.is_dynamic, layout.faults_offset, layout.caller_offset)
+        return (layout.size, *extra, self.fetches, self.filter)

@@ -75,7 +75,7 @@ def fetch_argument(scope: Scope, arg: FetchArg) -> Fetched:
 
 
 def _is_plain(found: Fetched) -> bool:
-    return found.storage is Storage.NUMBER and found.type != "symstr"
+    return found.storage in (Storage.NUMBER, Storage.DURATION) and found.type != "symstr"
 
 
 def _sized(arg: FetchArg, operand: Operand, type_: str, storage: Storage) -> Fetched:

@@ -1,5 +1,6 @@
 """The fields that an event's filter may name: trace_find_event_field() in the kernel."""
 
+from kprobes.model.definition import Kind
 from kprobes.model.filter import FieldKind, FilterField, Header
 from kprobes.model.layout import Field, Storage
 from kprobes.model.resolved import Resolved
@@ -18,13 +19,15 @@ _GENERIC = {
     **dict.fromkeys(("COMM", "comm"), _COMM),
     **dict.fromkeys(("stacktrace", "STACKTRACE"), _STACK),
 }
-_IP = {"__probe_ip": FilterField(kind=FieldKind.NUMBER, source=Header.IP, size=8)}
+_ADDRESS = FilterField(kind=FieldKind.NUMBER, source=Header.IP, size=8)
+_IP = {Kind.ENTRY: {"__probe_ip": _ADDRESS}, Kind.RETURN: {"__probe_func": _ADDRESS}}
 
 
 def filter_fields(probe: Resolved) -> dict[str, FilterField]:
     """Return the fields of a probe's event by name, its own first."""
     own = {field.name: _field(field) for field in probe.layout.fields}
-    return {**own, **{k: v for k, v in (_IP | _GENERIC | _COMMON).items() if k not in own}}
+    others = _IP[probe.definition.kind] | _GENERIC | _COMMON
+    return {**own, **{k: v for k, v in others.items() if k not in own}}
 
 
 def _field(field: Field) -> FilterField:
@@ -44,3 +47,5 @@ def _field(field: Field) -> FilterField:
             return FilterField(kind=FieldKind.TEXT, source=field.index)
         case Storage.COMM:
             return _COMM
+        case Storage.DURATION:
+            return FilterField(kind=FieldKind.TIME, source=field.index)

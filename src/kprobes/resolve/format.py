@@ -68,7 +68,8 @@ def _line(declared: str, offset: int, size: int, *, is_signed: bool) -> str:
 
 
 def _is_text(field: Field) -> bool:
-    return field.storage is not Storage.NUMBER or field.type == "symstr"
+    is_number = field.storage in (Storage.NUMBER, Storage.DURATION)
+    return not is_number or field.type == "symstr"
 
 
 def _is_signed(field: Field) -> bool:

@@ -10,6 +10,8 @@ from kprobes.model.symbol import Symbol
 from kprobes.resolve.argument import Fetched
 from kprobes.units import Addr
 
+_CALLER_SIZE = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -20,13 +22,20 @@ class Shape:
     is_dynamic: bool
     size_offset: int
     faults_offset: int | None
+    caller_offset: int | None
 
 
-def lay_out(args: Sequence[Fetched]) -> Shape:
-    """Place every argument's field, in order, each aligned to its own size."""
+def lay_out(args: Sequence[Fetched], *, has_caller: bool = False) -> Shape:
+    """Place every argument's field, in order, each aligned to its own size.
+
+    Args:
+        args: as they are fetched.
+        has_caller: whether the record has the return address: a return probe's has.
+    """
     is_dynamic = any(arg.storage is Storage.STRING for arg in args)
     has_faults = any(arg.storage is Storage.NUMBER and can_fault(arg.operand) for arg in args)
-    at = HEADER + (8 if is_dynamic else 0)
+    size_offset = HEADER + (_CALLER_SIZE if has_caller else 0)
+    at = size_offset + (8 if is_dynamic else 0)
     faults_offset = at if has_faults else None
     at += 8 * ((len(args) + 63) // 64) if has_faults else 0
     fields: list[Field] = []
@@ -38,8 +47,9 @@ def lay_out(args: Sequence[Fetched]) -> Shape:
         fields=tuple(fields),
         size=_aligned(at, ALIGN),
         is_dynamic=is_dynamic,
-        size_offset=HEADER,
+        size_offset=size_offset,
         faults_offset=faults_offset,
+        caller_offset=HEADER if has_caller else None,
     )
 
 
@@ -59,6 +69,7 @@ def record_layout(
         is_dynamic=shape.is_dynamic,
         size_offset=shape.size_offset,
         faults_offset=shape.faults_offset,
+        caller_offset=shape.caller_offset,
     )
 
 

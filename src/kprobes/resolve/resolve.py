@@ -2,12 +2,13 @@
 
 from kprobes.arch.facts import Arch
 from kprobes.model.codes import Code
-from kprobes.model.definition import Definition
+from kprobes.model.definition import Definition, Kind
 from kprobes.model.kernel import Kernel
 from kprobes.model.resolved import FieldFetch, Resolved
 from kprobes.resolve import layout
 from kprobes.resolve.argument import Fetched, fetch_argument
 from kprobes.resolve.expand import expand
+from kprobes.resolve.extras import extra_fields
 from kprobes.resolve.place import Locate, Target, find_target, ip_of
 from kprobes.resolve.scope import Scope
 
@@ -32,9 +33,10 @@ def resolve(
         RefusedError: from ``locate``, or for a place where it has no probe.
     """
     target = find_target(definition, kernel, locate)
-    expanded, fetched = resolve_arguments(definition, kernel, arch, target)
+    expanded, own = resolve_arguments(definition, kernel, arch, target)
+    fetched = (*own, *extra_fields(_scope(expanded, kernel, arch, target)))
     ip = ip_of(target, locate)
-    shape = layout.lay_out(fetched)
+    shape = layout.lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
     symbol = kernel.symbols.at(ip) or target.function
     return Resolved(
         definition=expanded,
@@ -63,13 +65,7 @@ def resolve_arguments(
     Raises:
         DefinitionError: a name is unknown or a type does not fit, with the caret.
     """
-    scope = Scope(
-        definition=definition,
-        kernel=kernel,
-        arch=arch,
-        module=target.function.module,
-        is_entry=target.is_entry,
-    )
+    scope = _scope(definition, kernel, arch, target)
     expanded = expand(scope)
     fetched: list[Fetched] = []
     room = _RECORD_MAX
@@ -81,3 +77,13 @@ def resolve_arguments(
             raise scope.error(Code.EVENT_TOO_BIG, arg.body.start, hint)
         fetched.append(found)
     return expanded, tuple(fetched)
+
+
+def _scope(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> Scope:
+    return Scope(
+        definition=definition,
+        kernel=kernel,
+        arch=arch,
+        module=target.function.module,
+        is_entry=target.is_entry,
+    )

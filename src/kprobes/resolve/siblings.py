@@ -15,7 +15,7 @@ def check_alike(first: Resolved, other: Resolved) -> None:
         DefinitionError: DIFF_ARG_TYPE, with the caret at the word that differs.
     """
     old, new = _columns(first), _columns(other)
-    if old == new:
+    if old == new and first.definition.extras == other.definition.extras:
         return
     pairs = enumerate(zip(old, new, strict=False))
     at = next((n for n, (a, b) in pairs if a != b), None)
@@ -25,7 +25,9 @@ def check_alike(first: Resolved, other: Resolved) -> None:
 
 
 def _columns(probe: Resolved) -> list[tuple[str, str, int | None]]:
-    return [(field.name, field.type, field.count) for field in probe.layout.fields]
+    # Its own: extra fields come behind them.
+    own = probe.layout.fields[: len(probe.definition.args)]
+    return [(field.name, field.type, field.count) for field in own]
 
 
 def _error(probe: Resolved, argument: int) -> DefinitionError:

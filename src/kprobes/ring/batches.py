@@ -26,7 +26,13 @@ def join(batches: Sequence[Batch]) -> Batch:
         faulted=tuple(
             _join_masks(masks) for masks in zip(*(batch.faulted for batch in batches), strict=True)
         ),
+        caller=_join_callers(batches),
     )
+
+
+def _join_callers(batches: Sequence[Batch]) -> NDArray[np.uint64] | None:
+    known = [batch.caller for batch in batches if batch.caller is not None]
+    return np.concatenate(known) if known else None
 
 
 def _join_masks(masks: tuple[NDArray[np.bool_] | None, ...]) -> NDArray[np.bool_] | None:

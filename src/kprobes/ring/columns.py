@@ -61,20 +61,30 @@ def sound(records: Records) -> Records:
 
 
 def batch(records: Records, *, cpu: int, clock: Clock) -> Batch:
-    """Turn sound records into columns; numbers are views of the rows."""
+    """Turn sound records into columns; numbers are views of the rows, durations are not."""
     rows, layout = records.rows, records.layout
-    comm = _comm(rows)
+    comm, ts = _comm(rows), clock.ns(rows["counter"], cpu)
     fields = [_field(records, i, field, comm) for i, field in enumerate(layout.fields)]
+    entered = {i for i, field in enumerate(layout.fields) if field.storage is Storage.DURATION}
     return Batch(
         layout=layout,
-        ts=clock.ns(rows["counter"], cpu),
+        ts=ts,
         cpu=np.broadcast_to(np.uint16(cpu), len(rows)),
         pid=rows["pid"],
         context=rows["context"],
         comm=comm,
-        values=tuple(values for values, _ in fields),
+        values=tuple(
+            _since(clock.ns(values, cpu), ts) if i in entered else values
+            for i, (values, _) in enumerate(fields)
+        ),
         faulted=tuple(faulted for _, faulted in fields),
+        caller=None if layout.caller_offset is None else rows["caller"],
     )
+
+
+def _since(entered: NDArray[np.uint64], ts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    # The counter of the CPU where a task came from may be a little ahead.
+    return np.maximum(ts, entered) - entered
 
 
 def _strings(layout: RecordLayout) -> Iterable[int]:
@@ -103,6 +113,8 @@ def _field(
             return np.full(len(comm), field.text, object), None
         case Storage.NUMBER:
             return records.rows[f"f{i}"], _faulted(records, field)
+        case Storage.DURATION:
+            return records.rows[f"f{i}"], None
         case Storage.STRING:
             return _string(records, i)
 

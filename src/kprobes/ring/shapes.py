@@ -28,7 +28,7 @@ class Shapes:
         layouts: by event id.
         dtypes: by event id, the fixed part: the header's parts by name, field i as ``f<i>``
             (strings as their u32, arrays as many), fault words as ``faults``, the record's own
-            size as ``size``.
+            size as ``size``, a return probe's caller as ``caller``.
         sizes: int64 per event id: bytes of the fixed part, 0 for an id that nobody has.
         size_offsets: int64 per event id: where the record's own size is, 0 when it has none.
     """
@@ -75,6 +75,8 @@ def _row_dtype(layout: RecordLayout) -> np.dtype[np.void]:
         parts["faults"] = (f"({_fault_words(layout)},)<u8", layout.faults_offset)
     if layout.is_dynamic:
         parts["size"] = ("<u4", layout.size_offset)
+    if layout.caller_offset is not None:
+        parts["caller"] = ("<u8", layout.caller_offset)
     formats = [form for form, _ in parts.values()]
     offsets = [offset for _, offset in parts.values()]
     return np.dtype(

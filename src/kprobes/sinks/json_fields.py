@@ -26,7 +26,7 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
     """Return how a field of many events is shown."""
     if field.storage is Storage.TEXT:
         return quoted(field.text).replace(b"%", b"%%"), []
-    if field.storage is not Storage.NUMBER:
+    if field.storage not in (Storage.NUMBER, Storage.DURATION):
         return _strings(field, values)
     bad = faulted if faulted is not None and faulted.any() else None
     form, columns = _array(field, _named(field, names), values)

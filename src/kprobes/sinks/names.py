@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kprobes.model.layout import Field
 from kprobes.sinks.origin import Origin
 
 _REMEMBERED = 1 << 14
+_TAKEN_OVER = b"[unknown/kretprobe'd]"
 
 Name = Callable[[int], bytes]
 """A number to what is shown in its place."""
@@ -20,12 +24,23 @@ class Names:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._symbols = _Symbols(origin.symbol_at)
+        self._callers = _Symbols(origin.symbol_at)
 
     def symbol(self, addr: int) -> bytes:
         """Return what the kernel's ``%pS`` prints for an address."""
         if len(self._symbols) > _REMEMBERED:
             self._symbols.clear()
         return self._symbols[addr]
+
+    def callers(self, addrs: NDArray[np.uint64]) -> list[bytes]:
+        """Return what the kernel prints for return addresses: seq_print_ip_sym()."""
+        known = self._callers
+        if len(known) > _REMEMBERED:
+            known.clear()
+        known[0] = b"0"
+        if self._origin.trampoline is not None:
+            known[self._origin.trampoline] = _TAKEN_OVER
+        return list(map(known.__getitem__, addrs.tolist()))
 
     def enumerator_of(self, field: Field) -> EnumName | None:
         """Return how the numbers of an enum are named, or None when they are to be numbers."""

@@ -4,11 +4,16 @@
      "comm": "sh", "flags": ".....", "function": "do_sys_openat2",
      "ip": "0xffffffff81301230", "args": {"dfd": -100, "path": "/etc/passwd", "bad": null}}
 
-without the blanks. A faulted value is null. Numbers are whole, up to 64 bits; an array is one,
-null as a whole when its numbers could not be read. Characters and symbols are strings, enums too
-if their names are asked for. ``flags`` are the five characters of the newest kernels, whatever
-kernel is traced. Bytes that are no UTF-8 are kept as Python's surrogateescape does, 0xNN as
-``\\udcNN``: such a string's ``encode("utf-8", "surrogateescape")`` is what the guest held.
+without the blanks. An event of a return probe also has, behind ``flags``, where the call came
+from, with the symbol that the address lies in and as a number:
+
+     "caller": "ksys_read+0x6a/0xa0", "caller_ip": "0xffffffff8130125a",
+
+A duration is in nanoseconds. A faulted value is null. Numbers are whole, up to 64 bits; an array
+is one, null as a whole when its numbers could not be read. Characters and symbols are strings,
+enums too if their names are asked for. ``flags`` are the five characters of the newest kernels,
+whatever kernel is traced. Bytes that are no UTF-8 are kept as Python's surrogateescape does, 0xNN
+as ``\\udcNN``: such a string's ``encode("utf-8", "surrogateescape")`` is what the guest held.
 """
 
 from json.encoder import encode_basestring_ascii
@@ -48,6 +53,9 @@ class NdjsonSink:
 
     def _lines(self, batch: Batch) -> list[bytes]:
         columns: list[list[Any]] = [batch.ts.tolist(), self._heads(batch)]
+        if batch.caller is not None:
+            callers = batch.caller.tolist()
+            columns += [[quoted(self._names.symbol(caller)) for caller in callers], callers]
         specs: list[bytes] = []
         fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
         for field, values, faulted in fields:
@@ -81,7 +89,8 @@ class _Tasks(dict[_Task, bytes]):
 def _form(layout: RecordLayout, args: bytes) -> bytes:
     begin = f'{{"event":{_quoted(layout.event)},"group":{_quoted(layout.group)},"ts_ns":'
     middle = f',"function":{_quoted(layout.function)},"ip":"{layout.ip:#x}","args":{{'
-    return _literal(begin) + b"%d,%b" + _literal(middle) + args + b"}}\n"
+    caller = b"" if layout.caller_offset is None else b',"caller":%b,"caller_ip":"0x%x"'
+    return _literal(begin) + b"%d,%b" + caller + _literal(middle) + args + b"}}\n"
 
 
 def _literal(text: str) -> bytes:

@@ -18,6 +18,8 @@ class Origin:
         entries: how many events there will be, or None while they are still coming.
         symbol_at: an address to what ``%pS`` prints for it, ``sym+0x1/0x40 [mod]``; as a
             number when no symbols are known.
+        trampoline: where functions return to that the guest's own return probes have taken over,
+            where its trace file has no name for that; else None.
         has_enum_names: whether enums are shown by name, where the kernel shows numbers.
     """
 
@@ -25,4 +27,5 @@ class Origin:
     cpus: int
     entries: int | None = None
     symbol_at: Callable[[int], str] = _number
+    trampoline: int | None = None
     has_enum_names: bool = False

@@ -76,8 +76,13 @@ class TextSink:
 
     def _lines(self, batch: Batch) -> list[bytes]:
         layout = batch.layout
-        form = b"%b%5d.%06d: " + _literal(f"{layout.event}: ({layout.where})")
+        form = b"%b%5d.%06d: " + _literal(f"{layout.event}: ")
         columns: list[list[Any]] = [self._heads(batch), *_time(batch.ts)]
+        if batch.caller is None:
+            form += _literal(f"({layout.where})")
+        else:
+            form += b"(%b" + _literal(f" <- {layout.function})")
+            columns.append(self._names.callers(batch.caller))
         for field, values, faulted in zip(layout.fields, batch.values, batch.faulted, strict=True):
             spec, found = shown(field, values, faulted, self._names)
             form += _literal(f" {field.name}=") + spec

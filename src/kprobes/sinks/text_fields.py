@@ -23,6 +23,8 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
     match field.storage:
         case Storage.TEXT:
             return b'"%b"' % field.text.replace(b"%", b"%%"), []
+        case Storage.DURATION:
+            return b"%d", [values.tolist()]
         case Storage.NUMBER if field.type != "symstr":
             form, columns = _array(field, _number(field, names), _zeroed(values, bad))
             if bad is not None and names.enumerator_of(field) is not None:
