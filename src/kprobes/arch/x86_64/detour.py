@@ -40,6 +40,9 @@ breakpoint's is. docs/design.md tells how the list was found, tests/guest/test_t
 # push 0: where a site's call has its return address. lea rsp, [rsp+8] leaves the flags alone.
 _PUSH = bytes.fromhex("6a00")
 _DROP = bytes.fromhex("488d642408")
+_RET_INT3 = bytes.fromhex("c3cc")
+TRAMPOLINE_MARK = (_PUSH + site.PUSH_SAVED)[:8]
+"""A trampoline's first bytes: nothing behind a call of ours pushes a zero."""
 
 
 def jump(place: Addr, target: Addr) -> bytes:
@@ -65,6 +68,16 @@ def detour(place: Addr, body: Addr, displaced: Displaced) -> bytes:
     """
     saved = _PUSH + site.saving_call(Addr(place + len(_PUSH)), body) + _DROP
     return saved + slots(_instructions(displaced), Addr(place + len(saved)))
+
+
+def trampoline(place: Addr, body: Addr) -> bytes:
+    """Return code for ``place`` that a function returns to, whose return address is taken over.
+
+    It pushes a word where that was, calls ``body``, which puts the return address there, and
+    returns. The stack is as at an ftrace site, with that word where it has its return address.
+    """
+    call = site.saving_call(Addr(place + len(_PUSH)), body)
+    return _PUSH + call + _RET_INT3
 
 
 def examine(name: str, parts: Sequence[TextPart], tables: TextTables) -> Callable[[Addr], Ways]:

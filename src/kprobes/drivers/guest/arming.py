@@ -21,6 +21,7 @@ from kprobes.drivers.rollback import roll_back
 from kprobes.errors import TargetError
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
+from kprobes.model.returns import Frames
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
 from kprobes.units import Addr, Phys
@@ -50,6 +51,11 @@ class Armory:
     def is_armed(self) -> bool:
         """Whether the guest's text holds patches of ours."""
         return bool(self._undos)
+
+    @property
+    def frames(self) -> Sequence[Frames]:
+        """Where calls in progress are kept."""
+        return self._linker.frames
 
     @property
     def lookup(self) -> Text:
