@@ -60,8 +60,9 @@ def balance(trace: Trace, pairs: Mapping[str, tuple[str, str]]) -> Balance:
         if what:
             wrong.append(f"{names[group[0, 0]]}, task {group[0, 1]}: {what}")
     entered = rows[rows[:, 2] > 0]
+    numbered: list[int] = np.unique(entered[:, 0]).tolist()
     return Balance(
-        reached=frozenset(names[n] for n in np.unique(entered[:, 0]).tolist()),
+        reached=frozenset(names[n] for n in numbered),
         entries=len(entered),
         returns=len(rows) - len(entered),
         begun_before=before,

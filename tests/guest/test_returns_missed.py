@@ -12,8 +12,8 @@ import pytest
 import kprobes
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.recorder import Counts
+from kprobes.model.batch import Batch
 from kprobes.model.exits import ReturnWay
-from kprobes.model.extras import Extras
 from kprobes.session import Session, Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
@@ -62,19 +62,25 @@ def _the_guest_is_well_afterwards(session: Session) -> Iterator[None]:
     assert not any(word in dmesg for word in ("BUG:", "WARNING:", "Oops", "lockup"))
 
 
-def around(*functions: str, more: str = "") -> list[str]:
+def around(*functions: str) -> list[str]:
     """Return a probe at the entry and at the return of each function."""
     pairs = [
-        (f"p:in_{n} {name}", f"r:out_{n} {name} ret=$retval:s64{more}")
-        for n, name in enumerate(functions)
+        (f"p:in_{n} {name}", f"r:out_{n} {name} ret=%ax:x64") for n, name in enumerate(functions)
     ]
     return [line for pair in pairs for line in pair]
 
 
-def record(session: Session, lines: list[str], script: str, way: ReturnWay | None = None) -> Trace:
+def record(
+    session: Session,
+    lines: list[str],
+    script: str,
+    way: ReturnWay | None = None,
+    *,
+    duration: bool = False,
+) -> Trace:
     session.driver.way = way
     session.definitions = []
-    session.probe("\n".join(lines))
+    session.probe("\n".join(lines), duration=duration)
     with session.record() as trace:
         assert session.run(script, timeout_s=180).status == 0
     counts = counts_of(trace)
@@ -118,18 +124,14 @@ def test_what_64_sleeping_tasks_return_the_kernel_misses_and_we_do_not(
 
 
 def test_tasks_that_sleep_are_timed_each(session: Session) -> None:
-    session.driver.extras = Extras(duration=True)
-    try:
-        trace = record(session, around("do_nanosleep"), _ALL_AT_ONCE.format("sleep 2"))
-    finally:
-        session.driver.extras = Extras()
+    script = _ALL_AT_ONCE.format("sleep 2")
+
+    trace = record(session, around("do_nanosleep"), script, duration=True)
 
     found = balanced(trace, "do_nanosleep")
-    (durations,) = [
-        b.values[-1] for e in trace.events for b in e.batches if b.layout.event == "out_0"
-    ]
-    assert found.returns >= _TASKS
-    assert sum(1.9e9 < each < 10e9 for each in durations.tolist()) >= _TASKS
+    durations = [ns for batch in _batches(trace, "out_0") for ns in batch.values[-1].tolist()]
+    assert len(durations) == found.returns
+    assert sum(1.9e9 < each < 10e9 for each in durations) >= _TASKS
 
 
 @pytest.mark.parametrize("way", [None, ReturnWay.RETHOOK])
@@ -148,8 +150,11 @@ def check_balance(session: Session, program: str, times: int, way: ReturnWay | N
 
     found = balanced(trace, _SYSCALL)
     assert (found.entries, found.returns) == (_LOOPS * times, _LOOPS * times)
-    cpus = Counter(int(cpu) for e in trace.events for b in e.batches for cpu in set(b.cpu.tolist()))
-    assert set(cpus) == {0, 1}
+    assert {cpu for batch in _batches(trace, "out_0") for cpu in set(batch.cpu.tolist())} == {0, 1}
+
+
+def _batches(trace: Trace, event: str) -> list[Batch]:
+    return [b for events in trace.events for b in events.batches if b.layout.event == event]
 
 
 @pytest.mark.parametrize("way", [None, ReturnWay.RETHOOK])
