@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kprobes.model.layout import Field, Storage
+from kprobes.model.layout import Field, RecordLayout, Storage
 from kprobes.session import Session, Trace
 
 TRACING = "/sys/kernel/tracing"
@@ -140,10 +140,14 @@ def event_of(line: str) -> str:
 
 def fields_of(trace: Trace) -> Fields:
     """Return the fields of every event in a trace."""
-    layouts = {b.layout.event: b.layout for events in trace.events for b in events.batches}
+    return fields_of_layouts(b.layout for events in trace.events for b in events.batches)
+
+
+def fields_of_layouts(layouts: Iterable[RecordLayout]) -> Fields:
+    """Return the fields of the events of some layouts."""
     return {
-        name: [(field.name, _pattern(field)) for field in layout.fields]
-        for name, layout in layouts.items()
+        layout.event: [(field.name, _pattern(field)) for field in layout.fields]
+        for layout in layouts
     }
 
 

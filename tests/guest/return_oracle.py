@@ -80,7 +80,8 @@ class Pair:
         with session.record() as trace:
             assert session.run(load, timeout_s=120).status == 0
         native = self._files.read()
-        fields = oracle.fields_of(trace)
+        plans = session.driver.plans
+        fields = oracle.fields_of_layouts(p.layout for plan in plans for p in plan.recorded)
         ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
         assert trace.counts is not None
         return Recorded(
