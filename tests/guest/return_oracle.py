@@ -19,6 +19,8 @@ from tests.guest.oracle import Comparison, Hit, Native, Tracefs
 
 _MAXACTIVE = 256
 _BUFFER_KIB = 16384
+_AT_ONCE = 100
+"""Definitions that fit into one command."""
 _ARROW = " <- "
 
 
@@ -96,12 +98,14 @@ class Pair:
         self._files.disarm()
 
     def _add(self, lines: Sequence[str]) -> set[str]:
-        adds = "".join(
+        sizes = f"echo {_BUFFER_KIB} > buffer_size_kb; echo 4096 > saved_cmdlines_size"
+        self._files.run(f"echo 0 > tracing_on; {sizes}")
+        adds = [
             f"echo '{line}' >> kprobe_events 2>/dev/null || echo {oracle.event_of(line)}\n"
             for line in lines
-        )
-        sizes = f"echo {_BUFFER_KIB} > buffer_size_kb; echo 4096 > saved_cmdlines_size"
-        return set(self._files.run(f"echo 0 > tracing_on; {sizes}\n{adds}").split())
+        ]
+        parts = (adds[at : at + _AT_ONCE] for at in range(0, len(adds), _AT_ONCE))
+        return {name for part in parts for name in self._files.run("".join(part)).split()}
 
 
 def returned_values(ran: Sequence[Ran]) -> list[str]:
