@@ -27,7 +27,8 @@ from tests.build.machine import MAILBOX, Machine, State
 CALLERS = TEXT + 0x7100
 """Where functions are called from: one return address every 16 bytes."""
 RETURN = bytes.fromhex("c3cccccccc")
-FRAMES = MAILBOX + 0x1_0000
+FRAMES, FRAMES_SIZE = MAILBOX + 0x1_0000, 0x1000
+"""Of one function after the other: its calls in progress."""
 _JMP = b"\xe9"
 _FOLLOW = bytes.fromhex("488b5d00 488d6d08 ffe3")
 """mov rbx, [rbp]; lea rbp, [rbp+8]; jmp rbx"""
@@ -75,6 +76,7 @@ class Function:
         addr: its entry, an ftrace site.
         leave: its return instruction.
         tail: its jump to ``target``.
+        sleep: where it stops, and goes on from ``wake``.
     """
 
     def __init__(
@@ -84,14 +86,18 @@ class Function:
         self.addr = returns.entry
         self.leave = Site(self.addr + 0x20, RETURN)
         self.tail = Site(self.addr + 0x30, _JMP + _distance(self.addr + 0x35, target or self.addr))
-        place = FRAMES + 0x800 * (self.addr - SITE >> 8)
+        self.sleep, self.wake = self.addr + 0x40, self.addr + 0x48
+        assert returns.stride * count <= FRAMES_SIZE
+        place = FRAMES + FRAMES_SIZE * (self.addr - SITE >> 8)
         self.frames = Frames(
             addr=Addr(place), count=count, stride=returns.stride, trampoline=Addr(0)
         )
         machine.cpu.write(self.addr, X86_64.site.nops[0] + _FOLLOW)
         machine.cpu.write(self.leave.addr, self.leave.code)
         machine.cpu.write(self.tail.addr, self.tail.code)
-        machine.cpu.write(place, bytes(0x800))
+        machine.cpu.write(self.wake, _FOLLOW)
+        machine.cpu.add_exit(self.sleep)
+        machine.cpu.write(place, bytes(FRAMES_SIZE))
 
     def arm(self) -> None:
         """Put what its way needs at its sites."""

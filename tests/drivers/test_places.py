@@ -90,7 +90,7 @@ def test_a_pattern_with_a_module_stays_in_it() -> None:
         places.expand(read("p ext4:vfs_*"))
 
 
-def test_what_is_wrong_at_a_return_is_told_and_what_is_right_is_resolved() -> None:
+def test_a_function_that_returns_nothing_has_no_returned_value() -> None:
     places = make_places()
 
     with pytest.raises(DefinitionError):

@@ -151,12 +151,15 @@ class ReturnFacts:
         trampoline: (place, body) to code that stands where a return address was: it calls the body,
             which puts that back, and returns there with all registers as the function left them.
         mark: what every trampoline begins with, and nothing else of ours that is returned to.
+        branch_detour: (place, body, body where the branch is taken, displaced) to a detour of a
+            conditional jump, or of several instructions of which it is the first.
     """
 
     value: str
     behind: int
     trampoline: Callable[[Addr, Addr], bytes]
     mark: bytes
+    branch_detour: Callable[[Addr, Addr | None, Addr, Displaced], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

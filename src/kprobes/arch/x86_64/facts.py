@@ -90,6 +90,7 @@ RETURNS = ReturnFacts(
     behind=8,
     trampoline=detour.trampoline,
     mark=detour.TRAMPOLINE_MARK,
+    branch_detour=detour.branch_detour,
 )
 
 X86_64 = Arch(
