@@ -176,8 +176,9 @@ class Preparer:
         for upcall in upcalls:
             asking.setdefault(upcall.addr, []).append(upcall)
         others = {*self._probes.by_site, *probes.by_site, *roles, *asking}
-        look = self.places.look(Wish(strategy=wanted.strategy, others=others))
-        at_exit = self.places.look(Wish(strategy=at_exits(wanted.strategy), others=others))
+        text = planner.text
+        look = self.places.look(Wish(strategy=wanted.strategy, others=others), text)
+        at_exit = self.places.look(Wish(strategy=at_exits(wanted.strategy), others=others), text)
         for addr in dict.fromkeys((*probes.by_site, *roles)):
             found = probes.by_site.get(addr, ())
             is_entry = found or addr in returns
@@ -189,6 +190,6 @@ class Preparer:
                 returning=tuple(roles.get(addr, ())),
             )
         # A strategy is forced on definitions; what Python needs is placed as it can be.
-        look = self.places.look(Wish(others=others))
+        look = self.places.look(Wish(others=others), text)
         for addr, found in asking.items():
             yield Plan(site=look(addr), probes=(), upcalls=tuple(found))
