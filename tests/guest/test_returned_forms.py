@@ -58,8 +58,8 @@ _LINE = re.compile(r".*\] (?P<flags>\S+) +[\d.]+: (?P<text>\w+: .* who=\"sort\")
 
 
 _OLD = (5, 10)
-"""This kernel's return probes leave %ss as it was on the stack, show their own trampoline as %ip, and
-run with interrupts off, which the flags say."""
+"""This kernel's return probes leave %ss as it was on the stack, show their own trampoline as %ip,
+and run with interrupts off, which the flags say."""
 
 
 @dataclass(frozen=True, kw_only=True)
