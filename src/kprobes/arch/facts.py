@@ -144,11 +144,14 @@ class ReturnFacts:
 
     Attributes:
         value: the register, by its pt_regs name, that has what a function returned.
+        registers: that have a returned struct, the lowest word first; a larger one is in memory,
+            where ``value`` says.
         behind: bytes that the stack pointer is above the return address's place when it has
             returned.
     """
 
     value: str
+    registers: tuple[str, ...]
     behind: int
 
 

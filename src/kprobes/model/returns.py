@@ -24,6 +24,7 @@ from enum import StrEnum
 
 from kprobes.model.exits import ReturnWay
 from kprobes.model.resolved import Operand, Resolved
+from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 
 FRAME_SLOT, FRAME_CALLER, FRAME_EXIT, FRAME_COUNTER, FRAME_VALUES = 0, 8, 16, 24, 32
@@ -78,6 +79,7 @@ class Returns:
         probes: newest first, as all of them run at every return.
         kept: operands, as they are at the entry, that the records of its returns tell.
         is_timed: whether the entry's time is kept.
+        upcalls: what Python does at every return, behind the probes.
     """
 
     entry: Addr
@@ -85,6 +87,7 @@ class Returns:
     probes: tuple[Resolved, ...]
     kept: tuple[Operand, ...] = ()
     is_timed: bool = False
+    upcalls: tuple[Upcall, ...] = ()
 
     @property
     def keeps(self) -> bool:
@@ -118,6 +121,11 @@ class Returning:
     role: Role
     returns: Returns
     is_conditional: bool = False
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether machine code has something to do here: there may be only Python."""
+        return self.role is not Role.RETURN or bool(self.returns.probes)
 
     @property
     def shape(self) -> tuple[object, ...]:

@@ -84,7 +84,7 @@ PATCH = PatchFacts(
     trap_ip=8 * registers.NAMES.index("ip"),
 )
 
-RETURNS = ReturnFacts(value="ax", behind=8)
+RETURNS = ReturnFacts(value="ax", registers=("ax", "dx"), behind=8)
 
 X86_64 = Arch(
     name="x86_64",
