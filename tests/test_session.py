@@ -9,6 +9,7 @@ from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.journal import Journal
 from kprobes.errors import DefinitionError
+from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from tests.build.named_guest import make_named_guest
 
@@ -65,3 +66,28 @@ def test_a_deletion_takes_away_what_an_earlier_call_added(session: Session) -> N
     assert (commands(session), planned(session)) == (["p:b vfs_write"], ["b"])
     session.probe("-:b\np:a vfs_read %di")
     assert commands(session) == ["p:a vfs_read %di"]
+
+
+def test_extra_fields_are_for_the_definitions_that_they_are_asked_for_with(
+    session: Session,
+) -> None:
+    session.probe("r:a vfs_read", duration=True, exits=True)
+    session.probe("r:b vfs_write")
+
+    fields = {
+        probe.layout.event: [field.name for field in probe.layout.fields]
+        for plan in session.driver.plans
+        for probe in plan.recorded
+    }
+    assert fields == {"a": ["duration", "exit"], "b": []}
+
+
+def test_a_return_probe_is_counted_once_however_many_places_it_has(session: Session) -> None:
+    session.driver.way = ReturnWay.RETHOOK
+    session.probe("r:a vfs_read\np:b vfs_read\nr:c vfs_read")
+
+    assert sorted((hits.event, hits.function, hits.nmissed) for hits in session.hits()) == [
+        ("a", "vfs_read", 0),
+        ("b", "vfs_read", 0),
+        ("c", "vfs_read", 0),
+    ]

@@ -31,6 +31,8 @@ from kprobes.lang.append import apply
 from kprobes.lang.parser import parse_statements
 from kprobes.lang.tasks import task_filter
 from kprobes.model.definition import Definition, Statement
+from kprobes.model.extras import Extras
+from kprobes.model.hits import Hits
 from kprobes.model.kernel import Kernel
 from kprobes.model.symbol import place_of
 from kprobes.ports import Sink
@@ -84,7 +86,9 @@ class Session:
             trampoline=_trampoline(self.kernel),
         )
 
-    def probe(self, text: str, *, filter: str = "") -> None:
+    def probe(
+        self, text: str, *, filter: str = "", duration: bool = False, exits: bool = False
+    ) -> None:
         """Add the definitions in a text, which ``record`` or ``stream`` will arm.
 
         A text is what is written to the kernel's ``kprobe_events``: a definition may join an event
@@ -94,13 +98,16 @@ class Session:
             text: definitions and deletions, one per line.
             filter: what hits of these must be like to be recorded, in the language of the
                 kernel's event filters: ``count > 100 && comm != "cat"``.
+            duration: whether events of returns have a field ``duration``, the ns of the call.
+            exits: whether they have a field ``exit``, the instruction by which it was left.
 
         Raises:
             DefinitionError: one is wrong, or names what this kernel has not.
             RefusedError: a function cannot be probed.
         """
+        extras = Extras(duration=duration, exit=exits)
         statements = [
-            replace(each, filter=filter) if isinstance(each, Definition) else each
+            replace(each, filter=filter, extras=extras) if isinstance(each, Definition) else each
             for each in self._parse(text)
         ]
         definitions = apply(statements, existing=tuple(self.definitions))
@@ -208,7 +215,7 @@ class Session:
         with self.recording() as pump:
             yield trace
             self._finish(pump, trace)
-        trace.counts = self.counts()
+        trace.counts, trace.hits = self.counts(), self.hits()
 
     def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
         """Arm what was added and write its events to a sink until ``is_done``; then disarm.
@@ -238,7 +245,7 @@ class Session:
             recorder = self.driver.arm()
             self._engine.recorded = self.definitions
             undo.callback(self.driver.disarm)
-            pump = open_pump(recorder, self.driver.guest)
+            pump = open_pump(recorder, self.driver.guest, self.driver.free_dead_calls)
             undo.callback(pump.stop)
             yield pump
 
@@ -247,6 +254,23 @@ class Session:
         if self.driver.recorder is None:
             return Counts(recorded={}, missed={}, lost=0, damaged=0)
         return self.driver.recorder.counts()
+
+    def hits(self) -> list[Hits]:
+        """Return what was counted of every probe, in the order of their sites."""
+        counts = self.counts()
+        probes = (probe.layout for plan in self.driver.plans for probe in plan.recorded)
+        # A return probe is at every exit of its function.
+        layouts = {layout.event_id: layout for layout in probes}
+        return [
+            Hits(
+                event=layout.event,
+                function=layout.function,
+                recorded=counts.recorded.get(event_id, 0),
+                missed=counts.missed.get(event_id, 0),
+                unkept=counts.unkept.get(event_id, 0),
+            )
+            for event_id, layout in layouts.items()
+        ]
 
     def run(self, command: Command, timeout_s: float | None = None) -> Finished:
         """Run a command in a guest that we booted.

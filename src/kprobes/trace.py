@@ -1,10 +1,12 @@
 """What one recording brought, and how it is printed."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kprobes.drivers.guest.recorder import Counts
 from kprobes.model.batch import Events
+from kprobes.model.hits import Hits
 from kprobes.sinks import FORMATS
 from kprobes.sinks.origin import Origin
 
@@ -13,11 +15,17 @@ class Trace:
     """What one recording brought: events in the order of time, and what was counted.
 
     ``str(trace)`` is the kernel's own trace text.
+
+    Attributes:
+        events: what was recorded.
+        counts: of the whole recording, when it has ended; else None.
+        hits: of each probe, when it has ended.
     """
 
     def __init__(self, origin: Origin) -> None:
         self.events: list[Events] = []
         self.counts: Counts | None = None
+        self.hits: Sequence[Hits] = ()
         self._origin = origin
 
     def __len__(self) -> int:

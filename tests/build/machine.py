@@ -189,6 +189,9 @@ class Machine:
     def missed(self, event_id: int) -> int:
         return self.cpu.number(MISSED + 8 * event_id)
 
+    def unkept(self, event_id: int) -> int:
+        return self.cpu.number(UNKEPT + 8 * event_id)
+
     def ring(self, number: int) -> int:
         return RINGS + number * (self.abi.ring_size + SLACK)
 
@@ -223,7 +226,8 @@ class Machine:
             self.cpu.set_number(self.percpu(self.abi.percpu + PERCPU_LOST, number), 0)
             self.set_position(number, 0)
         self.cpu.write(RINGS, b"\xd6" * (len(PERCPU) * (self.abi.ring_size + SLACK)))
-        self.cpu.write(MISSED, bytes(8 * 64))
+        for counters in (MISSED, UNKEPT):
+            self.cpu.write(counters, bytes(8 * 64))
 
     # Code.
 

@@ -1,23 +1,37 @@
 """Functions of the emulated guest whose returns are probed, site by site."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kprobes.arch.x86_64.facts import X86_64
-from kprobes.codegen.compile import compile_probes
+from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.lang.filter import parse_filter
 from kprobes.model.definition import Kind
+from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Displaced
 from kprobes.model.resolved import Resolved
-from kprobes.model.returns import Returning
-from kprobes.units import Addr
+from kprobes.model.returns import (
+    FRAME_MULTIPLIER,
+    TRAMPOLINE_HEADER,
+    Frames,
+    Returning,
+    Returns,
+    Role,
+)
+from kprobes.units import U64, Addr
 from tests.build.filtered import known_of
-from tests.build.kernel import TEXT, make_probe
-from tests.build.machine import Machine, State
+from tests.build.kernel import SITE, TEXT, make_probe
+from tests.build.machine import MAILBOX, Machine, State
 
 CALLERS = TEXT + 0x7100
 """Where functions are called from: one return address every 16 bytes."""
 RETURN = bytes.fromhex("c3cccccccc")
+FRAMES, FRAMES_SIZE = MAILBOX + 0x1_0000, 0x1000
+"""Of one function after the other: its calls in progress."""
+_JMP = b"\xe9"
+_FOLLOW = bytes.fromhex("488b5d00 488d6d08 ffe3")
+"""mov rbx, [rbp]; lea rbp, [rbp+8]; jmp rbx"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Site:
 
 
 def return_probe(
-    text: str, filter_text: str = "", *, event_id: int = 1, addr: int = TEXT + 0x1000
+    text: str, filter_text: str = "", *, event_id: int = 1, addr: int = SITE
 ) -> Resolved:
     """Resolve a probe, at a return with the caller in its record, with a filter if there is one."""
     probe = make_probe(text, event_id=event_id, addr=addr)
@@ -51,16 +65,131 @@ def return_probe(
     return replace(probe, layout=told)
 
 
+class Function:
+    """A function whose sites are probed: from its entry on it goes where a script says.
+
+    The script is at the base pointer: addresses to jump to, one after the other.
+
+    Attributes:
+        returns: its return probes.
+        frames: where its calls in progress are.
+        addr: its entry, an ftrace site.
+        leave: its return instruction.
+        tail: its jump to ``target``.
+        sleep: where it stops, and goes on from ``wake``.
+    """
+
+    def __init__(
+        self, machine: Machine, returns: Returns, *, count: int = 8, target: int = 0
+    ) -> None:
+        self.machine, self.returns = machine, returns
+        self.addr = returns.entry
+        self.leave = Site(self.addr + 0x20, RETURN)
+        self.tail = Site(self.addr + 0x30, _JMP + _distance(self.addr + 0x35, target or self.addr))
+        self.sleep, self.wake = self.addr + 0x40, self.addr + 0x48
+        assert returns.stride * count <= FRAMES_SIZE
+        place = FRAMES + FRAMES_SIZE * (self.addr - SITE >> 8)
+        self.frames = Frames(
+            addr=Addr(place), count=count, stride=returns.stride, trampoline=Addr(0)
+        )
+        machine.cpu.write(self.addr, X86_64.site.nops[0] + _FOLLOW)
+        machine.cpu.write(self.leave.addr, self.leave.code)
+        machine.cpu.write(self.tail.addr, self.tail.code)
+        machine.cpu.write(self.wake, _FOLLOW)
+        machine.cpu.add_exit(self.sleep)
+        machine.cpu.write(place, bytes(FRAMES_SIZE))
+
+    def arm(self) -> None:
+        """Put what its way needs at its sites."""
+        if self.returns.takes_over:
+            self._land()
+        if self.returns.way is ReturnWay.RETHOOK:
+            self.enter(Role.HOOK)
+            return
+        if self.returns.keeps:
+            self.enter(Role.ENTER)
+        self.patch(self.leave, Role.RETURN)
+        if self.returns.way is ReturnWay.TAIL:
+            self.patch(self.tail, Role.TAIL)
+
+    def enter(self, role: Role) -> None:
+        """Have the entry call what is to be done there."""
+        machine, returning = self.machine, [Returning(role=role, returns=self.returns)]
+        is_framed = needs_frame(X86_64, (), returning)
+        template = compile_probes(X86_64, machine.abi, (), returning=returning, is_framed=is_framed)
+        body = machine.put(lambda place: template.link(place, self._numbers(self.addr)))
+        if is_framed:
+            called = body
+            body = machine.put(lambda place: X86_64.site.entry(place, called, None))
+        machine.cpu.write(self.addr, X86_64.site.branch(self.addr, body))
+
+    def patch(self, site: Site, role: Role) -> None:
+        """Put a jump at a site to what is to be done there."""
+        patch(
+            self.machine,
+            site,
+            [Returning(role=role, returns=self.returns)],
+            numbers=self._numbers(site.addr),
+        )
+
+    def used(self) -> dict[int, list[tuple[int, ...]]]:
+        """Return the words of its frames behind the slot, by slot, in the order of the search."""
+        words, size = self.frames.stride // 8, self.frames.stride
+        found: dict[int, list[tuple[int, ...]]] = {}
+        raw = self.machine.cpu.read(self.frames.addr, self.frames.size)
+        rows = [struct.unpack(f"<{words}Q", raw[at : at + size]) for at in range(0, len(raw), size)]
+        for slot in {row[0] for row in rows if row[0]}:
+            start = home(slot, self.frames.count)
+            order = rows[start:] + rows[:start]
+            found[slot] = [row[1:] for row in order if row[0] == slot]
+        return found
+
+    def _land(self) -> None:
+        machine, frames = self.machine, self.frames
+        returning = [Returning(role=Role.LAND, returns=self.returns)]
+        template = compile_probes(
+            X86_64, machine.abi, (), returning=returning, is_framed=True, is_patched=True
+        )
+        numbers = self._numbers(self.addr)
+        body = machine.put(lambda place: template.link(place, numbers), self.returns.probes)
+        header = struct.pack("<QQ", frames.addr, frames.stride << 32 | frames.count)
+        assert len(header) == TRAMPOLINE_HEADER
+        start = machine.put(
+            lambda place: header + X86_64.returns.trampoline(Addr(place + len(header)), body)
+        )
+        self.frames = replace(frames, trampoline=Addr(start + len(header)))
+
+    def _numbers(self, site: int) -> dict[str, int]:
+        frames = self.frames
+        return {
+            **self.machine.numbers(self.returns.probes),
+            "site": site,
+            "frames": frames.addr,
+            "frame_count": frames.count,
+            "trampoline": frames.trampoline,
+        }
+
+
+def home(slot: int, count: int) -> int:
+    """Return the number of the frame at which the search for a slot's begins."""
+    return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
+
+
 def patch(
-    machine: Machine, site: Site, returning: Sequence[Returning], probes: Sequence[Resolved] = ()
+    machine: Machine,
+    site: Site,
+    returning: Sequence[Returning],
+    *,
+    probes: Sequence[Resolved] = (),
+    numbers: Mapping[str, int] | None = None,
 ) -> None:
     """Put a jump at a site to what is to be done there, and then to what is displaced."""
     recorded = [*probes, *(p for each in returning for p in each.returns.probes)]
     template = compile_probes(
         X86_64, machine.abi, probes, returning=returning, is_framed=True, is_patched=True
     )
-    numbers = {**machine.numbers(recorded), "site": site.addr}
-    body = machine.put(lambda place: template.link(place, numbers), recorded)
+    values = {**(numbers or machine.numbers(recorded)), "site": site.addr}
+    body = machine.put(lambda place: template.link(place, values), recorded)
     way = machine.put(lambda place: X86_64.patch.detour(place, body, site.displaced))
     machine.cpu.write(site.addr, X86_64.patch.jump(Addr(site.addr), way))
 
@@ -72,3 +201,7 @@ def run(machine: Machine, start: int, state: State) -> tuple[int, dict[str, int]
     while pc in machine.readers:
         pc = machine.cpu.run(machine.readers.run(pc))
     return pc, machine.cpu.registers()
+
+
+def _distance(behind: int, target: int) -> bytes:
+    return (target - behind).to_bytes(4, "little", signed=True)

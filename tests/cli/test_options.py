@@ -1,12 +1,13 @@
 """The words in which option values are written."""
 
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kprobes.cli import options
+from kprobes.model.exits import ReturnWay
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,12 @@ def test_a_wrong_value_is_refused(parse: Callable[[str], object], text: str) -> 
 
 def test_a_guest_file_may_have_an_equals_sign_in_its_name_here() -> None:
     assert options.guest_file("/bin/a=out/b=c") == ("/bin/a", Path("out/b=c"))
+
+
+def test_a_way_to_probe_returns_can_be_forced() -> None:
+    parser = ArgumentParser()
+    options.add_returns(parser)
+
+    assert options.way(parser.parse_args([])) is None
+    assert options.way(parser.parse_args(["--returns", "tail"])) is ReturnWay.TAIL
+    assert parser.parse_args(["--exits"]).exits

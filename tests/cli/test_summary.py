@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from kprobes.cli.summary import Calls, Hits, Summary
+from kprobes.cli.summary import Calls, Summary
+from kprobes.model.hits import Hits
 
 
-def hits(event: str, recorded: int, missed: int = 0) -> Hits:
-    return Hits(event=event, function=f"do_{event}", recorded=recorded, missed=missed)
+def hits(event: str, recorded: int, missed: int = 0, unkept: int = 0) -> Hits:
+    function = f"do_{event}"
+    return Hits(event=event, function=function, recorded=recorded, missed=missed, unkept=unkept)
 
 
 def make_summary(*probes: Hits, **numbers: Any) -> Summary:
@@ -27,15 +29,24 @@ def make_summary(*probes: Hits, **numbers: Any) -> Summary:
 
 def test_all_is_said() -> None:
     summary = make_summary(
-        hits("open", 8), hits("read", 1234, 5), lost=1, damaged=2, faulted=3, command="ls: done"
+        hits("open", 8),
+        hits("read", 1234, 5),
+        hits("close", 2, 1, 3),
+        lost=1,
+        damaged=2,
+        faulted=3,
+        command="ls: done",
     )
 
     assert summary.text() == (
         "\n"
-        "1,242 events, 5 missed, 1 lost; guest paused for 12.3 ms in 3 stops\n"
-        "  read      1,234  do_read  5 missed\n"
-        "  open          8  do_open\n"
-        "  5 hits missed: another was in progress there\n"
+        "1,244 events, 9 missed, 1 lost; guest paused for 12.3 ms in 3 stops\n"
+        "  read       1,234  do_read   5 missed (5 another hit in progress)\n"
+        "  open           8  do_open\n"
+        "  close          2  do_close  4 missed (1 another hit in progress, 3 no room)\n"
+        "  6 hits missed: another was in progress there\n"
+        "  3 returns missed: more calls were in progress than there was room for; "
+        "rN makes room for N\n"
         "  1 event lost: a larger --buffer-size keeps more\n"
         "  2 damaged places in the rings\n"
         "  3 values could not be read (fault)\n"

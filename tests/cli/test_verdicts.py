@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 
 from kprobes.cli.verdicts import as_json, as_text
-from kprobes.drivers.check import Checker, checker_of_guest
+from kprobes.drivers.check import Checker, Terms, checker_of_guest
+from kprobes.model.exits import ReturnWay
+from kprobes.model.extras import Extras
 from kprobes.units import Addr
 from tests.build.named_guest import make_named_guest
 
 Place = tuple[Checker, Addr]
+RETURNS = b"\xc3" + b"\xcc" * 26
+FAR = b"\xcb" + b"\xcc" * 26
+"""A far return: no way out that is understood."""
 
 
 @pytest.fixture
@@ -112,7 +117,7 @@ def test_programs_get_one_object_per_statement(place: Place) -> None:
                 "why": None,
             }
         ],
-        "record": {"size": 48, "has_strings": False},
+        "record": {"size": 48, "has_strings": False, "caller": None},
         "fields": [
             {
                 "name": "a",
@@ -140,16 +145,60 @@ def test_a_text_s_place_in_the_record_is_none(place: Place) -> None:
     assert found["format"].startswith("name: x\n")
 
 
-def test_a_return_probe_is_refused_with_the_exits_of_its_function(place: Place) -> None:
-    checker, _ = place
+def leaving(code: bytes, **terms: Any) -> Checker:
+    """A checker of a guest where ``vfs_read`` has this code behind its ftrace site."""
+    made = make_named_guest("vfs_read", "vfs_write")
+    made.guest.memory.write(made.sites[0] + 5, code)
+    return checker_of_guest(made.guest, Terms(**terms))
 
-    (found,) = objects(checker, "r:x vfs_read $retval")
-    said = text(checker, "r:x vfs_read $retval")
 
-    assert found["reason"].endswith("cannot be armed yet")
-    assert found["exits"]["class"] in said
-    assert "  its exits: " in said
-    assert "exits" not in objects(checker, "p nosuch")[0]
+def test_a_return_probe_tells_its_way_and_exits_and_its_caller_s_place() -> None:
+    said = text(leaving(RETURNS), "r:x vfs_read got=$retval")
+
+    assert re.sub(r"(?<=\S) {2,}", "  ", said) == (
+        "r:x vfs_read got=$retval\n"
+        "  accepted\n"
+        "  listed as r:kprobes/x vfs_read got=$retval\n"
+        "  by retinsn at the returns of vfs_read\n"
+        "  its exits: retinsn, as these are proven to be all\n"
+        "    vfs_read+0x5/0x20  return  one jump\n"
+        "    got:  x64 = the returned value  at 0x30, 8 bytes\n"
+        "  record: 56 bytes, the caller at 0x28\n"
+        "\n"
+        "1 definition accepted\n"
+    )
+
+
+def test_what_the_entry_keeps_for_the_return_is_told_with_its_site() -> None:
+    checker = leaving(RETURNS, extras=Extras(duration=True, exit=True))
+
+    said = text(checker, "r:x vfs_read a=$arg1")
+
+    assert "  at its entry keeps %di, the time: by ftrace at vfs_read+0x0/0x20 (" in said
+    assert re.search(r"duration: +ns since the entry +at 0x38, 8 bytes\n", said)
+    assert re.search(r"exit: +symbol = the instruction by which it is left +at 0x40", said)
+
+
+def test_a_way_that_is_forced_is_told_or_refused() -> None:
+    said = text(leaving(RETURNS, way=ReturnWay.RETHOOK), "r:x vfs_read")
+    refused = text(leaving(FAR, way=ReturnWay.RETINSN), "r:x vfs_read")
+
+    assert "  by rethook at the returns of vfs_read\n" in said
+    assert "  at its entry takes the return over: by ftrace at vfs_read+0x0/0x20 (" in said
+    assert "  refused: vfs_read: not by retinsn: " in refused
+    assert "  its exits: " in refused
+
+
+def test_programs_get_the_returns_of_a_place() -> None:
+    (found,) = objects(leaving(RETURNS), "r:x vfs_read a=$arg1")
+    (alone,) = objects(leaving(RETURNS), "r:x vfs_read")
+
+    (at,) = found["places"]
+    assert (at["returns"]["way"], at["returns"]["keeps"]) == ("retinsn", ["%di"])
+    assert [exit_["kind"] for exit_ in at["returns"]["exits"]] == ["return"]
+    assert (at["strategy"], alone["places"][0]["strategy"]) == ("ftrace", None)
+    assert found["record"] == {"size": 56, "has_strings": False, "caller": 40}
+    assert "returns" not in objects(leaving(RETURNS), "p:x vfs_read")[0]["places"][0]
 
 
 def test_who_waits_for_a_module_says_so(place: Place) -> None:

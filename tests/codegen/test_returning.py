@@ -82,7 +82,7 @@ def test_probes_of_the_return_instruction_see_it_before_it_runs() -> None:
     probe = return_probe("r f sp=%sp", event_id=2)
     plain = return_probe("p f sp=%sp", event_id=1)
     returning = Returning(role=Role.RETURN, returns=returns_of(probe))
-    patch(machine, EXIT, [returning], [plain])
+    patch(machine, EXIT, [returning], probes=[plain])
 
     _, before, _ = returned(machine)
 

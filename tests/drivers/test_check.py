@@ -54,7 +54,6 @@ def test_a_file_s_statements_have_their_lines_and_one_refusal_stops_no_other(
         ("p vfs_raed", "did you mean vfs_read"),
         ("p vfs_read a=%rdi", "did you mean %di?"),
         ("p vfs_read+3", "vfs_read+0x3 is inside the 5-byte instruction at vfs_read+0x0"),
-        ("r vfs_write $retval", "can be probed: p vfs_write"),
         ("p __vfs_read", "no instruction from"),
         ("p nosuch_*", ""),
     ],

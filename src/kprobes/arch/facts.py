@@ -31,6 +31,7 @@ class CodeFacts:
             its place put in likewise.
         per_cpu_count: assembly that adds $0 to a u64 per-CPU counter, likewise.
         locked_increment: assembly that adds one to the u64 at address $0 from any CPU.
+        address: IR expression of the 64 bits that linking gives a symbol, put in by ``format``.
         intrinsics: IR declarations that the expressions need.
     """
 
@@ -50,6 +51,7 @@ class CodeFacts:
     per_cpu_add: str
     per_cpu_count: str
     locked_increment: str
+    address: str
     intrinsics: str
 
 
@@ -140,7 +142,7 @@ class PatchFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnFacts:
-    """How functions return.
+    """How functions return, and how that is taken over.
 
     Attributes:
         value: the register, by its pt_regs name, that has what a function returned.
@@ -148,11 +150,19 @@ class ReturnFacts:
             where ``value`` says.
         behind: bytes that the stack pointer is above the return address's place when it has
             returned.
+        trampoline: (place, body) to code that stands where a return address was: it calls the body,
+            which puts that back, and returns there with all registers as the function left them.
+        mark: what every trampoline begins with, and nothing else of ours that is returned to.
+        branch_detour: (place, body, body where the branch is taken, displaced) to a detour of a
+            conditional jump, or of several instructions of which it is the first.
     """
 
     value: str
     registers: tuple[str, ...]
     behind: int
+    trampoline: Callable[[Addr, Addr], bytes]
+    mark: bytes
+    branch_detour: Callable[[Addr, Addr | None, Addr, Displaced], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

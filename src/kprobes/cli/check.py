@@ -22,6 +22,7 @@ examples:
   kprobe check --target qemu:localhost:1234 @probes.txt
   kprobe check --image /boot/vmlinuz-6.1.0-56-cloud-amd64 'p vfs_read file->f_mode'
   kprobe check 'p vfs_read $arg*' --event-format       # the event's `format` file, too
+  kprobe check 'r:read vfs_read $retval file' --duration --exits
   kprobe check @probes.txt --format json | jq -r 'select(.verdict == "refused") | .reason'
 
 Nothing is armed, and nothing written into a guest. Definitions count as if they were all armed
@@ -48,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
     )
     options.add_strategy(parser)
+    options.add_returns(parser)
+    parser.add_argument(
+        "--duration",
+        action="store_true",
+        help="with how long calls took: a field `duration` of every return",
+    )
     options.add_target(parser)
     options.add_quiet(parser)
     options.add_boot(parser)
@@ -76,14 +83,20 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
     from kprobes.cli.progress import Progress
     from kprobes.cli.stop import Stop
     from kprobes.cli.target import opened
-    from kprobes.drivers.check import checker_of_guest, checker_of_image
+    from kprobes.drivers.check import Terms, checker_of_guest, checker_of_image
+    from kprobes.model.extras import Extras
 
+    terms = Terms(
+        strategy=options.strategy(args),
+        way=options.way(args),
+        extras=Extras(duration=args.duration, exit=args.exits),
+    )
     if args.image is not None:
-        yield checker_of_image(args.image, strategy=options.strategy(args))
+        yield checker_of_image(args.image, terms)
         return
     with (
         Stop() as stop,
         Progress(is_quiet=args.quiet) as progress,
         opened(args, stop=stop, progress=progress) as session,
     ):
-        yield checker_of_guest(session.driver.guest, strategy=options.strategy(args))
+        yield checker_of_guest(session.driver.guest, terms)

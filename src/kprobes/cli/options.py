@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
+    from kprobes.model.exits import ReturnWay
     from kprobes.model.plan import Strategy
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)")
@@ -76,6 +77,28 @@ def add_strategy(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how sites are patched (default: the cheapest that is safe at each)",
     )
+
+
+def add_returns(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how returns are probed, and what is told of them."""
+    parser.add_argument(
+        "--returns",
+        choices=("auto", "retinsn", "tail", "rethook"),
+        default="auto",
+        help="how returns are probed (default: the cheapest that is proven for each function)",
+    )
+    parser.add_argument(
+        "--exits",
+        action="store_true",
+        help="tell by which instruction a function was left: a field `exit` of every return",
+    )
+
+
+def way(args: argparse.Namespace) -> "ReturnWay | None":
+    """Return the way to probe returns that is forced, or None."""
+    from kprobes.model.exits import ReturnWay
+
+    return None if args.returns == "auto" else ReturnWay(args.returns)
 
 
 def strategy(args: argparse.Namespace) -> "Strategy | None":

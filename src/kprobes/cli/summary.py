@@ -4,18 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kprobes.cli.words import aligned, counted
+from kprobes.model.hits import Hits
 
 _MAX_PROBES = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hits:
-    """One probe's numbers: recorded and missed hits."""
-
-    event: str
-    function: str
-    recorded: int
-    missed: int
+_NO_ROOM = "more calls were in progress than there was room for; rN makes room for N"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +57,16 @@ class Summary:
         return sum(probe.missed for probe in self.probes)
 
     @property
+    def unkept(self) -> int:
+        """Calls whose return was not seen because too many were in progress."""
+        return sum(probe.unkept for probe in self.probes)
+
+    @property
+    def nmissed(self) -> int:
+        """All hits that should have become events, but for those lost in a full ring."""
+        return self.missed + self.unkept
+
+    @property
     def unserved(self) -> int:
         """Hits that went on without a handler."""
         return sum(handler.missed for handler in self.handlers)
@@ -72,7 +74,7 @@ class Summary:
     @property
     def is_complete(self) -> bool:
         """Whether every hit became an event, and had its handlers."""
-        return not (self.missed or self.lost or self.damaged or self.unserved)
+        return not (self.nmissed or self.lost or self.damaged or self.unserved)
 
     def text(self) -> str:
         """Return all of it, for people."""
@@ -87,6 +89,7 @@ class Summary:
         """Return what is missing in the events, which nobody may keep quiet about, or ""."""
         parts = [
             self.missed and f"{counted(self.missed, 'hit')} missed: another was in progress there",
+            self.unkept and f"{counted(self.unkept, 'return')} missed: {_NO_ROOM}",
             self.unserved
             and f"{counted(self.unserved, 'hit')} went on without a handler: one was slow",
             self.lost and f"{counted(self.lost, 'event')} lost: a larger --buffer-size keeps more",
@@ -97,13 +100,13 @@ class Summary:
 
     def _events(self) -> str:
         if self.written == self.recorded:
-            return f"{counted(self.written, 'event')}, {self.missed:,} missed, {self.lost:,} lost"
+            return f"{counted(self.written, 'event')}, {self.nmissed:,} missed, {self.lost:,} lost"
         shown = f"{self.written:,} of {counted(self.recorded, 'event')}"
-        return f"{shown}, {self.missed:,} missed, {self.lost:,} lost"
+        return f"{shown}, {self.nmissed:,} missed, {self.lost:,} lost"
 
 
 def _table(probes: Sequence[Hits]) -> str:
-    hit = sorted((p for p in probes if p.recorded or p.missed), key=lambda p: -p.recorded)
+    hit = sorted((p for p in probes if p.recorded or p.nmissed), key=lambda p: -p.recorded)
     rows = [(p.event, f"{p.recorded:>9,}", p.function, _missed(p)) for p in hit[:_MAX_PROBES]]
     text = aligned(rows, indent="  ")
     if len(hit) > _MAX_PROBES:
@@ -130,4 +133,9 @@ def _handlers(handlers: Sequence[Calls]) -> str:
 
 
 def _missed(probe: Hits) -> str:
-    return f"{probe.missed:,} missed" if probe.missed else ""
+    causes = [
+        f"{number:,} {cause}"
+        for number, cause in ((probe.missed, "another hit in progress"), (probe.unkept, "no room"))
+        if number
+    ]
+    return f"{probe.nmissed:,} missed ({', '.join(causes)})" if causes else ""

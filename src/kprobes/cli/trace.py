@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.durations import DurationAction
 from kprobes.cli.filters import FilterAction, grouped
 from kprobes.errors import UsageError
 
@@ -19,11 +20,14 @@ examples:
   kprobe trace --kernel ./bzImage --file /bin/test=./a.out 'p ksys_read' -- /bin/test
   kprobe trace 'p:read vfs_read count' --filter 'count > 4096 && comm != "cat"' -- ls /
   kprobe trace --python handlers.py -- ls /
+  kprobe trace 'r:read vfs_read got=$retval:s64 file' --duration --exits -- ls /
+  kprobe trace 'r vfs_read $retval' --returns rethook -- ls /
   kprobe trace 'p vfs_read+0x1c ax=%ax' --strategy breakpoint -- ls /
   kprobe trace 'p:rm do_unlinkat path=+0(+0($arg2)):string' --format json | jq .args
 
 A definition is what the kernel's kprobe_events file takes:
-  p[:[GROUP/]EVENT] FUNCTION [NAME=FETCH[:TYPE]]...
+  p[:[GROUP/]EVENT] FUNCTION [NAME=FETCH[:TYPE]]...         at its entry
+  r[N][:[GROUP/]EVENT] FUNCTION [NAME=FETCH[:TYPE]]...      at its return, $retval what it returns
 FETCH is %REG, $argN, $stack, $stackN, $comm, @SYMBOL[+OFF], @ADDR, \\NUMBER or +|-[u]OFF(FETCH);
 TYPE is u8..u64, s8..s64, x8..x64, char, string, ustring, symbol, symstr, a bit-field or an array of
 them. FUNCTION may be a pattern such as vfs_*. The whole language is in docs/language.md.
@@ -43,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "definitions",
         nargs="*",
+        action="extend",
         metavar="DEFINITION",
         help="a probe, @FILE with one per line, or - for standard input",
     )
@@ -59,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="run this file first: its handlers are called at hits (kernel, Kprobe are defined)",
     )
-    parser.set_defaults(command=(), filters={})
+    parser.set_defaults(command=(), filters={}, has_duration=False)
     options.add_target(parser)
     _add_choice(parser)
     _add_output(parser)
@@ -75,7 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
     options.add_strategy(parser)
-    parser.add_argument("--duration", type=options.duration, metavar="TIME", help="stop after it")
+    options.add_returns(parser)
+    parser.add_argument(
+        "--duration",
+        nargs="*",
+        action=DurationAction,
+        metavar=("TIME", "DEFINITION"),
+        help="stop after TIME; without one: tell how long calls took, `duration` of every return",
+    )
     parser.add_argument("--max-events", type=options.count, metavar="N", help="stop after N events")
     parser.add_argument("--pid", type=options.count, action="append", help=_ONLY % "with this pid")
     parser.add_argument(

@@ -8,16 +8,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from kprobes.cli.options import strategy
+from kprobes.cli.options import strategy, way
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.progress import Progress
 from kprobes.cli.script import Script
 from kprobes.cli.stop import Stop
-from kprobes.cli.summary import Calls, Hits, Summary
+from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened
 from kprobes.cli.words import say, say_bytes
 from kprobes.cli.workload import Workload
 from kprobes.drivers.guest.recorder import Counts
+from kprobes.model.hits import Hits
 from kprobes.session import Session
 from kprobes.sinks import FORMATS
 from kprobes.sinks.tally import Tally
@@ -77,10 +78,15 @@ def trace(
     with Stop() as stop, Progress(is_quiet=args.quiet) as progress:
         with opened(args, stop=stop, progress=progress) as session:
             progress("resolving the definitions")
-            session.driver.strategy = strategy(args)
+            session.driver.strategy, session.driver.way = strategy(args), way(args)
             session.choose_tasks(pids=args.pid or (), comms=args.comm or ())
             for text, filter_text in texts:
-                session.probe(text, filter=filter_text)
+                session.probe(
+                    text,
+                    filter=filter_text,
+                    duration=args.has_duration,
+                    exits=args.exits,
+                )
             session.driver.tell = session.handlers.report.tell = _tell
             if not args.quiet:
                 _say_waiting(session)
@@ -104,6 +110,7 @@ class _Run:
         self._output = _output(args, session, out)
         self._tally = Tally(self._output, limit=args.max_events)
         self._counts: Counts | None = None
+        self._hits: Sequence[Hits] = ()
         self._ending = ""
         self._calls: Sequence[Calls] = ()
 
@@ -121,6 +128,7 @@ class _Run:
         with ExitStack() as undo:
             undo.callback(self._output.close)
             self._counts = self._session.stream(self._tally, is_done=until)
+            self._hits = self._session.hits()
             self._end_workload()
             self._calls = _calls(self._session)
         self._output.check()
@@ -132,7 +140,7 @@ class _Run:
         return Summary(
             written=self._tally.events,
             faulted=self._tally.faulted,
-            probes=_hits(self._session, counts),
+            probes=self._hits,
             lost=counts.lost,
             damaged=counts.damaged,
             paused_s=stub.paused_s,
@@ -156,19 +164,6 @@ def _output(args: argparse.Namespace, session: Session, out: BinaryIO) -> Output
     sink = FORMATS[args.format]
     origin = replace(session.origin, has_enum_names=args.enum)
     return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out)
-
-
-def _hits(session: Session, counts: Counts) -> list[Hits]:
-    layouts = [probe.layout for plan in session.driver.plans for probe in plan.probes]
-    return [
-        Hits(
-            event=layout.event,
-            function=layout.function,
-            recorded=counts.recorded.get(layout.event_id, 0),
-            missed=counts.missed.get(layout.event_id, 0),
-        )
-        for layout in layouts
-    ]
 
 
 def _calls(session: Session) -> list[Calls]:

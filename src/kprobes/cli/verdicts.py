@@ -9,10 +9,12 @@ from kprobes.cli.words import aligned, counted
 from kprobes.drivers.check import Placed, Verdict
 from kprobes.errors import DefinitionError
 from kprobes.lang.listing import show
+from kprobes.model.exits import ReturnWay
 from kprobes.model.layout import Field, Storage
 from kprobes.model.plan import Site, Strategy
 from kprobes.model.resolved import FieldFetch, Resolved, can_fault
-from kprobes.resolve.explain import explain
+from kprobes.model.returns import Returns
+from kprobes.resolve.explain import explain, explain_kept
 from kprobes.resolve.format import format_text
 
 _MAX_PLACES = 10
@@ -64,9 +66,10 @@ def _accepted(placed: Sequence[Placed], *, has_format: bool) -> Iterator[str]:
     else:
         yield "  accepted\n"
     yield f"  listed as {show(probe.definition)}\n"
-    yield from (f"  {_site(each)}\n" for each in placed[:_MAX_PLACES])
+    yield from (f"  {line}\n" for each in placed[:_MAX_PLACES] for line in _how(each))
     if len(placed) > _MAX_PLACES:
         yield f"  ... and {counted(len(placed) - _MAX_PLACES, 'function')} more\n"
+    yield from _exits(placed[0])
     rows = [(f"{fetch.field.name}:", explain(fetch), _room(fetch.field)) for fetch in probe.fetches]
     yield aligned(rows, indent="    ")
     yield f"  record: {_record(probe)}\n"
@@ -75,8 +78,30 @@ def _accepted(placed: Sequence[Placed], *, has_format: bool) -> Iterator[str]:
         yield "".join(f"    {line}" if line.strip() else line for line in lines)
 
 
-def _site(placed: Placed) -> str:
-    layout, site = placed.probe.layout, placed.site
+def _how(placed: Placed) -> Iterator[str]:
+    if placed.returns is not None:
+        yield f"by {placed.returns.way} at the returns of {placed.probe.layout.function}"
+    if placed.site is not None:
+        yield f"{_at_entry(placed.returns)}{_site(placed, placed.site)}"
+
+
+def _at_entry(returns: Returns | None) -> str:
+    if returns is None:
+        return ""
+    does = ["takes the return over"] if returns.way is ReturnWay.RETHOOK else []
+    kept = explain_kept(returns)
+    does += [f"keeps {', '.join(kept)}"] if kept else []
+    return f"at its entry {' and '.join(does)}: "
+
+
+def _exits(placed: Placed) -> Iterator[str]:
+    if placed.exits is not None:
+        yield f"  its exits: {proof(placed.exits)}\n"
+        yield exits_as_text(placed.exits, indent="    ")
+
+
+def _site(placed: Placed, site: Site) -> str:
+    layout = placed.probe.layout
     return f"by {site.strategy} at {layout.where} ({layout.ip:#x}): {_patch(site)}"
 
 
@@ -111,7 +136,8 @@ def _room(field: Field) -> str:
 def _record(probe: Resolved) -> str:
     layout = probe.layout
     fixed = counted(layout.size, "byte")
-    return f"{fixed} and its strings" if layout.is_dynamic else fixed
+    caller = "" if layout.caller_offset is None else f", the caller at {layout.caller_offset:#x}"
+    return f"{fixed} and its strings{caller}" if layout.is_dynamic else f"{fixed}{caller}"
 
 
 def _object(origin: str, verdict: Verdict, *, has_format: bool) -> dict[str, Any]:
@@ -148,7 +174,11 @@ def _event(placed: Sequence[Placed], *, has_format: bool) -> dict[str, Any]:
         "group": layout.group,
         "event": layout.event,
         "places": [_place(each) for each in placed],
-        "record": {"size": layout.size, "has_strings": layout.is_dynamic},
+        "record": {
+            "size": layout.size,
+            "has_strings": layout.is_dynamic,
+            "caller": layout.caller_offset,
+        },
         "fields": [_field(fetch) for fetch in probe.fetches],
     }
     if has_format:
@@ -157,17 +187,34 @@ def _event(placed: Sequence[Placed], *, has_format: bool) -> dict[str, Any]:
 
 
 def _place(placed: Placed) -> dict[str, Any]:
-    layout, site = placed.probe.layout, placed.site
+    layout = placed.probe.layout
     return {
         "function": layout.function,
         "where": layout.where,
         "address": f"{layout.ip:#x}",
+        **_patched(placed.site),
+        **_returned(placed),
+    }
+
+
+def _patched(site: Site | None) -> dict[str, Any]:
+    if site is None:
+        return dict.fromkeys(("strategy", "holds", "is_chained", "displaced", "why"))
+    return {
         "strategy": site.strategy.value,
         "holds": site.old.hex() or None,
         "is_chained": site.chain is not None if site.old else None,
         "displaced": site.displaced.code.hex() if site.displaced else None,
         "why": site.why or None,
     }
+
+
+def _returned(placed: Placed) -> dict[str, Any]:
+    returns, exits = placed.returns, placed.exits
+    if returns is None or exits is None:
+        return {}
+    own = {"way": returns.way.value, "keeps": explain_kept(returns)}
+    return {"returns": own | exits_as_object(exits)}
 
 
 def _field(fetch: FieldFetch) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _WORD = 8
 
 _MODULE = """{intrinsics}
 declare ptr @llvm.addressofreturnaddress()
+declare void @llvm.trap()
 declare dso_local i64 @clock()
 {readers}
 {externals}
@@ -31,6 +32,7 @@ declare dso_local i64 @clock()
 !1 = !{{!"branch_weights", i32 1, i32 1000}}
 !2 = !{{i32 1, !"override-stack-alignment", i32 8}}
 !3 = !{{i64 0, i64 65536}}
+!4 = !{{i64 0, i64 4294967296}}
 !llvm.module.flags = !{{!2}}
 attributes #0 = {{
   noinline noredzone nounwind "frame-pointer"="none" "no-builtins" "no-jump-tables"="true"
@@ -130,7 +132,7 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
         functions = [_function(arch, "probe", context.out)]
     count = len(probes) + sum(len(each.returns.probes) for each in form.returning)
     # An event's number fits an instruction's operand.
-    externals = {"site": "", "trampoline": ""}
+    externals = {"site": "", "trampoline": "", "frame_count": ", !absolute_symbol !4"}
     externals |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
     return _MODULE.format(
         intrinsics=arch.code.intrinsics,

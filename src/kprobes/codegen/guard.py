@@ -19,11 +19,11 @@ _SERVING_SOFTIRQ = 0x100
 
 def enter(context: Context, event: str, out: str) -> None:
     """Hold preemption and take this context's bit; or count a miss and go to ``out``."""
-    hold(context, lambda: _count(context, event), out)
+    hold(context, lambda: count(context, event, context.abi.missed), out)
 
 
-def hold(context: Context, count: Callable[[], None], out: str) -> None:
-    """Hold preemption and take this context's bit; or ``count`` and go to ``out``."""
+def hold(context: Context, miss: Callable[[], None], out: str) -> None:
+    """Hold preemption and take this context's bit; or do ``miss`` and go to ``out``."""
     f = context.out
     _add_preempt(context, 1)
     bit = _context_bit(context)
@@ -31,7 +31,7 @@ def hold(context: Context, count: Callable[[], None], out: str) -> None:
     f.branch(f.compare("ne", f.op("and", _word(context), bit), 0), taken, free, is_likely=False)
     f.place(taken)
     _add_preempt(context, -1)
-    count()
+    miss()
     f.jump(out)
     f.place(free)
     change(context, context.code.per_cpu_or, _place(context), bit)
@@ -57,9 +57,16 @@ def check(context: Context, event: str, out: str) -> None:
     taken = f.op("and", word, _context_bit(context))
     f.branch(f.compare("ne", taken, 0), inside, free)
     f.place(inside)
-    _count(context, event)
+    count(context, event, context.abi.missed)
     f.jump(out)
     f.place(free)
+
+
+def count(context: Context, event: str, counters: int) -> None:
+    """Add one to the counter of an event among those of all events."""
+    f = context.out
+    place = f.op("add", f.op("shl", f.address_of(event), 3), counters)
+    f.asm(context.code.locked_increment, "r,~{flags},~{memory}", [place])
 
 
 def context_number(context: Context) -> Value:
@@ -89,9 +96,3 @@ def _context_bit(context: Context) -> Value:
 def _add_preempt(context: Context, n: int) -> None:
     place = context.abi.task.preempt_count
     change(context, context.code.per_cpu_add, place, const(n, "i32"))
-
-
-def _count(context: Context, event: str) -> None:
-    f = context.out
-    place = f.op("add", f.op("shl", f.address_of(event), 3), context.abi.missed)
-    f.asm(context.code.locked_increment, "r,~{flags},~{memory}", [place])

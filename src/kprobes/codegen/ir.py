@@ -110,6 +110,15 @@ class Function:
         """Write memory after everything before: readers elsewhere rely on the order."""
         self.emit(f"store atomic {value}, {self._pointer(addr, gs=False)} release, align 8")
 
+    def exchange(self, addr: Value, expected: Value, new: Value) -> Value:
+        """Put a u64 where an expected one is, whatever other CPUs do; return whether it was."""
+        operands = f"{self._pointer(addr, gs=False)}, {expected}, {new}"
+        pair = f"cmpxchg {operands} seq_cst monotonic, align 8"
+        self._count += 1
+        name = f"%v{self._count}"
+        self.lines.append(f"  {name} = {pair}")
+        return self.value("i1", f"extractvalue {{ i64, i1 }} {name}, 1")
+
     def branch(self, condition: Value, yes: str, no: str, *, is_likely: bool | None = None) -> None:
         """End the block with a two-way jump."""
         hint = {None: "", True: ", !prof !0", False: ", !prof !1"}[is_likely]
@@ -151,20 +160,27 @@ class Function:
     @contextmanager
     def count_up(self, first: Value) -> Generator[Value]:
         """Repeat what is written inside with ``first``, one more, ... until it jumps out."""
+        with self.repeat(first) as each:
+            yield each.carried
+            each.following = self.op("add", each.carried, 1)
+
+    @contextmanager
+    def repeat(self, first: Value) -> Generator[Loop]:
+        """Repeat what is written inside until it jumps out, with what the round before has made."""
         before, head, again = (self.label(h) for h in ("before", "head", "again"))
         self.jump(before)
         self.place(before)
         self.jump(head)
         self.place(head)
         at = len(self.lines)
-        index = self.value(first.type, "")
-        yield index
+        value = self.value(first.type, "")
+        each = Loop(first, value, value)
+        yield each
         self.jump(again)
         self.place(again)
-        following = self.op("add", index, 1)
         self.jump(head)
-        arrivals = f"[ {first.text}, %{before} ], [ {following.text}, %{again} ]"
-        self.lines[at] = f"  {index.text} = phi {index.type} {arrivals}"
+        arrivals = f"[ {first.text}, %{before} ], [ {each.following.text}, %{again} ]"
+        self.lines[at] = f"  {value.text} = phi {value.type} {arrivals}"
 
     def asm(self, text: str, constraints: str, operands: Iterable[Value] = ()) -> None:
         """Add inline assembly without a result."""

@@ -1,40 +1,159 @@
 """What return probes do at a site: their records at returns, and what these need before.
 
-The roles are those of ``model.returns``. Here the stack pointer is where the return address is, the
-call's slot: at the entry, at a return and at a jump out of the function alike.
+The roles are those of ``model.returns``. At the entry, at a return and at a jump out of the
+function alike the stack pointer is where the return address is: at the call's slot. In the
+trampoline it is a word above. Frames and slots are handled whatever else a hit interrupts; only
+records are guarded.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from kprobes.codegen import body
+from kprobes.codegen import body, frames, guard, operands
 from kprobes.codegen.context import Context, Returned
-from kprobes.codegen.ir import Value
-from kprobes.model.returns import Returning, Returns, Role
+from kprobes.codegen.ir import Value, const
+from kprobes.model.resolved import calls_guest, can_fault
+from kprobes.model.returns import (
+    FRAME_CALLER,
+    FRAME_COUNTER,
+    FRAME_EXIT,
+    FRAME_ORIGIN,
+    FRAME_VALUES,
+    Returning,
+    Returns,
+    Role,
+)
+
+_WORD = 8
 
 
 def emit(context: Context, returning: Sequence[Returning], first: int) -> None:
     """Add what return probes do at a site; their events count from ``first``."""
     for each in returning:
-        if each.role is not Role.RETURN:
-            raise ValueError(f"{each.role} is not built")
-        _emit_return(context, each.returns, first)
+        roles = _Roles(context=context, returns=each.returns, first=first)
+        match each.role:
+            case Role.ENTER:
+                roles.enter(is_hooked=False)
+            case Role.HOOK:
+                roles.enter(is_hooked=True)
+            case Role.TAIL:
+                roles.tail()
+            case Role.RETURN:
+                roles.at_return()
+            case Role.LAND:
+                roles.land()
         first += len(each.returns.probes)
 
 
-def _emit_return(context: Context, returns: Returns, first: int) -> None:
-    f, slot = context.out, context.stack
-    returned = Returned(
-        caller=f.load(slot),
-        exit=f.address_of("site"),
-        frame=None,
-        kept=returns.kept,
-    )
-    body.emit_probes(_behind(context, slot, returned), returns.probes, first)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Roles:
+    context: Context
+    returns: Returns
+    first: int
 
+    @property
+    def _table(self) -> frames.Table:
+        return frames.own_table(self.context, self.returns.stride)
 
-def _behind(context: Context, slot: Value, returned: Returned) -> Context:
-    # As the kernel's own return probes show it: the function has returned.
-    stack = context.out.op("add", slot, context.arch.returns.behind)
-    registers = {**context.registers, "sp": stack, "ip": returned.caller}
-    return replace(context, registers=registers, stack=stack, returned=returned)
+    def enter(self, *, is_hooked: bool) -> None:
+        f = self.context.out
+        out = f.label("out")
+        frame = self._inserted(out)
+        f.store(f.op("add", frame, FRAME_EXIT), const(0))
+        self._keep(frame)
+        if is_hooked:
+            self._take_over(frame)
+        f.jump(out)
+        f.place(out)
+
+    def tail(self) -> None:
+        f, context = self.context.out, self.context
+        out = f.label("out")
+        if self.returns.keeps:
+            frame = frames.find(context, self._table, context.stack, out, is_taken=False)
+        else:
+            frame = self._inserted(out)
+        f.store(f.op("add", frame, FRAME_EXIT), f.address_of("site"))
+        self._take_over(frame)
+        f.jump(out)
+        f.place(out)
+
+    def at_return(self) -> None:
+        f, slot, frame = self.context.out, self.context.stack, None
+        out = f.label("out")
+        if self.returns.keeps:
+            frame = frames.find(self.context, self._table, slot, out, is_taken=False)
+        caller = frames.origin(self.context, f.load(slot), slot)
+        self._record(slot, (caller, f.address_of("site")), frame)
+        if frame is not None:
+            frames.free(self.context, frame)
+        f.jump(out)
+        f.place(out)
+
+    def land(self) -> None:
+        f, context = self.context.out, self.context
+        slot = f.op("sub", context.stack, context.arch.returns.behind)
+        lost, landed = f.label("lost"), f.label("landed")
+        frame = frames.find(context, self._table, slot, lost, is_taken=True)
+        f.store(slot, f.load(f.op("add", frame, FRAME_CALLER)))
+        origin, left = (f.load(f.op("add", frame, at)) for at in (FRAME_ORIGIN, FRAME_EXIT))
+        self._record(slot, (origin, left), frame)
+        frames.free(context, frame)
+        f.jump(landed)
+        f.place(lost)
+        # There is nowhere to return to.
+        f.emit("call void @llvm.trap()")
+        f.emit("unreachable")
+        f.place(landed)
+
+    def _inserted(self, out: str) -> Value:
+        f, context = self.context.out, self.context
+        full, inserted = f.label("full"), f.label("inserted")
+        frame = frames.insert(context, self._table, context.stack, full)
+        f.jump(inserted)
+        f.place(full)
+        for index in range(self.first, self.first + len(self.returns.probes)):
+            guard.count(context, f"event{index}", context.abi.unkept)
+        f.jump(out)
+        f.place(inserted)
+        return frame
+
+    def _keep(self, frame: Value) -> None:
+        f, context = self.context.out, self.context
+        if self.returns.is_timed:
+            f.store(f.op("add", frame, FRAME_COUNTER), body.time(context))
+        for index, operand in enumerate(self.returns.kept):
+            if can_fault(operand):
+                raise TypeError(f"{operand} is memory, which is read at the return")
+            place = f.op("add", frame, FRAME_VALUES + _WORD * index)
+            if not calls_guest(operand):
+                f.store(place, operands.value(context, operand, ""))
+                continue
+            # What a hit of our own path keeps is not recorded either.
+            missed = f.label("missed")
+            guard.hold(context, lambda: None, missed)
+            f.store(place, operands.value(context, operand, ""))
+            guard.leave(context)
+            f.jump(missed)
+            f.place(missed)
+
+    def _take_over(self, frame: Value) -> None:
+        # Who looks from outside finds the caller in one of the two places, or in both.
+        f, slot = self.context.out, self.context.stack
+        caller = f.load(slot)
+        origin = frames.origin(self.context, caller, slot)
+        f.store(f.op("add", frame, FRAME_ORIGIN), origin)
+        f.publish(f.op("add", frame, FRAME_CALLER), caller)
+        f.publish(slot, f.address_of("trampoline"))
+
+    def _record(self, slot: Value, where: tuple[Value, Value], frame: Value | None) -> None:
+        # As the kernel's own return probes show it: the function has returned.
+        context, (caller, left) = self.context, where
+        stack = context.out.op("add", slot, context.arch.returns.behind)
+        shown = replace(
+            context,
+            registers={**context.registers, "sp": stack, "ip": caller},
+            stack=stack,
+            returned=Returned(caller=caller, exit=left, frame=frame, kept=self.returns.kept),
+        )
+        body.emit_probes(shown, self.returns.probes, self.first)

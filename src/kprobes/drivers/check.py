@@ -1,11 +1,13 @@
 """Statements to verdicts: what would be armed, or why not and what would. Nothing is touched."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kprobes.arch.registry import arch
 from kprobes.drivers.exits import Classified
 from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.returning import ReturnPlanner
 from kprobes.drivers.instructions import text_of_image
 from kprobes.drivers.places import Places, places_of
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
@@ -14,8 +16,11 @@ from kprobes.lang.append import apply
 from kprobes.lang.parser import parse_statement
 from kprobes.lang.source import lines_of
 from kprobes.model.definition import Definition, Deletion, Kind, Statement
+from kprobes.model.exits import ReturnWay
+from kprobes.model.extras import NO_EXTRAS, Extras
 from kprobes.model.plan import Site, Strategy
 from kprobes.model.resolved import Resolved
+from kprobes.model.returns import Returns
 from kprobes.model.symbol import Symbol
 from kprobes.plan import ftrace
 from kprobes.plan.choose import Wish
@@ -26,11 +31,37 @@ _MAX_NEAR = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What is asked for beside the definitions.
+
+    Attributes:
+        strategy: that is forced on every probe, or None.
+        way: that is forced on every return probe, or None.
+        extras: fields of every return probe behind its own.
+    """
+
+    strategy: Strategy | None = None
+    way: ReturnWay | None = None
+    extras: Extras = NO_EXTRAS
+
+
+NO_TERMS = Terms()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """One probe of a definition, and its site; in a running kernel, as it is now."""
+    """One probe of a definition, and where it is; in a running kernel, as it is now.
+
+    Attributes:
+        site: at its address; None for a return probe that does nothing at the entry.
+        returns: how the returns are probed, of a return probe; else None.
+        exits: of its function, then.
+    """
 
     probe: Resolved
-    site: Site
+    site: Site | None
+    returns: Returns | None = None
+    exits: Classified | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +97,10 @@ class Verdict:
 class Checker:
     """Judges statements one after the other; what is accepted stays for the next ones."""
 
-    def __init__(self, places: Places, *, strategy: Strategy | None = None) -> None:
+    def __init__(self, places: Places, terms: Terms = NO_TERMS) -> None:
         self._places = places
-        self._look = places.look(Wish(strategy=strategy))
+        self._terms = terms
+        self._look = places.look(Wish(strategy=terms.strategy))
         self._definitions: tuple[Definition, ...] = ()
         self._first: dict[tuple[str, str], Resolved] = {}
 
@@ -84,7 +116,7 @@ class Checker:
             found = lines_of(line)
             if not found:
                 return None
-            statement = self._parse(line)
+            statement = self._with_extras(self._parse(line))
             return self._accepted(statement, number)
         except DefinitionError as error:
             error.__notes__ = []
@@ -105,6 +137,11 @@ class Checker:
             return parse_statement(line, registers=self._places.arch.registers)
         except DefinitionError as error:
             raise self._places.sooner(error) from error
+
+    def _with_extras(self, statement: Statement) -> Statement:
+        if isinstance(statement, Deletion):
+            return statement
+        return replace(statement, extras=self._terms.extras)
 
     def _accepted(self, statement: Statement, number: int) -> Verdict:
         before = self._definitions
@@ -132,10 +169,26 @@ class Checker:
             first = self._first.get((probe.layout.group, probe.layout.event))
             if first is not None:
                 check_alike(first, probe)
+        if definition.kind is Kind.RETURN:
+            return self._place_returns(probes)
         return tuple(
             Placed(probe=probe, site=self._look(probe.layout.ip, probe.definition))
             for probe in probes
         )
+
+    def _place_returns(self, probes: Sequence[Resolved]) -> tuple[Placed, ...]:
+        terms = self._terms
+        planner = ReturnPlanner(self._places, way=terms.way, strategy=terms.strategy)
+        return tuple(self._place_return(probe, planner) for probe in probes)
+
+    def _place_return(self, probe: Resolved, planner: ReturnPlanner) -> Placed:
+        entry = probe.layout.ip
+        roles = planner.plan({entry: [probe]})
+        returns = next((each.returns for some in roles.values() for each in some), None)
+        if returns is None:
+            raise RefusedError(f"{probe.layout.function}: it is never left")
+        site = self._look(entry, probe.definition) if entry in roles else None
+        return Placed(probe=probe, site=site, returns=returns, exits=self._places.exits(probe))
 
     def _remember(self, placed: tuple[Placed, ...]) -> None:
         left = {(definition.group, definition.event) for definition in self._definitions}
@@ -176,16 +229,16 @@ class Checker:
         return symbol.is_text and is_unique and self._places.has_site(symbol)
 
 
-def checker_of_guest(guest: Guest, *, strategy: Strategy | None = None) -> Checker:
-    """Return a checker of definitions for a running guest.
+def checker_of_guest(guest: Guest, terms: Terms = NO_TERMS) -> Checker:
+    """Return a checker of definitions, which are to be armed on these terms, for a running guest.
 
     Raises:
         RefusedError: its kernel was built without dynamic ftrace.
     """
-    return Checker(places_of(guest), strategy=strategy)
+    return Checker(places_of(guest), terms)
 
 
-def checker_of_image(path: Path, *, strategy: Strategy | None = None) -> Checker:
+def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:
     """Return a checker of definitions for the kernel in a vmlinux or boot image, as linked.
 
     Raises:
@@ -195,4 +248,4 @@ def checker_of_image(path: Path, *, strategy: Strategy | None = None) -> Checker
     image = read_image(path)
     text = text_of_image(image)
     sites = ftrace.sites_in_image(image, text.kernel)
-    return Checker(Places(text, arch(text.kernel.arch), sites), strategy=strategy)
+    return Checker(Places(text, arch(text.kernel.arch), sites), terms)

@@ -4,7 +4,8 @@ A call in progress has a frame where something must be kept for its return:
 
     struct frame {
         u64 slot;       // where its return address is on its stack, 0: free; written first
-        u64 caller;     // the return address, where the trampoline's has taken its place
+        u64 caller;     // the return address, where the trampoline's has taken its place, else 0
+        u64 origin;     // with it: the same, but where that is a trampoline too, what it stands for
         u64 exit;       // the tail jump by which it was left, or 0
         u64 counter;    // the CPU's raw cycle counter at its entry, or the guest's clock
         u64 values[];   // what its entry has left for its return: ``Returns.kept``
@@ -27,7 +28,8 @@ from kprobes.model.resolved import Operand, Resolved
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 
-FRAME_SLOT, FRAME_CALLER, FRAME_EXIT, FRAME_COUNTER, FRAME_VALUES = 0, 8, 16, 24, 32
+FRAME_SLOT, FRAME_CALLER, FRAME_ORIGIN = 0, 8, 16
+FRAME_EXIT, FRAME_COUNTER, FRAME_VALUES = 24, 32, 40
 FRAME_MULTIPLIER = 0x9E37_79B9_7F4A_7C15
 TRAMPOLINE_HEADER = 16
 

@@ -16,6 +16,7 @@ from kprobes.model.resolved import (
     StackValue,
     TaskAddress,
 )
+from kprobes.model.returns import Returns
 
 
 def explain(fetch: FieldFetch) -> str:
@@ -30,9 +31,17 @@ def explain(fetch: FieldFetch) -> str:
     if isinstance(operand, Load):
         space = "user space" if operand.is_user else "kernel memory"
         return f"{_type(fetch)}{_where(fetch, operand)}, read from {space}{_bits(fetch)}"
+    if isinstance(operand, EntryCounter):
+        return "ns since the entry"
     text = f'"{fetch.field.text.decode(errors="backslashreplace")}"'
     value = text if fetch.field.storage is Storage.TEXT else _value(operand)
     return f"{_type(fetch)} = {value}{_bits(fetch)}"
+
+
+def explain_kept(returns: Returns) -> list[str]:
+    """Return what is kept from a call's entry for its return."""
+    values = [_value(operand) for operand in returns.kept]
+    return [*values, "the time"] if returns.is_timed else values
 
 
 def _where(fetch: FieldFetch, load: Load) -> str:
@@ -79,8 +88,6 @@ def _computed(operand: Operand) -> str:
             return "the returned value"
         case EntryValue(base=base):
             return f"{_value(base)} at entry"
-        case EntryCounter():
-            return "the time since the entry"
         case ExitAddress():
             return "the instruction by which it is left"
         case _:

@@ -8,7 +8,9 @@ import pytest
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.drivers.guest.prepare import Preparer, Wanted
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
+from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Plan
+from kprobes.model.returns import Role
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.units import Addr
 from tests.build.guest import GuestWithSites, make_guest
@@ -131,9 +133,16 @@ def test_probes_of_one_event_must_have_the_same_records() -> None:
         _prepare("p:e vfs_read a=%di:u32", "p:e vfs_write a=%si:u16")
 
 
-def test_probes_at_returns_cannot_be_armed_yet() -> None:
-    with pytest.raises(RefusedError, match="at function return"):
-        _prepare("r vfs_read a=$retval")
+def test_probes_at_returns_share_every_place_of_their_function_and_the_newest_runs_first() -> None:
+    plans = Preparer(_guest().guest).prepare(
+        replace(wanted("r:a do_exit", "p:b do_exit", "r:c do_exit"), way=ReturnWay.RETHOOK)
+    )
+
+    (plan,) = plans
+    (here,) = plan.returning
+    assert here.role is Role.HOOK
+    assert [probe.layout.event for probe in plan.recorded] == ["b", "c", "a"]
+    assert [probe.layout.event for probe in here.returns.probes] == ["c", "a"]
 
 
 def _nothing(waiting: Waiting) -> None:

@@ -24,7 +24,7 @@ from iced_x86 import Instruction as Decoded
 from kprobes.arch.x86_64 import site
 from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.function import Instruction
-from kprobes.arch.x86_64.slot import body, control, encode, push, slots, through
+from kprobes.arch.x86_64.slot import body, branch_over, control, push, slots, through
 from kprobes.errors import RefusedError
 from kprobes.model.plan import Displaced
 from kprobes.model.text import TextPart
@@ -133,20 +133,10 @@ def _through(instruction: Instruction, at: Addr, asker: _Asker, resume: Addr) ->
         code = body(instruction, at)
         return code + asker.ask(Addr(at + len(code)), resume)
     target = Addr(decoded.near_branch_target)
-    size = len(_branch(instruction, at, 0))
+    size = len(branch_over(instruction, at, 0))
     fall = asker.ask(Addr(at + size), resume)
-    code = _branch(instruction, at, len(fall)) + fall
+    code = branch_over(instruction, at, len(fall)) + fall
     return code + asker.ask(Addr(at + len(code)), target)
-
-
-def _branch(instruction: Instruction, at: Addr, over: int) -> bytes:
-    # The same condition, to a place so many bytes behind it.
-    decoded = decode_one(instruction.code, instruction.addr)
-    if not decoded.is_jcc_short_or_near:
-        return instruction.code[:-1] + bytes([over])
-    decoded.as_near_branch()
-    decoded.near_branch64 = at + len(encode(decoded, at)) + over
-    return encode(decoded, at)
 
 
 def _jump_away(instruction: Instruction, decoded: Decoded, at: Addr, asker: _Asker) -> bytes:

@@ -7,11 +7,11 @@ would find them; left the same way for whatever follows. Encodings: Intel SDM vo
 from collections.abc import Callable, Sequence
 
 from kprobes.arch.x86_64 import site
-from kprobes.arch.x86_64.decode import decode_function
+from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.function import Instruction
 from kprobes.arch.x86_64.judge import judge
 from kprobes.arch.x86_64.jump_run import jump_run
-from kprobes.arch.x86_64.slot import slots
+from kprobes.arch.x86_64.slot import branch_over, slots
 from kprobes.errors import RefusedError
 from kprobes.model.plan import Displaced, Ways
 from kprobes.model.text import TextPart, TextTables
@@ -40,6 +40,9 @@ breakpoint's is. docs/design.md tells how the list was found, tests/guest/test_t
 # push 0: where a site's call has its return address. lea rsp, [rsp+8] leaves the flags alone.
 _PUSH = bytes.fromhex("6a00")
 _DROP = bytes.fromhex("488d642408")
+_RET_INT3 = bytes.fromhex("c3cc")
+TRAMPOLINE_MARK = (_PUSH + site.PUSH_SAVED)[:8]
+"""A trampoline's first bytes: nothing behind a call of ours pushes a zero."""
 
 
 def jump(place: Addr, target: Addr) -> bytes:
@@ -63,8 +66,48 @@ def detour(place: Addr, body: Addr, displaced: Displaced) -> bytes:
     Raises:
         RefusedError: too far from what an instruction names.
     """
-    saved = _PUSH + site.saving_call(Addr(place + len(_PUSH)), body) + _DROP
+    saved = _calling(place, body)
     return saved + slots(_instructions(displaced), Addr(place + len(saved)))
+
+
+def trampoline(place: Addr, body: Addr) -> bytes:
+    """Return code for ``place`` that a function returns to, whose return address is taken over.
+
+    It pushes a word where that was, calls ``body``, which puts the return address there, and
+    returns. The stack is as at an ftrace site, with that word where it has its return address.
+    """
+    call = site.saving_call(Addr(place + len(_PUSH)), body)
+    return _PUSH + call + _RET_INT3
+
+
+def branch_detour(
+    place: Addr, probes_body: Addr | None, tail_body: Addr, displaced: Displaced
+) -> bytes:
+    """Return code for ``place`` that calls a body only where a conditional jump is taken.
+
+    Args:
+        place: where it will be.
+        probes_body: called in any case before, or None.
+        tail_body: called when the jump, which is the first of what is displaced, is taken.
+        displaced: what then runs.
+
+    Raises:
+        RefusedError: too far from what an instruction names.
+    """
+    code = b"" if probes_body is None else _calling(place, probes_body)
+    first, *rest = _instructions(displaced)
+    at = Addr(place + len(code))
+    behind = Addr(at + len(branch_over(first, at, 0)))
+    stay = slots(tuple(rest), behind) if rest else jump(behind, first.next)
+    code += branch_over(first, at, len(stay)) + stay
+    code += _calling(Addr(place + len(code)), tail_body)
+    target = decode_one(first.code, first.addr).near_branch_target
+    return code + jump(Addr(place + len(code)), Addr(target))
+
+
+def _calling(place: Addr, body: Addr) -> bytes:
+    # The stack is as at an ftrace site, with a word where that has its return address.
+    return _PUSH + site.saving_call(Addr(place + len(_PUSH)), body) + _DROP
 
 
 def examine(name: str, parts: Sequence[TextPart], tables: TextTables) -> Callable[[Addr], Ways]:

@@ -37,6 +37,7 @@ CODE = CodeFacts(
     per_cpu_add="addl $0, %gs:{}",
     per_cpu_count="addq $0, %gs:{}",
     locked_increment="lock incq ($0)",
+    address='call i64 asm "movabsq $${}, $0", "=r"()',
     intrinsics="declare i64 @llvm.x86.rdtsc()",
 )
 
@@ -84,7 +85,14 @@ PATCH = PatchFacts(
     trap_ip=8 * registers.NAMES.index("ip"),
 )
 
-RETURNS = ReturnFacts(value="ax", registers=("ax", "dx"), behind=8)
+RETURNS = ReturnFacts(
+    value="ax",
+    registers=("ax", "dx"),
+    behind=8,
+    trampoline=detour.trampoline,
+    mark=detour.TRAMPOLINE_MARK,
+    branch_detour=detour.branch_detour,
+)
 
 X86_64 = Arch(
     name="x86_64",

@@ -16,7 +16,7 @@ SAVED = ("r15", "r14", "r13", "r12", "r11", "r10", "bp", "bx", "ax", "flags")
 """What ``entry`` pushes, lowest address first."""
 
 # pushfq; push rax, rbx, rbp, r10, r11, r12, r13, r14, r15
-_PUSH = bytes.fromhex("9c 50 53 55 4152 4153 4154 4155 4156 4157")
+PUSH_SAVED = bytes.fromhex("9c 50 53 55 4152 4153 4154 4155 4156 4157")
 # The code called leaves r12-r15, rbx and rbp alone and preserves r10: only r11, rax and the
 # flags must come back.  add rsp, 32; pop r11; add rsp, 24; pop rax; popfq
 _POP = bytes.fromhex("4883c420 415b 4883c418 58 9d")
@@ -52,7 +52,7 @@ def jump_target(place: Addr, code: bytes) -> Addr | None:
 
 def saving_call(place: Addr, body: Addr) -> bytes:
     """Return code for ``place`` that pushes SAVED, calls ``body`` and restores all of them."""
-    return _PUSH + branch(CALL, Addr(place + len(_PUSH)), body) + _POP
+    return PUSH_SAVED + branch(CALL, Addr(place + len(PUSH_SAVED)), body) + _POP
 
 
 def entry(place: Addr, body: Addr, chain: Addr | None) -> bytes:

@@ -97,6 +97,16 @@ def body(instruction: Instruction, at: Addr) -> bytes:
         raise _too_far(instruction, at) from e
 
 
+def branch_over(instruction: Instruction, at: Addr, over: int) -> bytes:
+    """Return code for ``at`` that jumps over so many bytes where a conditional jump is taken."""
+    decoded = decode_one(instruction.code, instruction.addr)
+    if not decoded.is_jcc_short_or_near:
+        return instruction.code[:-1] + bytes([over])
+    decoded.as_near_branch()
+    decoded.near_branch64 = at + len(encode(decoded, at)) + over
+    return encode(decoded, at)
+
+
 def _copy(instruction: Instruction, decoded: Decoded, at: Addr) -> bytes:
     if not decoded.is_ip_rel_memory_operand:
         return instruction.code

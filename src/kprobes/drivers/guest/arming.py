@@ -21,6 +21,9 @@ from kprobes.drivers.rollback import roll_back
 from kprobes.errors import TargetError
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
+from kprobes.model.returns import Frames
+from kprobes.model.upcall import Question
+from kprobes.model.returns import Frames
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
 from kprobes.units import Addr, Phys
@@ -50,6 +53,21 @@ class Armory:
     def is_armed(self) -> bool:
         """Whether the guest's text holds patches of ours."""
         return bool(self._undos)
+
+    @property
+    def frames(self) -> Sequence[Frames]:
+        """Where calls in progress are kept."""
+        return self._linker.frames
+
+    @property
+    def frames(self) -> Sequence[Frames]:
+        """Where calls in progress are kept."""
+        return self._linker.frames
+
+    @property
+    def landings(self) -> Sequence[Question]:
+        """What is asked when a call returns that was taken over."""
+        return self._linker.landings
 
     @property
     def lookup(self) -> Text:
@@ -115,7 +133,7 @@ class Armory:
         self._stopped.note_data(undo.phys for _, undo in flags)
         self._owners |= {undo.phys: site.addr for site, undo in flags + undos}
         patches = [undo for _, undo in flags + undos]
-        self._journal.ledger.keep_frames([f for f in self._linker.frames if f.trampoline])
+        self._journal.ledger.keep_frames([f for f in self.frames if f.trampoline])
         self._journal.describe(_described(programs))
         self._journal.record(patches)
         return patches

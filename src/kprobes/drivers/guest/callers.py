@@ -11,9 +11,12 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory, remembering
+from kprobes.drivers.guest.stacks import is_anyone_inside, live_stacks
 from kprobes.errors import MemoryFault
 from kprobes.model.returns import FRAME_CALLER, FRAME_MULTIPLIER, FRAME_SLOT, Frames
+from kprobes.ports import Text
 from kprobes.units import U64, Addr
 
 _WORD = 8
@@ -39,6 +42,46 @@ def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
     return sum(_give_back(now, slot, by_trampoline) for slot in slots)
 
 
+def free_dead_calls(guest: Guest, tables: Sequence[Frames], ranges: Sequence[Text]) -> int:
+    """Free the frames of calls that will never return: their tasks have died.
+
+    Args:
+        guest: that stands still.
+        tables: all that the session has.
+        ranges: of our code. While anybody is inside, nothing is freed: who has just returned to a
+            trampoline stands above the slot that it is about to look for.
+
+    Returns:
+        How many frames were freed.
+    """
+    if is_anyone_inside(guest, ranges):
+        return 0
+    now = remembering(guest.memory)
+    live = np.array(live_stacks(guest, now), np.uint64).reshape(-1, 2)
+    return sum(_free(now, frames, live) for frames in tables)
+
+
+def find_caller(memory: GuestMemory, tables: Sequence[Frames], slot: Addr) -> Addr:
+    """Return where a call in progress came from, even if its return was taken over.
+
+    Args:
+        memory: of a guest, where whoever stands on that stack does not go on meanwhile.
+        tables: all that the session has.
+        slot: where the call's return address is.
+
+    Raises:
+        MemoryFault: no stack is there.
+    """
+    caller, by_trampoline = memory.u64(slot), {each.trampoline: each for each in tables}
+    callers: dict[int, list[int]] = {}
+    while caller and (frames := by_trampoline.get(Addr(caller))) is not None:
+        found = callers.setdefault(caller, _callers(memory, frames).get(slot, []))
+        if not found:
+            break
+        caller = found.pop(0)
+    return Addr(caller)
+
+
 def home(count: int, slot: int) -> int:
     """Return the number of the frame at which the search for a slot's begins."""
     return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
@@ -59,6 +102,15 @@ def _callers(memory: GuestMemory, frames: Frames) -> _Callers:
 def _table(memory: GuestMemory, frames: Frames) -> NDArray[np.uint64]:
     raw = memory.read(frames.addr, frames.size)
     return np.frombuffer(raw, np.uint64).reshape(frames.count, frames.stride // _WORD)
+
+
+def _free(memory: GuestMemory, frames: Frames, live: NDArray[np.uint64]) -> int:
+    slots = _table(memory, frames)[:, FRAME_SLOT // _WORD]
+    is_live = (slots[:, np.newaxis] >= live[:, 0]) & (slots[:, np.newaxis] < live[:, 1])
+    dead = np.flatnonzero((slots != 0) & ~is_live.any(axis=1))
+    for index in dead.tolist():
+        memory.set_u64(Addr(frames.addr + index * frames.stride + FRAME_SLOT), 0)
+    return len(dead)
 
 
 def _give_back(memory: GuestMemory, slot: int, callers: Mapping[Addr, _Callers]) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from kprobes.drivers.guest import arena as arenas
 from kprobes.drivers.guest.arena import Arena, ArenaSize
 from kprobes.drivers.guest.arming import Armory, Program
 from kprobes.drivers.guest.borrow import Borrower
+from kprobes.drivers.guest.callers import free_dead_calls
 from kprobes.drivers.guest.clock import GuestClock, TscClock, clock_function, open_clock
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
@@ -26,6 +28,7 @@ from kprobes.errors import KprobesError
 from kprobes.image.loaded import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
+from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
 from kprobes.model.layout import RecordLayout
 from kprobes.model.plan import Plan, Strategy
@@ -36,6 +39,8 @@ from kprobes.units import MIB, Addr
 _CODE_OF_PLAN = 1024
 """Bytes of code that most plans take at most."""
 _AWAITED_FRAMES = 1 * MIB
+_LOOK_S = 0.5
+"""Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
 
 
@@ -55,6 +60,7 @@ class GuestDriver:
         upcalls: what Python does at hits; for ``prepare``.
         tell: is given what went wrong while nobody was asking, for people.
         strategy: that is forced on every probe, or None for the cheapest that is safe.
+        way: that is forced on every return probe, or None for the cheapest that is proven.
     """
 
     def __init__(self, guest: Guest, journal: Journal, size: ArenaSize) -> None:
@@ -65,6 +71,7 @@ class GuestDriver:
         self.upcalls: Sequence[Upcall] = ()
         self.tell: Callable[[str], None] = _log.warning
         self.strategy: Strategy | None = None
+        self.way: ReturnWay | None = None
         self._journal = journal
         self._size = size
         self._preparer = Preparer(guest)
@@ -73,6 +80,8 @@ class GuestDriver:
         self._clock: Addr | None = None
         self._is_used = False
         self._reception: Reception | None = None
+        self._unkept = 0
+        self._looked_s = 0.0
         self._changing = threading.RLock()
         self._watch = (
             watching(guest, self._preparer.locate, (self._module_comes, self._module_goes))
@@ -104,6 +113,7 @@ class GuestDriver:
                 definitions=tuple(definitions),
                 tasks=self.tasks,
                 strategy=self.strategy,
+                way=self.way,
                 upcalls=self.upcalls,
                 watch=self._watch,
             )
@@ -153,6 +163,24 @@ class GuestDriver:
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
         return 0 if self._reception is None else self._reception.missed(number)
+
+    def free_dead_calls(self) -> None:
+        """Have room again for calls in progress, where tasks that died have left too little.
+
+        To be called often while probes are armed: it looks only when room was missing.
+        """
+        if time.monotonic() < self._looked_s + _LOOK_S:
+            return
+        self._looked_s = time.monotonic()
+        with self._changing:
+            armory, arena, recorder = self._armory, self._arena, self.recorder
+            if armory is None or arena is None or recorder is None or not armory.frames:
+                return
+            before, self._unkept = self._unkept, recorder.unkept
+            if self._unkept != before:
+                code = (arena.programs, arena.code.stop)
+                with self.guest.stub.paused():
+                    free_dead_calls(self.guest, armory.frames, [code])
 
     def disarm(self) -> None:
         """Put the guest's text back, verified; its records can still be drained.

@@ -7,6 +7,7 @@ never waits for whoever prints them.
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from kprobes.drivers.guest.guest import Guest
@@ -22,6 +23,10 @@ _IDLE_S = 0.02
 _MOST_READY = 20_000_000
 _PAUSING_S = 0.25
 """Between pauses of a guest whose RAM is reached through the stub only."""
+
+
+def _nothing() -> None:
+    pass
 
 
 class Pump(Protocol):
@@ -40,18 +45,27 @@ class Pump(Protocol):
         ...
 
 
-def open_pump(recorder: Recorder, guest: Guest) -> Pump:
-    """Start the pump that suits a guest's memory; ``stop`` ends it."""
+def open_pump(recorder: Recorder, guest: Guest, between: Callable[[], None] = _nothing) -> Pump:
+    """Start the pump that suits a guest's memory; ``stop`` ends it.
+
+    Args:
+        recorder: of the records.
+        guest: that makes them.
+        between: is called after each look, in the pump's thread.
+    """
     if isinstance(guest.memory.ram, StubRam):
-        return PausingPump(recorder, guest.stub)
-    return ThreadPump(recorder)
+        return PausingPump(recorder, guest.stub, between)
+    return ThreadPump(recorder, between)
 
 
 class PausingPump:
     """Drains when it is asked, in one pause of the guest: its RAM is behind the stub only."""
 
-    def __init__(self, recorder: Recorder, stub: Stub) -> None:
+    def __init__(
+        self, recorder: Recorder, stub: Stub, between: Callable[[], None] = _nothing
+    ) -> None:
         self._recorder = recorder
+        self._between = between
         self._stub = stub
         self._next = 0.0
 
@@ -62,6 +76,7 @@ class PausingPump:
             return None
         with self._stub.paused():
             events = self._recorder.drain()
+        self._between()
         self._next = time.monotonic() + _PAUSING_S
         return events if len(events) else None
 
@@ -72,8 +87,9 @@ class PausingPump:
 class ThreadPump:
     """Drains a recorder in a thread of its own until it is stopped."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, between: Callable[[], None] = _nothing) -> None:
         self._recorder = recorder
+        self._between = between
         self._ready: deque[Events] = deque()
         self._error: KprobesError | None = None
         self._arrived = threading.Event()
@@ -116,6 +132,7 @@ class ThreadPump:
                 continue
             try:
                 events = self._recorder.drain()
+                self._between()
             except KprobesError as error:
                 self._error = error
                 self._arrived.set()

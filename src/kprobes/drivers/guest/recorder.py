@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kprobes.drivers.guest.arena import MISSED_SIZE, Arena
 from kprobes.drivers.guest.clock import GuestClock, TscClock
@@ -27,12 +27,15 @@ class Counts:
             in progress on their CPU.
         lost: records dropped because a ring was full.
         damaged: places in the rings that held no record of ours.
+        unkept: calls whose return is not seen, by event id: as many of the function were in
+            progress as there was room for.
     """
 
     recorded: dict[int, int]
     missed: dict[int, int]
     lost: int
     damaged: int
+    unkept: dict[int, int] = field(default_factory=dict[int, int])
 
 
 class Recorder:
@@ -40,6 +43,7 @@ class Recorder:
 
     def __init__(self, arena: Arena, memory: GuestMemory, clock: TscClock | GuestClock) -> None:
         self._missed = Window(memory, arena.missed, MISSED_SIZE)
+        self._unkept = Window(memory, arena.unkept, MISSED_SIZE)
         self._clock = clock
         self.layouts: Sequence[RecordLayout] = ()
         self._recorded: Counter[int] = Counter()
@@ -71,9 +75,9 @@ class Recorder:
         known = {layout.event_id for layout in self.layouts}
         self.layouts = [*self.layouts, *(at for at in layouts if at.event_id not in known)]
         self._shapes = shapes(self.layouts)
-        self._before.missed.update(
-            {at: n for at, n in self._totals().missed.items() if at not in known}
-        )
+        now, before = self._totals(), self._before
+        before.missed.update({at: n for at, n in now.missed.items() if at not in known})
+        before.unkept.update({at: n for at, n in now.unkept.items() if at not in known})
 
     def drain(self) -> Events:
         """Return what is safe to show of all that the guest has recorded so far."""
@@ -92,14 +96,22 @@ class Recorder:
             missed={event_id: n - before.missed[event_id] for event_id, n in now.missed.items()},
             lost=now.lost - before.lost,
             damaged=now.damaged - before.damaged,
+            unkept={event_id: n - before.unkept[event_id] for event_id, n in now.unkept.items()},
         )
 
+    @property
+    def unkept(self) -> int:
+        """How many calls of all probes had no frame free for them, ever."""
+        return sum(self._unkept.u64(8 * layout.event_id) for layout in self.layouts)
+
     def _totals(self) -> Counts:
+        ids = [layout.event_id for layout in self.layouts]
         return Counts(
             recorded={},
-            missed={n: self._missed.u64(8 * n) for n in (at.event_id for at in self.layouts)},
+            missed={n: self._missed.u64(8 * n) for n in ids},
             lost=sum(reader.lost for reader in self._readers),
             damaged=sum(reader.damaged for reader in self._readers),
+            unkept={n: self._unkept.u64(8 * n) for n in ids},
         )
 
     def _read(self) -> list[Decoded]:

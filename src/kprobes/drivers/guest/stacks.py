@@ -13,7 +13,7 @@ stack pointer nothing is alive.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -25,7 +25,7 @@ from kprobes.drivers.guest.memory import GuestMemory, remembering
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.ports import Text
-from kprobes.units import U64
+from kprobes.units import U64, Addr
 
 _Words = NDArray[np.uint64]
 
@@ -89,15 +89,13 @@ def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
     Raises:
         TargetError: the guest's task list has no end.
     """
-    vcpus = [guest.stub.registers(cpu) for cpu in guest.stub.ids()]
+    vcpus = _vcpus(guest)
     starts, stops = np.array(sorted(ranges), np.uint64).reshape(-1, 2).T
     if np.any(_inside(np.array([found["rip"] for found in vcpus], np.uint64), starts, stops)):
         return True
-    # In user mode a task's kernel stack is empty.
     memory = remembering(guest.memory)
-    pointers = [found["rsp"] for found in vcpus if found["rip"] >= _KERNEL_HALF]
     code_segment = guest.arch.constants["cs"]
-    for first, last, is_running in _live(guest, memory, pointers):
+    for first, last, is_running in _live(guest, memory, _pointers(vcpus)):
         words = np.frombuffer(_mapped(memory, first, last), np.uint64)
         names = _inside(words, starts, stops)
         if is_running and np.any(names):
@@ -106,6 +104,25 @@ def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
         if np.any(names[:-1] & ((words[1:] & np.uint64(0xFFFF)) == code_segment)):
             return True
     return False
+
+
+def live_stacks(guest: Guest, memory: GuestMemory) -> list[Text]:
+    """Return the part in use, [start, stop), of every kernel stack of a stopped guest.
+
+    Raises:
+        TargetError: the guest's task list has no end.
+    """
+    pointers = _pointers(_vcpus(guest))
+    return [(Addr(first), Addr(last)) for first, last, _ in _live(guest, memory, pointers)]
+
+
+def _vcpus(guest: Guest) -> list[Mapping[str, int]]:
+    return [guest.stub.registers(cpu) for cpu in guest.stub.ids()]
+
+
+def _pointers(vcpus: Sequence[Mapping[str, int]]) -> list[int]:
+    # In user mode a task's kernel stack is empty.
+    return [found["rsp"] for found in vcpus if found["rip"] >= _KERNEL_HALF]
 
 
 def _inside(words: _Words, starts: _Words, stops: _Words) -> NDArray[np.bool_]:
