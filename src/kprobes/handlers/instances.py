@@ -32,15 +32,19 @@ class Instance:
     Attributes:
         probe: whose it is.
         data: ``data_size`` bytes for its handlers.
+        arguments: of the call when the function was entered, by name: those that its handler
+            takes by name.
     """
 
     probe: Any
     data: bytearray
+    arguments: dict[str, Any]
 
     def __init__(self, probe: object, data_size: int) -> None:
         """Begin with zeros."""
         self.probe = probe
         self.data = bytearray(data_size)
+        self.arguments = {}
 
 
 class Instances:

@@ -67,7 +67,7 @@ class Kretprobe(Probe):
 
     @property
     def nmissed(self) -> int:
-        """How many calls' handlers were due and were not run: no instance was free, or Python slow."""
+        """How often handlers were due and were not run: all instances were in use, or one slow."""
         return super().nmissed + self.instances.missed
 
     def start(self, cpus: int) -> None:

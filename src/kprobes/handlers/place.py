@@ -47,7 +47,7 @@ class HandlerPlace:
         if not self.is_entry:
             where = self.function.place(self.addr)
             raise RefusedError(
-                f"{where} is not where {self.function.name} is entered: its returns are probed there"
+                f"{where} is not where {self.function.name} is entered, where its returns are probed"
             )
 
     def prototype(self, live: LiveKernel) -> Prototype:

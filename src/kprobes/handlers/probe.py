@@ -160,9 +160,7 @@ class Probe:
         return self._registration
 
 
-def check_handler(
-    handler: Callable[..., object] | None, word: str, takes: tuple[str, ...]
-) -> None:
+def check_handler(handler: Callable[..., object] | None, word: str, takes: tuple[str, ...]) -> None:
     """Check that a handler can be called with so many things.
 
     Raises:

@@ -23,7 +23,6 @@ from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
 from kprobes.model.returns import Frames
 from kprobes.model.upcall import Question
-from kprobes.model.returns import Frames
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
 from kprobes.units import Addr, Phys
@@ -180,7 +179,7 @@ class Armory:
         roll_back(self._undos, self._stopped)
         self._undos = []
         self._journal.clear()
-        give_callers_back(self._guest.memory, self._linker.frames)
+        give_callers_back(self._guest.memory, self.frames)
 
     def _undo(self, program: Program, memory: GuestMemory) -> list[Undo]:
         site = program.plan.site

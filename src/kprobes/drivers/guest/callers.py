@@ -15,7 +15,13 @@ from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory, remembering
 from kprobes.drivers.guest.stacks import is_anyone_inside, live_stacks
 from kprobes.errors import MemoryFault
-from kprobes.model.returns import FRAME_CALLER, FRAME_MULTIPLIER, FRAME_SLOT, Frames
+from kprobes.model.returns import (
+    FRAME_CALLER,
+    FRAME_MULTIPLIER,
+    FRAME_ORIGIN,
+    FRAME_SLOT,
+    Frames,
+)
 from kprobes.ports import Text
 from kprobes.units import U64, Addr
 
@@ -72,14 +78,13 @@ def find_caller(memory: GuestMemory, tables: Sequence[Frames], slot: Addr) -> Ad
     Raises:
         MemoryFault: no stack is there.
     """
-    caller, by_trampoline = memory.u64(slot), {each.trampoline: each for each in tables}
-    callers: dict[int, list[int]] = {}
-    while caller and (frames := by_trampoline.get(Addr(caller))) is not None:
-        found = callers.setdefault(caller, _callers(memory, frames).get(slot, []))
-        if not found:
-            break
-        caller = found.pop(0)
-    return Addr(caller)
+    caller = Addr(memory.u64(slot))
+    frames = next((each for each in tables if each.trampoline == caller), None)
+    if frames is None:
+        return caller
+    table = _table(memory, frames)
+    mine = _taken(frames, table, slot)
+    return Addr(int(table[mine[0], FRAME_ORIGIN // _WORD])) if mine.size else caller
 
 
 def home(count: int, slot: int) -> int:
@@ -92,11 +97,16 @@ def _callers(memory: GuestMemory, frames: Frames) -> _Callers:
     slots = table[:, FRAME_SLOT // _WORD]
     found: _Callers = {}
     for slot in np.unique(slots[slots != 0]).tolist():
-        # In the order in which the guest itself comes to them.
-        order = (np.arange(frames.count) + home(frames.count, slot)) % frames.count
-        mine = order[slots[order] == slot]
-        found[slot] = table[mine, FRAME_CALLER // _WORD].tolist()
+        found[slot] = table[_taken(frames, table, slot), FRAME_CALLER // _WORD].tolist()
     return found
+
+
+def _taken(frames: Frames, table: NDArray[np.uint64], slot: int) -> NDArray[np.int64]:
+    # Those of a slot, in the order in which the guest itself comes to them.
+    order = (np.arange(frames.count) + home(frames.count, slot)) % frames.count
+    here = table[order]
+    is_taken = here[:, FRAME_CALLER // _WORD] != 0
+    return order[(here[:, FRAME_SLOT // _WORD] == slot) & is_taken]
 
 
 def _table(memory: GuestMemory, frames: Frames) -> NDArray[np.uint64]:

@@ -11,14 +11,14 @@ from kprobes.drivers.guest import arena as arenas
 from kprobes.drivers.guest.arena import Arena, ArenaSize
 from kprobes.drivers.guest.arming import Armory, Program
 from kprobes.drivers.guest.borrow import Borrower
-from kprobes.drivers.guest.callers import free_dead_calls
+from kprobes.drivers.guest.callers import find_caller, free_dead_calls
 from kprobes.drivers.guest.clock import GuestClock, TscClock, clock_function, open_clock
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
 from kprobes.drivers.guest.lending import await_exit, settle
 from kprobes.drivers.guest.linking import frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
-from kprobes.drivers.guest.prepare import Preparer, Wanted
+from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, check
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.guest.stacks import check_types, stopped_outside
@@ -32,7 +32,7 @@ from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
 from kprobes.model.layout import RecordLayout
 from kprobes.model.plan import Plan, Strategy
-from kprobes.model.upcall import Upcall
+from kprobes.model.upcall import Question, Upcall
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
@@ -58,6 +58,7 @@ class GuestDriver:
         recorder: of the records; None before the first ``arm``.
         tasks: what every hit must pass to be recorded, whatever the probe; for ``prepare``.
         upcalls: what Python does at hits; for ``prepare``.
+        return_upcalls: what it does at all returns of functions, by their entries; likewise.
         tell: is given what went wrong while nobody was asking, for people.
         strategy: that is forced on every probe, or None for the cheapest that is safe.
         way: that is forced on every return probe, or None for the cheapest that is proven.
@@ -69,6 +70,7 @@ class GuestDriver:
         self.recorder: Recorder | None = None
         self.tasks: Filter | None = None
         self.upcalls: Sequence[Upcall] = ()
+        self.return_upcalls: Sequence[Upcall] = ()
         self.tell: Callable[[str], None] = _log.warning
         self.strategy: Strategy | None = None
         self.way: ReturnWay | None = None
@@ -106,7 +108,7 @@ class GuestDriver:
             DefinitionError: a definition names what this kernel has not.
             RefusedError: a function cannot be probed, or Python cannot be asked there.
         """
-        check(self.guest, self.upcalls)
+        check(self.guest, [*self.upcalls, *self.return_upcalls])
         self.look_for_modules()
         self.plans = self._preparer.prepare(
             Wanted(
@@ -114,8 +116,9 @@ class GuestDriver:
                 tasks=self.tasks,
                 strategy=self.strategy,
                 way=self.way,
-                upcalls=self.upcalls,
-                watch=self._watch,
+                asked=Asked(
+                    at_sites=self.upcalls, at_returns=self.return_upcalls, watch=self._watch
+                ),
             )
         )
         return self.plans
@@ -152,7 +155,7 @@ class GuestDriver:
         patches = armory.stage(programs)
         covered = [text for plan in self.plans for text in plan.site.covered]
         with (
-            self._attended(arena, programs),
+            self._attended(arena, _questions(programs, armory)),
             stopped_outside(self.guest, covered, otherwise=_COVERED),
         ):
             armory.load(programs)
@@ -181,6 +184,15 @@ class GuestDriver:
                 code = (arena.programs, arena.code.stop)
                 with self.guest.stub.paused():
                     free_dead_calls(self.guest, armory.frames, [code])
+
+    def caller_of(self, slot: Addr) -> Addr:
+        """Return where the call came from whose return address is there, or was.
+
+        Raises:
+            MemoryFault: no stack is there.
+        """
+        armory = self._armory
+        return find_caller(self.guest.memory, () if armory is None else armory.frames, slot)
 
     def disarm(self) -> None:
         """Put the guest's text back, verified; its records can still be drained.
@@ -251,9 +263,8 @@ class GuestDriver:
             self._preparer.wait_again(gone)
 
     @contextmanager
-    def _attended(self, arena: Arena, programs: Sequence[Program]) -> Generator[None]:
+    def _attended(self, arena: Arena, questions: Sequence[Question]) -> Generator[None]:
         # From before the first hit on; not when there will be none.
-        questions = [question for program in programs for question in program.questions]
         if questions and self._reception is None:
             self._reception = Reception(self.guest, arena)
         with ExitStack() as undo:
@@ -317,6 +328,11 @@ class GuestDriver:
             is_guarded=bool(self.waiting)
             or any(probe.calls_guest for plan in self.plans for probe in plan.recorded),
         )
+
+
+def _questions(programs: Sequence[Program], armory: Armory) -> list[Question]:
+    at_sites = [question for program in programs for question in program.questions]
+    return [*at_sites, *armory.landings]
 
 
 def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:
