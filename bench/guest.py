@@ -1,7 +1,7 @@
 """A guest to measure in: programs to run, the kernel's own probes and ours to arm."""
 
 import base64
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -11,10 +11,12 @@ from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.arming import Armory
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.linking import Program
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.journal import Journal
 from kprobes.lang.parser import parse_source
 from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.extras import NO_EXTRAS, Extras
 from kprobes.model.plan import Plan
 from kprobes.session import Session
 from kprobes.transport.qemu import Machine
@@ -31,11 +33,11 @@ class ByHand(GuestDriver):
 
     def abi(self) -> GuestAbi:
         """Return the constants that code for this guest has."""
-        return self._abi(self._allocate()[0])
+        return self._abi(self._allocate(is_new=False)[0])
 
     def arm_template(self, written: HandWritten) -> Recorder:
         """Arm what was prepared with code written by hand; else as ``arm``."""
-        arena, recorder = self._allocate()
+        arena, recorder = self._allocate(is_new=True)
         recorder.layouts = [probe.layout for plan in self.plans for probe in plan.probes]
         abi = self.abi()
         armory = _OneTemplate(self.guest, arena, abi, self._journal)
@@ -51,9 +53,13 @@ class ByHand(GuestDriver):
 class _OneTemplate(Armory):
     template: Template
 
-    def _template(self, plan: Plan, *, is_framed: bool) -> Template:
-        del plan, is_framed
-        return self.template
+    def link(self, plans: Iterable[Plan]) -> list[Program]:
+        return [self._written(plan) for plan in plans]
+
+    def _written(self, plan: Plan) -> Program:
+        entry = self._linker.place(len(self.template.code))
+        code = self.template.link(entry, {"event0": plan.probes[0].layout.event_id})
+        return Program(plan=plan, entry=entry, code=code)
 
 
 class Rig:
@@ -109,12 +115,17 @@ class Rig:
 
     @contextmanager
     def ours(
-        self, text: str, written: HandWritten | None = None, *, filter: str = ""
+        self,
+        text: str,
+        written: HandWritten | None = None,
+        *,
+        filter: str = "",
+        extras: Extras = NO_EXTRAS,
     ) -> Generator[Recorder]:
-        """Have a probe of ours armed: compiled, or with code written by hand."""
+        """Have probes of ours armed: compiled, or with code written by hand."""
         driver = self.by_hand if written else self.session.driver
         definitions = parse_source(text, registers=self.guest.arch.registers)
-        driver.prepare([replace(each, filter=filter) for each in definitions])
+        driver.prepare([replace(each, filter=filter, extras=extras) for each in definitions])
         recorder = self.by_hand.arm_template(written) if written else driver.arm()
         try:
             yield recorder

@@ -7,19 +7,15 @@ from random import Random
 from kprobes.model.abi import MAX_STRING
 from kprobes.model.layout import Storage
 from kprobes.model.resolved import (
-    CommValue,
     Constant,
-    EntryValue,
     FieldFetch,
     Load,
     Operand,
     PerCpuAddress,
     RegisterValue,
     Resolved,
-    ReturnedValue,
     StackValue,
     TaskAddress,
-    TextValue,
 )
 from kprobes.units import U64
 from tests.build.machine import COMM, DATA_SIZE, FLAGS, KERNEL, MIGRATION, PID, TASK, USER, Machine
@@ -60,7 +56,7 @@ def _field(machine: Machine, fetch: FieldFetch, at: tuple[Resolved, State]) -> V
             return _string(machine, fetch.operand, at)
         case Storage.STRING:
             return _strings(machine, fetch.operand, field.count or 0, at)
-        case Storage.NUMBER:
+        case Storage.NUMBER | Storage.DURATION:
             return _numbers(machine, fetch, at)
 
 
@@ -145,7 +141,7 @@ def _plain(machine: Machine, operand: Operand, at: tuple[Resolved, State]) -> in
         case Load():
             data = _fetched(machine, operand, 8, at)
             return None if data is None else int.from_bytes(data, "little")
-        case CommValue() | TextValue() | ReturnedValue() | EntryValue():
+        case _:
             raise AssertionError(operand)
 
 

@@ -55,7 +55,7 @@ _PER_PATTERN = 150
 def found_running(session: Session, count: int, *, for_s: float = 2.0) -> list[str]:
     """Return the names of some functions that ran within a while, the well-known ones first."""
     symbols = session.kernel.symbols
-    names = list(dict.fromkeys([*hot.ALL, *_matching(session)]))
+    names = list(dict.fromkeys([*hot.ALL, *matching(session)]))
     has_site = places_of(session.driver.guest).has_site
     probed = [
         name
@@ -71,12 +71,13 @@ def found_running(session: Session, count: int, *, for_s: float = 2.0) -> list[s
     return _spread(ran, count)
 
 
-def _matching(session: Session) -> list[str]:
+def matching(session: Session) -> list[str]:
+    """Return the names of functions that PATTERNS name, some of each."""
     symbols = session.kernel.symbols
     found: list[str] = []
     for pattern in PATTERNS:
-        matching = sorted({s.name for s in symbols.glob(pattern) if s.is_text and not s.module})
-        found += matching[:: max(1, len(matching) // _PER_PATTERN)]
+        names = sorted({s.name for s in symbols.glob(pattern) if s.is_text and not s.module})
+        found += names[:: max(1, len(names) // _PER_PATTERN)]
     return found
 
 

@@ -1,8 +1,11 @@
 """``kprobe xray`` before it has a kernel."""
 
+from pathlib import Path
+
 import pytest
 
 from kprobes.cli.main import main
+from kprobes.drivers.specimen import Specimen
 from tests.build.kernel import SITE
 from tests.build.specimen import make_specimen
 
@@ -40,7 +43,11 @@ def test_a_target_where_nothing_answers_is_unreachable(capsys: pytest.CaptureFix
 def test_what_shows_a_function_takes_no_range(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kprobes.drivers.specimen.specimen_of_image", lambda _: make_specimen())
+    def read(path: Path) -> Specimen:
+        del path
+        return make_specimen()
+
+    monkeypatch.setattr("kprobes.drivers.specimen.specimen_of_image", read)
 
     assert main(["xray", option, "--image", "k", f"{SITE:#x}:8"]) == 2
     assert f"{option} is for a place, not for a range" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kprobes.model.layout import Field, Storage
+from kprobes.model.layout import Field, RecordLayout, Storage
 from kprobes.session import Session, Trace
 
 TRACING = "/sys/kernel/tracing"
@@ -122,20 +122,32 @@ class Tracefs:
     def read(self) -> Native:
         """Stop the tracing and return what was recorded."""
         text = self.run("echo 0 > tracing_on\ncat trace")
-        misses = {
+        return Native(text=text, misses=self.misses())
+
+    def misses(self) -> dict[str, int]:
+        """Return how many hits each event has missed, as the kernel counts them."""
+        return {
             words[0]: int(words[2])
             for line in self.run("cat kprobe_profile").splitlines()
             if len(words := line.split()) == 3
         }
-        return Native(text=text, misses=misses)
+
+
+def event_of(line: str) -> str:
+    """Return the event's name that a definition gives."""
+    return line.split(maxsplit=1)[0].partition(":")[2].rpartition("/")[2]
 
 
 def fields_of(trace: Trace) -> Fields:
     """Return the fields of every event in a trace."""
-    layouts = {b.layout.event: b.layout for events in trace.events for b in events.batches}
+    return fields_of_layouts(b.layout for events in trace.events for b in events.batches)
+
+
+def fields_of_layouts(layouts: Iterable[RecordLayout]) -> Fields:
+    """Return the fields of the events of some layouts."""
     return {
-        name: [(field.name, _pattern(field)) for field in layout.fields]
-        for name, layout in layouts.items()
+        layout.event: [(field.name, _pattern(field)) for field in layout.fields]
+        for layout in layouts
     }
 
 
@@ -202,8 +214,16 @@ class Comparison:
         return found
 
 
-def compare(ours: Iterable[Hit], native: Iterable[Hit]) -> Comparison:
-    """Pair the hits; native ones before our first or after our last are left out."""
+def compare(
+    ours: Iterable[Hit], native: Iterable[Hit], *, is_native_first: bool = False
+) -> Comparison:
+    """Pair the hits; native ones before our first or after our last are left out.
+
+    Args:
+        ours: all our hits.
+        native: the kernel's.
+        is_native_first: whether the kernel records a hit before we do.
+    """
     result = Comparison()
     mine = _by_stream(ours)
     since = min(hits[0].ts_us for hits in mine.values())
@@ -211,7 +231,10 @@ def compare(ours: Iterable[Hit], native: Iterable[Hit]) -> Comparison:
     # Later ones may be of hits after our disarming: nothing tells.
     theirs = _by_stream(hit for hit in native if hit.ts_us <= until)
     for stream in mine.keys() | theirs.keys():
-        _pair(mine[stream], theirs[stream], result)
+        if is_native_first:
+            _pair_late(mine[stream], theirs[stream], result)
+        else:
+            _pair(mine[stream], theirs[stream], result)
     result.pairs.sort(key=lambda pair: pair[0].ts_us)
     result.ours_only = [hit for hit in result.ours_only if hit.ts_us < until - _TAIL_US]
     result.native_only = [hit for hit in result.native_only if since < hit.ts_us < until]
@@ -253,6 +276,14 @@ def _pair(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> Non
         else:
             result.ours_only.append(hit)
     result.native_only += theirs[at:]
+
+
+def _pair_late(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> None:
+    turned = Comparison()
+    _pair(theirs, ours, turned)
+    result.pairs += [(mine, native) for native, mine in turned.pairs]
+    result.ours_only += turned.native_only
+    result.native_only += turned.ours_only
 
 
 def _agree(ours: Hit, native: Hit) -> bool:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
 
 from kprobes.arch.listed import Listed, Reach, Read, Study, Syntax
 from kprobes.model.exits import Exits
@@ -55,6 +57,60 @@ class CodeFacts:
     intrinsics: str
 
 
+class Restored(StrEnum):
+    """What of the flags register is given back behind a body that was called."""
+
+    ALL = "all"
+    """Everything: what the body calls may have changed any."""
+    ARITHMETIC = "arithmetic"
+    """What instructions compute: the body calls nothing of the guest's."""
+
+
+class MakeEntry(Protocol):
+    """What an ftrace site calls."""
+
+    def __call__(
+        self, place: Addr, body: Addr, chain: Addr | None, /, *, flags: Restored = Restored.ALL
+    ) -> bytes:
+        """See ``SiteFacts.entry``."""
+        ...
+
+
+class MakeDetour(Protocol):
+    """Where a patch leads."""
+
+    def __call__(
+        self, place: Addr, body: Addr, displaced: Displaced, /, *, flags: Restored = Restored.ALL
+    ) -> bytes:
+        """See ``PatchFacts.detour``."""
+        ...
+
+
+class MakeTrampoline(Protocol):
+    """Where a function returns to."""
+
+    def __call__(self, place: Addr, body: Addr, /, *, flags: Restored = Restored.ALL) -> bytes:
+        """See ``ReturnFacts.trampoline``."""
+        ...
+
+
+class MakeBranchDetour(Protocol):
+    """Where a patched conditional jump leads."""
+
+    def __call__(
+        self,
+        place: Addr,
+        probes_body: Addr | None,
+        tail_body: Addr,
+        displaced: Displaced,
+        /,
+        *,
+        flags: Restored = Restored.ALL,
+    ) -> bytes:
+        """See ``ReturnFacts.branch_detour``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFacts:
     """How a function's ftrace site looks and is patched.
@@ -73,7 +129,7 @@ class SiteFacts:
     offsets: tuple[int, ...]
     branch: Callable[[Addr, Addr], bytes]
     target: Callable[[Addr, bytes], Addr | None]
-    entry: Callable[[Addr, Addr, Addr | None], bytes]
+    entry: MakeEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +188,7 @@ class PatchFacts:
     first: Callable[[bytes], int]
     jump: Callable[[Addr, Addr], bytes]
     breakpoint: bytes
-    detour: Callable[[Addr, Addr, Displaced], bytes]
+    detour: MakeDetour
     constants: Mapping[str, int]
     landing: bytes
     trap: str
@@ -160,9 +216,9 @@ class ReturnFacts:
     value: str
     registers: tuple[str, ...]
     behind: int
-    trampoline: Callable[[Addr, Addr], bytes]
+    trampoline: MakeTrampoline
     mark: bytes
-    branch_detour: Callable[[Addr, Addr | None, Addr, Displaced], bytes]
+    branch_detour: MakeBranchDetour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +232,8 @@ class UpcallFacts:
         at_call: (place, probes' code, questions, return address, chain) to what an ftrace site
             calls.
         at_instruction: (place, probes' code, questions, displaced) to where another patch leads.
+        at_landing: (place, body, questions, shown) to a trampoline that asks before it returns: as
+            if that were a return instruction at ``shown``.
         page_table: IR expression that reads the page table's register.
         pause: assembly that eases waiting.
     """
@@ -184,6 +242,7 @@ class UpcallFacts:
     gate: Callable[[Addr, Addr], bytes]
     at_call: Callable[[Addr, Addr | None, Questions, Addr, Addr | None], Detour]
     at_instruction: Callable[[Addr, Addr | None, Questions, Displaced], Detour]
+    at_landing: Callable[[Addr, Addr, Questions, Addr], Detour]
     page_table: str
     pause: str
 

@@ -16,6 +16,7 @@ from kprobes.codegen.ir import Function, Value, const
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.resolved import RegisterValue, Resolved, leaf_of
+from kprobes.model.resolved import calls_guest as operand_calls
 from kprobes.model.returns import Returning, Role
 
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
@@ -33,6 +34,7 @@ declare dso_local i64 @clock()
 !2 = !{{i32 1, !"override-stack-alignment", i32 8}}
 !3 = !{{i64 0, i64 65536}}
 !4 = !{{i64 0, i64 4294967296}}
+!5 = !{{}}
 !llvm.module.flags = !{{!2}}
 attributes #0 = {{
   noinline noredzone nounwind "frame-pointer"="none" "no-builtins" "no-jump-tables"="true"
@@ -73,6 +75,16 @@ def needs_frame(
     operands += [operand for each in returning for operand in each.returns.kept]
     leaves = map(leaf_of, operands)
     return any(isinstance(leaf, RegisterValue) and leaf.name in arch.code.saved for leaf in leaves)
+
+
+def calls_guest(
+    abi: GuestAbi, probes: Sequence[Resolved], returning: Sequence[Returning] = ()
+) -> bool:
+    """Whether code of the guest's runs there, which may change any of the flags."""
+    recorded = (*probes, *(probe for each in returning for probe in each.returns.probes))
+    kept = (operand for each in returning for operand in each.returns.kept)
+    is_called = any(probe.calls_guest for probe in recorded) or any(map(operand_calls, kept))
+    return is_called or abi.clock is not None
 
 
 def compile_probes(  # noqa: PLR0913 - all that machine code depends on
@@ -173,7 +185,7 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
     stack = out.op("add", top, _WORD)
     if form.is_framed:
         for index, name in enumerate(arch.code.saved):
-            registers[name] = out.load(out.op("add", stack, _WORD * index))
+            registers[name] = out.load_constant(out.op("add", stack, _WORD * index))
         stack = out.op("add", stack, _WORD * (len(arch.code.saved) + 1))
     registers["sp"] = stack
     # Handlers see the instruction pointer behind a breakpoint's one byte, at ftrace sites too.

@@ -102,6 +102,10 @@ class Function:
         """Read memory; always really read, as others change it."""
         return self.value(type_, f"load volatile {type_}, {self._pointer(addr, gs=gs)}, align 1")
 
+    def load_constant(self, addr: Value) -> Value:
+        """Read a u64 that nobody changes while the function runs; not at all if it is not used."""
+        return self.value("i64", f"load i64, {self._pointer(addr, gs=False)}, !invariant.load !5")
+
     def store(self, addr: Value, value: Value) -> None:
         """Write memory."""
         self.emit(f"store {value}, {self._pointer(addr, gs=False)}, align 1")

@@ -122,13 +122,21 @@ class Places:
         site = ftrace.locate(function, self.sites, self.arch.site)
         return first(function, self.text, self.arch.patch) if site is None else site
 
-    def look(self, wish: Wish) -> Look:
-        """Return what tells how a probe is placed, by the text as it is now.
+    def instructions(self) -> Instructions:
+        """Return what judges the text as it is now."""
+        return Instructions(self.text, self.arch.patch)
+
+    def look(self, wish: Wish, text: Instructions | None = None) -> Look:
+        """Return what tells how a probe is placed.
 
         It raises RefusedError where no probe can be; where no instruction begins that is a
         DefinitionError of the definition, if there is one.
+
+        Args:
+            wish: of the user and the session.
+            text: as it was at one time; None for as it is now.
         """
-        instructions = Instructions(self.text, self.arch.patch)
+        instructions = self.instructions() if text is None else text
 
         def look(addr: Addr, definition: Definition | None = None) -> Site:
             try:

@@ -1,12 +1,14 @@
 """Return addresses that are ours are put back from outside: chains, doubles, dead stacks."""
 
 import struct
+from dataclasses import replace
 
-from kprobes.drivers.guest.callers import give_callers_back, home
+from kprobes.drivers.guest.callers import give_callers_back, home, is_awaited
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.model.returns import FRAME_VALUES, Frames
 from kprobes.units import Addr
-from tests.build.guest import DATA, make_memory
+from tests.build.guest import DATA, make_guest, make_memory
+from tests.build.kernel import TEXT, make_kernel, symbol
 
 CALLER = 0xFFFF_FFFF_8100_1234
 STACK = Addr(DATA + 0x3000)
@@ -98,3 +100,15 @@ def test_a_table_without_a_trampoline_is_not_looked_at() -> None:
     kept = Frames(addr=NOWHERE, count=5, stride=FRAME_VALUES, trampoline=Addr(0))
 
     assert give_callers_back(memory, [kept]) == 0
+
+
+def test_a_call_that_the_kernels_own_return_probe_has_taken_from_us_is_waited_for() -> None:
+    guest, theirs = make_guest(["p f"]).guest, TEXT + 0x5000
+    named = replace(guest, kernel=make_kernel([symbol("arch_rethook_trampoline", theirs)]))
+    enter(named.memory, F, STACK, CALLER)
+
+    named.memory.set_u64(STACK, theirs)
+    assert is_awaited(named, [F])
+
+    named.memory.set_u64(STACK, CALLER)
+    assert not is_awaited(named, [F])

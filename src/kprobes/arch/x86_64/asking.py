@@ -23,6 +23,7 @@ from iced_x86 import Instruction as Decoded
 
 from kprobes.arch.x86_64 import site
 from kprobes.arch.x86_64.decode import decode_function, decode_one
+from kprobes.arch.x86_64.detour import landing
 from kprobes.arch.x86_64.function import Instruction
 from kprobes.arch.x86_64.slot import body, branch_over, control, push, slots, through
 from kprobes.errors import RefusedError
@@ -33,7 +34,7 @@ from kprobes.units import Addr
 
 _DROP = bytes.fromhex("488d642408")
 """lea rsp, [rsp+8], which leaves flags alone."""
-_PUSH_0 = bytes.fromhex("6a00")
+_RET_INT3 = bytes.fromhex("c3cc")
 
 
 def at_call(
@@ -75,8 +76,7 @@ def at_instruction(
     code = b""
     if probes is not None:
         # The stack as at an ftrace site, with a word where that has its return address.
-        call = site.saving_call(Addr(place + len(_PUSH_0)), probes)
-        code = _PUSH_0 + call + _DROP
+        code = landing(place, probes) + _DROP
     if questions.before is not None:
         code += _ask_here(Addr(place + len(code)), questions.before, questions.gate)
     first, *rest = _instructions(displaced)
@@ -93,6 +93,22 @@ def at_instruction(
         is_last = index == len(rest) - 1
         code += slots((each,), at) if is_last else body(each, at)
     return Detour(code=code, copies=copies)
+
+
+def at_landing(place: Addr, body: Addr, questions: Questions, shown: Addr) -> Detour:
+    """Return a trampoline for ``place`` that asks before it returns.
+
+    Args:
+        place: where it will be.
+        body: what it calls first, which puts the return address back.
+        questions: what it asks, all of it before.
+        shown: the return instruction that there seems to be.
+    """
+    code = landing(place, body)
+    if questions.before is not None:
+        code += _ask_here(Addr(place + len(code)), questions.before, questions.gate)
+    copies = {shown: Addr(place + len(code))}
+    return Detour(code=code + _RET_INT3, copies=copies)
 
 
 def _first(instruction: Instruction, at: Addr, questions: Questions, *, is_last: bool) -> bytes:

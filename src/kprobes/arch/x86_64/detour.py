@@ -6,6 +6,7 @@ would find them; left the same way for whatever follows. Encodings: Intel SDM vo
 
 from collections.abc import Callable, Sequence
 
+from kprobes.arch.facts import Restored
 from kprobes.arch.x86_64 import site
 from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.function import Instruction
@@ -58,7 +59,9 @@ def first(code: bytes) -> int:
     return len(site.ENDBR64) if code.startswith(site.ENDBR64) else 0
 
 
-def detour(place: Addr, body: Addr, displaced: Displaced) -> bytes:
+def detour(
+    place: Addr, body: Addr, displaced: Displaced, /, *, flags: Restored = Restored.ALL
+) -> bytes:
     """Return code for ``place`` that calls ``body``, then runs what was displaced.
 
     The stack is as at an ftrace site, with a word where that has its return address.
@@ -66,22 +69,32 @@ def detour(place: Addr, body: Addr, displaced: Displaced) -> bytes:
     Raises:
         RefusedError: too far from what an instruction names.
     """
-    saved = _calling(place, body)
+    saved = _calling(place, body, flags)
     return saved + slots(_instructions(displaced), Addr(place + len(saved)))
 
 
-def trampoline(place: Addr, body: Addr) -> bytes:
+def trampoline(place: Addr, body: Addr, /, *, flags: Restored = Restored.ALL) -> bytes:
     """Return code for ``place`` that a function returns to, whose return address is taken over.
 
     It pushes a word where that was, calls ``body``, which puts the return address there, and
     returns. The stack is as at an ftrace site, with that word where it has its return address.
     """
-    call = site.saving_call(Addr(place + len(_PUSH)), body)
-    return _PUSH + call + _RET_INT3
+    return landing(place, body, flags) + _RET_INT3
+
+
+def landing(place: Addr, body: Addr, flags: Restored = Restored.ALL) -> bytes:
+    """Return a trampoline without its return."""
+    return _PUSH + site.saving_call(Addr(place + len(_PUSH)), body, flags)
 
 
 def branch_detour(
-    place: Addr, probes_body: Addr | None, tail_body: Addr, displaced: Displaced
+    place: Addr,
+    probes_body: Addr | None,
+    tail_body: Addr,
+    displaced: Displaced,
+    /,
+    *,
+    flags: Restored = Restored.ALL,
 ) -> bytes:
     """Return code for ``place`` that calls a body only where a conditional jump is taken.
 
@@ -90,24 +103,25 @@ def branch_detour(
         probes_body: called in any case before, or None.
         tail_body: called when the jump, which is the first of what is displaced, is taken.
         displaced: what then runs.
+        flags: what of them both bodies may have changed.
 
     Raises:
         RefusedError: too far from what an instruction names.
     """
-    code = b"" if probes_body is None else _calling(place, probes_body)
+    code = b"" if probes_body is None else _calling(place, probes_body, flags)
     first, *rest = _instructions(displaced)
     at = Addr(place + len(code))
     behind = Addr(at + len(branch_over(first, at, 0)))
     stay = slots(tuple(rest), behind) if rest else jump(behind, first.next)
     code += branch_over(first, at, len(stay)) + stay
-    code += _calling(Addr(place + len(code)), tail_body)
+    code += _calling(Addr(place + len(code)), tail_body, flags)
     target = decode_one(first.code, first.addr).near_branch_target
     return code + jump(Addr(place + len(code)), Addr(target))
 
 
-def _calling(place: Addr, body: Addr) -> bytes:
+def _calling(place: Addr, body: Addr, flags: Restored) -> bytes:
     # The stack is as at an ftrace site, with a word where that has its return address.
-    return _PUSH + site.saving_call(Addr(place + len(_PUSH)), body) + _DROP
+    return landing(place, body, flags) + _DROP
 
 
 def examine(name: str, parts: Sequence[TextPart], tables: TextTables) -> Callable[[Addr], Ways]:

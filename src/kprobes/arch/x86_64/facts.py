@@ -63,6 +63,7 @@ UPCALL = UpcallFacts(
     gate=upcall.gate,
     at_call=asking.at_call,
     at_instruction=asking.at_instruction,
+    at_landing=asking.at_landing,
     page_table='call i64 asm sideeffect "movq %cr3, $0", "=r,~{memory}"()',
     pause="pause",
 )

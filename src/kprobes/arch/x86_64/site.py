@@ -3,6 +3,7 @@
 Encodings: Intel SDM volume 2, CALL and JMP.
 """
 
+from kprobes.arch.facts import Restored
 from kprobes.units import Addr
 
 SIZE = 5
@@ -20,6 +21,10 @@ PUSH_SAVED = bytes.fromhex("9c 50 53 55 4152 4153 4154 4155 4156 4157")
 # The code called leaves r12-r15, rbx and rbp alone and preserves r10: only r11, rax and the
 # flags must come back.  add rsp, 32; pop r11; add rsp, 24; pop rax; popfq
 _POP = bytes.fromhex("4883c420 415b 4883c418 58 9d")
+# popfq costs an emulated guest more than all the rest. mov r11, [rsp+32]; mov eax, [rsp+72];
+# xchg al, ah; and al, 8; add al, 0x78, which overflows as the saved flags did; sahf, for the
+# other five; mov rax, [rsp+64]; lea rsp, [rsp+80]
+_POP_ARITHMETIC = bytes.fromhex("4c8b5c2420 8b442448 86c4 2408 0478 9e 488b442440 488d642450")
 _RET = b"\xc3"
 
 
@@ -50,18 +55,21 @@ def jump_target(place: Addr, code: bytes) -> Addr | None:
     return _target(JMP, place, code)
 
 
-def saving_call(place: Addr, body: Addr) -> bytes:
+def saving_call(place: Addr, body: Addr, flags: Restored = Restored.ALL) -> bytes:
     """Return code for ``place`` that pushes SAVED, calls ``body`` and restores all of them."""
-    return PUSH_SAVED + branch(CALL, Addr(place + len(PUSH_SAVED)), body) + _POP
+    pop = _POP if flags is Restored.ALL else _POP_ARITHMETIC
+    return PUSH_SAVED + branch(CALL, Addr(place + len(PUSH_SAVED)), body) + pop
 
 
-def entry(place: Addr, body: Addr, chain: Addr | None) -> bytes:
+def entry(
+    place: Addr, body: Addr, chain: Addr | None, /, *, flags: Restored = Restored.ALL
+) -> bytes:
     """Return code for ``place`` that saves the registers a body cannot get as parameters.
 
     It pushes SAVED, calls ``body``, restores, and returns to the site, or goes on to ``chain``
     (the guest's own ftrace) with every register and flag as the site had it.
     """
-    code = saving_call(place, body)
+    code = saving_call(place, body, flags)
     if chain is None:
         return code + _RET
     return code + branch(JMP, Addr(place + len(code)), chain)

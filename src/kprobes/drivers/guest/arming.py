@@ -59,11 +59,6 @@ class Armory:
         return self._linker.frames
 
     @property
-    def frames(self) -> Sequence[Frames]:
-        """Where calls in progress are kept."""
-        return self._linker.frames
-
-    @property
     def landings(self) -> Sequence[Question]:
         """What is asked when a call returns that was taken over."""
         return self._linker.landings

@@ -26,6 +26,13 @@ from kprobes.ports import Text
 from kprobes.units import U64, Addr
 
 _WORD = 8
+_GUESTS_OWN = (
+    "arch_rethook_trampoline",
+    "__kretprobe_trampoline",
+    "kretprobe_trampoline",
+    "return_to_handler",
+)
+"""What the kernel's own return probes and its function graph tracer put into slots."""
 _Callers = dict[int, list[int]]
 """By slot: where its calls came from, the innermost first."""
 
@@ -46,6 +53,19 @@ def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
     }
     slots = {slot for callers in by_trampoline.values() for slot in callers}
     return sum(_give_back(now, slot, by_trampoline) for slot in slots)
+
+
+def is_awaited(guest: Guest, tables: Sequence[Frames]) -> bool:
+    """Whether calls in progress will still return to us, though their slots do not say so.
+
+    A return probe of the guest's own on a call of ours keeps our trampoline's address where only
+    the kernel looks, and goes there when it has run.
+    """
+    theirs = [guest.kernel.symbols.find(name) for name in _GUESTS_OWN]
+    addrs = {symbol.addr for symbol in theirs if symbol is not None}
+    now = remembering(guest.memory)
+    slots = (slot for frames in tables if frames.trampoline for slot in _callers(now, frames))
+    return any(_content(now, slot) in addrs for slot in slots)
 
 
 def free_dead_calls(guest: Guest, tables: Sequence[Frames], ranges: Sequence[Text]) -> int:
@@ -123,13 +143,18 @@ def _free(memory: GuestMemory, frames: Frames, live: NDArray[np.uint64]) -> int:
     return len(dead)
 
 
-def _give_back(memory: GuestMemory, slot: int, callers: Mapping[Addr, _Callers]) -> bool:
+def _content(memory: GuestMemory, slot: int) -> int | None:
     # A task that died has perhaps no stack any more.
     with suppress(MemoryFault):
-        found = caller = memory.u64(slot)
-        while caller in callers and callers[Addr(caller)].get(slot):
-            caller = callers[Addr(caller)][slot].pop(0)
-        if caller != found:
-            memory.set_u64(slot, caller)
-            return True
-    return False
+        return memory.u64(slot)
+    return None
+
+
+def _give_back(memory: GuestMemory, slot: int, callers: Mapping[Addr, _Callers]) -> bool:
+    found = caller = _content(memory, slot)
+    while caller is not None and callers.get(Addr(caller), {}).get(slot):
+        caller = callers[Addr(caller)][slot].pop(0)
+    if caller is None or caller == found:
+        return False
+    memory.set_u64(slot, caller)
+    return True

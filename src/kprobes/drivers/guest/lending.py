@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import assert_never
 
 from kprobes.drivers.guest.borrow import Borrower, Task
-from kprobes.drivers.guest.callers import give_callers_back
+from kprobes.drivers.guest.callers import give_callers_back, is_awaited
 from kprobes.drivers.guest.code_memory import free_code, unseal
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import first_of
@@ -48,12 +48,13 @@ def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
         TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
     """
 
-    def give_back() -> None:
+    def nobody_comes() -> bool:
         # Who is in our code now may still lead a call to us: so each time anew.
         give_callers_back(guest.memory, ledger.frames)
+        return not is_awaited(guest, ledger.frames)
 
     in_use = list(_in_use(guest, ledger))
-    with stopped_outside(guest, in_use, otherwise=otherwise, before=give_back):
+    with stopped_outside(guest, in_use, otherwise=otherwise, also=nobody_comes):
         pass
 
 

@@ -191,10 +191,11 @@ class Preparer:
         for addr, upcalls in _at_exits(roles):
             asking.setdefault(addr, []).extend(upcalls)
         others = {*self._probes.by_site, *probes.by_site, *roles, *asking}
-        look = self.places.look(Wish(strategy=wanted.strategy, others=others))
-        at_exit = self.places.look(Wish(strategy=at_exits(wanted.strategy), others=others))
+        text = planner.text
+        look = self.places.look(Wish(strategy=wanted.strategy, others=others), text)
+        at_exit = self.places.look(Wish(strategy=at_exits(wanted.strategy), others=others), text)
         # A strategy is forced on definitions; what Python needs is placed as it can be.
-        freely = self.places.look(Wish(others=others))
+        freely = self.places.look(Wish(others=others), text)
         for addr in dict.fromkeys((*probes.by_site, *roles, *asking)):
             found, returning = probes.by_site.get(addr, ()), roles.get(addr, ())
             definition = found[0].definition if found else None

@@ -1,6 +1,7 @@
 """Return probes to what is done at which address of their functions."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 from kprobes.drivers.exits import Prover
@@ -20,14 +21,18 @@ Roles = dict[Addr, list[Returning]]
 
 
 class ReturnPlanner:
-    """Decides how returns are probed, by the text at one time."""
+    """Decides how returns are probed, by the text at one time.
+
+    Attributes:
+        text: as it was then.
+    """
 
     def __init__(self, places: Places, *, way: ReturnWay | None, strategy: Strategy | None) -> None:
         """Plan so; ``way`` and ``strategy`` are forced unless they are None."""
+        self.text = places.instructions()
         self._places = places
         self._way = forced_way(way, strategy)
         self._strategy = strategy
-        self._prover = Prover(places.text, places.arch.patch)
 
     def plan(
         self,
@@ -65,9 +70,15 @@ class ReturnPlanner:
             way = ReturnWay.RETHOOK
         yield from roles(make_returns(entry, way, probes, upcalls), exits)
 
+    @cached_property
+    def _prover(self) -> Prover:
+        # It reads tables that probes at entries do not need.
+        return Prover(self._places.text, self._places.arch.patch)
+
     def _in_the_way(self, exits: Exits) -> str | None:
         others = {exit_.addr for exit_ in exits.exits}
-        look = self._places.look(Wish(strategy=at_exits(self._strategy), others=others))
+        wish = Wish(strategy=at_exits(self._strategy), others=others)
+        look = self._places.look(wish, self.text)
         return next((why for addr in others if (why := _refusal(look, addr)) is not None), None)
 
 

@@ -58,11 +58,11 @@ def stopped_outside(
     ranges: Sequence[Text],
     *,
     otherwise: str,
-    before: Callable[[], None] = lambda: None,
+    also: Callable[[], bool] = lambda: True,
 ) -> Generator[None]:
     """Have the guest stopped at a time when nobody is inside some ranges of code.
 
-    ``before`` is done each time that it stands still, before it is looked at.
+    ``also`` is another thing that must be so; it is asked first, each time that the guest stands.
 
     Raises:
         TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
@@ -70,8 +70,7 @@ def stopped_outside(
     deadline = time.monotonic() + _LEAVE_S
     while True:
         with guest.stub.paused():
-            before()
-            if not ranges or not is_anyone_inside(guest, ranges):
+            if also() and not (ranges and is_anyone_inside(guest, ranges)):
                 yield
                 return
         if time.monotonic() > deadline:

@@ -1,0 +1,144 @@
+"""What return probes cost: ours by each way, beside the guest kernel's own, on one function.
+
+All in one guest, in turn, measured as bench/cost.py does. The pair is a probe at the entry and one
+at the return that tells how long the call took, beside the kernel's own kprobe and kretprobe.
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+from bench.cost import Arm, Cost, added, figure
+from bench.elf_program import GETPPID, Loop
+from bench.guest import Rig, boot
+from bench.table import Row, times
+from kprobes.model.exits import ReturnWay
+from kprobes.model.extras import Extras
+
+TITLE = "returns: nanoseconds that a return probe adds to a call"
+
+_STEPS, _REPEATS = 1000, 40
+_LOOPS = {
+    "one": Loop(step=GETPPID, steps=_STEPS, repeats=_REPEATS),
+    "both": Loop(step=GETPPID, steps=_STEPS, repeats=_REPEATS, cpus=2),
+}
+_SITE = "__x64_sys_getppid"
+_ENTRY, _RETURN = f"{_SITE} a=$arg1", f"{_SITE} ret=$retval:x64"
+_NATIVE = (f"p:native_in {_SITE} a=%di", f"r:native_out {_RETURN}")
+_WITHIN = 1.05
+"""What two measurements of the same may differ by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Probes of ours, and the kernel's own events that do the same.
+
+    Attributes:
+        way: by which returns are probed; the cheapest that is proven if None.
+        is_timed: whether the return tells how long the call took.
+    """
+
+    name: str
+    ours: tuple[str, ...]
+    native: tuple[str, ...]
+    goal: float
+    way: ReturnWay | None = None
+    is_timed: bool = False
+
+
+_CASES = (
+    Case(name="retinsn", ours=(f"r:out {_RETURN}",), native=("native_out",), goal=15),
+    Case(
+        name="rethook",
+        ours=(f"r:out {_RETURN}",),
+        native=("native_out",),
+        goal=8,
+        way=ReturnWay.RETHOOK,
+    ),
+    Case(
+        name="entry, and return with duration",
+        ours=(f"p:in {_ENTRY}", f"r:out {_RETURN}"),
+        native=("native_in", "native_out"),
+        goal=15,
+        is_timed=True,
+    ),
+)
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """Boot a guest and measure everything in it."""
+    rounds = 3 if quick else 9
+    with boot(_LOOPS) as rig:
+        rig.define_native(_NATIVE)
+        found: dict[str, list[float]] = {}
+        for _ in range(rounds):
+            for name, armed in _turns(rig):
+                found.setdefault(name, []).append(added(rig, "one", armed))
+        costs = {name: Cost(values) for name, values in found.items()}
+        return [*(_row(case, costs) for case in _CASES), *_scaling(rig, rounds)]
+
+
+def _turns(rig: Rig) -> Iterator[tuple[str, Arm]]:
+    for case in _CASES:
+        yield f"{case.name}, native", partial(_native, rig, case)
+        yield f"{case.name}, ours", partial(_ours, rig, case)
+
+
+@contextmanager
+def _native(rig: Rig, case: Case) -> Generator[None]:
+    with ExitStack() as undo:
+        for event in case.native:
+            undo.enter_context(rig.native(event))
+        yield
+
+
+@contextmanager
+def _ours(rig: Rig, case: Case) -> Generator[None]:
+    driver = rig.session.driver
+    driver.way = case.way
+    try:
+        with rig.ours("\n".join(case.ours), extras=Extras(duration=case.is_timed)):
+            yield
+    finally:
+        driver.way = None
+
+
+def _row(case: Case, costs: dict[str, Cost]) -> Row:
+    ours, native = costs[f"{case.name}, ours"], costs[f"{case.name}, native"]
+    ratio = native.ns / ours.ns
+    return Row(
+        name=f"{case.name}: kernel's own",
+        figure=str(ours),
+        goal=f"{case.goal:g}x",
+        peer=str(native),
+        ratio=times(ratio),
+        is_met=ratio >= case.goal,
+    )
+
+
+def _scaling(rig: Rig, rounds: int) -> Iterator[Row]:
+    # How much longer a call takes when both vCPUs make it, with and without probes, in turn.
+    arms: dict[str, Arm] = {case.name: partial(_ours, rig, case) for case in _CASES}
+    slower: dict[str, list[float]] = {name: [] for name in ("", *arms)}
+    for _ in range(rounds):
+        slower[""].append(_slowdown(rig))
+        for name, armed in arms.items():
+            with armed():
+                slower[name].append(_slowdown(rig))
+    plain = median(slower[""])
+    for name in arms:
+        probed = median(slower[name])
+        yield Row(
+            name=f"{name}: throughput of 2 vCPUs over 1; unprobed",
+            figure=f"{2 / probed:.2f}",
+            goal="no worse",
+            peer=f"{2 / plain:.2f}",
+            ratio=times(plain / probed),
+            is_met=probed <= plain * _WITHIN,
+        )
+
+
+def _slowdown(rig: Rig) -> float:
+    return figure(rig, "both") / figure(rig, "one")

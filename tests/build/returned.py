@@ -1,0 +1,101 @@
+"""Functions that a load makes run and return, found by probing their entries while it runs."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kprobes.drivers.exits import Prover
+from kprobes.drivers.places import places_of
+from kprobes.model.exits import ReturnWay
+from kprobes.session import Session
+from tests.build import hot
+from tests.build.running import matching
+from tests.build.sweep import Nothing
+
+LOAD = rb"""#!/bin/sh
+cd /tmp
+find /bin /etc /dev /proc/1 -name 'k*' > /dev/null 2>&1 &
+(for i in 1 2 3 4; do cat /etc/passwd /proc/self/status > /dev/null; done) &
+(for i in 1 2 3; do true | cat | head -c 10 | wc -c; done) > /dev/null &
+dd if=/dev/zero of=/tmp/zeros bs=4k count=50 2> /dev/null &
+dd if=/dev/zero bs=512 count=30 2> /dev/null | cat | gzip | gunzip | wc -c > /dev/null &
+(touch a; mkdir d; ln -s a l; mv a d; chmod 600 d/a; sync; ls -lR /tmp; rm -r d l) > /dev/null &
+wait
+"""
+"""A second of work on both CPUs, by tasks that have all ended when it is over."""
+_TRAPPED = ("asm_", "exc_", "sysvec_", "__x64_sys_exit", "do_exit", "do_group_exit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A function that ran, how often in one load, and how its returns are probed."""
+
+    name: str
+    count: int
+    way: ReturnWay
+    is_void: bool
+
+
+def functions_that_return(session: Session, most: int) -> list[Ran]:
+    """Return functions that LOAD, at ``/load.sh``, makes run, and no more than so often."""
+    names = _probeable(session)
+    session.definitions = []
+    session.probe("\n".join(f"p:r{n} {name}" for n, name in enumerate(names)))
+    counts = counted(session, "sh /load.sh")
+    session.definitions = []
+    ways = _ways(session, (names[n - 1] for n, count in counts.items() if 0 < count <= most))
+    return [
+        Ran(name=name, count=counts[n], way=ways[name], is_void=_is_void(session, name))
+        for n, name in enumerate(names, 1)
+        if name in ways and ways[name] is not ReturnWay.REFUSED
+    ]
+
+
+def chosen(ran: Sequence[Ran], count: int, *, way: ReturnWay | None = None) -> list[Ran]:
+    """Return some of these functions, from all over the kernel; of one way if it is named."""
+    fitting = [each for each in ran if way in (None, each.way)]
+    step = max(len(fitting) / count, 1)
+    return [fitting[int(n * step)] for n in range(min(count, len(fitting)))]
+
+
+def counted(session: Session, command: str) -> Counter[int]:
+    """Run a command with what was defined armed, and return the records of each event."""
+    worker = threading.Thread(target=lambda: session.run(command, timeout_s=120))
+    is_started = False
+
+    def is_done() -> bool:
+        nonlocal is_started
+        if not is_started:
+            is_started = True
+            worker.start()
+        return not worker.is_alive()
+
+    counts = session.stream(Nothing(), is_done=is_done)
+    return Counter(counts.recorded)
+
+
+def _probeable(session: Session) -> list[str]:
+    symbols = session.kernel.symbols
+    has_site = places_of(session.driver.guest).has_site
+    names = dict.fromkeys([*hot.ALL, *matching(session)])
+    return [
+        name
+        for name in names
+        if len({s.addr for s in symbols.all_named(name)}) == 1
+        and not name.startswith(_TRAPPED)
+        and has_site(symbols.named(name))
+    ]
+
+
+def _is_void(session: Session, name: str) -> bool:
+    types = session.kernel.types
+    prototype = types.function(name) if types is not None else None
+    return prototype is not None and prototype.returned == 0
+
+
+def _ways(session: Session, names: Iterable[str]) -> dict[str, ReturnWay]:
+    places = places_of(session.driver.guest)
+    prover = Prover(places.text, session.driver.guest.arch.patch)
+    symbols = session.kernel.symbols
+    return {name: prover.classify(symbols.named(name)).exits.way for name in names}

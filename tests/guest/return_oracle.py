@@ -1,0 +1,126 @@
+"""The kernel's own return probes beside ours, in one guest: armed, loaded, read back, compared.
+
+The native ones are there all the time, so that they see every return that we see. At an entry ours
+come first, as they are chained in front. At a return instruction, and at a tail jump that we took
+over last, ours come first again; a return that we took over at the entry comes to the kernel's
+trampoline first, and from there to ours.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kprobes.drivers.guest.recorder import Counts
+from kprobes.model.exits import ReturnWay
+from kprobes.session import Session
+from tests.build.returned import Ran
+from tests.guest import oracle
+from tests.guest.oracle import Comparison, Hit, Native, Tracefs
+
+_MAXACTIVE = 256
+_BUFFER_KIB = 16384
+_AT_ONCE = 100
+"""Definitions that fit into one command."""
+_ARROW = " <- "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One load, recorded twice.
+
+    Attributes:
+        counts: ours.
+        misses: of the kernel's own, by event, during this load.
+    """
+
+    compared: Comparison
+    counts: Counts
+    native: Native
+    misses: Counter[str]
+
+    def functions(self, names: Iterable[str]) -> set[str]:
+        """Return those of some events that both have recorded."""
+        return {ours.event for ours, _ in self.compared.pairs} & set(names)
+
+    def unexplained(self) -> list[Hit]:
+        """Return our records that the kernel has none of, and does not count as missed either."""
+        left = Counter(self.misses)
+        found: list[Hit] = []
+        for hit in self.compared.ours_only:
+            left[hit.event] -= 1
+            if left[hit.event] < 0:
+                found.append(hit)
+        return found
+
+    def begun_after(self) -> list[Hit]:
+        """Return the kernel's records without ours, of calls that began when ours was armed."""
+        # A call that was in progress then is the first of its function that its task ends.
+        first: dict[oracle.Stream, int] = {}
+        for _, native in self.compared.pairs:
+            first.setdefault(native.stream, native.ts_us)
+        return [hit for hit in self.compared.native_only if hit.ts_us > first.get(hit.stream, 0)]
+
+
+class Pair:
+    """Return probes of the guest's own, always armed, and the same of ours for a load each."""
+
+    def __init__(self, session: Session, lines: Sequence[str]) -> None:
+        """Arm the kernel's own; ``refused`` are the events that it does not accept."""
+        self._session = session
+        self._files = Tracefs(session)
+        self.refused = self._add(lines)
+        self.lines = [line for line in lines if oracle.event_of(line) not in self.refused]
+        self._files.run("echo 1 > events/kprobes/enable")
+
+    def record(self, load: str, *, way: ReturnWay | None = None) -> Recorded:
+        """Run a load with ours armed, probed in a way if one is named."""
+        session, before = self._session, self._files.misses()
+        session.driver.way = way
+        session.definitions = []
+        session.probe("\n".join(self.lines))
+        self._files.run(": > trace; echo 1 > tracing_on")
+        with session.record() as trace:
+            assert session.run(load, timeout_s=120).status == 0
+        native = self._files.read()
+        plans = session.driver.plans
+        fields = oracle.fields_of_layouts(p.layout for plan in plans for p in plan.recorded)
+        ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
+        assert trace.counts is not None
+        return Recorded(
+            compared=oracle.compare(ours, theirs, is_native_first=way is ReturnWay.RETHOOK),
+            counts=trace.counts,
+            native=native,
+            misses=Counter(native.misses) - Counter(before),
+        )
+
+    def disarm(self) -> None:
+        """Remove the kernel's own."""
+        self._files.disarm()
+
+    def _add(self, lines: Sequence[str]) -> set[str]:
+        sizes = f"echo {_BUFFER_KIB} > buffer_size_kb; echo 4096 > saved_cmdlines_size"
+        self._files.run(f"echo 0 > tracing_on; {sizes}")
+        adds = [
+            f"echo '{line}' >> kprobe_events 2>/dev/null || echo {oracle.event_of(line)}\n"
+            for line in lines
+        ]
+        parts = (adds[at : at + _AT_ONCE] for at in range(0, len(adds), _AT_ONCE))
+        return {name for part in parts for name in self._files.run("".join(part)).split()}
+
+
+def returned_values(ran: Sequence[Ran]) -> list[str]:
+    """Return a return probe for each of some functions; where nothing is returned, of rax."""
+    fetches = ("%ax" if each.is_void else "$retval" for each in ran)
+    pairs = enumerate(zip(ran, fetches, strict=True))
+    return [f"r{_MAXACTIVE}:e{n} {each.name} ret={fetch}:x64" for n, (each, fetch) in pairs]
+
+
+def function_of(hit: Hit) -> str:
+    """Return which function a return probe's line names."""
+    assert _ARROW in hit.where, hit
+    return hit.where.partition(_ARROW)[2]
+
+
+def caller_of(hit: Hit) -> str:
+    """Return to where it returned, by its line."""
+    return hit.where.partition(_ARROW)[0]

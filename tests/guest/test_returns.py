@@ -1,0 +1,131 @@
+"""The kernel is the oracle of return probes: its own and ours record the same returns.
+
+For functions from all over the kernel, by every way of ours: at return instructions, with the help
+of returns that are taken over at tail jumps, and by the classic way, where ours and the kernel's
+own take over the same return. What may differ, and why:
+
+* The kernel misses a return whose entry was in an interrupt on top of another of its probes.
+* A call that was in progress when ours was armed is not seen where returns are taken over: one that
+  had left by a tail jump, and by the classic way every one.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+import kprobes
+from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.model.exits import ReturnWay
+from kprobes.session import Session
+from kprobes.transport.qemu_command import MachineOptions
+from kprobes.units import MIB
+from tests.build.returned import LOAD, Ran, chosen, functions_that_return
+from tests.guest.oracle import Hit
+from tests.guest.return_oracle import Pair, Recorded, function_of, returned_values
+
+pytestmark = pytest.mark.guest
+
+_MOST = 1500
+_FUNCTIONS = {"bookworm": 300, "bookworm-backports": 60, "bullseye": 60, "sid": 60}
+_SPARE = 1.15
+"""More are probed: some are not reached in every load."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One guest's functions, recorded by each way.
+
+    Attributes:
+        wanted: so many functions must be seen.
+        by_event: what is probed.
+        proven: at return instructions, and where it is needed at tail jumps.
+        hooked: by the classic way alone.
+    """
+
+    wanted: int
+    by_event: dict[str, Ran]
+    proven: Recorded
+    hooked: Recorded
+    dmesg: str
+
+    @property
+    def both(self) -> tuple[Recorded, Recorded]:
+        return self.proven, self.hooked
+
+    def way(self, hit: Hit) -> ReturnWay:
+        return self.by_event[hit.event].way
+
+
+@pytest.fixture(scope="module", params=_FUNCTIONS)
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    options = MachineOptions(suite=request.param, files={"/load.sh": LOAD})
+    with kprobes.boot(options, size=ArenaSize(ring=16 * MIB, code=8 * MIB)) as session:
+        yield recorded(session, _FUNCTIONS[request.param])
+
+
+def recorded(session: Session, wanted: int) -> Run:
+    ran = chosen(functions_that_return(session, _MOST), int(wanted * _SPARE))
+    pair = Pair(session, returned_values(ran))
+    proven = pair.record("sh /load.sh")
+    hooked = pair.record("sh /load.sh", way=ReturnWay.RETHOOK)
+    return Run(
+        wanted=wanted,
+        by_event={f"e{n}": each for n, each in enumerate(ran)},
+        proven=proven,
+        hooked=hooked,
+        dmesg=session.run("dmesg").output.decode(errors="backslashreplace"),
+    )
+
+
+def test_enough_functions_returned_in_every_way(run: Run) -> None:
+    ways = Counter(run.way(ours) for ours, _ in run.proven.compared.pairs)
+
+    assert all(len(each.functions(run.by_event)) >= run.wanted for each in run.both)
+    assert all(ways[way] > 1000 for way in (ReturnWay.RETINSN, ReturnWay.TAIL))
+    assert all({ours.cpu for ours, _ in each.compared.pairs} == {0, 1} for each in run.both)
+
+
+def test_nothing_was_lost_or_missed_by_us(run: Run) -> None:
+    for each in run.both:
+        assert (each.counts.lost, each.counts.damaged, each.native.overwritten) == (0, 0, 0)
+        assert sum(each.counts.missed.values()) == 0
+        assert sum(each.counts.unkept.values()) == 0
+
+
+def test_every_return_that_the_kernel_saw_is_one_of_ours(run: Run) -> None:
+    unseen = run.proven.compared.native_only
+
+    assert [hit for hit in unseen if run.way(hit) is ReturnWay.RETINSN] == []
+    assert [each.begun_after() for each in run.both] == [[], []]
+
+
+def test_every_return_of_ours_is_the_kernels_unless_it_missed_it(run: Run) -> None:
+    assert run.proven.unexplained() == []
+    assert run.hooked.unexplained() == []
+
+
+def test_values_are_the_same(run: Run) -> None:
+    values = {ours.values for ours, _ in run.proven.compared.pairs}
+
+    assert len(values) > 500
+    assert [each.compared.wrong_values() for each in run.both] == [[], []]
+
+
+def test_the_function_is_named_as_the_kernel_names_it(run: Run) -> None:
+    for each in run.both:
+        pairs = each.compared.pairs
+        assert [(a, b) for a, b in pairs if function_of(a) != function_of(b)] == []
+
+
+def test_cpu_is_the_same(run: Run) -> None:
+    # From 6.13 on Debian's kernels preempt everywhere, also between the two records.
+    moved = [len(each.compared.differing("cpu")) for each in run.both]
+
+    assert max(moved) < 20
+
+
+def test_the_guest_has_nothing_to_complain_about(run: Run) -> None:
+    assert re.findall("(?:WARNING:|BUG:|Oops|stalls? on|lockup).*(?:\n.*){0,40}", run.dmesg) == []
