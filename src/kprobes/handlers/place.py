@@ -47,7 +47,7 @@ class HandlerPlace:
         if not self.is_entry:
             where = self.function.place(self.addr)
             raise RefusedError(
-                f"{where} is not where {self.function.name} is entered, where its returns are probed"
+                f"{where} is not where {self.function.name} is entered: returns are probed there"
             )
 
     def prototype(self, live: LiveKernel) -> Prototype:

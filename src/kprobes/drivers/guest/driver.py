@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from kprobes.drivers.guest.lending import await_exit, settle
 from kprobes.drivers.guest.linking import frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
-from kprobes.drivers.guest.reception import Reception, check
+from kprobes.drivers.guest.reception import Reception, can_ask, check
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.guest.stacks import check_types, stopped_outside
 from kprobes.drivers.journal import Journal
@@ -38,7 +39,7 @@ from kprobes.units import MIB, Addr
 
 _CODE_OF_PLAN = 1024
 """Bytes of code that most plans take at most."""
-_AWAITED_FRAMES = 1 * MIB
+_AWAITED_FRAMES = _ASKED_FRAMES = 1 * MIB
 _LOOK_S = 0.5
 """Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
@@ -83,6 +84,7 @@ class GuestDriver:
         self._is_used = False
         self._reception: Reception | None = None
         self._unkept = 0
+        self._missed: Counter[int] = Counter()
         self._looked_s = 0.0
         self._changing = threading.RLock()
         self._watch = (
@@ -165,7 +167,8 @@ class GuestDriver:
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
-        return 0 if self._reception is None else self._reception.missed(number)
+        lately = 0 if self._reception is None else self._reception.missed(number)
+        return self._missed[number] + lately
 
     def free_dead_calls(self) -> None:
         """Have room again for calls in progress, where tasks that died have left too little.
@@ -277,6 +280,8 @@ class GuestDriver:
     def _allocate(self, *, is_new: bool) -> tuple[Arena, Recorder]:
         guest, size = self.guest, self._needed()
         if self._arena is not None and is_new and not self._arena.has_room(size):
+            if self._reception is not None:
+                self._missed += self._reception.all_missed()
             self._arena, self._reception, self._is_used = None, None, False
             settle(guest, self._journal.ledger)
         if self._arena is None or self.recorder is None:
@@ -296,6 +301,9 @@ class GuestDriver:
         # Functions that are waited for may need frames, too.
         awaited = sum(each.kind is Kind.RETURN for each in self.waiting)
         frames = frames_size(self.plans) + (_AWAITED_FRAMES if awaited else 0)
+        if can_ask(self.guest):
+            # Handlers come while a recording runs, whose memory must stay.
+            frames += _ASKED_FRAMES
         code = max(self._size.code, -(-len(self.plans) * _CODE_OF_PLAN // MIB) * MIB)
         return replace(self._size, code=code, frames=frames)
 

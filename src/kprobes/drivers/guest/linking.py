@@ -22,6 +22,8 @@ _ALIGN = 16
 _FRAMES_ROOM = 8 * MIB
 _LEAST_FRAMES, _MOST_FRAMES = 64, 1024
 """Of one function, if its definitions say nothing; the kernel has 10, or twice its CPUs."""
+_ASKED_FRAMES = 256
+"""Of one function whose returns only Python looks at: there may be many, registered one by one."""
 _NO_FRAMES = Frames(addr=Addr(0), count=0, stride=8, trampoline=Addr(0))
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
 
@@ -48,7 +50,8 @@ def frame_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
     def count(returns: Returns) -> int:
         if returns.way is ReturnWay.RETHOOK and returns.maxactive:
             return returns.maxactive
-        return min(max(room // returns.stride, _LEAST_FRAMES), _MOST_FRAMES)
+        most = _MOST_FRAMES if returns.probes else _ASKED_FRAMES
+        return min(max(room // returns.stride, _LEAST_FRAMES), most)
 
     return [(returns, count(returns)) for returns in found]
 
