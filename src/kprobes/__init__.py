@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     # For type checkers only: importing the engine takes NumPy's 0.1 s, and `kprobe --help`
     # does without it.
     from kprobes.handlers.kprobe import Kprobe
+    from kprobes.handlers.kretprobe import Kretprobe
     from kprobes.session import attach, boot
 
-__all__ = ["Kprobe", "attach", "boot"]
-_HOMES = {"Kprobe": "kprobes.handlers.kprobe"}
+__all__ = ["Kprobe", "Kretprobe", "attach", "boot"]
+_HOMES = {
+    "Kprobe": "kprobes.handlers.kprobe",
+    "Kretprobe": "kprobes.handlers.kretprobe",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, SupportsIndex, Unpack
+from typing import Self
 
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.attach import Access
@@ -16,12 +16,15 @@ from kprobes.drivers.guest.lifetime import open_driver
 from kprobes.drivers.guest.pump import Pump, open_pump
 from kprobes.drivers.guest.recorder import Counts, hits_of
 from kprobes.drivers.places import places_of
+<<<<<<< HEAD
 from kprobes.errors import DefinitionError, UsageError
 from kprobes.handlers import decorate
+=======
+from kprobes.errors import DefinitionError, GuestGoneError, UsageError
+>>>>>>> P
 from kprobes.handlers.engine import GuestEngine
-from kprobes.handlers.kprobe import Kprobe
+from kprobes.handlers.face import HandlersFace
 from kprobes.handlers.live import LiveKernel
-from kprobes.handlers.memory import MAX_STRING
 from kprobes.handlers.registry import Registry
 from kprobes.lang.append import apply
 from kprobes.lang.parser import parse_statements
@@ -46,7 +49,7 @@ def _say_nothing(words: str) -> None:
     del words
 
 
-class Session:
+class Session(HandlersFace):
     """One kernel that can be probed: a guest that was booted, or attached to.
 
     Attributes:
@@ -116,79 +119,6 @@ class Session:
             return parse_statements(text, registers=guest.arch.registers)
         except DefinitionError as error:
             raise places_of(guest).sooner(error) from error
-
-    def register_kprobe(self, probe: Kprobe) -> Kprobe:
-        """Arm a probe with Python handlers; it is live until it is unregistered.
-
-        Raises:
-            DefinitionError: there is no such place.
-            RefusedError: no probe can be there, or Python cannot be asked in this guest.
-        """
-        self.handlers.register([probe])
-        return probe
-
-    def register_kprobes(self, probes: Sequence[Kprobe]) -> None:
-        """Arm several probes: all of them, or none; errors as for ``register_kprobe``."""
-        self.handlers.register(probes)
-
-    def unregister_kprobe(self, probe: Kprobe) -> None:
-        """Disarm a probe for good."""
-        self.handlers.unregister(probe)
-
-    def unregister_kprobes(self, probes: Sequence[Kprobe]) -> None:
-        """Disarm several probes for good."""
-        self.handlers.unregister(*probes)
-
-    def kprobe(self, place: str, **handlers: Unpack[decorate.Others]) -> decorate.AsKprobe:
-        """Register the function that is decorated as a pre_handler.
-
-        ``@kernel.kprobe("vfs_read", post_handler=after)``; what it decorates becomes a ``Kprobe``.
-
-        Args:
-            place: a function, ``MODULE:FUNCTION``, ``FUNCTION+OFFSET`` or an address.
-            handlers: ``post_handler``, ``fault_handler`` and ``timeout_s`` of the ``Kprobe``.
-        """
-        return decorate.kprobe(self.handlers, place, handlers)
-
-    def entry(self, place: str, **handlers: Unpack[decorate.Others]) -> decorate.AsEntry:
-        """Call the function that is decorated with a kernel function's arguments, typed.
-
-        ``@kernel.entry("do_sys_openat2")`` over ``def opened(dfd, filename, how): ...``; what it
-        decorates becomes a ``Kprobe``. The handler takes some of the arguments by their names, or
-        all of them by position, and ``*, regs, probe`` if it likes.
-
-        Raises:
-            UsageError: the handler takes what the function has not.
-        """
-        return decorate.entry(self.handlers, place, handlers)
-
-    def read(self, addr: SupportsIndex, size: int) -> bytes:
-        """Return exactly ``size`` bytes of the kernel's memory, or raise MemoryFault."""
-        return self.live.read(addr, size)
-
-    def read_u64(self, addr: SupportsIndex) -> int:
-        """Return the u64 at an address of the kernel, or raise MemoryFault."""
-        return self.live.read_u64(addr)
-
-    def string(self, addr: SupportsIndex, max_size: int = MAX_STRING) -> str:
-        """Return the text at an address of the kernel, up to its NUL, or raise MemoryFault."""
-        return self.live.string(addr, max_size)
-
-    def write(self, addr: SupportsIndex, data: bytes) -> None:
-        """Write the kernel's data; MemoryFault where that is impossible, RefusedError for code."""
-        self.live.write(addr, data)
-
-    def symbol(self, addr: SupportsIndex) -> str:
-        """Return an address as ``%pS`` prints it: ``vfs_read+0x1a/0x2d0``."""
-        return self.live.symbol(addr)
-
-    def address(self, name: str) -> int:
-        """Return where a symbol is; UnknownSymbolError when there is none."""
-        return self.live.address(name)
-
-    def object(self, type_: str, addr: SupportsIndex) -> Any:
-        """Return what is at an address: ``kernel.object("struct file", addr).f_mode``."""
-        return self.live.object(type_, addr)
 
     def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
         """Record hits of some tasks only, from the next recording on.

@@ -202,6 +202,8 @@ class ReturnFacts:
 
     Attributes:
         value: the register, by its pt_regs name, that has what a function returned.
+        registers: that have a returned struct, the lowest word first; a larger one is in memory,
+            where ``value`` says.
         behind: bytes that the stack pointer is above the return address's place when it has
             returned.
         trampoline: (place, body) to code that stands where a return address was: it calls the body,
@@ -212,6 +214,7 @@ class ReturnFacts:
     """
 
     value: str
+    registers: tuple[str, ...]
     behind: int
     trampoline: MakeTrampoline
     mark: bytes

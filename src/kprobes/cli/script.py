@@ -28,7 +28,7 @@ class Script:
     code: CodeType
 
     def run(self, session: "Session") -> None:
-        """Run it with ``kernel``, ``Kprobe`` and ``kprobes`` in its names.
+        """Run it with ``kernel``, ``kprobes`` and the classes of probes in its names.
 
         Raises:
             UsageError: it raised something; with file and line.
@@ -36,6 +36,7 @@ class Script:
         """
         import kprobes
         from kprobes.handlers.kprobe import Kprobe
+        from kprobes.handlers.kretprobe import Kretprobe
 
         # What handlers print is to be seen when they print it, not in blocks.
         cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
@@ -44,6 +45,7 @@ class Script:
             "__file__": str(self.path),
             "kernel": session,
             "Kprobe": Kprobe,
+            "Kretprobe": Kretprobe,
             "kprobes": kprobes,
         }
         try:

@@ -26,7 +26,7 @@ class GuestEngine:
     def __init__(self, driver: GuestDriver) -> None:
         self.recorded: Sequence[Definition] = ()
         self._driver = driver
-        self._upcalls: Sequence[Upcall] = ()
+        self._asked: tuple[Sequence[Upcall], Sequence[Upcall]] = ((), ())
         self._functions: dict[Addr, Symbol] = {}
 
     def find_place(self, text: str) -> HandlerPlace:
@@ -42,7 +42,7 @@ class GuestEngine:
         arch, places = driver.guest.arch, driver.places
         definition = parse(f"p {text}", registers=arch.registers)
         if definition.place.is_glob:
-            raise UsageError(f"{text} names many functions: a Kprobe is at one place")
+            raise UsageError(f"{text} names many functions: a probe with handlers is at one place")
         addr = places.resolve(definition, event_id=1).layout.ip
         function = self._functions[addr] = self._function(addr, definition.place.symbol)
         is_site = places.sites.find(addr) is not None
@@ -53,38 +53,47 @@ class GuestEngine:
             behind=Addr(addr + arch.site.size) if is_site else None,
         )
 
-    def arm_upcalls(self, upcalls: Sequence[Upcall]) -> None:
+    @property
+    def cpus(self) -> int:
+        """How many CPUs the guest may have."""
+        return self._driver.cpus
+
+    def arm_upcalls(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
         """Arm these and no others; those of before when this fails.
+
+        Args:
+            at_sites: before or behind single instructions.
+            at_returns: at all returns of functions, by their entries.
 
         Raises:
             RefusedError: no probe can be there, or Python cannot be asked in this guest.
             TargetError: the guest changed a site, or has no memory.
         """
-        before = self._upcalls
+        before = self._asked
         self._driver.disarm()
         try:
-            self._arm(upcalls)
+            self._arm(at_sites, at_returns)
         except BaseException:
-            self._arm(before)
+            self._arm(*before)
             raise
 
     def resume(self) -> None:
         """Arm what a recording that has ended has left of them."""
         self.recorded = ()
-        if self._upcalls:
+        if any(self._asked):
             # What was recorded is still to be told of.
             plans = self._driver.plans
-            self._arm(self._upcalls)
+            self._arm(*self._asked)
             self._driver.plans = plans
 
     @contextmanager
     def resting(self) -> Generator[None]:
         """Put sites back as long as text is planned for, unless a recording runs."""
-        if not self._upcalls or self.recorded:
+        if not any(self._asked) or self.recorded:
             yield
             return
         self._driver.disarm()
-        self._driver.upcalls = ()
+        self._driver.upcalls = self._driver.return_upcalls = ()
         try:
             yield
         finally:
@@ -94,12 +103,18 @@ class GuestEngine:
         """Return how many hits went on without an upcall, whoever had its number."""
         return self._driver.missed_upcall(number)
 
-    def _arm(self, upcalls: Sequence[Upcall]) -> None:
+    def caller_of(self, slot: Addr) -> Addr:
+        """Return where the call came from whose return address is there; or MemoryFault."""
+        return self._driver.caller_of(slot)
+
+    def _arm(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
         # What was in a module that is gone is gone with it, as in the kernel.
         self._driver.look_for_modules()
-        self._upcalls = [each for each in upcalls if self._is_there(each.addr)]
-        self._driver.upcalls = self._upcalls
-        if self._upcalls or self.recorded:
+        driver = self._driver
+        driver.upcalls = [each for each in at_sites if self._is_there(each.addr)]
+        driver.return_upcalls = [each for each in at_returns if self._is_there(each.addr)]
+        self._asked = (driver.upcalls, driver.return_upcalls)
+        if any(self._asked) or self.recorded:
             self._driver.prepare(self.recorded)
             self._driver.arm(is_new=False)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kprobes.arch.facts import Arch
-from kprobes.errors import UsageError
+from kprobes.errors import RefusedError, UsageError
 from kprobes.handlers.arguments import Argument, arguments_of, find_prototype
 from kprobes.handlers.live import LiveKernel
 from kprobes.model.symbol import Symbol
@@ -37,6 +37,18 @@ class HandlerPlace:
     def constants(self, arch: Arch) -> Mapping[str, int]:
         """Return the registers whose value is known here, as the kernel's own probes have it."""
         return arch.patch.constants if self.behind is None else arch.constants
+
+    def check_entry(self) -> None:
+        """Check that this is a function's entry, as a probe of its returns must be.
+
+        Raises:
+            RefusedError: it is not.
+        """
+        if not self.is_entry:
+            where = self.function.place(self.addr)
+            raise RefusedError(
+                f"{where} is not where {self.function.name} is entered: returns are probed there"
+            )
 
     def prototype(self, live: LiveKernel) -> Prototype:
         """Return the function's prototype.

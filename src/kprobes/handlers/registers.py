@@ -6,12 +6,19 @@ from functools import cached_property
 from operator import index
 from typing import Any
 
+from kprobes.errors import UsageError
 from kprobes.handlers.arguments import Argument, Arguments
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import TaskMemory
 from kprobes.handlers.numbers import pattern
-from kprobes.handlers.values import Pointer
+from kprobes.handlers.returned import RETVAL, load_returned, store_returned
+from kprobes.handlers.values import Pointer, Typed
+from kprobes.model.types import Prototype
 from kprobes.model.upcall import Waiting
+
+
+def _no_return() -> Prototype:
+    raise UsageError("what a function returns is known only when it returns: to a Kretprobe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +31,7 @@ class Hit:
         module: whose code is probed, or "".
         constants: registers whose value is known at such a hit.
         arguments: returns those of the function that is entered; UsageError when none is.
+        returning: returns the function that returns; UsageError when none does.
     """
 
     live: LiveKernel
@@ -31,6 +39,12 @@ class Hit:
     module: str
     constants: Mapping[str, int]
     arguments: Callable[[], tuple[Argument, ...]]
+    returning: Callable[[], Prototype] = _no_return
+
+    @property
+    def typed(self) -> Typed:
+        """The task's memory, with the types that the probed code has."""
+        return self.live.typed(self.memory, self.module)
 
     @cached_property
     def memory(self) -> TaskMemory:
@@ -80,9 +94,19 @@ class Registers:
         Raises:
             UsageError: the probe is not at a function's entry, or its types are not known.
         """
+        arguments = self.hit_.arguments()
+        return Arguments(arguments, self.values_, self.hit_.typed)
+
+    @property
+    def retval(self) -> Any:
+        """What the function returns, by its type; None for nothing. A number can be assigned.
+
+        Raises:
+            UsageError: the probe is not at a function's return, or its types are not known.
+        """
         hit = self.hit_
-        arguments = hit.arguments()
-        return Arguments(arguments, self.values_, hit.live.typed(hit.memory, hit.module))
+        facts, prototype = hit.live.guest.arch.returns, hit.returning()
+        return load_returned(facts, prototype, self.values_, hit.typed)
 
     @property
     def task(self) -> Pointer:
@@ -105,6 +129,11 @@ class Registers:
         return self.values_[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == RETVAL:
+            hit = self.hit_
+            facts, prototype = hit.live.guest.arch.returns, hit.returning()
+            store_returned(facts, prototype, value, self.values_, hit.typed)
+            return
         if name not in self.values_:
             raise AttributeError(self._unknown(name))
         self[name] = value

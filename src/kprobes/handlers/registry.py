@@ -1,17 +1,18 @@
 """All probes with handlers of one session: registered together or not at all, and armed."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
 from kprobes.errors import UsageError
-from kprobes.handlers.dispatch import Dispatch
-from kprobes.handlers.kprobe import Kprobe
+from kprobes.handlers.kretprobe import Kretprobe
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.place import HandlerPlace
+from kprobes.handlers.probe import Probe
 from kprobes.handlers.report import Report
+from kprobes.handlers.sides import Side, serving, sides_of
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.units import Addr
 
@@ -19,11 +20,16 @@ from kprobes.units import Addr
 class Engine(Protocol):
     """What arms upcalls in a guest."""
 
+    @property
+    def cpus(self) -> int:
+        """How many CPUs it may have."""
+        ...
+
     def find_place(self, text: str) -> HandlerPlace:
         """Return the place that a text names, or raise DefinitionError or RefusedError."""
         ...
 
-    def arm_upcalls(self, upcalls: Sequence[Upcall]) -> None:
+    def arm_upcalls(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
         """Arm these and no others; those of before when this fails."""
         ...
 
@@ -31,11 +37,15 @@ class Engine(Protocol):
         """Return how many hits went on without an upcall, whoever had its number."""
         ...
 
+    def caller_of(self, slot: Addr) -> Addr:
+        """Return where the call came from whose return address is there; or MemoryFault."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
     # One probe, its place, and what its upcalls had missed before: numbers are used again.
-    probe: Kprobe
+    probe: Probe
     place: HandlerPlace
     numbers: Sequence[int]
     missed_before: int
@@ -53,13 +63,13 @@ class Registry:
         self.live = live
         self.report = Report()
         self._engine = engine
-        self._entries: dict[Kprobe, _Entry] = {}
-        self._numbers: dict[tuple[Addr, bool], int] = {}
+        self._entries: dict[Probe, _Entry] = {}
+        self._numbers: dict[tuple[Addr, Side], int] = {}
         self._lock = threading.RLock()
         self._server: int | None = None
 
     @property
-    def probes(self) -> tuple[Kprobe, ...]:
+    def probes(self) -> tuple[Probe, ...]:
         """What is registered, oldest first."""
         return tuple(self._entries)
 
@@ -67,7 +77,7 @@ class Registry:
         """Return the place that a text names, or raise DefinitionError or RefusedError."""
         return self._engine.find_place(text)
 
-    def register(self, probes: Sequence[Kprobe]) -> None:
+    def register(self, probes: Sequence[Probe]) -> None:
         """Arm probes: all of them, or none.
 
         Raises:
@@ -89,7 +99,7 @@ class Registry:
             for probe in probes:
                 probe.bind(self, addr=self._entries[probe].place.addr)
 
-    def unregister(self, *probes: Kprobe) -> None:
+    def unregister(self, *probes: Probe) -> None:
         """Disarm probes for good.
 
         Raises:
@@ -107,7 +117,7 @@ class Registry:
             self._numbers = {key: n for key, n in self._numbers.items() if key[0] in addrs}
             self._arm()
 
-    def enable(self, probe: Kprobe, *, is_enabled: bool) -> None:
+    def enable(self, probe: Probe, *, is_enabled: bool) -> None:
         """Arm a probe, or disarm it and keep it.
 
         What a handler disables is called no more; its place is put back with the next change.
@@ -119,64 +129,70 @@ class Registry:
             probe.is_enabled = is_enabled
             self._arm()
 
-    def missed(self, probe: Kprobe) -> int:
+    def missed(self, probe: Probe) -> int:
         """Return how often a probe's handlers were due and were not run."""
         entry = self._entry(probe)
         return self._missed(entry.numbers) - entry.missed_before
 
-    def _entry(self, probe: Kprobe) -> _Entry:
+    def _entry(self, probe: Probe) -> _Entry:
         if probe not in self._entries:
-            raise UsageError(f"the Kprobe on {probe.place} is not registered")
+            raise UsageError(f"the {probe.kind} on {probe.place} is not registered")
         return self._entries[probe]
 
     def _missed(self, numbers: Sequence[int]) -> int:
         return sum(map(self._engine.missed_upcall, numbers))
 
-    def _add(self, probe: Kprobe) -> None:
+    def _add(self, probe: Probe) -> None:
         if probe.is_registered or probe in self._entries:
-            raise UsageError(f"the Kprobe on {probe.place} is registered already")
+            raise UsageError(f"the {probe.kind} on {probe.place} is registered already")
         place = self._engine.find_place(probe.place)
-        handlers = (probe.pre_handler, probe.post_handler)
-        numbers = [
-            self._number(place.addr, is_after=is_after)
-            for is_after, handler in zip((False, True), handlers, strict=True)
-            if handler is not None
-        ]
+        if isinstance(probe, Kretprobe):
+            place.check_entry()
+            probe.start(self._engine.cpus)
+        numbers = [self._number(place.addr, side) for side in sides_of(probe)]
         self._entries[probe] = _Entry(
             probe=probe, place=place, numbers=numbers, missed_before=self._missed(numbers)
         )
 
-    def _number(self, addr: Addr, *, is_after: bool) -> int:
+    def _number(self, addr: Addr, side: Side) -> int:
         # As small as can be: the guest has a table of them.
         taken = set(self._numbers.values())
         free = next(number for number in count() if number not in taken)
-        return self._numbers.setdefault((addr, is_after), free)
+        return self._numbers.setdefault((addr, side), free)
 
     def _arm(self) -> None:
-        self._engine.arm_upcalls([each for addr in self._addrs() for each in self._upcalls(addr)])
+        found = [each for addr in self._addrs() for each in self._upcalls(addr)]
+        at_sites = [upcall for side, upcall in found if side is not Side.RETURNED]
+        at_returns = [upcall for side, upcall in found if side is Side.RETURNED]
+        self._engine.arm_upcalls(at_sites, at_returns)
 
     def _addrs(self) -> Sequence[Addr]:
         return list(dict.fromkeys(entry.place.addr for entry in self._entries.values()))
 
-    def _upcalls(self, addr: Addr) -> Sequence[Upcall]:
+    def _upcalls(self, addr: Addr) -> Iterator[tuple[Side, Upcall]]:
         there = [entry for entry in self._entries.values() if entry.place.addr == addr]
         # add_new_kprobe() puts the new one before the others.
-        probes = tuple(entry.probe for entry in reversed(there) if entry.probe.is_enabled)
-        dispatch = Dispatch(live=self.live, place=there[0].place, probes=probes, report=self.report)
-        before = [probe for probe in probes if probe.pre_handler is not None]
-        after = [probe for probe in probes if probe.post_handler is not None]
-        sides = ((False, before, dispatch.before), (True, after, dispatch.after))
-        return [
-            Upcall(
-                number=self._numbers[addr, is_after],
-                addr=addr,
-                is_after=is_after,
-                timeout_s=max(probe.timeout_s for probe in asking),
-                serve=self._noting(serve),
-            )
-            for is_after, asking, serve in sides
-            if asking
-        ]
+        probes = [entry.probe for entry in reversed(there) if entry.probe.is_enabled]
+        serves = serving(
+            self.live,
+            there[0].place,
+            probes,
+            report=self.report,
+            caller_of=self._engine.caller_of,
+        )
+        for side, serve in serves.items():
+            timeouts = [probe.timeout_s for probe in probes if side in sides_of(probe)]
+            if timeouts:
+                yield (
+                    side,
+                    Upcall(
+                        number=self._numbers[addr, side],
+                        addr=addr,
+                        is_after=side is Side.AFTER,
+                        timeout_s=max(timeouts),
+                        serve=self._noting(serve),
+                    ),
+                )
 
     def _noting(self, serve: Callable[[Waiting], None]) -> Callable[[Waiting], None]:
         def noted(waiting: Waiting) -> None:

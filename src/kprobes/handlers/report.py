@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from types import CodeType
 
-from kprobes.handlers.kprobe import Kprobe
+from kprobes.handlers.probe import Probe
 
 USERS = "__users_handler__"
 """What a function of ours that calls a user's handler has that handler as."""
@@ -33,7 +33,7 @@ class Report:
         self.tell = tell
         self._told: set[tuple[object, ...]] = set()
 
-    def error(self, probe: Kprobe, word: str, error: BaseException) -> None:
+    def error(self, probe: Probe, word: str, error: BaseException) -> None:
         """Count an exception of a handler, and tell of it when it is the first of its kind.
 
         Args:
@@ -46,17 +46,17 @@ class Report:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         self._once(probe, (type(error), word), f"{word} at {_where(handler, error)}: {what}")
 
-    def wrong(self, probe: Kprobe, word: str, what: str) -> None:
+    def wrong(self, probe: Probe, word: str, what: str) -> None:
         """Count what a handler asked for and cannot have, and tell of it once."""
         probe.errors += 1
         self.notice(probe, word, what)
 
-    def notice(self, probe: Kprobe, word: str, what: str) -> None:
+    def notice(self, probe: Probe, word: str, what: str) -> None:
         """Tell once of something that is counted elsewhere."""
         handler: Callable[..., object] = getattr(probe, word)
         self._once(probe, (what, word), f"{word} at {_start(handler)}: {what}")
 
-    def _once(self, probe: Kprobe, kind: tuple[object, ...], words: str) -> None:
+    def _once(self, probe: Probe, kind: tuple[object, ...], words: str) -> None:
         if (probe, *kind) not in self._told:
             self._told.add((probe, *kind))
             self.tell(f"{probe.place}: {words} (told once, counted from now on)")

@@ -2,20 +2,59 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
 from kprobes.errors import UsageError
 from kprobes.handlers.arguments import spelled
+from kprobes.handlers.instances import Instance
 from kprobes.handlers.kprobe import Handler, Kprobe
+from kprobes.handlers.kretprobe import ReturnHandler
+from kprobes.handlers.probe import Probe
 from kprobes.handlers.registers import Registers
 from kprobes.handlers.report import USERS
+from kprobes.handlers.returned import RETVAL
 from kprobes.model.types import Prototype
 
 EXTRAS = ("probe", "regs")
 """What a handler may take besides, by keywords of its own: ``def handler(dfd, *, regs)``."""
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What a handler takes.
+
+    Attributes:
+        handler: the user's.
+        by_position: names of what it gets by position.
+        by_keyword: names of what it gets by keyword.
+        extras: which of EXTRAS it takes.
+    """
+
+    handler: Callable[..., object]
+    by_position: Sequence[str]
+    by_keyword: Sequence[str]
+    extras: Sequence[str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it gets of the function."""
+        return (*self.by_position, *self.by_keyword)
+
+    def call(self, values: Callable[[str], Any], probe: Probe, regs: Registers) -> None:
+        """Call the handler with the values of what it takes."""
+        own: dict[str, Any] = {"probe": probe, "regs": regs}
+        keywords = {name: values(name) for name in self.by_keyword}
+        keywords |= {name: own[name] for name in self.extras}
+        self.handler(*map(values, self.by_position), **keywords)
+
+    def name(self, made: Callable[..., object]) -> None:
+        """Have what calls the handler look like it, also to whoever tells of its errors."""
+        setattr(made, USERS, self.handler)
+        made.__name__ = getattr(self.handler, "__name__", made.__name__)
 
 
 def with_signature(
@@ -32,6 +71,46 @@ def with_signature(
     Raises:
         UsageError: the handler takes something else; with the true prototype.
     """
+    signature = _match(handler, prototype, names)
+
+    def pre_handler(probe: Kprobe, regs: Registers) -> None:
+        signature.call(regs.args.__getitem__, probe, regs)
+
+    signature.name(pre_handler)
+    return pre_handler
+
+
+def with_return_signature(
+    handler: Callable[..., object], prototype: Prototype, names: Sequence[str]
+) -> tuple[ReturnHandler, ReturnHandler | None]:
+    """Return a handler of returns that calls a handler with what it names, and an entry_handler.
+
+    It may take ``retval``, what the function returns, before the arguments that ``with_signature``
+    gives. These are as they were at the entry: where there are any, the entry_handler keeps them.
+
+    Raises:
+        UsageError: the handler takes something else; with the true prototype.
+    """
+    known = [RETVAL, *(name for name in names if name != RETVAL)]
+    signature = _match(handler, prototype, known)
+    kept = [name for name in signature.names if name != RETVAL]
+
+    def entry_handler(instance: Instance, regs: Registers) -> None:
+        args = regs.args
+        instance.arguments = {name: args[name] for name in kept}
+
+    def return_handler(instance: Instance, regs: Registers) -> None:
+        def value(name: str) -> Any:
+            return regs.retval if name == RETVAL else instance.arguments[name]
+
+        signature.call(value, instance.probe, regs)
+
+    signature.name(entry_handler)
+    signature.name(return_handler)
+    return return_handler, entry_handler if kept else None
+
+
+def _match(handler: Callable[..., object], prototype: Prototype, names: Sequence[str]) -> Signature:
     signature = inspect.signature(handler)
     extras = [each.name for each in signature.parameters.values() if _is_extra(each, names)]
     by_position, by_keyword = _wanted(handler, prototype, names)
@@ -39,17 +118,7 @@ def with_signature(
         signature.bind(*by_position, **dict.fromkeys([*by_keyword, *extras]))
     except TypeError as error:
         raise _error(handler, prototype, f"cannot be called: {error}") from error
-
-    def pre_handler(probe: Kprobe, regs: Registers) -> None:
-        args = regs.args
-        own: dict[str, Any] = {"probe": probe, "regs": regs}
-        keywords = {name: args[name] for name in by_keyword} | {name: own[name] for name in extras}
-        handler(*(args[name] for name in by_position), **keywords)
-
-    # Where it is, for whoever tells of its errors.
-    setattr(pre_handler, USERS, handler)
-    pre_handler.__name__ = getattr(handler, "__name__", pre_handler.__name__)
-    return pre_handler
+    return Signature(handler=handler, by_position=by_position, by_keyword=by_keyword, extras=extras)
 
 
 def _is_extra(parameter: Parameter, names: Sequence[str]) -> bool:

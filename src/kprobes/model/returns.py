@@ -25,6 +25,7 @@ from enum import StrEnum
 
 from kprobes.model.exits import ReturnWay
 from kprobes.model.resolved import Operand, Resolved
+from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 
 FRAME_SLOT, FRAME_CALLER, FRAME_ORIGIN = 0, 8, 16
@@ -80,6 +81,7 @@ class Returns:
         probes: newest first, as all of them run at every return.
         kept: operands, as they are at the entry, that the records of its returns tell.
         is_timed: whether the entry's time is kept.
+        upcalls: what Python does at every return, behind the probes.
     """
 
     entry: Addr
@@ -87,6 +89,7 @@ class Returns:
     probes: tuple[Resolved, ...]
     kept: tuple[Operand, ...] = ()
     is_timed: bool = False
+    upcalls: tuple[Upcall, ...] = ()
 
     @property
     def keeps(self) -> bool:
@@ -120,6 +123,11 @@ class Returning:
     role: Role
     returns: Returns
     is_conditional: bool = False
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether machine code has something to do here: there may be only Python."""
+        return self.role is not Role.RETURN or bool(self.returns.probes)
 
     @property
     def shape(self) -> tuple[object, ...]:

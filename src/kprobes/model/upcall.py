@@ -34,7 +34,7 @@ class Upcall:
 
     Attributes:
         number: tells it from every other upcall of its session; counts what it missed.
-        addr: of the probed instruction.
+        addr: of the probed instruction; of one at all returns of a function that of its entry.
         is_after: whether it comes behind the instruction, as a post_handler, or before.
         timeout_s: how long a vCPU waits for ``serve`` before it goes on without.
         serve: gets the vCPU, and may change its registers; must not raise.
@@ -81,17 +81,15 @@ class Question:
     """All upcalls that are served at one time: before one instruction, or behind it.
 
     Attributes:
-        upcalls: at least one; in the order in which they are served.
+        number: what the guest asks by; counts what was not answered.
+        upcalls: at least one; in the order in which they are served. Another question may have
+            them, too: they are the same at all returns of a function.
         copies: as the site's detour has them.
     """
 
+    number: int
     upcalls: tuple[Upcall, ...]
     copies: Mapping[Addr, Addr]
-
-    @property
-    def number(self) -> int:
-        """What the guest asks by."""
-        return self.upcalls[0].number
 
     def serve(self, waiting: Waiting) -> None:
         """Have every upcall served; who goes elsewhere before the instruction is the last.

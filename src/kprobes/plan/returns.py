@@ -7,6 +7,7 @@ from kprobes.model.exits import ExitKind, Exits, ReturnWay
 from kprobes.model.plan import Strategy
 from kprobes.model.resolved import EntryCounter, EntryValue, Operand, Resolved, base_of
 from kprobes.model.returns import Returning, Returns, Role
+from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 
 _ORDER = tuple(ReturnWay)
@@ -30,7 +31,9 @@ def choose_way(place: str, exits: Exits, wish: ReturnWay | None) -> ReturnWay:
     raise RefusedError(f"{place}: not by {wish}: {_why_not(exits)}; {exits.way} works")
 
 
-def make_returns(entry: Addr, way: ReturnWay, probes: Sequence[Resolved]) -> Returns:
+def make_returns(
+    entry: Addr, way: ReturnWay, probes: Sequence[Resolved], upcalls: Sequence[Upcall] = ()
+) -> Returns:
     """Return all return probes of one function with what they need of its entry."""
     operands = [operand for probe in probes for operand in _operands(probe)]
     kept = [operand.base for operand in operands if isinstance(operand, EntryValue)]
@@ -40,6 +43,7 @@ def make_returns(entry: Addr, way: ReturnWay, probes: Sequence[Resolved]) -> Ret
         probes=tuple(probes),
         kept=tuple(dict.fromkeys(kept)),
         is_timed=any(isinstance(operand, EntryCounter) for operand in operands),
+        upcalls=tuple(upcalls),
     )
 
 

@@ -88,6 +88,7 @@ PATCH = PatchFacts(
 
 RETURNS = ReturnFacts(
     value="ax",
+    registers=("ax", "dx"),
     behind=8,
     trampoline=detour.trampoline,
     mark=detour.TRAMPOLINE_MARK,

@@ -22,6 +22,7 @@ from kprobes.errors import TargetError
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
 from kprobes.model.returns import Frames
+from kprobes.model.upcall import Question
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
 from kprobes.units import Addr, Phys
@@ -56,6 +57,11 @@ class Armory:
     def frames(self) -> Sequence[Frames]:
         """Where calls in progress are kept."""
         return self._linker.frames
+
+    @property
+    def landings(self) -> Sequence[Question]:
+        """What is asked when a call returns that was taken over."""
+        return self._linker.landings
 
     @property
     def lookup(self) -> Text:
@@ -121,7 +127,7 @@ class Armory:
         self._stopped.note_data(undo.phys for _, undo in flags)
         self._owners |= {undo.phys: site.addr for site, undo in flags + undos}
         patches = [undo for _, undo in flags + undos]
-        self._journal.ledger.keep_frames([f for f in self._linker.frames if f.trampoline])
+        self._journal.ledger.keep_frames([f for f in self.frames if f.trampoline])
         self._journal.describe(_described(programs))
         self._journal.record(patches)
         return patches
@@ -168,7 +174,7 @@ class Armory:
         roll_back(self._undos, self._stopped)
         self._undos = []
         self._journal.clear()
-        give_callers_back(self._guest.memory, self._linker.frames)
+        give_callers_back(self._guest.memory, self.frames)
 
     def _undo(self, program: Program, memory: GuestMemory) -> list[Undo]:
         site = program.plan.site

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,15 +12,15 @@ from kprobes.drivers.guest import arena as arenas
 from kprobes.drivers.guest.arena import Arena, ArenaSize
 from kprobes.drivers.guest.arming import Armory, Program
 from kprobes.drivers.guest.borrow import Borrower
-from kprobes.drivers.guest.callers import free_dead_calls
+from kprobes.drivers.guest.callers import find_caller, free_dead_calls
 from kprobes.drivers.guest.clock import GuestClock, TscClock, clock_function, open_clock
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
 from kprobes.drivers.guest.lending import await_exit, settle
 from kprobes.drivers.guest.linking import frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
-from kprobes.drivers.guest.prepare import Preparer, Wanted
-from kprobes.drivers.guest.reception import Reception, check
+from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
+from kprobes.drivers.guest.reception import Reception, can_ask, check
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.guest.stacks import check_types, stopped_outside
 from kprobes.drivers.journal import Journal
@@ -32,13 +33,13 @@ from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
 from kprobes.model.layout import RecordLayout
 from kprobes.model.plan import Plan, Strategy
-from kprobes.model.upcall import Upcall
+from kprobes.model.upcall import Question, Upcall
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
 _CODE_OF_PLAN = 1024
 """Bytes of code that most plans take at most."""
-_AWAITED_FRAMES = 1 * MIB
+_AWAITED_FRAMES = _ASKED_FRAMES = 1 * MIB
 _LOOK_S = 0.5
 """Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
@@ -58,6 +59,7 @@ class GuestDriver:
         recorder: of the records; None before the first ``arm``.
         tasks: what every hit must pass to be recorded, whatever the probe; for ``prepare``.
         upcalls: what Python does at hits; for ``prepare``.
+        return_upcalls: what it does at all returns of functions, by their entries; likewise.
         tell: is given what went wrong while nobody was asking, for people.
         strategy: that is forced on every probe, or None for the cheapest that is safe.
         way: that is forced on every return probe, or None for the cheapest that is proven.
@@ -69,6 +71,7 @@ class GuestDriver:
         self.recorder: Recorder | None = None
         self.tasks: Filter | None = None
         self.upcalls: Sequence[Upcall] = ()
+        self.return_upcalls: Sequence[Upcall] = ()
         self.tell: Callable[[str], None] = _log.warning
         self.strategy: Strategy | None = None
         self.way: ReturnWay | None = None
@@ -81,6 +84,7 @@ class GuestDriver:
         self._is_used = False
         self._reception: Reception | None = None
         self._unkept = 0
+        self._missed: Counter[int] = Counter()
         self._looked_s = 0.0
         self._changing = threading.RLock()
         self._watch = (
@@ -106,7 +110,7 @@ class GuestDriver:
             DefinitionError: a definition names what this kernel has not.
             RefusedError: a function cannot be probed, or Python cannot be asked there.
         """
-        check(self.guest, self.upcalls)
+        check(self.guest, [*self.upcalls, *self.return_upcalls])
         self.look_for_modules()
         self.plans = self._preparer.prepare(
             Wanted(
@@ -114,8 +118,9 @@ class GuestDriver:
                 tasks=self.tasks,
                 strategy=self.strategy,
                 way=self.way,
-                upcalls=self.upcalls,
-                watch=self._watch,
+                asked=Asked(
+                    at_sites=self.upcalls, at_returns=self.return_upcalls, watch=self._watch
+                ),
             )
         )
         return self.plans
@@ -152,7 +157,7 @@ class GuestDriver:
         patches = armory.stage(programs)
         covered = [text for plan in self.plans for text in plan.site.covered]
         with (
-            self._attended(arena, programs),
+            self._attended(arena, _questions(programs, armory)),
             stopped_outside(self.guest, covered, otherwise=_COVERED),
         ):
             armory.load(programs)
@@ -162,7 +167,8 @@ class GuestDriver:
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
-        return 0 if self._reception is None else self._reception.missed(number)
+        lately = 0 if self._reception is None else self._reception.missed(number)
+        return self._missed[number] + lately
 
     def free_dead_calls(self) -> None:
         """Have room again for calls in progress, where tasks that died have left too little.
@@ -181,6 +187,15 @@ class GuestDriver:
                 code = (arena.programs, arena.code.stop)
                 with self.guest.stub.paused():
                     free_dead_calls(self.guest, armory.frames, [code])
+
+    def caller_of(self, slot: Addr) -> Addr:
+        """Return where the call came from whose return address is there, or was.
+
+        Raises:
+            MemoryFault: no stack is there.
+        """
+        armory = self._armory
+        return find_caller(self.guest.memory, () if armory is None else armory.frames, slot)
 
     def disarm(self) -> None:
         """Put the guest's text back, verified; its records can still be drained.
@@ -251,9 +266,8 @@ class GuestDriver:
             self._preparer.wait_again(gone)
 
     @contextmanager
-    def _attended(self, arena: Arena, programs: Sequence[Program]) -> Generator[None]:
+    def _attended(self, arena: Arena, questions: Sequence[Question]) -> Generator[None]:
         # From before the first hit on; not when there will be none.
-        questions = [question for program in programs for question in program.questions]
         if questions and self._reception is None:
             self._reception = Reception(self.guest, arena)
         with ExitStack() as undo:
@@ -266,6 +280,8 @@ class GuestDriver:
     def _allocate(self, *, is_new: bool) -> tuple[Arena, Recorder]:
         guest, size = self.guest, self._needed()
         if self._arena is not None and is_new and not self._arena.has_room(size):
+            if self._reception is not None:
+                self._missed += self._reception.all_missed()
             self._arena, self._reception, self._is_used = None, None, False
             settle(guest, self._journal.ledger)
         if self._arena is None or self.recorder is None:
@@ -285,6 +301,9 @@ class GuestDriver:
         # Functions that are waited for may need frames, too.
         awaited = sum(each.kind is Kind.RETURN for each in self.waiting)
         frames = frames_size(self.plans) + (_AWAITED_FRAMES if awaited else 0)
+        if can_ask(self.guest):
+            # Handlers come while a recording runs, whose memory must stay.
+            frames += _ASKED_FRAMES
         code = max(self._size.code, -(-len(self.plans) * _CODE_OF_PLAN // MIB) * MIB)
         return replace(self._size, code=code, frames=frames)
 
@@ -317,6 +336,11 @@ class GuestDriver:
             is_guarded=bool(self.waiting)
             or any(probe.calls_guest for plan in self.plans for probe in plan.recorded),
         )
+
+
+def _questions(programs: Sequence[Program], armory: Armory) -> list[Question]:
+    at_sites = [question for program in programs for question in program.questions]
+    return [*at_sites, *armory.landings]
 
 
 def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:

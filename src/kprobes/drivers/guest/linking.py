@@ -8,19 +8,26 @@ from kprobes.arch.facts import Arch, Restored
 from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.gate import Gate, build_gate
-from kprobes.errors import TargetError
+from kprobes.errors import TargetError, UsageError
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.exits import ReturnWay
+<<<<<<< HEAD
 from kprobes.model.plan import Plan
+=======
+from kprobes.model.mailbox import MAX_UPCALLS
+from kprobes.model.plan import Plan, Site
+>>>>>>> P
 from kprobes.model.resolved import ExitAddress, Resolved
 from kprobes.model.returns import TRAMPOLINE_HEADER, Frames, Returning, Returns, Role
-from kprobes.model.upcall import Detour, Question, Questions
+from kprobes.model.upcall import Detour, Question, Questions, Upcall
 from kprobes.units import MIB, Addr
 
 _ALIGN = 16
 _FRAMES_ROOM = 8 * MIB
 _LEAST_FRAMES, _MOST_FRAMES = 64, 1024
 """Of one function, if its definitions say nothing; the kernel has 10, or twice its CPUs."""
+_ASKED_FRAMES = 256
+"""Of one function whose returns only Python looks at: there may be many, registered one by one."""
 _NO_FRAMES = Frames(addr=Addr(0), count=0, stride=8, trampoline=Addr(0))
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
 
@@ -47,7 +54,8 @@ def frame_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
     def count(returns: Returns) -> int:
         if returns.way is ReturnWay.RETHOOK and returns.maxactive:
             return returns.maxactive
-        return min(max(room // returns.stride, _LEAST_FRAMES), _MOST_FRAMES)
+        most = _MOST_FRAMES if returns.probes else _ASKED_FRAMES
+        return min(max(room // returns.stride, _LEAST_FRAMES), most)
 
     return [(returns, count(returns)) for returns in found]
 
@@ -62,10 +70,12 @@ class Linker:
 
     Attributes:
         frames: of all functions whose calls need any.
+        landings: what is asked in trampolines.
     """
 
     def __init__(self, arch: Arch, abi: GuestAbi, arena: Arena) -> None:
         self.frames: list[Frames] = []
+        self.landings: list[Question] = []
         self._routines: list[tuple[Addr, bytes]] = []
         self._arch = arch
         self._abi = abi
@@ -76,15 +86,17 @@ class Linker:
         self._frames_of: dict[Addr, Frames] = {}
         self._bodies: dict[Addr, Addr] = {}
         self._gate: Gate | None = None
+        self._numbers_left = iter(range(MAX_UPCALLS))
 
     def link(self, plans: Iterable[Plan]) -> list[Program]:
         """Compile and place the code of some plans.
 
         Raises:
             TargetError: the arena's code memory, or its room for frames, is full.
+            UsageError: Python is asked at too many places.
         """
         found = list(plans)
-        if self._gate is None and any(plan.upcalls for plan in found):
+        if self._gate is None and any(_is_asking(plan) for plan in found):
             self._gate = build_gate(self._arch, self._abi, self._arena, self._next)
             self._add(self._gate.code)
         self._make_room(found)
@@ -134,16 +146,32 @@ class Linker:
         # Whoever finds the trampoline on a stack finds the frames through the words before it.
         header = frames.addr.to_bytes(8, "little")
         header += (frames.stride << 32 | frames.count).to_bytes(8, "little")
-        trampoline = self._arch.returns.trampoline
         here = Returning(role=Role.LAND, returns=returns)
         body = self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
+<<<<<<< HEAD
         start = Addr(frames.trampoline - TRAMPOLINE_HEADER)
         flags = self._changed(returns.probes)
 
         def head(_: Addr, at: Addr) -> bytes:
             return header + trampoline(frames.trampoline, at, flags=flags)
+=======
+        place, number = frames.trampoline, self._number(returns.upcalls)
 
-        self._add(_assembled(start, head, [body])[0])
+        def landing(at: Addr) -> Detour:
+            if number is None:
+                return Detour(code=self._arch.returns.trampoline(place, at), copies={})
+            questions = self._questions(number, None)
+            return self._arch.upcall.at_landing(place, at, questions, place)
+
+        def head(_: Addr, at: Addr) -> bytes:
+            return header + landing(at).code
+>>>>>>> P
+
+        code, (at,) = _assembled(Addr(place - TRAMPOLINE_HEADER), head, [body])
+        self._add(code)
+        if number is not None:
+            copies = landing(at).copies
+            self.landings.append(Question(number=number, upcalls=returns.upcalls, copies=copies))
 
     def _link(self, plan: Plan) -> Program:
         if _is_shared(plan):
@@ -180,25 +208,42 @@ class Linker:
     def _link_asking(self, plan: Plan) -> Program:
         bodies = [self._body_of(plan, is_framed=True)] if plan.probes or plan.returning else []
         entry, detour = self._next, self._detour
+        groups = (plan.before, plan.after)
+        before, after = map(self._number, groups)
+        asked = self._questions(before, after)
 
         def head(place: Addr, body: Addr | None = None) -> bytes:
-            return detour(plan, place, body).code
+            return detour(plan.site, place, asked, body).code
 
         code, places = _assembled(entry, head, bodies)
-        copies = detour(plan, entry, *places).copies
-        groups = (plan.before, plan.after)
-        questions = tuple(Question(upcalls=each, copies=copies) for each in groups if each)
+        copies = detour(plan.site, entry, asked, *places).copies
+        questions = tuple(
+            Question(number=number, upcalls=upcalls, copies=copies)
+            for number, upcalls in zip((before, after), groups, strict=True)
+            if number is not None
+        )
         return self._program(plan, code, questions)
+
+    def _number(self, upcalls: Sequence[Upcall]) -> int | None:
+        if not upcalls:
+            return None
+        number = next(self._numbers_left, None)
+        if number is None:
+            raise UsageError(f"Python handlers at too many places: at most {MAX_UPCALLS}")
+        return number
+
+    def _questions(self, before: int | None, after: int | None) -> Questions:
+        if self._gate is None:
+            raise ValueError("questions without a gate")
+        return Questions(gate=self._gate.addr, before=before, after=after)
 
     def _program(self, plan: Plan, code: bytes, questions: tuple[Question, ...] = ()) -> Program:
         return Program(plan=plan, entry=self.place(len(code)), code=code, questions=questions)
 
-    def _detour(self, plan: Plan, entry: Addr, body: Addr | None = None) -> Detour:
-        if self._gate is None:
-            raise ValueError("questions without a gate")
-        before, after = (each[0].number if each else None for each in (plan.before, plan.after))
-        questions = Questions(gate=self._gate.addr, before=before, after=after)
-        arch, site = self._arch, plan.site
+    def _detour(
+        self, site: Site, entry: Addr, questions: Questions, body: Addr | None = None
+    ) -> Detour:
+        arch = self._arch
         if site.displaced is not None:
             return arch.upcall.at_instruction(entry, body, questions, site.displaced)
         back = Addr(site.addr + arch.site.size)
@@ -287,6 +332,10 @@ class _Body:
 
     def __call__(self, place: Addr) -> bytes:
         return self.template.link(place, self.numbers)
+
+
+def _is_asking(plan: Plan) -> bool:
+    return bool(plan.upcalls) or any(each.returns.upcalls for each in plan.returning)
 
 
 def _is_shared(plan: Plan) -> bool:

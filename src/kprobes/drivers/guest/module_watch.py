@@ -12,11 +12,10 @@ from collections.abc import Callable
 from functools import partial
 
 from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.reception import MAX_TIMEOUT_S
+from kprobes.drivers.guest.reception import MAX_TIMEOUT_S, can_ask
 from kprobes.model.mailbox import MAX_UPCALLS
 from kprobes.model.symbol import Symbol
 from kprobes.model.upcall import Upcall, Waiting
-from kprobes.transport.ram import StubRam
 from kprobes.units import Addr
 
 _COMES, _GOES = "do_init_module", "ftrace_release_mod"
@@ -28,7 +27,7 @@ Step = Callable[[int], None]
 def can_watch(guest: Guest) -> bool:
     """Whether modules of a guest can be waited for: a vCPU has to wait for Python then."""
     has_steps = all(guest.kernel.symbols.find(name) is not None for name in (_COMES, _GOES))
-    return has_steps and not isinstance(guest.memory.ram, StubRam)
+    return has_steps and can_ask(guest)
 
 
 def watching(

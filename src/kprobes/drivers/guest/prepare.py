@@ -1,11 +1,11 @@
 """Definitions to plans for one guest: every site as it is now, and its probes."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kprobes.drivers.guest.filtering import with_filter
 from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.returning import ReturnPlanner
+from kprobes.drivers.guest.returning import ReturnPlanner, Roles
 from kprobes.drivers.places import places_of
 from kprobes.errors import KprobesError, NotLoadedError, RefusedError
 from kprobes.model.definition import Definition, Kind
@@ -13,6 +13,7 @@ from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
 from kprobes.model.plan import Plan, Strategy
 from kprobes.model.resolved import Resolved
+from kprobes.model.returns import Role
 from kprobes.model.symbol import Symbol
 from kprobes.model.upcall import Upcall
 from kprobes.plan.choose import Wish
@@ -24,6 +25,22 @@ _MAX_EVENTS = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What Python does.
+
+    Attributes:
+        at_sites: before or behind single instructions.
+        at_returns: at every return of a function, by the address of its entry.
+        watch: what tells of modules, for when probes are in one or wait for it; without any
+            nothing waits.
+    """
+
+    at_sites: Sequence[Upcall] = ()
+    at_returns: Sequence[Upcall] = ()
+    watch: Sequence[Upcall] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What is to be armed.
 
@@ -32,17 +49,14 @@ class Wanted:
         tasks: what every hit must pass before its event's own filter.
         strategy: for all definitions; the cheapest that is safe for each when it is None.
         way: for all return probes; the cheapest that is proven for each when it is None.
-        upcalls: what Python does, behind the probes of the same site.
-        watch: upcalls that tell of modules, for when probes are in one or wait for it; without
-            any nothing waits.
+        asked: what Python does, behind the probes of the same site.
     """
 
     definitions: Sequence[Definition] = ()
     tasks: Filter | None = None
     strategy: Strategy | None = None
     way: ReturnWay | None = None
-    upcalls: Sequence[Upcall] = ()
-    watch: Sequence[Upcall] = ()
+    asked: Asked = Asked()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,8 +106,9 @@ class Preparer:
             self._resolve_all()
             self._is_resolved = True
         # What a site holds may have changed since the last time; what a name is has not.
-        watch = wanted.watch if self.waiting or self._is_in_module() else ()
-        return list(self._plans(self._probes, [*wanted.upcalls, *watch]))
+        is_watched = self.waiting or self._is_in_module()
+        asked = wanted.asked if is_watched else replace(wanted.asked, watch=())
+        return list(self._plans(self._probes, asked))
 
     def late(self, guest: Guest) -> tuple[list[Plan], list[KprobesError]]:
         """Return plans for what waited and can be placed now, and what is wrong with the rest.
@@ -114,7 +129,7 @@ class Preparer:
         plans: list[Plan] = []
         for some in probes.one_by_one():
             try:
-                plans += self._plans(some, ())
+                plans += self._plans(some, Asked())
             except KprobesError as error:
                 errors.append(error)
         return plans, errors
@@ -130,11 +145,11 @@ class Preparer:
         return self.places.locate(function)
 
     def _is_in_module(self) -> bool:
-        probes = self._probes
+        probes, asked = self._probes, self._wanted.asked
         addrs = [
             *probes.by_site,
             *probes.by_return,
-            *(upcall.addr for upcall in self._wanted.upcalls),
+            *(upcall.addr for upcall in (*asked.at_sites, *asked.at_returns)),
         ]
         symbols = (self._guest.kernel.symbols.at(addr) for addr in addrs)
         return any(symbol is not None and symbol.module for symbol in symbols)
@@ -153,7 +168,7 @@ class Preparer:
         try:
             probe = self.places.resolve(single, event_id=event_id)
         except NotLoadedError:
-            if not self._wanted.watch:
+            if not self._wanted.asked.watch:
                 raise
             self.waiting[event_id] = single
             return
@@ -166,30 +181,55 @@ class Preparer:
         group = probes.by_return if is_return else probes.by_site
         group.setdefault(probe.layout.ip, []).append(found)
 
-    def _plans(self, probes: _Probes, upcalls: Sequence[Upcall]) -> Iterator[Plan]:
+    def _plans(self, probes: _Probes, asked: Asked) -> Iterator[Plan]:
         wanted = self._wanted
         planner = ReturnPlanner(self.places, way=wanted.way, strategy=wanted.strategy)
         # Every hit runs them in this order: add_new_kprobe() puts the new one first.
         returns = {addr: found[::-1] for addr, found in probes.by_return.items()}
-        roles = planner.plan(returns)
-        asking: dict[Addr, list[Upcall]] = {}
-        for upcall in upcalls:
-            asking.setdefault(upcall.addr, []).append(upcall)
+        roles = planner.plan(returns, _by_addr(asked.at_returns))
+        asking = _by_addr([*asked.at_sites, *asked.watch])
+        for addr, upcalls in _at_exits(roles):
+            asking.setdefault(addr, []).extend(upcalls)
         others = {*self._probes.by_site, *probes.by_site, *roles, *asking}
         text = planner.text
         look = self.places.look(Wish(strategy=wanted.strategy, others=others), text)
         at_exit = self.places.look(Wish(strategy=at_exits(wanted.strategy), others=others), text)
-        for addr in dict.fromkeys((*probes.by_site, *roles)):
-            found = probes.by_site.get(addr, ())
-            is_entry = found or addr in returns
-            definition = found[0].definition if found else None
-            yield Plan(
-                site=look(addr, definition) if is_entry else at_exit(addr),
-                probes=tuple(reversed(found)),
-                upcalls=tuple(asking.pop(addr, ())),
-                returning=tuple(roles.get(addr, ())),
-            )
         # A strategy is forced on definitions; what Python needs is placed as it can be.
-        look = self.places.look(Wish(others=others), text)
-        for addr, found in asking.items():
-            yield Plan(site=look(addr), probes=(), upcalls=tuple(found))
+        freely = self.places.look(Wish(others=others), text)
+        for addr in dict.fromkeys((*probes.by_site, *roles, *asking)):
+            found, returning = probes.by_site.get(addr, ()), roles.get(addr, ())
+            definition = found[0].definition if found else None
+            is_recorded = bool(found) or any(each.returns.probes for each in returning)
+            is_entry = found or addr in returns
+            place = (look if is_entry else at_exit) if is_recorded else freely
+            plan = Plan(
+                site=place(addr, definition),
+                probes=tuple(reversed(found)),
+                upcalls=tuple(asking.get(addr, ())),
+                returning=tuple(each for each in returning if each.is_compiled),
+            )
+            self._check_asking(plan)
+            yield plan
+
+    def _check_asking(self, plan: Plan) -> None:
+        if plan.upcalls and any(each.is_conditional for each in plan.returning):
+            symbol = self._guest.kernel.symbols.at(plan.site.addr)
+            where = symbol.place(plan.site.addr) if symbol is not None else f"{plan.site.addr:#x}"
+            raise RefusedError(
+                f"{where} is a conditional jump into another function, by which a function is left "
+                "whose returns are probed: no handler can be there meanwhile"
+            )
+
+
+def _by_addr(upcalls: Iterable[Upcall]) -> dict[Addr, list[Upcall]]:
+    found: dict[Addr, list[Upcall]] = {}
+    for upcall in upcalls:
+        found.setdefault(upcall.addr, []).append(upcall)
+    return found
+
+
+def _at_exits(roles: Roles) -> Iterator[tuple[Addr, Sequence[Upcall]]]:
+    for addr, found in roles.items():
+        for each in found:
+            if each.role is Role.RETURN and each.returns.upcalls:
+                yield addr, each.returns.upcalls

@@ -59,8 +59,18 @@ class Reception:
         found = [q for q in self._questions if any(upcall == each.number for each in q.upcalls)]
         return self._missed[upcall] + sum(map(self._lately, found))
 
+    def all_missed(self) -> Counter[int]:
+        """Return that by the numbers of all upcalls."""
+        numbers = {each.number for question in self._questions for each in question.upcalls}
+        return Counter({number: self.missed(number) for number in {*self._missed, *numbers}})
+
     def _lately(self, question: Question) -> int:
         return self._mailbox.missed(question.number) - self._before[question.number]
+
+
+def can_ask(guest: Guest) -> bool:
+    """Whether more than the stub, which stops a guest for every look, reaches its memory."""
+    return not isinstance(guest.memory.ram, StubRam)
 
 
 def check(guest: Guest, upcalls: Sequence[Upcall]) -> None:
@@ -72,7 +82,7 @@ def check(guest: Guest, upcalls: Sequence[Upcall]) -> None:
     """
     if not upcalls:
         return
-    if isinstance(guest.memory.ram, StubRam):
+    if not can_ask(guest):
         raise RefusedError(
             "Python handlers need the guest's RAM, which only its stub can read here, and that "
             "stops the guest for every look; run kprobes as QEMU's user on QEMU's machine, or "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 from kprobes.drivers.exits import Prover
 from kprobes.drivers.places import Look, Places
@@ -10,6 +11,7 @@ from kprobes.model.exits import Exits, ReturnWay
 from kprobes.model.plan import Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.model.returns import Returning
+from kprobes.model.upcall import Upcall
 from kprobes.plan.choose import Wish
 from kprobes.plan.returns import at_exits, choose_way, forced_way, make_returns, roles
 from kprobes.units import Addr
@@ -32,38 +34,41 @@ class ReturnPlanner:
         self._way = forced_way(way, strategy)
         self._strategy = strategy
 
-    def plan(self, by_entry: Mapping[Addr, Sequence[Resolved]]) -> Roles:
+    def plan(
+        self,
+        by_entry: Mapping[Addr, Sequence[Resolved]],
+        asking: Mapping[Addr, Sequence[Upcall]] = MappingProxyType({}),
+    ) -> Roles:
         """Return what is done where for the return probes of some functions.
 
         Args:
             by_entry: probes by the address of their function's probe, newest first.
+            asking: what Python does at returns, likewise.
 
         Raises:
             RefusedError: the returns of a function cannot be probed, or not as it is forced.
         """
         found: Roles = {}
-        for entry, probes in by_entry.items():
-            for addr, returning in self._function(entry, probes):
+        for entry in dict.fromkeys((*by_entry, *asking)):
+            probes, upcalls = by_entry.get(entry, ()), asking.get(entry, ())
+            for addr, returning in self._function(entry, probes, upcalls):
                 found.setdefault(addr, []).append(returning)
         return found
 
     def _function(
-        self, entry: Addr, probes: Sequence[Resolved]
+        self, entry: Addr, probes: Sequence[Resolved], upcalls: Sequence[Upcall]
     ) -> Iterator[tuple[Addr, Returning]]:
-        exits = self._exits(probes[0])
-        name = probes[0].layout.function
+        function = self._places.kernel.symbols.at(probes[0].function if probes else entry)
+        if function is None:
+            raise RefusedError(f"{entry:#x}: no function is known there")
+        exits = self._prover.classify(function).exits
+        name = probes[0].layout.function if probes else function.name
         way = choose_way(name, exits, self._way)
         if way is not ReturnWay.RETHOOK and (why := self._in_the_way(exits)) is not None:
             if self._way is not None:
                 raise RefusedError(f"{name}: not by {self._way}: {why}")
             way = ReturnWay.RETHOOK
-        yield from roles(make_returns(entry, way, probes), exits)
-
-    def _exits(self, probe: Resolved) -> Exits:
-        function = self._places.kernel.symbols.at(probe.function)
-        if function is None:
-            raise RefusedError(f"{probe.layout.function}: no symbol is known there")
-        return self._prover.classify(function).exits
+        yield from roles(make_returns(entry, way, probes, upcalls), exits)
 
     @cached_property
     def _prover(self) -> Prover:
