@@ -16,12 +16,7 @@ from kprobes.drivers.guest.lifetime import open_driver
 from kprobes.drivers.guest.pump import Pump, open_pump
 from kprobes.drivers.guest.recorder import Counts, hits_of
 from kprobes.drivers.places import places_of
-<<<<<<< HEAD
 from kprobes.errors import DefinitionError, UsageError
-from kprobes.handlers import decorate
-=======
-from kprobes.errors import DefinitionError, GuestGoneError, UsageError
->>>>>>> P
 from kprobes.handlers.engine import GuestEngine
 from kprobes.handlers.face import HandlersFace
 from kprobes.handlers.live import LiveKernel

@@ -46,6 +46,7 @@ def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
         How many return addresses were put back.
     """
     now = remembering(memory)
+    origins: dict[int, Mapping[int, int]]
     origins = {frames.trampoline: _origins(now, frames) for frames in tables if frames.trampoline}
     slots = {slot for found in origins.values() for slot in found}
     return sum(_give_back(now, slot, origins) for slot in slots)

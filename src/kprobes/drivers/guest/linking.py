@@ -11,12 +11,8 @@ from kprobes.drivers.guest.gate import Gate, build_gate
 from kprobes.errors import TargetError, UsageError
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.exits import ReturnWay
-<<<<<<< HEAD
-from kprobes.model.plan import Plan
-=======
 from kprobes.model.mailbox import MAX_UPCALLS
 from kprobes.model.plan import Plan, Site
->>>>>>> P
 from kprobes.model.resolved import ExitAddress, Resolved
 from kprobes.model.returns import TRAMPOLINE_HEADER, Frames, Returning, Returns, Role
 from kprobes.model.upcall import Detour, Question, Questions, Upcall
@@ -148,24 +144,18 @@ class Linker:
         header += (frames.stride << 32 | frames.count).to_bytes(8, "little")
         here = Returning(role=Role.LAND, returns=returns)
         body = self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
-<<<<<<< HEAD
-        start = Addr(frames.trampoline - TRAMPOLINE_HEADER)
-        flags = self._changed(returns.probes)
-
-        def head(_: Addr, at: Addr) -> bytes:
-            return header + trampoline(frames.trampoline, at, flags=flags)
-=======
         place, number = frames.trampoline, self._number(returns.upcalls)
+        flags = self._changed(returns.probes)
 
         def landing(at: Addr) -> Detour:
             if number is None:
-                return Detour(code=self._arch.returns.trampoline(place, at), copies={})
+                code = self._arch.returns.trampoline(place, at, flags=flags)
+                return Detour(code=code, copies={})
             questions = self._questions(number, None)
             return self._arch.upcall.at_landing(place, at, questions, place)
 
         def head(_: Addr, at: Addr) -> bytes:
             return header + landing(at).code
->>>>>>> P
 
         code, (at,) = _assembled(Addr(place - TRAMPOLINE_HEADER), head, [body])
         self._add(code)
