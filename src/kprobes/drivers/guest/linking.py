@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kprobes.arch.facts import Arch, Restored
-from kprobes.codegen.compile import compile_probes, needs_frame
+from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame
 from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.gate import Gate, build_gate
 from kprobes.errors import TargetError, UsageError
@@ -145,7 +145,7 @@ class Linker:
         here = Returning(role=Role.LAND, returns=returns)
         body = self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
         place, number = frames.trampoline, self._number(returns.upcalls)
-        flags = self._changed(returns.probes)
+        flags = self._changed((), (here,))
 
         def landing(at: Addr) -> Detour:
             if number is None:
@@ -188,7 +188,7 @@ class Linker:
         tail = self._body(site.addr, (), plan.returning, is_framed=True, is_patched=True)
         always = self._body(site.addr, plan.probes, (), is_framed=True, is_patched=True)
         bodies = [tail, always] if plan.probes else [tail]
-        detour, flags = self._arch.returns.branch_detour, self._changed(plan.recorded)
+        detour, flags = self._arch.returns.branch_detour, self._changed(plan.probes, plan.returning)
 
         def head(place: Addr, tail: Addr, always: Addr | None = None) -> bytes:
             return detour(place, always, tail, displaced, flags=flags)
@@ -245,7 +245,7 @@ class Linker:
         return not is_called or needs_frame(self._arch, plan.probes, plan.returning)
 
     def _head(self, plan: Plan) -> "_Head":
-        arch, site, flags = self._arch, plan.site, self._changed(plan.recorded)
+        arch, site, flags = self._arch, plan.site, self._changed(plan.probes, plan.returning)
 
         def head(place: Addr, body: Addr) -> bytes:
             if site.displaced is not None:
@@ -254,9 +254,9 @@ class Linker:
 
         return head
 
-    def _changed(self, probes: Iterable[Resolved]) -> Restored:
+    def _changed(self, probes: Sequence[Resolved], returning: Sequence[Returning]) -> Restored:
         # A function of the guest's may set and clear more than a body itself does.
-        calls = self._abi.clock is not None or any(probe.calls_guest for probe in probes)
+        calls = calls_guest(self._abi, probes, returning)
         return Restored.ALL if calls else Restored.ARITHMETIC
 
     def _body_of(self, plan: Plan, *, is_framed: bool) -> "_Body":
