@@ -1,6 +1,7 @@
 """Slots: their bytes for every form, and what they do on an emulated CPU."""
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -122,6 +123,6 @@ def test_any_instruction_does_the_same_in_its_slot(code: bytes, state: int) -> N
 
     if there.next == SLOT and not there.fault:
         # One that repeats, and has not come to its end.
-        there = there._replace(next=START)
+        there = replace(there, next=START)
     assert bool(here.fault) == bool(there.fault)
     assert here.fault or here == there
