@@ -1,6 +1,5 @@
 """Text in, events out: a session with one kernel owns everything between the two."""
 
-import threading
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,18 +8,15 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from kprobes.codegen.compile import load_compiler
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.attach import Access
-from kprobes.drivers.guest.attach import attach as attach_guest
 from kprobes.drivers.guest.driver import GuestDriver
-from kprobes.drivers.guest.guardian import Guardian
+from kprobes.drivers.guest.layout import kretprobe_trampoline
+from kprobes.drivers.guest.lifetime import open_driver
 from kprobes.drivers.guest.pump import Pump, open_pump
-from kprobes.drivers.guest.recorder import Counts
-from kprobes.drivers.journal import Journal
-from kprobes.drivers.overlook import point_out
+from kprobes.drivers.guest.recorder import Counts, hits_of
 from kprobes.drivers.places import places_of
-from kprobes.errors import DefinitionError, GuestGoneError, UsageError
+from kprobes.errors import DefinitionError, UsageError
 from kprobes.handlers.engine import GuestEngine
 from kprobes.handlers.face import HandlersFace
 from kprobes.handlers.live import LiveKernel
@@ -39,7 +35,6 @@ from kprobes.trace import Trace
 from kprobes.transport.agent import Command, Finished, Running
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
-from kprobes.transport.stub import Stub
 
 _TICK_S = 0.05
 _STUB_CHECK_S = 0.25
@@ -81,7 +76,7 @@ class Session(HandlersFace):
             version=self.kernel.version,
             cpus=self.driver.cpus,
             symbol_at=partial(place_of, self.kernel.symbols),
-            trampoline=_trampoline(self.kernel),
+            trampoline=kretprobe_trampoline(self.kernel),
         )
 
     def probe(
@@ -182,20 +177,7 @@ class Session(HandlersFace):
 
     def hits(self) -> list[Hits]:
         """Return what was counted of every probe, in the order of their sites."""
-        counts = self.counts()
-        probes = (probe.layout for plan in self.driver.plans for probe in plan.recorded)
-        # A return probe is at every exit of its function.
-        layouts = {layout.event_id: layout for layout in probes}
-        return [
-            Hits(
-                event=layout.event,
-                function=layout.function,
-                recorded=counts.recorded.get(event_id, 0),
-                missed=counts.missed.get(event_id, 0),
-                unkept=counts.unkept.get(event_id, 0),
-            )
-            for event_id, layout in layouts.items()
-        ]
+        return hits_of(self.driver.plans, self.counts())
 
     def run(self, command: Command, timeout_s: float | None = None) -> Finished:
         """Run a command in a guest that we booted.
@@ -296,51 +278,5 @@ def _session(
     machine: Machine | None = None,
     access: Access | None = None,
 ) -> Session:
-    journal = Journal.create(target)
-    # Last: the guardian needs it if the guest could not be put right.
-    undo.callback(journal.close)
-    if machine is None:
-        # A guest of our own ends with us; anybody else's must live on if we are killed.
-        undo.enter_context(Guardian(target, journal.path))
-    # LLVM's library loads while the guest is looked at: that needs no Python.
-    threading.Thread(target=load_compiler, name="kprobes-llvm", daemon=True).start()
-    guest = attach_guest(target, access=access)
-    undo.push(partial(_detach, guest.stub))
-    image = access.image.resolve() if access and access.image else None
-    journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
-    point_out(guest, journal)
-    driver = GuestDriver(guest, journal, size or ArenaSize())
-    undo.callback(_close, driver, journal)
+    driver = open_driver(undo, target, size, is_ours=machine is not None, access=access)
     return Session(driver, undo.pop_all(), machine)
-
-
-def _trampoline(kernel: Kernel) -> int | None:
-    # Before adf8a61a940c ("kprobes: treewide: Make it harder to refer kretprobe_trampoline
-    # directly") (v5.16) the trace file shows its symbol.
-    names = ("arch_rethook_trampoline", "__kretprobe_trampoline")
-    found = (kernel.symbols.find(name) for name in names)
-    return next((symbol.addr for symbol in found if symbol is not None), None)
-
-
-def _detach(
-    stub: Stub,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: TracebackType | None,
-) -> None:
-    del kind, trace
-    try:
-        stub.detach()
-    except GuestGoneError:
-        # What went wrong first is what the user must hear of.
-        if error is None:
-            raise
-
-
-def _close(driver: GuestDriver, journal: Journal) -> None:
-    try:
-        driver.close()
-    except GuestGoneError:
-        if driver.guest.stub.has_ended:
-            # Nothing is left to put right. A stub that fell silent is the guardian's.
-            journal.remove()

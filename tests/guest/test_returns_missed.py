@@ -171,14 +171,14 @@ def test_tasks_killed_in_their_sleep_return_before_they_die(
 
 
 def test_what_tasks_die_in_is_probed_on_and_on(session: Session) -> None:
-    # get_signal() never comes back to a task that is killed.
-    lines = ["r:out get_signal ret=$retval:u8"]
-    for _ in range(3):
-        record(session, lines, f"{_KILLED}{_SIGNALS}", ReturnWay.RETHOOK)
-        trace = record(session, lines, f"{_SIGNALS}{_KILLED}{_SIGNALS}", ReturnWay.RETHOOK)
+    # get_signal() never comes back to a task that is killed: four times as many as it may keep.
+    lines = ["r16:out get_signal ret=$retval:u8"]
+    scripts = [_KILLED, "sleep 1", _SIGNALS]
 
-        assert sum(counts_of(trace).unkept.values()) == 0
-        assert counts_of(trace).recorded[1] >= 40
+    trace = record(session, lines, "\n".join(scripts), ReturnWay.RETHOOK)
+
+    caught = [batch.comm[batch.values[0] != 0] for batch in _batches(trace, "out")]
+    assert sum(map(len, caught)) >= 20
 
 
 @pytest.mark.parametrize("way", [None, ReturnWay.RETHOOK])

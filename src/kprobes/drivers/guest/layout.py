@@ -111,3 +111,14 @@ def _migration_disabled(types: Types) -> tuple[int, int] | None:
         return place, types.member_size("task_struct", "migration_disabled")
     except UnknownTypeError:
         return None
+
+
+def kretprobe_trampoline(kernel: Kernel) -> Addr | None:
+    """Return where functions return to that the guest's own return probes have taken over.
+
+    None where its trace file shows that address by its symbol: before adf8a61a940c ("kprobes:
+    treewide: Make it harder to refer kretprobe_trampoline directly") (v5.16).
+    """
+    names = ("arch_rethook_trampoline", "__kretprobe_trampoline")
+    found = (kernel.symbols.find(name) for name in names)
+    return next((symbol.addr for symbol in found if symbol is not None), None)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kprobes.arch.facts import Arch
+from kprobes.arch.facts import Arch, Restored
 from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.gate import Gate, build_gate
@@ -145,10 +145,12 @@ class Linker:
         here = Returning(role=Role.LAND, returns=returns)
         body = self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
         place, number = frames.trampoline, self._number(returns.upcalls)
+        flags = self._changed(returns.probes)
 
         def landing(at: Addr) -> Detour:
             if number is None:
-                return Detour(code=self._arch.returns.trampoline(place, at), copies={})
+                code = self._arch.returns.trampoline(place, at, flags=flags)
+                return Detour(code=code, copies={})
             questions = self._questions(number, None)
             return self._arch.upcall.at_landing(place, at, questions, place)
 
@@ -169,7 +171,7 @@ class Linker:
         body = self._body_of(plan, is_framed=self._is_framed(plan))
         if not self._is_framed(plan):
             return self._program(plan, body(self._next))
-        return self._program(plan, _assembled(self._next, self._head(plan.site), [body])[0])
+        return self._program(plan, _assembled(self._next, self._head(plan), [body])[0])
 
     def _link_shared(self, plan: Plan) -> Program:
         # Where a function is left does not matter to what its return records.
@@ -177,7 +179,7 @@ class Linker:
         entry = here.returns.entry
         if entry not in self._bodies:
             self._bodies[entry] = self._add(self._body_of(plan, is_framed=True)(self._next))
-        return self._program(plan, self._head(plan.site)(self._next, self._bodies[entry]))
+        return self._program(plan, self._head(plan)(self._next, self._bodies[entry]))
 
     def _link_conditional(self, plan: Plan) -> Program:
         site, displaced = plan.site, plan.site.displaced
@@ -186,10 +188,10 @@ class Linker:
         tail = self._body(site.addr, (), plan.returning, is_framed=True, is_patched=True)
         always = self._body(site.addr, plan.probes, (), is_framed=True, is_patched=True)
         bodies = [tail, always] if plan.probes else [tail]
-        detour = self._arch.returns.branch_detour
+        detour, flags = self._arch.returns.branch_detour, self._changed(plan.recorded)
 
         def head(place: Addr, tail: Addr, always: Addr | None = None) -> bytes:
-            return detour(place, always, tail, displaced)
+            return detour(place, always, tail, displaced, flags=flags)
 
         return self._program(plan, _assembled(self._next, head, bodies)[0])
 
@@ -242,15 +244,20 @@ class Linker:
         is_called = site.displaced is None and site.chain is None
         return not is_called or needs_frame(self._arch, plan.probes, plan.returning)
 
-    def _head(self, site: Site) -> "_Head":
-        arch, displaced = self._arch, site.displaced
+    def _head(self, plan: Plan) -> "_Head":
+        arch, site, flags = self._arch, plan.site, self._changed(plan.recorded)
 
         def head(place: Addr, body: Addr) -> bytes:
-            if displaced is not None:
-                return arch.patch.detour(place, body, displaced)
-            return arch.site.entry(place, body, site.chain)
+            if site.displaced is not None:
+                return arch.patch.detour(place, body, site.displaced, flags=flags)
+            return arch.site.entry(place, body, site.chain, flags=flags)
 
         return head
+
+    def _changed(self, probes: Iterable[Resolved]) -> Restored:
+        # A function of the guest's may set and clear more than a body itself does.
+        calls = self._abi.clock is not None or any(probe.calls_guest for probe in probes)
+        return Restored.ALL if calls else Restored.ARITHMETIC
 
     def _body_of(self, plan: Plan, *, is_framed: bool) -> "_Body":
         is_patched = plan.site.displaced is not None

@@ -1,0 +1,79 @@
+"""A driver from the first connection on, with what must happen when it is let go of, in order."""
+
+import threading
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+
+from kprobes.codegen.compile import load_compiler
+from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.drivers.guest.attach import Access, attach
+from kprobes.drivers.guest.driver import GuestDriver
+from kprobes.drivers.guest.guardian import Guardian
+from kprobes.drivers.journal import Journal
+from kprobes.drivers.overlook import point_out
+from kprobes.errors import GuestGoneError
+from kprobes.transport.stub import Stub
+
+
+def open_driver(
+    undo: ExitStack,
+    target: str,
+    size: ArenaSize | None,
+    *,
+    is_ours: bool,
+    access: Access | None = None,
+) -> GuestDriver:
+    """Attach to a guest and return what probes it.
+
+    Args:
+        undo: takes what lets go of the guest again.
+        target: address of its stub.
+        size: of the memory that is taken from it.
+        is_ours: whether the guest ends with us.
+        access: how it is looked at.
+
+    Raises:
+        UnreachableError: nothing answers there, or somebody else uses the stub.
+        TargetError: no Linux that we understand runs there.
+    """
+    journal = Journal.create(target)
+    # Last: the guardian needs it if the guest could not be put right.
+    undo.callback(journal.close)
+    if not is_ours:
+        # A guest of our own ends with us; anybody else's must live on if we are killed.
+        undo.enter_context(Guardian(target, journal.path))
+    # LLVM's library loads while the guest is looked at: that needs no Python.
+    threading.Thread(target=load_compiler, name="kprobes-llvm", daemon=True).start()
+    guest = attach(target, access=access)
+    undo.push(partial(_detach, guest.stub))
+    image = access.image.resolve() if access and access.image else None
+    journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
+    point_out(guest, journal)
+    driver = GuestDriver(guest, journal, size or ArenaSize())
+    undo.callback(_close, driver, journal)
+    return driver
+
+
+def _detach(
+    stub: Stub,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    del kind, trace
+    try:
+        stub.detach()
+    except GuestGoneError:
+        # What went wrong first is what the user must hear of.
+        if error is None:
+            raise
+
+
+def _close(driver: GuestDriver, journal: Journal) -> None:
+    try:
+        driver.close()
+    except GuestGoneError:
+        if driver.guest.stub.has_ended:
+            # Nothing is left to put right. A stub that fell silent is the guardian's.
+            journal.remove()
