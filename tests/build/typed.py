@@ -63,7 +63,9 @@ def builder() -> BtfBuilder:
         ("f_names", b.array(char_ptr, 4), 832), ("f_bytes", b.array(schar, 4), 1088),
     ])  # fmt: skip
     file_ptr = b.ptr(file_)
-    b.struct("task_struct", 3000, [("pid", int_, 64), ("se", path, 1024), ("file", file_ptr, 128)])
+    b.struct("task_struct", 3000, [
+        ("pid", int_, 64), ("se", path, 1024), ("file", file_ptr, 128), ("exit_state", int_, 192),
+    ])  # fmt: skip
     b.struct("odd_holder", 8, [("bit", uint, 1 << 24 | 1)], flag=True)
     vfs_read = [("file", file_ptr), ("buf", b.ptr(char)), ("count", ulong), ("mode", mode)]
     b.func("vfs_read", b.int_("ssize_t", 8), [*vfs_read, ("c", schar)])

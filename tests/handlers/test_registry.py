@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from kprobes.errors import RefusedError, UsageError
+from kprobes.handlers.instances import Instance
 from kprobes.handlers.kprobe import Kprobe
+from kprobes.handlers.kretprobe import Kretprobe
 from kprobes.handlers.place import HandlerPlace
 from kprobes.handlers.registry import Registry
 from kprobes.model.upcall import Upcall
+from kprobes.units import Addr
 from tests.build.handled import make_handled, make_place
 
 
@@ -18,7 +21,8 @@ class FakeEngine:
     """Implements ``registry.Engine``.
 
     Attributes:
-        armed: what is armed now.
+        armed: what is armed now at single instructions.
+        at_returns: what is at returns of functions.
         refuses: a place that cannot be armed.
         missed: by number.
     """
@@ -26,18 +30,23 @@ class FakeEngine:
     armed: Sequence[Upcall] = ()
     refuses: int = 0
     missed: dict[int, int] = field(default_factory=dict[int, int])
+    at_returns: Sequence[Upcall] = ()
+    cpus: int = 2
 
     def find_place(self, text: str) -> HandlerPlace:
         name, _, offset = text.partition("+")
         return make_place(name, offset=int(offset or "0", 16), is_nop=not offset)
 
-    def arm_upcalls(self, upcalls: Sequence[Upcall]) -> None:
-        if any(upcall.addr == self.refuses for upcall in upcalls):
+    def arm_upcalls(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
+        if any(upcall.addr == self.refuses for upcall in (*at_sites, *at_returns)):
             raise RefusedError("not there")
-        self.armed = upcalls
+        self.armed, self.at_returns = at_sites, at_returns
 
     def missed_upcall(self, number: int) -> int:
         return self.missed.get(number, 0)
+
+    def caller_of(self, slot: Addr) -> Addr:
+        return Addr(slot)
 
 
 def make_registry() -> tuple[Registry, FakeEngine]:
@@ -192,3 +201,74 @@ def test_a_probe_is_unregistered_when_its_block_ends() -> None:
         pass
 
     assert shown(engine) == []
+
+
+def make_kretprobe(
+    name: str = "vfs_read", *, has_entry: bool = False, offset: int = 0
+) -> Kretprobe:
+    def nothing(instance: Instance, regs: object) -> None: ...
+
+    return Kretprobe(
+        symbol_name=name,
+        offset=offset,
+        handler=nothing,
+        entry_handler=nothing if has_entry else None,
+    )
+
+
+def test_a_return_probe_is_asked_at_returns_and_where_it_keeps_calls_at_the_entry() -> None:
+    registry, engine = make_registry()
+
+    registry.register([make_kprobe(), make_kretprobe(has_entry=True), make_kretprobe("many")])
+
+    assert [(n, at) for n, at, *_ in shown(engine)] == [(0, 0), (1, 0)]
+    assert [(each.number, each.addr) for each in engine.at_returns] == [
+        (2, make_place("vfs_read").addr),
+        (3, make_place("many").addr),
+    ]
+
+
+def test_return_probes_of_one_function_share_their_upcalls_and_numbers() -> None:
+    registry, engine = make_registry()
+    first, second = make_kretprobe(has_entry=True), make_kretprobe()
+    registry.register([first, second])
+    engine.missed = {0: 2, 1: 3}
+
+    assert (len(engine.armed), len(engine.at_returns)) == (1, 1)
+    assert (first.nmissed, second.nmissed) == (5, 3)
+    first.disable()
+    assert (len(engine.armed), len(engine.at_returns)) == (0, 1)
+
+
+def test_a_return_probe_has_the_kernel_s_number_of_instances_unless_it_says_another() -> None:
+    registry, engine = make_registry()
+    engine.cpus = 16
+    usual, own = make_kretprobe(), make_kretprobe("many")
+    own.maxactive = 3
+
+    registry.register([usual, own])
+
+    assert (usual.maxactive, own.maxactive) == (32, 3)
+    assert (usual.instances.limit, own.instances.limit) == (32, 3)
+
+
+def test_calls_that_found_no_instance_are_missed_until_it_is_registered_again() -> None:
+    registry, _ = make_registry()
+    probe = make_kretprobe(has_entry=True)
+    registry.register([probe])
+    probe.instances.missed = 4
+
+    assert probe.nmissed == 4
+    probe.unregister()
+    assert probe.nmissed == 4
+    registry.register([probe])
+    assert probe.nmissed == 0
+
+
+def test_returns_are_probed_at_entries_only() -> None:
+    registry, engine = make_registry()
+
+    with pytest.raises(RefusedError, match=r"vfs_read\+0x8/0x40 is not where vfs_read is entered"):
+        registry.register([make_kretprobe(offset=8)])
+
+    assert (registry.probes, engine.at_returns) == ((), ())

@@ -7,9 +7,11 @@ import pytest
 
 from kprobes.errors import UsageError
 from kprobes.handlers.arguments import find_prototype
+from kprobes.handlers.instances import Instance
 from kprobes.handlers.kprobe import Kprobe
+from kprobes.handlers.kretprobe import Kretprobe
 from kprobes.handlers.registers import Hit, Registers
-from kprobes.handlers.signature import with_signature
+from kprobes.handlers.signature import with_return_signature, with_signature
 from tests.build import typed
 from tests.build.handled import FILE, make_handled, make_place
 
@@ -19,6 +21,27 @@ SPELLED = (
     "ssize_t vfs_read(struct file *file, char *buf, unsigned long count, enum mode mode, "
     "signed char c)"
 )
+
+
+def returned(handler: Callable[..., object]) -> bool:
+    """Call a handler as a call of vfs_read that returns 5 does; return whether it keeps any."""
+    made, place = make_handled(), make_place()
+    return_handler, entry_handler = with_return_signature(handler, PROTOTYPE, NAMES)
+    probe = Kretprobe(symbol_name="vfs_read", handler=return_handler, entry_handler=entry_handler)
+    instance, entry = Instance(probe, 0), made.waiting(di=FILE, dx=3)
+    hit = Hit(
+        live=made.live,
+        waiting=entry,
+        module="",
+        constants={},
+        arguments=lambda: place.arguments(made.live),
+        returning=lambda: PROTOTYPE,
+    )
+    if entry_handler is not None:
+        entry_handler(instance, Registers(hit, ip=1))
+    entry.registers |= {"di": 0, "dx": 0, "ax": 5}
+    return_handler(instance, Registers(hit, ip=2))
+    return entry_handler is not None
 
 
 def called(handler: Callable[..., object]) -> None:
@@ -117,3 +140,43 @@ def test_others_are_refused_with_the_true_prototype(
 
     assert str(caught.value).startswith(what)
     assert str(caught.value).endswith(SPELLED)
+
+
+def test_what_is_returned_comes_alone() -> None:
+    seen: list[int] = []
+
+    def handler(retval: int) -> None:
+        seen.append(retval)
+
+    assert not returned(handler)
+
+    assert seen == [5]
+
+
+def test_what_is_returned_comes_with_the_arguments_of_the_entry() -> None:
+    seen: list[tuple[int, int, int, int, str]] = []
+
+    def handler(count: int, retval: int, file: Any, *, regs: Registers, probe: Kretprobe) -> None:
+        seen.append((retval, count, file.f_mode, regs.dx, probe.place))
+
+    assert returned(handler)
+
+    assert seen == [(5, 3, 0x1D, 0, "vfs_read")]
+
+
+def test_the_arguments_come_by_position_behind_what_is_returned() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def handler(*values: Any) -> None:
+        seen.append((values[0], values[3]))
+
+    assert returned(handler)
+
+    assert seen == [(5, 3)]
+
+
+def test_a_wrong_name_at_a_return_is_refused_with_the_true_prototype() -> None:
+    def handler(retval: int, cuont: int) -> None: ...
+
+    with pytest.raises(UsageError, match="handler takes cuont, which vfs_read has not: ssize_t"):
+        with_return_signature(handler, PROTOTYPE, NAMES)

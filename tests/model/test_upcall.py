@@ -20,7 +20,7 @@ def _question(*serves: Callable[[Waiting], None], is_after: bool = False) -> Que
         Upcall(number=n, addr=SITE, is_after=is_after, serve=serve)
         for n, serve in enumerate(serves, 1)
     ]
-    return Question(upcalls=tuple(upcalls), copies=COPIES)
+    return Question(number=1, upcalls=tuple(upcalls), copies=COPIES)
 
 
 def test_a_handler_is_shown_the_true_address_and_the_cpu_goes_on_in_the_copy() -> None:

@@ -7,6 +7,7 @@ from kprobes.model.exits import Exit, ExitKind, Exits, Gap, ReturnWay
 from kprobes.model.plan import Strategy
 from kprobes.model.resolved import RegisterValue
 from kprobes.model.returns import Role
+from kprobes.model.upcall import Upcall
 from kprobes.plan.returns import choose_way, forced_way, make_returns, roles
 from kprobes.units import Addr
 from tests.build.kernel import SITE, make_probe
@@ -96,3 +97,23 @@ def test_the_classic_way_touches_the_entry_only() -> None:
     returns = make_returns(Addr(SITE), ReturnWay.RETHOOK, [make_probe("r f $retval")])
 
     assert [(addr, at.role) for addr, at in roles(returns, TAILS)] == [(SITE, Role.HOOK)]
+
+
+def _upcall() -> Upcall:
+    return Upcall(number=3, addr=Addr(SITE), is_after=False, serve=lambda _: None)
+
+
+def test_what_only_python_looks_at_is_not_compiled_at_returns() -> None:
+    returns = make_returns(Addr(SITE), ReturnWay.TAIL, (), [_upcall()])
+
+    found = [(each.role, each.is_compiled) for _, each in roles(returns, TAILS)]
+
+    assert found == [(Role.TAIL, True), (Role.TAIL, True), (Role.RETURN, False)]
+    assert all(each.returns.upcalls == returns.upcalls for _, each in roles(returns, TAILS))
+
+
+def test_what_is_recorded_is_compiled_whether_python_looks_or_not() -> None:
+    probes = [make_probe("r f", event_id=1, addr=Addr(SITE))]
+    returns = make_returns(Addr(SITE), ReturnWay.RETINSN, probes, [_upcall()])
+
+    assert [each.is_compiled for _, each in roles(returns, PLAIN)] == [True]

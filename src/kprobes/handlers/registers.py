@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex
 
 from kprobes.errors import UsageError
 from kprobes.handlers.arguments import Argument, Arguments
@@ -108,6 +108,12 @@ class Registers:
         facts, prototype = hit.live.guest.arch.returns, hit.returning()
         return load_returned(facts, prototype, self.values_, hit.typed)
 
+    @retval.setter
+    def retval(self, value: SupportsIndex) -> None:
+        hit = self.hit_
+        facts, prototype = hit.live.guest.arch.returns, hit.returning()
+        store_returned(facts, prototype, value, self.values_, hit.typed)
+
     @property
     def task(self) -> Pointer:
         """The current ``struct task_struct *``: ``regs.task.pid``, ``regs.task.comm.string()``."""
@@ -130,9 +136,7 @@ class Registers:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == RETVAL:
-            hit = self.hit_
-            facts, prototype = hit.live.guest.arch.returns, hit.returning()
-            store_returned(facts, prototype, value, self.values_, hit.typed)
+            object.__setattr__(self, name, value)
             return
         if name not in self.values_:
             raise AttributeError(self._unknown(name))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex
 
 from kprobes.arch.facts import Passed, ReturnFacts
 from kprobes.errors import UnknownTypeError
@@ -35,7 +35,11 @@ def load_returned(
 
 
 def store_returned(
-    facts: ReturnFacts, prototype: Prototype, value: Any, registers: dict[str, int], typed: Typed
+    facts: ReturnFacts,
+    prototype: Prototype,
+    value: SupportsIndex,
+    registers: dict[str, int],
+    typed: Typed,
 ) -> None:
     """Have a function return a number.
 

@@ -13,7 +13,7 @@ from tests.build.callers import REGISTERS, SP, Callers
 
 def _question(serve: Callable[[Waiting], None], number: int = 1) -> Question:
     upcall = Upcall(number=number, addr=Addr(0x1000), is_after=False, serve=serve)
-    return Question(upcalls=(upcall,), copies={})
+    return Question(number=number, upcalls=(upcall,), copies={})
 
 
 def _until(event: threading.Event) -> Callable[[Waiting], None]:

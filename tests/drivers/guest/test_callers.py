@@ -3,7 +3,7 @@
 import struct
 from dataclasses import replace
 
-from kprobes.drivers.guest.callers import give_callers_back, home, is_awaited
+from kprobes.drivers.guest.callers import find_caller, give_callers_back, home, is_awaited
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.model.returns import FRAME_VALUES, Frames
 from kprobes.units import Addr
@@ -33,7 +33,11 @@ def enter(memory: GuestMemory, frames: Frames, slot: Addr, *callers: int, furthe
         further: than the home of the slot.
     """
     at = (home(frames.count, slot) + further) % frames.count
+<<<<<<< HEAD
     words = struct.pack("<QQQ", slot, callers[0], callers[-1])
+=======
+    words = struct.pack("<QQQ", slot, caller, CALLER)
+>>>>>>> P
     memory.write(Addr(frames.addr + at * frames.stride), words)
 
 
@@ -129,3 +133,31 @@ def test_a_call_that_the_kernels_own_return_probe_has_taken_from_us_is_waited_fo
 
     named.memory.set_u64(STACK, CALLER)
     assert not is_awaited(named, [F])
+
+
+def test_the_caller_is_found_whoever_has_taken_the_return_over() -> None:
+    memory = make_memory()
+    memory.set_u64(STACK, CALLER)
+    assert find_caller(memory, [F, G], STACK) == CALLER
+
+    enter(memory, G, STACK, F.trampoline, further=2)
+    memory.set_u64(STACK, G.trampoline)
+    assert find_caller(memory, [F, G], STACK) == CALLER
+
+
+def test_a_call_that_was_not_taken_over_says_nothing_of_the_one_outside() -> None:
+    memory = make_memory()
+    enter(memory, F, STACK, 0)
+    enter(memory, F, STACK, CALLER, further=1)
+    memory.set_u64(STACK, F.trampoline)
+
+    assert find_caller(memory, [F], STACK) == CALLER
+    assert give_callers_back(memory, [F]) == 1
+    assert memory.u64(STACK) == CALLER
+
+
+def test_a_trampoline_without_a_call_is_shown_as_it_is() -> None:
+    memory = make_memory()
+    memory.set_u64(STACK, F.trampoline)
+
+    assert find_caller(memory, [F], STACK) == F.trampoline

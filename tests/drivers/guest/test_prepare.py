@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kprobes.arch.x86_64.facts import X86_64
-from kprobes.drivers.guest.prepare import Preparer, Wanted
+from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Plan
@@ -152,6 +152,73 @@ def _nothing(waiting: Waiting) -> None:
 WATCH = (Upcall(number=0, addr=Addr(0), is_after=False, serve=_nothing),)
 
 
+# test al,al; je +0x100; jmp +0x100; ret
+TAILED = bytes.fromhex("84c0 0f8400010000 e900010000 c3")
+
+
+def _with_body(body: bytes) -> GuestWithSites:
+    made = _guest()
+    made.guest.memory.write(Addr(made.sites[0] + 5), body.ljust(0x1B, b"\xcc"))
+    return made
+
+
+def _upcall(addr: int) -> Upcall:
+    return Upcall(number=1, addr=Addr(addr), is_after=False, serve=_nothing)
+
+
+def _plans(made: GuestWithSites, asked: Asked, *texts: str) -> Sequence[Plan]:
+    return Preparer(made.guest).prepare(replace(wanted(*texts), asked=asked))
+
+
+def test_python_at_returns_is_asked_at_return_instructions_and_no_code_is_there() -> None:
+    made = _with_body(bytes.fromhex("90 c3"))
+    upcall = _upcall(made.sites[0])
+
+    (plan,) = _plans(made, Asked(at_returns=[upcall]))
+
+    assert plan.site.addr == made.sites[0] + 6
+    assert (plan.before, plan.returning, plan.probes) == ((upcall,), (), ())
+
+
+def test_python_at_returns_that_are_taken_over_leaves_the_rest_to_the_code() -> None:
+    made = _with_body(bytes.fromhex("90 c3"))
+    upcall = _upcall(made.sites[0])
+
+    way = replace(wanted(), asked=Asked(at_returns=[upcall]), way=ReturnWay.RETHOOK)
+    (plan,) = Preparer(made.guest).prepare(way)
+
+    assert (plan.site.addr, plan.upcalls) == (made.sites[0], ())
+    assert [(each.role, each.returns.upcalls) for each in plan.returning] == [
+        (Role.HOOK, (upcall,))
+    ]
+
+
+def test_handlers_of_the_instruction_come_before_those_of_the_return() -> None:
+    made = _with_body(bytes.fromhex("90 c3"))
+    at_site, at_return = _upcall(made.sites[0] + 6), _upcall(made.sites[0])
+
+    asked = Asked(at_sites=[at_site], at_returns=[at_return])
+    (plan,) = _plans(made, asked, "r vfs_read")
+
+    assert plan.before == (at_site, at_return)
+    assert [each.role for each in plan.returning] == [Role.RETURN]
+
+
+def test_a_handler_on_a_conditional_jump_by_which_a_probed_function_is_left_is_refused() -> None:
+    made = _with_body(TAILED)
+    branch = _upcall(made.sites[0] + 7)
+
+    (alone,) = _plans(made, Asked(at_sites=[branch]))
+
+    assert alone.site.addr == branch.addr
+    for asked, texts in (
+        (Asked(at_sites=[branch]), ["r vfs_read"]),
+        (Asked(at_sites=[branch], at_returns=[_upcall(made.sites[0])]), []),
+    ):
+        with pytest.raises(RefusedError, match=r"vfs_read\+0x7/0x20 is a conditional jump into"):
+            _plans(made, asked, *texts)
+
+
 def test_a_module_that_is_not_loaded_is_refused_where_nobody_can_wait() -> None:
     with pytest.raises(NotLoadedError, match="module absent is not loaded"):
         _prepare("p absent:f")
@@ -162,7 +229,7 @@ def test_what_is_in_a_module_that_is_not_loaded_waits_and_keeps_its_number() -> 
     preparer = Preparer(made.guest)
     watch = (replace(WATCH[0], addr=made.sites[0]),)
 
-    plans = preparer.prepare(replace(wanted("p absent:f", "p vfs_write"), watch=watch))
+    plans = preparer.prepare(replace(wanted("p absent:f", "p vfs_write"), asked=Asked(watch=watch)))
 
     assert list(preparer.waiting) == [1]
     assert [probe.layout.event_id for plan in plans for probe in plan.probes] == [2]
@@ -172,13 +239,16 @@ def test_what_is_in_a_module_that_is_not_loaded_waits_and_keeps_its_number() -> 
 def test_who_waits_in_vain_goes_on_waiting() -> None:
     made = _guest()
     preparer = Preparer(made.guest)
-    preparer.prepare(replace(wanted("p absent:f"), watch=(replace(WATCH[0], addr=made.sites[0]),)))
+    watch = (replace(WATCH[0], addr=made.sites[0]),)
+    preparer.prepare(replace(wanted("p absent:f"), asked=Asked(watch=watch)))
 
     assert preparer.late(made.guest) == ([], [])
     assert list(preparer.waiting) == [1]
 
 
 def test_nobody_is_told_of_modules_that_no_probe_is_in() -> None:
-    plans = Preparer(_guest().guest).prepare(replace(wanted("p vfs_read"), watch=WATCH))
+    plans = Preparer(_guest().guest).prepare(
+        replace(wanted("p vfs_read"), asked=Asked(watch=WATCH))
+    )
 
     assert [plan.upcalls for plan in plans] == [()]
