@@ -76,6 +76,7 @@ class Function:
         addr: its entry, an ftrace site.
         leave: its return instruction.
         tail: its jump to ``target``.
+        branch: where ``patch_branch`` puts a conditional jump.
         sleep: where it stops, and goes on from ``wake``.
     """
 
@@ -86,6 +87,7 @@ class Function:
         self.addr = returns.entry
         self.leave = Site(self.addr + 0x20, RETURN)
         self.tail = Site(self.addr + 0x30, _JMP + _distance(self.addr + 0x35, target or self.addr))
+        self.branch = Site(self.addr + 0x60, b"")
         self.sleep, self.wake = self.addr + 0x40, self.addr + 0x48
         assert returns.stride * count <= FRAMES_SIZE
         place = FRAMES + FRAMES_SIZE * (self.addr - SITE >> 8)
@@ -131,6 +133,22 @@ class Function:
             [Returning(role=role, returns=self.returns)],
             numbers=self._numbers(site.addr),
         )
+
+    def patch_branch(self, jump: bytes, behind: int) -> None:
+        """Put a conditional jump out of the function at its place, with its probe."""
+        machine, site = self.machine, Site(self.branch.addr, jump)
+        returning = [Returning(role=Role.TAIL, returns=self.returns, is_conditional=True)]
+        template = compile_probes(
+            X86_64, machine.abi, (), returning=returning, is_framed=True, is_patched=True
+        )
+        numbers = self._numbers(site.addr)
+        body = machine.put(lambda place: template.link(place, numbers))
+        way = machine.put(
+            lambda place: X86_64.returns.branch_detour(place, None, body, site.displaced)
+        )
+        stop = site.addr + len(jump)
+        machine.cpu.write(stop, X86_64.patch.jump(Addr(stop), Addr(behind)))
+        machine.cpu.write(site.addr, X86_64.patch.jump(Addr(site.addr), way))
 
     def used(self) -> dict[int, list[tuple[int, ...]]]:
         """Return the words of its frames behind the slot, by slot, in the order of the search."""

@@ -157,7 +157,7 @@ def test_every_call_of_sleeping_and_dying_tasks_is_recorded(
     calls = Calls(machine, ways, count=64, keeps=keeps)
     tasks = [Task(number) for number in range(12)]
     expected: list[Expected] = []
-    for _ in range(300):
+    for _ in range(150):
         expected += calls.step(random.choice(tasks), random)
 
     assert [told(record, keeps=keeps) for record in found(machine)] == [
@@ -176,7 +176,7 @@ def test_a_call_that_no_frame_is_free_for_is_counted_and_returns(
     calls = Calls(machine, ways, count=2, keeps=keeps)
     tasks = [Task(number) for number in range(12)]
     expected: list[Expected] = []
-    for _ in range(300):
+    for _ in range(150):
         expected += calls.step(random.choice(tasks), random)
 
     records = [told(record, keeps=keeps) for record in found(machine)]
@@ -196,3 +196,47 @@ def told(record: Record, *, keeps: bool) -> tuple[object, ...]:
 
 def shown(each: Expected, *, keeps: bool) -> tuple[object, ...]:
     return (each.event_id, each.caller, each.exit, *((each.entered_with,) if keeps else ()))
+
+
+@pytest.mark.parametrize("way", [ReturnWay.TAIL, ReturnWay.RETHOOK])
+@pytest.mark.parametrize("text", ["r f v=$retval", "r f s=+0($stack):u64"])
+def test_a_call_that_is_taken_over_returns_with_all_as_its_function_left_it(
+    way: ReturnWay, text: str
+) -> None:
+    machine = machine_of()
+    f = Function(machine, returns_at(F, way, text, event_id=1))
+    f.arm()
+    jumps = (f.tail.addr,) if way is ReturnWay.TAIL else ()
+    flags = [0, 2, 4, 6, 7, 11]
+    for number in range(64):
+        went, _, slept = call(machine, f, *jumps, f.sleep, f.leave.addr)
+        assert went == f.sleep
+        slept |= random_state(machine.random, bp=slept["bp"], sp=slept["sp"])
+        slept["flags"] = 2 | 512 | sum(1 << b for n, b in enumerate(flags) if number >> n & 1)
+
+        went, after = run(machine, f.wake, slept)
+
+        changed = {"bx": f.leave.addr, "bp": slept["bp"] + 8, "sp": slept["sp"] + 8}
+        assert (went, after) == (CALLERS, {**slept, **changed})
+    assert f.used() == {}
+
+
+def test_a_conditional_jump_takes_the_return_over_when_it_is_taken() -> None:
+    machine = machine_of()
+    f = Function(machine, returns_at(F, ReturnWay.TAIL, event_id=1), target=G)
+    g = Function(machine, returns_at(G, ReturnWay.RETINSN, event_id=2))
+    f.arm()
+    g.arm()
+    # jne g; the return is behind it.
+    jump = b"\x0f\x85" + (G - f.branch.addr - 6).to_bytes(4, "little", signed=True)
+    f.patch_branch(jump, f.leave.addr)
+    for is_zero in (0, 1):
+        machine.reset()
+        went, _, _ = call(machine, f, f.sleep, f.branch.addr, g.leave.addr)
+        state = {**machine.cpu.registers(), "flags": 2 | is_zero << 6}
+
+        went, after = run(machine, f.wake, state)
+
+        assert (went, after["sp"]) == (CALLERS, state["sp"] + 8)
+        assert [r.event_id for r in found(machine)] == ([1] if is_zero else [2, 1])
+        assert f.used() == {}

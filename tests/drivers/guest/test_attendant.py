@@ -115,10 +115,18 @@ def test_who_gave_up_before_its_turn_is_not_served() -> None:
 
 
 def test_who_asks_while_it_stops_still_gets_an_answer_and_then_nobody_waits() -> None:
-    callers, slow = Callers(), threading.Event()
-    questions = {1: _question(_until(slow)), 2: _question(lambda _: None, number=2)}
+    callers, begun, slow = Callers(), threading.Event(), threading.Event()
+
+    def serve(waiting: Waiting) -> None:
+        del waiting
+        begun.set()
+        slow.wait(5)
+
+    questions = {1: _question(serve), 2: _question(lambda _: None, number=2)}
     attendant = Attendant(callers.mailbox, questions)
     callers.ask(0)
+    # Before that, stopping would find nobody to wait for.
+    assert begun.wait(5)
     stopping = threading.Thread(target=attendant.stop)
     stopping.start()
     seq = callers.ask(3, upcall=2)

@@ -1,0 +1,198 @@
+"""What a call's frame keeps for its return, and what is done where nothing can be kept."""
+
+from dataclasses import replace
+
+import pytest
+
+from kprobes.arch.x86_64.facts import X86_64
+from kprobes.codegen.compile import calls_guest, needs_frame
+from kprobes.model.abi import PERCPU_GUARD
+from kprobes.model.exits import ReturnWay
+from kprobes.model.layout import Storage
+from kprobes.model.resolved import (
+    EntryCounter,
+    EntryValue,
+    Load,
+    Operand,
+    RegisterValue,
+    Resolved,
+    StackValue,
+)
+from kprobes.model.returns import Returning, Returns, Role
+from kprobes.units import Addr
+from tests.build.kernel import SITE, TEXT
+from tests.build.machine import ABI, CLOCK, CODE, KERNEL, NO_RESCHED, STACK, Machine, random_state
+from tests.build.records import records
+from tests.build.returning import CALLERS, Function, return_probe, run
+
+SCRIPT = KERNEL + 0x1000
+KEPT: tuple[Operand, ...] = (
+    RegisterValue(name="di"),
+    RegisterValue(name="bx"),
+    StackValue(slot=1),
+    StackValue(slot=2000),
+)
+WAYS = [ReturnWay.RETINSN, ReturnWay.TAIL, ReturnWay.RETHOOK]
+
+
+def probe_of(*operands: Operand, event_id: int = 1) -> Resolved:
+    """A return probe of which each field is one of these."""
+    text = " ".join(f"a{n}=$retval" for n in range(len(operands)))
+    probe = return_probe(f"r f {text}", event_id=event_id)
+    pairs = zip(probe.fetches, operands, strict=True)
+    return replace(probe, fetches=tuple(replace(f, operand=o) for f, o in pairs))
+
+
+def function_of(
+    machine: Machine,
+    way: ReturnWay,
+    *probes: Resolved,
+    kept: tuple[Operand, ...] = (),
+    is_timed: bool = False,
+) -> Function:
+    machine.cpu.add_exit(CALLERS)
+    returns = Returns(entry=Addr(SITE), way=way, probes=probes, kept=kept, is_timed=is_timed)
+    function = Function(machine, returns, count=2)
+    function.arm()
+    return function
+
+
+def called(machine: Machine, f: Function, *script: int, **fixed: int) -> tuple[dict[str, int], ...]:
+    """Call it; give its registers at the entry and behind the return, or where it sleeps."""
+    state = random_state(machine.random, bp=SCRIPT, **fixed)
+    machine.cpu.set_number(state["sp"], CALLERS)
+    for index, place in enumerate(script):
+        machine.cpu.set_number(SCRIPT + 8 * index, place)
+    went, after = run(machine, f.addr, state)
+    assert went in (CALLERS, f.sleep)
+    return state, after
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_registers_and_stack_of_the_entry_are_told_at_the_return(way: ReturnWay) -> None:
+    machine = Machine()
+    probe = probe_of(*(EntryValue(base=operand) for operand in KEPT))
+    f = function_of(machine, way, probe, kept=KEPT)
+
+    before, _ = called(machine, f, f.leave.addr, sp=STACK + 0x2FF0)
+
+    above = machine.cpu.number(STACK + 0x2FF8)
+    assert records(machine, 0)[0].values == (before["di"], before["bx"], above, 0)
+    assert (machine.guard(), machine.preempt_count) == (0, NO_RESCHED)
+
+
+def test_memory_at_what_the_entry_has_kept_is_read_at_the_return() -> None:
+    machine = Machine()
+    load = Load(base=EntryValue(base=KEPT[0]), offset=8, is_user=False)
+    f = function_of(machine, ReturnWay.RETINSN, probe_of(load), kept=KEPT[:1])
+    called(machine, f, f.sleep, f.leave.addr, di=KERNEL)
+    machine.cpu.set_number(KERNEL + 8, 55)
+
+    run(machine, f.wake, machine.cpu.registers())
+
+    assert records(machine, 0)[0].values == (55,)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_time_of_the_entry_is_told_at_the_return(way: ReturnWay) -> None:
+    machine = Machine(replace(ABI, clock=Addr(CLOCK)))
+    probe = probe_of(EntryCounter())
+    timed = replace(probe.fetches[0].field, storage=Storage.DURATION)
+    probe = replace(
+        probe,
+        fetches=(replace(probe.fetches[0], field=timed),),
+        layout=replace(probe.layout, fields=(timed,)),
+    )
+    f = function_of(machine, way, probe, is_timed=True)
+
+    called(machine, f, f.leave.addr)
+
+    (record,) = records(machine, 0)
+    # The first and the second question to the clock.
+    assert (record.values, record.counter) == ((1001,), 1002)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_return_inside_a_hit_is_missed_but_goes_where_it_should(way: ReturnWay) -> None:
+    machine = Machine()
+    f = function_of(machine, way, probe_of(EntryValue(base=KEPT[0])), kept=KEPT[:1])
+    machine.cpu.set_number(machine.percpu(machine.abi.percpu + PERCPU_GUARD), 1, 4)
+
+    called(machine, f, f.leave.addr)
+
+    assert (records(machine, 0), machine.missed(1), f.used()) == ([], 1, {})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_table_is_counted_for_every_probe_of_the_function(way: ReturnWay) -> None:
+    machine = Machine()
+    probes = [probe_of(EntryValue(base=KEPT[0]), event_id=n) for n in (1, 2)]
+    f = function_of(machine, way, *probes, kept=KEPT[:1])
+    for number in range(2):
+        called(machine, f, f.sleep, sp=STACK + 0x1000 + 8 * number)
+    assert len(f.used()) == 2
+
+    for number in range(3):
+        called(machine, f, f.leave.addr, sp=STACK + 0x2000 + 8 * number)
+
+    assert [machine.unkept(n) for n in (0, 1, 2, 3)] == [0, 3, 3, 0]
+    assert records(machine, 0) == []
+    assert len(f.used()) == 2
+
+
+def test_a_return_that_nobody_saw_being_entered_leaves_no_record() -> None:
+    machine = Machine()
+    f = function_of(machine, ReturnWay.RETINSN, probe_of(*KEPT[:0]), kept=KEPT[:1])
+    state = random_state(machine.random)
+    machine.cpu.set_number(state["sp"], CALLERS)
+
+    went, _ = run(machine, f.leave.addr, state)
+
+    assert (went, records(machine, 0), machine.unkept(1)) == (CALLERS, [], 0)
+
+
+def test_a_call_from_code_of_ours_is_no_trampoline() -> None:
+    machine = Machine()
+    f = function_of(machine, ReturnWay.RETHOOK, probe_of())
+    ours = CODE + 0x1_0000
+    machine.cpu.add_exit(ours)
+    state = random_state(machine.random, bp=SCRIPT)
+    machine.cpu.set_number(state["sp"], ours)
+    machine.cpu.set_number(SCRIPT, f.leave.addr)
+
+    went, _ = run(machine, f.addr, state)
+
+    assert (went, records(machine, 0)[0].caller) == (ours, ours)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_filter_of_a_return_probe_may_test_what_the_entry_has_kept(way: ReturnWay) -> None:
+    machine = Machine()
+    probe = return_probe("r f a=$arg1:u8", "a > 100")
+    f = function_of(machine, way, probe, kept=KEPT[:1])
+    for value in (5, 101, 200, 100):
+        called(machine, f, f.leave.addr, di=value)
+
+    assert [r.values for r in records(machine, 0)] == [(101,), (200,)]
+    assert f.used() == {}
+
+
+def test_what_is_kept_and_where_records_are_made_decide_about_the_frame() -> None:
+    def needs(role: Role, *kept: Operand) -> bool:
+        returns = Returns(entry=Addr(TEXT), way=WAYS[0], probes=(probe_of(),), kept=kept)
+        return needs_frame(X86_64, (), [Returning(role=role, returns=returns)])
+
+    assert [needs(role) for role in Role] == [False, False, True, False, True]
+    assert [needs(Role.ENTER, operand) for operand in KEPT] == [False, True, False, False]
+
+
+def test_flags_are_safe_where_nothing_of_the_guest_s_is_called() -> None:
+    def calls(*kept: Operand) -> bool:
+        returns = Returns(entry=Addr(TEXT), way=WAYS[0], probes=(probe_of(),), kept=kept)
+        return calls_guest(ABI, (), [Returning(role=Role.ENTER, returns=returns)])
+
+    load = Load(base=KEPT[0], offset=0, is_user=False)
+    assert [calls(operand) for operand in KEPT] == [False, False, True, True]
+    assert calls_guest(ABI, [probe_of(load)])
+    assert not calls_guest(ABI, [probe_of(KEPT[0])])
+    assert calls_guest(replace(ABI, clock=Addr(CLOCK)), [probe_of(KEPT[0])])
