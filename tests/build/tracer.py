@@ -1,7 +1,7 @@
 """A tracer to be killed: a process of its own that arms probes and says where it is.
 
     python -m tests.build.tracer TARGET DEFINITIONS [--cycles N] [--fail POINT:N] [--interrupt]
-        [--strategy STRATEGY] [--asks FUNCTION]
+        [--strategy STRATEGY] [--returns WAY] [--asks FUNCTION]
 
 Words go to standard output, one JSON object per line. A line of standard input ends a cycle.
 
@@ -33,6 +33,7 @@ from kprobes.drivers.loans import Loan
 from kprobes.drivers.places import places_of
 from kprobes.errors import KprobesError
 from kprobes.formats.rsp import StopReply
+from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Strategy
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.session import Session
@@ -73,7 +74,7 @@ def _trace(args: Any) -> None:
     size = ArenaSize(ring=args.ring) if args.ring else None
     with kprobes.attach(args.target, size=size) as session:
         say("attached", release=session.kernel.release)
-        session.driver.strategy = args.strategy
+        session.driver.strategy, session.driver.way = args.strategy, args.returns
         session.probe(Path(args.definitions).read_text())
         if args.asks:
             session.driver.upcalls = [_endless(session, args.asks)]
@@ -115,6 +116,7 @@ def _arguments() -> Any:
     parser.add_argument("--ring", type=int, default=0)
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
     parser.add_argument("--strategy", type=Strategy)
+    parser.add_argument("--returns", type=ReturnWay)
     return parser.parse_args()
 
 
