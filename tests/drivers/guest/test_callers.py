@@ -33,11 +33,7 @@ def enter(memory: GuestMemory, frames: Frames, slot: Addr, *callers: int, furthe
         further: than the home of the slot.
     """
     at = (home(frames.count, slot) + further) % frames.count
-<<<<<<< HEAD
     words = struct.pack("<QQQ", slot, callers[0], callers[-1])
-=======
-    words = struct.pack("<QQQ", slot, caller, CALLER)
->>>>>>> P
     memory.write(Addr(frames.addr + at * frames.stride), words)
 
 
