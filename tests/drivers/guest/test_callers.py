@@ -136,7 +136,7 @@ def test_the_caller_is_found_whoever_has_taken_the_return_over() -> None:
     memory.set_u64(STACK, CALLER)
     assert find_caller(memory, [F, G], STACK) == CALLER
 
-    enter(memory, G, STACK, F.trampoline, further=2)
+    enter(memory, G, STACK, F.trampoline, CALLER, further=2)
     memory.set_u64(STACK, G.trampoline)
     assert find_caller(memory, [F, G], STACK) == CALLER
 
