@@ -33,6 +33,7 @@ from kprobes.drivers.loans import Loan
 from kprobes.drivers.places import places_of
 from kprobes.errors import KprobesError
 from kprobes.formats.rsp import StopReply
+from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Strategy
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.session import Session
@@ -77,6 +78,9 @@ def _trace(args: Any) -> None:
         session.probe(Path(args.definitions).read_text())
         if args.asks:
             session.driver.upcalls = [_endless(session, args.asks)]
+        if args.asks_at_return:
+            session.driver.way = args.way
+            session.driver.return_upcalls = [_endless(session, args.asks_at_return)]
         for _ in range(args.cycles):
             _cycle(session)
 
@@ -114,7 +118,9 @@ def _arguments() -> Any:
     parser.add_argument("--interrupt", action="store_true")
     parser.add_argument("--ring", type=int, default=0)
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
+    parser.add_argument("--asks-at-return", default="", help="one whose returns wait for ever")
     parser.add_argument("--strategy", type=Strategy)
+    parser.add_argument("--way", type=ReturnWay)
     return parser.parse_args()
 
 
