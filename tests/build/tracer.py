@@ -78,6 +78,8 @@ def _trace(args: Any) -> None:
         session.probe(Path(args.definitions).read_text())
         if args.asks:
             session.driver.upcalls = [_endless(session, args.asks)]
+        if args.asks_at_return:
+            session.driver.return_upcalls = [_endless(session, args.asks_at_return)]
         for _ in range(args.cycles):
             _cycle(session)
 
@@ -115,6 +117,7 @@ def _arguments() -> Any:
     parser.add_argument("--interrupt", action="store_true")
     parser.add_argument("--ring", type=int, default=0)
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
+    parser.add_argument("--asks-at-return", default="", help="one whose returns wait for ever")
     parser.add_argument("--strategy", type=Strategy)
     parser.add_argument("--returns", type=ReturnWay)
     return parser.parse_args()

@@ -33,6 +33,25 @@ def test_the_command_runs_a_file_of_handlers(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stderr.splitlines()[-3:-1]] == ["opened", "broken"]
 
 
+def test_a_file_may_have_handlers_of_returns(tmp_path: Path) -> None:
+    script = tmp_path / "handlers.py"
+    script.write_text(
+        '@kernel.returns("do_sys_openat2")\n'
+        "def opened(retval, filename, *, regs):\n"
+        '    if regs.task.comm == "cat":\n'
+        "        print(filename.string(), retval)\n"
+        "kernel.register_kretprobe(\n"
+        '    Kretprobe(symbol_name="vfs_open", handler=lambda call, regs: None)\n'
+        ")\n"
+    )
+
+    done = run_kprobe("trace", "--python", str(script), "--", *_READ)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["/proc/version 3", "/no/such/file -2", "/etc/passwd 3"]
+    assert [line.split()[0] for line in done.stderr.splitlines()[-3:-1]] == ["opened", "<lambda>"]
+
+
 def test_what_is_wrong_in_the_file_is_said_with_its_place(tmp_path: Path) -> None:
     script = tmp_path / "handlers.py"
     script.write_text("\n@kernel.entry('do_sys_openat2')\ndef opened(fd): pass\n")

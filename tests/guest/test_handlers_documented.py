@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import kprobes
-from kprobes import Kprobe
+from kprobes import Kprobe, Kretprobe
 from kprobes.session import Session
 
 pytestmark = pytest.mark.guest
@@ -25,8 +25,8 @@ def kernel() -> Generator[Session]:
 
 
 def test_the_page_has_examples() -> None:
-    assert len(_EXAMPLES) == 6
-    assert sum(bool(printed) for _, printed in _EXAMPLES) == 3
+    assert len(_EXAMPLES) == 9
+    assert sum(bool(printed) for _, printed in _EXAMPLES) == 5
 
 
 @pytest.mark.parametrize(("code", "printed"), _EXAMPLES)
@@ -36,7 +36,8 @@ def test_an_example_does_what_it_says(
     told: list[str] = []
     kernel.handlers.report.tell = told.append
 
-    exec(compile(code, "handlers.md", "exec"), {"kernel": kernel, "Kprobe": Kprobe})
+    names = {"kernel": kernel, "Kprobe": Kprobe, "Kretprobe": Kretprobe}
+    exec(compile(code, "handlers.md", "exec"), names)
     probes = kernel.handlers.probes
     kernel.run("cat /proc/version; ls / >/dev/null")
     kernel.unregister_kprobes(probes)

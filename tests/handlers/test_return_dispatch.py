@@ -101,10 +101,10 @@ def test_what_is_returned_is_not_known_at_the_entry() -> None:
     def entry(instance: Instance, regs: Registers) -> None:
         with pytest.raises(UsageError, match="only when it returns"):
             _ = regs.retval
-        instance.count = regs.args.count  # type: ignore[attr-defined]
+        instance.count = regs.args.count
 
     seen: list[int] = []
-    served = Served([probe(lambda instance, regs: seen.append(instance.count), entry)])  # type: ignore[attr-defined]
+    served = Served([probe(lambda instance, regs: seen.append(instance.count), entry)])
     served.enter(dx=3)
     served.leave(dx=0)
 
@@ -271,9 +271,9 @@ def test_calls_on_one_slot_return_newest_first() -> None:
     seen: list[int] = []
 
     def entry(instance: Instance, regs: Registers) -> None:
-        instance.count = regs.dx  # type: ignore[attr-defined]
+        instance.count = regs.dx
 
-    served = Served([probe(lambda instance, regs: seen.append(instance.count), entry)])  # type: ignore[attr-defined]
+    served = Served([probe(lambda instance, regs: seen.append(instance.count), entry)])
     served.callers[SLOT] = CALLER
     served.enter(dx=1)
     served.enter(dx=2)

@@ -6,6 +6,7 @@ place, and the newest returns first.
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kprobes.errors import MemoryFault
@@ -26,7 +27,7 @@ class TaskName(NamedTuple):
     pid: int
 
 
-class Instance:
+class Instance(SimpleNamespace):
     """One call of a function. Handlers may give it attributes of their own.
 
     Attributes:
@@ -42,9 +43,7 @@ class Instance:
 
     def __init__(self, probe: object, data_size: int) -> None:
         """Begin with zeros."""
-        self.probe = probe
-        self.data = bytearray(data_size)
-        self.arguments = {}
+        super().__init__(probe=probe, data=bytearray(data_size), arguments={})
 
 
 class Instances:

@@ -1,0 +1,448 @@
+"""Python when functions of real kernels return: the kernel's own return probes are the oracle."""
+
+import re
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kprobes
+from kprobes import Kprobe, Kretprobe
+from kprobes.arch.x86_64.decode import decode_one
+from kprobes.errors import RefusedError
+from kprobes.handlers.instances import Instance
+from kprobes.handlers.registers import Registers
+from kprobes.model.exits import ReturnWay
+from kprobes.session import Session
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+from kprobes.units import Addr
+from tests.build.victim import Home, Tracer, is_complaint, settle, wait_until, witness_of
+from tests.guest.oracle import Tracefs
+from tests.guest.test_handlers import comm, output, text_of
+
+pytestmark = pytest.mark.guest
+
+_WAYS = (None, ReturnWay.RETHOOK)
+_READ = ["cat", "/proc/version", "/no/such/file", "/etc/passwd"]
+_PARENT = ["sh", "-c", "echo $PPID"]
+_COMPARED = ("do_sys_openat2", "vfs_open", "filp_close", "getname_flags", "security_file_open")
+"""Returns, tail jumps, and both."""
+_SLEEPERS = "for i in 1 2 3 4 5; do sleep 0.$i & done; wait"
+_NATIVE = re.compile(r"^ +cat-(\d+) .*: r(\d+): \(.*\) ret=0x([0-9a-f]+)$", re.MULTILINE)
+_MOV_AX_TO_MEMORY = (b"\x49\x89\x44\x24", b"\x48\x89\x43", b"\x48\x89\x45")
+"""What do_syscall_64() does with what a system call returns; before that it is -ENOSYS."""
+
+
+@pytest.fixture(scope="module", params=["bookworm"])
+def shared(request: pytest.FixtureRequest) -> Generator[Session]:
+    with kprobes.boot(MachineOptions(suite=request.param)) as session:
+        yield session
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def kernel(shared: Session, told: list[str]) -> Generator[Session]:
+    """A guest whose handlers are gone, and whose text is as before, when a test ends."""
+    yield from emptied(shared, told)
+
+
+@pytest.fixture(scope="module", params=["bullseye", "bookworm-backports", "sid"])
+def other(request: pytest.FixtureRequest) -> Generator[Session]:
+    with kprobes.boot(MachineOptions(suite=request.param)) as session:
+        yield session
+
+
+def emptied(session: Session, told: list[str]) -> Generator[Session]:
+    session.handlers.report.tell = told.append
+    session.definitions.clear()
+    session.driver.way = None
+    before = text_of(session)
+    yield session
+    session.unregister_kretprobes(session.handlers.probes)
+    assert text_of(session) == before
+    assert [line for line in output(session, "dmesg").splitlines() if is_complaint(line)] == []
+
+
+def _nothing(instance: Instance, regs: Registers) -> None: ...
+
+
+def compare_with_native(session: Session, functions: Sequence[str]) -> int:
+    """Check that handlers get what the kernel's own return probes record; return how much."""
+    native = Tracefs(session)
+    native.arm([f"r:r{n} {f} ret=$retval:x64" for n, f in enumerate(functions)], buffer_kib=1024)
+    hits: list[tuple[int, int, int]] = []
+    cats: set[int] = set()
+
+    def probe(number: int, function: str) -> Kretprobe:
+        def handler(instance: Instance, regs: Registers) -> None:
+            hits.append((regs.task.pid, number, regs.ax))
+            cats.update({regs.task.pid} if comm(regs) == "cat" else ())
+
+        return Kretprobe(symbol_name=function, handler=handler)
+
+    probes = [probe(n, function) for n, function in enumerate(functions)]
+    session.register_kretprobes(probes)
+    session.run(_READ)
+    session.unregister_kretprobes(probes)
+    text = native.read().text
+    native.disarm()
+    recorded = [(int(pid), int(n), int(value, 16)) for pid, n, value in _NATIVE.findall(text)]
+    # Others have the same name: what reads the trace.
+    (pid,) = cats
+    seen = [each for each in hits if each[0] == pid]
+    assert seen == [each for each in recorded if each[0] == pid]
+    assert all((p.nmissed, p.errors) == (0, 0) for p in probes)
+    # 5.10 has no use for one of them here.
+    assert len({number for _, number, _ in seen}) >= len(functions) - 1
+    return len(seen)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_handlers_get_what_the_kernel_s_own_return_probes_record(
+    kernel: Session, way: ReturnWay | None
+) -> None:
+    kernel.driver.way = way
+
+    assert compare_with_native(kernel, _COMPARED) > 30
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_other_kernels_agree(other: Session, way: ReturnWay | None, told: list[str]) -> None:
+    for session in emptied(other, told):
+        session.driver.way = way
+        assert compare_with_native(session, _COMPARED) > 20
+        check_data(session)
+    assert told == []
+
+
+def check_data(session: Session) -> None:
+    """Check that every call's data of its entry is there at its own return."""
+    opened: list[tuple[str, bytes, int]] = []
+
+    def entry(instance: Instance, regs: Registers) -> bool:
+        if comm(regs) != "cat":
+            return True
+        path = regs.args.filename.string()
+        instance.data[: len(path)] = path.encode()
+        instance.slot = regs.sp
+        return False
+
+    def handler(instance: Instance, regs: Registers) -> None:
+        assert regs.sp == instance.slot + 8
+        name = bytes(instance.data).rstrip(b"\0")
+        opened.append((comm(regs), name, regs.retval))
+
+    probe = Kretprobe(
+        symbol_name="do_sys_openat2", handler=handler, entry_handler=entry, data_size=64
+    )
+    with session.register_kretprobe(probe):
+        session.run(_READ)
+
+    files = [each for each in opened if each[1] in {name.encode() for name in _READ[1:]}]
+    assert files == [
+        ("cat", b"/proc/version", 3),
+        ("cat", b"/no/such/file", -2),
+        ("cat", b"/etc/passwd", 3),
+    ]
+    assert (probe.errors, probe.nmissed, len(probe.instances)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_an_entry_handler_keeps_data_and_declines(kernel: Session, way: ReturnWay | None) -> None:
+    kernel.driver.way = way
+
+    check_data(kernel)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_arguments_come_with_what_is_returned(kernel: Session, way: ReturnWay | None) -> None:
+    kernel.driver.way = way
+    seen: list[tuple[str, int, str]] = []
+
+    @kernel.returns("do_sys_openat2")
+    def opened(retval: int, filename: Any, *, regs: Registers, probe: Kretprobe) -> None:
+        if comm(regs) == "cat":
+            seen.append((filename.string(), retval, probe.place))
+
+    output(kernel, *_READ)
+
+    assert ("/no/such/file", -2, "do_sys_openat2") in seen
+    assert ("/etc/passwd", 3, "do_sys_openat2") in seen
+    assert (opened.errors, opened.nmissed) == (0, 0)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_what_is_returned_is_changed(kernel: Session, way: ReturnWay | None) -> None:
+    kernel.driver.way = way
+
+    @kernel.returns("do_sys_openat2")
+    def opened(retval: int, filename: Any, *, regs: Registers) -> None:
+        if comm(regs) == "cat" and filename.string() == "/etc/passwd":
+            regs.retval = -13
+
+    found = kernel.run(["cat", "/etc/passwd"])
+
+    assert (found.status, b"Permission denied" in found.output) == (1, True)
+    opened.disable()
+    assert kernel.run(["cat", "/etc/passwd"]).status == 0
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_where_a_function_returns_to_is_shown_and_changed(
+    kernel: Session, way: ReturnWay | None
+) -> None:
+    kernel.driver.way = way
+    callers: set[str] = set()
+
+    def handler(instance: Instance, regs: Registers) -> None:
+        callers.add(kernel.symbol(regs.ip).split("+")[0])
+        code = kernel.read(regs.ip, 16)
+        if comm(regs) == "sh" and code.startswith(_MOV_AX_TO_MEMORY):
+            # What was to be stored is left out.
+            regs.ip += decode_one(code, Addr(regs.ip)).len
+
+    probe = Kretprobe(symbol_name="__x64_sys_getppid", handler=handler)
+    with kernel.register_kretprobe(probe):
+        shown = output(kernel, *_PARENT).strip()
+
+    assert callers <= {"do_syscall_64", "x64_sys_call"}
+    assert int(shown) & 0xFFFF_FFFF == -38 & 0xFFFF_FFFF
+    assert probe.errors == 0
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_calls_that_sleep_have_their_own_instances(kernel: Session, way: ReturnWay | None) -> None:
+    kernel.driver.way = way
+    began: list[int] = []
+    ended: list[tuple[int, int]] = []
+
+    def entry(instance: Instance, regs: Registers) -> None:
+        instance.pid = regs.task.pid
+        began.append(regs.task.pid)
+
+    def handler(instance: Instance, regs: Registers) -> None:
+        ended.append((instance.pid, regs.task.pid))
+
+    probe = Kretprobe(symbol_name="do_nanosleep", handler=handler, entry_handler=entry)
+    with kernel.register_kretprobe(probe):
+        output(kernel, "sh", "-c", _SLEEPERS)
+
+    assert len(began) == len(ended) == 5
+    assert [pid for pid, _ in ended] == [pid for _, pid in ended] == sorted(began)
+    assert (probe.nmissed, probe.maxactive) == (0, 10)
+
+
+def test_more_calls_at_a_time_than_instances_are_missed(kernel: Session) -> None:
+    probe = Kretprobe(symbol_name="do_nanosleep", handler=_nothing, data_size=8, maxactive=2)
+    every = Kretprobe(symbol_name="do_nanosleep", handler=_nothing)
+    kernel.register_kretprobes([probe, every])
+
+    output(kernel, "sh", "-c", _SLEEPERS)
+
+    assert (probe.hits, probe.nmissed, len(probe.instances)) == (2, 3, 0)
+    assert (every.hits, every.nmissed) == (5, 0)
+
+
+def test_a_function_inside_itself_keeps_its_calls_apart(kernel: Session) -> None:
+    depth, found = [0], list[tuple[int, int]]()
+
+    def entry(instance: Instance, regs: Registers) -> bool:
+        if comm(regs) != "ip":
+            return True
+        depth[0] += 1
+        instance.depth = depth[0]
+        return False
+
+    def handler(instance: Instance, regs: Registers) -> None:
+        found.append((instance.depth, depth[0]))
+        depth[0] -= 1
+
+    probe = Kretprobe(symbol_name="vsnprintf", handler=handler, entry_handler=entry)
+    with kernel.register_kretprobe(probe):
+        # "%s: %pV" of netdev_info() is a vsnprintf() inside of another.
+        output(
+            kernel, "sh", "-c", "ip link set lo down; ip link set lo name o; ip link set o name lo"
+        )
+
+    assert all(mine == now for mine, now in found)
+    assert max(depth for depth, _ in found) >= 2
+    assert (probe.errors, probe.nmissed) == (0, 0)
+
+
+def stpcpy_instead(kernel: Session) -> Kprobe:
+    """Return a probe that has a shell's getppid() copy a text by stpcpy()."""
+
+    def before(probe: Kprobe, regs: Registers) -> bool:
+        if comm(regs) != "sh":
+            return False
+        regs.si = regs.sp - 2048
+        regs.di = regs.si + 64
+        kernel.write(regs.si, b"abc\0")
+        regs.ip = kernel.address("stpcpy")
+        return True
+
+    return Kprobe(symbol_name="__x64_sys_getppid", pre_handler=before)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_a_function_that_jumps_to_itself_returns_as_often_and_the_newest_call_first(
+    kernel: Session, way: ReturnWay | None
+) -> None:
+    kernel.driver.way = way
+    found: list[tuple[bytes, int, str]] = []
+
+    def entry(instance: Instance, regs: Registers) -> None:
+        instance.data[:] = kernel.read(regs.si, 1)
+
+    def handler(instance: Instance, regs: Registers) -> None:
+        # It returns where the text ends that it has written, 64 bytes behind the other.
+        length = regs.ax - (regs.sp - 8 - 2048 + 64)
+        found.append((bytes(instance.data), length, kernel.symbol(regs.ip).split("+")[0]))
+
+    keeping = Kretprobe(symbol_name="stpcpy", handler=handler, entry_handler=entry, data_size=1)
+    every = Kretprobe(symbol_name="stpcpy", handler=_nothing)
+    kernel.register_kretprobes([stpcpy_instead(kernel), keeping, every])
+    conditional = any(r.is_conditional for p in kernel.driver.plans for r in p.returning)
+    assert conditional == (way is None)
+    output(kernel, *_PARENT)
+
+    # Its loop is a conditional jump to its own entry: one call inside of another for each byte.
+    assert [kept for kept, *_ in found[:4]] == [b"\0", b"c", b"b", b"a"]
+    assert {each[1:] for each in found} == {(3, found[0][2])}
+    assert found[0][2] in ("do_syscall_64", "x64_sys_call")
+    assert len(found) == every.hits == keeping.hits
+    assert (keeping.errors, keeping.nmissed, len(keeping.instances)) == (0, 0, 0)
+
+
+def test_a_handler_on_a_conditional_jump_out_is_refused_while_returns_are_probed(
+    kernel: Session,
+) -> None:
+    kernel.register_kretprobe(Kretprobe(symbol_name="stpcpy", handler=_nothing))
+    jump = next(
+        plan.site.addr
+        for plan in kernel.driver.plans
+        if any(each.is_conditional for each in plan.returning)
+    )
+
+    with pytest.raises(RefusedError, match="is a conditional jump into another function"):
+        kernel.register_kprobe(Kprobe(addr=jump, pre_handler=lambda probe, regs: None))
+
+    assert len(kernel.handlers.probes) == 1
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_definitions_and_handlers_share_a_function_s_returns(
+    kernel: Session, way: ReturnWay | None
+) -> None:
+    kernel.driver.way = way
+    seen: list[int] = []
+
+    @kernel.returns("vfs_open")
+    def opened(retval: int, *, regs: Registers) -> None:
+        seen.append(regs.ax)
+
+    kernel.probe("r:ours vfs_open ret=$retval:x64 file=$arg2:x64")
+    with kernel.record() as trace:
+        before = len(seen)
+        output(kernel, *_READ)
+        during = len(seen) - before
+    output(kernel, *_READ)
+
+    assert during == len(trace) > 2
+    assert len(seen) > before + during
+    assert opened.nmissed == 0
+
+
+def test_an_exception_is_told_once_and_changes_nothing(kernel: Session, told: list[str]) -> None:
+    @kernel.returns("do_sys_openat2")
+    def broken(retval: int, *, regs: Registers) -> None:
+        regs.retval = -1
+        regs.ip = 1
+        raise RuntimeError("no")
+
+    assert kernel.run(["cat", "/etc/passwd"]).status == 0
+
+    where = f"do_sys_openat2: handler at {__file__}:"
+    assert len(told) == 1
+    assert told[0].startswith(where)
+    assert told[0].endswith("RuntimeError: no (told once, counted from now on)")
+    assert broken.errors == broken.hits >= 1
+
+
+def test_a_slow_handler_is_counted_and_what_it_says_is_not_heard(
+    kernel: Session, told: list[str]
+) -> None:
+    def slow(instance: Instance, regs: Registers) -> None:
+        regs.ax = 7
+        time.sleep(0.4)
+
+    probe = Kretprobe(symbol_name="__x64_sys_getppid", handler=slow, timeout_s=0.05)
+    kernel.register_kretprobe(probe)
+
+    def is_told() -> bool:
+        assert output(kernel, *_PARENT).strip() != "7"
+        return any("took longer than 0.05 s" in line for line in told)
+
+    assert wait_until(is_told, 20) is not None
+    assert probe.nmissed >= 1
+
+
+def test_what_was_missed_stays_known_when_a_recording_takes_new_memory(kernel: Session) -> None:
+    def slow(instance: Instance, regs: Registers) -> None:
+        time.sleep(0.3)
+
+    probe = Kretprobe(symbol_name="__x64_sys_getppid", handler=slow, timeout_s=0.02)
+    kernel.register_kretprobe(probe)
+    assert wait_until(lambda: bool(output(kernel, *_PARENT)) and probe.nmissed > 0, 20) is not None
+    probe.disable()
+    missed = probe.nmissed
+
+    kernel.probe("r vfs_* $arg1")
+    with kernel.record():
+        output(kernel, *_READ)
+
+    assert probe.nmissed == missed
+
+
+def test_handlers_that_come_while_one_records_have_room(kernel: Session) -> None:
+    kernel.probe("p vfs_open")
+    with kernel.record() as trace:
+        probes = [Kretprobe(symbol_name=name, handler=_nothing) for name in _COMPARED]
+        kernel.driver.way = ReturnWay.RETHOOK
+        kernel.register_kretprobes(probes)
+        output(kernel, *_READ)
+
+    assert len(trace) > 2
+    assert all(probe.hits > 0 for probe in probes)
+
+
+@pytest.mark.parametrize("way", ["retinsn", "rethook"])
+def test_a_guest_goes_on_when_its_tracer_is_killed_while_a_return_waits(
+    tmp_path_factory: pytest.TempPathFactory, way: str
+) -> None:
+    home = Home(Path(tmp_path_factory.mktemp("home")))
+    with Machine.boot(MachineOptions()) as machine:
+        settle(machine)
+        target = str(machine.stub_address)
+        witness = witness_of(target, home)
+        options = ("--asks-at-return", "__x64_sys_getppid", "--returns", way)
+        with Tracer(home, target, "p vfs_read\n", *options) as tracer:
+            tracer.wait_for("armed")
+            running = machine.start(["sh", "-c", "for i in 1 2 3 4; do sh -c 'echo $PPID'; done"])
+            tracer.wait_for("waits")
+
+            tracer.kill()
+
+            killed = time.monotonic()
+            assert running.wait(20).status == 0
+            assert time.monotonic() - killed < 8
+        assert wait_until(witness.is_pristine, 5) is not None, witness.changes()
+        said = machine.run("dmesg", 20).output.decode().splitlines()
+        assert [line for line in said if is_complaint(line)] == []
