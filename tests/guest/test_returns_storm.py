@@ -142,7 +142,7 @@ def balanced(session: Session, names: Sequence[str], for_s: float) -> list[Balan
     counts = trace.counts
     assert (counts.damaged, sum(counts.missed.values()), sum(counts.unkept.values())) == (0, 0, 0)
     if not counts.lost:
-        return [balance(trace, pairs)]
+        return [balance(trace.events, pairs)]
     assert len(names) > 1
     middle = len(names) // 2
     parts = (names[:middle], names[middle:])
