@@ -4,14 +4,13 @@ Only who was inside when recording began returns without an entry, once, and bef
 only who is inside when it ends has an entry without a return, and that is the last.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.model.batch import Batch, Events
-from kprobes.trace import Trace
 
 _MOST_EARLY = 2
 """A call of a task, and one of an interrupt on top of it."""
@@ -39,16 +38,16 @@ class Balance:
     wrong: tuple[str, ...]
 
 
-def balance(trace: Trace, pairs: Mapping[str, tuple[str, str]]) -> Balance:
+def balance(recorded: Iterable[Events], pairs: Mapping[str, tuple[str, str]]) -> Balance:
     """Hold the entries and returns of one recording against each other.
 
     Args:
-        trace: with nothing lost.
+        recorded: with nothing lost.
         pairs: by function, its entry's and its return's event.
     """
     names = list(pairs)
     numbers = {event: (n, step) for n, p in enumerate(pairs.values()) for event, step in _steps(p)}
-    rows = np.concatenate([_rows(events, numbers) for events in trace.events if len(events)])
+    rows = np.concatenate([_rows(events, numbers) for events in recorded if len(events)])
     order = np.lexsort((rows[:, 1], rows[:, 0]))
     rows = rows[order]
     borders = np.flatnonzero((np.diff(rows[:, :2], axis=0) != 0).any(axis=1)) + 1

@@ -31,6 +31,37 @@ done
 }
 """What loads the network, beside LOAD_FILES."""
 
+VARIETY_FILES = {
+    "/variety.sh": rb"""
+mkdir /tmp/v
+cd /tmp/v
+exec > /dev/null 2>&1
+while :; do
+    ls -d /proc/[a-z]* /proc/self/* /proc/net/* | grep -v 'kmsg\|kcore\|page' > names
+    timeout 1 head -c 999 $(cat names)
+    timeout 1 head -c 99 $(find /sys -maxdepth 6 -name '[a-z]*_*' -type f | head -n 300)
+    for kind in tmpfs proc sysfs devtmpfs devpts ramfs cgroup2 debugfs securityfs; do
+        mkdir -p m && mount -t $kind none m && { ls m; df m; stat m; umount m; }
+    done
+    mkfifo p; mknod n c 1 3; echo a > a; ln a b; ln -s a l; readlink -f l; chown 1:1 a; chmod 600 a
+    touch -d @1 a; truncate -s 100k t; dd if=a of=t seek=9 conv=notrunc,fsync; cp -a . ../w; mv a c
+    flock c true; fallocate -l 64k f; split -b 1k t x; tar cf o.tar t c; tar tf o.tar; sync; fsync t
+    cat l p < /dev/null & sleep 0.01; echo > p; rm -rf ../v/* ../w
+    ifconfig; route -n; netstat -an; ip addr; ip route; ip neigh; arp -n
+    ps -o pid,comm,stat; free; uptime; top -b -n 1; nice -n 5 id
+    ping -c 1 -w 1 127.0.0.1
+    ip link add d0 type dummy; ip link set d0 up; ip addr add 10.9.9.9/24 dev d0; ip link del d0
+    ip tuntap add mode tap t0; ip link del t0; (echo x | timeout 0.2 nc -u 127.0.0.1 9); hostname h
+    chrt -b 0 true; ionice -c 3 true; setsid true; taskset 1 true; renice -n 1 $$; renice -n 0 $$
+    swapoff -a; losetup -a; blkid; lsof; fuser -m /; sysctl -a; dmesg; mesg n; stty -a < /dev/ttyS0
+    usleep 50000 & kill -STOP $!; kill -CONT $!; sh -c 'trap : USR1; kill -USR1 $$; ulimit -a'
+    (ulimit -t 1; ulimit -v 50000; true); chroot / true; unshare -n true; unshare -m -u -i true
+    watch -n 1 true & sleep 0.02; kill $!; readahead t; usleep $1
+done
+"""
+}
+"""What makes the most different functions run, once and again."""
+
 PATTERNS = (
     *("vfs_*", "ksys_*", "do_*", "path_*", "lookup_*", "generic_*", "security_*", "pipe_*"),
     *("schedule*", "*_fair", "enqueue_*", "dequeue_*", "update_*", "ttwu_*", "wake_*", "sched_*"),

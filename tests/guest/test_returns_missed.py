@@ -95,7 +95,7 @@ def counts_of(trace: Trace) -> Counts:
 
 def balanced(trace: Trace, *functions: str) -> Balance:
     pairs = {name: (f"in_{n}", f"out_{n}") for n, name in enumerate(functions)}
-    found = balance(trace, pairs)
+    found = balance(trace.events, pairs)
     assert found.wrong == ()
     assert sum(counts_of(trace).unkept.values()) == 0
     return found
