@@ -57,12 +57,14 @@ demo: $(STAMPS)/venv $(STAMPS)/apt ## boot a kernel, probe it, print its events
 	  'p:write vfs_write bytes=$$arg3:u64 task=$$comm' \
 	  -- 'ls /; cat /proc/version; cat /no/such/file'
 
+TIMEOUT := --timeout 600
+
 # A guest that its emulator let down takes all tests that share it along: what failed is run once
 # more, alone, and both runs are shown.
 test: check $(STAMPS)/apt ## every test, with real kernels
-	@KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest || { \
+	@KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest $(TIMEOUT) || { \
 		echo "== what failed above, once more in new guests"; \
-		KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest --last-failed --last-failed-no-failures none; }
+		KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest $(TIMEOUT) --last-failed --last-failed-no-failures none; }
 
 check: $(STAMPS)/venv ## format, lint, types, floors, unit tests: no kernel, no network
 	@$(BIN)/ruff format --check

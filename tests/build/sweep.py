@@ -1,7 +1,7 @@
 """Every instruction of a function with a counter, one function after the other, under load."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kprobes.arch.x86_64.decode import decode_function
@@ -29,6 +29,18 @@ class Nothing:
 
     def close(self) -> None:
         pass
+
+
+def lasting(seconds: float) -> Callable[[], bool]:
+    """Return what says when so long has passed since it was first asked."""
+    until: list[float] = []
+
+    def is_over() -> bool:
+        if not until:
+            until.append(time.monotonic() + seconds)
+        return time.monotonic() > until[0]
+
+    return is_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +132,7 @@ class Sweeper:
         session.driver.strategy = strategy
         session.definitions = []
         session.probe("\n".join(f"p:e{n} {addr:#x}" for n, addr in enumerate(addrs)))
-        until = [0.0]
-
-        def is_done() -> bool:
-            until[0] = until[0] or time.monotonic() + for_s
-            return time.monotonic() > until[0]
-
-        counts = session.stream(Nothing(), is_done=is_done)
+        counts = session.stream(Nothing(), is_done=lasting(for_s))
         hits = {addr: counts.recorded.get(n, 0) for n, addr in enumerate(addrs, 1)}
         strategies = {Addr(p.probes[0].layout.ip): p.site.strategy for p in session.driver.plans}
         return Swept(hits=hits, strategies=strategies, counts=counts)

@@ -1,7 +1,7 @@
 """A tracer to be killed: a process of its own that arms probes and says where it is.
 
     python -m tests.build.tracer TARGET DEFINITIONS [--cycles N] [--fail POINT:N] [--interrupt]
-        [--strategy STRATEGY] [--asks FUNCTION]
+        [--strategy STRATEGY] [--returns WAY] [--asks FUNCTION]
 
 Words go to standard output, one JSON object per line. A line of standard input ends a cycle.
 
@@ -74,12 +74,11 @@ def _trace(args: Any) -> None:
     size = ArenaSize(ring=args.ring) if args.ring else None
     with kprobes.attach(args.target, size=size) as session:
         say("attached", release=session.kernel.release)
-        session.driver.strategy = args.strategy
+        session.driver.strategy, session.driver.way = args.strategy, args.returns
         session.probe(Path(args.definitions).read_text())
         if args.asks:
             session.driver.upcalls = [_endless(session, args.asks)]
         if args.asks_at_return:
-            session.driver.way = args.way
             session.driver.return_upcalls = [_endless(session, args.asks_at_return)]
         for _ in range(args.cycles):
             _cycle(session)
@@ -120,7 +119,7 @@ def _arguments() -> Any:
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
     parser.add_argument("--asks-at-return", default="", help="one whose returns wait for ever")
     parser.add_argument("--strategy", type=Strategy)
-    parser.add_argument("--way", type=ReturnWay)
+    parser.add_argument("--returns", type=ReturnWay)
     return parser.parse_args()
 
 

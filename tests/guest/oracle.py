@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kprobes.model.layout import Field, RecordLayout, Storage
@@ -215,14 +215,14 @@ class Comparison:
 
 
 def compare(
-    ours: Iterable[Hit], native: Iterable[Hit], *, is_native_first: bool = False
+    ours: Iterable[Hit], native: Iterable[Hit], *, native_first: Collection[str] = ()
 ) -> Comparison:
     """Pair the hits; native ones before our first or after our last are left out.
 
     Args:
         ours: all our hits.
         native: the kernel's.
-        is_native_first: whether the kernel records a hit before we do.
+        native_first: events whose hits the kernel records before we do.
     """
     result = Comparison()
     mine = _by_stream(ours)
@@ -231,10 +231,9 @@ def compare(
     # Later ones may be of hits after our disarming: nothing tells.
     theirs = _by_stream(hit for hit in native if hit.ts_us <= until)
     for stream in mine.keys() | theirs.keys():
-        if is_native_first:
-            _pair_late(mine[stream], theirs[stream], result)
-        else:
-            _pair(mine[stream], theirs[stream], result)
+        event, *_ = stream
+        pair = _pair_late if event in native_first else _pair
+        pair(mine[stream], theirs[stream], result)
     result.pairs.sort(key=lambda pair: pair[0].ts_us)
     result.ours_only = [hit for hit in result.ours_only if hit.ts_us < until - _TAIL_US]
     result.native_only = [hit for hit in result.native_only if since < hit.ts_us < until]

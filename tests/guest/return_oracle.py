@@ -58,7 +58,8 @@ class Recorded:
         first: dict[oracle.Stream, int] = {}
         for _, native in self.compared.pairs:
             first.setdefault(native.stream, native.ts_us)
-        return [hit for hit in self.compared.native_only if hit.ts_us > first.get(hit.stream, 0)]
+        hits = self.compared.native_only
+        return [hit for hit in hits if hit.ts_us > first.get(hit.stream, hit.ts_us)]
 
 
 class Pair:
@@ -87,7 +88,7 @@ class Pair:
         ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
         assert trace.counts is not None
         return Recorded(
-            compared=oracle.compare(ours, theirs, is_native_first=way is ReturnWay.RETHOOK),
+            compared=oracle.compare(ours, theirs, native_first=_hooked(session)),
             counts=trace.counts,
             native=native,
             misses=Counter(native.misses) - Counter(before),
@@ -106,6 +107,13 @@ class Pair:
         ]
         parts = (adds[at : at + _AT_ONCE] for at in range(0, len(adds), _AT_ONCE))
         return {name for part in parts for name in self._files.run("".join(part)).split()}
+
+
+def _hooked(session: Session) -> set[str]:
+    # Ours take these over at the entry, and the kernel's own do so after them.
+    returning = (each.returns for plan in session.driver.plans for each in plan.returning)
+    hooked = [each for each in returning if each.way is ReturnWay.RETHOOK]
+    return {probe.layout.event for each in hooked for probe in each.probes}
 
 
 def returned_values(ran: Sequence[Ran]) -> list[str]:

@@ -432,7 +432,7 @@ def test_a_guest_goes_on_when_its_tracer_is_killed_while_a_return_waits(
         settle(machine)
         target = str(machine.stub_address)
         witness = witness_of(target, home)
-        options = ("--asks-at-return", "__x64_sys_getppid", "--way", way)
+        options = ("--asks-at-return", "__x64_sys_getppid", "--returns", way)
         with Tracer(home, target, "p vfs_read\n", *options) as tracer:
             tracer.wait_for("armed")
             running = machine.start(["sh", "-c", "for i in 1 2 3 4; do sh -c 'echo $PPID'; done"])

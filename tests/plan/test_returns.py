@@ -45,7 +45,7 @@ def test_the_way_is_the_cheapest_unless_a_dearer_one_is_wished_for(
 @pytest.mark.parametrize(
     ("exits", "wish", "words"),
     [
-        (TAILS, ReturnWay.RETINSN, "f: not by retinsn: it is left by 2 jumps into other functions"),
+        (TAILS, ReturnWay.RETINSN, "f: not by retinsn: it is left by jumps into other functions"),
         (UNPROVEN, ReturnWay.TAIL, "its exits are not proven: it jumps by a table; rethook works"),
         (ENDLESS, None, "f: its returns cannot be probed: it never returns"),
         (ENDLESS, ReturnWay.RETHOOK, "it never returns"),

@@ -1,10 +1,11 @@
 """Slots: their bytes for every form, and what they do on an emulated CPU."""
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kprobes.arch.x86_64.decode import decode_function, decode_one
@@ -106,6 +107,7 @@ def test_a_slot_out_of_reach_is_refused(code: str) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(code=st.binary(min_size=1, max_size=15), state=st.integers(0, STATES - 1))
+@example(code=bytes.fromhex("f2aa"), state=1)
 def test_any_instruction_does_the_same_in_its_slot(code: bytes, state: int) -> None:
     part = TextPart(addr=Addr(START), code=code + b"\x90" * 20)
     function = decode_function("any", [part])
@@ -119,5 +121,8 @@ def test_any_instruction_does_the_same_in_its_slot(code: bytes, state: int) -> N
 
     here, there = emulator().run((START, judgement.instruction.code), copy, state=state)
 
+    if there.next == SLOT and not there.fault:
+        # One that repeats, and has not come to its end.
+        there = replace(there, next=START)
     assert bool(here.fault) == bool(there.fault)
     assert here.fault or here == there

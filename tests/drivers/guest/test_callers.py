@@ -22,12 +22,18 @@ G = Frames(
 )
 
 
-def enter(
-    memory: GuestMemory, frames: Frames, slot: Addr, caller: int, *, further: int = 0
-) -> None:
-    """Put a frame where the guest's code finds it, or so many frames behind that."""
+def enter(memory: GuestMemory, frames: Frames, slot: Addr, *callers: int, further: int = 0) -> None:
+    """Put a frame where the guest's code finds it, or so many frames behind that.
+
+    Args:
+        memory: of the guest.
+        frames: of the function.
+        slot: of the call.
+        callers: the return address, and what it stands for where that is a trampoline.
+        further: than the home of the slot.
+    """
     at = (home(frames.count, slot) + further) % frames.count
-    words = struct.pack("<QQQ", slot, caller, CALLER)
+    words = struct.pack("<QQQ", slot, callers[0], callers[-1])
     memory.write(Addr(frames.addr + at * frames.stride), words)
 
 
@@ -54,7 +60,7 @@ def test_a_frame_that_is_found_later_than_its_home_counts_too() -> None:
 def test_what_several_functions_have_taken_over_leads_to_the_first_caller() -> None:
     memory = make_memory()
     enter(memory, F, STACK, CALLER)
-    enter(memory, G, STACK, F.trampoline)
+    enter(memory, G, STACK, F.trampoline, CALLER)
     memory.set_u64(STACK, G.trampoline)
 
     give_callers_back(memory, [F, G])
@@ -64,12 +70,22 @@ def test_what_several_functions_have_taken_over_leads_to_the_first_caller() -> N
 
 def test_of_two_frames_of_one_slot_the_first_is_the_innermost() -> None:
     memory = make_memory()
-    enter(memory, F, STACK, G.trampoline)
-    enter(memory, F, STACK, CALLER, further=2)
-    enter(memory, G, STACK, F.trampoline)
+    enter(memory, F, STACK, G.trampoline, CALLER)
+    enter(memory, F, STACK, CALLER + 8, further=2)
     memory.set_u64(STACK, F.trampoline)
 
     give_callers_back(memory, [F, G])
+
+    assert memory.u64(STACK) == CALLER
+
+
+def test_a_call_that_is_only_kept_and_not_taken_over_says_nothing_of_its_slot() -> None:
+    memory = make_memory()
+    enter(memory, F, STACK, 0)
+    enter(memory, F, STACK, CALLER, further=1)
+    memory.set_u64(STACK, F.trampoline)
+
+    give_callers_back(memory, [F])
 
     assert memory.u64(STACK) == CALLER
 
@@ -120,7 +136,7 @@ def test_the_caller_is_found_whoever_has_taken_the_return_over() -> None:
     memory.set_u64(STACK, CALLER)
     assert find_caller(memory, [F, G], STACK) == CALLER
 
-    enter(memory, G, STACK, F.trampoline, further=2)
+    enter(memory, G, STACK, F.trampoline, CALLER, further=2)
     memory.set_u64(STACK, G.trampoline)
     assert find_caller(memory, [F, G], STACK) == CALLER
 

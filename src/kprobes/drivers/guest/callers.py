@@ -33,8 +33,6 @@ _GUESTS_OWN = (
     "return_to_handler",
 )
 """What the kernel's own return probes and its function graph tracer put into slots."""
-_Callers = dict[int, list[int]]
-"""By slot: where its calls came from, the innermost first."""
 
 
 def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
@@ -48,11 +46,10 @@ def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
         How many return addresses were put back.
     """
     now = remembering(memory)
-    by_trampoline = {
-        frames.trampoline: _callers(now, frames) for frames in tables if frames.trampoline
-    }
-    slots = {slot for callers in by_trampoline.values() for slot in callers}
-    return sum(_give_back(now, slot, by_trampoline) for slot in slots)
+    origins: dict[int, Mapping[int, int]]
+    origins = {frames.trampoline: _origins(now, frames) for frames in tables if frames.trampoline}
+    slots = {slot for found in origins.values() for slot in found}
+    return sum(_give_back(now, slot, origins) for slot in slots)
 
 
 def is_awaited(guest: Guest, tables: Sequence[Frames]) -> bool:
@@ -64,7 +61,7 @@ def is_awaited(guest: Guest, tables: Sequence[Frames]) -> bool:
     theirs = [guest.kernel.symbols.find(name) for name in _GUESTS_OWN]
     addrs = {symbol.addr for symbol in theirs if symbol is not None}
     now = remembering(guest.memory)
-    slots = (slot for frames in tables if frames.trampoline for slot in _callers(now, frames))
+    slots = (slot for frames in tables if frames.trampoline for slot in _origins(now, frames))
     return any(_content(now, slot) in addrs for slot in slots)
 
 
@@ -102,9 +99,7 @@ def find_caller(memory: GuestMemory, tables: Sequence[Frames], slot: Addr) -> Ad
     frames = next((each for each in tables if each.trampoline == caller), None)
     if frames is None:
         return caller
-    table = _table(memory, frames)
-    mine = _taken(frames, table, slot)
-    return Addr(int(table[mine[0], FRAME_ORIGIN // _WORD])) if mine.size else caller
+    return Addr(_origins(memory, frames).get(slot, caller))
 
 
 def home(count: int, slot: int) -> int:
@@ -112,21 +107,19 @@ def home(count: int, slot: int) -> int:
     return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
 
 
-def _callers(memory: GuestMemory, frames: Frames) -> _Callers:
+def _origins(memory: GuestMemory, frames: Frames) -> dict[int, int]:
+    # By slot: where its calls came from that were taken over.
     table = _table(memory, frames)
     slots = table[:, FRAME_SLOT // _WORD]
-    found: _Callers = {}
-    for slot in np.unique(slots[slots != 0]).tolist():
-        found[slot] = table[_taken(frames, table, slot), FRAME_CALLER // _WORD].tolist()
+    is_taken = (slots != 0) & (table[:, FRAME_CALLER // _WORD] != 0)
+    found: dict[int, int] = {}
+    for slot in np.unique(slots[is_taken]).tolist():
+        # Of several the one that the guest itself comes to first is the newest.
+        start = home(frames.count, slot)
+        order = (np.flatnonzero(is_taken & (slots == slot)) - start) % frames.count
+        newest = (int(order.min()) + start) % frames.count
+        found[slot] = int(table[newest, FRAME_ORIGIN // _WORD])
     return found
-
-
-def _taken(frames: Frames, table: NDArray[np.uint64], slot: int) -> NDArray[np.int64]:
-    # Those of a slot, in the order in which the guest itself comes to them.
-    order = (np.arange(frames.count) + home(frames.count, slot)) % frames.count
-    here = table[order]
-    is_taken = here[:, FRAME_CALLER // _WORD] != 0
-    return order[(here[:, FRAME_SLOT // _WORD] == slot) & is_taken]
 
 
 def _table(memory: GuestMemory, frames: Frames) -> NDArray[np.uint64]:
@@ -150,11 +143,10 @@ def _content(memory: GuestMemory, slot: int) -> int | None:
     return None
 
 
-def _give_back(memory: GuestMemory, slot: int, callers: Mapping[Addr, _Callers]) -> bool:
-    found = caller = _content(memory, slot)
-    while caller is not None and callers.get(Addr(caller), {}).get(slot):
-        caller = callers[Addr(caller)][slot].pop(0)
-    if caller is None or caller == found:
+def _give_back(memory: GuestMemory, slot: int, origins: Mapping[int, Mapping[int, int]]) -> bool:
+    held = _content(memory, slot)
+    origin = origins.get(held, {}).get(slot) if held is not None else None
+    if origin is None:
         return False
-    memory.set_u64(slot, caller)
+    memory.set_u64(slot, origin)
     return True

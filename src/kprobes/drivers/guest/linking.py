@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kprobes.arch.facts import Arch, Restored
-from kprobes.codegen.compile import compile_probes, needs_frame
+from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame
 from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.gate import Gate, build_gate
 from kprobes.errors import TargetError, UsageError
@@ -81,6 +81,7 @@ class Linker:
         self._templates: dict[object, Template] = {}
         self._frames_of: dict[Addr, Frames] = {}
         self._bodies: dict[Addr, Addr] = {}
+        self._unasked: dict[Addr, Addr] = {}
         self._gate: Gate | None = None
         self._numbers_left = iter(range(MAX_UPCALLS))
 
@@ -145,7 +146,7 @@ class Linker:
         here = Returning(role=Role.LAND, returns=returns)
         body = self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
         place, number = frames.trampoline, self._number(returns.upcalls)
-        flags = self._changed(returns.probes)
+        flags = self._changed((), (here,))
 
         def landing(at: Addr) -> Detour:
             if number is None:
@@ -162,6 +163,7 @@ class Linker:
         if number is not None:
             copies = landing(at).copies
             self.landings.append(Question(number=number, upcalls=returns.upcalls, copies=copies))
+            self._unasked[place] = self._arena.missed_upcall(number)
 
     def _link(self, plan: Plan) -> Program:
         if _is_shared(plan):
@@ -188,7 +190,7 @@ class Linker:
         tail = self._body(site.addr, (), plan.returning, is_framed=True, is_patched=True)
         always = self._body(site.addr, plan.probes, (), is_framed=True, is_patched=True)
         bodies = [tail, always] if plan.probes else [tail]
-        detour, flags = self._arch.returns.branch_detour, self._changed(plan.recorded)
+        detour, flags = self._arch.returns.branch_detour, self._changed(plan.probes, plan.returning)
 
         def head(place: Addr, tail: Addr, always: Addr | None = None) -> bytes:
             return detour(place, always, tail, displaced, flags=flags)
@@ -245,7 +247,7 @@ class Linker:
         return not is_called or needs_frame(self._arch, plan.probes, plan.returning)
 
     def _head(self, plan: Plan) -> "_Head":
-        arch, site, flags = self._arch, plan.site, self._changed(plan.recorded)
+        arch, site, flags = self._arch, plan.site, self._changed(plan.probes, plan.returning)
 
         def head(place: Addr, body: Addr) -> bytes:
             if site.displaced is not None:
@@ -254,9 +256,9 @@ class Linker:
 
         return head
 
-    def _changed(self, probes: Iterable[Resolved]) -> Restored:
+    def _changed(self, probes: Sequence[Resolved], returning: Sequence[Returning]) -> Restored:
         # A function of the guest's may set and clear more than a body itself does.
-        calls = self._abi.clock is not None or any(probe.calls_guest for probe in probes)
+        calls = calls_guest(self._abi, probes, returning)
         return Restored.ALL if calls else Restored.ARITHMETIC
 
     def _body_of(self, plan: Plan, *, is_framed: bool) -> "_Body":
@@ -302,6 +304,7 @@ class Linker:
         # What is left here belongs to one function.
         frames = next((self._frames_of[e] for e in entries if e in self._frames_of), _NO_FRAMES)
         numbers |= {
+            "unasked": self._unasked.get(frames.trampoline, 0),
             "frames": frames.addr,
             "frame_count": frames.count,
             "trampoline": frames.trampoline,

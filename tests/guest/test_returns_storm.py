@@ -1,0 +1,262 @@
+"""Return probes on what runs all the time, while everything works, and while the tracer dies.
+
+The longer versions, in `make sweep`: entries and returns of all functions that a load reaches, and
+two thousand functions at once for KPROBES_STORM seconds.
+"""
+
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+import kprobes
+from kprobes.drivers.exits import Prover
+from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.drivers.journal import read
+from kprobes.drivers.places import places_of
+from kprobes.model.exits import ReturnWay
+from kprobes.session import Session
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+from kprobes.units import MIB
+from tests.build import hot
+from tests.build.balance import Balance, balance
+from tests.build.running import NET_FILES
+from tests.build.sweep import Nothing, lasting
+from tests.build.victim import (
+    LOAD_FILES,
+    Home,
+    Load,
+    Tracer,
+    Witness,
+    guardians_of,
+    settle,
+    wait_until,
+    witness_of,
+)
+
+pytestmark = pytest.mark.guest
+
+STORM_S = float(os.environ.get("KPROBES_STORM", "9"))
+TWO_MINUTES_S = float(os.environ.get("KPROBES_STORM", "120"))
+AT_ONCE = 2_000
+_PER_BATCH, _EACH_S = 400, 1.0
+_PER_LOOK = 5_000
+AGAIN_S = 1.0
+"""Within this a guest whose tracer died must run and be as before."""
+SETTLED_S = 40.0
+_WAYS = (None, ReturnWay.RETHOOK)
+_SIZE = ArenaSize(code=16 * MIB, ring=32 * MIB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A guest at work on files, processes and its network, and a witness.
+
+    Attributes:
+        reached: functions that ran, each with an entry that can be probed; found when asked for.
+    """
+
+    machine: Machine
+    home: Home
+    witness: Witness
+    load: Load
+    reached: list[str] = field(default_factory=list[str])
+
+    @property
+    def target(self) -> str:
+        return str(self.machine.stub_address)
+
+    @contextmanager
+    def session(self, way: ReturnWay | None = None) -> Generator[Session]:
+        with self.home.entered(), kprobes.attach(self.target, size=_SIZE) as session:
+            session.driver.way = way
+            yield session
+
+    def check(self) -> None:
+        """Check that the guest's own results are right, and its text as it was."""
+        assert self.witness.changes() == []
+        assert self.load.goes_on()
+        assert self.load.mistakes() == ""
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Generator[Scene]:
+    home = Home(tmp_path_factory.mktemp("home"))
+    options = MachineOptions(files=LOAD_FILES | NET_FILES)
+    with Machine.boot(options) as machine:
+        settle(machine)
+        load = Load(machine)
+        machine.start("sh /net.sh 1000")
+        # What the first packets flip in the text, they flip before it is looked at.
+        assert wait_until(lambda: _has_net(machine), 30) is not None
+        assert load.goes_on()
+        witness = witness_of(str(machine.stub_address), home)
+        yield Scene(machine=machine, home=home, witness=witness, load=load)
+
+
+def _has_net(machine: Machine) -> bool:
+    return b"\n" in machine.run("cat /tmp/netrounds 2> /dev/null", 20).output
+
+
+@pytest.fixture(autouse=True)
+def _the_guest_is_well_afterwards(scene: Scene) -> Generator[None]:
+    yield
+    scene.check()
+
+
+def pairs_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return the events of each function: at its entry and at its return."""
+    return {name: (f"in{n}", f"out{n}") for n, name in enumerate(names)}
+
+
+def returning(session: Session, names: Sequence[str]) -> list[str]:
+    """Return those functions whose returns can be probed."""
+    guest = session.driver.guest
+    prover = Prover(places_of(guest).text, guest.arch.patch)
+    symbols = session.kernel.symbols
+    ways = {name: prover.classify(symbols.named(name)).exits.way for name in names}
+    return [name for name, way in ways.items() if way is not ReturnWay.REFUSED]
+
+
+def hot_functions(scene: Scene, session: Session) -> list[str]:
+    return returning(session, [name for name in hot.ALL if scene.witness.is_probeable(name)])
+
+
+def balanced(session: Session, names: Sequence[str], for_s: float) -> Balance:
+    pairs = pairs_of(names)
+    session.definitions = []
+    lines = [f"p:{into} {name}\nr:{out} {name}" for name, (into, out) in pairs.items()]
+    session.probe("\n".join(lines))
+    with session.record() as trace:
+        time.sleep(for_s)
+    assert trace.counts is not None
+    counts = trace.counts
+    assert (counts.damaged, sum(counts.missed.values()), sum(counts.unkept.values())) == (0, 0, 0)
+    assert counts.lost == 0
+    return balance(trace, pairs)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_every_entry_of_hot_functions_has_its_return(
+    scene: Scene, way: ReturnWay | None, record_property: Callable[[str, object], None]
+) -> None:
+    with scene.session(way) as session:
+        names = hot_functions(scene, session)
+        found = balanced(session, names[::2], for_s=STORM_S / 9)
+
+    record_property("records", (found.entries, found.returns, found.begun_before, found.inside))
+    assert found.wrong == ()
+    assert len(found.reached) >= 50
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_return_probes_come_and_go_in_a_storm(scene: Scene, way: ReturnWay | None) -> None:
+    with scene.session(way) as session:
+        names = hot_functions(scene, session)
+        session.probe("\n".join(f"r:out{n} {name}" for n, name in enumerate(names)))
+        for _ in range(5):
+            counts = session.stream(Nothing(), is_done=lasting(STORM_S / 9))
+
+            assert scene.witness.changes() == []
+            assert counts.damaged == 0
+            assert sum(counts.recorded.values()) > 1000
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_a_killed_tracers_calls_in_progress_return_to_their_callers(
+    scene: Scene, way: ReturnWay | None
+) -> None:
+    with scene.session() as session:
+        names = hot_functions(scene, session)
+    definitions = "\n".join(f"r:out{n} {name} ret=%ax" for n, name in enumerate(names))
+
+    kill_in_a_storm(scene, definitions, way, for_s=1.0)
+
+
+def kill_in_a_storm(scene: Scene, definitions: str, way: ReturnWay | None, for_s: float) -> None:
+    options = ("--returns", way) if way is not None else ()
+    with Tracer(scene.home, scene.target, definitions, *options) as tracer:
+        tracer.wait_for("armed")
+        time.sleep(for_s)
+        assert scene.witness.changes() != []
+        tracer.kill()
+
+        assert wait_until(lambda: _is_well(scene), AGAIN_S) is not None
+    # It has its memory back only when no return address and no frame leads there any more.
+    assert wait_until(lambda: not guardians_of(scene.target), SETTLED_S) is not None
+    for journal in scene.home.journals:
+        assert read(journal).is_done
+        journal.unlink()
+    scene.check()
+
+
+def _is_well(scene: Scene) -> bool:
+    return scene.witness.is_pristine() and scene.witness.runs_within(0.1)
+
+
+def reached(scene: Scene, session: Session) -> list[str]:
+    """Return all functions that the load makes run within seconds."""
+    if not scene.reached:
+        symbols = [s for s in session.kernel.symbols.glob("*") if s.is_text and not s.module]
+        names = sorted({s.name for s in symbols if scene.witness.is_probeable(s.name)})
+        for at in range(0, len(names), _PER_LOOK):
+            scene.reached.extend(_running(session, names[at : at + _PER_LOOK]))
+    return scene.reached
+
+
+def _running(session: Session, names: Sequence[str]) -> list[str]:
+    session.definitions = []
+    session.probe("\n".join(f"p:f{n} {name}" for n, name in enumerate(names)))
+    counts = session.stream(Nothing(), is_done=lasting(2 * _EACH_S))
+    return [name for n, name in enumerate(names, 1) if counts.recorded.get(n, 0)]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("way", _WAYS)
+def test_entries_of_two_thousand_functions_equal_returns_and_tasks_inside(
+    scene: Scene, way: ReturnWay | None, record_property: Callable[[str, object], None]
+) -> None:
+    seen: set[str] = set()
+    sums = [0, 0, 0, 0]
+    wrong: list[str] = []
+    with scene.session(way) as session:
+        names = returning(session, reached(scene, session))
+        for at in range(0, len(names), _PER_BATCH):
+            found = balanced(session, names[at : at + _PER_BATCH], _EACH_S)
+            wrong += found.wrong
+            seen |= found.reached
+            parts = (found.entries, found.returns, found.begun_before, found.inside)
+            sums = [a + b for a, b in zip(sums, parts, strict=True)]
+            scene.check()
+
+    record_property("functions, entries, returns, begun before, inside", (len(seen), *sums))
+    assert wrong == []
+    assert sums[0] - sums[1] == sums[3] - sums[2]
+    assert len(seen) >= AT_ONCE
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("way", _WAYS)
+def test_two_thousand_functions_at_once_for_two_minutes(
+    scene: Scene, way: ReturnWay | None, record_property: Callable[[str, object], None]
+) -> None:
+    with scene.session(way) as session:
+        names = returning(session, reached(scene, session))[:AT_ONCE]
+        assert len(names) == AT_ONCE
+        lines = [f"r:out{n} {name} ret=%ax" for n, name in enumerate(names)]
+        session.probe("\n".join(lines))
+        counts = session.stream(Nothing(), is_done=lasting(TWO_MINUTES_S))
+        returned = sum(count > 0 for count in counts.recorded.values())
+
+    record_property(
+        "returned, records, lost", (returned, sum(counts.recorded.values()), counts.lost)
+    )
+    scene.check()
+    assert counts.damaged == 0
+    assert returned > AT_ONCE * 0.9
+
+    kill_in_a_storm(scene, "\n".join(lines), way, for_s=TWO_MINUTES_S / 4)
