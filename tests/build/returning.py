@@ -22,8 +22,10 @@ from kprobes.model.returns import (
 from kprobes.units import U64, Addr
 from tests.build.filtered import known_of
 from tests.build.kernel import SITE, TEXT, make_probe
-from tests.build.machine import MAILBOX, Machine, State
+from tests.build.machine import KERNEL, MAILBOX, Machine, State
 
+UNASKED = KERNEL + 0x1800
+"""Counts returns that Python is not asked about."""
 CALLERS = TEXT + 0x7100
 """Where functions are called from: one return address every 16 bytes."""
 RETURN = bytes.fromhex("c3cccccccc")
@@ -182,6 +184,7 @@ class Function:
         return {
             **self.machine.numbers(self.returns.probes),
             "site": site,
+            "unasked": UNASKED,
             "frames": frames.addr,
             "frame_count": frames.count,
             "trampoline": frames.trampoline,

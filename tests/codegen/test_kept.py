@@ -19,11 +19,12 @@ from kprobes.model.resolved import (
     StackValue,
 )
 from kprobes.model.returns import Returning, Returns, Role
+from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 from tests.build.kernel import SITE, TEXT
 from tests.build.machine import ABI, CLOCK, CODE, KERNEL, NO_RESCHED, STACK, Machine, random_state
 from tests.build.records import records
-from tests.build.returning import CALLERS, Function, return_probe, run
+from tests.build.returning import CALLERS, UNASKED, Function, return_probe, run
 
 SCRIPT = KERNEL + 0x1000
 KEPT: tuple[Operand, ...] = (
@@ -196,3 +197,35 @@ def test_flags_are_safe_where_nothing_of_the_guest_s_is_called() -> None:
     assert calls_guest(ABI, [probe_of(load)])
     assert not calls_guest(ABI, [probe_of(KEPT[0])])
     assert calls_guest(replace(ABI, clock=Addr(CLOCK)), [probe_of(KEPT[0])])
+
+
+@pytest.mark.parametrize(
+    ("way", "kept", "unasked"),
+    [
+        (ReturnWay.RETHOOK, (), 3),
+        (ReturnWay.RETHOOK, KEPT[:1], 3),
+        (ReturnWay.TAIL, (), 3),
+        (ReturnWay.TAIL, KEPT[:1], 3),
+        (ReturnWay.RETINSN, KEPT[:1], 0),
+    ],
+)
+def test_python_is_not_asked_about_returns_that_no_frame_is_free_for_and_that_is_counted(
+    way: ReturnWay, kept: tuple[Operand, ...], unasked: int
+) -> None:
+    machine = Machine()
+    upcall = Upcall(number=1, addr=Addr(SITE), is_after=False, serve=lambda _: None)
+    returns = Returns(entry=Addr(SITE), way=way, probes=(probe_of(),), kept=kept, upcalls=(upcall,))
+    f = Function(machine, returns, count=2)
+    machine.cpu.set_number(UNASKED, 0)
+    for number in range(16):
+        machine.cpu.add_exit(CALLERS + 16 * number)
+    f.arm()
+    jumps = [f.tail.addr] if way is ReturnWay.TAIL else []
+    for number in range(2):
+        called(machine, f, *([] if kept else jumps), f.sleep, sp=STACK + 0x1000 + 8 * number)
+    assert (machine.cpu.number(UNASKED), len(f.used())) == (0, 2)
+
+    for number in range(3):
+        called(machine, f, *jumps, f.leave.addr, sp=STACK + 0x2000 + 8 * number)
+
+    assert machine.cpu.number(UNASKED) == unasked

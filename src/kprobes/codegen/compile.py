@@ -108,7 +108,8 @@ def compile_probes(  # noqa: PLR0913 - all that machine code depends on
 
     Returns:
         A template with the symbols ``site``; ``event0`` ... per probe, those of ``returning``
-        last; ``frames``, ``frame_count`` and ``trampoline`` of that function; the names of
+        last; ``frames``, ``frame_count`` and ``trampoline`` of that function, and ``unasked``, its
+        counter of returns that Python is not asked about; the names of
         ``Readers``; and ``clock``.
     """
     form = Form(

@@ -65,8 +65,12 @@ def check(context: Context, event: str, out: str) -> None:
 def count(context: Context, event: str, counters: int) -> None:
     """Add one to the counter of an event among those of all events."""
     f = context.out
-    place = f.op("add", f.op("shl", f.address_of(event), 3), counters)
-    f.asm(context.code.locked_increment, "r,~{flags},~{memory}", [place])
+    count_at(context, f.op("add", f.op("shl", f.address_of(event), 3), counters))
+
+
+def count_at(context: Context, place: Value) -> None:
+    """Add one to the u64 at an address."""
+    context.out.asm(context.code.locked_increment, "r,~{flags},~{memory}", [place])
 
 
 def context_number(context: Context) -> Value:

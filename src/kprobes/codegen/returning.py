@@ -58,7 +58,7 @@ class _Roles:
     def enter(self, *, is_hooked: bool) -> None:
         f = self.context.out
         out = f.label("out")
-        frame = self._inserted(out)
+        frame = self._inserted(out, is_seen=not is_hooked)
         f.store(f.op("add", frame, FRAME_EXIT), const(0))
         self._keep(frame)
         if is_hooked:
@@ -70,9 +70,15 @@ class _Roles:
         f, context = self.context.out, self.context
         out = f.label("out")
         if self.returns.keeps:
-            frame = frames.find(context, self._table, context.stack, out, is_taken=False)
+            absent, kept = f.label("absent"), f.label("kept")
+            frame = frames.find(context, self._table, context.stack, absent, is_taken=False)
+            f.jump(kept)
+            f.place(absent)
+            self._count_unasked()
+            f.jump(out)
+            f.place(kept)
         else:
-            frame = self._inserted(out)
+            frame = self._inserted(out, is_seen=False)
         f.store(f.op("add", frame, FRAME_EXIT), f.address_of("site"))
         self._take_over(frame)
         f.jump(out)
@@ -106,7 +112,8 @@ class _Roles:
         f.emit("unreachable")
         f.place(landed)
 
-    def _inserted(self, out: str) -> Value:
+    def _inserted(self, out: str, *, is_seen: bool) -> Value:
+        # Where there is no room Python does not see the return, unless it does so without a frame.
         f, context = self.context.out, self.context
         full, inserted = f.label("full"), f.label("inserted")
         frame = frames.insert(context, self._table, context.stack, full)
@@ -114,9 +121,17 @@ class _Roles:
         f.place(full)
         for index in range(self.first, self.first + len(self.returns.probes)):
             guard.count(context, f"event{index}", context.abi.unkept)
+        if not is_seen:
+            self._count_unasked()
         f.jump(out)
         f.place(inserted)
         return frame
+
+    def _count_unasked(self) -> None:
+        context = self.context
+        if self.returns.upcalls:
+            place = context.out.value("i64", context.code.address.format("unasked"))
+            guard.count_at(context, place)
 
     def _keep(self, frame: Value) -> None:
         f, context = self.context.out, self.context

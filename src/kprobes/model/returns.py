@@ -134,4 +134,4 @@ class Returning:
         """What its machine code depends on: equal shapes differ in numbers only."""
         returns = self.returns
         probes = tuple(probe.shape for probe in returns.probes)
-        return self.role, returns.kept, returns.is_timed, probes
+        return self.role, returns.kept, returns.is_timed, bool(returns.upcalls), probes

@@ -130,6 +130,10 @@ class Arena:
         """What is where in it."""
         return MailboxLayout(cpus=self.cpus)
 
+    def missed_upcall(self, number: int) -> Addr:
+        """Return the counter of what was asked by a number and not answered."""
+        return Addr(self.mailbox + self.mailbox_layout.missed + 8 * number)
+
     @property
     def block(self) -> Addr:
         """Where the guest's callback for breakpoints is described."""

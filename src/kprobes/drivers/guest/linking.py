@@ -81,6 +81,7 @@ class Linker:
         self._templates: dict[object, Template] = {}
         self._frames_of: dict[Addr, Frames] = {}
         self._bodies: dict[Addr, Addr] = {}
+        self._unasked: dict[Addr, Addr] = {}
         self._gate: Gate | None = None
         self._numbers_left = iter(range(MAX_UPCALLS))
 
@@ -162,6 +163,7 @@ class Linker:
         if number is not None:
             copies = landing(at).copies
             self.landings.append(Question(number=number, upcalls=returns.upcalls, copies=copies))
+            self._unasked[place] = self._arena.missed_upcall(number)
 
     def _link(self, plan: Plan) -> Program:
         if _is_shared(plan):
@@ -302,6 +304,7 @@ class Linker:
         # What is left here belongs to one function.
         frames = next((self._frames_of[e] for e in entries if e in self._frames_of), _NO_FRAMES)
         numbers |= {
+            "unasked": self._unasked.get(frames.trampoline, 0),
             "frames": frames.addr,
             "frame_count": frames.count,
             "trampoline": frames.trampoline,
