@@ -268,9 +268,9 @@ def test_two_thousand_functions_at_once_for_two_minutes(
         counts = session.stream(Nothing(), is_done=lasting(TWO_MINUTES_S))
         returned = sum(count > 0 for count in counts.recorded.values())
 
-    record_property(
-        "returned, records, lost", (returned, sum(counts.recorded.values()), counts.lost)
-    )
+    figures = returned, sum(counts.recorded.values()), counts.lost
+    record_property("returned, records, lost", figures)
+    _log.info("%d functions returned, %d records, %d lost", *figures)
     scene.check()
     assert counts.damaged == 0
     assert returned > AT_ONCE * 0.9
