@@ -39,7 +39,7 @@ from kprobes.model.upcall import Upcall, Waiting
 from kprobes.session import Session
 from kprobes.transport.stub import Stub
 from kprobes.transport.wire import Wire
-from kprobes.units import Addr
+from kprobes.units import MIB, Addr
 
 _CALL_S = 0.002
 Fail = Callable[[], None]
@@ -71,7 +71,7 @@ def say(word: str, **facts: object) -> None:
 
 
 def _trace(args: Any) -> None:
-    size = ArenaSize(ring=args.ring) if args.ring else None
+    size = ArenaSize(ring=args.ring or None, code=args.code * MIB)
     with kprobes.attach(args.target, size=size) as session:
         say("attached", release=session.kernel.release)
         session.driver.strategy, session.driver.way = args.strategy, args.returns
@@ -116,6 +116,7 @@ def _arguments() -> Any:
     parser.add_argument("--fail", default="")
     parser.add_argument("--interrupt", action="store_true")
     parser.add_argument("--ring", type=int, default=0)
+    parser.add_argument("--code", type=int, default=1, help="MiB for the code of probes")
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
     parser.add_argument("--asks-at-return", default="", help="one whose returns wait for ever")
     parser.add_argument("--strategy", type=Strategy)

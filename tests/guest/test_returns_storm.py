@@ -197,7 +197,7 @@ def test_a_killed_tracers_calls_in_progress_return_to_their_callers(
 
 
 def kill_in_a_storm(scene: Scene, definitions: str, way: ReturnWay | None, for_s: float) -> None:
-    options = ("--returns", way) if way is not None else ()
+    options = ("--code", "16", *(("--returns", way) if way is not None else ()))
     with Tracer(scene.home, scene.target, definitions, *options) as tracer:
         tracer.wait_for("armed")
         time.sleep(for_s)
@@ -264,15 +264,17 @@ def test_two_thousand_functions_at_once_for_two_minutes(
         names = returning(session, reached(scene, session))[:AT_ONCE]
         assert len(names) == AT_ONCE
         lines = [f"r:out{n} {name} ret=%ax" for n, name in enumerate(names)]
+        session.definitions = []
         session.probe("\n".join(lines))
         counts = session.stream(Nothing(), is_done=lasting(TWO_MINUTES_S))
         returned = sum(count > 0 for count in counts.recorded.values())
 
-    record_property(
-        "returned, records, lost", (returned, sum(counts.recorded.values()), counts.lost)
-    )
+    figures = returned, sum(counts.recorded.values()), counts.lost
+    record_property("returned, records, lost", figures)
+    _log.info("%d functions returned, %d records, %d lost", *figures)
     scene.check()
     assert counts.damaged == 0
-    assert returned > AT_ONCE * 0.9
+    # Not all that a load reaches it reaches every time, and a flood of records may hide one.
+    assert returned > AT_ONCE * 0.7
 
     kill_in_a_storm(scene, "\n".join(lines), way, for_s=TWO_MINUTES_S / 4)
