@@ -17,7 +17,7 @@ from kprobes.drivers.guest.clock import GuestClock, TscClock, clock_function, op
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
 from kprobes.drivers.guest.lending import await_exit, settle
-from kprobes.drivers.guest.linking import frames_size
+from kprobes.drivers.guest.linking import frame_counts, frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, can_ask, check
@@ -38,7 +38,7 @@ from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
 _CODE_OF_PLAN = 1024
-"""Bytes of code that most plans take at most."""
+"""Bytes of code that a plan, or a trampoline, takes on average at most."""
 _AWAITED_FRAMES = _ASKED_FRAMES = 1 * MIB
 _LOOK_S = 0.5
 """Between looks whether room was missing."""
@@ -304,7 +304,9 @@ class GuestDriver:
         if can_ask(self.guest):
             # Handlers come while a recording runs, whose memory must stay.
             frames += _ASKED_FRAMES
-        code = max(self._size.code, -(-len(self.plans) * _CODE_OF_PLAN // MIB) * MIB)
+        # A function whose returns are taken over has a trampoline besides.
+        pieces = len(self.plans) + len(frame_counts(self.plans))
+        code = max(self._size.code, -(-pieces * _CODE_OF_PLAN // MIB) * MIB)
         return replace(self._size, code=code, frames=frames)
 
     def _check_kernel(self) -> None:
