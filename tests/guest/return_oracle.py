@@ -6,9 +6,10 @@ over last, ours come first again; a return that we took over at the entry comes 
 trampoline first, and from there to ours.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kprobes.drivers.guest.recorder import Counts
 from kprobes.model.exits import ReturnWay
@@ -22,6 +23,7 @@ _BUFFER_KIB = 16384
 _AT_ONCE = 100
 """Definitions that fit into one command."""
 _ARROW = " <- "
+_END = "the load is over"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +33,15 @@ class Recorded:
     Attributes:
         counts: ours.
         misses: of the kernel's own, by event, during this load.
+        end_us: when ours was still armed, and all that had returned was recorded. Behind it a call
+            that the kernel's own holds returns to ours once more, however late.
     """
 
     compared: Comparison
     counts: Counts
     native: Native
     misses: Counter[str]
+    end_us: int
 
     def functions(self, names: Iterable[str]) -> set[str]:
         """Return those of some events that both have recorded."""
@@ -47,6 +52,8 @@ class Recorded:
         left = Counter(self.misses)
         found: list[Hit] = []
         for hit in self.compared.ours_only:
+            if hit.ts_us >= self.end_us:
+                continue
             left[hit.event] -= 1
             if left[hit.event] < 0:
                 found.append(hit)
@@ -58,8 +65,12 @@ class Recorded:
         first: dict[oracle.Stream, int] = {}
         for _, native in self.compared.pairs:
             first.setdefault(native.stream, native.ts_us)
-        hits = self.compared.native_only
+        hits = (hit for hit in self.compared.native_only if hit.ts_us < self.end_us)
         return [hit for hit in hits if hit.ts_us > first.get(hit.stream, hit.ts_us)]
+
+    def wrong_values(self) -> list[tuple[Hit, Hit]]:
+        """Return the pairs of which a field's text differs."""
+        return [pair for pair in self.compared.wrong_values() if pair[1].ts_us < self.end_us]
 
 
 class Pair:
@@ -82,7 +93,8 @@ class Pair:
         self._files.run(": > trace; echo 1 > tracing_on")
         with session.record() as trace:
             assert session.run(load, timeout_s=120).status == 0
-        native = self._files.read()
+            self._files.run(f"sleep 0.05; echo {_END} > trace_marker; sleep 0.05")
+        end_us, native = _cut(self._files.read())
         plans = session.driver.plans
         fields = oracle.fields_of_layouts(p.layout for plan in plans for p in plan.recorded)
         ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
@@ -92,6 +104,7 @@ class Pair:
             counts=trace.counts,
             native=native,
             misses=Counter(native.misses) - Counter(before),
+            end_us=end_us,
         )
 
     def disarm(self) -> None:
@@ -107,6 +120,13 @@ class Pair:
         ]
         parts = (adds[at : at + _AT_ONCE] for at in range(0, len(adds), _AT_ONCE))
         return {name for part in parts for name in self._files.run("".join(part)).split()}
+
+
+def _cut(native: Native) -> tuple[int, Native]:
+    # The time of our mark, and what was recorded besides it.
+    (found,) = re.finditer(rf".* (\d+)\.(\d{{6}}): tracing_mark_write: {_END}\n", native.text)
+    rest = native.text[: found.start()] + native.text[found.end() :]
+    return int(found[1]) * 1_000_000 + int(found[2]), replace(native, text=rest)
 
 
 def _hooked(session: Session) -> set[str]:

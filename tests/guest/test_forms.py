@@ -106,8 +106,8 @@ def test_other_places_are_refused(session: Session) -> None:
     session.definitions.clear()
     with pytest.raises(DefinitionError, match="boundary"):
         session.probe("p vfs_read+1")
-    with pytest.raises(RefusedError, match="return"):
-        session.probe("r vfs_read ret=$retval")
+    with pytest.raises(RefusedError, match="never returns"):
+        session.probe("r do_exit")
     with pytest.raises(DefinitionError):
         session.probe("p vfs_read+1 $arg1")
 
