@@ -31,7 +31,9 @@ from tests.guest.return_oracle import Pair, Recorded, function_of, returned_valu
 pytestmark = pytest.mark.guest
 
 _MOST = 1500
-_FUNCTIONS = {"bookworm": 300, "bookworm-backports": 60, "sid": 60}
+_FUNCTIONS = {"bookworm": 300}
+"""Elsewhere calls of ours that sleep in the kernel's own probes may keep the second load from
+being recorded: test_returned_forms.py compares other kernels, function by function."""
 _SPARE = 1.15
 """More are probed: some are not reached in every load."""
 
