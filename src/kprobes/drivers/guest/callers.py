@@ -1,8 +1,8 @@
-"""Giving calls in progress their return addresses back, from outside.
+"""Calls in progress, from outside: their return addresses given back, and dead ones' frames freed.
 
 A call that a return probe has taken over returns to a trampoline of ours; its frame, drawn in
-``model.returns``, knows where it came from. A frame is never freed from here: who has just returned
-to the trampoline still looks for it.
+``model.returns``, knows where it came from. Giving the address back does not free the frame: who
+has just returned to the trampoline still looks for it.
 """
 
 from collections.abc import Mapping, Sequence
