@@ -10,12 +10,14 @@ from typing import cast
 import pytest
 
 from kprobes.arch.x86_64.facts import X86_64
+from kprobes.drivers.guest.callers import free_dead_calls
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.lending import await_exit
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.stacks import is_anyone_inside
 from kprobes.drivers.loans import Call, Kind, Ledger, Loan
 from kprobes.errors import TargetError
+from kprobes.model.returns import FRAME_VALUES, Frames
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
 from tests.build.guest import CODE, CPUS, DATA, PERCPU, make_memory
@@ -322,3 +324,26 @@ def test_who_goes_from_a_breakpoint_s_exception_into_the_code_is_waited_for(
     await_exit(replace(guest, stub=cast("Stub", stub)), ledger, otherwise="")
 
     assert stub.way == []
+
+
+FRAMES = Frames(addr=Addr(DATA + 0x4_0000), count=3, stride=FRAME_VALUES, trampoline=Addr(CODE))
+LIVE, DEAD = CPU_STACKS + SIZE - 32, DATA + 0x3_8000
+
+
+def _slots(memory: GuestMemory) -> list[int]:
+    return [memory.u64(Addr(FRAMES.addr + FRAMES.stride * n)) for n in range(FRAMES.count)]
+
+
+@pytest.mark.parametrize(("rip", "left"), [(TEXT, [LIVE, 0, 0]), (CODE, [LIVE, 0, DEAD])])
+def test_frames_of_dead_calls_are_freed_unless_somebody_is_in_our_code(
+    rip: int, left: list[int]
+) -> None:
+    guest, vcpus, memory = _guest()
+    vcpus.all[1]["rip"] = rip
+    for n, slot in enumerate([LIVE, 0, DEAD]):
+        memory.set_u64(Addr(FRAMES.addr + FRAMES.stride * n), slot)
+
+    freed = free_dead_calls(guest, [FRAMES], [(Addr(CODE), Addr(CODE + 0x1000))])
+
+    assert freed == left.count(0) - 1
+    assert _slots(memory) == left
