@@ -116,12 +116,16 @@ class Function:
         if self.returns.way is ReturnWay.TAIL:
             self.patch(self.tail, Role.TAIL)
 
-    def enter(self, role: Role) -> None:
-        """Have the entry call what is to be done there."""
+    def enter(self, role: Role, probes: Sequence[Resolved] = ()) -> None:
+        """Have the entry call what is to be done there, behind its own probes."""
         machine, returning = self.machine, [Returning(role=role, returns=self.returns)]
-        is_framed = needs_frame(X86_64, (), returning)
-        template = compile_probes(X86_64, machine.abi, (), returning=returning, is_framed=is_framed)
-        body = machine.put(lambda place: template.link(place, self._numbers(self.addr)))
+        is_framed = needs_frame(X86_64, probes, returning)
+        template = compile_probes(
+            X86_64, machine.abi, probes, returning=returning, is_framed=is_framed
+        )
+        recorded = (*probes, *self.returns.probes)
+        numbers = self._numbers(self.addr) | machine.numbers(recorded)
+        body = machine.put(lambda place: template.link(place, numbers), probes)
         if is_framed:
             called = body
             body = machine.put(lambda place: X86_64.site.entry(place, called, None))

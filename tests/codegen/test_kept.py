@@ -94,23 +94,49 @@ def test_memory_at_what_the_entry_has_kept_is_read_at_the_return() -> None:
     assert records(machine, 0)[0].values == (55,)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_time_of_the_entry_is_told_at_the_return(way: ReturnWay) -> None:
-    machine = Machine(replace(ABI, clock=Addr(CLOCK)))
+def timed_probe() -> Resolved:
+    """A return probe whose one field is the time of the entry."""
     probe = probe_of(EntryCounter())
     timed = replace(probe.fetches[0].field, storage=Storage.DURATION)
-    probe = replace(
+    return replace(
         probe,
         fetches=(replace(probe.fetches[0], field=timed),),
         layout=replace(probe.layout, fields=(timed,)),
     )
-    f = function_of(machine, way, probe, is_timed=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_time_of_the_entry_is_told_at_the_return(way: ReturnWay) -> None:
+    machine = Machine(replace(ABI, clock=Addr(CLOCK)))
+    f = function_of(machine, way, timed_probe(), is_timed=True)
 
     called(machine, f, f.leave.addr)
 
     (record,) = records(machine, 0)
     # The first and the second question to the clock.
     assert (record.values, record.counter) == ((1001,), 1002)
+
+
+@pytest.mark.parametrize("role", [Role.ENTER, Role.HOOK])
+@pytest.mark.parametrize(
+    ("filters", "entries"), [(("",), [1001]), (("", ""), [1001, 1002]), (("a == 1",), [])]
+)
+def test_a_call_is_timed_from_its_entrys_last_record_on(
+    role: Role, filters: tuple[str, ...], entries: list[int]
+) -> None:
+    machine = Machine(replace(ABI, clock=Addr(CLOCK)))
+    way = ReturnWay.RETHOOK if role is Role.HOOK else ReturnWay.RETINSN
+    f = function_of(machine, way, timed_probe(), is_timed=True)
+    probes = [return_probe("p f a=%di", text, event_id=n) for n, text in enumerate(filters, 2)]
+    f.enter(role, probes)
+
+    called(machine, f, f.leave.addr, di=7)
+
+    *found, last = records(machine, 0)
+    assert [record.counter for record in found] == entries
+    # Nobody asks the clock once more, unless nothing was recorded.
+    entered = entries[-1] if entries else 1001
+    assert (last.values, last.counter) == ((entered,), entered + 1)
 
 
 @pytest.mark.parametrize("way", WAYS)

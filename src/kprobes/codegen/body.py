@@ -63,6 +63,23 @@ def time(context: Context) -> Value:
     return context.out.call("clock", ())
 
 
+def stamp(context: Context) -> Value:
+    """Return the time of the hit's last record, or the time where nothing has been recorded."""
+    f, stamped = context.out, context.stamped
+    if stamped is None:
+        return time(context)
+    before, asked, known = (f.label(hint) for hint in ("before", "asked", "known"))
+    f.jump(before)
+    f.place(before)
+    found = f.read(stamped)
+    f.branch(f.compare("eq", found, 0), asked, known, is_likely=False)
+    f.place(asked)
+    now = time(context)
+    f.jump(known)
+    f.place(known)
+    return f.phi({before: found, asked: now})
+
+
 def _filter(context: Context, probe: Resolved, index: int) -> filters.Emitter:
     return filters.Emitter(
         context=context,
@@ -76,7 +93,10 @@ def _emit_record(context: Context, probe: Resolved, index: int, leave: str) -> N
     f, layout = context.out, probe.layout
     size = layout.size + fetch.room_for_strings(layout)
     word, address = _reserve(context, size, leave)
-    f.store(f.op("add", address, record.COUNTER), time(context))
+    now = time(context)
+    f.store(f.op("add", address, record.COUNTER), now)
+    if context.stamped is not None:
+        f.assign(context.stamped, now)
     if layout.faults_offset is not None:
         _clear_faults(f, layout, address)
     # Fields before the header: registers that are stored are free for its work.

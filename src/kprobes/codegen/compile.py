@@ -4,7 +4,7 @@ Probes of one shape share a template: what differs between them (event ids, coun
 in when the template is linked, so a thousand probes cost one compilation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,8 +44,8 @@ attributes #0 = {{
 
 _FUNCTION = """define {kind} i64 @{name}({parameters}) #0 {{
 {lines}
-  ret i64 poison
 }}"""
+_RETURN = "ret i64 poison"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +135,7 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
         chosen = open_context()
         _emit_choice(chosen, probes[0])
         body.emit_probe(context, probes[0], 0)
+        context.out.emit(_RETURN)
         functions = [
             _function(arch, "probe", chosen.out),
             _function(arch, "record", context.out, kind="internal "),
@@ -142,7 +143,8 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
     else:
         body.emit_probes(context, probes, 0)
         roles.emit(context, form.returning, len(probes))
-        functions = [_function(arch, "probe", context.out)]
+        context.out.emit(_RETURN)
+        functions = [_function(arch, "probe", context.out), *_routines(context)]
     count = len(probes) + sum(len(each.returns.probes) for each in form.returning)
     # An event's number fits an instruction's operand.
     externals = {"site": "", "trampoline": "", "frame_count": ", !absolute_symbol !4"}
@@ -165,15 +167,25 @@ def _emit_choice(context: Context, probe: Resolved) -> None:
     done = f.value("i64", f"musttail call {code.convention} i64 @record({given})")
     f.emit(f"ret {done}")
     f.place(rejected)
+    f.emit(_RETURN)
 
 
-def _function(arch: Arch, name: str, out: Function, *, kind: str = "") -> str:
+def _function(
+    arch: Arch, name: str, out: Function, *, kind: str = "", parameters: Sequence[str] = ()
+) -> str:
+    given = parameters or arch.code.parameters
     return _FUNCTION.format(
         kind=f"{kind}{arch.code.convention}",
         name=name,
-        parameters=", ".join(f"i64 %{parameter}" for parameter in arch.code.parameters),
+        parameters=", ".join(f"i64 %{parameter}" for parameter in given),
         lines="\n".join(out.lines),
     )
+
+
+def _routines(context: Context) -> Iterator[str]:
+    for name, routine in context.routines.items():
+        given = routine.parameters
+        yield _function(context.arch, name, routine.out, kind="internal ", parameters=given)
 
 
 def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
@@ -193,7 +205,9 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
     registers["ip"] = out.op("add", out.address_of("site"), 1)
     scratch = out.value("ptr", "alloca i64, align 8")
     registers["scratch"] = out.value("i64", f"ptrtoint {scratch} to i64")
-    return Context(out=out, abi=abi, arch=arch, registers=registers, stack=stack)
+    is_timed = any(each.returns.is_timed for each in form.returning)
+    stamped = out.variable() if is_timed and form.probes else None
+    return Context(out=out, abi=abi, arch=arch, registers=registers, stack=stack, stamped=stamped)
 
 
 def _return_slot(out: Function) -> Value:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kprobes.codegen.context import Context
+from kprobes.codegen.context import Context, rarely
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.model.returns import (
     FRAME_CALLER,
@@ -20,6 +20,8 @@ from kprobes.model.returns import (
 )
 
 _WORD = 8
+_SLOT, _CALLER = Value("i64", "%slot"), Value("i64", "%caller")
+"""What functions of their own are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +33,113 @@ class Table:
     stride: Value
 
 
-def own_table(context: Context, stride: int) -> Table:
-    """Return the frames of the function whose returns are probed here."""
+def insert(context: Context, stride: int, slot: Value, full: str) -> Value:
+    """Return a frame for the newest call of a slot, not taken over; or go to ``full``."""
+    f = context.out
+    free, claimed, other, inserted = (
+        f.label(hint) for hint in ("free", "claimed", "other", "inserted")
+    )
+    first = _first(context, stride, slot)
+    f.branch(
+        f.compare("eq", f.load(f.op("add", first, FRAME_SLOT)), 0), free, other, is_likely=True
+    )
+    f.place(free)
+    f.branch(f.exchange(first, const(0), slot), claimed, other, is_likely=True)
+    f.place(claimed)
+    f.jump(inserted)
+    f.place(other)
+    further = rarely(
+        context, "insert_frame", {"slot": slot}, lambda inner: _insert(inner, stride, _SLOT)
+    )
+    elsewhere = _unless_none(f, further, full)
+    f.jump(inserted)
+    f.place(inserted)
+    return f.phi({claimed: first, elsewhere: further})
+
+
+def find(context: Context, stride: int, slot: Value, absent: str, *, is_taken: bool) -> Value:
+    """Return the frame of the newest call of a slot; or go to ``absent``.
+
+    Args:
+        context: what is being written.
+        stride: bytes of a frame.
+        slot: of the call.
+        absent: where to go when there is none.
+        is_taken: whether it is the newest whose return was taken over; else the newest of all,
+            which must not have been: if it was, the newest call has no frame.
+    """
+    f = context.out
+    same, here, other, found = (f.label(hint) for hint in ("same", "here", "other", "found"))
+    first = _first(context, stride, slot)
+    word = f.load(f.op("add", first, FRAME_SLOT))
+    f.branch(f.compare("eq", word, slot), same, other, is_likely=True)
+    f.place(same)
+    caller = f.load(f.op("add", first, FRAME_CALLER))
+    is_it = f.compare("ne" if is_taken else "eq", caller, 0)
+    f.branch(is_it, here, other if is_taken else absent, is_likely=True)
+    f.place(here)
+    f.jump(found)
+    f.place(other)
+
+    def search(inner: Context) -> Value:
+        return _search(inner, _own_table(inner, stride), _SLOT, is_taken=is_taken)
+
+    name = "find_taken" if is_taken else "find_newest"
+    further = rarely(context, name, {"slot": slot}, search)
+    elsewhere = _unless_none(f, further, absent)
+    f.jump(found)
+    f.place(found)
+    return f.phi({here: first, elsewhere: further})
+
+
+def free(context: Context, frame: Value) -> None:
+    """Give a frame back; its words behind the slot may have other owners at once."""
+    f = context.out
+    f.store(f.op("add", frame, FRAME_CALLER), const(0))
+    f.publish(f.op("add", frame, FRAME_SLOT), const(0))
+
+
+def origin(context: Context, caller: Value, slot: Value) -> Value:
+    """Return where a call came from, whose return address may be one of our trampolines."""
+    f = context.out
+    here, ours, join = (f.label(hint) for hint in ("here", "ours", "origin"))
+    f.jump(here)
+    f.place(here)
+    f.branch(_is_in_code(context, caller), ours, join, is_likely=False)
+    f.place(ours)
+    known = rarely(context, "origin", {"caller": caller, "slot": slot}, _origin)
+    f.jump(join)
+    f.place(join)
+    return f.phi({here: caller, ours: known})
+
+
+def _first(context: Context, stride: int, slot: Value) -> Value:
+    # Nearly always it is there: the others are for a function of its own, so that few registers
+    # are saved here.
+    f, table = context.out, _own_table(context, stride)
+    return f.op("add", table.addr, f.op("mul", _home(f, table, slot), table.stride))
+
+
+def _own_table(context: Context, stride: int) -> Table:
+    # Of the function whose returns are probed here.
     f = context.out
     addr = f.value("i64", context.code.address.format("frames"))
     return Table(addr, f.address_of("frame_count"), const(stride))
 
 
-def insert(context: Context, table: Table, slot: Value, full: str) -> Value:
-    """Return a frame for the newest call of a slot, not taken over; or go to ``full``."""
-    f = context.out
-    free, used, same, live, stale, claimed = (
-        f.label(hint) for hint in ("free", "used", "same", "live", "stale", "claimed")
+def _unless_none(f: Function, frame: Value, none: str) -> str:
+    # Returns the label of where there is one.
+    some = f.label("some")
+    f.branch(f.compare("eq", frame, 0), none, some, is_likely=False)
+    f.place(some)
+    return some
+
+
+def _insert(context: Context, stride: int, slot: Value) -> Value:
+    f, table = context.out, _own_table(context, stride)
+    free, used, same, live, stale, claimed, full, done = (
+        f.label(hint)
+        for hint in ("free", "used", "same", "live", "stale", "claimed", "full", "done")
     )
     with _walk(f, table, slot, (const(0), full)) as (number, frame):
         following = f.label("following")
@@ -62,22 +159,16 @@ def insert(context: Context, table: Table, slot: Value, full: str) -> Value:
     f.store(f.op("add", frame, FRAME_CALLER), const(0))
     f.jump(claimed)
     f.place(claimed)
-    return frame
+    f.jump(done)
+    f.place(full)
+    f.jump(done)
+    f.place(done)
+    return f.phi({claimed: frame, full: const(0)})
 
 
-def find(context: Context, table: Table, slot: Value, absent: str, *, is_taken: bool) -> Value:
-    """Return the frame of the newest call of a slot; or go to ``absent``.
-
-    Args:
-        context: what is being written.
-        table: of the function.
-        slot: of the call.
-        absent: where to go when there is none.
-        is_taken: whether it is the newest whose return was taken over; else the newest of all,
-            which must not have been: if it was, the newest call has no frame.
-    """
+def _search(context: Context, table: Table, slot: Value, *, is_taken: bool) -> Value:
     f = context.out
-    same, found = f.label("same"), f.label("found")
+    same, found, absent, done = (f.label(hint) for hint in ("same", "found", "absent", "done"))
     with _walk(f, table, slot, (const(0), absent)) as (_, frame):
         following = f.label("following")
         word = f.load(f.op("add", frame, FRAME_SLOT))
@@ -88,38 +179,31 @@ def find(context: Context, table: Table, slot: Value, absent: str, *, is_taken: 
         f.branch(f.compare("ne", caller, 0), *way)
         f.place(following)
     f.place(found)
-    return frame
+    f.jump(done)
+    f.place(absent)
+    f.jump(done)
+    f.place(done)
+    return f.phi({found: frame, absent: const(0)})
 
 
-def free(context: Context, frame: Value) -> None:
-    """Give a frame back; its words behind the slot may have other owners at once."""
-    f = context.out
-    f.store(f.op("add", frame, FRAME_CALLER), const(0))
-    f.publish(f.op("add", frame, FRAME_SLOT), const(0))
-
-
-def origin(context: Context, caller: Value, slot: Value) -> Value:
-    """Return where a call came from, whose return address may be one of our trampolines."""
-    f = context.out
-    here, ours, other, join = (f.label(hint) for hint in ("here", "ours", "other", "origin"))
-    f.jump(here)
-    f.place(here)
-    f.branch(_is_in_code(context, caller), ours, join, is_likely=False)
-    f.place(ours)
+def _origin(context: Context) -> Value:
     # Our own calls of the guest's functions return to our code, too.
+    f = context.out
     mark = int.from_bytes(context.arch.returns.mark, "little")
-    trampoline = f.label("trampoline")
-    f.branch(f.compare("eq", f.load(caller), f.settled(const(mark))), trampoline, other)
+    trampoline, known, other, done = (
+        f.label(hint) for hint in ("trampoline", "known", "other", "done")
+    )
+    f.branch(f.compare("eq", f.load(_CALLER), const(mark)), trampoline, other)
     f.place(trampoline)
-    frame = find(context, _table_of(context, caller), slot, other, is_taken=True)
-    known, known_origin = f.label("known"), f.load(f.op("add", frame, FRAME_ORIGIN))
-    f.jump(known)
+    frame = _search(context, _table_of(context, _CALLER), _SLOT, is_taken=True)
+    f.branch(f.compare("eq", frame, 0), other, known)
     f.place(known)
-    f.jump(join)
+    found = f.load(f.op("add", frame, FRAME_ORIGIN))
+    f.jump(done)
     f.place(other)
-    f.jump(join)
-    f.place(join)
-    return f.phi({here: caller, known: known_origin, other: caller})
+    f.jump(done)
+    f.place(done)
+    return f.phi({known: found, other: _CALLER})
 
 
 @contextmanager

@@ -198,9 +198,24 @@ class Function:
         """Return a value that the compiler can take no further apart: it gets a register."""
         return self.value(value.type, f'call {value.type} asm "", "=r,0"({value})')
 
-    def call(self, symbol: str, operands: Iterable[Value]) -> Value:
+    def call(self, symbol: str, operands: Iterable[Value], *, convention: str = "") -> Value:
         """Call a C function of numbers that returns a long."""
-        return self.value("i64", f"call i64 @{symbol}({', '.join(map(str, operands))})")
+        given = ", ".join(map(str, operands))
+        return self.value("i64", f"call {convention} i64 @{symbol}({given})")
+
+    def variable(self) -> Value:
+        """Return a u64 of the function's own, 0 at first."""
+        place = self.value("ptr", "alloca i64, align 8")
+        self.assign(place, _ZERO)
+        return place
+
+    def assign(self, variable: Value, value: Value) -> None:
+        """Give a variable another value."""
+        self.emit(f"store {value}, {variable}")
+
+    def read(self, variable: Value) -> Value:
+        """Return a variable's value."""
+        return self.value("i64", f"load i64, {variable}")
 
     def address_of(self, symbol: str) -> Value:
         """Return the number that linking gives an external symbol."""

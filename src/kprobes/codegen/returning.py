@@ -51,10 +51,6 @@ class _Roles:
     returns: Returns
     first: int
 
-    @property
-    def _table(self) -> frames.Table:
-        return frames.own_table(self.context, self.returns.stride)
-
     def enter(self, *, is_hooked: bool) -> None:
         f = self.context.out
         out = f.label("out")
@@ -71,7 +67,7 @@ class _Roles:
         out = f.label("out")
         if self.returns.keeps:
             absent, kept = f.label("absent"), f.label("kept")
-            frame = frames.find(context, self._table, context.stack, absent, is_taken=False)
+            frame = frames.find(context, self.returns.stride, context.stack, absent, is_taken=False)
             f.jump(kept)
             f.place(absent)
             self._count_unasked()
@@ -88,7 +84,7 @@ class _Roles:
         f, slot, frame = self.context.out, self.context.stack, None
         out = f.label("out")
         if self.returns.keeps:
-            frame = frames.find(self.context, self._table, slot, out, is_taken=False)
+            frame = frames.find(self.context, self.returns.stride, slot, out, is_taken=False)
         caller = frames.origin(self.context, f.load(slot), slot)
         self._record(slot, (caller, f.address_of("site")), frame)
         if frame is not None:
@@ -100,7 +96,7 @@ class _Roles:
         f, context = self.context.out, self.context
         slot = f.op("sub", context.stack, context.arch.returns.behind)
         lost, landed = f.label("lost"), f.label("landed")
-        frame = frames.find(context, self._table, slot, lost, is_taken=True)
+        frame = frames.find(context, self.returns.stride, slot, lost, is_taken=True)
         f.store(slot, f.load(f.op("add", frame, FRAME_CALLER)))
         origin, left = (f.load(f.op("add", frame, at)) for at in (FRAME_ORIGIN, FRAME_EXIT))
         self._record(slot, (origin, left), frame)
@@ -116,7 +112,7 @@ class _Roles:
         # Where there is no room Python does not see the return, unless it does so without a frame.
         f, context = self.context.out, self.context
         full, inserted = f.label("full"), f.label("inserted")
-        frame = frames.insert(context, self._table, context.stack, full)
+        frame = frames.insert(context, self.returns.stride, context.stack, full)
         f.jump(inserted)
         f.place(full)
         for index in range(self.first, self.first + len(self.returns.probes)):
@@ -136,7 +132,7 @@ class _Roles:
     def _keep(self, frame: Value) -> None:
         f, context = self.context.out, self.context
         if self.returns.is_timed:
-            f.store(f.op("add", frame, FRAME_COUNTER), body.time(context))
+            f.store(f.op("add", frame, FRAME_COUNTER), body.stamp(context))
         for index, operand in enumerate(self.returns.kept):
             if can_fault(operand):
                 raise TypeError(f"{operand} is memory, which is read at the return")
