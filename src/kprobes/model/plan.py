@@ -30,11 +30,6 @@ class Patch:
         if len(self.old) != len(self.new):
             raise ValueError(f"{len(self.old)} bytes replaced by {len(self.new)}")
 
-    @property
-    def inverse(self) -> "Patch":
-        """The patch that takes this one back."""
-        return Patch(addr=self.addr, old=self.new, new=self.old)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displaced:
