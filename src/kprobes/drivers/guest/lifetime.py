@@ -51,7 +51,7 @@ def open_driver(
     journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
     point_out(guest, journal)
     driver = GuestDriver(guest, journal, size or ArenaSize())
-    undo.callback(_close, driver, journal)
+    undo.callback(_leave if is_ours else _close, driver, journal)
     return driver
 
 
@@ -68,6 +68,17 @@ def _detach(
         # What went wrong first is what the user must hear of.
         if error is None:
             raise
+
+
+def _leave(driver: GuestDriver, journal: Journal) -> None:
+    # What it has lent ends with it. A call that a probe of the guest's own keeps for us may last
+    # longer than anybody would wait.
+    try:
+        driver.disarm()
+    except GuestGoneError:
+        pass
+    finally:
+        journal.remove()
 
 
 def _close(driver: GuestDriver, journal: Journal) -> None:
