@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kprobes.model.layout import Field, RecordLayout, Storage
@@ -22,7 +22,7 @@ _WORDS = {
     "symbol": r"[\w.]+(?:\+\w+/\w+)?(?: \[\w+\])?",
 }
 """Types of numbers whose text is none."""
-_ROUNDING_US = 1
+ROUNDING_US = 1
 _NEVER = 1 << 62
 _TAIL_US = 5000
 """Of our hits so close to the end the kernel's records may be too late to be known as theirs."""
@@ -191,7 +191,7 @@ class Comparison:
 
     def wrong_values(self) -> list[tuple[Hit, Hit]]:
         """Return the pairs of which a field's text differs that was not a fault."""
-        return [pair for pair in self.pairs if not _agree(*pair)]
+        return [pair for pair in self.pairs if not agree(*pair)]
 
     def differing(self, name: str) -> list[tuple[Hit, Hit]]:
         """Return the pairs that differ in an attribute of a hit."""
@@ -209,20 +209,17 @@ class Comparison:
             last[ours.pid] = ours, native
             if before is None or before[0].where == ours.where:
                 continue
-            if before[1].ts_us > native.ts_us + _ROUNDING_US:
+            if before[1].ts_us > native.ts_us + ROUNDING_US:
                 found.append((before[0], ours))
         return found
 
 
-def compare(
-    ours: Iterable[Hit], native: Iterable[Hit], *, native_first: Collection[str] = ()
-) -> Comparison:
+def compare(ours: Iterable[Hit], native: Iterable[Hit]) -> Comparison:
     """Pair the hits; native ones before our first or after our last are left out.
 
     Args:
         ours: all our hits.
         native: the kernel's.
-        native_first: events whose hits the kernel records before we do.
     """
     result = Comparison()
     mine = _by_stream(ours)
@@ -231,13 +228,17 @@ def compare(
     # Later ones may be of hits after our disarming: nothing tells.
     theirs = _by_stream(hit for hit in native if hit.ts_us <= until)
     for stream in mine.keys() | theirs.keys():
-        event, *_ = stream
-        pair = _pair_late if event in native_first else _pair
-        pair(mine[stream], theirs[stream], result)
+        _pair(mine[stream], theirs[stream], result)
     result.pairs.sort(key=lambda pair: pair[0].ts_us)
     result.ours_only = [hit for hit in result.ours_only if hit.ts_us < until - _TAIL_US]
     result.native_only = [hit for hit in result.native_only if since < hit.ts_us < until]
     return result
+
+
+def agree(ours: Hit, native: Hit) -> bool:
+    """Return whether all fields of two hits have the same text, but for what could not be read."""
+    pairs = enumerate(zip(ours.values, native.values, strict=True))
+    return all(a == b for index, (a, b) in pairs if index not in ours.faulted)
 
 
 def _lines(text: str) -> list[str]:
@@ -263,7 +264,7 @@ def _by_stream(hits: Iterable[Hit]) -> defaultdict[Stream, list[Hit]]:
 def _pair(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> None:
     at = 0
     for index, hit in enumerate(ours):
-        while at < len(theirs) and theirs[at].ts_us < hit.ts_us - _ROUNDING_US:
+        while at < len(theirs) and theirs[at].ts_us < hit.ts_us - ROUNDING_US:
             result.native_only.append(theirs[at])
             at += 1
         # Its record is the kernel's next one, unless that comes after our next hit: then the
@@ -275,19 +276,6 @@ def _pair(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> Non
         else:
             result.ours_only.append(hit)
     result.native_only += theirs[at:]
-
-
-def _pair_late(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> None:
-    turned = Comparison()
-    _pair(theirs, ours, turned)
-    result.pairs += [(mine, native) for native, mine in turned.pairs]
-    result.ours_only += turned.native_only
-    result.native_only += turned.ours_only
-
-
-def _agree(ours: Hit, native: Hit) -> bool:
-    pairs = enumerate(zip(ours.values, native.values, strict=True))
-    return all(a == b for index, (a, b) in pairs if index not in ours.faulted)
 
 
 def _hit(line: str, fields: Fields, faulted: frozenset[int]) -> Hit:

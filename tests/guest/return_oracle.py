@@ -7,18 +7,21 @@ trampoline first, and from there to ours.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from kprobes.drivers.guest.recorder import Counts
 from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from tests.build.returned import Ran
 from tests.guest import oracle
-from tests.guest.oracle import Comparison, Hit, Native, Tracefs
+from tests.guest.oracle import Comparison, Hit, Native, Stream, Tracefs
 
 _MAXACTIVE = 256
+_MOST_EARLY = 2
+"""Calls of one stream that can be in progress when ours is armed."""
 _BUFFER_KIB = 16384
 _AT_ONCE = 100
 """Definitions that fit into one command."""
@@ -33,6 +36,8 @@ class Recorded:
     Attributes:
         counts: ours.
         misses: of the kernel's own, by event, during this load.
+        newest: the last task that there was when ours was armed.
+        unlike: streams of calls that both took over, in which the kernel's returns are not ours.
         end_us: when ours was still armed, and all that had returned was recorded. Behind it a call
             that the kernel's own holds returns to ours once more, however late.
     """
@@ -41,6 +46,8 @@ class Recorded:
     counts: Counts
     native: Native
     misses: Counter[str]
+    unlike: list[Stream]
+    newest: int
     end_us: int
 
     def functions(self, names: Iterable[str]) -> set[str]:
@@ -62,11 +69,15 @@ class Recorded:
     def begun_after(self) -> list[Hit]:
         """Return the kernel's records without ours, of calls that began when ours was armed."""
         # A call that was in progress then is the first of its function that its task ends.
-        first: dict[oracle.Stream, int] = {}
+        first: dict[Stream, int] = {}
         for _, native in self.compared.pairs:
             first.setdefault(native.stream, native.ts_us)
-        hits = (hit for hit in self.compared.native_only if hit.ts_us < self.end_us)
-        return [hit for hit in hits if hit.ts_us > first.get(hit.stream, hit.ts_us)]
+        return [
+            hit
+            for hit in self.compared.native_only
+            if hit.ts_us < self.end_us
+            and (hit.pid > self.newest or hit.ts_us > first.get(hit.stream, hit.ts_us))
+        ]
 
     def wrong_values(self) -> list[tuple[Hit, Hit]]:
         """Return the pairs of which a field's text differs."""
@@ -90,7 +101,7 @@ class Pair:
         session.driver.way = way
         session.definitions = []
         session.probe("\n".join(self.lines))
-        self._files.run(": > trace; echo 1 > tracing_on")
+        newest = int(self._files.run(": > trace; echo 1 > tracing_on; echo $$"))
         with session.record() as trace:
             assert session.run(load, timeout_s=120).status == 0
             self._files.run(f"sleep 0.05; echo {_END} > trace_marker; sleep 0.05")
@@ -99,8 +110,11 @@ class Pair:
         fields = oracle.fields_of_layouts(p.layout for plan in plans for p in plan.recorded)
         ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
         assert trace.counts is not None
+        compared, unlike = _compare(ours, theirs, _hooked(session), end_us)
         return Recorded(
-            compared=oracle.compare(ours, theirs, native_first=_hooked(session)),
+            compared=compared,
+            unlike=unlike,
+            newest=newest,
             counts=trace.counts,
             native=native,
             misses=Counter(native.misses) - Counter(before),
@@ -127,6 +141,77 @@ def _cut(native: Native) -> tuple[int, Native]:
     (found,) = re.finditer(rf".* (\d+)\.(\d{{6}}): tracing_mark_write: {_END}\n", native.text)
     rest = native.text[: found.start()] + native.text[found.end() :]
     return int(found[1]) * 1_000_000 + int(found[2]), replace(native, text=rest)
+
+
+def _compare(
+    ours: Sequence[Hit], theirs: Sequence[Hit], hooked: Collection[str], end_us: int
+) -> tuple[Comparison, list[Stream]]:
+    # What both took over the kernel records first, and ours may be much later: in order.
+    result = Comparison()
+    if any(hit.event not in hooked for hit in ours):
+        plain = ([hit for hit in hits if hit.event not in hooked] for hits in (ours, theirs))
+        result = oracle.compare(*plain)
+    since = min(hit.ts_us for hit in ours)
+    during = (hit for hit in theirs if since <= hit.ts_us < end_us)
+    mine, kernels = (
+        _streams(hit for hit in hits if hit.event in hooked) for hits in (ours, during)
+    )
+    unlike = [
+        stream
+        for stream in mine.keys() | kernels.keys()
+        if not _pair_in_order(mine[stream], kernels[stream], result)
+    ]
+    result.pairs.sort(key=lambda pair: pair[0].ts_us)
+    return result, unlike
+
+
+def _streams(hits: Iterable[Hit]) -> defaultdict[Stream, list[Hit]]:
+    found: defaultdict[Stream, list[Hit]] = defaultdict(list)
+    for hit in hits:
+        found[hit.stream].append(hit)
+    return found
+
+
+def _pair_in_order(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> bool:
+    # The kernel's are some of ours, in the same order, but for calls that had begun before.
+    ways = [
+        (early, pairs)
+        for early in range(min(len(theirs), _MOST_EARLY) + 1)
+        if (pairs := _in_order(ours, theirs[early:])) is not None
+    ]
+    if not ways:
+        result.ours_only += ours
+        result.native_only += theirs
+        return False
+    early, pairs = min(ways, key=lambda way: _late(way[1]))
+    paired = {id(mine) for mine, _ in pairs}
+    result.pairs += pairs
+    result.ours_only += [hit for hit in ours if id(hit) not in paired]
+    result.native_only += theirs[:early]
+    return True
+
+
+def _in_order(ours: Sequence[Hit], theirs: Sequence[Hit]) -> list[tuple[Hit, Hit]] | None:
+    rest, pairs = iter(ours), list[tuple[Hit, Hit]]()
+    for native in theirs:
+        mine = next((hit for hit in rest if _is_same(hit, native)), None)
+        if mine is None:
+            return None
+        pairs.append((mine, native))
+    return pairs
+
+
+def _is_same(ours: Hit, native: Hit) -> bool:
+    is_later = ours.ts_us >= native.ts_us - oracle.ROUNDING_US
+    return is_later and oracle.agree(ours, native) and function_of(ours) == function_of(native)
+
+
+def _late(pairs: Sequence[tuple[Hit, Hit]]) -> int:
+    # How many of ours come behind the kernel's next one: too many calls were taken for known.
+    return sum(
+        ours.ts_us > following.ts_us + oracle.ROUNDING_US
+        for (ours, _), (_, following) in pairwise(pairs)
+    )
 
 
 def _hooked(session: Session) -> set[str]:
