@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import kprobes
-from kprobes import Kprobe, Kretprobe
+from kprobes import Kretprobe
 from kprobes.arch.x86_64.decode import decode_one
-from kprobes.errors import RefusedError
 from kprobes.handlers.instances import Instance
 from kprobes.handlers.registers import Registers
 from kprobes.model.exits import ReturnWay
@@ -25,12 +24,11 @@ from tests.guest.test_handlers import comm, output, text_of
 
 pytestmark = pytest.mark.guest
 
-_WAYS = (None, ReturnWay.RETHOOK)
+WAYS = (None, ReturnWay.RETHOOK)
 _READ = ["cat", "/proc/version", "/no/such/file", "/etc/passwd"]
-_PARENT = ["sh", "-c", "echo $PPID"]
+PARENT = ["sh", "-c", "echo $PPID"]
 _COMPARED = ("do_sys_openat2", "vfs_open", "filp_close", "getname_flags", "security_file_open")
 """Returns, tail jumps, and both."""
-_SLEEPERS = "for i in 1 2 3 4 5; do sleep 0.$i & done; wait"
 _NATIVE = re.compile(r"^ +cat-(\d+) .*: r(\d+): \(.*\) ret=0x([0-9a-f]+)$", re.MULTILINE)
 _MOV_AX_TO_MEMORY = (b"\x49\x89\x44\x24", b"\x48\x89\x43", b"\x48\x89\x45")
 """What do_syscall_64() does with what a system call returns; before that it is -ENOSYS."""
@@ -72,7 +70,7 @@ def emptied(session: Session, told: list[str]) -> Generator[Session]:
     assert [line for line in output(session, "dmesg").splitlines() if is_complaint(line)] == []
 
 
-def _nothing(instance: Instance, regs: Registers) -> None: ...
+def nothing(instance: Instance, regs: Registers) -> None: ...
 
 
 def compare_with_native(session: Session, functions: Sequence[str]) -> int:
@@ -106,7 +104,7 @@ def compare_with_native(session: Session, functions: Sequence[str]) -> int:
     return len(seen)
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_handlers_get_what_the_kernel_s_own_return_probes_record(
     kernel: Session, way: ReturnWay | None
 ) -> None:
@@ -115,7 +113,7 @@ def test_handlers_get_what_the_kernel_s_own_return_probes_record(
     assert compare_with_native(kernel, _COMPARED) > 30
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_other_kernels_agree(other: Session, way: ReturnWay | None, told: list[str]) -> None:
     for session in emptied(other, told):
         session.driver.way = way
@@ -156,14 +154,14 @@ def check_data(session: Session) -> None:
     assert (probe.errors, probe.nmissed, len(probe.instances)) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_an_entry_handler_keeps_data_and_declines(kernel: Session, way: ReturnWay | None) -> None:
     kernel.driver.way = way
 
     check_data(kernel)
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_arguments_come_with_what_is_returned(kernel: Session, way: ReturnWay | None) -> None:
     kernel.driver.way = way
     seen: list[tuple[str, int, str]] = []
@@ -180,7 +178,7 @@ def test_arguments_come_with_what_is_returned(kernel: Session, way: ReturnWay | 
     assert (opened.errors, opened.nmissed) == (0, 0)
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_what_is_returned_is_changed(kernel: Session, way: ReturnWay | None) -> None:
     kernel.driver.way = way
 
@@ -196,7 +194,7 @@ def test_what_is_returned_is_changed(kernel: Session, way: ReturnWay | None) -> 
     assert kernel.run(["cat", "/etc/passwd"]).status == 0
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_where_a_function_returns_to_is_shown_and_changed(
     kernel: Session, way: ReturnWay | None
 ) -> None:
@@ -212,134 +210,14 @@ def test_where_a_function_returns_to_is_shown_and_changed(
 
     probe = Kretprobe(symbol_name="__x64_sys_getppid", handler=handler)
     with kernel.register_kretprobe(probe):
-        shown = output(kernel, *_PARENT).strip()
+        shown = output(kernel, *PARENT).strip()
 
     assert callers <= {"do_syscall_64", "x64_sys_call"}
     assert int(shown) & 0xFFFF_FFFF == -38 & 0xFFFF_FFFF
     assert probe.errors == 0
 
 
-@pytest.mark.parametrize("way", _WAYS)
-def test_calls_that_sleep_have_their_own_instances(kernel: Session, way: ReturnWay | None) -> None:
-    kernel.driver.way = way
-    began: list[int] = []
-    ended: list[tuple[int, int]] = []
-
-    def entry(instance: Instance, regs: Registers) -> None:
-        instance.pid = regs.task.pid
-        began.append(regs.task.pid)
-
-    def handler(instance: Instance, regs: Registers) -> None:
-        ended.append((instance.pid, regs.task.pid))
-
-    probe = Kretprobe(symbol_name="do_nanosleep", handler=handler, entry_handler=entry)
-    with kernel.register_kretprobe(probe):
-        output(kernel, "sh", "-c", _SLEEPERS)
-
-    assert len(began) == len(ended) == 5
-    assert [pid for pid, _ in ended] == [pid for _, pid in ended] == sorted(began)
-    assert (probe.nmissed, probe.maxactive) == (0, 10)
-
-
-def test_more_calls_at_a_time_than_instances_are_missed(kernel: Session) -> None:
-    probe = Kretprobe(symbol_name="do_nanosleep", handler=_nothing, data_size=8, maxactive=2)
-    every = Kretprobe(symbol_name="do_nanosleep", handler=_nothing)
-    kernel.register_kretprobes([probe, every])
-
-    output(kernel, "sh", "-c", _SLEEPERS)
-
-    assert (probe.hits, probe.nmissed, len(probe.instances)) == (2, 3, 0)
-    assert (every.hits, every.nmissed) == (5, 0)
-
-
-def test_a_function_inside_itself_keeps_its_calls_apart(kernel: Session) -> None:
-    depth, found = [0], list[tuple[int, int]]()
-
-    def entry(instance: Instance, regs: Registers) -> bool:
-        if comm(regs) != "ip":
-            return True
-        depth[0] += 1
-        instance.depth = depth[0]
-        return False
-
-    def handler(instance: Instance, regs: Registers) -> None:
-        found.append((instance.depth, depth[0]))
-        depth[0] -= 1
-
-    probe = Kretprobe(symbol_name="vsnprintf", handler=handler, entry_handler=entry)
-    with kernel.register_kretprobe(probe):
-        # "%s: %pV" of netdev_info() is a vsnprintf() inside of another.
-        output(
-            kernel, "sh", "-c", "ip link set lo down; ip link set lo name o; ip link set o name lo"
-        )
-
-    assert all(mine == now for mine, now in found)
-    assert max(depth for depth, _ in found) >= 2
-    assert (probe.errors, probe.nmissed) == (0, 0)
-
-
-def stpcpy_instead(kernel: Session) -> Kprobe:
-    """Return a probe that has a shell's getppid() copy a text by stpcpy()."""
-
-    def before(probe: Kprobe, regs: Registers) -> bool:
-        if comm(regs) != "sh":
-            return False
-        regs.si = regs.sp - 2048
-        regs.di = regs.si + 64
-        kernel.write(regs.si, b"abc\0")
-        regs.ip = kernel.address("stpcpy")
-        return True
-
-    return Kprobe(symbol_name="__x64_sys_getppid", pre_handler=before)
-
-
-@pytest.mark.parametrize("way", _WAYS)
-def test_a_function_that_jumps_to_itself_returns_as_often_and_the_newest_call_first(
-    kernel: Session, way: ReturnWay | None
-) -> None:
-    kernel.driver.way = way
-    found: list[tuple[bytes, int, str]] = []
-
-    def entry(instance: Instance, regs: Registers) -> None:
-        instance.data[:] = kernel.read(regs.si, 1)
-
-    def handler(instance: Instance, regs: Registers) -> None:
-        # It returns where the text ends that it has written, 64 bytes behind the other.
-        length = regs.ax - (regs.sp - 8 - 2048 + 64)
-        found.append((bytes(instance.data), length, kernel.symbol(regs.ip).split("+")[0]))
-
-    keeping = Kretprobe(symbol_name="stpcpy", handler=handler, entry_handler=entry, data_size=1)
-    every = Kretprobe(symbol_name="stpcpy", handler=_nothing)
-    kernel.register_kretprobes([stpcpy_instead(kernel), keeping, every])
-    conditional = any(r.is_conditional for p in kernel.driver.plans for r in p.returning)
-    assert conditional == (way is None)
-    output(kernel, *_PARENT)
-
-    # Its loop is a conditional jump to its own entry: one call inside of another for each byte.
-    assert [kept for kept, *_ in found[:4]] == [b"\0", b"c", b"b", b"a"]
-    assert {each[1:] for each in found} == {(3, found[0][2])}
-    assert found[0][2] in ("do_syscall_64", "x64_sys_call")
-    assert len(found) == every.hits == keeping.hits
-    assert (keeping.errors, keeping.nmissed, len(keeping.instances)) == (0, 0, 0)
-
-
-def test_a_handler_on_a_conditional_jump_out_is_refused_while_returns_are_probed(
-    kernel: Session,
-) -> None:
-    kernel.register_kretprobe(Kretprobe(symbol_name="stpcpy", handler=_nothing))
-    jump = next(
-        plan.site.addr
-        for plan in kernel.driver.plans
-        if any(each.is_conditional for each in plan.returning)
-    )
-
-    with pytest.raises(RefusedError, match="is a conditional jump into another function"):
-        kernel.register_kprobe(Kprobe(addr=jump, pre_handler=lambda probe, regs: None))
-
-    assert len(kernel.handlers.probes) == 1
-
-
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_definitions_and_handlers_share_a_function_s_returns(
     kernel: Session, way: ReturnWay | None
 ) -> None:
@@ -362,7 +240,7 @@ def test_definitions_and_handlers_share_a_function_s_returns(
     assert opened.nmissed == 0
 
 
-def test_an_exception_is_told_once_and_changes_nothing(kernel: Session, told: list[str]) -> None:
+def test_an_exception_is_told_once_and_changesnothing(kernel: Session, told: list[str]) -> None:
     @kernel.returns("do_sys_openat2")
     def broken(retval: int, *, regs: Registers) -> None:
         regs.retval = -1
@@ -389,7 +267,7 @@ def test_a_slow_handler_is_counted_and_what_it_says_is_not_heard(
     kernel.register_kretprobe(probe)
 
     def is_told() -> bool:
-        assert output(kernel, *_PARENT).strip() != "7"
+        assert output(kernel, *PARENT).strip() != "7"
         return any("took longer than 0.05 s" in line for line in told)
 
     assert wait_until(is_told, 20) is not None
@@ -402,7 +280,7 @@ def test_what_was_missed_stays_known_when_a_recording_takes_new_memory(kernel: S
 
     probe = Kretprobe(symbol_name="__x64_sys_getppid", handler=slow, timeout_s=0.02)
     kernel.register_kretprobe(probe)
-    assert wait_until(lambda: bool(output(kernel, *_PARENT)) and probe.nmissed > 0, 20) is not None
+    assert wait_until(lambda: bool(output(kernel, *PARENT)) and probe.nmissed > 0, 20) is not None
     probe.disable()
     missed = probe.nmissed
 
@@ -416,7 +294,7 @@ def test_what_was_missed_stays_known_when_a_recording_takes_new_memory(kernel: S
 def test_handlers_that_come_while_one_records_have_room(kernel: Session) -> None:
     kernel.probe("p vfs_open")
     with kernel.record() as trace:
-        probes = [Kretprobe(symbol_name=name, handler=_nothing) for name in _COMPARED]
+        probes = [Kretprobe(symbol_name=name, handler=nothing) for name in _COMPARED]
         kernel.driver.way = ReturnWay.RETHOOK
         kernel.register_kretprobes(probes)
         output(kernel, *_READ)
