@@ -23,6 +23,8 @@ _MAXACTIVE = 256
 _MOST_EARLY = 2
 """Calls of one stream that can be in progress when ours is armed."""
 _BUFFER_KIB = 16384
+_FIRST_US = 10
+"""So long before our first record the kernel's of the same return may be."""
 _AT_ONCE = 100
 """Definitions that fit into one command."""
 _ARROW = " <- "
@@ -110,7 +112,7 @@ class Pair:
         fields = oracle.fields_of_layouts(p.layout for plan in plans for p in plan.recorded)
         ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
         assert trace.counts is not None
-        compared, unlike = _compare(ours, theirs, _hooked(session), end_us)
+        compared, unlike = compare(ours, theirs, _hooked(session), end_us)
         return Recorded(
             compared=compared,
             unlike=unlike,
@@ -136,22 +138,26 @@ class Pair:
         return {name for part in parts for name in self._files.run("".join(part)).split()}
 
 
-def _cut(native: Native) -> tuple[int, Native]:
-    # The time of our mark, and what was recorded besides it.
-    (found,) = re.finditer(rf".* (\d+)\.(\d{{6}}): tracing_mark_write: {_END}\n", native.text)
-    rest = native.text[: found.start()] + native.text[found.end() :]
-    return int(found[1]) * 1_000_000 + int(found[2]), replace(native, text=rest)
-
-
-def _compare(
+def compare(
     ours: Sequence[Hit], theirs: Sequence[Hit], hooked: Collection[str], end_us: int
 ) -> tuple[Comparison, list[Stream]]:
-    # What both took over the kernel records first, and ours may be much later: in order.
+    """Hold our records of returns against the kernel's.
+
+    Args:
+        ours: all our hits.
+        theirs: the kernel's.
+        hooked: events whose calls both took over: the kernel records these first, and ours may be
+            much later, but in the same order.
+        end_us: when ours was still armed.
+
+    Returns:
+        What is the same, and the streams of ``hooked`` in which the kernel's are not ours.
+    """
     result = Comparison()
     if any(hit.event not in hooked for hit in ours):
         plain = ([hit for hit in hits if hit.event not in hooked] for hits in (ours, theirs))
         result = oracle.compare(*plain)
-    since = min(hit.ts_us for hit in ours)
+    since = min(hit.ts_us for hit in ours) - _FIRST_US
     during = (hit for hit in theirs if since <= hit.ts_us < end_us)
     mine, kernels = (
         _streams(hit for hit in hits if hit.event in hooked) for hits in (ours, during)
@@ -163,6 +169,13 @@ def _compare(
     ]
     result.pairs.sort(key=lambda pair: pair[0].ts_us)
     return result, unlike
+
+
+def _cut(native: Native) -> tuple[int, Native]:
+    # The time of our mark, and what was recorded besides it.
+    (found,) = re.finditer(rf".* (\d+)\.(\d{{6}}): tracing_mark_write: {_END}\n", native.text)
+    rest = native.text[: found.start()] + native.text[found.end() :]
+    return int(found[1]) * 1_000_000 + int(found[2]), replace(native, text=rest)
 
 
 def _streams(hits: Iterable[Hit]) -> defaultdict[Stream, list[Hit]]:
