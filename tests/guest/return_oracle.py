@@ -23,7 +23,7 @@ _MAXACTIVE = 256
 _MOST_EARLY = 2
 """Calls of one stream that can be in progress when ours is armed."""
 _BUFFER_KIB = 16384
-_FIRST_US = 10
+_FIRST_US = 5000
 """So long before our first record the kernel's of the same return may be."""
 _AT_ONCE = 100
 """Definitions that fit into one command."""
@@ -157,16 +157,17 @@ def compare(
     if any(hit.event not in hooked for hit in ours):
         plain = ([hit for hit in hits if hit.event not in hooked] for hits in (ours, theirs))
         result = oracle.compare(*plain)
-    since = min(hit.ts_us for hit in ours) - _FIRST_US
-    during = (hit for hit in theirs if since <= hit.ts_us < end_us)
+    since = min(hit.ts_us for hit in ours)
+    during = (hit for hit in theirs if since - _FIRST_US <= hit.ts_us < end_us)
     mine, kernels = (
         _streams(hit for hit in hits if hit.event in hooked) for hits in (ours, during)
     )
     unlike = [
         stream
         for stream in mine.keys() | kernels.keys()
-        if not _pair_in_order(mine[stream], kernels[stream], result)
+        if not _pair_in_order(mine[stream], kernels[stream], since, result)
     ]
+    result.native_only = [hit for hit in result.native_only if hit.ts_us >= since]
     result.pairs.sort(key=lambda pair: pair[0].ts_us)
     return result, unlike
 
@@ -185,11 +186,15 @@ def _streams(hits: Iterable[Hit]) -> defaultdict[Stream, list[Hit]]:
     return found
 
 
-def _pair_in_order(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> bool:
-    # The kernel's are some of ours, in the same order, but for calls that had begun before.
+def _pair_in_order(
+    ours: Sequence[Hit], theirs: Sequence[Hit], since: int, result: Comparison
+) -> bool:
+    # The kernel's are some of ours, in the same order, but for those before ours was armed, and
+    # for calls that had begun then.
+    most = _MOST_EARLY + sum(hit.ts_us < since for hit in theirs)
     ways = [
         (early, pairs)
-        for early in range(min(len(theirs), _MOST_EARLY) + 1)
+        for early in range(min(len(theirs), most) + 1)
         if (pairs := _in_order(ours, theirs[early:])) is not None
     ]
     if not ways:

@@ -67,6 +67,16 @@ def test_a_call_that_had_begun_before_is_let_pass_of_an_old_task_only() -> None:
         assert len(found.begun_after()) == after
 
 
+def test_the_kernel_s_record_of_our_first_return_may_be_older() -> None:
+    ours, native = [hit(1, 300), hit(2, 310)], [hit(n, 200) for n in (5, 6, 7)]
+    native += [hit(1, 250), hit(2, 309)]
+
+    found = recorded(ours, native)
+
+    assert found.compared.pairs == list(zip(ours, native[3:], strict=True))
+    assert (found.unlike, found.begun_after(), found.unexplained()) == ([], [], [])
+
+
 @pytest.mark.parametrize(
     "values", [(1, 3, 4, 5), (1, 2, 4, 3, 5), (1, 2, 3, 7, 5)], ids=["lost", "turned", "wrong"]
 )
