@@ -71,7 +71,7 @@ def test_an_arm64_guest_has_its_own_machine_and_ports() -> None:
     assert after(words, "-cpu") == "max,pauth-impdef=on"
     assert (after(words, "-device"), words.count("-serial")) == ("pci-serial,chardev=agent", 1)
     assert after(words, "-append").split() == (
-        "console=ttyAMA0 quiet panic=-1 cryptomgr.notests nokaslr".split()
+        ["console=ttyAMA0", "quiet", "panic=-1", "cryptomgr.notests", "nokaslr"]
     )
 
 

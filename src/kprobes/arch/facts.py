@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kprobes.arch.listed import Listed, Reach, Read, Study, Syntax
+from kprobes.arch.machine import Machine
 from kprobes.model.exits import Exits
 from kprobes.model.plan import Displaced, Ways
 from kprobes.model.text import TextPart, TextTables
@@ -265,7 +266,7 @@ class Arch:
         upcall: how hits wait for Python.
         patch: how other instructions are.
         returns: how functions return.
-        task_size: addresses below are user space's.
+        machine: how its guests are reached.
         thread_size: bytes of a kernel stack.
     """
 
@@ -282,5 +283,5 @@ class Arch:
     upcall: UpcallFacts
     patch: PatchFacts
     returns: ReturnFacts
-    task_size: int
+    machine: Machine
     thread_size: int

@@ -118,7 +118,9 @@ def add_boot(parser: argparse.ArgumentParser) -> None:
     # No defaults here: what is given can so be told from what is not.
     group = parser.add_argument_group("the guest that is booted")
     group.add_argument(
-        "--arch", choices=("amd64", "arm64"), help="of the guest, in Debian's words (default: amd64)"
+        "--arch",
+        choices=("amd64", "arm64"),
+        help="of the guest, in Debian's words (default: amd64)",
     )
     group.add_argument("--kernel", type=Path, metavar="PATH", help="boot this kernel image")
     group.add_argument(

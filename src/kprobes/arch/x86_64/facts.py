@@ -10,6 +10,7 @@ from kprobes.arch.facts import (
     UpcallFacts,
 )
 from kprobes.arch.x86_64 import asking, detour, exits, lazily, parameters, registers, site, upcall
+from kprobes.arch.x86_64.machine import MACHINE
 from kprobes.units import U64
 
 CODE = CodeFacts(
@@ -111,6 +112,6 @@ X86_64 = Arch(
     upcall=UPCALL,
     patch=PATCH,
     returns=RETURNS,
-    task_size=0x7FFF_FFFF_F000,
+    machine=MACHINE,
     thread_size=16 * 1024,
 )
