@@ -3,7 +3,7 @@
 These facts need no kernel's symbols to be chosen: a stub names the architecture that it serves.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kprobes.arch.paging import Run
@@ -57,12 +57,14 @@ class TextFacts:
         indirect: patterns of names of what an indirect branch may be instead.
         no_return: functions that never return.
         without_jump_tables: a kernel that has this symbol was compiled without jump tables.
+        references: (code, address) to the addresses of data that it names, or may name.
     """
 
     returns: tuple[str, ...]
     indirect: str
     no_return: tuple[str, ...]
     without_jump_tables: str
+    references: Callable[[bytes, int], Iterable[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from kprobes.image.cache import KernelCache
 from kprobes.image.module_types import read_module_types
 from kprobes.image.modules import read_modules
 from kprobes.image.types import parse_types
+from kprobes.image.unlisted import with_unlisted
 from kprobes.image.window import ImageWindow
 from kprobes.model.kernel import Kernel, version_of
 from kprobes.ports import Ram, Tables
@@ -168,13 +169,16 @@ def _build(space: Space, cache: KernelCache | None) -> Build:
 def _regions(space: Space) -> Iterator[Region]:
     # Read-only data first, the largest piece first. Then whatever is mapped in one piece, for
     # kernels that protect nothing, or not yet.
-    constant = [run for run in space.runs if not run.is_writable and not run.is_executable]
-    for groups in (_joined(constant), _joined(list(space.runs))):
+    for groups in (_joined(_constant(space)), _joined(list(space.runs))):
         left = _MAX_IMAGE
         for group in sorted(groups, key=_size, reverse=True):
             left -= _size(group)
             if left >= 0 and (region := _region(space, group)) is not None:
                 yield region
+
+
+def _constant(space: Space) -> list[Run]:
+    return [run for run in space.runs if not run.is_writable and not run.is_executable]
 
 
 def _joined(runs: list[Run]) -> list[list[Run]]:
@@ -209,6 +213,9 @@ def _bytes(ram: Ram, run: Run) -> bytes:
 def _found(space: Space, build: Build) -> FoundKernel:
     types = parse_types(build.btf) if build.btf else None
     tables = _master(space, build)
+    groups = (_region(space, group) for group in _joined(_constant(space)))
+    constant = (region for region in groups if region is not None)
+    build = with_unlisted(build, tables, space.machine.text, constant)
     modules = read_modules(tables, build.address(b"modules"), types)
     slide = _slide(space.machine, tables, build)
     kernel = kernel_of(build, types, arch=space.machine.name, slide=slide, modules=modules)

@@ -6,12 +6,12 @@ code (until 5.17), modules, the kernel's image, and what is allocated there.
 
 from kprobes.arch.aarch64.paging import Layout, PageTables
 from kprobes.arch.paging import Run
-from kprobes.units import KIB, MIB, U64, Addr
+from kprobes.units import MIB, U64, Addr
 
 MOST_USER_BITS = 48
 """More only a task that asks for them by an address hint (52-bit user space)."""
-LINK_STEP = 64 * KIB
-"""SEGMENT_ALIGN: ``_stext`` is that far behind ``_text``, or less."""
+LINK_STEP = 2 * MIB
+"""MIN_KIMG_ALIGN; ``_stext``, the first symbol where data has none, is less behind ``_text``."""
 
 _MODULES_ARE_LARGE = (6, 5)
 """3e35d303ab7d ("arm64: module: rework module VA range selection")."""

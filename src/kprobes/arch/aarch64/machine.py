@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from kprobes.arch.aarch64 import kernel_map
 from kprobes.arch.aarch64.paging import PageTables
+from kprobes.arch.aarch64.references import references
 from kprobes.arch.machine import Machine, PagingFacts, TextFacts
 from kprobes.errors import TargetError
 from kprobes.formats import elf
@@ -64,6 +65,12 @@ PAGING = PagingFacts(
     signature=lambda tables: kernel_map.signature(_known(tables).layout),
 )
 
-TEXT = TextFacts(returns=(), indirect="", no_return=kernel_map.NO_RETURN, without_jump_tables="")
+TEXT = TextFacts(
+    returns=(),
+    indirect="",
+    no_return=kernel_map.NO_RETURN,
+    without_jump_tables="",
+    references=references,
+)
 
 MACHINE = Machine(name="aarch64", gdb="aarch64", elf=elf.EM_AARCH64, paging=PAGING, text=TEXT)

@@ -6,6 +6,7 @@ from kprobes.arch.machine import Machine, PagingFacts, TextFacts
 from kprobes.arch.paging import Run
 from kprobes.arch.x86_64 import kernel_map
 from kprobes.arch.x86_64.paging import PTI_USER, PageTables, check_long_mode
+from kprobes.arch.x86_64.references import references
 from kprobes.formats import elf
 from kprobes.formats.vmcoreinfo import VmcoreInfo
 from kprobes.ports import Ram, Tables
@@ -85,6 +86,7 @@ TEXT = TextFacts(
     indirect=kernel_map.RETPOLINES,
     no_return=kernel_map.NO_RETURN,
     without_jump_tables=kernel_map.RETPOLINE,
+    references=references,
 )
 
 MACHINE = Machine(name="x86_64", gdb="i386:x86-64", elf=elf.EM_X86_64, paging=PAGING, text=TEXT)
