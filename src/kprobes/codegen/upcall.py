@@ -7,7 +7,7 @@ It holds preemption and this context's guard bit, so the CPU's slot for the cont
 from dataclasses import dataclass
 
 from kprobes.arch.facts import Arch
-from kprobes.codegen import guard
+from kprobes.codegen import guard, per_cpu
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.codegen.object import read_template
@@ -24,7 +24,7 @@ define dso_local void @upcall(i64 %frame) #0 {{
 }}
 !0 = !{{!"branch_weights", i32 1000, i32 1}}
 !1 = !{{!"branch_weights", i32 1, i32 1000}}
-!2 = !{{i32 1, !"override-stack-alignment", i32 8}}
+!2 = !{{i32 1, !"override-stack-alignment", i32 {alignment}}}
 !llvm.module.flags = !{{!2}}
 attributes #0 = {{ noredzone nounwind "frame-pointer"="none" "no-builtins" }}
 """
@@ -42,7 +42,7 @@ def compile_upcall(arch: Arch, abi: GuestAbi, mailbox: Addr, layout: MailboxLayo
     from kprobes.codegen import _llvm
 
     source = module_text(arch, abi, mailbox, layout)
-    found = _llvm.compile_object(source, triple=arch.code.triple, features=arch.code.features)
+    found = _llvm.compile_object(source, arch.code)
     return read_template(found, arch.code)
 
 
@@ -53,7 +53,11 @@ def module_text(arch: Arch, abi: GuestAbi, mailbox: Addr, layout: MailboxLayout)
     frame = Value("i64", "%frame")
     context = Context(out=out, abi=abi, arch=arch, registers={}, stack=frame)
     _Emitter(context=context, frame=frame, mailbox=mailbox, layout=layout).emit()
-    return _MODULE.format(intrinsics=arch.code.intrinsics, lines="\n".join(out.lines))
+    return _MODULE.format(
+        intrinsics=arch.code.intrinsics,
+        alignment=arch.code.call.alignment,
+        lines="\n".join(out.lines),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,8 @@ class _Emitter:
 
     def _slot(self, level: Value) -> _Slot:
         f, layout, abi = self.context.out, self.layout, self.context.abi
-        cpu = f.op("lshr", f.load(const(abi.percpu + PERCPU_WORD), gs=True), CPU_SHIFT)
+        word = per_cpu.load(self.context, abi.percpu + PERCPU_WORD)
+        cpu = f.op("lshr", word, CPU_SHIFT)
         index = f.op("add", f.op("mul", cpu, CONTEXTS), level)
         asked = self._indexed(layout.asked, index)
         return _Slot(
@@ -159,7 +164,7 @@ class _Emitter:
         f, context = self.context.out, self.context
         facts = {
             "upcall": number,
-            "task": f.load(const(context.abi.task.current), gs=True),
+            "task": per_cpu.task(context),
             "page_table": f.value("i64", context.arch.upcall.page_table),
         }
         registers = [self._load(index) for index in range(self._number_at)]
@@ -183,7 +188,7 @@ class _Emitter:
         f.place(alone)
         f.branch(f.compare("eq", self._present(), 0), lost, early, is_likely=False)
         f.place(early)
-        f.asm(self.context.arch.upcall.pause, "~{memory}")
+        f.emit(self.context.arch.upcall.pause)
         spent = f.op("sub", f.value("i64", self.context.code.counter), start)
         f.branch(f.compare("ugt", spent, limit), late, spin, is_likely=False)
         f.place(late)
@@ -219,5 +224,4 @@ class _Counter:
     place: Value
 
     def __call__(self) -> None:
-        f = self.context.out
-        f.asm(self.context.code.locked_increment, "r,~{flags},~{memory}", [self.place])
+        guard.count_at(self.context, self.place)
