@@ -183,6 +183,7 @@ class SiteFacts:
     Attributes:
         size: bytes of the site.
         nops: what an idle site may hold.
+        lead: what comes right before it.
         offsets: where after a function's start its site may be.
         branch: (place, destination) to the bytes that call a probe from a site.
         target: (place, bytes) to where a site calls, or None when it is no call.
@@ -191,6 +192,7 @@ class SiteFacts:
 
     size: int
     nops: tuple[bytes, ...]
+    lead: bytes
     offsets: tuple[int, ...]
     branch: Callable[[Addr, Addr], bytes]
     target: Callable[[Addr, bytes], Addr | None]
@@ -319,6 +321,9 @@ class UpcallFacts:
             if that were a return instruction at ``shown``.
         page_table: IR expression that reads the page table's register.
         pause: IR instruction that eases waiting.
+        pops: whether the gate goes on by what is left below the stack pointer that is to be: flags
+            and address, and where they are in the flags' place. Else the stack pointer is left in
+            the number's place, or 0 when all goes on as it was, and the address in its own.
     """
 
     saved: tuple[str, ...]
@@ -328,6 +333,7 @@ class UpcallFacts:
     at_landing: Callable[[Addr, Addr, Questions, Addr], Detour]
     page_table: str
     pause: str
+    pops: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

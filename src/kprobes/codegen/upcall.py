@@ -104,7 +104,10 @@ class _Emitter:
         f.jump(unhandled)
         f.place(unhandled)
         # Go on at [continue] with the stack as it was.
-        self._return_to(self._load(self._flags_at), self._at(self._continue_at + 1))
+        if self.context.arch.upcall.pops:
+            self._return_to(self._load(self._flags_at), self._top)
+        else:
+            f.store(self._at(self._number_at), const(0))
         f.emit("ret void")
 
     # What the gate pushed, in words from the frame on.
@@ -126,6 +129,16 @@ class _Emitter:
 
     def _load(self, index: int) -> Value:
         return self.context.out.load(self._at(index))
+
+    @property
+    def _top(self) -> Value:
+        return self._at(self._continue_at + 1)
+
+    def _saved(self, index: int) -> Value:
+        f, arch = self.context.out, self.context.arch
+        word = self._load(index)
+        more = arch.code.call.computed.get(arch.upcall.saved[index])
+        return word if more is None else f.op("or", word, f.value("i64", more))
 
     def _word(self, offset: int) -> Value:
         return const(self.mailbox + offset)
@@ -167,8 +180,8 @@ class _Emitter:
             "task": per_cpu.task(context),
             "page_table": f.value("i64", context.arch.upcall.page_table),
         }
-        registers = [self._load(index) for index in range(self._number_at)]
-        ip, sp = self._load(self._continue_at), self._at(self._continue_at + 1)
+        registers = [self._saved(index) for index in range(self._number_at)]
+        ip, sp = self._load(self._continue_at), self._top
         words = [*(facts[name] for name in REQUEST_HEAD), *registers, ip, sp]
         for index, word in enumerate(words):
             f.store(f.op("add", slot.request, _WORD * index), word)
@@ -204,8 +217,15 @@ class _Emitter:
         flags, ip, sp = (self._answer(slot, self._flags_at + index) for index in range(3))
         for index in range(self._flags_at):
             f.store(self._at(index), self._answer(slot, index))
-        f.store(f.op("sub", sp, _WORD), ip)
-        self._return_to(flags, sp)
+        if self.context.arch.upcall.pops:
+            f.store(f.op("sub", sp, _WORD), ip)
+            self._return_to(flags, sp)
+            return
+        f.store(self._at(self._flags_at), flags)
+        is_stay = f.compare("eq", ip, self._load(self._continue_at))
+        is_here = f.op("and", is_stay, f.compare("eq", sp, self._top))
+        f.store(self._at(self._number_at), f.select(is_here, const(0), sp))
+        f.store(self._at(self._continue_at), ip)
 
     def _answer(self, slot: _Slot, index: int) -> Value:
         f = self.context.out

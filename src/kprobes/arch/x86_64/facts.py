@@ -73,6 +73,7 @@ CODE = CodeFacts(
 SITE = SiteFacts(
     size=site.SIZE,
     nops=site.NOPS,
+    lead=b"",
     offsets=(0, len(site.ENDBR64)),
     branch=site.call,
     target=site.call_target,
@@ -95,6 +96,7 @@ UPCALL = UpcallFacts(
     at_landing=asking.at_landing,
     page_table='call i64 asm sideeffect "movq %cr3, $0", "=r,~{memory}"()',
     pause='call void asm sideeffect "pause", "~{memory}"()',
+    pops=True,
 )
 
 _SEGMENTS = {"cs": registers.KERNEL_CS, "ss": registers.KERNEL_SS}
