@@ -103,9 +103,7 @@ def _targets(
     return frozenset(own)
 
 
-def _data(
-    parts: Sequence[TextPart], words: Words, kinds: Kinds, named: Addrs
-) -> frozenset[int]:
+def _data(parts: Sequence[TextPart], words: Words, kinds: Kinds, named: Addrs) -> frozenset[int]:
     found = set[int]()
     for kind, most in _LITERALS:
         for row in np.flatnonzero(kinds == kind).tolist():
@@ -117,7 +115,10 @@ def _data(
 
 
 def _fillers(
-    pieces: Iterable[tuple[int, int]], words: Words, kinds: Kinds, places: tuple[Addrs, frozenset[int]]
+    pieces: Iterable[tuple[int, int]],
+    words: Words,
+    kinds: Kinds,
+    places: tuple[Addrs, frozenset[int]],
 ) -> frozenset[int]:
     # What is behind the last end, unless something leads there. Where a register may lead, only
     # what is no code of any compiler's.
@@ -130,7 +131,7 @@ def _fillers(
             row -= 1
             if is_open and not _is_padding(int(words[row])):
                 break
-            if row > first and kinds[row - 1] in _ENDS or _is_all_padding(words[row:stop]):
+            if (row > first and kinds[row - 1] in _ENDS) or _is_all_padding(words[row:stop]):
                 found.update(addrs[row:stop].tolist())
     return frozenset(found)
 

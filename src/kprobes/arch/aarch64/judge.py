@@ -87,13 +87,17 @@ def _around(function: Function, instruction: Instruction) -> str | None:
 def _how(instruction: Instruction) -> Opinion:
     match instruction.kind:
         case Kind.BL | Kind.BLR:
-            return _opinion("emulate", "sets x30 as the original would, then jumps as it would call")
+            return _opinion(
+                "emulate", "sets x30 as the original would, then jumps as it would call"
+            )
         case Kind.B | Kind.B_COND | Kind.CBZ | Kind.TBZ:
             return _opinion("relocate", "branches to the same target from the slot")
         case Kind.ADR | Kind.ADRP:
             return _opinion("relocate", "computes the same address from the slot")
         case Kind.LDR_LITERAL | Kind.LDRSW_LITERAL:
-            return _opinion("emulate", "puts the address into its own register, and loads from there")
+            return _opinion(
+                "emulate", "puts the address into its own register, and loads from there"
+            )
         case Kind.PRFM_LITERAL:
             return _opinion("emulate", "only hints at a later access: the slot leaves it out")
         case _ if instruction.flow is not Flow.NEXT:

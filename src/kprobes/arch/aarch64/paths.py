@@ -17,13 +17,12 @@ from kprobes.arch.aarch64.decode import decode_function
 from kprobes.arch.aarch64.function import FLOWS, Flow, Function, Instruction
 from kprobes.arch.aarch64.indirect import Way, way_of
 from kprobes.arch.aarch64.refusals import hides_another
-from kprobes.arch.aarch64.stack import ENTRY, Stack, after, touching
+from kprobes.arch.aarch64.stack import ENTRY, Stack, after, merged, touching
 from kprobes.arch.aarch64.words import LINK, SIZE, Kind, first_register
 from kprobes.model.text import TextTables
 from kprobes.units import Addr
 
 _LEAVING = frozenset({Flow.RETURN, Flow.INDIRECT_JUMP, Flow.LEAVE, Flow.UNKNOWN})
-_LANDS = frozenset({Kind.BTI, Kind.PACIASP})
 
 
 @dataclass(kw_only=True, eq=False)
@@ -103,10 +102,9 @@ class _Walk:
                 return
             known = self.paths.stacks.get(i.addr)
             if known is not None:
-                merged = _merged(known, stack)
-                if merged == known or not is_sure:
+                stack = merged(known, stack)
+                if stack == known or not is_sure:
                     return
-                stack = merged
             self.paths.stacks[i.addr] = stack
             self._look_around(i, stack)
             is_next, stack = self._past(i, stack)
@@ -243,7 +241,7 @@ class _Walk:
         match way_of(self._function, row):
             case Way.TABLE:
                 known = self._at_tables
-                self._at_tables = stack if known is None else _merged(known, stack)
+                self._at_tables = stack if known is None else merged(known, stack)
             case Way.OUT:
                 self.paths.leaving[i.addr] = i
             case Way.UNKNOWN:
@@ -269,19 +267,33 @@ class _Walk:
             todo.append(_Step(addr=i.next, stack=stack, source=i))
 
     def _is_last(self, i: Instruction) -> bool:
-        behind = self._function.at(i.next)
-        # A landing pad is a function that has no name of its own.
-        return behind is None or behind.addr in self._dead or behind.kind in _LANDS
+        # Nothing behind it goes elsewhere before the function's end: a compiler's code never runs
+        # on there, and what alternatives boot has copied from may be in between.
+        function = self._function
+        row = function.row(i.addr)
+        part = function.part_of(i.addr)
+        assert row is not None
+        assert part is not None
+        stop = row + (part.stop - i.addr) // SIZE
+        if row + 1 < stop and i.flow is not Flow.TRAP and function.kinds[row + 1] == Kind.PACIASP:
+            # A function that has no name of its own.
+            return True
+        while row + 1 < stop:
+            row = int(self._halts[row + 1])
+            if row >= stop or int(function.addrs[row]) in self._dead:
+                return True
+            behind = function.instruction(row)
+            if behind.kind is Kind.BTI:
+                return True
+            if behind.flow is not Flow.NEXT or behind.addr in function.targets:
+                return False
+        return True
 
     def _return(self, i: Instruction) -> None:
         if i.kind is Kind.RET and first_register(i.word) != LINK:
             self.paths.gaps[i.addr] = "it returns by another register than x30"
         else:
             self.paths.leaving[i.addr] = i
-
-
-def _merged(known: Stack, new: Stack) -> Stack:
-    return Stack(*(a if a == b else None for a, b in zip(known, new, strict=True)))
 
 
 def _halts(function: Function, tables: TextTables) -> NDArray[np.int64]:

@@ -121,6 +121,16 @@ def after(word: int, kind: Kind, before: Stack) -> Stack:
             return _lost(word, before)
 
 
+def merged(one: Stack, other: Stack) -> Stack:
+    """Return what is known where two ways meet."""
+    return Stack(
+        depth=one.depth if one.depth == other.depth else None,
+        frame=one.frame if one.frame == other.frame else None,
+        link=one.link if one.link is other.link else None,
+        saved=one.saved if one.saved == other.saved else None,
+    )
+
+
 def _turned(before: Stack, old: Link, new: Link) -> Stack:
     return before._replace(link=new) if before.link is old else before
 
