@@ -1,14 +1,15 @@
 """Every architecture by its name."""
 
-from kprobes.arch.aarch64.machine import MACHINE as AARCH64_MACHINE
+from collections.abc import Sequence
+
+from kprobes.arch.aarch64.facts import AARCH64
 from kprobes.arch.facts import Arch
 from kprobes.arch.machine import Machine
 from kprobes.arch.x86_64.facts import X86_64
-from kprobes.arch.x86_64.machine import MACHINE as X86_64_MACHINE
 from kprobes.errors import TargetError
 
-_ARCHES = {arch.name: arch for arch in (X86_64,)}
-MACHINES = (X86_64_MACHINE, AARCH64_MACHINE)
+_ARCHES = {arch.name: arch for arch in (X86_64, AARCH64)}
+MACHINES = tuple(arch.machine for arch in _ARCHES.values())
 """Every machine that guests can be."""
 
 
@@ -38,7 +39,7 @@ def machine_of_elf(number: int) -> Machine:
     return _only([each for each in MACHINES if each.elf == number], f"of ELF's number {number}")
 
 
-def _only(found: list[Machine], what: str) -> Machine:
+def _only(found: Sequence[Machine], what: str) -> Machine:
     if not found:
         names = ", ".join(each.name for each in MACHINES)
         raise TargetError(f"architecture {what} is not supported; known: {names}")

@@ -61,12 +61,12 @@ class SymbolTable:
 
     def with_data(self, found: Mapping[str, int]) -> "SymbolTable":
         """Return the table with names of data that it lacked."""
-        names = self.blob[1:-1].split(b"\0") if len(self.starts) else list[bytes]()
+        names: list[bytes] = self.blob[1:-1].split(b"\0") if len(self.starts) else []
         names += [name.encode() for name in found]
         addrs = np.concatenate([self.addrs, np.array([*found.values()], np.uint64)])
         types = self.types + b"d" * len(found)
-        order = np.argsort(addrs, kind="stable")
-        sorted_names = [names[i] for i in order.tolist()]
+        order: NDArray[np.intp] = np.argsort(addrs, kind="stable")
+        sorted_names: list[bytes] = [names[i] for i in order.tolist()]
         lengths = np.array([len(name) + 1 for name in sorted_names], np.uint32)
         return replace(
             self,

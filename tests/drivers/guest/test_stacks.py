@@ -51,7 +51,7 @@ KERNEL = make_kernel(
         symbol("__preempt_count", CURRENT + 8),
         symbol("nr_cpu_ids", TEXT + 0x100),
         symbol("__per_cpu_offset", TEXT + 0x108),
-        symbol(X86_64.patch.trap, TRAP),
+        symbol("asm_exc_int3", TRAP),
     ],
     types=MEMBERS,
 )

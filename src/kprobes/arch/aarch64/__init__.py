@@ -1,1 +1,1 @@
-"""The 64-bit Arm architecture."""
+"""arm64 (AArch64): how its kernels are probed."""
