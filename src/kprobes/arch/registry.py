@@ -8,8 +8,9 @@ from kprobes.arch.machine import Machine
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.errors import TargetError
 
-_ARCHES = {arch.name: arch for arch in (X86_64, AARCH64)}
-MACHINES = tuple(arch.machine for arch in _ARCHES.values())
+ARCHES = {arch.name: arch for arch in (X86_64, AARCH64)}
+"""By the name that ``Kernel.arch`` has."""
+MACHINES = tuple(arch.machine for arch in ARCHES.values())
 """Every machine that guests can be."""
 
 
@@ -19,9 +20,9 @@ def arch(name: str) -> Arch:
     Raises:
         TargetError: we do not know it.
     """
-    if name not in _ARCHES:
-        raise TargetError(f"architecture {name!r} is not supported; known: {', '.join(_ARCHES)}")
-    return _ARCHES[name]
+    if name not in ARCHES:
+        raise TargetError(f"architecture {name!r} is not supported; known: {', '.join(ARCHES)}")
+    return ARCHES[name]
 
 
 def machine(name: str) -> Machine:
