@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMPS := .stamps
 PYTHON ?= python3
 ARCH ?= amd64
-APT_PACKAGES := qemu-system-x86 busybox-static
+QEMU_PACKAGES := qemu-system-x86 qemu-system-arm
+APT_PACKAGES := $(QEMU_PACKAGES) busybox-static
 APT := $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get -qq
 APT_INSTALL := $(APT) update && $(APT) install -y --no-install-recommends
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -41,11 +42,11 @@ $(STAMPS)/apt: Makefile
 	fi
 	@if grep -q '^VERSION_CODENAME=bookworm' /etc/os-release && \
 		dpkg --compare-versions "$$(dpkg-query -W -f '$${Version}' qemu-system-x86)" lt 1:8.1; then \
-		echo "== Debian packages: qemu-system-x86 from bookworm-backports"; \
+		echo "== Debian packages: $(QEMU_PACKAGES) from bookworm-backports"; \
 		{ cat /etc/apt/sources.list 2>/dev/null; \
 			echo 'deb http://deb.debian.org/debian bookworm-backports main'; } >$(BACKPORTS); \
 		{ $(APT) $(FROM_BACKPORTS) update && \
-			$(APT) $(FROM_BACKPORTS) install -y --no-install-recommends qemu-system-x86 >/dev/null; } || \
+			$(APT) $(FROM_BACKPORTS) install -y --no-install-recommends $(QEMU_PACKAGES) >/dev/null; } || \
 			echo "== not to be had: guests that patch their own text may crash in their emulator"; \
 	fi
 	@touch $@

@@ -78,3 +78,11 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="no UTF-8"):
         read_definitions([f"@{file}"])
+
+
+def test_registers_are_those_of_the_guests_own_kind() -> None:
+    assert read_definitions(["p vfs_read a=%x0"], arch="arm64")
+    assert read_definitions(["p vfs_read a=%di"], arch="amd64")
+    assert read_definitions(["p vfs_read a=%x0 b=%di"])
+    with pytest.raises(DefinitionError, match="di"):
+        read_definitions(["p vfs_read a=%di"], arch="arm64")

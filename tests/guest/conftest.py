@@ -28,28 +28,42 @@ def boot_or_skip(options: MachineOptions) -> Machine:
         pytest.skip(f"no guest: {e}")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on each of the architectures that its mark ``arches`` names."""
+    marker = metafunc.definition.get_closest_marker("arches")
+    if marker is not None and "arch" in metafunc.fixturenames:
+        metafunc.parametrize("arch", marker.args, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def guest() -> Iterator[Machine]:
+def arch(request: pytest.FixtureRequest) -> str:
+    """The architecture of a test's guests, by Debian's name."""
+    return getattr(request, "param", "amd64")
+
+
+@pytest.fixture(scope="session")
+def guest(arch: str) -> Iterator[Machine]:
     """The 6.1 guest that all tests share: leave it as it was."""
-    with boot_or_skip(MachineOptions()) as machine:
+    with boot_or_skip(MachineOptions(arch=arch)) as machine:
         yield machine
 
 
 @pytest.fixture
-def boot() -> Iterator[Boot]:
+def boot(arch: str) -> Iterator[Boot]:
     """Boot guests of this test's own."""
     with ExitStack() as guests:
 
         def booted(**options: Any) -> Machine:
+            options = {"arch": arch} | options
             return guests.enter_context(boot_or_skip(MachineOptions(**options)))
 
         yield booted
 
 
 @pytest.fixture(scope="session", params=SUITES.values(), ids=list(SUITES))
-def any_guest(request: pytest.FixtureRequest) -> Iterator[Machine]:
+def any_guest(request: pytest.FixtureRequest, arch: str) -> Iterator[Machine]:
     """A guest of every kernel in turn, shared by all tests of that kernel."""
-    with boot_or_skip(MachineOptions(suite=request.param)) as machine:
+    with boot_or_skip(MachineOptions(suite=request.param, arch=arch)) as machine:
         yield machine
 
 

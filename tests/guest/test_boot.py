@@ -21,7 +21,10 @@ from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.guest.conftest import SUITES, Boot
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+
+LARGE_RAM = {"amd64": 4 << 30, "arm64": 1 << 30}
+"""Where the last piece of it begins."""
 
 PARENT = """
 import time
@@ -181,16 +184,16 @@ def test_options_are_seen_inside(boot: Boot, tmp_path: Path) -> None:
     assert machine.run("cat /etc/note", 30).output == b"\0bytes"
 
 
-def test_a_large_guests_ram_lies_where_the_runs_say(boot: Boot) -> None:
+def test_a_large_guests_ram_lies_where_the_runs_say(boot: Boot, arch: str) -> None:
     machine = boot(memory_mib=3700)
 
     seen = [line.split(" : ")[0] for line in text(machine, "cat /proc/iomem").splitlines()]
     last = machine.ram_runs[-1]
 
-    assert last.start == 4 << 30
-    assert f"{last.start:x}-{last.start + last.size - 1:x}" in seen
+    assert last.start == LARGE_RAM[arch]
+    assert any(f"{last.start + last.size - 1:x}" in line for line in seen)
     assert machine.ram_path.stat().st_size == 3700 << 20
-    assert sum(run.size for run in machine.ram_runs) == (3700 << 20) - 0x60000
+    assert 0 <= (3700 << 20) - sum(run.size for run in machine.ram_runs) <= 0x60000
 
 
 def test_guest_memory_is_in_the_file(guest: Machine) -> None:
@@ -285,11 +288,12 @@ def test_the_console_has_a_shell(guest: Machine) -> None:
     )
     shell.start()
 
+    answer = f"42 on /dev/{guest.options.board.console}".encode()
     screen, deadline = b"", time.monotonic() + 60
-    while b"42 on /dev/ttyS0" not in screen:
+    while answer not in screen:
         # A shell that has just begun may throw away what was typed before.
         os.write(user, b"echo $((6 * 7)) on $(tty)\r")
-        while select.select([user], [], [], 5)[0] and b"42 on /dev/ttyS0" not in screen:
+        while select.select([user], [], [], 5)[0] and answer not in screen:
             screen += os.read(user, 1000)
         assert time.monotonic() < deadline, screen
     os.write(user, console.LEAVE)

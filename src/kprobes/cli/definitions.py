@@ -18,20 +18,22 @@ class Text:
     origin: str
 
 
-def read_definitions(words: Sequence[str]) -> str:
+def read_definitions(words: Sequence[str], *, arch: str | None = None) -> str:
     """Return what words stand for as one text, checked as far as that needs no kernel.
+
+    Args:
+        words: of the command line.
+        arch: Debian's name of the guest's kind, or None where only the guest itself can tell.
 
     Raises:
         UsageError: a file cannot be read, or there is no definition at all.
         DefinitionError: the first one that is wrong; a note says where it stands.
     """
-    from kprobes.arch.registry import arch
     from kprobes.lang.append import apply
     from kprobes.lang.parser import parse_statements
     from kprobes.model.definition import Definition
 
-    # What is probed is x86-64 until a guest says otherwise.
-    registers = arch("x86_64").registers
+    registers = _registers(arch)
     texts = read_texts(words)
     found: tuple[Definition, ...] = ()
     for text in texts:
@@ -46,6 +48,15 @@ def read_definitions(words: Sequence[str]) -> str:
     if not found:
         raise UsageError("nothing to probe: no definition was given")
     return "\n".join(text.text for text in texts)
+
+
+def _registers(arch: str | None) -> tuple[str, ...]:
+    from kprobes.arch.registry import ARCHES
+    from kprobes.transport.qemu_command import BOARDS
+
+    if arch is not None:
+        return ARCHES[BOARDS[arch].native].registers
+    return tuple(name for each in ARCHES.values() for name in each.registers)
 
 
 def read_texts(words: Sequence[str]) -> list[Text]:

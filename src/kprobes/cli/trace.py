@@ -121,7 +121,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     if not args.definitions and args.python is None:
         raise UsageError("nothing to trace: give a definition, or --python FILE")
     groups = grouped(args.definitions, args.filters)
-    texts = [(read_definitions(words), filter_text) for words, filter_text in groups]
+    arch = "amd64" if args.target is None and args.arch is None else args.arch
+    texts = [(read_definitions(words, arch=arch), filter_text) for words, filter_text in groups]
     if args.output is not None:
         check_writable(args.output)
     script = None if args.python is None else read_script(args.python)

@@ -57,7 +57,8 @@ class Context:
         arch: the architecture's.
         registers: the probed code's registers that are at hand, by pt_regs name.
         stack: the probed code's stack pointer.
-        site: what ``ip`` shows.
+        link: where the register with a call's return address is kept, which goes back from there;
+            None where the return address is on the stack.
         holds_preemption: whether the code emitted now runs with the preempt count raised by us.
         early: by index, fields of the probe that the filter has fetched on every way to here.
         returned: the call that returns, where return probes record.
@@ -71,6 +72,7 @@ class Context:
     arch: Arch
     registers: Mapping[str, Value]
     stack: Value
+    link: Value | None = None
     holds_preemption: bool = False
     early: dict[int, Early] = field(default_factory=dict[int, Early])
     returned: Returned | None = None
@@ -100,7 +102,7 @@ def rarely(
     if name not in context.routines:
         out = Function()
         out.place("entry")
-        result = write(replace(context, out=out, registers={}))
+        result = write(replace(context, out=out, registers={}, link=None))
         out.emit(f"ret {result}")
         context.routines[name] = Routine(parameters=tuple(given), out=out)
-    return context.out.call(name, given.values(), convention=context.code.convention)
+    return context.out.call(name, given.values(), convention=context.code.call.convention)

@@ -48,9 +48,8 @@ def insert(context: Context, stride: int, slot: Value, full: str) -> Value:
     f.place(claimed)
     f.jump(inserted)
     f.place(other)
-    further = rarely(
-        context, "insert_frame", {"slot": slot}, lambda inner: _insert(inner, stride, _SLOT)
-    )
+    given = {"slot": slot, "caller": f.load(link(context, slot))}
+    further = rarely(context, "insert_frame", given, lambda inner: _insert(inner, stride))
     elsewhere = _unless_none(f, further, full)
     f.jump(inserted)
     f.place(inserted)
@@ -99,6 +98,11 @@ def free(context: Context, frame: Value) -> None:
     f.publish(f.op("add", frame, FRAME_SLOT), const(0))
 
 
+def link(context: Context, slot: Value) -> Value:
+    """Return where a call's return address is while our code runs."""
+    return slot if context.link is None else context.link
+
+
 def origin(context: Context, caller: Value, slot: Value) -> Value:
     """Return where a call came from, whose return address may be one of our trampolines."""
     f = context.out
@@ -135,8 +139,8 @@ def _unless_none(f: Function, frame: Value, none: str) -> str:
     return some
 
 
-def _insert(context: Context, stride: int, slot: Value) -> Value:
-    f, table = context.out, _own_table(context, stride)
+def _insert(context: Context, stride: int) -> Value:
+    f, table, slot = context.out, _own_table(context, stride), _SLOT
     free, used, same, live, stale, claimed, full, done = (
         f.label(hint)
         for hint in ("free", "used", "same", "live", "stale", "claimed", "full", "done")
@@ -151,7 +155,7 @@ def _insert(context: Context, stride: int, slot: Value) -> Value:
         f.branch(f.compare("eq", word, slot), same, following, is_likely=False)
         f.place(following)
     f.place(same)
-    f.branch(_is_live(context, frame, slot), live, stale)
+    f.branch(_is_live(context, frame), live, stale)
     f.place(live)
     _move_on(context, table, slot, (number, full))
     f.jump(stale)
@@ -233,12 +237,12 @@ def _at(f: Function, table: Table, place: Value) -> Value:
     return f.op("add", table.addr, f.op("mul", index, table.stride))
 
 
-def _is_live(context: Context, frame: Value, slot: Value) -> Value:
+def _is_live(context: Context, frame: Value) -> Value:
     # An outer call of the function was left by a jump, so that we stand where it will return.
     # Else its task has died, or has left it by another way.
     f = context.out
     is_taken = f.compare("ne", f.load(f.op("add", frame, FRAME_CALLER)), 0)
-    return f.op("and", is_taken, _is_in_code(context, f.load(slot)))
+    return f.op("and", is_taken, _is_in_code(context, _CALLER))
 
 
 def _is_in_code(context: Context, addr: Value) -> Value:

@@ -4,12 +4,12 @@ The order of the questions is that of the kernel's check_kprobe_address_safe(), 
 arch_copy_kprobe(); where the answers differ from its own, docs/design.md says why.
 """
 
-import bisect
 from dataclasses import dataclass
 from enum import StrEnum
 
 from iced_x86 import Mnemonic
 
+from kprobes.arch.forbidden import forbidden_place, in_alternative
 from kprobes.arch.x86_64.function import Flow, Function, Instruction
 from kprobes.arch.x86_64.refusals import changes_ss, refusal
 from kprobes.arch.x86_64.slot import is_rip_relative
@@ -17,7 +17,6 @@ from kprobes.model.text import TextTables
 
 _SITE = 5
 """Bytes of a call, jump or nop that the kernel puts into its text."""
-_PREAMBLES = ("__pfx_", "__cfi_")
 _WAITS = frozenset({Mnemonic.HLT, Mnemonic.MWAIT, Mnemonic.MWAITX})
 # What a kernel may lean on right behind sti: interrupts stay off until it has begun.
 _LEANS_ON_STI = _WAITS | {
@@ -89,19 +88,7 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Jud
 
 def forbidden(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> str | None:
     """Return why a place may carry no probe, whatever instruction is there, or None."""
-    if function.name.startswith(_PREAMBLES):
-        return "it is padding before a function, which the kernel keeps for itself"
-    # A .cold part is forbidden with its function, as the kernel looks both names up.
-    is_cold = function.part_of(addr) != function.parts[0]
-    for place in (addr, function.parts[0].addr) if is_cold else (addr,):
-        after = bisect.bisect_right(tables.forbidden, place, key=lambda range_: range_.start)
-        if after and place < tables.forbidden[after - 1].stop:
-            return tables.forbidden[after - 1].why
-    # within_kprobe_blacklist() looks up what is before the first dot.
-    base, dot, _ = function.name.partition(".")
-    if dot and base in tables.forbidden_names:
-        return f"it was split from {base}, which the kernel forbids to probe"
-    return None
+    return forbidden_place(function.name, function.parts, addr, tables)
 
 
 def _no_boundary(function: Function, addr: int) -> str | None:
@@ -126,8 +113,7 @@ def _reserved(instruction: Instruction, tables: TextTables) -> str | None:
         return "it is a jump label, which the kernel flips between nop and jump"
     if instruction.addr in tables.exceptions:
         return "the exception table repairs its faults, and knows it by its address"
-    last = bisect.bisect_left(tables.alternatives, (instruction.next,)) - 1
-    if last >= 0 and instruction.addr < tables.alternatives[last][1]:
+    if in_alternative(instruction.addr, instruction.next, tables):
         return "it is an alternative, which boot rewrites"
     return None
 

@@ -1,0 +1,1 @@
+"""arm64 (AArch64): how its kernels are probed."""

@@ -1,0 +1,253 @@
+"""Code that begins somewhere to all of it that direct branches reach, and what it does to memory.
+
+For code that was made while the kernel ran, which no symbol tells the size of.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from kprobes.arch.aarch64._capstone import written_by
+from kprobes.arch.aarch64.decode import decode_one
+from kprobes.arch.aarch64.function import Flow, Instruction
+from kprobes.arch.aarch64.listing import access_scale
+from kprobes.arch.aarch64.words import (
+    SIZE,
+    SP_OR_ZR,
+    Kind,
+    first_register,
+    sign_extended,
+    target_register,
+)
+from kprobes.arch.listed import Reach, Read
+from kprobes.errors import MemoryFault
+from kprobes.units import U64, Addr
+
+_MAX_CODE = 1 << 16
+"""Instructions that are followed: a probe of 128 arguments has some thousands."""
+_ENDS = frozenset({Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN, Flow.LEAVE, Flow.TRAP})
+_CLOBBERED = frozenset({*range(19), 30})
+"""By a callee: AAPCS64, 6.1.1."""
+
+_ADD_IMMEDIATE = (0xBF800000, 0x91000000)
+"""add, and with bit 30 sub."""
+_ADD_REGISTER = (0xFF200000, 0x8B000000)
+_ADD_EXTENDED = (0xFFE00000, 0x8B200000)
+_MOVE = (0xFFE0FFE0, 0xAA0003E0)
+_WIDE = (0x9F800000, 0x92800000)
+"""movn, movz, movk of 64 bits: bits 30:29."""
+_SCALED = (0x3B000000, 0x39000000)
+_UNSCALED = (0x3B200000, 0x38000000)
+_INDEXED = (0x3B200C00, 0x38200800)
+_ATOMIC = (0x3B200C00, 0x38200000)
+_PAIR = (0x3A000000, 0x28000000)
+_EXCLUSIVE = (0x3F000000, 0x08000000)
+
+
+class _Held(NamedTuple):
+    # An address, and what is no constant counting as nothing: where that was added.
+    value: int
+    origin: Addr
+
+
+_State = Mapping[int, _Held]
+
+
+def follow(read: Read, entry: int, inside: range) -> tuple[tuple[Addr, bytes], ...]:
+    """Return what can be reached from an address by direct branches and calls, as pieces.
+
+    Args:
+        read: memory.
+        entry: of the code.
+        inside: which addresses belong to it; what leads elsewhere is not followed.
+
+    Returns:
+        (address, bytes) by address; neighbours are one piece.
+    """
+    found = _reached(read, entry, inside)
+    pieces: list[tuple[Addr, bytes]] = []
+    for addr in sorted(found):
+        code = found[addr]
+        if pieces and pieces[-1][0] + len(pieces[-1][1]) == addr:
+            pieces[-1] = pieces[-1][0], pieces[-1][1] + code
+        else:
+            pieces.append((Addr(addr), code))
+    return tuple(pieces)
+
+
+def _reached(read: Read, entry: int, inside: range) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    waiting = [entry]
+    while waiting and len(found) < _MAX_CODE:
+        addr = waiting.pop()
+        if addr in found or addr not in inside or addr % SIZE:
+            continue
+        try:
+            code = read(addr, SIZE)
+        except MemoryFault:
+            continue
+        i = decode_one(code, addr)
+        if i.flow is not Flow.UNKNOWN:
+            found[addr] = code
+            waiting += _successors(i)
+    return found
+
+
+def _successors(i: Instruction) -> Iterator[int]:
+    if i.target is not None:
+        yield i.target
+    if i.flow not in _ENDS:
+        yield i.next
+
+
+def reaches(pieces: tuple[tuple[Addr, bytes], ...], window: range) -> Mapping[Addr, Reach]:
+    """Return which instructions access, or compute, an address in some window of memory.
+
+    A window's address comes in as a constant, from ``movz`` and ``movk`` or ``adrp`` and ``add``;
+    what is added to it that is no constant counts as nothing. Every way through the code must
+    agree on what a register holds.
+
+    Args:
+        pieces: as ``follow`` returns them.
+        window: addresses, the constant among them.
+    """
+    code = {
+        addr + at: decode_one(data[at : at + SIZE], addr + at)
+        for addr, data in pieces
+        for at in range(0, len(data), SIZE)
+    }
+    states = _states(code, pieces[0][0]) if pieces else {}
+    found: dict[Addr, Reach] = {}
+    for addr, state in states.items():
+        reach = _reach(code[addr], state, window)
+        if reach is not None:
+            found[Addr(addr)] = reach
+    return found
+
+
+def _states(code: Mapping[int, Instruction], entry: int) -> dict[int, _State]:
+    states: dict[int, _State] = {}
+    # A piece that only calls lead to begins knowing nothing, as the first one does.
+    waiting: list[tuple[int, _State]] = [(entry, {})]
+    while waiting:
+        addr, state = waiting.pop()
+        if addr not in code:
+            continue
+        known = states.get(addr)
+        merged = state if known is None else dict(known.items() & state.items())
+        if merged == known:
+            continue
+        states[addr] = merged
+        after = _after(code[addr], merged)
+        waiting += [(successor, after) for successor in _successors(code[addr])]
+    return states
+
+
+def _after(i: Instruction, state: _State) -> dict[int, _Held]:
+    gone = _CLOBBERED if i.kind in (Kind.BL, Kind.BLR) else written_by(i.code)
+    left = {register: held for register, held in state.items() if register not in gone}
+    made = _made(i, state)
+    if made is not None and target_register(i.word) != SP_OR_ZR:
+        left[target_register(i.word)] = made
+    return left | _moved_base(i, state)
+
+
+def _made(i: Instruction, state: _State) -> _Held | None:
+    # What the first register holds afterwards.
+    word, first = i.word, state.get(first_register(i.word))
+    if i.kind in (Kind.ADR, Kind.ADRP) and i.mention is not None:
+        return _Held(i.mention, i.addr)
+    if _is(word, _WIDE):
+        return _wide(i, state)
+    if _is(word, _ADD_IMMEDIATE) and first is not None:
+        by = (word >> 10 & 0xFFF) << (12 if word & 1 << 22 else 0)
+        return _Held(first.value + (-by if word & 1 << 30 else by) & U64, first.origin)
+    if _is(word, _MOVE):
+        return state.get(word >> 16 & 31)
+    if _is(word, _ADD_REGISTER) or _is(word, _ADD_EXTENDED):
+        held = first or state.get(word >> 16 & 31)
+        return None if held is None else _Held(held.value, i.addr)
+    return None
+
+
+def _wide(i: Instruction, state: _State) -> _Held | None:
+    shift, half = (i.word >> 21 & 3) * 16, i.word >> 5 & 0xFFFF
+    match i.word >> 29 & 3:
+        case 0:
+            return _Held(~(half << shift) & U64, i.addr)
+        case 2:
+            return _Held(half << shift, i.addr)
+        case _:
+            held = state.get(target_register(i.word))
+            if held is None:
+                return None
+            return _Held(held.value & ~(0xFFFF << shift) | half << shift, i.addr)
+
+
+def _base_change(word: int) -> bool:
+    is_pair = _is(word, _PAIR) and bool(word & 1 << 23)
+    return is_pair or (_is(word, _UNSCALED) and bool(word & 1 << 10))
+
+
+def _moved_base(i: Instruction, state: _State) -> dict[int, _Held]:
+    # Before or after the access the base takes on the sum.
+    base = first_register(i.word)
+    if not _base_change(i.word) or base not in state:
+        return {}
+    offset = _pair_offset(i.word) if _is(i.word, _PAIR) else sign_extended(i.word >> 12, 9)
+    return {base: _Held(state[base].value + offset & U64, state[base].origin)}
+
+
+def _reach(i: Instruction, state: _State, window: range) -> Reach | None:
+    accessed = _access(i.word)
+    held = state.get(first_register(i.word))
+    if accessed is not None:
+        if held is None and _is(i.word, _INDEXED):
+            held = state.get(i.word >> 16 & 31)
+        offset, size, is_write = accessed
+        return _in_window(held, offset, window, size=size, is_write=is_write)
+    made = _made(i, state)
+    is_sum = _is(i.word, _ADD_IMMEDIATE) or _is(i.word, _ADD_REGISTER)
+    return _in_window(made, 0, window, size=0, is_write=False) if is_sum else None
+
+
+def _in_window(
+    held: _Held | None, offset: int, window: range, *, size: int, is_write: bool
+) -> Reach | None:
+    if held is None or held.value + offset not in window:
+        return None
+    at = held.value + offset - window.start
+    return Reach(offset=at, origin=held.origin, size=size, is_write=is_write)
+
+
+def _access(word: int) -> tuple[int, int, bool] | None:
+    # (constant offset, bytes, whether memory is written), or None when it accesses none.
+    size, is_store = access_scale(word), not word >> 22 & 3
+    if _is(word, _SCALED):
+        return (word >> 10 & 0xFFF) * size, size, is_store
+    if _is(word, _INDEXED):
+        return 0, size, is_store
+    if _is(word, _ATOMIC):
+        return 0, size, True
+    if _is(word, _UNSCALED):
+        is_post = word >> 10 & 3 == 1
+        return 0 if is_post else sign_extended(word >> 12, 9), size, is_store
+    if _is(word, _PAIR):
+        scale = _pair_scale(word)
+        is_post = word >> 23 & 3 == 1
+        return 0 if is_post else _pair_offset(word), 2 * scale, not word & 1 << 22
+    if _is(word, _EXCLUSIVE):
+        is_compare = word & 0xA00000 == 0xA00000
+        return 0, size, is_compare or not word & 1 << 22
+    return None
+
+
+def _pair_scale(word: int) -> int:
+    return 4 << (word >> 30) if word & 1 << 26 else 4 << (word >> 31)
+
+
+def _pair_offset(word: int) -> int:
+    return sign_extended(word >> 15, 7) * _pair_scale(word)
+
+
+def _is(word: int, row: tuple[int, int]) -> bool:
+    return word & row[0] == row[1]

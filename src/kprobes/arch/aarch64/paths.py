@@ -1,0 +1,319 @@
+"""A decoded function to all paths through it: where they leave it, and where they are lost.
+
+Paths begin at the entry and go on as the CPU would, also to where the exception table, jump
+labels and tables of cases lead. A path's stack and x30 tell a tail call from a jump within
+hand-written code: at a tail call both are as at the entry.
+
+Only words that end a path, branch, are led to or change what is followed are looked at one by one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.arch.aarch64.decode import decode_function
+from kprobes.arch.aarch64.function import FLOWS, Flow, Function, Instruction
+from kprobes.arch.aarch64.indirect import Way, way_of
+from kprobes.arch.aarch64.refusals import hides_another
+from kprobes.arch.aarch64.stack import ENTRY, Stack, after, merged, touching
+from kprobes.arch.aarch64.words import LINK, SIZE, Kind, first_register
+from kprobes.model.text import TextTables
+from kprobes.units import Addr
+
+_LEAVING = frozenset({Flow.RETURN, Flow.INDIRECT_JUMP, Flow.LEAVE, Flow.UNKNOWN})
+
+
+@dataclass(kw_only=True, eq=False)
+class Paths:
+    """What was found.
+
+    Attributes:
+        stacks: of instructions that are reached, by address: of those that matter.
+        leaving: instructions that leave the function for good.
+        ends: instructions behind which no path goes on.
+        gaps: instructions at which a path is lost, and why.
+        last_calls: those that are, unless what they call never returns.
+    """
+
+    stacks: dict[int, Stack] = field(default_factory=dict[int, Stack])
+    leaving: dict[int, Instruction] = field(default_factory=dict[int, Instruction])
+    ends: set[Addr] = field(default_factory=set[Addr])
+    gaps: dict[Addr, str] = field(default_factory=dict[Addr, str])
+    last_calls: dict[Addr, Addr] = field(default_factory=dict[Addr, Addr])
+
+
+def find_paths(function: Function, tables: TextTables) -> Paths:
+    """Follow every path through a function."""
+    walk = _Walk(function, tables)
+    walk.follow()
+    return walk.paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    addr: int
+    stack: Stack
+    source: Instruction | None
+
+
+class _Walk:
+    def __init__(self, function: Function, tables: TextTables) -> None:
+        self.paths = Paths()
+        self._function = function
+        self._tables = tables
+        self._halts = _halts(function, tables)
+        self._dead = function.data | function.fillers
+        self._is_reached = np.zeros(len(function.words), np.bool_)
+        entry = function.parts[0].addr
+        self._sure = [_Step(addr=entry, stack=ENTRY, source=None)]
+        # Behind a call or brk that perhaps never comes back: what is there has most often been
+        # reached otherwise by then, with the stack that it really has. A brk less often does.
+        self._called: list[_Step] = []
+        self._trapped: list[_Step] = []
+        self._at_tables: Stack | None = None
+
+    def follow(self) -> None:
+        self._follow_all()
+        while self._at_tables is not None and (row := self._unreached()) is not None:
+            # A case of some table, as nothing else leads there.
+            addr = int(self._function.addrs[row])
+            self._sure.append(_Step(addr=addr, stack=self._at_tables, source=None))
+            self._follow_all()
+
+    def _follow_all(self) -> None:
+        while todo := self._sure or self._called or self._trapped:
+            self._run(todo.pop(), is_sure=todo is self._sure)
+
+    def _unreached(self) -> int | None:
+        for row in np.flatnonzero(~self._is_reached).tolist():
+            addr = int(self._function.addrs[row])
+            if addr not in self._dead:
+                return row
+        return None
+
+    def _run(self, step: _Step, *, is_sure: bool) -> None:
+        # Straight on, from one halt to the next, until the path ends or comes to what is known.
+        at, stack, source = step.addr, step.stack, step.source
+        while True:
+            i = self._next_halt(at, source)
+            if i is None:
+                return
+            known = self.paths.stacks.get(i.addr)
+            if known is not None:
+                stack = merged(known, stack)
+                if stack == known or not is_sure:
+                    return
+            self.paths.stacks[i.addr] = stack
+            self._look_around(i, stack)
+            is_next, stack = self._past(i, stack)
+            if not is_next:
+                return
+            at, source = i.next, i
+
+    def _next_halt(self, at: int, source: Instruction | None) -> Instruction | None:
+        function = self._function
+        row = function.row(at)
+        if row is None or at in self._dead:
+            self._lost(at, source)
+            return None
+        part = function.part_of(at)
+        assert part is not None
+        stop = row + (part.stop - at) // SIZE
+        halt = min(int(self._halts[row]), stop)
+        self._is_reached[row : halt + 1] = True
+        if halt == stop or int(function.addrs[halt]) in self._dead:
+            last = function.instruction(halt - 1)
+            self._lost(last.next, last)
+            return None
+        return function.instruction(halt)
+
+    def _lost(self, at: int, source: Instruction | None) -> None:
+        place = source.addr if source is not None else Addr(at)
+        if source is not None and at == source.next:
+            why = "it runs on into what is behind the function"
+        elif at % SIZE:
+            why = "it leads into the middle of an instruction"
+        else:
+            why = "it leads to where no instruction is"
+        self.paths.gaps[place] = why
+
+    def _past(self, i: Instruction, stack: Stack) -> tuple[bool, Stack]:
+        if i.addr in self._tables.ftrace:
+            # The function tracer's call, which gives x30 back from x9.
+            return True, stack
+        behind = after(i.word, i.kind, stack)
+        return self._goes_on(i, behind), behind
+
+    def _look_around(self, i: Instruction, stack: Stack) -> None:
+        if i.addr in self._tables.landings_from:
+            self._land(i, stack)
+        if i.addr in self._tables.replacements:
+            self._replace(i, stack)
+
+    def _land(self, i: Instruction, stack: Stack) -> None:
+        if i.addr in self._tables.jump_labels:
+            # It may be a jump now, and a nop later.
+            self._sure.append(_Step(addr=i.next, stack=stack, source=None))
+        for target, why in (
+            (
+                self._tables.exceptions.get(i.addr),
+                "the exception table leads out of the function",
+            ),
+            (self._tables.jump_labels.get(i.addr), "a jump label leads out of the function"),
+        ):
+            if target is None:
+                continue
+            if self._is_own(target):
+                self._sure.append(_Step(addr=target, stack=stack, source=i))
+            else:
+                self.paths.gaps[i.addr] = why
+
+    def _replace(self, i: Instruction, stack: Stack) -> None:
+        # Whatever boot makes of it leads to where some replacement does.
+        for part, stop in self._tables.replacements[i.addr]:
+            found = decode_function("", (part,))
+            at = stack
+            for each in (found.instruction(row) for row in range(len(found.words))):
+                if each.flow in _LEAVING or not self._branch_within(each, at):
+                    self.paths.gaps[i.addr] = "it is an alternative, which boot may make a way out"
+                at = after(each.word, each.kind, at)
+                if not each.flow.falls_through:
+                    break
+            else:
+                self._sure.append(_Step(addr=stop, stack=at, source=None))
+
+    def _branch_within(self, i: Instruction, stack: Stack) -> bool:
+        if i.flow not in (Flow.JUMP, Flow.BRANCH) or i.target is None:
+            return True
+        if not self._is_own(i.target):
+            return i.target in self._tables.no_return
+        self._sure.append(_Step(addr=i.target, stack=stack, source=i))
+        return True
+
+    def _is_own(self, target: int) -> bool:
+        return self._function.part_of(target) is not None
+
+    def _goes_on(self, i: Instruction, stack: Stack) -> bool:
+        # Whether the next instruction is reached for sure; other ways on are put aside.
+        match i.flow:
+            case Flow.JUMP | Flow.BRANCH:
+                self._jump(i, stack)
+                return i.flow is Flow.BRANCH
+            case Flow.CALL | Flow.INDIRECT_CALL | Flow.TRAP:
+                self._pause(i, stack)
+                return False
+            case Flow.INDIRECT_JUMP:
+                self._jump_indirectly(i, stack)
+                return False
+            case Flow.RETURN:
+                self._return(i)
+                return False
+            case Flow.LEAVE:
+                self.paths.gaps[i.addr] = "it leaves by another way than it came"
+                return False
+            case Flow.UNKNOWN:
+                self.paths.gaps[i.addr] = "its bytes are no instruction"
+                return False
+            case Flow.NEXT:
+                return True
+
+    def _jump(self, i: Instruction, stack: Stack) -> None:
+        target = i.target
+        assert target is not None
+        if target in self._tables.no_return:
+            self.paths.ends.add(i.addr)
+        elif self._is_left_for(target, stack):
+            self.paths.leaving[i.addr] = i
+        else:
+            self._sure.append(_Step(addr=target, stack=stack, source=i))
+
+    def _is_left_for(self, target: Addr, stack: Stack) -> bool:
+        # A function's own entry is one more call of it, unless it is in the middle of something.
+        if target == self._function.parts[0].addr:
+            return stack == stack._replace(depth=0, link=ENTRY.link)
+        return not self._is_own(target)
+
+    def _jump_indirectly(self, i: Instruction, stack: Stack) -> None:
+        row = self._function.row(i.addr)
+        assert row is not None
+        match way_of(self._function, row):
+            case Way.TABLE:
+                known = self._at_tables
+                self._at_tables = stack if known is None else merged(known, stack)
+            case Way.OUT:
+                self.paths.leaving[i.addr] = i
+            case Way.UNKNOWN:
+                self.paths.gaps[i.addr] = "it may jump by a table of the function's own"
+
+    def _pause(self, i: Instruction, stack: Stack) -> None:
+        if hides_another(i):
+            self.paths.gaps[i.addr] = "a breakpoint there hides another instruction"
+            return
+        entry, target = self._function.parts[0].addr, i.target
+        if target is not None and target != entry and self._is_own(target):
+            self.paths.gaps[i.addr] = "it calls into its own middle"
+            return
+        is_last, is_trap = self._is_last(i), i.flow is Flow.TRAP
+        if target in self._tables.no_return or i.kind is Kind.UDF or (is_last and is_trap):
+            self.paths.ends.add(i.addr)
+        elif is_last:
+            self.paths.gaps[i.addr] = "it is last, and calls what is not known never to return"
+            if target is not None:
+                self.paths.last_calls[i.addr] = target
+        else:
+            todo = self._trapped if is_trap else self._called
+            todo.append(_Step(addr=i.next, stack=stack, source=i))
+
+    def _is_last(self, i: Instruction) -> bool:
+        # Nothing behind it goes elsewhere before the function's end: a compiler's code never runs
+        # on there, and what alternatives boot has copied from may be in between.
+        function = self._function
+        row = function.row(i.addr)
+        part = function.part_of(i.addr)
+        assert row is not None
+        assert part is not None
+        stop = row + (part.stop - i.addr) // SIZE
+        if row + 1 < stop and i.flow is not Flow.TRAP and function.kinds[row + 1] == Kind.PACIASP:
+            # A function that has no name of its own.
+            return True
+        while row + 1 < stop:
+            row = int(self._halts[row + 1])
+            if row >= stop or int(function.addrs[row]) in self._dead:
+                return True
+            behind = function.instruction(row)
+            if behind.kind is Kind.BTI:
+                return True
+            if behind.flow is not Flow.NEXT or behind.addr in function.targets:
+                return False
+        return True
+
+    def _return(self, i: Instruction) -> None:
+        if i.kind is Kind.RET and first_register(i.word) != LINK:
+            self.paths.gaps[i.addr] = "it returns by another register than x30"
+        else:
+            self.paths.leaving[i.addr] = i
+
+
+def _halts(function: Function, tables: TextTables) -> NDArray[np.int64]:
+    # The row of the first word at or behind each that has to be looked at.
+    count = len(function.words)
+    is_halt = np.isin(function.kinds, [int(kind) for kind in FLOWS])
+    is_halt |= touching(function.words, function.kinds)
+    for addr in _places(function, tables):
+        row = function.row(addr)
+        if row is not None:
+            is_halt[row] = True
+    rows = np.where(is_halt, np.arange(count), count)
+    return np.minimum.accumulate(rows[::-1])[::-1]
+
+
+def _places(function: Function, tables: TextTables) -> Iterator[int]:
+    yield from function.targets
+    yield from function.data
+    yield from function.fillers
+    for part in function.parts:
+        inside = range(part.addr, part.stop, SIZE)
+        for table in (tables.landings_from, tables.replacements, tables.ftrace):
+            yield from (addr for addr in inside if addr in table) if table else ()

@@ -1,0 +1,56 @@
+"""pt_regs of arm64: names, order and how a stub calls the same registers.
+
+struct user_pt_regs {    // arch/arm64/include/uapi/asm/ptrace.h; struct pt_regs begins with it
+    __u64 regs[31], sp, pc, pstate;
+};
+"""
+
+from collections.abc import Iterator, Mapping
+
+GENERAL = tuple(f"x{n}" for n in range(31))
+NAMES = (*GENERAL, "sp", "pc", "pstate")
+"""In pt_regs order, 8 bytes each."""
+ALIASES: Mapping[str, str] = {"lr": "x30"}
+"""Further names in the kernel's regoffset_table (arch/arm64/kernel/ptrace.c)."""
+QUERIED = (*NAMES, *ALIASES)
+"""Every register that ``%NAME`` may name."""
+
+ARGUMENTS = GENERAL[:8]
+"""Where the first eight arguments of a function are (AAPCS64, 6.8.2)."""
+
+STUB_NAMES = {**{name: name for name in NAMES}, "pstate": "cpsr"}
+"""pt_regs names to those of a gdb stub's target description."""
+
+_FLAGS = ((31, "N"), (30, "Z"), (29, "C"), (28, "V"), (9, "D"), (8, "A"), (7, "I"), (6, "F"))
+_EXTENSIONS = ((22, "PAN"), (23, "UAO"), (25, "TCO"), (24, "DIT"), (12, "SSBS"))
+_BRANCH_TYPES = ("--", "jc", "-c", "j-")
+_LAST = 29
+"""The kernel does not print x30 among the others: it is lr."""
+
+
+def show(values: Mapping[str, int], place: str) -> str:
+    """Return registers as the kernel prints them: __show_regs() in arch/arm64/kernel/process.c.
+
+    Args:
+        values: all of NAMES.
+        place: ``pc`` as the kernel prints it.
+    """
+    head = (
+        f"pstate: {values['pstate']:08x} ({_flags(values['pstate'])})",
+        f"pc : {place}",
+        f"lr : {values['x30']:#x}",
+        f"sp : {values['sp']:016x}",
+    )
+    return "\n".join([*head, *_rows(values)])
+
+
+def _flags(pstate: int) -> str:
+    letters = [name if pstate >> bit & 1 else name.lower() for bit, name in _FLAGS]
+    extensions = [f"{'+' if pstate >> bit & 1 else '-'}{name}" for bit, name in _EXTENSIONS]
+    kind = f"BTYPE={_BRANCH_TYPES[pstate >> 10 & 3]}"
+    return " ".join(["".join(letters[:4]), "".join(letters[4:]), *extensions, kind])
+
+
+def _rows(values: Mapping[str, int]) -> Iterator[str]:
+    for last in range(_LAST, 0, -3):
+        yield " ".join(f"x{n:<2}: {values[f'x{n}']:016x}" for n in range(last, last - 3, -1))
