@@ -37,6 +37,7 @@ def build(*more: tuple[int, bytes]) -> Build:
     names = sorted(
         [
             (TEXT, b"_stext"),
+            (LIST - 8, b"_etext"),
             (M_START, b"m_start"),
             (LOCATE, b"ftrace_location_range"),
             (TABLE, b"jump_label_text_reserved"),

@@ -85,7 +85,7 @@ class _Lookup:
     def table(self, table: Table, functions: tuple[bytes, ...]) -> Mapping[str, int]:
         # Its two ends, in whichever order.
         for start, stop in permutations(self._named_by(functions), 2):
-            test = partial(_is_table, table=table, stop=stop, text=self._build.text or 0)
+            test = partial(_is_table, table=table, stop=stop, text=_text(self._build))
             if start < stop and self._is(test, start):
                 return {table.start: start, table.stop: stop}
         return {}
@@ -114,11 +114,10 @@ def _is_list(memory: Memory, addr: int) -> bool:
     return _u64(memory, following + 8) == addr and _u64(memory, before) == addr
 
 
-def _is_ftrace_page(memory: Memory, addr: int, *, text: int) -> bool:
+def _is_ftrace_page(memory: Memory, addr: int, *, text: range) -> bool:
     # struct ftrace_page { struct ftrace_page *next; struct dyn_ftrace *records; ... };
     page = _u64(memory, addr)
-    ip = _u64(memory, _u64(memory, page + 8))
-    return 0 <= ip - text < MAX_SIZE
+    return _u64(memory, _u64(memory, page + 8)) in text
 
 
 def _is_note(memory: Memory, addr: int) -> bool:
@@ -130,19 +129,19 @@ def _is_work(memory: Memory, addr: int, *, function: int) -> bool:
     return function != 0 and _u64(memory, addr + 24) == function
 
 
-def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: int) -> bool:
+def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: range) -> bool:
     # Some of what it tells of may have been freed after the boot.
     size = stop - addr
     if not 0 < size <= MAX_SIZE or size % table.entry:
         return False
     count = size // table.entry
     places = range(addr, stop, table.entry * max(count // _SAMPLES, 1))
-    near = [0 <= place + _s32(memory, place) - text < MAX_SIZE for place in places]
-    return 2 * sum(near) > len(near)
+    told = [place + _s32(memory, place) in text for place in places]
+    return 2 * sum(told) > len(told)
 
 
 def _recipes(build: Build) -> Mapping[str, Recipe]:
-    text = build.text or 0
+    text = _text(build)
     shepherd = build.address(b"vmstat_shepherd") or 0
     return {
         "ftrace_pages_start": Recipe(
@@ -163,6 +162,10 @@ _TABLES: Mapping[Table, tuple[bytes, ...]] = {
     EXCEPTIONS: (b"search_kernel_exception_table", b"search_exception_tables"),
     JUMP_LABELS: (b"jump_label_text_reserved",),
 }
+
+
+def _text(build: Build) -> range:
+    return range(build.text or 0, build.address(b"_etext") or 0)
 
 
 def _u64(memory: Memory, addr: int) -> int:
