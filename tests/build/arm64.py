@@ -216,6 +216,26 @@ class Arm64Machine:
         self._next = place + -(-len(code) // 16) * 16
         return place
 
+    def random_state(self) -> dict[str, int]:
+        """Return registers and flags as any instruction may find them."""
+        return random_state(self.random)
+
+    def know(self, probes: Sequence[Resolved]) -> None:
+        """Know the records of probes whose code is there."""
+        self.loaded.append(Loaded(probes, 0, 0))
+
+    def sign(self) -> None:
+        """Have the CPU sign return addresses and check them; it does nothing by default."""
+        self.cpu.write_system((1, 0, 3, 0, 0), 1 << 31 | self.cpu.read_system((1, 0, 3, 0, 0)))
+        # SCR_EL3: API, APK, RW, NS; HCR_EL2: API, APK. Nobody above wants to know of it.
+        self.cpu.write_system((1, 1, 3, 4, 0), 3 << 40)
+        self.cpu.write_system((1, 1, 3, 6, 0), 3 << 16 | 1 << 10 | 1)
+        # TCR_EL1: 48 bits of addresses in both halves, no top byte ignored.
+        self.cpu.write_system((2, 0, 3, 0, 2), 16 | 16 << 16)
+        # APIAKeyLo_EL1, APIAKeyHi_EL1.
+        for op2 in (0, 1):
+            self.cpu.write_system((2, 1, 3, 0, op2), self.random.getrandbits(64))
+
     def load(self, probes: Sequence[Resolved], *, is_chained: bool = False) -> Loaded:
         """Put probes on the ftrace site of a function."""
         start = probes[0].layout.ip

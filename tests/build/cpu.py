@@ -127,6 +127,13 @@ class Cpu:
         for name, value in values.items():
             self._uc.reg_write(self._kind.registers[name], value & U64)
 
+    def read_system(self, place: tuple[int, int, int, int, int]) -> int:
+        """Return an arm64 system register: CRn, CRm, op0, op1, op2."""
+        return self._uc.reg_read(arm64.UC_ARM64_REG_CP_REG, place)
+
+    def write_system(self, place: tuple[int, int, int, int, int], value: int) -> None:
+        self._uc.reg_write(arm64.UC_ARM64_REG_CP_REG, (*place, value))
+
     def set_gs(self, base: int) -> None:
         self._uc.reg_write(x86.UC_X86_REG_GS_BASE, base)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kprobes.arch.aarch64.facts import AARCH64
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.drivers.instructions import Text
 from kprobes.drivers.places import Places
@@ -13,11 +14,14 @@ from kprobes.errors import DefinitionError, RefusedError
 from kprobes.formats import btf_index
 from kprobes.formats.btf import Btf
 from kprobes.image.types import BtfTypes
+from kprobes.model.plan import Strategy
 from kprobes.model.text import TextTables
+from kprobes.plan.choose import Wish
 from kprobes.plan.ftrace import Sites
 from kprobes.resolve.explain import explain
+from kprobes.units import Addr
 from tests.build.btf import BtfBuilder
-from tests.build.kernel import TEXT, make_kernel, read
+from tests.build.kernel import TEXT, make_kernel, read, symbol
 from tests.build.pages import FakeRam
 from tests.build.typed import SYMBOLS, builder
 
@@ -109,3 +113,29 @@ def test_a_module_s_function_has_its_module_s_types(place: str) -> None:
     assert explain(found.fetches[0]) == "u32 at %di + 0x4, read from kernel memory"
     with pytest.raises(DefinitionError, match="No BTF entry"):
         make_places(module_types={"fuse": make_types(own)}).resolve(definition, event_id=1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "strategy", "found"),
+    [
+        (0, None, (Strategy.FTRACE, 4, 0)),
+        (0, Strategy.JUMP, (Strategy.JUMP, 0, 0)),
+        (4, None, (Strategy.FTRACE, 4, 4)),
+        (8, None, (Strategy.JUMP, 8, 8)),
+    ],
+)
+def test_an_arm64_entry_is_probed_at_its_site_and_has_its_own_address(
+    offset: int, strategy: Strategy | None, found: tuple[Strategy, int, int]
+) -> None:
+    memory = _memory()
+    # mov x9, x30; nop; mov x0, #1; ret
+    memory.write(TEXT, bytes.fromhex("e9031eaa 1f2003d5 200080d2 c0035fd6"))
+    kernel = replace(make_kernel([symbol("f", TEXT, size=16)]), arch="aarch64")
+    text = Text(kernel=kernel, open_memory=lambda: memory, read_tables=TextTables)
+    sites = Sites(addrs=np.array([TEXT + 4], np.uint64), records=np.zeros(1, np.uint64))
+    places = Places(text, AARCH64, sites, events=frozenset)
+
+    site = places.look(Wish(strategy=strategy))(Addr(TEXT + offset))
+
+    assert (site.strategy, site.addr - TEXT, site.ip - TEXT) == found
+    assert places.locate(kernel.symbols.named("f")) == TEXT

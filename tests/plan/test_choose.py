@@ -72,7 +72,7 @@ def test_what_is_forced_is_done(ways: Ways, strategy: str) -> None:
         (NONE, "ftrace", f"f+0x1 is no ftrace site; {NO_BREAKPOINT}"),
         (ONLY_BREAKPOINT, "jump", f"f+0x1: no jump: {NO_JUMP}; a breakpoint works"),
         (NONE, "jump", f"f+0x1: no jump: {NO_JUMP}; {NO_BREAKPOINT}"),
-        (ONLY_JUMP, "breakpoint", f"f+0x1 cannot be probed: {NO_BREAKPOINT}"),
+        (ONLY_JUMP, "breakpoint", f"f+0x1: no breakpoint: {NO_BREAKPOINT}; a jump works"),
     ],
 )
 def test_what_cannot_be_forced_is_refused_with_what_works(

@@ -4,10 +4,11 @@ import struct
 
 import pytest
 
+from kprobes.arch.aarch64.facts import SITE as ARM64
 from kprobes.arch.x86_64.facts import SITE
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.model.kernel import Kernel
-from kprobes.plan.ftrace import Sites, inspect, locate, read_sites, sites_in_image
+from kprobes.plan.ftrace import Sites, inspect, locate, read_sites, site_of, sites_in_image
 from kprobes.units import Addr
 from tests.build.ftrace import RECORD_SIZE, write_list, write_page
 from tests.build.kernel import TEXT, make_kernel, symbol
@@ -188,3 +189,37 @@ def test_a_file_whose_list_ends_before_it_begins_is_damaged() -> None:
 
     with pytest.raises(TargetError, match="damaged"):
         sites_in_image(FakeRam(0x10000, start=TEXT), make_kernel(ends))
+
+
+def _arm64_site(lead: bytes, old: bytes) -> tuple[FakeRam, Sites]:
+    memory = FakeRam(0x10000, start=TEXT)
+    write_list(memory, LIST, [[TEXT + 0x104, TEXT + 0x208]])
+    memory.write(TEXT + 0x100, lead + old)
+    return memory, _sites(memory)
+
+
+def test_an_arm64_function_s_site_is_behind_the_address_that_is_shown() -> None:
+    _, sites = _arm64_site(b"", b"")
+    plain, with_bti = symbol("plain", TEXT + 0x100), symbol("bti", TEXT + 0x200)
+
+    found = [(locate(f, sites, ARM64), site_of(f.addr, sites, ARM64)) for f in (plain, with_bti)]
+
+    assert found == [(TEXT + 0x100, TEXT + 0x104), (TEXT + 0x200, TEXT + 0x208)]
+
+
+@pytest.mark.parametrize(("old", "chain"), [("1f2003d5", None), ("bf1b0094", TEXT + 0x7000)])
+def test_an_arm64_site_is_a_nop_or_a_call_behind_the_caller_s_address(
+    old: str, chain: int | None
+) -> None:
+    memory, sites = _arm64_site(ARM64.lead, bytes.fromhex(old))
+
+    site = inspect(Addr(TEXT + 0x104), memory, sites, ARM64)
+
+    assert (site.old, site.chain) == (bytes.fromhex(old), chain)
+
+
+def test_a_site_of_another_kind_is_refused() -> None:
+    memory, sites = _arm64_site(ARM64.nops[0], ARM64.nops[0])
+
+    with pytest.raises(RefusedError, match="comes behind 1f2003d5"):
+        inspect(Addr(TEXT + 0x104), memory, sites, ARM64)

@@ -186,6 +186,8 @@ class SiteFacts:
         nops: what an idle site may hold.
         lead: what comes right before it.
         offsets: where after a function's start its site may be.
+        is_behind: whether a probe of a function's entry has the address of its start all the same;
+            else that of the site.
         branch: (place, destination) to the bytes that call a probe from a site.
         target: (place, bytes) to where a site calls, or None when it is no call.
         entry: see ``frame_entry`` of the architecture.
@@ -195,6 +197,7 @@ class SiteFacts:
     nops: tuple[bytes, ...]
     lead: bytes
     offsets: tuple[int, ...]
+    is_behind: bool
     branch: Callable[[Addr, Addr], bytes]
     target: Callable[[Addr, bytes], Addr | None]
     entry: MakeEntry

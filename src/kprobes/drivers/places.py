@@ -1,6 +1,7 @@
 """What definitions mean on one kernel, running or in a file: globs, functions, sites."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Protocol
 
@@ -159,15 +160,26 @@ class Places:
             raise RefusedError(
                 f"{place} is init text, which its module gives back when it has begun"
             )
-        if self.sites.find(addr) is None:
+        at = self._ftrace_site(addr)
+        if at is None or (at != addr and wish.strategy is Strategy.JUMP):
             return instructions.site(addr, wish)
         if wish.strategy in (None, Strategy.FTRACE):
-            return ftrace.inspect(addr, instructions.memory, self.sites, self.arch.site)
+            found = ftrace.inspect(at, instructions.memory, self.sites, self.arch.site)
+            return found if at == addr else replace(found, shown=addr)
         place = place_of(self.kernel.symbols, addr)
         raise RefusedError(
             f"{place} is an ftrace site, which the guest's own ftrace may change at any time: "
             f"no {wish.strategy}, only the ftrace strategy"
         )
+
+    def _ftrace_site(self, addr: Addr) -> Addr | None:
+        # Of a function whose entry has the address, or at the address itself.
+        if self.sites.find(addr) is not None:
+            return addr
+        function, facts = self.kernel.symbols.at(addr), self.arch.site
+        if not facts.is_behind or function is None or function.addr != addr:
+            return None
+        return ftrace.site_of(addr, self.sites, facts)
 
     def exits(self, probe: Resolved) -> Classified | None:
         """Return the ways out of the function that a return probe is on, None for other probes.

@@ -76,6 +76,7 @@ class Site:
         flags: of that record.
         displaced: what the detour runs, other than at an ftrace site.
         why: why it is no cheaper strategy, or "".
+        shown: the address that its probes have, if not its own; or None.
     """
 
     strategy: Strategy
@@ -86,6 +87,12 @@ class Site:
     flags: int = 0
     displaced: Displaced | None = None
     why: str = ""
+    shown: Addr | None = None
+
+    @property
+    def ip(self) -> Addr:
+        """The address that its probes have."""
+        return self.addr if self.shown is None else self.shown
 
     @property
     def covered(self) -> tuple[tuple[Addr, Addr], ...]:

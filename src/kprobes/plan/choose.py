@@ -39,6 +39,9 @@ def choose(place: str, ways: Ways, memory: Memory, wish: Wish) -> Site:
             raise RefusedError(f"{place} is no ftrace site; {_what_works(ways.breakpoint, jump)}")
         case Strategy.JUMP if isinstance(jump, str):
             raise RefusedError(f"{place}: no jump: {jump}; {_what_works(ways.breakpoint, jump)}")
+        case Strategy.BREAKPOINT if isinstance(ways.breakpoint, str) and ways.breakpoint != jump:
+            why = f"no breakpoint: {ways.breakpoint}"
+            raise RefusedError(f"{place}: {why}; {_what_works(ways.breakpoint, jump)}")
         case Strategy.BREAKPOINT:
             jump = "breakpoints are forced"
         case _:

@@ -104,12 +104,18 @@ def _is_init(addrs: NDArray[np.uint64], kernel: Kernel) -> NDArray[np.bool_]:
     return (addrs >= np.uint64(start.addr)) & (addrs < np.uint64(stop.addr))
 
 
-def locate(function: Symbol, sites: Sites, facts: SiteFacts) -> Addr | None:
-    """Return the address of a function's ftrace site, or None when it has none."""
+def site_of(start: Addr, sites: Sites, facts: SiteFacts) -> Addr | None:
+    """Return the address of the site of the function that starts there, or None."""
     for offset in facts.offsets:
-        if sites.find(function.addr + offset) is not None:
-            return Addr(function.addr + offset)
+        if sites.find(start + offset) is not None:
+            return Addr(start + offset)
     return None
+
+
+def locate(function: Symbol, sites: Sites, facts: SiteFacts) -> Addr | None:
+    """Return the address of a probe at a function's ftrace site, or None when it has none."""
+    found = site_of(function.addr, sites, facts)
+    return function.addr if found is not None and facts.is_behind else found
 
 
 def inspect(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> Site:

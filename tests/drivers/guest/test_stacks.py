@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from kprobes.arch.x86_64.facts import X86_64
-from kprobes.drivers.guest.callers import free_dead_calls
+from kprobes.drivers.guest.callers import free_dead_calls, is_awaited
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.lending import await_exit
 from kprobes.drivers.guest.memory import GuestMemory
@@ -349,3 +349,32 @@ def test_frames_of_dead_calls_are_freed_unless_somebody_is_in_our_code(
 
     assert freed == left.count(0) - 1
     assert _slots(memory) == left
+
+
+TRAMPOLINE = CODE + 0x110
+TAKEN = Frames(addr=Addr(DATA + 0x7000), count=4, stride=FRAME_VALUES, trampoline=Addr(TRAMPOLINE))
+
+
+def _waiting_guest() -> tuple[Guest, Vcpus, GuestMemory]:
+    # Return addresses are signed in their upper 16 bits.
+    guest, vcpus, memory = _guest()
+    returns = replace(guest.arch.returns, comes_back=False, address_mask=(1 << 48) - 1)
+    return replace(guest, arch=replace(guest.arch, returns=returns)), vcpus, memory
+
+
+def test_where_callers_cannot_be_given_back_a_signed_return_to_us_is_waited_for() -> None:
+    guest, _, memory = _waiting_guest()
+    assert not is_awaited(guest, [TAKEN])
+
+    memory.set_u64(_stack(3) + SIZE - 128, TRAMPOLINE ^ 0x5A << 56)
+
+    assert is_awaited(guest, [TAKEN])
+    assert not is_awaited(guest, [replace(TAKEN, trampoline=Addr(0))])
+
+
+def test_where_callers_cannot_be_given_back_a_register_that_leads_to_us_is_waited_for() -> None:
+    guest, vcpus, _ = _waiting_guest()
+
+    vcpus.all[2]["rbx"] = TRAMPOLINE
+
+    assert is_awaited(guest, [TAKEN])

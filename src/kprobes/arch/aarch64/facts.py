@@ -112,6 +112,7 @@ SITE = SiteFacts(
     nops=site.NOPS,
     lead=encode.MOV_X9_X30,
     offsets=site.OFFSETS,
+    is_behind=True,
     branch=encode.bl,
     target=encode.bl_target,
     entry=site.entry,

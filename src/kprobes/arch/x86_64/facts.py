@@ -76,6 +76,7 @@ SITE = SiteFacts(
     nops=site.NOPS,
     lead=b"",
     offsets=(0, len(site.ENDBR64)),
+    is_behind=False,
     branch=site.call,
     target=site.call_target,
     entry=site.entry,

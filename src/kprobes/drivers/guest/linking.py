@@ -279,7 +279,7 @@ class Linker:
     def _body_of(self, plan: Plan, *, is_framed: bool) -> "_Body":
         is_patched = plan.site.displaced is not None
         return self._body(
-            plan.site.addr,
+            plan.site.ip,
             plan.probes,
             plan.returning,
             is_framed=is_framed,
