@@ -45,7 +45,8 @@ def _line(i: Instruction, pages: dict[int, int]) -> Listed:
     text = text_of(i.code, i.addr)
     mnemonic, operands = ("(bad)", "") if text is None else text
     if i.kind in LEADING:
-        operands = operands.replace("#0x", "0x")
+        # Of a number of a bit before it, tbz's, that is left alone.
+        operands = "".join(operands.rsplit("#", 1))
     place, value = _named(i, pages)
     pages.pop(target_register(i.word), None)
     if i.kind is Kind.ADRP and i.mention is not None:
