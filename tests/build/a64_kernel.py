@@ -19,7 +19,7 @@ from kprobes.model.exits import Exits
 from kprobes.model.text import TextPart, TextTables
 from kprobes.transport.packages import kernel_image
 from kprobes.units import Addr
-from tests.build.a64 import code_of
+from tests.build.a64 import NOP, code_of
 from tests.build.a64_emulator import Emulator, random_state
 
 BASE = 0xFFFF_8000_0800_0000
@@ -122,8 +122,8 @@ def _sample(
 def _compare_one(emulator: Emulator, rng: random.Random, offset: int, compared: Compared) -> None:
     found = kernel()
     addr = Addr(found.start + int(offset))
-    # With a word before it, as paciasp is refused at an entry.
-    part = TextPart(addr=Addr(addr - 4), code=found.code(addr - 4, 8))
+    # With a nop before it, as paciasp is refused at an entry.
+    part = TextPart(addr=Addr(addr - 4), code=code_of(NOP) + found.code(addr, 4))
     function = decode_function("sampled", (part,))
     instruction = function.at(addr)
     assert instruction is not None

@@ -55,6 +55,13 @@ def test_an_address_in_two_halves_is_named_where_it_is_whole() -> None:
     assert (unknown.place, unknown.value) == (None, None)
 
 
+def test_an_address_in_four_parts_is_named_where_it_is_whole() -> None:
+    # movz x0, #0x1234; movk x0, #0x811, lsl #16; movk x0, #0x8000, lsl #32; movk x0, #0xffff, ...
+    found = list_code(code_of("d2824680 f2a10220 f2d00000 f2ffffe0"), START)
+
+    assert [line.value for line in found] == [None, None, None, 0xFFFF_8000_0811_1234]
+
+
 def test_every_byte_is_in_a_line() -> None:
     found = list_code(code_of(RET) + b"\x01\x02", START)
 
