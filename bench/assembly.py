@@ -12,5 +12,5 @@ def assemble(text: str) -> Template:
     # Quotes and backslashes in LLVM's strings are hexadecimal escapes.
     escaped = (line.strip().replace("\\", r"\5C").replace('"', r"\22") for line in lines)
     source = "\n".join(f'module asm "{line}"' for line in escaped)
-    found = _llvm.compile_object(source, triple=CODE.triple, features=CODE.features)
+    found = _llvm.compile_object(source, CODE)
     return read_template(found, CODE)

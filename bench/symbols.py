@@ -13,8 +13,11 @@ from statistics import median
 
 from bench.guest import machine
 from bench.table import Row, seconds, times
+from kprobes.arch.machine import Machine
+from kprobes.arch.registry import machine_of_stub
 from kprobes.arch.x86_64.kernel_map import WINDOW
-from kprobes.image.find import FoundKernel, find_kernel
+from kprobes.drivers.guest.attach import registers_of
+from kprobes.image.find import FoundKernel, Registers, find_kernel
 from kprobes.ports import Ram
 from kprobes.transport.connect import connect
 from kprobes.transport.find_ram import open_ram
@@ -29,10 +32,10 @@ def run(*, quick: bool = False) -> list[Row]:
     """Boot a guest and read its kernel."""
     with machine({}) as booted, connect(str(booted.stub_address), timeout_s=5.0) as stub:
         ram = open_ram(stub)
-        registers = [stub.registers(cpu) for cpu in stub.ids()]
-        cr3s, rips = ([r[name] for r in registers] for name in ("cr3", "rip"))
+        facts = machine_of_stub(stub.architecture)
+        registers = registers_of(stub, facts)
         found: list[tuple[float, FoundKernel]] = [
-            _read(ram, cr3s, rips) for _ in range(3 if quick else 9)
+            _read(ram, facts, registers) for _ in range(3 if quick else 9)
         ]
         kernel = found[-1][1]
         peer = None if quick else _vmlinux_to_elf(_image(kernel, ram))
@@ -50,9 +53,9 @@ def run(*, quick: bool = False) -> list[Row]:
     ]
 
 
-def _read(ram: Ram, cr3s: Sequence[int], rips: Sequence[int]) -> tuple[float, FoundKernel]:
+def _read(ram: Ram, facts: Machine, vcpus: Sequence[Registers]) -> tuple[float, FoundKernel]:
     start = time.perf_counter()
-    found = find_kernel(ram, cr3s, rips)
+    found = find_kernel(ram, facts, vcpus)
     # What every session asks for first; both are read lazily.
     found.kernel.symbols.named("do_sys_openat2")
     if found.kernel.types is not None:

@@ -80,6 +80,32 @@ class Translator(Protocol):
         ...
 
 
+class Tables(Translator, Protocol):
+    """Page tables that were found in a guest."""
+
+    @property
+    def ram(self) -> Ram:
+        """Where they are."""
+        ...
+
+    @property
+    def root(self) -> Phys:
+        """Where the top one is."""
+        ...
+
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes, or raise MemoryFault."""
+        ...
+
+    def rooted(self, root: int) -> "Tables":
+        """Return tables of the same kind whose top one is elsewhere."""
+        ...
+
+    def of_user(self, root: int) -> "Tables":
+        """Return the tables of a task's own memory, by the register that has them."""
+        ...
+
+
 class Cpus(Protocol):
     """The vCPUs of a guest, while it is stopped."""
 
@@ -88,7 +114,7 @@ class Cpus(Protocol):
         ...
 
     def registers(self, cpu: int) -> Mapping[str, int]:
-        """Return a vCPU's registers by the stub's names (rip, rsp, cr3, ...)."""
+        """Return a vCPU's registers by the stub's names."""
         ...
 
     def set_registers(self, cpu: int, values: Mapping[str, int]) -> None:

@@ -18,11 +18,11 @@ def test_an_unknown_architecture_is_refused_with_those_we_know() -> None:
 
 def test_every_register_can_be_had_by_some_way() -> None:
     code = X86_64.code
-    known = {*code.parameters, *code.saved, *X86_64.constants, "sp", "ip"}
+    known = {*code.call.parameters, *code.call.saved, *X86_64.constants, "sp", "ip"}
 
     assert set(X86_64.registers) == known
 
 
 def test_arguments_come_in_the_order_of_the_abi() -> None:
     assert X86_64.arguments == ("di", "si", "dx", "cx", "r8", "r9")
-    assert X86_64.code.parameters == X86_64.arguments
+    assert X86_64.code.call.parameters == X86_64.arguments

@@ -86,7 +86,7 @@ class CrashedError(Exception):
 
 @contextmanager
 def _booted(directory: Path, suite: str) -> Generator[ConsoleGuest]:
-    (directory / "initramfs").write_bytes(initramfs.build(busybox(), {}))
+    (directory / "initramfs").write_bytes(initramfs.build(busybox(), {}, agent="ttyS1"))
     port = _free_port()
     command = [
         *("qemu-system-x86_64", "-kernel", str(kernel_image(suite=suite)), "-m", "512M"),

@@ -1,9 +1,10 @@
-"""A bare x86-64 CPU for tests: Unicorn with typed doors, and every store noted."""
+"""A bare CPU for tests, x86-64 or arm64: Unicorn with typed doors, and every store noted."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unicorn import arm64_const as arm64
 from unicorn import unicorn_const as const
 from unicorn import x86_const as x86
 from unicorn.unicorn import Uc
@@ -20,6 +21,13 @@ _REGISTERS: dict[str, int] = {
     for name in (*GPRS, "sp", "ip")
 } | {"flags": x86.UC_X86_REG_EFLAGS}
 
+ARM64_GPRS = tuple(f"x{n}" for n in range(31))
+_ARM64_CONSTANTS: Mapping[str, int] = vars(arm64)
+_ARM64_REGISTERS: dict[str, int] = {
+    name: _ARM64_CONSTANTS[f"UC_ARM64_REG_{name.upper()}"]
+    for name in (*ARM64_GPRS, "sp", "pc", "pstate", "sp_el0", "tpidr_el1", "ttbr0_el1")
+}
+
 
 @dataclass(frozen=True)
 class Write:
@@ -28,6 +36,32 @@ class Write:
     addr: int
     size: int
     value: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One architecture's CPU, as Unicorn has it.
+
+    Attributes:
+        shown: what ``registers`` returns.
+        pc: the instruction pointer.
+    """
+
+    numbers: tuple[int, int]
+    model: int | None
+    registers: Mapping[str, int]
+    shown: tuple[str, ...]
+    pc: str
+
+
+X86 = Kind((const.UC_ARCH_X86, const.UC_MODE_64), None, _REGISTERS, (*GPRS, "sp", "flags"), "ip")
+ARM64 = Kind(
+    (const.UC_ARCH_ARM64, const.UC_MODE_ARM),
+    arm64.UC_CPU_ARM64_MAX,
+    _ARM64_REGISTERS,
+    (*ARM64_GPRS, "sp", "pstate"),
+    "pc",
+)
 
 
 class Cpu:
@@ -39,13 +73,18 @@ class Cpu:
         actions: what is to be done before the n-th instruction of the trace.
     """
 
-    def __init__(self, regions: Iterable[tuple[int, int]], exits: Iterable[int]) -> None:
+    def __init__(
+        self, regions: Iterable[tuple[int, int]], exits: Iterable[int], kind: Kind = X86
+    ) -> None:
         """Map (address, size) pairs; running ends at any of the exits."""
         self.writes: list[Write] = []
         self.trace: list[int] = []
         self.actions: dict[int, Callable[[], None]] = {}
         self._due: Callable[[], None] | None = None
-        self._uc: Any = Uc(const.UC_ARCH_X86, const.UC_MODE_64)
+        self._kind = kind
+        self._uc: Any = Uc(*kind.numbers)
+        if kind.model is not None:
+            self._uc.ctl_set_cpu_model(kind.model)
         self._uc.ctl_set_tlb_mode(const.UC_TLB_VIRTUAL)
         self._regions = tuple(regions)
         for addr, size in self._regions:
@@ -69,8 +108,8 @@ class Cpu:
         while self._due is not None:
             action, self._due = self._due, None
             action()
-            self._uc.emu_start(self.register("ip"), 0)
-        return self.register("ip")
+            self._uc.emu_start(self.register(self._kind.pc), 0)
+        return self.register(self._kind.pc)
 
     def aside(self, action: Callable[[], None]) -> None:
         """Do something else on this CPU and give every register back."""
@@ -79,14 +118,14 @@ class Cpu:
         self._uc.context_restore(saved)
 
     def register(self, name: str) -> int:
-        return self._uc.reg_read(_REGISTERS[name])
+        return self._uc.reg_read(self._kind.registers[name])
 
     def registers(self) -> dict[str, int]:
-        return {name: self.register(name) for name in (*GPRS, "sp", "flags")}
+        return {name: self.register(name) for name in self._kind.shown}
 
     def set_registers(self, values: Mapping[str, int]) -> None:
         for name, value in values.items():
-            self._uc.reg_write(_REGISTERS[name], value & U64)
+            self._uc.reg_write(self._kind.registers[name], value & U64)
 
     def set_gs(self, base: int) -> None:
         self._uc.reg_write(x86.UC_X86_REG_GS_BASE, base)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
 from kprobes.drivers.guest.arena import Arena, data_size
 from kprobes.drivers.guest.code_memory import CodeMemory
@@ -16,6 +17,7 @@ from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.errors import GuestGoneError, MemoryFault
 from kprobes.model.plan import Plan
 from kprobes.plan import ftrace
+from kprobes.ports import Tables
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr, Phys
 from tests.build.ftrace import write_list
@@ -186,7 +188,8 @@ def make_guest(
         memory=GuestMemory(RamBesideStub(stub), memory.tables),
         kernel=kernel,
         arch=X86_64,
-        task_size=X86_64.task_size,
+        task_size=TASK_SIZE,
+        tables=cast("Tables", memory.tables),
     )
     known = ftrace.read_sites(memory, kernel)
     plans = [

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory
@@ -68,13 +69,15 @@ def make_handled(*, is_typed: bool = True) -> Handled:
         pages = Pages(ram, root)
         for virt, phys in places.items():
             pages.map(virt, phys, flags=_RIGHTS.get(virt, WRITE | USER | NX))
+    tables = PageTables(ram, _KERNEL_ROOT)
     guest = Guest(
         address="fake",
         stub=cast("Stub", None),
-        memory=GuestMemory(ram, PageTables(ram, _KERNEL_ROOT)),
+        memory=GuestMemory(ram, tables),
         kernel=typed.KERNEL if is_typed else typed.UNTYPED,
         arch=X86_64,
-        task_size=X86_64.task_size,
+        task_size=TASK_SIZE,
+        tables=tables,
     )
     live = LiveKernel(lambda: guest)
     made = Handled(live, ram, live.memory_of(_USER_ROOT))

@@ -6,6 +6,7 @@ from functools import cache
 from random import Random
 
 from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.model.abi import (
     CPU_SHIFT,
@@ -72,7 +73,7 @@ ABI = GuestAbi(
     rings=Addr(RINGS),
     texts=Addr(TEXTS),
     ring_size=1 << 16,
-    task_size=X86_64.task_size,
+    task_size=TASK_SIZE,
     thread_size=X86_64.thread_size,
     clock=None,
     is_guarded=True,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.codegen.compile import compile_probes
 from kprobes.drivers.guest.arena import COUNTERS_SIZE, MISSED_SIZE
 from kprobes.drivers.journal import Described
@@ -40,7 +41,7 @@ ABI = GuestAbi(
     rings=Addr(DATA + COUNTERS_SIZE),
     texts=Addr(DATA + COUNTERS_SIZE + 0x10_0000),
     ring_size=1 << 16,
-    task_size=X86_64.task_size,
+    task_size=TASK_SIZE,
     thread_size=X86_64.thread_size,
     clock=None,
     is_guarded=False,

@@ -1,6 +1,7 @@
 """The guest's functions that probes call, for the emulated CPU: readers as in mm/maccess.c."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 from kprobes.model.abi import GuestAbi
@@ -8,8 +9,37 @@ from kprobes.units import U64
 from tests.build.cpu import Cpu
 
 EFAULT, ERANGE = -14, -34
-_CLOBBERED = ("cx", "dx", "si", "di", "r8", "r9", "r10", "r11")
-_ARITHMETIC = 0x8D5
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How functions are called.
+
+    Attributes:
+        arguments: where the first ones are.
+        changed: registers that a function may change, that of the result last.
+        flags: the flags register, and what of it.
+        link: where the return address is; on the stack where there is no register.
+    """
+
+    arguments: tuple[str, ...]
+    changed: tuple[str, ...]
+    flags: tuple[str, int]
+    link: str | None
+
+
+X86 = Calls(
+    ("di", "si", "dx"),
+    ("cx", "dx", "si", "di", "r8", "r9", "r10", "r11", "ax"),
+    ("flags", 0x8D5),
+    None,
+)
+ARM64 = Calls(
+    ("x0", "x1", "x2"),
+    (*(f"x{n}" for n in range(1, 19)), "x0"),
+    ("pstate", 0xF << 28),
+    "x30",
+)
 
 
 class Readers:
@@ -23,7 +53,15 @@ class Readers:
         time: what the guest's clock said last.
     """
 
-    def __init__(self, cpu: Cpu, abi: GuestAbi, inside: Callable[[], None], seed: int) -> None:
+    def __init__(
+        self,
+        cpu: Cpu,
+        abi: GuestAbi,
+        inside: Callable[[], None],
+        seed: int,
+        how: Calls = X86,
+    ) -> None:
+        self._how = how
         self.calls: list[tuple[str, int, int]] = []
         self.has_old_quirks = False
         self.inside = inside
@@ -49,8 +87,8 @@ class Readers:
             self.time += 1
             return self._return(self.time)
         cpu, name = self._cpu, self._names[pc]
-        target, source, size = (cpu.register(register) for register in ("di", "si", "dx"))
-        assert cpu.register("sp") % 8 == 0
+        target, source, size = (cpu.register(register) for register in self._how.arguments)
+        assert cpu.register("sp") % (16 if self._how.link else 8) == 0
         self.calls.append((name, source, size))
         cpu.aside(self.inside)
         return self._return(self._result(name, target, source, size))
@@ -71,7 +109,8 @@ class Readers:
         # access_ok, or copy_from_kernel_nofault_allowed.
         if is_user:
             return None if source < self._task_size else EFAULT
-        is_canonical = source >> 47 in (0, (1 << 17) - 1)
+        bits = (self._task_size - 1).bit_length()
+        is_canonical = source >> bits in (0, (1 << 64 - bits) - 1)
         return None if source >= self._task_size + 4096 and is_canonical else ERANGE
 
     def _nothing(self, target: int, *, is_user: bool) -> int:
@@ -107,9 +146,13 @@ class Readers:
         return result
 
     def _return(self, result: int) -> int:
-        cpu, random = self._cpu, self._random
-        flags = cpu.register("flags") ^ random.getrandbits(12) & _ARITHMETIC
+        cpu, random, how = self._cpu, self._random, self._how
+        name, arithmetic = how.flags
+        flags = cpu.register(name) ^ random.getrandbits(32) & arithmetic
         stack = cpu.register("sp")
-        cpu.set_registers({name: random.getrandbits(64) for name in _CLOBBERED})
-        cpu.set_registers({"ax": result & U64, "flags": flags, "sp": stack + 8})
+        cpu.set_registers({name: random.getrandbits(64) for name in how.changed})
+        cpu.set_registers({how.changed[-1]: result & U64, name: flags})
+        if how.link is not None:
+            return cpu.register(how.link)
+        cpu.set_registers({"sp": stack + 8})
         return cpu.number(stack)

@@ -1,14 +1,36 @@
 """Reading records by hand, one after the other: what generated code wrote, in plain Python."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kprobes.model.abi import CPU_SHIFT
 from kprobes.model.layout import Field, RecordLayout, Storage
-from tests.build.machine import Machine
+from kprobes.model.resolved import Resolved
+from tests.build.cpu import Cpu
 
 One = int | bytes | None
 Value = One | tuple[One, ...]
+
+
+class Loaded(Protocol):
+    """A site and its probes."""
+
+    @property
+    def probes(self) -> Sequence[Resolved]: ...
+
+
+class Machine(Protocol):
+    """An emulated guest."""
+
+    cpu: Cpu
+
+    @property
+    def loaded(self) -> Sequence[Loaded]: ...
+
+    def word(self, number: int) -> int: ...
+
+    def place(self, number: int, position: int) -> int: ...
 
 
 @dataclass(frozen=True)

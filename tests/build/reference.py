@@ -136,6 +136,7 @@ def _plain(machine: Machine, operand: Operand, at: tuple[Resolved, State]) -> in
         case TaskAddress():
             return TASK
         case PerCpuAddress(base=base, cpu_offset=cpu_offset):
+            assert cpu_offset is not None
             inner = _plain(machine, base, at)
             return None if inner is None else inner + machine.cpu.number(machine.percpu(cpu_offset))
         case Load():

@@ -87,7 +87,7 @@ def test_a_record_that_is_committed_first_does_not_pass_for_right() -> None:
     commit = lines[first : last + 1]
     mutant = [*lines[:start], *commit, *lines[start:first], *lines[last + 1 :]]
     code = X86_64.code
-    found = _llvm.compile_object("\n".join(mutant), triple=code.triple, features=code.features)
+    found = _llvm.compile_object("\n".join(mutant), code)
     machine = Machine()
     loaded = machine.load([probe], template=read_template(found, code))
 

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.registers import NAMES
 from kprobes.codegen.catcher import (
     BLOCK_MASK,
     BLOCK_SIZE,
@@ -29,6 +30,7 @@ SITES = [Addr(TEXT + 0x10 * n) for n in range(64)]
 DETOURS = {site: Addr(CODE + 0x1_0000 + 0x40 * n) for n, site in enumerate(SITES)}
 BREAKPOINT, NOT_OURS, STOP = 2, 0, 0x8001
 """DIE_INT3, NOTIFY_DONE, NOTIFY_STOP."""
+TRAP_IP = 8 * NAMES.index("ip")
 INT3, NOP = b"\xcc", b"\x90"
 
 
@@ -53,7 +55,7 @@ class Caller:
     def ask(self, addr: int, *, action: int = BREAKPOINT) -> tuple[int, int]:
         """Return what the callback says of a breakpoint, and where the CPU goes on."""
         cpu, random = self.cpu, Random(addr)
-        cpu.set_number(REGS + X86_64.patch.trap_ip, addr + len(INT3))
+        cpu.set_number(REGS + TRAP_IP, addr + len(INT3))
         before = {name: random.getrandbits(64) for name in GPRS}
         cpu.set_registers({**before, "di": BLOCK, "si": action, "dx": ARGS, "sp": STACK})
         cpu.set_number(STACK, RETURN)
@@ -63,7 +65,7 @@ class Caller:
         kept = ("bx", "bp", "r12", "r13", "r14", "r15")
         assert [after[name] for name in kept] == [before[name] for name in kept]
         assert after["sp"] == STACK + 8
-        return after["ax"] & 0xFFFF_FFFF, cpu.number(REGS + X86_64.patch.trap_ip)
+        return after["ax"] & 0xFFFF_FFFF, cpu.number(REGS + TRAP_IP)
 
 
 def test_every_breakpoint_of_ours_goes_on_in_its_detour(code: bytes) -> None:
@@ -72,7 +74,7 @@ def test_every_breakpoint_of_ours_goes_on_in_its_detour(code: bytes) -> None:
     for site, detour in DETOURS.items():
         assert caller.ask(site) == (STOP, detour)
         # Nothing else of the interrupted task is changed.
-        assert [write.addr for write in caller.cpu.writes] == [REGS + X86_64.patch.trap_ip]
+        assert [write.addr for write in caller.cpu.writes] == [REGS + TRAP_IP]
 
 
 @pytest.mark.parametrize("sites", [SITES, SITES[:1], []])

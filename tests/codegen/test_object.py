@@ -6,13 +6,13 @@ from kprobes.arch.x86_64.facts import CODE
 from kprobes.codegen import _llvm
 from kprobes.codegen.object import read_template
 from kprobes.errors import FormatError
-from kprobes.model.abi import Template
+from kprobes.model.abi import Field, Template
 
 NUMBER = "@number = external dso_local global i8\n"
 
 
 def _template(source: str) -> Template:
-    found = _llvm.compile_object(source, triple=CODE.triple, features=CODE.features)
+    found = _llvm.compile_object(source, CODE)
     return read_template(found, CODE)
 
 
@@ -29,7 +29,7 @@ def test_numbers_to_come_are_told_by_symbol_and_place() -> None:
     )
 
     (found,) = template.relocations
-    assert (found.symbol, found.addend, found.size, found.is_relative) == ("number", 5, 4, False)
+    assert (found.symbol, found.addend, found.field) == ("number", 5, Field(size=4))
     assert template.code[found.offset : found.offset + 4] == bytes(4)
 
 
@@ -40,7 +40,8 @@ def test_calls_are_relative_to_their_own_end() -> None:
     )
 
     (found,) = template.relocations
-    assert (found.symbol, found.addend, found.is_relative) == ("reader", -4, True)
+    assert (found.symbol, found.addend) == ("reader", -4)
+    assert found.field.is_relative
 
 
 @pytest.mark.parametrize(

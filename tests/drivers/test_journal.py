@@ -125,7 +125,13 @@ def test_a_dead_tracer_s_journal_goes_on_without_its_descriptions() -> None:
 
 
 def test_a_window_to_the_guest_is_read_back_and_outlasts_the_patches() -> None:
-    window = Window(pid=7, started="123", runs=((0, 1 << 29, 0x7F00_0000_0000),), root=0x4000)
+    window = Window(
+        pid=7,
+        started="123",
+        runs=((0, 1 << 29, 0x7F00_0000_0000),),
+        arch="x86_64",
+        registers={"cr3": 0x4000},
+    )
     made = _written()
     made.point(window)
     made.clear()

@@ -10,7 +10,13 @@ from kprobes.drivers.overlook import overlooking, tracer_at_work
 from kprobes.errors import TargetError
 from tests.build.journals import dead_pid, make_entry
 
-WINDOW = Window(pid=os.getpid(), started=process_start(os.getpid()), runs=(), root=0)
+WINDOW = Window(
+    pid=os.getpid(),
+    started=process_start(os.getpid()),
+    runs=(),
+    arch="x86_64",
+    registers={"cr3": 0x1000},
+)
 
 
 def test_the_tracer_at_work_is_the_one_that_lives_and_left_a_window() -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from kprobes.arch.x86_64.decode import decode_function
 from kprobes.arch.x86_64.function import Flow
 from kprobes.arch.x86_64.judge import Judgement, judge
+from kprobes.arch.x86_64.machine import MACHINE
+from kprobes.drivers.guest.attach import registers_of
 from kprobes.image.find import FoundKernel, find_kernel
 from kprobes.image.function_text import read_function
 from kprobes.image.init_tables import read_image_tables
@@ -70,9 +72,7 @@ def unexplained(cases: Sequence[Case]) -> list[str]:
 
 
 def found_in(stub: Stub) -> FoundKernel:
-    cpus = [stub.registers(cpu) for cpu in stub.ids()]
-    cr3s, rips = ([cpu[name] for cpu in cpus] for name in ("cr3", "rip"))
-    return find_kernel(open_ram(stub), cr3s, rips)
+    return find_kernel(open_ram(stub), MACHINE, registers_of(stub, MACHINE))
 
 
 def judged(found: FoundKernel, answers: Iterable[tuple[str, str]]) -> list[Case]:

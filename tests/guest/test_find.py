@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kprobes.arch.registry import machine_of_stub
+from kprobes.drivers.guest.attach import registers_of
 from kprobes.errors import TargetError
 from kprobes.formats import btf_index
 from kprobes.image.cache import KernelCache
@@ -54,10 +56,9 @@ def find(machine: Machine, *, ways: tuple[str, ...] = WAYS, cache: Path | None =
 
 
 def search(stub: Stub, ways: tuple[str, ...], cache: KernelCache | None) -> FoundKernel:
-    cpus = [stub.registers(cpu) for cpu in stub.ids()]
+    machine = machine_of_stub(stub.architecture)
     ram = open_ram(stub, ways=ways)
-    cr3s, rips = ([cpu[name] for cpu in cpus] for name in ("cr3", "rip"))
-    return find_kernel(ram, cr3s, rips, cache=cache)
+    return find_kernel(ram, machine, registers_of(stub, machine), cache=cache)
 
 
 def modules(suite: str) -> dict[str, bytes]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprobes.arch.x86_64.paging import Run
+from kprobes.arch.paging import Run
 from kprobes.errors import MemoryFault
 from kprobes.image.window import ImageWindow
 from kprobes.units import Addr, Phys

@@ -2,14 +2,15 @@
 
 import pytest
 
-from kprobes.model.abi import Relocation, Template
+from kprobes.model.abi import Field, Relocation, Template
 from kprobes.units import Addr
 
 BASE = Addr(0xFFFF_FFFF_C000_0000)
 
 
 def link(value: int, *, size: int, is_relative: bool = False, addend: int = 0) -> bytes:
-    place = Relocation(offset=2, size=size, symbol="it", addend=addend, is_relative=is_relative)
+    field = Field(size=size, is_relative=is_relative)
+    place = Relocation(offset=2, field=field, symbol="it", addend=addend)
     template = Template(code=bytes(2 + size) + b"\x90", relocations=(place,))
     return template.link(BASE, {"it": value})
 
@@ -35,5 +36,5 @@ def test_a_relative_number_counts_from_its_own_place() -> None:
 
 @pytest.mark.parametrize("value", [1 << 31, 0xFFFF_FFFF_7FFF_FFFF, 0xFFFF_8880_0000_0000])
 def test_a_number_that_does_not_fit_is_a_bug(value: int) -> None:
-    with pytest.raises(ValueError, match=r"it: .* in 4 bytes"):
+    with pytest.raises(ValueError, match=r"it: .* in 32 bits"):
         link(value, size=4)

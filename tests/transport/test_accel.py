@@ -1,9 +1,13 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kprobes.errors import UnreachableError, UsageError
-from kprobes.transport.accel import Accel, choose
+from kprobes.transport import accel
+from kprobes.transport.accel import Accel
+
+choose = partial(accel.choose, native="x86_64", machine="x86_64")
 
 
 @pytest.fixture
@@ -14,29 +18,42 @@ def device(tmp_path: Path) -> Path:
 
 
 def test_a_device_without_its_module_is_not_believed(device: Path, tmp_path: Path) -> None:
-    assert choose("auto", device=device, modules=(tmp_path / "kvm_intel",)) is Accel.TCG
+    assert choose("auto", device=device, signs=(tmp_path / "kvm_intel",)) is Accel.TCG
 
 
 def test_a_module_without_its_device_is_not_used(tmp_path: Path) -> None:
-    assert choose("auto", device=tmp_path / "absent", modules=(tmp_path,)) is Accel.TCG
+    assert choose("auto", device=tmp_path / "absent", signs=(tmp_path,)) is Accel.TCG
 
 
 def test_module_and_device_together_give_kvm(device: Path, tmp_path: Path) -> None:
-    modules = (tmp_path / "kvm_intel", tmp_path)
+    signs = (tmp_path / "kvm_intel", tmp_path)
 
-    assert choose("auto", device=device, modules=modules) is Accel.KVM
+    assert choose("auto", device=device, signs=signs) is Accel.KVM
 
 
 def test_the_user_may_insist(device: Path, tmp_path: Path) -> None:
-    assert choose("kvm", device=device, modules=()) is Accel.KVM
-    assert choose("tcg", device=device, modules=(tmp_path,)) is Accel.TCG
+    assert choose("kvm", device=device, signs=()) is Accel.KVM
+    assert choose("tcg", device=device, signs=(tmp_path,)) is Accel.TCG
 
 
 def test_kvm_without_a_device_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError, match="absent does not exist"):
-        choose("kvm", device=tmp_path / "absent", modules=())
+        choose("kvm", device=tmp_path / "absent", signs=())
 
 
 def test_an_unknown_accelerator_is_refused() -> None:
     with pytest.raises(UsageError, match="none of auto, kvm, tcg"):
         choose("xen")
+
+
+def test_kvm_runs_guests_of_this_machines_own_kind_only(device: Path, tmp_path: Path) -> None:
+    foreign = partial(accel.choose, native="aarch64", machine="x86_64", device=device)
+
+    assert foreign("auto", signs=(tmp_path,)) is Accel.TCG
+    with pytest.raises(UnreachableError, match="no aarch64"):
+        foreign("kvm", signs=(tmp_path,))
+
+
+def test_every_machine_with_kvm_has_signs_of_it(device: Path) -> None:
+    assert accel.choose("auto", "x86_64", machine="x86_64", device=device / "absent") is Accel.TCG
+    assert accel.choose("auto", "riscv64", machine="riscv64", device=device) is Accel.TCG

@@ -19,7 +19,7 @@ def busybox(tmp_path: Path) -> Path:
 
 
 def build(busybox: Path, files: dict[str, Path | bytes] | None = None) -> dict[str, Found]:
-    return read(initramfs.build(busybox, files or {}))
+    return read(initramfs.build(busybox, files or {}, agent="ttyS7"))
 
 
 def test_the_guest_has_busybox_under_all_its_names(busybox: Path) -> None:
@@ -49,6 +49,7 @@ def test_init_and_agent_are_programs(busybox: Path) -> None:
         assert found[name].data.startswith(b"#!/bin/busybox sh\n")
         assert found[name].mode & 0o111
     assert found["dev/console"].device == (5, 1)
+    assert found["etc/kprobes-agent"].data == b"ttyS7\n"
 
 
 def test_a_parent_comes_before_its_child(busybox: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from kprobes.errors import UsageError
 from kprobes.transport.accel import Accel
-from kprobes.transport.qemu_command import MachineOptions, Places, command_line, ram_runs
+from kprobes.transport.qemu_command import BOARDS, MachineOptions, Places, command_line
 from kprobes.units import GIB, MIB
 
 PLACES = Places(directory=Path("/run/a,b"), ram_directory=Path("/dev/shm/x"))
@@ -50,17 +50,52 @@ def test_only_a_translated_guest_lacks_cmpxchg16b() -> None:
 
 
 def test_ram_that_fits_below_the_hole_is_in_one_piece_beside_the_vga() -> None:
-    assert ram_runs(512) == ((0, 0xA0000, 0), (0x100000, 511 * MIB, 0x100000))
+    assert BOARDS["amd64"].ram(512) == ((0, 0xA0000, 0), (0x100000, 511 * MIB, 0x100000))
 
 
 @pytest.mark.parametrize(("mib", "low"), [(3583, 3583), (3584, 3072), (8192, 3072)])
 def test_ram_from_3584_mib_on_goes_on_at_4_gib(mib: int, low: int) -> None:
-    runs = ram_runs(mib)
+    runs = BOARDS["amd64"].ram(mib)
 
     assert runs[1].start + runs[1].size == low * MIB
     assert [(run.start, run.size, run.offset) for run in runs[2:]] == (
         [(4 * GIB, (mib - low) * MIB, low * MIB)] if mib > low else []
     )
+
+
+def test_an_arm64_guest_has_its_own_machine_and_ports() -> None:
+    words = command(MachineOptions(arch="arm64", append="nokaslr"))
+
+    assert words[0] == "qemu-system-aarch64"
+    assert after(words, "-machine") == "virt,gic-version=max,memory-backend=ram"
+    assert after(words, "-cpu") == "max,pauth-impdef=on"
+    assert (after(words, "-device"), words.count("-serial")) == ("pci-serial,chardev=agent", 1)
+    assert after(words, "-append").split() == (
+        ["console=ttyAMA0", "quiet", "panic=-1", "cryptomgr.notests", "nokaslr"]
+    )
+
+
+@pytest.mark.parametrize("mib", [64, 512, 8192])
+def test_an_arm64_guests_ram_is_in_one_piece_from_1_gib_on(mib: int) -> None:
+    assert BOARDS["arm64"].ram(mib) == ((GIB, mib * MIB, 0),)
+
+
+@pytest.mark.parametrize(
+    ("arch", "head", "boots"),
+    [
+        ("amd64", bytes(0x202) + b"HdrS", True),
+        ("amd64", bytes(56) + b"ARMd", False),
+        ("arm64", bytes(56) + b"ARMd", True),
+        ("arm64", b"MZ\0\0zimg", True),
+        ("arm64", b"\x1f\x8b\x08", True),
+        ("arm64", bytes(0x202) + b"HdrS", False),
+        ("arm64", b"", False),
+    ],
+)
+def test_a_boot_image_is_known_by_its_first_bytes(arch: str, head: bytes, boots: bool) -> None:
+    board = BOARDS[arch]
+
+    assert board.boots(head[: board.head_size]) == boots
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from kprobes.arch.listed import Listed, Reach, Read, Study, Syntax
+from kprobes.arch.machine import Machine
+from kprobes.model.abi import Field
 from kprobes.model.exits import Exits
 from kprobes.model.plan import Displaced, Ways
 from kprobes.model.text import TextPart, TextTables
@@ -14,45 +16,109 @@ from kprobes.units import Addr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Per-CPU memory that single instructions reach, so that no interrupt can come in between.
+
+    All assembly has the place put in by ``format``: an offset, or a register in brackets.
+
+    Attributes:
+        space: LLVM's address space of it.
+        exchange: an unlocked compare-and-exchange of a u64, and its constraints.
+        or_, and_, add: change a u32 by $0.
+        count: adds $0 to a u64.
+        change: constraints of these four.
+    """
+
+    space: int
+    exchange: tuple[str, str]
+    or_: str
+    and_: str
+    add: str
+    count: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """Per-CPU memory at an address that a register has: the task can move before it is used.
+
+    Attributes:
+        expression: IR expression that reads it.
+    """
+
+    expression: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFacts:
+    """How a probe's code is called, and where it finds the registers of the probed code.
+
+    Attributes:
+        convention: LLVM calling convention that preserves what is live at a function's entry.
+        parameters: pt_regs names of the registers that a probe's code receives as parameters. If
+            there are none it always needs the saving entry code.
+        saved: pt_regs names of what that code saves, lowest address first.
+        stack: IR expression of the stack pointer, as a pointer, when a probe's code is entered.
+        pushed: bytes that its call has put there; behind them is what is saved.
+        above: bytes between that and the probed code's stack.
+        link: which of the saved has a call's return address; None where that is on the stack.
+        pc: pt_regs name of the instruction pointer.
+        flags: which of the saved tells whether interrupts were on, or None.
+        computed: pt_regs names to IR expressions of what to add to the bits that are saved.
+        aliases: other names of registers to those of pt_regs.
+        alignment: bytes that the stack pointer is aligned to.
+        padding: what is between pieces of code.
+    """
+
+    convention: str
+    parameters: tuple[str, ...]
+    saved: tuple[str, ...]
+    stack: str
+    pushed: int
+    above: int
+    link: str | None
+    pc: str
+    flags: str | None
+    computed: Mapping[str, str]
+    aliases: Mapping[str, str]
+    alignment: int
+    padding: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CodeFacts:
     """How machine code for probes is made.
 
     Attributes:
-        triple, features: LLVM's names for the target.
-        machine: ELF's number for it.
-        convention: LLVM calling convention that preserves what is live at a function's entry.
-        parameters: pt_regs names of the registers that a probe's code receives as parameters.
-        saved: pt_regs names of what the frame entry pushes, lowest address first.
-        relocations: ELF relocation type to (size, whether relative).
+        triple, cpu, features, model: LLVM's names for the target and its code model.
+        call: how a probe's code is called.
+        relocations: ELF relocation type to where in the code the number goes.
         counter: IR expression that reads the cycle counter.
-        flags: IR expression that reads the flags register.
-        irqs_flag: the bit of it that is set while interrupts are on.
-        exchange: assembly of an unlocked compare-and-exchange of a per-CPU word, its place put
-            in by ``format`` (an offset, or a register in brackets), and its constraints.
-        per_cpu_or, per_cpu_and, per_cpu_add: assembly that changes a 32-bit per-CPU word by $0,
-            its place put in likewise.
-        per_cpu_count: assembly that adds $0 to a u64 per-CPU counter, likewise.
-        locked_increment: assembly that adds one to the u64 at address $0 from any CPU.
+        current: IR expression of the running task, in which the preempt count is then; None where
+            both are per-CPU words.
+        flags: IR expression that reads the register that tells whether interrupts are on.
+        irqs_flag: the bit of it that tells so.
+        irqs_set: whether it is set while they are on.
+        per_cpu: how the running CPU's memory is reached.
+        increment: assembly that adds one to the u64 at address $0 from any CPU, and its
+            constraints; None where LLVM's own is good.
         address: IR expression of the 64 bits that linking gives a symbol, put in by ``format``.
         intrinsics: IR declarations that the expressions need.
     """
 
     triple: str
+    cpu: str
     features: str
-    machine: int
-    convention: str
-    parameters: tuple[str, ...]
-    saved: tuple[str, ...]
-    relocations: Mapping[int, tuple[int, bool]]
+    model: str
+    call: CallFacts
+    relocations: Mapping[int, Field]
     counter: str
+    current: str | None
     flags: str
     irqs_flag: int
-    exchange: tuple[str, str]
-    per_cpu_or: str
-    per_cpu_and: str
-    per_cpu_add: str
-    per_cpu_count: str
-    locked_increment: str
+    irqs_set: bool
+    per_cpu: Segment | Base
+    increment: tuple[str, str] | None
     address: str
     intrinsics: str
 
@@ -118,6 +184,7 @@ class SiteFacts:
     Attributes:
         size: bytes of the site.
         nops: what an idle site may hold.
+        lead: what comes right before it.
         offsets: where after a function's start its site may be.
         branch: (place, destination) to the bytes that call a probe from a site.
         target: (place, bytes) to where a site calls, or None when it is no call.
@@ -126,6 +193,7 @@ class SiteFacts:
 
     size: int
     nops: tuple[bytes, ...]
+    lead: bytes
     offsets: tuple[int, ...]
     branch: Callable[[Addr, Addr], bytes]
     target: Callable[[Addr, bytes], Addr | None]
@@ -167,6 +235,21 @@ class ListingFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrapFacts:
+    """How a breakpoint's exception comes to us.
+
+    Attributes:
+        symbol: the kernel's handler of it.
+        action: what the kernel's chain calls it.
+        ip: offset of the instruction pointer in pt_regs.
+    """
+
+    symbol: str
+    action: int
+    ip: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PatchFacts:
     """How instructions that are no ftrace site are probed.
 
@@ -176,13 +259,11 @@ class PatchFacts:
         first: (bytes of a function) to the offset of its first instruction that can be probed.
         jump: (place, destination) to the bytes of a jump.
         breakpoint: bytes that raise a breakpoint's exception.
+        trap: how our breakpoints are caught, or None: there are none of ours then.
         detour: (place, body, displaced) to code that saves all registers, calls the body,
             restores them, runs what is displaced and goes on behind it.
         constants: registers whose value at such a hit is known, by name.
         landing: what code begins with that is reached through a pointer.
-        trap: symbol of the kernel's handler of the breakpoint's exception.
-        trap_action: what the kernel's chain calls that exception.
-        trap_ip: offset of the instruction pointer in pt_regs.
     """
 
     examine: Callable[[str, Sequence[TextPart], TextTables], Callable[[Addr], Ways]]
@@ -190,12 +271,10 @@ class PatchFacts:
     first: Callable[[bytes], int]
     jump: Callable[[Addr, Addr], bytes]
     breakpoint: bytes
+    trap: TrapFacts | None
     detour: MakeDetour
     constants: Mapping[str, int]
     landing: bytes
-    trap: str
-    trap_action: int
-    trap_ip: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +285,12 @@ class ReturnFacts:
         value: the register, by its pt_regs name, that has what a function returned.
         registers: that have a returned struct, the lowest word first; a larger one is in memory,
             where ``value`` says.
-        behind: bytes that the stack pointer is above the return address's place when it has
-            returned.
+        behind: bytes that the stack pointer is higher when it has returned: its return address.
+        plain: IR expression of a return address without what protects it, put in by ``format``;
+            None where nothing does.
+        comes_back: whether the return addresses of calls in progress can be put back; else they
+            have to be waited for.
+        address_mask: the bits of a return address on a stack that nothing protects.
         trampoline: (place, body) to code that stands where a return address was: it calls the body,
             which puts that back, and returns there with all registers as the function left them.
         mark: what every trampoline begins with, and nothing else of ours that is returned to.
@@ -218,6 +301,9 @@ class ReturnFacts:
     value: str
     registers: tuple[str, ...]
     behind: int
+    plain: str | None
+    comes_back: bool
+    address_mask: int
     trampoline: MakeTrampoline
     mark: bytes
     branch_detour: MakeBranchDetour
@@ -237,7 +323,10 @@ class UpcallFacts:
         at_landing: (place, body, questions, shown) to a trampoline that asks before it returns: as
             if that were a return instruction at ``shown``.
         page_table: IR expression that reads the page table's register.
-        pause: assembly that eases waiting.
+        pause: IR instruction that eases waiting.
+        pops: whether the gate goes on by what is left below the stack pointer that is to be: flags
+            and address, and where they are in the flags' place. Else the stack pointer is left in
+            the number's place, or 0 when all goes on as it was, and the address in its own.
     """
 
     saved: tuple[str, ...]
@@ -247,6 +336,7 @@ class UpcallFacts:
     at_landing: Callable[[Addr, Addr, Questions, Addr], Detour]
     page_table: str
     pause: str
+    pops: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +357,7 @@ class Arch:
         upcall: how hits wait for Python.
         patch: how other instructions are.
         returns: how functions return.
-        task_size: addresses below are user space's.
+        machine: how its guests are reached.
         thread_size: bytes of a kernel stack.
     """
 
@@ -284,5 +374,5 @@ class Arch:
     upcall: UpcallFacts
     patch: PatchFacts
     returns: ReturnFacts
-    task_size: int
+    machine: Machine
     thread_size: int

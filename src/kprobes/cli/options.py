@@ -117,6 +117,11 @@ def add_boot(parser: argparse.ArgumentParser) -> None:
     """Add the options of a guest that we boot."""
     # No defaults here: what is given can so be told from what is not.
     group = parser.add_argument_group("the guest that is booted")
+    group.add_argument(
+        "--arch",
+        choices=("amd64", "arm64"),
+        help="of the guest, in Debian's words (default: amd64)",
+    )
     group.add_argument("--kernel", type=Path, metavar="PATH", help="boot this kernel image")
     group.add_argument(
         "--suite", metavar="NAME", help="boot the kernel of this Debian suite (default: bookworm)"
@@ -151,5 +156,5 @@ def check_image(args: argparse.Namespace) -> None:
         raise UsageError(f"--{given[0]} is for a guest; with --image there is none")
 
 
-BOOT_OPTIONS = ("kernel", "suite", "memory", "cpus", "append", "file", "accel")
+BOOT_OPTIONS = ("arch", "kernel", "suite", "memory", "cpus", "append", "file", "accel")
 """What ``add_boot`` sets; None when it is not given."""

@@ -12,21 +12,22 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from kprobes.arch.facts import CodeFacts
 
-def compile_object(source: str, *, triple: str, features: str) -> bytes:
+
+def compile_object(source: str, code: CodeFacts) -> bytes:
     """Return the ELF object that LLVM makes of a module's IR text.
 
     Args:
         source: the module, without a target triple.
-        triple: of the target.
-        features: LLVM's target features, ``-sse,-x87``.
+        code: the target's facts.
 
     Raises:
         RuntimeError: the IR is wrong, which is our own bug.
     """
-    module: Any = llvm.parse_assembly(f'target triple = "{triple}"\n{source}')
+    module: Any = llvm.parse_assembly(f'target triple = "{code.triple}"\n{source}')
     module.verify()
-    machine = _machine(triple, features)
+    machine = _machine(code.triple, code.cpu, code.features, code.model)
     options: Any = llvm.create_pipeline_tuning_options(speed_level=2)
     builder: Any = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
@@ -42,9 +43,9 @@ def initialize() -> None:
 
 
 @cache
-def _machine(triple: str, features: str) -> Any:
+def _machine(triple: str, cpu: str, features: str, model: str) -> Any:
     initialize()
     target: Any = llvm.Target.from_triple(triple)
     return target.create_target_machine(
-        cpu="x86-64", features=features, opt=2, reloc="static", codemodel="kernel"
+        cpu=cpu, features=features, opt=2, reloc="static", codemodel=model
     )

@@ -5,7 +5,7 @@ The record is written down in ``model.layout``, the reservation in docs/formats/
 
 from collections.abc import Sequence
 
-from kprobes.codegen import fetch, filter_fields, filters, guard, per_cpu
+from kprobes.codegen import fetch, filters, guard, per_cpu
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.model import layout as record
@@ -68,7 +68,7 @@ def _filter(context: Context, probe: Resolved, index: int) -> filters.Emitter:
         context=context,
         probe=probe,
         event=f"event{index}",
-        context_bits=lambda: _context_bits(context, filter_fields.task(context)),
+        context_bits=lambda: _context_bits(context, per_cpu.task(context)),
     )
 
 
@@ -91,22 +91,24 @@ def _emit_record(context: Context, probe: Resolved, index: int, leave: str) -> N
 
 
 def _reserve(context: Context, size: int, full: str) -> tuple[Value, Value]:
-    # The word names its CPU: after a migration between load and exchange the word found is
-    # another CPU's and the exchange fails, so neither a lock nor a preemption guard is needed.
-    # So does the limit: between loads of another CPU's, the distance is out of all bounds.
+    # The word names its CPU: after a migration between load and exchange either the word found is
+    # another CPU's and the exchange fails, or the exchange is atomic and the room is that CPU's.
+    # So neither a lock nor a preemption guard is needed.
+    # The limit names it, too: between loads of another CPU's, the distance is out of all bounds.
     f, abi = context.out, context.abi
     retry, attempt, far, done = (f.label(hint) for hint in ("retry", "try", "far", "reserved"))
     f.jump(retry)
     f.place(retry)
-    word = f.load(const(abi.percpu + PERCPU_WORD), gs=True)
+    base = per_cpu.base(context)
+    word = per_cpu.load(context, abi.percpu + PERCPU_WORD, at=base)
     after = f.op("add", word, size)
-    limit = f.load(const(abi.percpu + PERCPU_LIMIT), gs=True)
+    limit = per_cpu.load(context, abi.percpu + PERCPU_LIMIT, at=base)
     distance = f.settled(f.op("sub", limit, after))
     f.branch(f.compare("ule", distance, abi.ring_size), attempt, far, is_likely=True)
     f.place(far)
     _drop(context, f.op("xor", word, f.op("add", distance, after)), retry, full)
     f.place(attempt)
-    found = per_cpu.exchange(context, abi.percpu + PERCPU_WORD, word, after)
+    found = per_cpu.exchange(context, abi.percpu + PERCPU_WORD, (word, after), at=base)
     f.branch(f.compare("eq", found, word), done, retry, is_likely=True)
     f.place(done)
     # Computed, not loaded: a page less that a hit touches.
@@ -121,14 +123,13 @@ def _drop(context: Context, difference: Value, retry: str, full: str) -> None:
     is_one = f.compare("ult", difference, 1 << CPU_SHIFT)
     f.branch(is_one, lost, retry)
     f.place(lost)
-    place = context.abi.percpu + PERCPU_LOST
-    per_cpu.change(context, context.code.per_cpu_count, place, const(1))
+    per_cpu.count(context, context.abi.percpu + PERCPU_LOST)
     f.jump(full)
 
 
 def _header(context: Context, address: Value) -> None:
     f, task = context.out, context.abi.task
-    current = f.load(const(task.current), gs=True)
+    current = per_cpu.task(context)
     bits = f.resize(_context_bits(context, current), "i64")
     # Both in one store: in an emulated guest a store costs more than a shift.
     above = f.op("shl", bits, 8 * (record.CONTEXT - record.PID))
@@ -144,10 +145,13 @@ def _header(context: Context, address: Value) -> None:
 def _context_bits(context: Context, current: Value) -> Value:
     f, task, code = context.out, context.abi.task, context.code
     # The frame has the probed code's own, where there is one.
-    flags = f.resize(context.registers.get("flags") or f.value("i64", code.flags), "i32")
+    saved = context.registers.get(code.call.flags) if code.call.flags else None
+    flags = f.resize(saved or f.value("i64", code.flags), "i32")
+    if not code.irqs_set:
+        flags = f.op("xor", flags, code.irqs_flag)
     shift = (record.CONTEXT_IRQS_ON // code.irqs_flag).bit_length() - 1
     bits = f.op("and", f.op("shl", flags, shift), record.CONTEXT_IRQS_ON)
-    count = f.load(const(task.preempt_count), "i32", gs=True)
+    count = per_cpu.preempt_count(context)
     if context.holds_preemption:
         count = f.op("sub", count, 1)
     bits = f.op("or", bits, count)
@@ -183,6 +187,6 @@ def _trim(
     used = f.op("and", f.op("add", end, record.ALIGN - 1), -record.ALIGN)
     whole = f.op("add", word, room)
     trimmed = f.op("add", word, used)
-    found = per_cpu.exchange(context, context.abi.percpu + PERCPU_WORD, whole, trimmed)
+    found = per_cpu.exchange(context, context.abi.percpu + PERCPU_WORD, (whole, trimmed))
     size = f.select(f.compare("eq", found, whole), used, const(room))
     f.store(f.op("add", address, layout.size_offset), f.resize(size, "i32"))

@@ -84,10 +84,12 @@ def compile_catcher(arch: Arch) -> bytes:
     """Return the callback's code; it runs at any address."""
     from kprobes.codegen import _llvm
 
-    patch = arch.patch
+    patch, trap = arch.patch, arch.patch.trap
+    if trap is None:
+        raise ValueError(f"{arch.name} has no breakpoints of ours")
     source = _MODULE.format(
-        action=patch.trap_action,
-        ip=patch.trap_ip,
+        action=trap.action,
+        ip=trap.ip,
         size=len(patch.breakpoint),
         bits=8 * len(patch.breakpoint),
         breakpoint=int.from_bytes(patch.breakpoint, "little"),
@@ -97,9 +99,8 @@ def compile_catcher(arch: Arch) -> bytes:
         shift=_SHIFT,
         stop=_NOTIFY_STOP,
     )
-    code = arch.code
-    data = _llvm.compile_object(source, triple=code.triple, features=code.features)
-    return patch.landing + read_template(data, code).link(Addr(0), {})
+    data = _llvm.compile_object(source, arch.code)
+    return patch.landing + read_template(data, arch.code).link(Addr(0), {})
 
 
 def hash_table(detours: Mapping[Addr, Addr]) -> bytes:

@@ -4,11 +4,11 @@ Probes of one shape share a template: what differs between them (event ids, coun
 in when the template is linked, so a thousand probes cost one compilation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kprobes.arch.facts import Arch
+from kprobes.arch.facts import Arch, CallFacts
 from kprobes.codegen import body, filters
 from kprobes.codegen import returning as roles
 from kprobes.codegen.context import Context
@@ -23,7 +23,6 @@ _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
 _WORD = 8
 
 _MODULE = """{intrinsics}
-declare ptr @llvm.addressofreturnaddress()
 declare void @llvm.trap()
 declare dso_local i64 @clock()
 {readers}
@@ -31,7 +30,7 @@ declare dso_local i64 @clock()
 {functions}
 !0 = !{{!"branch_weights", i32 1000, i32 1}}
 !1 = !{{!"branch_weights", i32 1, i32 1000}}
-!2 = !{{i32 1, !"override-stack-alignment", i32 8}}
+!2 = !{{i32 1, !"override-stack-alignment", i32 {alignment}}}
 !3 = !{{i64 0, i64 65536}}
 !4 = !{{i64 0, i64 4294967296}}
 !5 = !{{}}
@@ -69,12 +68,13 @@ def needs_frame(
     arch: Arch, probes: Sequence[Resolved], returning: Sequence[Returning] = ()
 ) -> bool:
     """Whether something is read there that only the saving entry code can give."""
-    if any(each.role in (Role.RETURN, Role.LAND) for each in returning):
+    call = arch.code.call
+    if not call.parameters or any(each.role in (Role.RETURN, Role.LAND) for each in returning):
         return True
     operands = [item.operand for probe in probes for item in probe.fetches]
     operands += [operand for each in returning for operand in each.returns.kept]
     leaves = map(leaf_of, operands)
-    return any(isinstance(leaf, RegisterValue) and leaf.name in arch.code.saved for leaf in leaves)
+    return any(isinstance(leaf, RegisterValue) and leaf.name in call.saved for leaf in leaves)
 
 
 def calls_guest(
@@ -121,9 +121,7 @@ def compile_probes(  # noqa: PLR0913 - all that machine code depends on
     source = module_text(arch, abi, form)
     from kprobes.codegen import _llvm
 
-    code = arch.code
-    found = _llvm.compile_object(source, triple=code.triple, features=code.features)
-    return read_template(found, code)
+    return read_template(_llvm.compile_object(source, arch.code), arch.code)
 
 
 def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
@@ -145,10 +143,12 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
         functions = [_function(arch, "probe", context.out)]
     count = len(probes) + sum(len(each.returns.probes) for each in form.returning)
     # An event's number fits an instruction's operand.
-    externals = {"site": "", "trampoline": "", "frame_count": ", !absolute_symbol !4"}
+    names = ("site", "trampoline", "frames", "unasked")
+    externals = {**dict.fromkeys(names, ""), "frame_count": ", !absolute_symbol !4"}
     externals |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
     return _MODULE.format(
         intrinsics=arch.code.intrinsics,
+        alignment=arch.code.call.alignment,
         readers="\n".join(f"declare dso_local i64 @{name}(i64, i64, i64)" for name in _READERS),
         externals="\n".join(
             f"@{name} = external dso_local global i8{range_}" for name, range_ in externals.items()
@@ -158,44 +158,51 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
 
 
 def _emit_choice(context: Context, probe: Resolved) -> None:
-    f, code = context.out, context.code
+    f, call = context.out, context.code.call
     rejected = f.label("rejected")
     body.emit_choice(context, probe, 0, rejected)
-    given = ", ".join(f"i64 %{name}" for name in code.parameters)
-    done = f.value("i64", f"musttail call {code.convention} i64 @record({given})")
+    given = ", ".join(f"i64 %{name}" for name in call.parameters)
+    done = f.value("i64", f"musttail call {call.convention} i64 @record({given})")
     f.emit(f"ret {done}")
     f.place(rejected)
 
 
 def _function(arch: Arch, name: str, out: Function, *, kind: str = "") -> str:
+    call = arch.code.call
     return _FUNCTION.format(
-        kind=f"{kind}{arch.code.convention}",
+        kind=f"{kind}{call.convention}",
         name=name,
-        parameters=", ".join(f"i64 %{parameter}" for parameter in arch.code.parameters),
+        parameters=", ".join(f"i64 %{parameter}" for parameter in call.parameters),
         lines="\n".join(out.lines),
     )
 
 
 def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
-    out = Function()
+    out, call = Function(), arch.code.call
     out.place("entry")
-    top = _return_slot(out)
-    registers = {name: Value("i64", f"%{name}") for name in arch.code.parameters}
+    entered = out.value("ptr", call.stack)
+    stack = out.op("add", out.value("i64", f"ptrtoint {entered} to i64"), call.pushed)
+    registers = {name: Value("i64", f"%{name}") for name in call.parameters}
     constants = arch.patch.constants if form.is_patched else arch.constants
     registers |= {name: const(value) for name, value in constants.items()}
-    stack = out.op("add", top, _WORD)
+    link = None
     if form.is_framed:
-        for index, name in enumerate(arch.code.saved):
-            registers[name] = out.load_constant(out.op("add", stack, _WORD * index))
-        stack = out.op("add", stack, _WORD * (len(arch.code.saved) + 1))
+        places = {name: out.op("add", stack, _WORD * n) for n, name in enumerate(call.saved)}
+        link = places[call.link] if call.link else None
+        registers |= _saved(out, call, places)
+        stack = out.op("add", stack, _WORD * len(call.saved) + call.above)
     registers["sp"] = stack
-    # Handlers see the instruction pointer behind a breakpoint's one byte, at ftrace sites too.
-    registers["ip"] = out.op("add", out.address_of("site"), 1)
+    registers[call.pc] = out.op("add", out.address_of("site"), arch.hit_shift)
     scratch = out.value("ptr", "alloca i64, align 8")
     registers["scratch"] = out.value("i64", f"ptrtoint {scratch} to i64")
-    return Context(out=out, abi=abi, arch=arch, registers=registers, stack=stack)
+    return Context(out=out, abi=abi, arch=arch, registers=registers, stack=stack, link=link)
 
 
-def _return_slot(out: Function) -> Value:
-    slot = out.value("ptr", "call ptr @llvm.addressofreturnaddress()")
-    return out.value("i64", f"ptrtoint {slot} to i64")
+def _saved(out: Function, call: CallFacts, places: Mapping[str, Value]) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for name, place in places.items():
+        # A return address may be put in its place.
+        found[name] = out.load(place) if name == call.link else out.load_constant(place)
+    for name, expression in call.computed.items():
+        found[name] = out.op("or", found[name], out.value("i64", expression))
+    return found | {alias: found[name] for alias, name in call.aliases.items()}

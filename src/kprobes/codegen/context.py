@@ -49,7 +49,8 @@ class Context:
         arch: the architecture's.
         registers: the probed code's registers that are at hand, by pt_regs name.
         stack: the probed code's stack pointer.
-        site: what ``ip`` shows.
+        link: where the register with a call's return address is kept, which goes back from there;
+            None where the return address is on the stack.
         holds_preemption: whether the code emitted now runs with the preempt count raised by us.
         early: by index, fields of the probe that the filter has fetched on every way to here.
         returned: the call that returns, where return probes record.
@@ -60,6 +61,7 @@ class Context:
     arch: Arch
     registers: Mapping[str, Value]
     stack: Value
+    link: Value | None = None
     holds_preemption: bool = False
     early: dict[int, Early] = field(default_factory=dict[int, Early])
     returned: Returned | None = None

@@ -1,6 +1,6 @@
 """Fields that a filter tests, fetched before there is a record to put them into."""
 
-from kprobes.codegen import fetch, guard, operands
+from kprobes.codegen import fetch, guard, operands, per_cpu
 from kprobes.codegen.context import Context, Early
 from kprobes.codegen.filter_texts import Text
 from kprobes.codegen.ir import Value, const
@@ -8,11 +8,6 @@ from kprobes.model.abi import CPU_SHIFT, MAX_STRING, PERCPU_WORD, TEXT_SLOTS
 from kprobes.model.filter import Header, Matches
 from kprobes.model.layout import COMM_SIZE
 from kprobes.model.resolved import FieldFetch, Load, Resolved, can_fault
-
-
-def task(context: Context) -> Value:
-    """Return the running task's address."""
-    return context.out.load(const(context.abi.task.current), gs=True)
 
 
 def number(context: Context, probe: Resolved, index: int, *, is_kept: bool) -> Value:
@@ -42,7 +37,7 @@ def text(context: Context, probe: Resolved, test: Matches, fault: str) -> Text:
     One that cannot be read leads to the label ``fault``.
     """
     if test.source is Header.COMM:
-        address = context.out.op("add", task(context), context.abi.task.comm)
+        address = context.out.op("add", per_cpu.task(context), context.abi.task.comm)
         return Text(address=address, most=COMM_SIZE - 1)
     operand = None if isinstance(test.source, Header) else probe.fetches[test.source].operand
     if not isinstance(operand, Load):
@@ -100,7 +95,7 @@ def _copied(context: Context, load: Load, room: int, fault: str) -> Text:
 def _slot(context: Context) -> Value:
     # Each CPU has one for every context: the guard lets one hit in at a time, and holds it there.
     f, abi = context.out, context.abi
-    word = f.load(const(abi.percpu + PERCPU_WORD), gs=True)
+    word = per_cpu.load(context, abi.percpu + PERCPU_WORD)
     cpu = f.op("lshr", word, CPU_SHIFT)
     level = f.resize(guard.context_number(context), "i64")
     index = f.op("add", f.op("mul", cpu, TEXT_SLOTS), level)

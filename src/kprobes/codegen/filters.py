@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
-from kprobes.codegen import filter_fields, filter_texts
+from kprobes.codegen import filter_fields, filter_texts, per_cpu
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Value, const
 from kprobes.model import layout as record
@@ -142,7 +142,7 @@ class Emitter:
         context, f = self.context, self.context.out
         match source:
             case Header.PID:
-                return f.load(f.op("add", filter_fields.task(context), context.abi.task.pid), "i32")
+                return f.load(f.op("add", per_cpu.task(context), context.abi.task.pid), "i32")
             case Header.TYPE:
                 return f.address_of(self.event)
             case Header.IP:
@@ -173,7 +173,7 @@ def _needs_guard(probe: Resolved, test: Test) -> bool:
 
 
 def _word(context: Context) -> Value:
-    return context.out.load(const(context.abi.percpu + PERCPU_WORD), gs=True)
+    return per_cpu.load(context, context.abi.percpu + PERCPU_WORD)
 
 
 def _flags(context: Context, bits: Value) -> Value:

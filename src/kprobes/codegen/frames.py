@@ -54,7 +54,7 @@ def insert(context: Context, table: Table, slot: Value, full: str) -> Value:
         f.branch(f.compare("eq", word, slot), same, following, is_likely=False)
         f.place(following)
     f.place(same)
-    f.branch(_is_live(context, frame, slot), live, stale)
+    f.branch(_is_live(context, frame, link(context, slot)), live, stale)
     f.place(live)
     _move_on(context, table, slot, (number, full))
     f.jump(stale)
@@ -96,6 +96,11 @@ def free(context: Context, frame: Value) -> None:
     f = context.out
     f.store(f.op("add", frame, FRAME_CALLER), const(0))
     f.publish(f.op("add", frame, FRAME_SLOT), const(0))
+
+
+def link(context: Context, slot: Value) -> Value:
+    """Return where a call's return address is while our code runs."""
+    return slot if context.link is None else context.link
 
 
 def origin(context: Context, caller: Value, slot: Value) -> Value:
@@ -149,12 +154,12 @@ def _at(f: Function, table: Table, place: Value) -> Value:
     return f.op("add", table.addr, f.op("mul", index, table.stride))
 
 
-def _is_live(context: Context, frame: Value, slot: Value) -> Value:
+def _is_live(context: Context, frame: Value, place: Value) -> Value:
     # An outer call of the function was left by a jump, so that we stand where it will return.
     # Else its task has died, or has left it by another way.
     f = context.out
     is_taken = f.compare("ne", f.load(f.op("add", frame, FRAME_CALLER)), 0)
-    return f.op("and", is_taken, _is_in_code(context, f.load(slot)))
+    return f.op("and", is_taken, _is_in_code(context, f.load(place)))
 
 
 def _is_in_code(context: Context, addr: Value) -> Value:

@@ -7,9 +7,10 @@ missed and nothing else happens. An interrupt on top is another context and is r
 
 from collections.abc import Callable
 
+from kprobes.codegen import per_cpu
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Value, const
-from kprobes.codegen.per_cpu import change
+from kprobes.codegen.per_cpu import Change
 from kprobes.model.abi import PERCPU_GUARD
 from kprobes.model.layout import CONTEXT_HARDIRQ, CONTEXT_NMI
 
@@ -25,16 +26,16 @@ def enter(context: Context, event: str, out: str) -> None:
 def hold(context: Context, miss: Callable[[], None], out: str) -> None:
     """Hold preemption and take this context's bit; or do ``miss`` and go to ``out``."""
     f = context.out
-    _add_preempt(context, 1)
+    per_cpu.add_preempt(context, 1)
     bit = _context_bit(context)
     taken, free = f.label("taken"), f.label("free")
     f.branch(f.compare("ne", f.op("and", _word(context), bit), 0), taken, free, is_likely=False)
     f.place(taken)
-    _add_preempt(context, -1)
+    per_cpu.add_preempt(context, -1)
     miss()
     f.jump(out)
     f.place(free)
-    change(context, context.code.per_cpu_or, _place(context), bit)
+    per_cpu.change(context, Change.OR, _place(context), bit)
     context.holds_preemption = True
 
 
@@ -42,8 +43,8 @@ def leave(context: Context) -> None:
     """Give the context's bit back and let preemption be."""
     f = context.out
     mask = f.op("xor", _context_bit(context), -1)
-    change(context, context.code.per_cpu_and, _place(context), mask)
-    _add_preempt(context, -1)
+    per_cpu.change(context, Change.AND, _place(context), mask)
+    per_cpu.add_preempt(context, -1)
     context.holds_preemption = False
 
 
@@ -54,8 +55,7 @@ def check(context: Context, event: str, out: str) -> None:
     word = _word(context)
     f.branch(f.compare("ne", word, 0), look, free, is_likely=False)
     f.place(look)
-    taken = f.op("and", word, _context_bit(context))
-    f.branch(f.compare("ne", taken, 0), inside, free)
+    f.branch(_is_taken(context, word), inside, free)
     f.place(inside)
     count(context, event, context.abi.missed)
     f.jump(out)
@@ -70,7 +70,10 @@ def count(context: Context, event: str, counters: int) -> None:
 
 def count_at(context: Context, place: Value) -> None:
     """Add one to the u64 at an address."""
-    context.out.asm(context.code.locked_increment, "r,~{flags},~{memory}", [place])
+    if context.code.increment is None:
+        context.out.increase(place, const(1))
+    else:
+        context.out.asm(*context.code.increment, [place])
 
 
 def context_number(context: Context) -> Value:
@@ -79,24 +82,29 @@ def context_number(context: Context) -> Value:
     return f.op("sub", f.op("lshr", bit, 1), f.op("lshr", bit, 3))
 
 
+def _is_taken(context: Context, word: Value) -> Value:
+    f = context.out
+    if per_cpu.can_slip(context):
+        # It may be another CPU's, whose task is none of ours: look again, and stay for it.
+        per_cpu.add_preempt(context, 1)
+        word = _word(context)
+        per_cpu.add_preempt(context, -1)
+    return f.compare("ne", f.op("and", word, _context_bit(context)), 0)
+
+
 def _place(context: Context) -> int:
     return context.abi.percpu + PERCPU_GUARD
 
 
 def _word(context: Context) -> Value:
-    return context.out.load(const(_place(context)), "i32", gs=True)
+    return per_cpu.load(context, _place(context), "i32")
 
 
 def _context_bit(context: Context) -> Value:
     f = context.out
-    count = f.load(const(context.abi.task.preempt_count), "i32", gs=True)
+    count = per_cpu.preempt_count(context)
     bit = const(1, "i32")
     for mask, value in ((_SERVING_SOFTIRQ, 2), (CONTEXT_HARDIRQ, 4), (CONTEXT_NMI, 8)):
         inside = f.compare("ne", f.op("and", count, mask), 0)
         bit = f.select(inside, const(value, "i32"), bit)
     return bit
-
-
-def _add_preempt(context: Context, n: int) -> None:
-    place = context.abi.task.preempt_count
-    change(context, context.code.per_cpu_add, place, const(n, "i32"))

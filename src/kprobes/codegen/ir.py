@@ -1,15 +1,12 @@
 """LLVM IR as text, one typed method per instruction that probes need.
 
 Written down in LLVM's Language Reference. Addresses are plain i64 numbers here; they become
-pointers where memory is touched. Address space 256 is memory relative to gs (LLVM, "X86 address
-spaces").
+pointers where memory is touched.
 """
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-_GS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +95,38 @@ class Function:
         """Choose a value without a branch."""
         return self.value(yes.type, f"select {condition}, {yes}, {no}")
 
-    def load(self, addr: Value, type_: str = "i64", *, gs: bool = False) -> Value:
-        """Read memory; always really read, as others change it."""
-        return self.value(type_, f"load volatile {type_}, {self._pointer(addr, gs=gs)}, align 1")
+    def load(self, addr: Value, type_: str = "i64", *, space: int = 0) -> Value:
+        """Read memory of an address space; always really read, as others change it."""
+        pointer = self._pointer(addr, space)
+        return self.value(type_, f"load volatile {type_}, {pointer}, align 1")
 
     def load_constant(self, addr: Value) -> Value:
         """Read a u64 that nobody changes while the function runs; not at all if it is not used."""
-        return self.value("i64", f"load i64, {self._pointer(addr, gs=False)}, !invariant.load !5")
+        return self.value("i64", f"load i64, {self._pointer(addr)}, !invariant.load !5")
 
     def store(self, addr: Value, value: Value) -> None:
         """Write memory."""
-        self.emit(f"store {value}, {self._pointer(addr, gs=False)}, align 1")
+        self.emit(f"store {value}, {self._pointer(addr)}, align 1")
+
+    def put(self, addr: Value, value: Value) -> None:
+        """Write memory that others read at any time; always really written, and now."""
+        self.emit(f"store volatile {value}, {self._pointer(addr)}, align 1")
 
     def publish(self, addr: Value, value: Value) -> None:
         """Write memory after everything before: readers elsewhere rely on the order."""
-        self.emit(f"store atomic {value}, {self._pointer(addr, gs=False)} release, align 8")
+        self.emit(f"store atomic {value}, {self._pointer(addr)} release, align 8")
 
     def exchange(self, addr: Value, expected: Value, new: Value) -> Value:
         """Put a u64 where an expected one is, whatever other CPUs do; return whether it was."""
-        operands = f"{self._pointer(addr, gs=False)}, {expected}, {new}"
-        pair = f"cmpxchg {operands} seq_cst monotonic, align 8"
-        self._count += 1
-        name = f"%v{self._count}"
-        self.lines.append(f"  {name} = {pair}")
-        return self.value("i1", f"extractvalue {{ i64, i1 }} {name}, 1")
+        return self._exchange(addr, expected, new, 1)
+
+    def exchanged(self, addr: Value, expected: Value, new: Value) -> Value:
+        """Do the same, and return what was there before."""
+        return self._exchange(addr, expected, new, 0)
+
+    def increase(self, addr: Value, number: Value) -> None:
+        """Add to the u64 at an address, whatever other CPUs do."""
+        self.value("i64", f"atomicrmw add {self._pointer(addr)}, {number} monotonic, align 8")
 
     def branch(self, condition: Value, yes: str, no: str, *, is_likely: bool | None = None) -> None:
         """End the block with a two-way jump."""
@@ -206,8 +211,17 @@ class Function:
         """Return the number that linking gives an external symbol."""
         return self.value("i64", f"ptrtoint ptr @{symbol} to i64")
 
-    def _pointer(self, addr: Value, *, gs: bool) -> str:
-        type_ = f"ptr addrspace({_GS})" if gs else "ptr"
+    def _exchange(self, addr: Value, expected: Value, new: Value, what: int) -> Value:
+        operands = f"{self._pointer(addr)}, {expected}, {new}"
+        pair = f"cmpxchg {operands} seq_cst monotonic, align 8"
+        self._count += 1
+        name = f"%v{self._count}"
+        self.lines.append(f"  {name} = {pair}")
+        type_ = "i1" if what else "i64"
+        return self.value(type_, f"extractvalue {{ i64, i1 }} {name}, {what}")
+
+    def _pointer(self, addr: Value, space: int = 0) -> str:
+        type_ = f"ptr addrspace({space})" if space else "ptr"
         if not addr.text.startswith("%"):
             return f"{type_} inttoptr ({addr} to {type_})"
         return str(self.value(type_, f"inttoptr {addr} to {type_}"))

@@ -28,11 +28,9 @@ def read_template(data: bytes, code: CodeFacts) -> Template:
 def _relocation(entry: Rela, code: CodeFacts) -> Relocation:
     if entry.kind not in code.relocations:
         raise FormatError(f"generated code has a relocation of type {entry.kind}")
-    size, is_relative = code.relocations[entry.kind]
     return Relocation(
         offset=entry.offset,
-        size=size,
+        field=code.relocations[entry.kind],
         symbol=entry.symbol,
         addend=entry.addend,
-        is_relative=is_relative,
     )

@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+from kprobes.codegen import per_cpu
 from kprobes.codegen.context import Context, Returned
 from kprobes.codegen.ir import Value, const
 from kprobes.model.resolved import (
@@ -39,14 +40,19 @@ def value(context: Context, operand: Operand, fault: str) -> Value:
         case StackValue(slot=slot):
             return _stack_slot(context, slot)
         case TaskAddress():
-            return f.load(const(context.abi.task.current), gs=True)
+            return per_cpu.task(context)
         case PerCpuAddress(base=base, cpu_offset=cpu_offset):
             inner = value(context, base, fault)
-            return f.op("add", inner, f.load(const(cpu_offset), gs=True))
+            return f.op("add", inner, _offset(context, cpu_offset))
         case Load():
             return _loaded(context, operand, fault)
         case _:
             return _at_return(context, operand)
+
+
+def _offset(context: Context, place: int | None) -> Value:
+    # Of the running CPU's copy of per-CPU symbols: in a word of its own, or that is the base.
+    return per_cpu.base(context) if place is None else per_cpu.load(context, place)
 
 
 def _at_return(context: Context, operand: _AtReturn) -> Value:

@@ -1,27 +1,129 @@
-"""Instructions of one piece on a per-CPU word, so that no interrupt can come in between.
+"""The running CPU's own words, and the running task's.
 
-A place that a signed 32-bit displacement reaches stands in the instruction. What a guest gives us
-can be farther away, behind its first chunk of per-CPU memory, and then takes a register.
+Where single instructions reach per-CPU memory no interrupt comes in between. A place that a signed
+32-bit displacement reaches stands in the instruction. What a guest gives us can be farther away,
+behind its first chunk of per-CPU memory, and then takes a register.
+
+Where a register has its base the task may have moved when that is used. A reservation word names
+its CPU: it is exchanged so that other CPUs may do the same, and is good on the one it is of.
+Everything else is only touched while preemption is held, where what an interrupt changes it puts
+back; counters can be added to from anywhere.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
+from typing import assert_never
 
+from kprobes.arch.facts import Base, Segment
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Value, const
 
 _REACH = 1 << 31
-_CHANGE = "ri,~{flags},~{memory}"
 
 
-def exchange(context: Context, place: int, expected: Value, new: Value) -> Value:
-    """Put a new u64 where an expected one is; return what was there before."""
-    text, constraints = context.code.exchange
-    return context.out.asm_value(*_at(place, text, constraints, (expected, new)))
+class Change(StrEnum):
+    """What is done to a 32-bit word: LLVM's names."""
+
+    OR = "or"
+    AND = "and"
+    ADD = "add"
 
 
-def change(context: Context, text: str, place: int, operand: Value) -> None:
-    """Change a word by one of the instructions of ``CodeFacts``."""
-    context.out.asm(*_at(place, text, _CHANGE, (operand,)))
+def base(context: Context) -> Value:
+    """Return what to add to per-CPU places, read now; nothing where instructions do it."""
+    match context.code.per_cpu:
+        case Segment():
+            return const(0)
+        case Base(expression=expression):
+            return context.out.value("i64", expression)
+        case _:
+            assert_never(context.code.per_cpu)
+
+
+def load(context: Context, place: int, type_: str = "i64", *, at: Value | None = None) -> Value:
+    """Read a per-CPU word; from a base that was read before, where one is given."""
+    match context.code.per_cpu:
+        case Segment(space=space):
+            return context.out.load(const(place), type_, space=space)
+        case Base():
+            return context.out.load(_address(context, place, at), type_)
+        case _:
+            assert_never(context.code.per_cpu)
+
+
+def exchange(
+    context: Context, place: int, words: tuple[Value, Value], *, at: Value | None = None
+) -> Value:
+    """Put the second u64 where the first is expected; return what was there before."""
+    match context.code.per_cpu:
+        case Segment(exchange=(text, constraints)):
+            return context.out.asm_value(*_at(place, text, constraints, words))
+        case Base():
+            return context.out.exchanged(_address(context, place, at), *words)
+        case _:
+            assert_never(context.code.per_cpu)
+
+
+def change(context: Context, how: Change, place: int, operand: Value) -> None:
+    """Change a u32 of a CPU that is held."""
+    match context.code.per_cpu:
+        case Segment() as segment:
+            texts = {Change.OR: segment.or_, Change.AND: segment.and_, Change.ADD: segment.add}
+            context.out.asm(*_at(place, texts[how], segment.change, (operand,)))
+        case Base():
+            _change(context, how, _address(context, place, None), operand)
+        case _:
+            assert_never(context.code.per_cpu)
+
+
+def count(context: Context, place: int) -> None:
+    """Add one to a u64 counter."""
+    match context.code.per_cpu:
+        case Segment() as segment:
+            context.out.asm(*_at(place, segment.count, segment.change, (const(1),)))
+        case Base():
+            context.out.increase(_address(context, place, None), const(1))
+        case _:
+            assert_never(context.code.per_cpu)
+
+
+def task(context: Context) -> Value:
+    """Return the running task's address."""
+    if context.code.current is not None:
+        return context.out.value("i64", context.code.current)
+    return load(context, context.abi.task.current)
+
+
+def preempt_count(context: Context) -> Value:
+    """Return the preempt count, a u32."""
+    place = context.abi.task.preempt_count
+    if context.code.current is None:
+        return load(context, place, "i32")
+    return context.out.load(context.out.op("add", task(context), place), "i32")
+
+
+def add_preempt(context: Context, n: int) -> None:
+    """Add to the preempt count."""
+    place, number = context.abi.task.preempt_count, const(n, "i32")
+    if context.code.current is None:
+        change(context, Change.ADD, place, number)
+    else:
+        # The task's own word moves with it.
+        _change(context, Change.ADD, context.out.op("add", task(context), place), number)
+
+
+def can_slip(context: Context) -> bool:
+    """Whether a word that was read can be of a CPU that the task was moved away from meanwhile."""
+    return isinstance(context.code.per_cpu, Base)
+
+
+def _address(context: Context, place: int, at: Value | None) -> Value:
+    return context.out.op("add", base(context) if at is None else at, place)
+
+
+def _change(context: Context, how: Change, address: Value, operand: Value) -> None:
+    f = context.out
+    f.put(address, f.op(how, f.load(address, operand.type), operand))
 
 
 def _at(

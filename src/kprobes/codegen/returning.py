@@ -89,7 +89,7 @@ class _Roles:
         out = f.label("out")
         if self.returns.keeps:
             frame = frames.find(self.context, self._table, slot, out, is_taken=False)
-        caller = frames.origin(self.context, f.load(slot), slot)
+        caller = frames.origin(self.context, self._caller(slot), slot)
         self._record(slot, (caller, f.address_of("site")), frame)
         if frame is not None:
             frames.free(self.context, frame)
@@ -101,7 +101,7 @@ class _Roles:
         slot = f.op("sub", context.stack, context.arch.returns.behind)
         lost, landed = f.label("lost"), f.label("landed")
         frame = frames.find(context, self._table, slot, lost, is_taken=True)
-        f.store(slot, f.load(f.op("add", frame, FRAME_CALLER)))
+        f.store(frames.link(context, slot), f.load(f.op("add", frame, FRAME_CALLER)))
         origin, left = (f.load(f.op("add", frame, at)) for at in (FRAME_ORIGIN, FRAME_EXIT))
         self._record(slot, (origin, left), frame)
         frames.free(context, frame)
@@ -155,19 +155,27 @@ class _Roles:
     def _take_over(self, frame: Value) -> None:
         # Who looks from outside finds the caller in one of the two places, or in both.
         f, slot = self.context.out, self.context.stack
-        caller = f.load(slot)
+        link = frames.link(self.context, slot)
+        caller = f.load(link)
         origin = frames.origin(self.context, caller, slot)
         f.store(f.op("add", frame, FRAME_ORIGIN), origin)
         f.publish(f.op("add", frame, FRAME_CALLER), caller)
-        f.publish(slot, f.address_of("trampoline"))
+        f.publish(link, f.address_of("trampoline"))
+
+    def _caller(self, slot: Value) -> Value:
+        # A return instruction may be one that checks the address, and has it protected until then.
+        f, plain = self.context.out, self.context.arch.returns.plain
+        found = f.load(frames.link(self.context, slot))
+        return found if plain is None else f.value("i64", plain.format(found.text))
 
     def _record(self, slot: Value, where: tuple[Value, Value], frame: Value | None) -> None:
         # As the kernel's own return probes show it: the function has returned.
         context, (caller, left) = self.context, where
         stack = context.out.op("add", slot, context.arch.returns.behind)
+        names = (context.code.call.pc, context.code.call.link)
         shown = replace(
             context,
-            registers={**context.registers, "sp": stack, "ip": caller},
+            registers={**context.registers, "sp": stack} | {n: caller for n in names if n},
             stack=stack,
             returned=Returned(caller=caller, exit=left, frame=frame, kept=self.returns.kept),
         )

@@ -7,7 +7,7 @@ It holds preemption and this context's guard bit, so the CPU's slot for the cont
 from dataclasses import dataclass
 
 from kprobes.arch.facts import Arch
-from kprobes.codegen import guard
+from kprobes.codegen import guard, per_cpu
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.codegen.object import read_template
@@ -24,7 +24,7 @@ define dso_local void @upcall(i64 %frame) #0 {{
 }}
 !0 = !{{!"branch_weights", i32 1000, i32 1}}
 !1 = !{{!"branch_weights", i32 1, i32 1000}}
-!2 = !{{i32 1, !"override-stack-alignment", i32 8}}
+!2 = !{{i32 1, !"override-stack-alignment", i32 {alignment}}}
 !llvm.module.flags = !{{!2}}
 attributes #0 = {{ noredzone nounwind "frame-pointer"="none" "no-builtins" }}
 """
@@ -42,7 +42,7 @@ def compile_upcall(arch: Arch, abi: GuestAbi, mailbox: Addr, layout: MailboxLayo
     from kprobes.codegen import _llvm
 
     source = module_text(arch, abi, mailbox, layout)
-    found = _llvm.compile_object(source, triple=arch.code.triple, features=arch.code.features)
+    found = _llvm.compile_object(source, arch.code)
     return read_template(found, arch.code)
 
 
@@ -53,7 +53,11 @@ def module_text(arch: Arch, abi: GuestAbi, mailbox: Addr, layout: MailboxLayout)
     frame = Value("i64", "%frame")
     context = Context(out=out, abi=abi, arch=arch, registers={}, stack=frame)
     _Emitter(context=context, frame=frame, mailbox=mailbox, layout=layout).emit()
-    return _MODULE.format(intrinsics=arch.code.intrinsics, lines="\n".join(out.lines))
+    return _MODULE.format(
+        intrinsics=arch.code.intrinsics,
+        alignment=arch.code.call.alignment,
+        lines="\n".join(out.lines),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,10 @@ class _Emitter:
         f.jump(unhandled)
         f.place(unhandled)
         # Go on at [continue] with the stack as it was.
-        self._return_to(self._load(self._flags_at), self._at(self._continue_at + 1))
+        if self.context.arch.upcall.pops:
+            self._return_to(self._load(self._flags_at), self._top)
+        else:
+            f.store(self._at(self._number_at), const(0))
         f.emit("ret void")
 
     # What the gate pushed, in words from the frame on.
@@ -123,6 +130,16 @@ class _Emitter:
     def _load(self, index: int) -> Value:
         return self.context.out.load(self._at(index))
 
+    @property
+    def _top(self) -> Value:
+        return self._at(self._continue_at + 1)
+
+    def _saved(self, index: int) -> Value:
+        f, arch = self.context.out, self.context.arch
+        word = self._load(index)
+        more = arch.code.call.computed.get(arch.upcall.saved[index])
+        return word if more is None else f.op("or", word, f.value("i64", more))
+
     def _word(self, offset: int) -> Value:
         return const(self.mailbox + offset)
 
@@ -143,7 +160,8 @@ class _Emitter:
 
     def _slot(self, level: Value) -> _Slot:
         f, layout, abi = self.context.out, self.layout, self.context.abi
-        cpu = f.op("lshr", f.load(const(abi.percpu + PERCPU_WORD), gs=True), CPU_SHIFT)
+        word = per_cpu.load(self.context, abi.percpu + PERCPU_WORD)
+        cpu = f.op("lshr", word, CPU_SHIFT)
         index = f.op("add", f.op("mul", cpu, CONTEXTS), level)
         asked = self._indexed(layout.asked, index)
         return _Slot(
@@ -159,11 +177,11 @@ class _Emitter:
         f, context = self.context.out, self.context
         facts = {
             "upcall": number,
-            "task": f.load(const(context.abi.task.current), gs=True),
+            "task": per_cpu.task(context),
             "page_table": f.value("i64", context.arch.upcall.page_table),
         }
-        registers = [self._load(index) for index in range(self._number_at)]
-        ip, sp = self._load(self._continue_at), self._at(self._continue_at + 1)
+        registers = [self._saved(index) for index in range(self._number_at)]
+        ip, sp = self._load(self._continue_at), self._top
         words = [*(facts[name] for name in REQUEST_HEAD), *registers, ip, sp]
         for index, word in enumerate(words):
             f.store(f.op("add", slot.request, _WORD * index), word)
@@ -183,7 +201,7 @@ class _Emitter:
         f.place(alone)
         f.branch(f.compare("eq", self._present(), 0), lost, early, is_likely=False)
         f.place(early)
-        f.asm(self.context.arch.upcall.pause, "~{memory}")
+        f.emit(self.context.arch.upcall.pause)
         spent = f.op("sub", f.value("i64", self.context.code.counter), start)
         f.branch(f.compare("ugt", spent, limit), late, spin, is_likely=False)
         f.place(late)
@@ -199,8 +217,15 @@ class _Emitter:
         flags, ip, sp = (self._answer(slot, self._flags_at + index) for index in range(3))
         for index in range(self._flags_at):
             f.store(self._at(index), self._answer(slot, index))
-        f.store(f.op("sub", sp, _WORD), ip)
-        self._return_to(flags, sp)
+        if self.context.arch.upcall.pops:
+            f.store(f.op("sub", sp, _WORD), ip)
+            self._return_to(flags, sp)
+            return
+        f.store(self._at(self._flags_at), flags)
+        is_stay = f.compare("eq", ip, self._load(self._continue_at))
+        is_here = f.op("and", is_stay, f.compare("eq", sp, self._top))
+        f.store(self._at(self._number_at), f.select(is_here, const(0), sp))
+        f.store(self._at(self._continue_at), ip)
 
     def _answer(self, slot: _Slot, index: int) -> Value:
         f = self.context.out
@@ -219,5 +244,4 @@ class _Counter:
     place: Value
 
     def __call__(self) -> None:
-        f = self.context.out
-        f.asm(self.context.code.locked_increment, "r,~{flags},~{memory}", [self.place])
+        guard.count_at(self.context, self.place)

@@ -9,7 +9,7 @@ byte back. What was lent only has to outlive the tracer, not the machine: it is 
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -67,13 +67,15 @@ class Window:
     Attributes:
         pid, started: of the guest's QEMU on this machine.
         runs: of RAM: guest-physical address, bytes, address in QEMU's memory.
-        root: physical address of the kernel's page table.
+        arch: of the guest.
+        registers: that lead to its kernel's page table.
     """
 
     pid: int
     started: str
     runs: tuple[tuple[int, int, int], ...]
-    root: int
+    arch: str
+    registers: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +353,8 @@ def _window(item: dict[str, Any]) -> Window:
         pid=int(item["pid"]),
         started=str(item["started"]),
         runs=tuple((int(start), int(size), int(addr)) for start, size, addr in item["runs"]),
-        root=int(item["root"]),
+        arch=str(item["arch"]),
+        registers={str(name): int(value) for name, value in item["registers"].items()},
     )
 
 

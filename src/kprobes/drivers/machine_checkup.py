@@ -63,7 +63,7 @@ def _qemu() -> Finding:
 
 
 def _accelerator() -> Finding:
-    if choose("auto") is Accel.KVM:
+    if choose("auto", BOARDS[_ARCH].native) is Accel.KVM:
         return _ok("KVM", "usable: guests run at full speed")
     reason = (
         "/dev/kvm opens, but is not Intel's or AMD's (kvm_intel, kvm_amd)"

@@ -8,6 +8,7 @@ import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
+from kprobes.arch.registry import machine
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.journal import Entry, Journal, Window, process_start
@@ -26,7 +27,16 @@ def point_out(guest: Guest, journal: Journal) -> None:
         return
     runs = tuple((int(run.start), run.size, run.addr) for run in host.runs)
     started = process_start(host.pid)
-    journal.point(Window(pid=host.pid, started=started, runs=runs, root=guest.root))
+    facts = guest.arch.machine
+    journal.point(
+        Window(
+            pid=host.pid,
+            started=started,
+            runs=runs,
+            arch=facts.name,
+            registers=facts.paging.again(guest.tables),
+        )
+    )
 
 
 def tracer_at_work(entries: Iterable[Entry]) -> Entry | None:
@@ -52,7 +62,7 @@ def overlooking(window: Window) -> Generator[tuple[GuestMemory, Kernel]]:
     except (OSError, ValueError) as error:
         raise TargetError(f"QEMU, process {window.pid}, cannot be looked into: {error}") from error
     try:
-        spaces = find_spaces(ram, [window.root], [])
+        spaces = find_spaces(ram, machine(window.arch), [window.registers])
         found = read_kernel(spaces, cache=KernelCache(default_root(os.environ)))
         yield GuestMemory(ram, found.tables), found.kernel
     finally:

@@ -13,7 +13,7 @@ counts down from relative_base - 1; in v7.x it counts from its own place in memo
 found is believed only when every table agrees with the others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,6 +58,23 @@ class SymbolTable:
         move = np.uint64(by & U64) * (self.addrs >= np.uint64(1 << 63))
         sources = tuple((addr + by, size) for addr, size in self.sources)
         return replace(self, addrs=self.addrs + move, sources=sources)
+
+    def with_data(self, found: Mapping[str, int]) -> "SymbolTable":
+        """Return the table with names of data that it lacked."""
+        names: list[bytes] = self.blob[1:-1].split(b"\0") if len(self.starts) else []
+        names += [name.encode() for name in found]
+        addrs = np.concatenate([self.addrs, np.array([*found.values()], np.uint64)])
+        types = self.types + b"d" * len(found)
+        order: NDArray[np.intp] = np.argsort(addrs, kind="stable")
+        sorted_names: list[bytes] = [names[i] for i in order.tolist()]
+        lengths = np.array([len(name) + 1 for name in sorted_names], np.uint32)
+        return replace(
+            self,
+            addrs=addrs[order],
+            types=bytes(np.frombuffer(types, np.uint8)[order]),
+            blob=b"\0" + b"\0".join(sorted_names) + b"\0",
+            starts=(1 + np.cumsum(lengths) - lengths).astype(np.uint32),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -82,9 +82,7 @@ class LiveKernel:
     def memory_of(self, page_table: int) -> TaskMemory:
         """Return all memory of the task that a page table belongs to."""
         guest = self.guest
-        return task_memory(
-            guest.memory.ram, guest.memory.tables, page_table=page_table, task_size=guest.task_size
-        )
+        return task_memory(guest.tables, page_table=page_table, task_size=guest.task_size)
 
     def typed(self, memory: DataMemory, module: str = "") -> Typed:
         """Return memory with the types that code of a module, or of the kernel itself, has.

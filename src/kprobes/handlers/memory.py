@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from operator import index
 from typing import SupportsIndex
 
-from kprobes.arch.x86_64.paging import PageTables
 from kprobes.errors import MemoryFault, RefusedError
-from kprobes.ports import MappedRun, Ram, Translator
+from kprobes.ports import MappedRun, Ram, Tables, Translator
 from kprobes.units import U64, Phys
 
 MAX_STRING = 4096
@@ -14,8 +13,6 @@ MAX_STRING = 4096
 
 _MAX_READ = 1 << 24
 _PAGE = 4096
-_LA57_TASK_SIZE = 1 << 47
-"""User space is larger than this with five levels of page tables only."""
 
 
 class TaskMemory:
@@ -120,18 +117,15 @@ class TaskMemory:
             raise MemoryFault(addr, size, "read-only", verb="write")
 
 
-def task_memory(ram: Ram, kernel: Translator, *, page_table: int, task_size: int) -> TaskMemory:
+def task_memory(kernel: Tables, *, page_table: int, task_size: int) -> TaskMemory:
     """Return the memory of the task that a page table belongs to.
 
     Args:
-        ram: the guest's.
-        kernel: its kernel's page table.
-        page_table: the register's value (x86: CR3) while the task runs.
+        kernel: the guest's kernel's page table.
+        page_table: what the register has while the task runs.
         task_size: addresses below are user space's.
     """
-    levels = 5 if task_size > _LA57_TASK_SIZE else 4
-    user = PageTables(ram, page_table, levels=levels)
-    return TaskMemory(ram, kernel, user, task_size=task_size)
+    return TaskMemory(kernel.ram, kernel, kernel.of_user(page_table), task_size=task_size)
 
 
 class NoUser:

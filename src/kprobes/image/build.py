@@ -3,8 +3,10 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats import btf_index, elf, kallsyms
@@ -76,6 +78,19 @@ class Build:
     def shifted(self, by: int) -> "Build":
         """Return the same build at another place in memory."""
         return replace(self, table=self.table.shifted(by), btf_at=self.btf_at + by)
+
+    def with_data(self, found: Mapping[str, int]) -> "Build":
+        """Return the same build with names of data that its table lacked."""
+        return replace(self, table=self.table.with_data(found))
+
+    def extent(self, name: bytes) -> tuple[int, int] | None:
+        """Return address and size of the first symbol of a name, or None."""
+        addr = self.address(name)
+        if addr is None:
+            return None
+        following = int(np.searchsorted(self.table.addrs, np.uint64(addr), side="right"))
+        ends = self.table.addrs[following : following + 1].tolist() or [addr]
+        return addr, ends[0] - addr
 
     def address(self, name: bytes) -> int | None:
         """Return where the first symbol of a name is, or None."""

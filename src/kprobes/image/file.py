@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from kprobes.arch.registry import machine_of_elf
 from kprobes.errors import FormatError, MemoryFault, TargetError
 from kprobes.formats import bootimage, elf
 from kprobes.image.build import Region, extract, kernel_of
 from kprobes.image.types import parse_types
 from kprobes.model.kernel import Kernel
 from kprobes.units import Addr
-
-_ARCHES = {elf.EM_X86_64: "x86_64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +52,13 @@ def read_image(path: Path) -> KernelImage:
         image = elf.parse(bootimage.unpack(data))
     except FormatError as e:
         raise FormatError(f"{path}: {e}") from e
-    if image.machine not in _ARCHES:
-        raise TargetError(f"{path} is for ELF machine {image.machine}, not for x86-64")
+    try:
+        machine = machine_of_elf(image.machine)
+    except TargetError as e:
+        raise TargetError(f"{path}: {e}") from e
     return KernelImage(
         path=path,
-        arch=_ARCHES[image.machine],
+        arch=machine.name,
         build_id=image.build_id,
         regions=tuple(Region(addr=Addr(s.addr), data=s.data) for s in image.segments),
     )

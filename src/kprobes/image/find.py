@@ -1,10 +1,10 @@
 """Guest RAM to the kernel that runs in it: no file, no agent, no symbol needed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kprobes.arch.x86_64.kernel_map import LINK, MASTER_TABLE, WINDOW
-from kprobes.arch.x86_64.paging import PTI_USER, PageTables, Run
+from kprobes.arch.machine import Machine
+from kprobes.arch.paging import Run
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats import vmcoreinfo
 from kprobes.formats.vmcoreinfo import VmcoreInfo
@@ -13,9 +13,10 @@ from kprobes.image.cache import KernelCache
 from kprobes.image.module_types import read_module_types
 from kprobes.image.modules import read_modules
 from kprobes.image.types import parse_types
+from kprobes.image.unlisted import with_unlisted
 from kprobes.image.window import ImageWindow
-from kprobes.model.kernel import Kernel
-from kprobes.ports import Ram
+from kprobes.model.kernel import Kernel, version_of
+from kprobes.ports import Ram, Tables
 from kprobes.units import MIB
 
 _KERNEL_HALF = 1 << 63
@@ -36,7 +37,7 @@ class FoundKernel:
     """
 
     kernel: Kernel
-    tables: PageTables
+    tables: Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,13 @@ class Space:
     """An address space in which something is mapped where kernels are.
 
     Attributes:
+        machine: whose it is.
         tables: a vCPU's; a process's, perhaps.
         runs: what they map there.
     """
 
-    tables: PageTables
+    machine: Machine
+    tables: Tables
     runs: tuple[Run, ...]
 
     @property
@@ -62,27 +65,31 @@ class Space:
         return ImageWindow(self.tables.ram, self.runs)
 
 
+Registers = Mapping[str, int]
+"""Of a vCPU, by the stub's names."""
+
+
 def find_kernel(
     ram: Ram,
-    cr3s: Sequence[int],
-    hint_rips: Sequence[int],
+    machine: Machine,
+    vcpus: Sequence[Registers],
     *,
     cache: KernelCache | None = None,
 ) -> FoundKernel:
     """Find the Linux kernel that runs in a guest: ``find_spaces`` and ``read_kernel`` in one."""
-    return read_kernel(find_spaces(ram, cr3s, hint_rips), cache=cache)
+    return read_kernel(find_spaces(ram, machine, vcpus), cache=cache)
 
 
-def find_spaces(ram: Ram, cr3s: Sequence[int], hint_rips: Sequence[int]) -> list[Space]:
+def find_spaces(ram: Ram, machine: Machine, vcpus: Sequence[Registers]) -> list[Space]:
     """Look where a kernel is mapped; the guest must stand still, for a millisecond.
 
     Args:
         ram: the guest's memory.
-        cr3s: of its vCPUs; a process's is as good as the kernel's. Without any, memory is
-            searched for VMCOREINFO.
-        hint_rips: of the same vCPUs: one in the kernel makes its CR3 the likelier.
+        machine: what it is.
+        vcpus: their registers; those of one that runs a process are as good as the kernel's.
+            Where none has page tables, memory is searched for VMCOREINFO.
     """
-    return list(_spaces(ram, cr3s, hint_rips))
+    return list(_spaces(ram, machine, vcpus))
 
 
 def read_kernel(spaces: Sequence[Space], *, cache: KernelCache | None = None) -> FoundKernel:
@@ -96,7 +103,7 @@ def read_kernel(spaces: Sequence[Space], *, cache: KernelCache | None = None) ->
         TargetError: there is none, or it has no intact symbols.
     """
     error = TargetError(
-        f"no kernel is mapped at {WINDOW[0]:#x}: the guest is still in firmware, or not Linux"
+        "no kernel is mapped where kernels are: the guest is still in firmware, or not Linux"
     )
     for space in spaces:
         try:
@@ -107,34 +114,33 @@ def read_kernel(spaces: Sequence[Space], *, cache: KernelCache | None = None) ->
     raise error
 
 
-def _spaces(ram: Ram, cr3s: Sequence[int], rips: Sequence[int]) -> Iterator[Space]:
-    # Kernel-mode vCPUs first. VMCOREINFO only when no CR3 is known: after a reset, the memory
-    # still has that of the kernel before.
-    in_user = {cr3: rip < _KERNEL_HALF for cr3, rip in zip(cr3s, rips, strict=False)}
-    unique = sorted(dict.fromkeys(cr3s), key=lambda cr3: in_user.get(cr3, True))
-    for cr3 in unique[:_MAX_CPUS]:
-        yield from _spaces_of(ram, cr3)
-    for info in _scan(ram) if not any(cr3s) else ():
-        root = _master_of(info)
-        if root is not None:
-            yield from _spaces_of(ram, root)
+def _spaces(ram: Ram, machine: Machine, vcpus: Sequence[Registers]) -> Iterator[Space]:
+    # Kernel-mode vCPUs first. VMCOREINFO only when no page table is known: after a reset, the
+    # memory still has that of the kernel before.
+    paging = machine.paging
+    tried = set[tuple[int, ...]]()
+    for vcpu in sorted(vcpus, key=lambda found: found.get(paging.pc, 0) < _KERNEL_HALF):
+        tables = paging.tables(ram, vcpu)
+        roots = tuple(each.root for each in tables)
+        if roots and roots not in tried and len(tried) < _MAX_CPUS:
+            tried.add(roots)
+            yield from _spaces_of(machine, tables)
+    for info in _scan(ram) if not tried else ():
+        yield from _spaces_of(machine, paging.noted(ram, info))
 
 
-def _spaces_of(ram: Ram, cr3: int) -> list[Space]:
-    # Under page-table isolation a user-mode CR3 maps next to nothing of the kernel; whether
-    # there is isolation, and how many levels, shows in what is mapped. The largest first.
-    roots = dict.fromkeys((cr3, cr3 & ~PTI_USER))
-    tables = [PageTables(ram, root, levels=levels) for root in roots for levels in (4, 5)]
-    spaces = [space for each in tables if (space := _space(each)) is not None]
+def _spaces_of(machine: Machine, tables: Sequence[Tables]) -> list[Space]:
+    # Some map next to nothing of the kernel, or are none. The largest first.
+    spaces = [space for each in tables if (space := _space(machine, each)) is not None]
     return sorted(spaces, key=lambda space: space.size, reverse=True)
 
 
-def _space(tables: PageTables) -> Space | None:
+def _space(machine: Machine, tables: Tables) -> Space | None:
     try:
-        runs = tables.mapped_runs(*WINDOW)
+        runs = machine.paging.image(tables)
     except MemoryFault:
         return None
-    return Space(tables=tables, runs=runs) if runs else None
+    return Space(machine=machine, tables=tables, runs=runs) if runs else None
 
 
 def _scan(ram: Ram) -> Iterator[VmcoreInfo]:
@@ -146,13 +152,6 @@ def _scan(ram: Ram) -> Iterator[VmcoreInfo]:
             if view is not None:
                 yield from vmcoreinfo.find(view.tobytes())
         left -= min(size, left)
-
-
-def _master_of(info: VmcoreInfo) -> int | None:
-    virt, base = info.symbols.get("swapper_pg_dir"), info.numbers.get("phys_base")
-    if virt is None or base is None or virt < WINDOW[0]:
-        return None
-    return max(virt - WINDOW[0] + base, 0)
 
 
 def _build(space: Space, cache: KernelCache | None) -> Build:
@@ -170,13 +169,16 @@ def _build(space: Space, cache: KernelCache | None) -> Build:
 def _regions(space: Space) -> Iterator[Region]:
     # Read-only data first, the largest piece first. Then whatever is mapped in one piece, for
     # kernels that protect nothing, or not yet.
-    constant = [run for run in space.runs if not run.is_writable and not run.is_executable]
-    for groups in (_joined(constant), _joined(list(space.runs))):
+    for groups in (_joined(_constant(space)), _joined(list(space.runs))):
         left = _MAX_IMAGE
         for group in sorted(groups, key=_size, reverse=True):
             left -= _size(group)
             if left >= 0 and (region := _region(space, group)) is not None:
                 yield region
+
+
+def _constant(space: Space) -> list[Run]:
+    return [run for run in space.runs if not run.is_writable and not run.is_executable]
 
 
 def _joined(runs: list[Run]) -> list[list[Run]]:
@@ -211,37 +213,44 @@ def _bytes(ram: Ram, run: Run) -> bytes:
 def _found(space: Space, build: Build) -> FoundKernel:
     types = parse_types(build.btf) if build.btf else None
     tables = _master(space, build)
+    groups = (_region(space, group) for group in _joined(_constant(space)))
+    constant = (region for region in groups if region is not None)
+    build = with_unlisted(build, tables, space.machine.text, constant)
     modules = read_modules(tables, build.address(b"modules"), types)
-    slide = _slide(tables, build)
-    kernel = kernel_of(build, types, arch="x86_64", slide=slide, modules=modules)
+    slide = _slide(space.machine, tables, build)
+    kernel = kernel_of(build, types, arch=space.machine.name, slide=slide, modules=modules)
     added = read_module_types(tables, build.address(b"btf_modules"), build.btf, types)
     return FoundKernel(kernel=replace(kernel, module_types=added), tables=tables)
 
 
-def _master(space: Space, build: Build) -> PageTables:
+def _master(space: Space, build: Build) -> Tables:
     # The kernel's own table, if it maps the text where this one does.
-    virt, text = build.address(MASTER_TABLE.encode()), build.address(b"_stext")
+    name = space.machine.paging.master
+    virt, text = build.address(name.encode()), build.address(b"_stext")
     if virt is None or text is None:
         return space.tables
-    ram, levels, window = space.tables.ram, space.tables.levels, space.window
+    window = space.window
     try:
-        master = PageTables(ram, window.physical(virt), levels=levels)
+        master = space.tables.rooted(window.physical(virt))
         is_same = master.physical(text) == window.physical(text)
     except MemoryFault:
         return space.tables
     return master if is_same else space.tables
 
 
-def _slide(tables: PageTables, build: Build) -> int:
-    text = build.text or LINK
+def _slide(machine: Machine, tables: Tables, build: Build) -> int:
+    paging = machine.paging
+    start, stop = paging.window(tables)
+    link = paging.link(tables, version_of(build.release))
+    text = build.text or link
     info = _vmcoreinfo(tables, build)
     told = info.slide if info is not None else None
-    if told is not None and told % _PAGE == 0 and WINDOW[0] <= text - told < WINDOW[1]:
+    if told is not None and told % _PAGE == 0 and start <= text - told < stop:
         return told
-    return text - LINK
+    return (text - link) & -paging.link_step
 
 
-def _vmcoreinfo(tables: PageTables, build: Build) -> VmcoreInfo | None:
+def _vmcoreinfo(tables: Tables, build: Build) -> VmcoreInfo | None:
     at = build.address(b"vmcoreinfo_data")
     if at is None:
         return None

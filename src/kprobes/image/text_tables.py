@@ -12,7 +12,7 @@ not fit into the text is left out, and what has no end ends somewhere.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from kprobes.arch.x86_64 import kernel_map
+from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.image.module_tables import read_module_tables
 from kprobes.image.table import (
@@ -62,6 +62,7 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
     modules = read_module_tables(memory, kernel)
     areas = disjoint([*_areas(kernel), *_blacklist(memory, kernel), *modules.forbidden])
     repairs = pairs(exceptions) | modules.exceptions
+    known = machine(kernel.arch).text
     return TextTables(
         exceptions=repairs,
         jump_labels=pairs(jump_labels) | modules.jump_labels,
@@ -70,10 +71,10 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
         annexes=annexes(memory, _elsewhere(kernel, repairs)),
         forbidden=areas,
         forbidden_names=frozenset(names_in(areas, kernel)),
-        returns=frozenset(_named(kernel, kernel_map.RETURN_THUNKS)),
-        indirect=frozenset(_retpolines(kernel)),
-        no_return=frozenset(_named(kernel, kernel_map.NO_RETURN)),
-        has_jump_tables=kernel.symbols.find(kernel_map.RETPOLINE) is None,
+        returns=frozenset(_named(kernel, known.returns)),
+        indirect=frozenset(_matching(kernel, known.indirect)),
+        no_return=frozenset(_named(kernel, known.no_return)),
+        has_jump_tables=kernel.symbols.find(known.without_jump_tables) is None,
     )
 
 
@@ -191,6 +192,6 @@ def _named(kernel: Kernel, names: Iterable[str]) -> Iterator[int]:
     return (symbol.addr for symbol in found if symbol is not None)
 
 
-def _retpolines(kernel: Kernel) -> Iterator[int]:
-    found = kernel.symbols.glob(kernel_map.RETPOLINES)
+def _matching(kernel: Kernel, pattern: str) -> Iterator[int]:
+    found = kernel.symbols.glob(pattern)
     return (symbol.addr for symbol in found if symbol.is_text)

@@ -32,8 +32,8 @@ class TaskAbi:
     """Where the running task and its facts are. Offsets are in task_struct.
 
     Attributes:
-        current: per-CPU offset of the pointer to the running task.
-        preempt_count: per-CPU offset of the preempt count.
+        current: per-CPU offset of the pointer to the running task; 0 where a register has it.
+        preempt_count: per-CPU offset of the preempt count, or where a register has the task, in it.
         pid, comm, flags: offsets of ``pid``, ``comm`` and ``thread_info.flags``.
         migration_disabled: offset and size, or None on kernels without it.
         resched_mask: of the flags: need-resched, and perhaps above it need-resched-lazy.
@@ -97,20 +97,56 @@ class GuestAbi:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relocation:
-    """A number to be put into a template: ``size`` bytes at ``offset``.
+class Field:
+    """Bits of code that a number goes into.
 
     Attributes:
+        size: bytes of the instruction, or of the number itself.
+        at: the lowest bit of them.
+        width: how many; all by default.
+        drop: lower bits of the number that are left out. They must be zero where it is relative.
+        is_relative: subtract the place's own address.
+        is_part: whether others have the rest of the number; else it must fit, with its sign.
+    """
+
+    size: int
+    at: int = 0
+    width: int = 0
+    drop: int = 0
+    is_relative: bool = False
+    is_part: bool = False
+
+    def put(self, code: bytes, number: int) -> bytes:
+        """Return the bytes with a number in them.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        width = self.width or 8 * self.size
+        value, mask = number >> self.drop, (1 << width) - 1
+        is_whole = -(1 << width - 1) <= value < 1 << width - 1
+        if self.is_relative and number != value << self.drop:
+            is_whole = False
+        if not (self.is_part or is_whole):
+            raise ValueError(f"{number:#x} in {width} bits")
+        left = int.from_bytes(code, "little") & ~(mask << self.at)
+        return (left | (value & mask) << self.at).to_bytes(self.size, "little")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relocation:
+    """A number to be put into a template at ``offset``.
+
+    Attributes:
+        field: what of the code it goes into.
         symbol: whose value goes there.
         addend: added to it.
-        is_relative: subtract the place's own address.
     """
 
     offset: int
-    size: int
+    field: Field
     symbol: str
     addend: int
-    is_relative: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +169,15 @@ class Template:
         """
         code = bytearray(self.code)
         for relocation in self.relocations:
-            place = base + relocation.offset if relocation.is_relative else 0
+            field, start = relocation.field, relocation.offset
+            place = base + start if field.is_relative else 0
             # Kernel addresses are negative numbers to an instruction's four bytes.
             value = _signed(values[relocation.symbol] + relocation.addend - place)
-            end = relocation.offset + relocation.size
-            if not -(1 << 8 * relocation.size - 1) <= value < 1 << 8 * relocation.size - 1:
-                raise ValueError(f"{relocation.symbol}: {value:#x} in {relocation.size} bytes")
-            code[relocation.offset : end] = value.to_bytes(relocation.size, "little", signed=True)
+            end = start + field.size
+            try:
+                code[start:end] = field.put(bytes(code[start:end]), value)
+            except ValueError as e:
+                raise ValueError(f"{relocation.symbol}: {e}") from e
         return bytes(code)
 
 

@@ -18,7 +18,7 @@ class Kernel:
     Attributes:
         release: ``uname -r``, such as ``6.1.0-56-cloud-amd64``.
         banner: the whole "Linux version" line.
-        arch: the registry name of its architecture, ``x86_64``.
+        arch: the registry name of its architecture, ``x86_64`` or ``aarch64``.
         build_id: of its vmlinux, or b"" when the kernel does not carry one.
         slide: KASLR's shift of the kernel's text, bytes.
         text: addresses [start, stop) of ``_stext`` to ``_etext``.
@@ -40,9 +40,14 @@ class Kernel:
     @property
     def version(self) -> tuple[int, int]:
         """Major and minor of the release."""
-        found = _VERSION.match(self.release)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+        return version_of(self.release)
 
     def types_for(self, module: str) -> Types | None:
         """Return the types that code of a module, or of the kernel itself (``""``), has."""
         return self.module_types.get(module, self.types)
+
+
+def version_of(release: str) -> tuple[int, int]:
+    """Return major and minor of a release."""
+    found = _VERSION.match(release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

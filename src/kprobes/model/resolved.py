@@ -62,11 +62,12 @@ class PerCpuAddress:
 
     Attributes:
         base: the object's address as its symbol, or a per-CPU pointer, has it.
-        cpu_offset: the per-CPU address of the number to be added to it.
+        cpu_offset: the per-CPU address of the number to be added to it; None where it is the base
+            of per-CPU memory, which a register has.
     """
 
     base: "Operand"
-    cpu_offset: Addr
+    cpu_offset: Addr | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

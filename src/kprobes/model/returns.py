@@ -3,7 +3,8 @@
 A call in progress has a frame where something must be kept for its return:
 
     struct frame {
-        u64 slot;       // where its return address is on its stack, 0: free; written first
+        u64 slot;       // where its return address is on its stack, 0: free; written first;
+                        // where a register has that, the stack pointer at the entry
         u64 caller;     // the return address, where the trampoline's has taken its place, else 0
         u64 origin;     // with it: the same, but where that is a trampoline too, what it stands for
         u64 exit;       // the tail jump by which it was left, or 0

@@ -14,7 +14,7 @@ class Waiting:
         upcall: number of the upcall that it came to.
         cpu: its number in the guest.
         task: its ``task_struct``.
-        page_table: its cr3, for the memory of its task's user.
+        page_table: what its register of that has, for the memory of its task's user.
         registers: of the probed code by pt_regs name: r15 ... di, ``flags``, ``sp``, ``ip``. What
             is changed here is what it goes on with. ``ip`` is where it goes on unless changed:
             before the instruction its address, behind it the one that comes next. ``sp`` may go

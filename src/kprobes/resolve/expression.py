@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+from kprobes.arch.facts import Base
 from kprobes.model.codes import Code
 from kprobes.model.definition import (
     Argument,
@@ -225,7 +226,7 @@ def _container(scope: Scope, types: Types, cast: Cast, aggregate: int) -> int:
 
 def _per_cpu(scope: Scope, fetch: PerCpu) -> Operand:
     cpu_offset = scope.kernel.symbols.find("this_cpu_off")
-    if cpu_offset is None:
+    if cpu_offset is None and not isinstance(scope.arch.code.per_cpu, Base):
         hint = "per-CPU addresses of a kernel without this_cpu_off"
         raise scope.error(Code.NOT_YET, fetch.span.start, hint)
     # The object itself, not what is read there.
@@ -233,5 +234,5 @@ def _per_cpu(scope: Scope, fetch: PerCpu) -> Operand:
         base: Operand = _address(scope, fetch.base)
     else:
         base = evaluate(scope, fetch.base).operand
-    address = PerCpuAddress(base=base, cpu_offset=cpu_offset.addr)
+    address = PerCpuAddress(base=base, cpu_offset=cpu_offset and cpu_offset.addr)
     return Load(base=address, offset=0, is_user=False) if fetch.is_read else address

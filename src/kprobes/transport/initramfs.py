@@ -26,14 +26,19 @@ _DIRECTORIES = (
     "usr/sbin",
 )
 _PROGRAM_STARTS = (b"#!", b"\x7fELF")
-_OURS = frozenset({"init", "bin/busybox", "sbin/kprobes-agent"})
+_OURS = frozenset({"init", "bin/busybox", "etc/kprobes-agent", "sbin/kprobes-agent"})
 
 
-def build(busybox: Path, files: Files) -> bytes:
+def build(busybox: Path, files: Files, *, agent: str) -> bytes:
     """Return the archive.
 
     Bytes that begin like a program are executable; files keep their permission bits, and
     directories are taken with all that is below them, links as links.
+
+    Args:
+        busybox: for the guest's architecture.
+        files: to be added.
+        agent: the terminal, below /dev, that the agent speaks on.
 
     Raises:
         UsageError: a guest path that is not absolute, or is one of ours.
@@ -42,7 +47,7 @@ def build(busybox: Path, files: Files) -> bytes:
     wanted = {_guest_path(where): what for where, what in files.items()}
     entries: dict[str, cpio.Entry] = {}
     try:
-        for entry in _base(busybox):
+        for entry in _base(busybox, agent):
             _add(entries, entry)
         for path, what in wanted.items():
             for entry in _user_entries(path, what):
@@ -59,7 +64,7 @@ def _add(entries: dict[str, cpio.Entry], entry: cpio.Entry) -> None:
     entries[entry.path] = entry
 
 
-def _base(busybox: Path) -> Iterator[cpio.Entry]:
+def _base(busybox: Path, agent: str) -> Iterator[cpio.Entry]:
     scripts = resources.files("kprobes.transport") / "guest"
     yield from (cpio.directory(path) for path in _DIRECTORIES)
     yield cpio.character_device("dev/console", 5, 1)
@@ -68,6 +73,7 @@ def _base(busybox: Path) -> Iterator[cpio.Entry]:
         yield cpio.link(applet, "/bin/busybox")
     yield cpio.file("init", (scripts / "init.sh").read_bytes(), mode=0o755)
     yield cpio.file("sbin/kprobes-agent", (scripts / "agent.sh").read_bytes(), mode=0o755)
+    yield cpio.file("etc/kprobes-agent", f"{agent}\n".encode())
     yield cpio.file("etc/passwd", b"root::0:0:root:/root:/bin/sh\n")
     yield cpio.file("etc/group", b"root:x:0:\n")
 

@@ -15,7 +15,7 @@ from kprobes.transport.fifo import FifoPair
 from kprobes.transport.image_cache import Progress
 from kprobes.transport.keeper import Keeper, make_places, remove
 from kprobes.transport.packages import busybox, kernel_image
-from kprobes.transport.qemu_command import MachineOptions, Places, RamRun, command_line, ram_runs
+from kprobes.transport.qemu_command import MachineOptions, Places, RamRun, command_line
 from kprobes.units import MIB
 
 _STDIN, _STDOUT = 0, 1
@@ -107,7 +107,7 @@ class Machine:
     @property
     def ram_runs(self) -> tuple[RamRun, ...]:
         """Where guest-physical memory lies in that file, in ascending order."""
-        return ram_runs(self.options.memory_mib)
+        return self.options.board.ram(self.options.memory_mib)
 
     @property
     def is_alive(self) -> bool:
@@ -192,9 +192,11 @@ def _recipe(options: MachineOptions, progress: Progress) -> _Recipe:
     return _Recipe(
         options=options,
         program=_program(options),
-        accel=choose(options.accel),
+        accel=choose(options.accel, options.board.native),
         kernel=_kernel(options, progress),
-        archive=initramfs.build(busybox(arch=options.arch, progress=progress), options.files),
+        archive=initramfs.build(
+            busybox(arch=options.arch, progress=progress), options.files, agent=options.board.agent
+        ),
     )
 
 
@@ -210,13 +212,12 @@ def _program(options: MachineOptions) -> Path:
 def _kernel(options: MachineOptions, progress: Progress) -> Path:
     if options.kernel is None:
         return kernel_image(suite=options.suite, arch=options.arch, progress=progress)
-    offset, magic = options.board.magic
     try:
         with options.kernel.open("rb") as file:
-            head = file.read(offset + len(magic))
+            head = file.read(options.board.head_size)
     except OSError as e:
         raise UnreachableError(f"cannot read the kernel {options.kernel}: {e.strerror}") from e
-    if head[offset:] != magic:
+    if not options.board.boots(head):
         raise UnreachableError(f"{options.kernel} is not a bootable kernel for {options.arch}")
     return options.kernel
 

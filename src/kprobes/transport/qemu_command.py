@@ -1,6 +1,6 @@
 """What a guest should be, and the QEMU command line and RAM map that follow from it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,14 @@ from kprobes.transport.accel import Accel
 from kprobes.units import GIB, MIB, Phys
 
 
+class RamRun(NamedTuple):
+    """A piece of guest RAM: ``offset`` is where it lies in the RAM file."""
+
+    start: Phys
+    size: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
     """What differs between the machines of two architectures.
@@ -17,16 +25,54 @@ class Board:
     Attributes:
         program: QEMU's.
         package: of Debian, that holds it.
-        magic: offset and bytes by which a boot image is known.
+        magics: offset and bytes, by one of which a boot image is known.
+        machine: QEMU's name of it.
+        console: the guest's name of its first serial port.
+        agent: the guest's name of the port that its agent speaks on.
+        agent_port: what gives the machine that port, on the character device ``agent``.
+        words: for the kernel's command line.
         cpu: by accelerator.
+        native: what a machine that can run such guests with KVM calls itself.
+        ram: MiB of memory to where they lie.
     """
 
     program: str
     package: str
-    magic: tuple[int, bytes]
+    magics: tuple[tuple[int, bytes], ...]
     machine: str
     console: str
+    agent: str
+    agent_port: tuple[str, str]
+    words: str
     cpu: Mapping[Accel, str]
+    native: str
+    ram: Callable[[int], tuple[RamRun, ...]]
+
+    @property
+    def head_size(self) -> int:
+        """Bytes of a boot image that tell what it is."""
+        return max(offset + len(magic) for offset, magic in self.magics)
+
+    def boots(self, head: bytes) -> bool:
+        """Whether a boot image for this machine begins so."""
+        return any(head[offset:].startswith(magic) for offset, magic in self.magics)
+
+
+def _pc_ram(memory_mib: int) -> tuple[RamRun, ...]:
+    # hw/i386/pc_piix.c, pc_init1: with 3.5 GiB or more, all beyond 3 GiB moves up to 4 GiB. From
+    # 640 KiB to 1 MiB the guest sees the VGA's memory and firmware instead of its RAM.
+    size = memory_mib * MIB
+    low = size if size < 7 * GIB // 2 else 3 * GIB
+    hole, end = 0xA0000, 0x100000
+    runs = [RamRun(Phys(0), hole, 0), RamRun(Phys(end), low - end, end)]
+    if low < size:
+        runs.append(RamRun(Phys(4 * GIB), size - low, low))
+    return tuple(runs)
+
+
+def _virt_ram(memory_mib: int) -> tuple[RamRun, ...]:
+    # hw/arm/virt.c, base_memmap: VIRT_MEM, in one piece however much it is.
+    return (RamRun(Phys(GIB), memory_mib * MIB, 0),)
 
 
 BOARDS: Mapping[str, Board] = {
@@ -34,11 +80,35 @@ BOARDS: Mapping[str, Board] = {
         program="qemu-system-x86_64",
         package="qemu-system-x86",
         # Documentation/arch/x86/boot.rst, "header".
-        magic=(0x202, b"HdrS"),
+        magics=((0x202, b"HdrS"),),
         machine="pc",
         console="ttyS0",
+        agent="ttyS1",
+        agent_port=("-serial", "chardev:agent"),
+        # Without it 5.10 and 6.1 give up the TSC under TCG and trace by a worse clock.
+        words="tsc=reliable",
         # QEMU 7.2 translates cmpxchg16b with a segment wrongly: 6.12 dies in its slab allocator.
         cpu={Accel.KVM: "host", Accel.TCG: "max,-cx16"},
+        native="x86_64",
+        ram=_pc_ram,
+    ),
+    "arm64": Board(
+        program="qemu-system-aarch64",
+        package="qemu-system-arm",
+        # Documentation/arch/arm64/booting.rst, "magic"; drivers/firmware/efi/libstub/
+        # zboot-header.S; gzip, which QEMU unpacks too.
+        magics=((56, b"ARMd"), (4, b"zimg"), (0, b"\x1f\x8b")),
+        machine="virt,gic-version=max",
+        console="ttyAMA0",
+        # Debian's cloud kernel has this driver built in and that of a virtio console not; a second
+        # PL011 is to be had since QEMU 9.1 only.
+        agent="ttyS0",
+        agent_port=("-device", "pci-serial,chardev=agent"),
+        words="",
+        # An architected algorithm for pointer authentication would take TCG far longer.
+        cpu={Accel.KVM: "host", Accel.TCG: "max,pauth-impdef=on"},
+        native="aarch64",
+        ram=_virt_ram,
     ),
 }
 
@@ -111,17 +181,17 @@ class Places:
 
     @property
     def console(self) -> Path:
-        """ttyS0's socket: kernel log and shell."""
+        """The first serial port's socket: kernel log and shell."""
         return self.directory / "console.sock"
 
     @property
     def console_log(self) -> Path:
-        """All that ttyS0 printed."""
+        """All that the first serial port printed."""
         return self.directory / "console.log"
 
     @property
     def agent(self) -> Path:
-        """The start of the names of ttyS1's two FIFOs, which end in .in and .out."""
+        """The start of the names of the agent's two FIFOs, which end in .in and .out."""
         return self.directory / "agent"
 
     @property
@@ -133,29 +203,6 @@ class Places:
     def qemu_log(self) -> Path:
         """What QEMU itself says."""
         return self.directory / "qemu.log"
-
-
-class RamRun(NamedTuple):
-    """A piece of guest RAM: ``offset`` is where it lies in the RAM file."""
-
-    start: Phys
-    size: int
-    offset: int
-
-
-def ram_runs(memory_mib: int) -> tuple[RamRun, ...]:
-    """Return where the RAM of QEMU's ``pc`` machine lies, in ascending order.
-
-    hw/i386/pc_piix.c, pc_init1: with 3.5 GiB or more, all beyond 3 GiB moves up to 4 GiB. From
-    640 KiB to 1 MiB the guest sees the VGA's memory and firmware instead of its RAM.
-    """
-    size = memory_mib * MIB
-    low = size if size < 7 * GIB // 2 else 3 * GIB
-    hole, end = 0xA0000, 0x100000
-    runs = [RamRun(Phys(0), hole, 0), RamRun(Phys(end), low - end, end)]
-    if low < size:
-        runs.append(RamRun(Phys(4 * GIB), size - low, low))
-    return tuple(runs)
 
 
 def command_line(
@@ -174,7 +221,7 @@ def command_line(
         *("-append", kernel_command_line(options)),
         *_console(places),
         # A FIFO takes QEMU's single bytes at 950 KB/s, a socket at 280.
-        *("-chardev", f"pipe,id=agent,path={_escaped(places.agent)}", "-serial", "chardev:agent"),
+        *("-chardev", f"pipe,id=agent,path={_escaped(places.agent)}", *board.agent_port),
         *("-chardev", f"{_server('gdb', places.stub)}", "-gdb", "chardev:gdb"),
         *("-chardev", f"{_server('qmp', places.qmp)}", "-mon", "qmp,mode=control"),
     ]
@@ -182,11 +229,10 @@ def command_line(
 
 def kernel_command_line(options: MachineOptions) -> str:
     """Return what the guest's kernel is told; the user's words are last and win."""
-    # tsc=reliable: without it 5.10 and 6.1 give up the TSC under TCG and trace by a worse clock.
+    board = options.board
     # cryptomgr.notests: the kernel's tests of its ciphers take 0.25 s of 1.8 under TCG.
-    words = "quiet tsc=reliable panic=-1 cryptomgr.notests"
-    ours = f"console={options.board.console} {words}"
-    return f"{ours} {options.append}".strip()
+    words = (f"console={board.console} quiet", board.words, "panic=-1 cryptomgr.notests")
+    return " ".join(part for part in (*words, options.append) if part)
 
 
 def _console(places: Places) -> list[str]:

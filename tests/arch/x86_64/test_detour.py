@@ -116,7 +116,7 @@ def test_the_body_finds_the_stack_as_at_an_ftrace_site() -> None:
     assert stack + 8 * len(words) == TOP
     assert words[1 : WORDS + 1] == [saved[name] for name in site.SAVED]
     assert SLOT < words[0] < SLOT + 64
-    for name in X86_64.code.parameters:
+    for name in X86_64.code.call.parameters:
         assert machine.cpu.register(name) == saved[name]
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprobes.arch.x86_64.paging import PageTables, Run, check_long_mode, levels_of
+from kprobes.arch.paging import Run
+from kprobes.arch.x86_64.paging import PageTables, check_long_mode, levels_of
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.units import Addr, Phys
 from tests.build.pages import LARGE, NX, PAGE, PRESENT, USER, WRITE, FakeRam, Pages

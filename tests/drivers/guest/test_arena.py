@@ -13,7 +13,7 @@ from kprobes.drivers.guest.arena import (
 )
 from kprobes.errors import TargetError
 from kprobes.model.abi import MAX_STRING, SLACK, TEXT_SLOTS
-from kprobes.transport.qemu_command import ram_runs
+from kprobes.transport.qemu_command import BOARDS
 from kprobes.units import GIB, MIB
 from tests.build.guest import CPUS, DATA, PERCPU, RING, make_arena, make_memory
 from tests.build.kernel import make_kernel, symbol
@@ -79,7 +79,7 @@ def test_rings_fit_the_guest(ram: int, cpus: int) -> None:
 
 @pytest.mark.parametrize("memory_mib", [64, 128, 256, 512])
 def test_what_the_firmware_takes_does_not_halve_the_rings(memory_mib: int) -> None:
-    ram = sum(run.size for run in ram_runs(memory_mib))
+    ram = sum(run.size for run in BOARDS["amd64"].ram(memory_mib))
 
     assert ram < memory_mib * MIB
     assert fitting_ring(ram, 2) == memory_mib * MIB // 32

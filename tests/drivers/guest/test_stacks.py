@@ -18,6 +18,7 @@ from kprobes.drivers.guest.stacks import is_anyone_inside
 from kprobes.drivers.loans import Call, Kind, Ledger, Loan
 from kprobes.errors import TargetError
 from kprobes.model.returns import FRAME_VALUES, Frames
+from kprobes.ports import Tables
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
 from tests.build.guest import CODE, CPUS, DATA, PERCPU, make_memory
@@ -50,7 +51,7 @@ KERNEL = make_kernel(
         symbol("__preempt_count", CURRENT + 8),
         symbol("nr_cpu_ids", TEXT + 0x100),
         symbol("__per_cpu_offset", TEXT + 0x108),
-        symbol(X86_64.patch.trap, TRAP),
+        symbol("asm_exc_int3", TRAP),
     ],
     types=MEMBERS,
 )
@@ -103,6 +104,7 @@ def _guest() -> tuple[Guest, Vcpus, GuestMemory]:
         kernel=KERNEL,
         arch=X86_64,
         task_size=ABI.task_size,
+        tables=cast("Tables", memory.tables),
     )
     return guest, vcpus, memory
 

@@ -6,14 +6,23 @@ the last level or its PS bit is set. Nothing is cached: the guest changes its ta
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kprobes.arch.paging import (
+    EXECUTABLE,
+    MAX_TABLES,
+    WRITABLE,
+    Entry,
+    Pieces,
+    Run,
+    Words,
+    table_words,
+)
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.ports import Ram
-from kprobes.units import U64, Addr, Phys
+from kprobes.units import U64, Phys
 
 PAGE = 4096
 PTI_USER = 1 << 12
@@ -23,41 +32,6 @@ _PRESENT, _WRITE, _LARGE, _NX = 1 << 0, 1 << 1, 1 << 7, 1 << 63
 _FRAME = 0x000F_FFFF_FFFF_F000
 _ENTRIES = 512
 _CR0_PE, _CR0_PG, _CR4_LA57, _EFER_LMA = 1 << 0, 1 << 31, 1 << 12, 1 << 10
-_MAX_TABLES = 1 << 15
-"""Tables visited for one range: 128 MB of them, far beyond any kernel's own."""
-
-_Words = NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What maps one address. Rights are those of all levels together.
-
-    Attributes:
-        phys: where the page begins.
-        size: of the page: 4 KiB, 2 MiB or 1 GiB.
-    """
-
-    phys: Phys
-    size: int
-    is_writable: bool
-    is_executable: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Addresses that lie in one piece in physical memory, with equal rights."""
-
-    virt: Addr
-    phys: Phys
-    size: int
-    is_writable: bool
-    is_executable: bool
-
-    @property
-    def stop(self) -> Addr:
-        """The first address behind it."""
-        return Addr(self.virt + self.size)
 
 
 def levels_of(registers: Mapping[str, int]) -> int | None:
@@ -96,6 +70,14 @@ class PageTables:
         self.ram = ram
         self.root = Phys(cr3 & _FRAME)
         self.levels = levels
+
+    def rooted(self, root: int) -> Self:
+        """Return tables of the same kind that begin elsewhere; also a CR3."""
+        return type(self)(self.ram, root, levels=self.levels)
+
+    def of_user(self, root: int) -> Self:
+        """Return the tables that map a task's memory, by its CR3."""
+        return self.rooted(root)
 
     def __repr__(self) -> str:
         return f"PageTables(root={self.root:#x}, levels={self.levels})"
@@ -177,11 +159,11 @@ def _is_leaf(word: int, level: int) -> bool:
 
 
 class _Leaves:
-    # Collects the pages of one range: per table, columns (virt, phys, size, rights).
+    # Collects the pages of one range.
     def __init__(self, *, ram: Ram, start: int, stop: int) -> None:
         self._ram, self._start, self._stop = ram, start, stop
-        self._columns: list[tuple[_Words, _Words, _Words, _Words]] = []
-        self._budget = _MAX_TABLES
+        self._pieces = Pieces(start, stop)
+        self._budget = MAX_TABLES
 
     def visit(self, table: int, level: int, base: int, rights: int) -> None:
         # rights: _WRITE when all levels above allow writing, _NX when any forbids execution.
@@ -194,7 +176,10 @@ class _Leaves:
             below = rights & word & _WRITE | (rights | word) & _NX
             self.visit(word & _FRAME, level - 1, int(virt[i]), below)
 
-    def _entries(self, table: int, level: int, base: int) -> tuple[_Words, _Words]:
+    def runs(self) -> tuple[Run, ...]:
+        return self._pieces.runs()
+
+    def _entries(self, table: int, level: int, base: int) -> tuple[Words, Words]:
         # The present entries of one table that map some of the range.
         self._budget -= 1
         if self._budget < 0:
@@ -203,46 +188,14 @@ class _Leaves:
         step = 1 << _shift(level)
         first = max(self._start - base, 0) >> _shift(level)
         last = min((self._stop - base + step - 1) >> _shift(level), _ENTRIES)
-        words = _table(self._ram, table)[first:last]
+        words = table_words(self._ram, table, _ENTRIES)[first:last]
         virt = np.arange(first, last, dtype=np.uint64) * np.uint64(step) + np.uint64(base)
         present = words & _PRESENT != 0
         return words[present], virt[present]
 
-    def _take(self, words: _Words, virt: _Words, level: int, rights: int) -> None:
-        size = np.full(len(words), 1 << _shift(level), np.uint64)
+    def _take(self, words: Words, virt: Words, level: int, rights: int) -> None:
         frame = np.uint64(_FRAME & -(1 << _shift(level)))
-        own = words & np.uint64(rights & _WRITE) | (words | np.uint64(rights)) & np.uint64(_NX)
-        self._columns.append((virt, words & frame, size, own))
-
-    def runs(self) -> tuple[Run, ...]:
-        columns = zip(*self._columns, strict=True)
-        virt, phys, size, rights = (np.concatenate(column) for column in columns)
-        order = np.argsort(virt)
-        virt, phys, size, rights = virt[order], phys[order], size[order], rights[order]
-        breaks = (
-            (virt[1:] != virt[:-1] + size[:-1])
-            | (phys[1:] != phys[:-1] + size[:-1])
-            | (rights[1:] != rights[:-1])
-        )
-        firsts = np.flatnonzero(np.r_[np.ones(min(1, len(virt)), np.bool_), breaks])
-        sizes = np.add.reduceat(size, firsts) if len(firsts) else size
-        rows = np.stack([virt[firsts], phys[firsts], sizes, rights[firsts]], axis=1)
-        return tuple(self._clip(*row) for row in rows.tolist())
-
-    def _clip(self, virt: int, phys: int, size: int, rights: int) -> Run:
-        before = max(self._start - virt, 0)
-        return Run(
-            virt=Addr(virt + before),
-            phys=Phys(phys + before),
-            size=min(virt + size, self._stop) - virt - before,
-            is_writable=bool(rights & _WRITE),
-            is_executable=not rights & _NX,
-        )
-
-
-def _table(ram: Ram, addr: int) -> _Words:
-    # A copy: the guest may write to its tables while they are looked at.
-    view = ram.view(addr, PAGE)
-    if view is None:
-        return np.frombuffer(ram.read(addr, PAGE), "<u8").astype(np.uint64)
-    return view.copy().view("<u8").astype(np.uint64, copy=False)
+        writable = words & np.uint64(rights & _WRITE) != 0
+        executable = (words | np.uint64(rights)) & np.uint64(_NX) == 0
+        own = writable * np.uint64(WRITABLE) | executable * np.uint64(EXECUTABLE)
+        self._pieces.add(virt, words & frame, 1 << _shift(level), own)

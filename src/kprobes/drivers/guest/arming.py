@@ -87,7 +87,8 @@ class Armory:
             TargetError: it does not, or no task could be borrowed.
         """
         is_needed = more or any(p.site.strategy is Strategy.BREAKPOINT for p in plans)
-        if is_needed and not self._catcher.is_registered:
+        can_catch = self._guest.arch.patch.trap is not None
+        if is_needed and can_catch and not self._catcher.is_registered:
             with self._guest.stub.paused():
                 self._catcher.register()
 
@@ -174,7 +175,8 @@ class Armory:
         roll_back(self._undos, self._stopped)
         self._undos = []
         self._journal.clear()
-        give_callers_back(self._guest.memory, self.frames)
+        if self._guest.arch.returns.comes_back:
+            give_callers_back(self._guest.memory, self.frames)
 
     def _undo(self, program: Program, memory: GuestMemory) -> list[Undo]:
         site = program.plan.site

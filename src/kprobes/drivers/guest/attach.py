@@ -5,20 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kprobes.arch.registry import arch
-from kprobes.arch.x86_64.paging import check_long_mode
+from kprobes.arch.machine import Machine
+from kprobes.arch.registry import arch, machine_of_stub
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.image.cache import KernelCache, default_root
 from kprobes.image.file import check_same_build, kernel_from_image, read_image
-from kprobes.image.find import find_spaces, read_kernel
+from kprobes.image.find import Registers, find_spaces, read_kernel
 from kprobes.model.kernel import Kernel
 from kprobes.transport.connect import connect
 from kprobes.transport.find_ram import WAYS, open_ram
 from kprobes.transport.stub import Stub
-
-_LA57_LEVELS = 5
-_TASK_SIZE_LA57 = (1 << 56) - 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,27 +60,36 @@ def look(stub: Stub, access: Access) -> Guest:
         TargetError: no Linux that we understand runs there, or not the image's.
     """
     ram = open_ram(stub, ways=access.ways)
-    registers = [stub.registers(cpu) for cpu in stub.ids()]
+    machine = machine_of_stub(stub.architecture)
+    vcpus = registers_of(stub, machine)
     # The others may be offline, or not yet woken.
-    check_long_mode(registers[0])
-    spaces = find_spaces(ram, [r["cr3"] for r in registers], [r["rip"] for r in registers])
+    machine.paging.check(vcpus[0])
+    spaces = find_spaces(ram, machine, vcpus)
     # The rest takes 50 ms and looks only at what does not change.
     stub.resume()
     found = read_kernel(spaces, cache=KernelCache(default_root(os.environ)))
     kernel = found.kernel
     if access.image is not None:
         kernel = _with_image(kernel, access.image)
-    facts = arch(kernel.arch)
     return Guest(
         address=stub.address,
         stub=stub,
         memory=GuestMemory(ram, found.tables),
         kernel=kernel,
-        arch=facts,
-        task_size=_TASK_SIZE_LA57 if found.tables.levels == _LA57_LEVELS else facts.task_size,
+        arch=arch(kernel.arch),
+        task_size=machine.paging.task_size(found.tables),
+        tables=found.tables,
         host=ram.host,
-        root=found.tables.root,
     )
+
+
+def registers_of(stub: Stub, machine: Machine) -> list[Registers]:
+    """Return every vCPU's registers, those that lead to the kernel's memory among them."""
+    found = list[Registers]()
+    for cpu in stub.ids():
+        more = {name: stub.register(cpu, name) for name in machine.paging.registers}
+        found.append({**stub.registers(cpu), **more})
+    return found
 
 
 def _with_image(kernel: Kernel, path: Path) -> Kernel:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory, remembering
-from kprobes.drivers.guest.stacks import is_anyone_inside, live_stacks
+from kprobes.drivers.guest.stacks import is_anyone_inside, live_stacks, read_mapped
 from kprobes.errors import MemoryFault
 from kprobes.model.returns import (
     FRAME_CALLER,
@@ -56,8 +56,11 @@ def is_awaited(guest: Guest, tables: Sequence[Frames]) -> bool:
     """Whether calls in progress will still return to us, though their slots do not say so.
 
     A return probe of the guest's own on a call of ours keeps our trampoline's address where only
-    the kernel looks, and goes there when it has run.
+    the kernel looks, and goes there when it has run. And where return addresses cannot be given
+    back every call is waited for whose stack has one of ours.
     """
+    if not guest.arch.returns.comes_back:
+        return _is_on_a_stack(guest, [f.trampoline for f in tables if f.trampoline])
     theirs = [guest.kernel.symbols.find(name) for name in _GUESTS_OWN]
     addrs = {symbol.addr for symbol in theirs if symbol is not None}
     now = remembering(guest.memory)
@@ -105,6 +108,19 @@ def find_caller(memory: GuestMemory, tables: Sequence[Frames], slot: Addr) -> Ad
 def home(count: int, slot: int) -> int:
     """Return the number of the frame at which the search for a slot's begins."""
     return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
+
+
+def _is_on_a_stack(guest: Guest, trampolines: Sequence[Addr]) -> bool:
+    # Or in a register, before the function has kept it.
+    memory, mask = remembering(guest.memory), guest.arch.returns.address_mask
+    wanted = np.array([addr & mask for addr in trampolines], np.uint64)
+    held = [value for cpu in guest.stub.ids() for value in guest.stub.registers(cpu).values()]
+    words = [np.array(held, np.uint64)]
+    words += [
+        np.frombuffer(read_mapped(memory, start, stop), np.uint64)
+        for start, stop in live_stacks(guest, memory)
+    ]
+    return any(bool(np.isin(found & np.uint64(mask), wanted).any()) for found in words)
 
 
 def _origins(memory: GuestMemory, frames: Frames) -> dict[int, int]:

@@ -30,5 +30,12 @@ def build_gate(arch: Arch, abi: GuestAbi, arena: Arena, place: Addr) -> Gate:
     # How long it is does not depend on what it calls.
     head = len(arch.upcall.gate(place, place))
     function = Addr(-(-(place + head) // _ALIGN) * _ALIGN)
-    code = arch.upcall.gate(place, function).ljust(function - place, b"\xcc")
+    code = arch.upcall.gate(place, function)
+    code = padded(code, function - place, arch.code.call.padding)
     return Gate(addr=place, code=code + template.link(function, {}))
+
+
+def padded(code: bytes, size: int, padding: bytes) -> bytes:
+    """Return code and as much padding behind it as makes it so long."""
+    missing = size - len(code)
+    return code + (padding * missing)[:missing]

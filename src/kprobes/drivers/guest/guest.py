@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from kprobes.arch.facts import Arch
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.model.kernel import Kernel
+from kprobes.ports import Tables
 from kprobes.transport.ram import ProcessPlace
 from kprobes.transport.stub import Stub
 
@@ -20,8 +21,8 @@ class Guest:
         kernel: what runs there.
         arch: its architecture.
         task_size: addresses below are user space's, with this guest's paging.
+        tables: its kernel's page tables.
         host: where its RAM is in QEMU's memory, or None where that is not known.
-        root: physical address of its kernel's page table.
     """
 
     address: str
@@ -30,5 +31,5 @@ class Guest:
     kernel: Kernel
     arch: Arch
     task_size: int
+    tables: Tables
     host: ProcessPlace | None = None
-    root: int = 0

@@ -50,7 +50,8 @@ def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
 
     def nobody_comes() -> bool:
         # Who is in our code now may still lead a call to us: so each time anew.
-        give_callers_back(guest.memory, ledger.frames)
+        if guest.arch.returns.comes_back:
+            give_callers_back(guest.memory, ledger.frames)
         return not is_awaited(guest, ledger.frames)
 
     in_use = list(_in_use(guest, ledger))
@@ -60,7 +61,8 @@ def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
 
 def _in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
     # All at once: who is still on the way to our callback would be in the code a moment later.
-    trap = guest.kernel.symbols.find(guest.arch.patch.trap)
+    facts = guest.arch.patch.trap
+    trap = None if facts is None else guest.kernel.symbols.find(facts.symbol)
     for loan in ledger.loans:
         if loan.kind is Kind.CODE:
             yield Addr(loan.addr), Addr(loan.addr + loan.size)

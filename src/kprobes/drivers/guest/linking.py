@@ -7,7 +7,7 @@ from typing import Protocol
 from kprobes.arch.facts import Arch, Restored
 from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame
 from kprobes.drivers.guest.arena import Arena
-from kprobes.drivers.guest.gate import Gate, build_gate
+from kprobes.drivers.guest.gate import Gate, build_gate, padded
 from kprobes.errors import TargetError, UsageError
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.exits import ReturnWay
@@ -158,7 +158,7 @@ class Linker:
         def head(_: Addr, at: Addr) -> bytes:
             return header + landing(at).code
 
-        code, (at,) = _assembled(Addr(place - TRAMPOLINE_HEADER), head, [body])
+        code, (at,) = self._assembled(Addr(place - TRAMPOLINE_HEADER), head, [body])
         self._add(code)
         if number is not None:
             copies = landing(at).copies
@@ -173,7 +173,7 @@ class Linker:
         body = self._body_of(plan, is_framed=self._is_framed(plan))
         if not self._is_framed(plan):
             return self._program(plan, body(self._next))
-        return self._program(plan, _assembled(self._next, self._head(plan), [body])[0])
+        return self._program(plan, self._assembled(self._next, self._head(plan), [body])[0])
 
     def _link_shared(self, plan: Plan) -> Program:
         # Where a function is left does not matter to what its return records.
@@ -195,7 +195,7 @@ class Linker:
         def head(place: Addr, tail: Addr, always: Addr | None = None) -> bytes:
             return detour(place, always, tail, displaced, flags=flags)
 
-        return self._program(plan, _assembled(self._next, head, bodies)[0])
+        return self._program(plan, self._assembled(self._next, head, bodies)[0])
 
     def _link_asking(self, plan: Plan) -> Program:
         bodies = [self._body_of(plan, is_framed=True)] if plan.probes or plan.returning else []
@@ -207,7 +207,7 @@ class Linker:
         def head(place: Addr, body: Addr | None = None) -> bytes:
             return detour(plan.site, place, asked, body).code
 
-        code, places = _assembled(entry, head, bodies)
+        code, places = self._assembled(entry, head, bodies)
         copies = detour(plan.site, entry, asked, *places).copies
         questions = tuple(
             Question(number=number, upcalls=upcalls, copies=copies)
@@ -255,6 +255,21 @@ class Linker:
             return arch.site.entry(place, body, site.chain, flags=flags)
 
         return head
+
+    def _assembled(
+        self, entry: Addr, head: Callable[..., bytes], bodies: "Sequence[_Body]"
+    ) -> tuple[bytes, list[Addr]]:
+        # How long the head is does not depend on what it calls.
+        padding = self._arch.code.call.padding
+        at = _aligned(entry + len(head(entry, *(entry for _ in bodies))))
+        places: list[Addr] = []
+        code = b""
+        for body in bodies:
+            place = _aligned(at + len(code))
+            code = padded(code, place - at, padding) + body(place)
+            places.append(place)
+        start = head(entry, *places)
+        return padded(start, at - entry, padding) + code if bodies else start, places
 
     def _changed(self, probes: Sequence[Resolved], returning: Sequence[Returning]) -> Restored:
         # A function of the guest's may set and clear more than a body itself does.
@@ -336,21 +351,6 @@ def _is_shared(plan: Plan) -> bool:
         return False
     fetches = (fetch for probe in plan.recorded for fetch in probe.fetches)
     return not any(isinstance(fetch.operand, ExitAddress) for fetch in fetches)
-
-
-def _assembled(
-    entry: Addr, head: Callable[..., bytes], bodies: Sequence[_Body]
-) -> tuple[bytes, list[Addr]]:
-    # How long the head is does not depend on what it calls.
-    at = _aligned(entry + len(head(entry, *(entry for _ in bodies))))
-    places: list[Addr] = []
-    code = b""
-    for body in bodies:
-        place = _aligned(at + len(code))
-        code = code.ljust(place - at, b"\xcc") + body(place)
-        places.append(place)
-    start = head(entry, *places)
-    return start.ljust(at - entry, b"\xcc") + code if bodies else start, places
 
 
 def _aligned(addr: int) -> Addr:

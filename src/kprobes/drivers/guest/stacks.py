@@ -95,7 +95,7 @@ def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
     memory = remembering(guest.memory)
     code_segment = guest.arch.constants["cs"]
     for first, last, is_running in _live(guest, memory, _pointers(vcpus)):
-        words = np.frombuffer(_mapped(memory, first, last), np.uint64)
+        words = np.frombuffer(read_mapped(memory, first, last), np.uint64)
         names = _inside(words, starts, stops)
         if is_running and np.any(names):
             return True
@@ -154,9 +154,12 @@ def _live(
             yield first, base + size, is_running
 
 
-def _mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
-    # Not all of it need be there: exception stacks are smaller and lie between guard pages, a
-    # vCPU may be in user mode, a task may have given its stack back.
+def read_mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
+    """Return what is there of a stack's words.
+
+    Exception stacks are smaller and lie between guard pages, a vCPU may be in user mode, a task may
+    have given its stack back.
+    """
     found: list[bytes] = []
     at = start & -_WORD
     while at < stop:

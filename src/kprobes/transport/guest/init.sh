@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The first process of the guest: mounts, then the agent on ttyS1 and a shell on the console.
+# The first process of the guest: mounts, then the agent on its port and a shell on the console.
 export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=/root TERM=vt100 PS1='guest# '
 
 # The archive has the links already, unless it was made on a machine that cannot run this busybox.
@@ -20,5 +20,6 @@ hostname guest
 ifconfig lo up 2>/dev/null
 
 cd /root
-(while :; do setsid /sbin/kprobes-agent /dev/ttyS1 /run/kprobes; done) &
+read -r port </etc/kprobes-agent
+(while :; do setsid /sbin/kprobes-agent "/dev/$port" /run/kprobes; done) &
 while :; do setsid cttyhack sh; done

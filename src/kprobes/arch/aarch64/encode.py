@@ -1,0 +1,149 @@
+"""The instructions that our own code is written in, as bytes.
+
+Arm ARM (DDI 0487), C6.2, by each one's name there. Register 31 is the zero register or the stack
+pointer, as the instruction has it.
+"""
+
+from kprobes.units import Addr
+
+SIZE = 4
+LINK = 30
+SP = ZR = 31
+
+NOP = bytes.fromhex("1f2003d5")
+BTI_C = bytes.fromhex("5f2403d5")
+BRK = bytes.fromhex("000020d4")
+"""brk #0: what nothing of ours comes to."""
+MOV_X9_X30 = bytes.fromhex("e9031eaa")
+"""What comes before every site of the kernel's function tracer."""
+
+_B, _BL = 0b000101 << 26, 0b100101 << 26
+_STP, _LDP = 0b10_101_0_010_0 << 22, 0b10_101_0_010_1 << 22
+_STP_DOWN = 0b10_101_0_011_0 << 22
+_STR, _LDR = 0b11_111_0_01_00 << 22, 0b11_111_0_01_01 << 22
+_ADD = 0b1_0_0_100010_0 << 22
+_ORR = 0b1_01_01010_00_0 << 21
+_MOVZ, _MOVK = 0b1_10_100101 << 23, 0b1_11_100101 << 23
+_RET = 0b1101011_0_0_10_11111_0000_0_0 << 10
+_CBZ = 0b1_011010_0 << 24
+_NZCV = 0b1_011_0100_0010_000
+_MSR, _MRS = 0b1101010100_0_1 << 20, 0b1101010100_1_1 << 20
+_REACH = range(-(1 << 25), 1 << 25)
+_HALVES = range(4)
+
+
+def b(place: Addr, target: Addr) -> bytes:
+    """Branch.
+
+    Raises:
+        ValueError: the target is further than 128 MB away.
+    """
+    return _word(_B | _distance(place, target))
+
+
+def bl(place: Addr, target: Addr) -> bytes:
+    """Branch with link; raises as ``b``."""
+    return _word(_BL | _distance(place, target))
+
+
+def bl_target(place: Addr, code: bytes) -> Addr | None:
+    """Return where a ``bl`` leads, or None when it is none."""
+    return _target(_BL, place, code)
+
+
+def b_target(place: Addr, code: bytes) -> Addr | None:
+    """Return where a ``b`` leads, or None when it is none."""
+    return _target(_B, place, code)
+
+
+def cbz(register: int, over: int) -> bytes:
+    """Branch if zero, over so many bytes behind it."""
+    return _word(_CBZ | (over // SIZE + 1) << 5 | register)
+
+
+def ret(register: int = LINK) -> bytes:
+    """Return to where a register says: it needs no landing pad there."""
+    return _word(_RET | register << 5)
+
+
+def stp(first: int, second: int, offset: int) -> bytes:
+    """Store a pair at an offset from the stack pointer."""
+    return _word(_STP | _scaled(offset) << 15 | second << 10 | SP << 5 | first)
+
+
+def stp_down(first: int, second: int, size: int) -> bytes:
+    """Lower the stack pointer by a size, and store a pair there."""
+    return _word(_STP_DOWN | _scaled(-size) << 15 | second << 10 | SP << 5 | first)
+
+
+def ldp(first: int, second: int, offset: int) -> bytes:
+    """Load a pair from an offset from the stack pointer."""
+    return _word(_LDP | _scaled(offset) << 15 | second << 10 | SP << 5 | first)
+
+
+def store(register: int, offset: int) -> bytes:
+    """STR (immediate, unsigned offset) at an offset from the stack pointer."""
+    return _word(_STR | offset // 8 << 10 | SP << 5 | register)
+
+
+def load(register: int, offset: int) -> bytes:
+    """LDR (immediate, unsigned offset) from an offset from the stack pointer."""
+    return _word(_LDR | offset // 8 << 10 | SP << 5 | register)
+
+
+def add(register: int, source: int, number: int) -> bytes:
+    """ADD (immediate): 31 is the stack pointer."""
+    return _word(_ADD | number << 10 | source << 5 | register)
+
+
+def mov(register: int, source: int) -> bytes:
+    """MOV (register): 31 is the zero register."""
+    return _word(_ORR | source << 16 | ZR << 5 | register)
+
+
+def move_number(register: int, number: int) -> bytes:
+    """MOVZ and three MOVK: always as long."""
+    words = (
+        (_MOVK if half else _MOVZ) | half << 21 | (number >> 16 * half & 0xFFFF) << 5 | register
+        for half in _HALVES
+    )
+    return b"".join(map(_word, words))
+
+
+def movz(register: int, number: int) -> bytes:
+    """Move 16 bits, the others zero."""
+    return _word(_MOVZ | number << 5 | register)
+
+
+def read_nzcv(register: int) -> bytes:
+    """MRS of the condition flags."""
+    return _word(_MRS | _NZCV << 5 | register)
+
+
+def write_nzcv(register: int) -> bytes:
+    """MSR of the condition flags."""
+    return _word(_MSR | _NZCV << 5 | register)
+
+
+def _scaled(offset: int) -> int:
+    return offset // 8 & 0x7F
+
+
+def _distance(place: Addr, target: Addr) -> int:
+    distance = (target - place) // SIZE
+    if distance not in _REACH or (target - place) % SIZE:
+        raise ValueError(f"{target:#x} cannot be reached from {place:#x}")
+    return distance & 0x3FFFFFF
+
+
+def _target(opcode: int, place: Addr, code: bytes) -> Addr | None:
+    word = int.from_bytes(code, "little")
+    if len(code) != SIZE or word & 0b111111 << 26 != opcode:
+        return None
+    distance = word & 0x3FFFFFF
+    distance -= distance >> 25 << 26
+    return Addr(place + SIZE * distance & (1 << 64) - 1)
+
+
+def _word(word: int) -> bytes:
+    return word.to_bytes(SIZE, "little")

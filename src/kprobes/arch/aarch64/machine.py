@@ -1,0 +1,76 @@
+"""aarch64 as far as it must be known to reach a guest."""
+
+from collections.abc import Mapping, Sequence
+
+from kprobes.arch.aarch64 import kernel_map
+from kprobes.arch.aarch64.paging import PageTables
+from kprobes.arch.aarch64.references import references
+from kprobes.arch.machine import Machine, PagingFacts, TextFacts
+from kprobes.errors import TargetError
+from kprobes.formats import elf
+from kprobes.formats.vmcoreinfo import VmcoreInfo
+from kprobes.ports import Ram, Tables
+
+_TRAMPOLINES = (0, 2, 1)
+"""Pages from what TTBR1 has to the kernel's table, with page-table isolation and in user mode: its
+trampoline's table comes before the reserved one, which is before the kernel's (vmlinux.lds.S)."""
+_GRANULES = {4096: 0b10, 16384: 0b01, 65536: 0b11}
+
+
+def _check(registers: Mapping[str, int]) -> None:
+    if not registers.get("TTBR1_EL1"):
+        raise TargetError("the guest has paging turned off: still in firmware or a boot loader")
+
+
+def _tables(ram: Ram, registers: Mapping[str, int]) -> Sequence[PageTables]:
+    if not registers.get("TTBR1_EL1"):
+        return ()
+    found = PageTables(ram, registers["TTBR1_EL1"], tcr=registers["TCR_EL1"])
+    page = 1 << found.layout.shift
+    return [found.rooted(found.root + n * page) for n in _TRAMPOLINES]
+
+
+def _again(tables: Tables) -> Mapping[str, int]:
+    return {"TTBR1_EL1": tables.root, "TCR_EL1": _known(tables).tcr}
+
+
+def _noted(ram: Ram, info: VmcoreInfo) -> Sequence[PageTables]:
+    numbers, virt = info.numbers, info.symbols.get("swapper_pg_dir")
+    moved, size = numbers.get("kimage_voffset"), numbers.get("TCR_EL1_T1SZ")
+    granule = _GRANULES.get(numbers.get("PAGESIZE", 4096))
+    if virt is None or moved is None or size is None or granule is None:
+        return ()
+    return [PageTables(ram, max(virt - moved, 0), tcr=granule << 30 | (size & 0x3F) << 16)]
+
+
+def _known(tables: Tables) -> PageTables:
+    if not isinstance(tables, PageTables):
+        raise TypeError(f"{tables!r} are no tables of this architecture")
+    return tables
+
+
+PAGING = PagingFacts(
+    registers=("TTBR1_EL1", "TCR_EL1"),
+    pc="pc",
+    check=_check,
+    tables=_tables,
+    again=_again,
+    noted=_noted,
+    image=lambda tables: kernel_map.image(_known(tables)),
+    window=lambda tables: kernel_map.window(_known(tables).layout),
+    link=lambda tables, version: kernel_map.link(_known(tables).layout, version),
+    link_step=kernel_map.LINK_STEP,
+    master="swapper_pg_dir",
+    task_size=lambda tables: 1 << min(_known(tables).layout.va_bits, kernel_map.MOST_USER_BITS),
+    signature=lambda tables: kernel_map.signature(_known(tables).layout),
+)
+
+TEXT = TextFacts(
+    returns=(),
+    indirect="",
+    no_return=kernel_map.NO_RETURN,
+    without_jump_tables="",
+    references=references,
+)
+
+MACHINE = Machine(name="aarch64", gdb="aarch64", elf=elf.EM_AARCH64, paging=PAGING, text=TEXT)

@@ -1,0 +1,93 @@
+"""The arm64 ftrace site, and the code that it calls.
+
+A function begins with two words for the tracer, behind a ``bti c`` if it has one (kernel:
+arch/arm64/kernel/ftrace.c, ftrace_init_nop and ftrace_make_call):
+
+    mov x9, x30         since boot
+    nop                 the site; ``bl T`` while traced
+
+T finds the caller's return address in x9, where it goes on in x30, and x10 to x17 dead. It saves
+
+    [x0 ... x30] [pstate] [where to go on] [-] | the probed code's stack
+
+with the caller's address in the place of x30, and calls the probes' code, which may put another one
+there. Of pstate only the condition flags are saved: nothing changes the rest.
+"""
+
+from kprobes.arch.aarch64 import encode
+from kprobes.arch.aarch64.encode import LINK, SP
+from kprobes.arch.facts import Restored
+from kprobes.units import Addr
+
+SIZE = encode.SIZE
+NOPS = (encode.NOP,)
+OFFSETS = (4, 8)
+GENERAL = tuple(f"x{n}" for n in range(31))
+SAVED = (*GENERAL, "pstate")
+"""What all saving code keeps, lowest address first."""
+ABOVE = 16
+FRAME = 8 * len(SAVED) + ABOVE
+
+LINK_AT, PSTATE_AT = 8 * LINK, 8 * len(GENERAL)
+_GO_ON_AT = 8 * len(SAVED)
+_CHANGED = 18
+"""The last register that a C function may change, x30 aside; x18 is its own matter."""
+_X9 = 9
+
+
+def saving_call(place: Addr, body: Addr) -> bytes:
+    """Return code for ``place`` that saves all registers, calls ``body`` and restores them.
+
+    The probed code's stack pointer is FRAME above the lowest: it does not go back.
+    """
+    code = save(LINK)
+    code += encode.bl(Addr(place + len(code)), body)
+    code += restore_flags() + restore(range(_CHANGED + 1))
+    return code + encode.load(LINK, LINK_AT)
+
+
+def drop() -> bytes:
+    """Return code that gives the frame's part of the stack back."""
+    return encode.add(SP, SP, FRAME)
+
+
+def save(link: int) -> bytes:
+    """Return code that makes a frame, with the register that has the caller's address."""
+    code = encode.stp_down(0, 1, FRAME)
+    code += b"".join(encode.stp(n, n + 1, 8 * n) for n in range(2, LINK, 2))
+    code += encode.read_nzcv(0)
+    return code + encode.stp(link, 0, LINK_AT)
+
+
+def restore_flags() -> bytes:
+    """Return code that restores the condition flags, and changes x0."""
+    return encode.load(0, PSTATE_AT) + encode.write_nzcv(0)
+
+
+def restore(registers: range) -> bytes:
+    """Return code that restores registers from an even one on."""
+    pairs = [n for n in registers if n % 2 == 0 and n + 1 in registers]
+    code = b"".join(encode.ldp(n, n + 1, 8 * n) for n in pairs)
+    last = registers[-1]
+    return code if last % 2 else code + encode.load(last, 8 * last)
+
+
+def entry(
+    place: Addr, body: Addr, chain: Addr | None, /, *, flags: Restored = Restored.ALL
+) -> bytes:
+    """Return code for ``place``, which a site calls; see the module.
+
+    It goes on behind the site, or to ``chain`` (the guest's own ftrace) with every register as the
+    site had it but for a return address that ``body`` has put in the place of the caller's.
+    """
+    # There is no cheaper way to restore fewer of them.
+    del flags
+    code = save(_X9) + encode.store(LINK, _GO_ON_AT)
+    code += encode.bl(Addr(place + len(code)), body)
+    code += restore_flags() + restore(range(_CHANGED + 1))
+    code += encode.load(LINK, LINK_AT)
+    if chain is None:
+        return code + encode.load(_X9, _GO_ON_AT) + drop() + encode.ret(_X9)
+    # mov x9, x30: where the kernel's code looks for the caller.
+    code += encode.mov(_X9, LINK) + encode.load(LINK, _GO_ON_AT) + drop()
+    return code + encode.b(Addr(place + len(code)), chain)

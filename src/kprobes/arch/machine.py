@@ -1,0 +1,86 @@
+"""What an architecture is to whoever reaches a guest: its memory, its tasks and its clock.
+
+These facts need no kernel's symbols to be chosen: a stub names the architecture that it serves.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kprobes.arch.paging import Run
+from kprobes.formats.vmcoreinfo import VmcoreInfo
+from kprobes.ports import Ram, Tables
+from kprobes.units import Addr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagingFacts:
+    """How a vCPU's registers lead to the kernel's memory.
+
+    Attributes:
+        registers: that are needed beyond those which a stub shows all at once.
+        pc: the stub's name of the instruction pointer.
+        check: raises TargetError for a vCPU that cannot run a 64-bit kernel yet.
+        tables: (RAM, a vCPU's registers) to the page tables that may be the kernel's.
+        again: (tables) to registers that lead to them.
+        noted: (RAM, a kernel's note of itself) to the page tables that it tells of.
+        image: (tables) to what they map of a kernel's image.
+        window: (tables) to [start, stop) of where a kernel's image can be.
+        link: (tables, major and minor) to where that kernel's text is without KASLR.
+        link_step: KASLR moves by multiples of it.
+        master: symbol of the page table that no process owns.
+        task_size: (tables) to the end of user space.
+        signature: (tables) to the bits of a return address that may hold its signature: where it
+            is none, they are all ones.
+    """
+
+    registers: tuple[str, ...]
+    pc: str
+    check: Callable[[Mapping[str, int]], None]
+    tables: Callable[[Ram, Mapping[str, int]], Sequence[Tables]]
+    again: Callable[[Tables], Mapping[str, int]]
+    noted: Callable[[Ram, VmcoreInfo], Sequence[Tables]]
+    image: Callable[[Tables], tuple[Run, ...]]
+    window: Callable[[Tables], tuple[int, int]]
+    link: Callable[[Tables, tuple[int, int]], Addr]
+    link_step: int
+    master: str
+    task_size: Callable[[Tables], int]
+    signature: Callable[[Tables], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFacts:
+    """Names in a kernel's text that mean something to whoever reads its code.
+
+    Attributes:
+        returns: what a return may be instead.
+        indirect: patterns of names of what an indirect branch may be instead.
+        no_return: functions that never return.
+        without_jump_tables: a kernel that has this symbol was compiled without jump tables.
+        references: (code, address) to the addresses of data that it names, or may name.
+    """
+
+    returns: tuple[str, ...]
+    indirect: str
+    no_return: tuple[str, ...]
+    without_jump_tables: str
+    references: Callable[[bytes, int], Iterable[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One architecture, as far as it must be known to reach a guest.
+
+    Attributes:
+        name: in ``Kernel.arch``.
+        gdb: what a gdb stub calls it.
+        elf: ELF's number for it.
+        paging: how its memory is found.
+        text: names in its kernels' text.
+    """
+
+    name: str
+    gdb: str
+    elf: int
+    paging: PagingFacts
+    text: TextFacts

@@ -1,0 +1,95 @@
+"""What page tables of any architecture lead to: entries, and pieces of memory joined to runs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.ports import Ram
+from kprobes.units import Addr, Phys
+
+MAX_TABLES = 1 << 15
+"""Tables visited for one range: 128 MB of them, far beyond any kernel's own."""
+WRITABLE, EXECUTABLE = 1, 2
+"""Rights of a piece of memory."""
+
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What maps one address. Rights are those of all levels together.
+
+    Attributes:
+        phys: where the page begins.
+        size: of the page, or of the block of pages.
+    """
+
+    phys: Phys
+    size: int
+    is_writable: bool
+    is_executable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Addresses that lie in one piece in physical memory, with equal rights."""
+
+    virt: Addr
+    phys: Phys
+    size: int
+    is_writable: bool
+    is_executable: bool
+
+    @property
+    def stop(self) -> Addr:
+        """The first address behind it."""
+        return Addr(self.virt + self.size)
+
+
+class Pieces:
+    """Collects the pages of one range [start, stop), and joins neighbours."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self._start, self._stop = start, stop
+        self._columns: list[tuple[Words, Words, Words, Words]] = []
+
+    def add(self, virt: Words, phys: Words, size: int, rights: Words) -> None:
+        """Take pages of one size, with WRITABLE and EXECUTABLE in their rights."""
+        self._columns.append((virt, phys, np.full(len(virt), size, np.uint64), rights))
+
+    def runs(self) -> tuple[Run, ...]:
+        """Return what was taken, by address, cut to the range."""
+        if not self._columns:
+            return ()
+        columns = zip(*self._columns, strict=True)
+        virt, phys, size, rights = (np.concatenate(column) for column in columns)
+        order = np.argsort(virt)
+        virt, phys, size, rights = virt[order], phys[order], size[order], rights[order]
+        breaks = (
+            (virt[1:] != virt[:-1] + size[:-1])
+            | (phys[1:] != phys[:-1] + size[:-1])
+            | (rights[1:] != rights[:-1])
+        )
+        firsts = np.flatnonzero(np.r_[np.ones(min(1, len(virt)), np.bool_), breaks])
+        sizes = np.add.reduceat(size, firsts) if len(firsts) else size
+        rows = np.stack([virt[firsts], phys[firsts], sizes, rights[firsts]], axis=1)
+        return tuple(self._clip(*row) for row in rows.tolist())
+
+    def _clip(self, virt: int, phys: int, size: int, rights: int) -> Run:
+        before = max(self._start - virt, 0)
+        return Run(
+            virt=Addr(virt + before),
+            phys=Phys(phys + before),
+            size=min(virt + size, self._stop) - virt - before,
+            is_writable=bool(rights & WRITABLE),
+            is_executable=bool(rights & EXECUTABLE),
+        )
+
+
+def table_words(ram: Ram, addr: int, count: int) -> Words:
+    """Return a table's entries, as a copy: the guest may write to it while it is looked at."""
+    view = ram.view(addr, 8 * count)
+    if view is None:
+        return np.frombuffer(ram.read(addr, 8 * count), "<u8").astype(np.uint64)
+    return view.copy().view("<u8").astype(np.uint64, copy=False)

@@ -1,0 +1,92 @@
+"""x86-64 as far as it must be known to reach a guest."""
+
+from collections.abc import Mapping, Sequence
+
+from kprobes.arch.machine import Machine, PagingFacts, TextFacts
+from kprobes.arch.paging import Run
+from kprobes.arch.x86_64 import kernel_map
+from kprobes.arch.x86_64.paging import PTI_USER, PageTables, check_long_mode
+from kprobes.arch.x86_64.references import references
+from kprobes.formats import elf
+from kprobes.formats.vmcoreinfo import VmcoreInfo
+from kprobes.ports import Ram, Tables
+from kprobes.units import Addr
+
+TASK_SIZE = 0x7FFF_FFFF_F000
+"""TASK_SIZE_MAX with four levels of page tables."""
+_TASK_SIZES = {4: TASK_SIZE, 5: (1 << 56) - 4096}
+
+
+def _tables(ram: Ram, registers: Mapping[str, int]) -> Sequence[PageTables]:
+    # Under page-table isolation a user-mode CR3 maps next to nothing of the kernel; whether there
+    # is isolation, and how many levels, shows in what is mapped.
+    cr3 = registers["cr3"]
+    return _of_any_level(ram, *dict.fromkeys((cr3, cr3 & ~PTI_USER))) if cr3 else ()
+
+
+def _of_any_level(ram: Ram, *roots: int) -> list[PageTables]:
+    return [PageTables(ram, root, levels=levels) for root in roots for levels in (4, 5)]
+
+
+def _again(tables: Tables) -> Mapping[str, int]:
+    return {"cr3": tables.root}
+
+
+def _noted(ram: Ram, info: VmcoreInfo) -> Sequence[PageTables]:
+    virt, base = info.symbols.get("swapper_pg_dir"), info.numbers.get("phys_base")
+    start = kernel_map.WINDOW[0]
+    if virt is None or base is None or virt < start:
+        return ()
+    return _of_any_level(ram, max(virt - start + base, 0))
+
+
+def _image(tables: Tables) -> tuple[Run, ...]:
+    return _known(tables).mapped_runs(*kernel_map.WINDOW)
+
+
+def _known(tables: Tables) -> PageTables:
+    if not isinstance(tables, PageTables):
+        raise TypeError(f"{tables!r} are no tables of this architecture")
+    return tables
+
+
+def _window(tables: Tables) -> tuple[int, int]:
+    del tables
+    return kernel_map.WINDOW
+
+
+def _signature(tables: Tables) -> int:
+    del tables
+    return 0
+
+
+def _link(tables: Tables, version: tuple[int, int]) -> Addr:
+    del tables, version
+    return Addr(kernel_map.LINK)
+
+
+PAGING = PagingFacts(
+    registers=(),
+    pc="rip",
+    check=check_long_mode,
+    tables=_tables,
+    again=_again,
+    noted=_noted,
+    image=_image,
+    window=_window,
+    link=_link,
+    link_step=1,
+    master=kernel_map.MASTER_TABLE,
+    task_size=lambda tables: _TASK_SIZES[_known(tables).levels],
+    signature=_signature,
+)
+
+TEXT = TextFacts(
+    returns=kernel_map.RETURN_THUNKS,
+    indirect=kernel_map.RETPOLINES,
+    no_return=kernel_map.NO_RETURN,
+    without_jump_tables=kernel_map.RETPOLINE,
+    references=references,
+)
+
+MACHINE = Machine(name="x86_64", gdb="i386:x86-64", elf=elf.EM_X86_64, paging=PAGING, text=TEXT)

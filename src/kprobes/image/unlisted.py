@@ -1,0 +1,173 @@
+"""Names of data that a kernel's own table leaves out: without KALLSYMS_ALL it has code's only.
+
+Some are exported to modules, and so have a name after all. The others are found by a function that
+works with little else: of the addresses that its instructions name, the one that looks right. What
+looks like none of them stays unknown.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
+
+from kprobes.arch.machine import TextFacts
+from kprobes.errors import MemoryFault
+from kprobes.formats import ksymtab, vmcoreinfo
+from kprobes.image.build import Build, Region
+from kprobes.image.table import EXCEPTIONS, JUMP_LABELS, MAX_SIZE, Table
+from kprobes.ports import Memory
+
+_EXPORTED = (
+    "__per_cpu_offset",
+    "init_task",
+    "nr_cpu_ids",
+    "system_percpu_wq",
+    "system_wq",
+)
+_ALWAYS = b"init_task"
+"""Every kernel has it; one whose table has it too leaves nothing out."""
+_LONGEST = 1024
+_MOST = 32
+_PAGE = 4096
+_SAMPLES = 16
+
+Test = Callable[[Memory, int], bool]
+"""(memory, address) to whether that is what is looked for. MemoryFault means no."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Where to look for one name.
+
+    Attributes:
+        functions: that name the data; the first that the kernel has is read.
+        test: what it looks like.
+    """
+
+    functions: tuple[bytes, ...]
+    test: Test
+
+
+def with_unlisted(
+    build: Build, memory: Memory, facts: TextFacts, constant: Iterable[Region]
+) -> Build:
+    """Return a build with the names of data that its table lacks, as far as they are found.
+
+    Args:
+        build: at its running addresses.
+        memory: of the guest.
+        facts: of its architecture.
+        constant: pieces of its read-only data.
+    """
+    if build.address(_ALWAYS) is not None:
+        return build
+    found: dict[str, int] = {}
+    for region in constant:
+        found = {**ksymtab.find(region.data, region.addr, _EXPORTED), **found}
+    lookup = _Lookup(build, memory, facts)
+    found |= dict(lookup.single())
+    for table, functions in _TABLES.items():
+        found |= lookup.table(table, functions)
+    return build.with_data(found)
+
+
+class _Lookup:
+    def __init__(self, build: Build, memory: Memory, facts: TextFacts) -> None:
+        self._build, self._memory, self._facts = build, memory, facts
+
+    def single(self) -> Iterator[tuple[str, int]]:
+        for name, recipe in _recipes(self._build).items():
+            for addr in self._named_by(recipe.functions):
+                if self._is(recipe.test, addr):
+                    yield name, addr
+                    break
+
+    def table(self, table: Table, functions: tuple[bytes, ...]) -> Mapping[str, int]:
+        # Its two ends, in whichever order.
+        for start, stop in permutations(self._named_by(functions), 2):
+            test = partial(_is_table, table=table, stop=stop, text=self._build.text or 0)
+            if start < stop and self._is(test, start):
+                return {table.start: start, table.stop: stop}
+        return {}
+
+    def _named_by(self, functions: tuple[bytes, ...]) -> list[int]:
+        found = (self._build.extent(name) for name in functions)
+        first = next((extent for extent in found if extent is not None), None)
+        if first is None:
+            return []
+        try:
+            code = self._memory.read(first[0], min(first[1], _LONGEST))
+        except MemoryFault:
+            return []
+        return list(dict.fromkeys(self._facts.references(code, first[0])))[:_MOST]
+
+    def _is(self, test: Test, addr: int) -> bool:
+        try:
+            return test(self._memory, addr)
+        except MemoryFault:
+            return False
+
+
+def _is_list(memory: Memory, addr: int) -> bool:
+    # struct list_head { struct list_head *next, *prev; };
+    following, before = _u64(memory, addr), _u64(memory, addr + 8)
+    return _u64(memory, following + 8) == addr and _u64(memory, before) == addr
+
+
+def _is_ftrace_page(memory: Memory, addr: int, *, text: int) -> bool:
+    # struct ftrace_page { struct ftrace_page *next; struct dyn_ftrace *records; ... };
+    page = _u64(memory, addr)
+    ip = _u64(memory, _u64(memory, page + 8))
+    return 0 <= ip - text < MAX_SIZE
+
+
+def _is_note(memory: Memory, addr: int) -> bool:
+    return next(vmcoreinfo.find(memory.read(_u64(memory, addr), _PAGE)), None) is not None
+
+
+def _is_work(memory: Memory, addr: int, *, function: int) -> bool:
+    # struct work_struct { atomic_long_t data; struct list_head entry; work_func_t func; ... };
+    return function != 0 and _u64(memory, addr + 24) == function
+
+
+def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: int) -> bool:
+    # Some of what it tells of may have been freed after the boot.
+    size = stop - addr
+    if not 0 < size <= MAX_SIZE or size % table.entry:
+        return False
+    count = size // table.entry
+    places = range(addr, stop, table.entry * max(count // _SAMPLES, 1))
+    near = [0 <= place + _s32(memory, place) - text < MAX_SIZE for place in places]
+    return 2 * sum(near) > len(near)
+
+
+def _recipes(build: Build) -> Mapping[str, Recipe]:
+    text = build.text or 0
+    shepherd = build.address(b"vmstat_shepherd") or 0
+    return {
+        "ftrace_pages_start": Recipe(
+            functions=(b"ftrace_location_range", b"lookup_rec"),
+            test=partial(_is_ftrace_page, text=text),
+        ),
+        "modules": Recipe(functions=(b"m_start",), test=_is_list),
+        "kprobe_blacklist": Recipe(functions=(b"kprobe_blacklist_seq_start",), test=_is_list),
+        "btf_modules": Recipe(functions=(b"btf_try_get_module",), test=_is_list),
+        "vmcoreinfo_data": Recipe(functions=(b"vmcoreinfo_append_str",), test=_is_note),
+        "shepherd": Recipe(
+            functions=(b"vmstat_shepherd",), test=partial(_is_work, function=shepherd)
+        ),
+    }
+
+
+_TABLES: Mapping[Table, tuple[bytes, ...]] = {
+    EXCEPTIONS: (b"search_kernel_exception_table", b"search_exception_tables"),
+    JUMP_LABELS: (b"jump_label_text_reserved",),
+}
+
+
+def _u64(memory: Memory, addr: int) -> int:
+    return int.from_bytes(memory.read(addr, 8), "little")
+
+
+def _s32(memory: Memory, addr: int) -> int:
+    return int.from_bytes(memory.read(addr, 4), "little", signed=True)
