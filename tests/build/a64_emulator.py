@@ -70,6 +70,7 @@ class Emulator:
     def __init__(self, text: tuple[int, bytes], slots: int, states: Sequence[Mapping[str, int]]):
         """Take the text, its address, that of the slots, and the states to begin in."""
         self._uc: Any = Uc(UC_ARCH_ARM64, UC_MODE_ARM)
+        self._uc.ctl_set_cpu_model(arm64_const.UC_CPU_ARM64_MAX)
         start, code = text
         first = start & -_PAGE
         self._uc.mem_map(first, (start + len(code) - first + _PAGE - 1) & -_PAGE, UC_PROT_ALL)
@@ -86,13 +87,31 @@ class Emulator:
         self._uc.reg_write(arm64_const.UC_ARM64_REG_CPACR_EL1, _EL1_VECTORS)
         self._states = [self._context(state) for state in states]
 
+    def place(self, addr: int, code: bytes) -> None:
+        """Put code into the text."""
+        self._uc.mem_write(addr, code)
+        self._uc.ctl_remove_cache(addr, addr + len(code))
+
     def run(self, addr: int, slot: bytes, *, state: int) -> tuple[Outcome, Outcome]:
         """Run the instruction at an address of the text, and code in the slot, from one state."""
-        self._uc.mem_write(self._slots, slot)
-        self._uc.ctl_remove_cache(self._slots, self._slots + len(slot))
+        self.place(self._slots, slot)
         here = self._run(addr, 4, 1, state)
         there = self._run(self._slots, len(slot), _MAX_STEPS, state)
         return here, there
+
+    def begin(self, state: int) -> None:
+        """Take up the state of this number, for ``step``."""
+        self._uc.context_restore(self._states[state])
+        self._faults, self._writes, self._undo = [], [], []
+
+    def step(self, at: int) -> tuple[int, str]:
+        """Run one instruction; return where the CPU goes on, and what fault it raised, or ""."""
+        return self._step(at), ", ".join(self._faults)
+
+    def skip_call(self, at: int) -> None:
+        """Change what a callee of the instruction there would have changed."""
+        self._uc.reg_write(_NUMBERS["X30"], at + 4)
+        self._uc.reg_write(_NUMBERS["X0"], at * 0x9E37_79B9 % (1 << 20))
 
     def _run(self, addr: int, size: int, steps: int, state: int) -> Outcome:
         self._uc.context_restore(self._states[state])
@@ -123,9 +142,7 @@ class Emulator:
         del uc, data
         self._faults.append(f"exception {number}")
 
-    def _written(
-        self, uc: object, access: int, addr: int, size: int, value: int, data: object
-    ) -> None:
-        del uc, access, data
+    def _written(self, *found: Any) -> None:
+        _, _, addr, size, value, _ = found
         self._undo.append((addr, bytes(self._uc.mem_read(addr, size))))
         self._writes.append((addr, size, value))

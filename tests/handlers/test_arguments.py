@@ -1,10 +1,12 @@
 """Arguments by name: where the ABI has them, typed, and changed in place."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kprobes.arch.facts import Passed
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.errors import MemoryFault, UsageError
 from kprobes.handlers.arguments import Arguments, arguments_of, find_prototype, spelled
@@ -120,6 +122,25 @@ def test_a_struct_in_registers_is_read_and_cannot_be_assigned() -> None:
         args.a0.mnt = 2
     args.a0.dentry.d_flags = 3
     assert args.a0.dentry.d_flags == 3
+
+
+@pytest.mark.parametrize("is_on_stack", [False, True])
+def test_a_struct_that_the_caller_has_copied_is_read_and_written_there(is_on_stack: bool) -> None:
+    made = make_handled()
+    made.put(STACK + 8, DENTRY)
+    (found,) = arguments_of(_parameters("dentry"), typed.types(), X86_64)
+    place = (
+        Passed(stack=8, is_address=True)
+        if is_on_stack
+        else Passed(registers=("di",), is_address=True)
+    )
+    registers = made.waiting(di=DENTRY).registers
+    args = Arguments((replace(found, passed=place),), registers, made.live.typed(made.memory))
+
+    assert args.a0.d_name.name.string() == "hosts"
+    args.a0.d_flags = 3
+    assert args.a0.d_flags == 3
+    assert registers["di"] == DENTRY
 
 
 def test_a_prototype_is_spelled_as_c_writes_it() -> None:

@@ -210,10 +210,12 @@ class Passed:
     Attributes:
         registers: its words, lowest first; none for an argument on the stack.
         stack: else its distance from the stack pointer.
+        is_address: whether that place has not the argument but the address of the caller's copy.
     """
 
     registers: tuple[str, ...] = ()
     stack: int | None = None
+    is_address: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

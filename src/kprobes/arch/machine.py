@@ -6,6 +6,7 @@ These facts need no kernel's symbols to be chosen: a stub names the architecture
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kprobes.arch.listed import Read
 from kprobes.arch.paging import Run
 from kprobes.formats.vmcoreinfo import VmcoreInfo
 from kprobes.ports import Ram, Tables
@@ -57,6 +58,8 @@ class TextFacts:
         indirect: patterns of names of what an indirect branch may be instead.
         no_return: functions that never return.
         without_jump_tables: a kernel that has this symbol was compiled without jump tables.
+        has_landings: (memory, the function tracer's sites) to whether calls through pointers land
+            only where functions begin with an instruction for that.
         references: (code, address) to the addresses of data that it names, or may name.
     """
 
@@ -64,6 +67,7 @@ class TextFacts:
     indirect: str
     no_return: tuple[str, ...]
     without_jump_tables: str
+    has_landings: Callable[[Read, Iterable[int]], bool]
     references: Callable[[bytes, int], Iterable[int]]
 
 

@@ -79,8 +79,9 @@ class Arguments:
 
     def __getitem__(self, name: str) -> Any:
         argument = self._argument(name)
-        if argument.passed.stack is not None:
-            return load(self.typed_, argument.number, self._stack(argument.passed.stack))
+        place = self._place(argument.passed)
+        if place is not None:
+            return load(self.typed_, argument.number, place)
         raw = self._raw(argument.passed)
         if argument.ctype.kind is TypeKind.AGGREGATE:
             return _struct(argument, raw, self.typed_)
@@ -89,8 +90,9 @@ class Arguments:
     def __setitem__(self, name: str, value: Any) -> None:
         argument, number = self._argument(name), index(value)
         check_number(self.typed_.types, argument.ctype)
-        if argument.passed.stack is not None:
-            store(self.typed_, argument.number, self._stack(argument.passed.stack), number)
+        place = self._place(argument.passed)
+        if place is not None:
+            store(self.typed_, argument.number, place, number)
             return
         pattern(number, 8 * argument.ctype.size)
         for word, register in enumerate(argument.passed.registers):
@@ -116,8 +118,14 @@ class Arguments:
     def _unknown(self, name: str) -> str:
         return f"no argument {name}; there are {', '.join(self.arguments_) or 'none'}"
 
-    def _stack(self, distance: int) -> int:
-        return self.registers_["sp"] + distance
+    def _place(self, passed: Passed) -> int | None:
+        # Where in memory it is, or None when it is in registers.
+        place = None if passed.stack is None else self.registers_["sp"] + passed.stack
+        if not passed.is_address:
+            return place
+        if place is None:
+            return self._raw(passed)
+        return int.from_bytes(self.typed_.memory.read(place, 8), "little")
 
     def _raw(self, passed: Passed) -> int:
         words = [self.registers_[name] for name in passed.registers]

@@ -62,12 +62,12 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
     modules = read_module_tables(memory, kernel)
     areas = disjoint([*_areas(kernel), *_blacklist(memory, kernel), *modules.forbidden])
     repairs = pairs(exceptions) | modules.exceptions
-    known = machine(kernel.arch).text
+    known, sites = machine(kernel.arch).text, frozenset(ftrace)
     return TextTables(
         exceptions=repairs,
         jump_labels=pairs(jump_labels) | modules.jump_labels,
         static_calls=frozenset(static_calls[0].tolist()) | modules.static_calls,
-        ftrace=frozenset(ftrace),
+        ftrace=sites,
         annexes=annexes(memory, _elsewhere(kernel, repairs)),
         forbidden=areas,
         forbidden_names=frozenset(names_in(areas, kernel)),
@@ -75,6 +75,7 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
         indirect=frozenset(_matching(kernel, known.indirect)),
         no_return=frozenset(_named(kernel, known.no_return)),
         has_jump_tables=kernel.symbols.find(known.without_jump_tables) is None,
+        has_landings=known.has_landings(memory.read, sites),
     )
 
 

@@ -6,9 +6,6 @@ from enum import StrEnum
 
 from kprobes.units import Addr
 
-JUMP_SIZE = 5
-"""Bytes that a patch must cover to be a jump."""
-
 
 class ExitKind(StrEnum):
     """What an exit does."""
@@ -40,8 +37,8 @@ class Exit:
         addr: where it is.
         kind: what it does.
         target: where it jumps to, or None: a return, or where a register says.
-        size: bytes from ``addr`` on that a patch may cover; 1 is a breakpoint's.
-        why: why no more than one, or "".
+        size: bytes from ``addr`` on that a patch may cover.
+        why: why these are too few for a jump, or "".
     """
 
     addr: Addr
@@ -53,7 +50,7 @@ class Exit:
     @property
     def has_jump(self) -> bool:
         """Whether one jump may replace it."""
-        return self.size >= JUMP_SIZE
+        return not self.why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

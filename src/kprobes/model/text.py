@@ -53,6 +53,8 @@ class TextTables:
         returns: return thunks: a jump there is a return.
         indirect: retpolines: a call or jump there goes wherever a register says.
         has_jump_tables: whether the compiler may have made any: not with retpolines or IBT.
+        has_landings: whether calls through pointers land only on instructions made for it, which
+            then must stay; True where that is not known.
         no_return: functions that never come back to their caller.
         landings: where the exception table and jump labels lead.
         landings_from: the instructions that these belong to.
@@ -72,6 +74,7 @@ class TextTables:
     returns: frozenset[int] = frozenset()
     indirect: frozenset[int] = frozenset()
     has_jump_tables: bool = True
+    has_landings: bool = True
     no_return: frozenset[int] = frozenset()
     landings: frozenset[int] = field(init=False)
     landings_from: frozenset[int] = field(init=False)

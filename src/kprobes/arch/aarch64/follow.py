@@ -15,8 +15,10 @@ from kprobes.arch.aarch64.words import (
     SP_OR_ZR,
     Kind,
     first_register,
+    is_wide_move,
     sign_extended,
     target_register,
+    wide_move,
 )
 from kprobes.arch.listed import Reach, Read
 from kprobes.errors import MemoryFault
@@ -33,8 +35,6 @@ _ADD_IMMEDIATE = (0xBF800000, 0x91000000)
 _ADD_REGISTER = (0xFF200000, 0x8B000000)
 _ADD_EXTENDED = (0xFFE00000, 0x8B200000)
 _MOVE = (0xFFE0FFE0, 0xAA0003E0)
-_WIDE = (0x9F800000, 0x92800000)
-"""movn, movz, movk of 64 bits: bits 30:29."""
 _SCALED = (0x3B000000, 0x39000000)
 _UNSCALED = (0x3B200000, 0x38000000)
 _INDEXED = (0x3B200C00, 0x38200800)
@@ -156,7 +156,7 @@ def _made(i: Instruction, state: _State) -> _Held | None:
     word, first = i.word, state.get(first_register(i.word))
     if i.kind in (Kind.ADR, Kind.ADRP) and i.mention is not None:
         return _Held(i.mention, i.addr)
-    if _is(word, _WIDE):
+    if is_wide_move(word):
         return _wide(i, state)
     if _is(word, _ADD_IMMEDIATE) and first is not None:
         by = (word >> 10 & 0xFFF) << (12 if word & 1 << 22 else 0)
@@ -170,17 +170,9 @@ def _made(i: Instruction, state: _State) -> _Held | None:
 
 
 def _wide(i: Instruction, state: _State) -> _Held | None:
-    shift, half = (i.word >> 21 & 3) * 16, i.word >> 5 & 0xFFFF
-    match i.word >> 29 & 3:
-        case 0:
-            return _Held(~(half << shift) & U64, i.addr)
-        case 2:
-            return _Held(half << shift, i.addr)
-        case _:
-            held = state.get(target_register(i.word))
-            if held is None:
-                return None
-            return _Held(held.value & ~(0xFFFF << shift) | half << shift, i.addr)
+    before = state.get(target_register(i.word))
+    value = wide_move(i.word, None if before is None else before.value)
+    return None if value is None else _Held(value, i.addr)
 
 
 def _base_change(word: int) -> bool:

@@ -121,7 +121,7 @@ class Function:
     def row(self, addr: int) -> int | None:
         """Return the row of the word that begins at an address, or None."""
         for part, first in zip(self.parts, self.rows, strict=True):
-            if part.addr <= addr < part.stop and not (addr - part.addr) % SIZE:
+            if part.addr <= addr <= part.stop - SIZE and not (addr - part.addr) % SIZE:
                 return first + (addr - part.addr) // SIZE
         return None
 

@@ -14,7 +14,6 @@ from kprobes.model.text import TextTables
 
 _MOV_X9_LR = 0xAA1E03E9
 _NO_TABLES = TextTables()
-_LANDS = frozenset({Kind.BTI, Kind.PACIASP})
 
 
 def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Opinion:
@@ -34,7 +33,7 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Opi
         forbidden_place(function.name, function.parts, addr, tables)
         or _reserved(instruction, tables)
         or refusal(instruction)
-        or _around(function, instruction)
+        or _around(function, instruction, tables)
     )
     return Opinion(verdict="refuse", why=why) if why else _how(instruction)
 
@@ -76,8 +75,9 @@ def _is_traced(instruction: Instruction, tables: TextTables) -> bool:
     return instruction.next in tables.ftrace and instruction.word in (NOP, _MOV_X9_LR)
 
 
-def _around(function: Function, instruction: Instruction) -> str | None:
-    if instruction.kind in _LANDS and instruction.addr == function.parts[0].addr:
+def _around(function: Function, instruction: Instruction, tables: TextTables) -> str | None:
+    is_entry = instruction.addr == function.parts[0].addr
+    if is_entry and instruction.kind is Kind.PACIASP and tables.has_landings:
         return "calls through pointers land on it, so it must stay: probe what is behind it"
     if between_exclusives(function, instruction.addr):
         return "it is between an exclusive load and its store, which a probe makes fail for ever"

@@ -8,11 +8,21 @@ from collections.abc import Iterator
 from kprobes.arch.aarch64._capstone import text_of
 from kprobes.arch.aarch64.decode import decode_one
 from kprobes.arch.aarch64.function import Instruction
-from kprobes.arch.aarch64.words import LEADING, SIZE, Kind, first_register, target_register
+from kprobes.arch.aarch64.words import (
+    LEADING,
+    SIZE,
+    Kind,
+    first_register,
+    is_wide_move,
+    target_register,
+    wide_move,
+)
 from kprobes.arch.listed import Listed, Syntax
 from kprobes.units import Addr
 
 _ADD = (0xFFC00000, 0x91000000)
+_KERNEL = 1 << 63
+"""What is above, and comes in parts, is an address."""
 _ADDRESSES = frozenset({Kind.ADR, Kind.ADRP})
 _SCALED = (0x3B000000, 0x39000000)
 """Loads and stores with an unsigned, scaled immediate."""
@@ -31,25 +41,30 @@ def list_code(code: bytes, addr: int, syntax: Syntax = Syntax.ATT) -> tuple[List
 
 
 def _lines(code: bytes, addr: int) -> Iterator[Listed]:
-    pages: dict[int, int] = {}
+    held: dict[int, int] = {}
     for at in range(0, len(code), SIZE):
         word = code[at : at + SIZE]
         if len(word) < SIZE:
             yield Listed(addr=Addr(addr + at), code=word, mnemonic="(bad)", operands="")
             return
-        yield _line(decode_one(word, addr + at), pages)
+        yield _line(decode_one(word, addr + at), held)
 
 
-def _line(i: Instruction, pages: dict[int, int]) -> Listed:
-    # `pages` has what adrp has put into registers, for the instruction that adds the rest.
+def _line(i: Instruction, held: dict[int, int]) -> Listed:
+    # `held` has what adrp and movz have put into registers, for what adds the rest.
     text = text_of(i.code, i.addr)
     mnemonic, operands = ("(bad)", "") if text is None else text
     if i.kind in LEADING:
-        operands = operands.replace("#0x", "0x")
-    place, value = _named(i, pages)
-    pages.pop(target_register(i.word), None)
-    if i.kind is Kind.ADRP and i.mention is not None:
-        pages[target_register(i.word)] = i.mention
+        # Of a number of a bit before it, tbz's, that is left alone.
+        operands = "".join(operands.rsplit("#", 1))
+    place, value = _named(i, held)
+    made = i.mention if i.kind is Kind.ADRP else None
+    if is_wide_move(i.word):
+        made = wide_move(i.word, held.get(target_register(i.word)))
+        value = made if made is not None and made >= _KERNEL else None
+    held.pop(target_register(i.word), None)
+    if made is not None:
+        held[target_register(i.word)] = made
     return Listed(
         addr=i.addr,
         code=i.code,
@@ -61,11 +76,11 @@ def _line(i: Instruction, pages: dict[int, int]) -> Listed:
     )
 
 
-def _named(i: Instruction, pages: dict[int, int]) -> tuple[int | None, int | None]:
+def _named(i: Instruction, held: dict[int, int]) -> tuple[int | None, int | None]:
     # The place that it accesses, and the address that it computes.
     if i.mention is not None:
         return (None, i.mention) if i.kind in _ADDRESSES else (i.mention, None)
-    page = pages.get(first_register(i.word))
+    page = held.get(first_register(i.word))
     immediate = i.word >> 10 & 0xFFF
     if page is None:
         return None, None

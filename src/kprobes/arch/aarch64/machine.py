@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kprobes.arch.aarch64 import kernel_map
+from kprobes.arch.aarch64.landings import has_landings
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.references import references
 from kprobes.arch.machine import Machine, PagingFacts, TextFacts
@@ -70,6 +71,7 @@ TEXT = TextFacts(
     indirect="",
     no_return=kernel_map.NO_RETURN,
     without_jump_tables="",
+    has_landings=has_landings,
     references=references,
 )
 

@@ -12,7 +12,6 @@ from kprobes.model.text import TextPart, TextTables
 from kprobes.units import Addr
 
 NO_BREAKPOINT = "one branch covers any instruction here: breakpoints are not used"
-_LANDS = frozenset({Kind.BTI, Kind.PACIASP})
 
 
 def examine(name: str, parts: Sequence[TextPart], tables: TextTables) -> Callable[[Addr], Ways]:
@@ -41,9 +40,9 @@ def study(name: str, parts: Sequence[TextPart], tables: TextTables) -> Study:
 def first(code: bytes) -> int:
     """Return the offset of a function's first instruction that can be probed.
 
-    Calls through pointers land on bti, or on paciasp that stands for it, which must stay.
+    Calls through pointers land on bti, which must stay.
     """
-    return SIZE if decode_one(code, 0).kind in _LANDS else 0
+    return SIZE if decode_one(code, 0).kind is Kind.BTI else 0
 
 
 def displaced(instruction: Instruction) -> Displaced:

@@ -185,6 +185,23 @@ def sign_extended(value: int, bits: int) -> int:
     return value - (value >> (bits - 1) << bits)
 
 
+def is_wide_move(word: int) -> bool:
+    """Return whether a word is movn, movz or movk of 64 bits."""
+    return word & 0x9F800000 == 0x92800000
+
+
+def wide_move(word: int, before: int | None) -> int | None:
+    """Return what movn, movz or movk leaves in its register, or None when that is not known."""
+    shift, half = (word >> 21 & 3) * 16, word >> 5 & 0xFFFF
+    match word >> 29 & 3:
+        case 0:
+            return ~(half << shift) & U64
+        case 2:
+            return half << shift
+        case _:
+            return None if before is None else before & ~(0xFFFF << shift) | half << shift
+
+
 def target_register(word: int) -> int:
     """Return Rd or Rt, bits 4:0."""
     return word & 31

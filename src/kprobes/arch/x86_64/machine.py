@@ -86,6 +86,8 @@ TEXT = TextFacts(
     indirect=kernel_map.RETPOLINES,
     no_return=kernel_map.NO_RETURN,
     without_jump_tables=kernel_map.RETPOLINE,
+    # endbr64 does nothing else, and is never probed.
+    has_landings=lambda _read, _sites: True,
     references=references,
 )
 
