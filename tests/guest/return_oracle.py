@@ -24,7 +24,7 @@ _MOST_EARLY = 2
 """Calls of one stream that can be in progress when ours is armed."""
 _BUFFER_KIB = 16384
 _FIRST_US = 1_000_000
-"""So long before our first record the kernel's of the same return may be: vCPUs wait for their turn."""
+"""So long before our first record the kernel's of the same return may be: vCPUs await turns."""
 _AT_ONCE = 100
 """Definitions that fit into one command."""
 _ARROW = " <- "
