@@ -23,8 +23,8 @@ _MAXACTIVE = 256
 _MOST_EARLY = 2
 """Calls of one stream that can be in progress when ours is armed."""
 _BUFFER_KIB = 16384
-_FIRST_US = 5000
-"""So long before our first record the kernel's of the same return may be."""
+_FIRST_US = 1_000_000
+"""So long before our first record the kernel's of the same return may be: vCPUs await turns."""
 _AT_ONCE = 100
 """Definitions that fit into one command."""
 _ARROW = " <- "
@@ -77,8 +77,7 @@ class Recorded:
         return [
             hit
             for hit in self.compared.native_only
-            if hit.ts_us < self.end_us
-            and (hit.pid > self.newest or hit.ts_us > first.get(hit.stream, hit.ts_us))
+            if hit.pid > self.newest or hit.ts_us > first.get(hit.stream, hit.ts_us)
         ]
 
     def wrong_values(self) -> list[tuple[Hit, Hit]]:
@@ -167,7 +166,8 @@ def compare(
         for stream in mine.keys() | kernels.keys()
         if not _pair_in_order(mine[stream], kernels[stream], since, result)
     ]
-    result.native_only = [hit for hit in result.native_only if hit.ts_us >= since]
+    # A call that the kernel's own holds returns to us when nothing else does any more.
+    result.native_only = [hit for hit in result.native_only if since <= hit.ts_us < end_us]
     result.pairs.sort(key=lambda pair: pair[0].ts_us)
     return result, unlike
 

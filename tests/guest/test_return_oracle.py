@@ -28,8 +28,10 @@ def hit(value: int, ts_us: int, pid: int = _NEW) -> Hit:
     )
 
 
-def recorded(ours: Sequence[Hit], native: Sequence[Hit], misses: int = 0) -> Recorded:
-    compared, unlike = compare(ours, native, {"e"}, _END_US)
+def recorded(
+    ours: Sequence[Hit], native: Sequence[Hit], misses: int = 0, *, is_hooked: bool = True
+) -> Recorded:
+    compared, unlike = compare(ours, native, {"e"} if is_hooked else (), _END_US)
     return Recorded(
         compared=compared,
         counts=_COUNTS,
@@ -75,6 +77,16 @@ def test_the_kernel_s_record_of_our_first_return_may_be_older() -> None:
 
     assert found.compared.pairs == list(zip(ours, native[3:], strict=True))
     assert (found.unlike, found.begun_after(), found.unexplained()) == ([], [], [])
+
+
+@pytest.mark.parametrize("is_hooked", [True, False])
+def test_what_the_kernel_sees_when_ours_is_disarmed_is_not_expected_of_us(is_hooked: bool) -> None:
+    late = _END_US + 10
+    ours = [hit(1, 10), hit(2, late + 5)]
+
+    found = recorded(ours, [hit(1, 10), hit(3, late), hit(2, late + 5)], is_hooked=is_hooked)
+
+    assert (found.compared.native_only, found.unexplained()) == ([], [])
 
 
 @pytest.mark.parametrize(
