@@ -1,12 +1,13 @@
 """Runs in a guest: arms events by hand in an instance, reads them by our reader, and prints both.
 
-    python3 host_reading.py DIRECTORY OPTIONS
+    python3 host_reading.py DIRECTORY RUNS
 
-OPTIONS is JSON; what comes of it is written to DIRECTORY: ``kernel``, the instance's own trace, and
-``ours``; ``told``, JSON of what was counted.
+RUNS is JSON: options by name. What comes of each is written to DIRECTORY/NAME: ``kernel``, the
+instance's own trace, and ``ours``; ``told``, JSON of what was counted.
 """
 
 import bisect
+import io
 import json
 import os
 import re
@@ -16,7 +17,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kprobes.drivers.host_reader import NAMING_EVENTS, HostKernel, open_reader, read_format
+from kprobes.drivers.host_reader import (
+    NAMING_EVENTS,
+    HostKernel,
+    TracefsReader,
+    open_reader,
+    read_format,
+)
+from kprobes.model.batch import Events
 from kprobes.model.host_event import HostEvent
 from kprobes.model.layout import Field, RecordLayout, Storage
 from kprobes.sinks.origin import Origin
@@ -95,47 +103,77 @@ def _field(index: int, word: str) -> Field:
     )
 
 
-def run(directory: Path, options: dict[str, Any]) -> None:
-    """Record a workload with some definitions and write what the kernel and we say of it."""
-    instance = TRACING / "instances/theirs"
-    instance.mkdir(exist_ok=True)
-    definitions: list[str] = options["definitions"]
-    for definition in definitions:
-        _append(TRACING / "kprobe_events", definition)
-    (instance / "trace_clock").write_text(options.get("clock", "local"))
-    (instance / "buffer_size_kb").write_text(str(options.get("size_kb", 4096)))
-    namings = list(NAMING_EVENTS) if options.get("is_named") else []
-    _enable(instance, namings)
-    symbols = Kallsyms()
-    layouts = [layout(i, text, symbols) for i, text in enumerate(definitions, 1)]
-    events = [
-        HostEvent(format=read_format(instance, f"{own.group}/{own.event}"), layouts=(own,))
-        for own in layouts
-    ]
-    version = tuple(map(int, os.uname().release.split(".")[:2]))
-    kernel = HostKernel(version=(version[0], version[1]), symbol_at=symbols.at)
-    reader = open_reader(instance, events, kernel)
-    names = [f"{own.group}/{own.event}" for own in layouts]
-    _enable(instance, names)
-    WORKLOADS[options.get("workload", "calls")]()
-    for name in [*names, *namings]:
-        (instance / "events" / name / "enable").write_text("0")
-    (directory / "kernel").write_bytes((instance / "trace").read_bytes())
-    found = list(reader.rest())
-    count = sum(map(len, found))
-    origin = Origin(
-        version=kernel.version, cpus=os.cpu_count() or 1, entries=count, symbol_at=symbols.at
-    )
-    with (directory / "ours").open("wb") as out:
+class Run:
+    """One recording of a workload in an instance of its own, read by our reader.
+
+    Args:
+        options: ``definitions``, and what differs from the usual: ``clock``, ``size_kb``,
+            ``is_named`` for tasks' names at the hit, ``workload``.
+    """
+
+    def __init__(self, options: dict[str, Any], symbols: Kallsyms) -> None:
+        self._options = options
+        self._symbols = symbols
+        self._instance = TRACING / "instances/theirs"
+        self._clock = str(options.get("clock", "local"))
+        definitions: list[str] = options["definitions"]
+        self._layouts = [layout(i, text, symbols) for i, text in enumerate(definitions, 1)]
+        self._probes = [f"{own.group}/{own.event}" for own in self._layouts]
+        self._namings = list(NAMING_EVENTS) if options.get("is_named") else []
+
+    def write(self, directory: Path) -> None:
+        """Record, and write what the kernel and we say of it."""
+        directory.mkdir()
+        reader = self._open()
+        self._switch(self._probes, "1")
+        WORKLOADS[self._options.get("workload", "calls")]()
+        self._switch([*self._probes, *self._namings], "0")
+        (directory / "kernel").write_bytes((self._instance / "trace").read_bytes())
+        found = list(reader.rest())
+        (directory / "ours").write_bytes(self._text(found))
+        told = {"lost": reader.lost, "count": sum(map(len, found))}
+        (directory / "told").write_text(json.dumps(told))
+        reader.close()
+        self._instance.rmdir()
+        (TRACING / "kprobe_events").write_text("")
+
+    def _open(self) -> TracefsReader:
+        self._instance.mkdir()
+        for definition in self._options["definitions"]:
+            _append(TRACING / "kprobe_events", definition)
+        (self._instance / "trace_clock").write_text(self._clock)
+        (self._instance / "buffer_size_kb").write_text(str(self._options.get("size_kb", 4096)))
+        self._switch(self._namings, "1")
+        events = [
+            HostEvent(format=read_format(self._instance, probe), layouts=(own,))
+            for probe, own in zip(self._probes, self._layouts, strict=True)
+        ]
+        kernel = HostKernel(version=_version(), symbol_at=self._symbols.at)
+        return open_reader(self._instance, events, kernel)
+
+    def _switch(self, names: Sequence[str], state: str) -> None:
+        for name in names:
+            (self._instance / "events" / name / "enable").write_text(state)
+
+    def _text(self, found: Sequence[Events]) -> bytes:
+        origin = Origin(
+            version=_version(),
+            cpus=os.cpu_count() or 1,
+            entries=sum(map(len, found)),
+            symbol_at=self._symbols.at,
+            has_ns=self._clock not in ("counter", "uptime", "x86-tsc"),
+        )
+        out = io.BytesIO()
         sink = TextSink(out, origin)
         for part in found:
             sink.write(part)
         sink.close()
-    told = {"lost": reader.lost, "count": count, "recorded": dict(reader.recorded)}
-    (directory / "told").write_text(json.dumps(told))
-    reader.close()
-    instance.rmdir()
-    (TRACING / "kprobe_events").write_text("")
+        return out.getvalue()
+
+
+def _version() -> tuple[int, int]:
+    major, minor = os.uname().release.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _append(path: Path, line: str) -> None:
@@ -145,11 +183,6 @@ def _append(path: Path, line: str) -> None:
         os.write(file, f"{line}\n".encode())
     finally:
         os.close(file)
-
-
-def _enable(instance: Path, names: Sequence[str]) -> None:
-    for name in names:
-        (instance / "events" / name / "enable").write_text("1")
 
 
 def calls() -> None:
@@ -177,5 +210,13 @@ def flood() -> None:
 
 WORKLOADS: dict[str, Callable[[], None]] = {"calls": calls, "tasks": tasks, "flood": flood}
 
+
+def main(where: Path, runs: dict[str, dict[str, Any]]) -> None:
+    """Do some runs, by the names of the directories that they are written to."""
+    symbols = Kallsyms()
+    for name, options in runs.items():
+        Run(options, symbols).write(where / name)
+
+
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
