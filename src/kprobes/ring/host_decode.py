@@ -76,14 +76,15 @@ class _Found:
     def rows(self, index: Index, dtype: np.dtype[np.void]) -> NDArray[np.void]:
         """Return the fixed parts of some records, which are copied."""
         size = dtype.itemsize
-        if (self.records.sizes[index] < size).any():
-            raise RingError(f"a record of {int(self.records.sizes[index].min())} bytes, not {size}")
+        smallest = int(self.records.sizes[index].min())
+        if smallest < size:
+            raise RingError(f"a record of {smallest} bytes, not {size}")
         places = (len(self.flat) - size) // _STEP + 1
         every = np.ndarray((places,), f"V{size}", self.flat, strides=(_STEP,))
         rows = every[self.records.at[index] // _STEP].view(dtype)
-        pids = rows["pid"]
-        if ((pids < 0) | (pids >= PID_LIMIT)).any():
-            raise RingError(f"a record of pid {int(pids.max())}")
+        first, last = int(rows["pid"].min()), int(rows["pid"].max())
+        if first < 0 or last >= PID_LIMIT:
+            raise RingError(f"records of pids from {first} to {last}")
         return rows
 
 
