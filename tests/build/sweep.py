@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kprobes.arch.x86_64.decode import decode_function
 from kprobes.arch.x86_64.function import Function
-from kprobes.drivers.guest.recorder import Counts
+from kprobes.model.hits import Counts
 from kprobes.drivers.instructions import Instructions
 from kprobes.drivers.places import Places, places_of
 from kprobes.errors import RefusedError

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kprobes.drivers.guest.recorder import Counts
+from kprobes.model.hits import Counts
 from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from tests.build.returned import Ran

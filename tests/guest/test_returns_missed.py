@@ -11,7 +11,7 @@ import pytest
 
 import kprobes
 from kprobes.drivers.guest.arena import ArenaSize
-from kprobes.drivers.guest.recorder import Counts
+from kprobes.model.hits import Counts
 from kprobes.model.batch import Batch
 from kprobes.model.exits import ReturnWay
 from kprobes.session import Session, Trace

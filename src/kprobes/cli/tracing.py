@@ -17,8 +17,7 @@ from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened
 from kprobes.cli.words import say, say_bytes
 from kprobes.cli.workload import Workload
-from kprobes.drivers.guest.recorder import Counts
-from kprobes.model.hits import Hits
+from kprobes.model.hits import Counts, Hits
 from kprobes.session import Session
 from kprobes.sinks import FORMATS
 from kprobes.sinks.tally import Tally

@@ -1,0 +1,159 @@
+"""Our instance and our events in this machine's tracefs: made, switched, and taken away again."""
+
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from kprobes.drivers.host.answers import filter_refusal, refusal
+from kprobes.drivers.host.names import Owner, owner_of
+from kprobes.drivers.host.prepare import HostProbe
+from kprobes.errors import TracefsError
+from kprobes.transport.tracefs import Tracefs
+
+_EVENTS = "kprobe_events"
+_PROFILE = "kprobe_profile"
+_LOG = "error_log"
+_ATTEMPTS = 5
+
+
+class HostFiles:
+    """What one session has in tracefs. Nobody else's files are written.
+
+    Attributes:
+        instance: its directory, where its buffers are.
+    """
+
+    def __init__(self, tracefs: Tracefs, owner: Owner) -> None:
+        self._tracefs = tracefs
+        self._owner = owner
+        self.instance = owner.instance
+
+    def make_instance(self, *, buffer_kib: int, clock: str) -> None:
+        """Make our instance.
+
+        Args:
+            buffer_kib: of each CPU's ring.
+            clock: of its time stamps, by the kernel's name.
+
+        Raises:
+            TracefsError: there is no memory, or no such clock.
+        """
+        tracefs = self._tracefs
+        tracefs.make(self.instance)
+        tracefs.write(f"{self.instance}/tracing_on", "0")
+        tracefs.write(f"{self.instance}/trace_clock", clock)
+        tracefs.write(f"{self.instance}/buffer_size_kb", str(buffer_kib))
+
+    def define(self, event: HostProbe) -> None:
+        """Write an event's line.
+
+        Raises:
+            DefinitionError: the kernel refuses it, and says where.
+            RefusedError: it does not say why.
+            TargetError: it is out of something.
+        """
+        line = event.spelled.line(self._owner.group, event.name)
+        try:
+            self._tracefs.write(_EVENTS, f"{line}\n")
+        except TracefsError as error:
+            raise refusal(error, event.spelled, line, self._read_log()) from error
+
+    def set_filter(self, event: HostProbe) -> None:
+        """Give an event its filter in our instance.
+
+        Raises:
+            DefinitionError: the kernel refuses it.
+        """
+        if not event.filter:
+            return
+        name = f"{self._event(event)}/filter"
+        try:
+            self._tracefs.write(name, event.filter)
+        except TracefsError as error:
+            shown = self._tracefs.read(name)
+            raise filter_refusal(event.spelled, event.filter, shown) from error
+
+    def number(self, event: HostProbe) -> int:
+        """Return the number of an event's records."""
+        return int(self._tracefs.read(f"{self._event(event)}/id"))
+
+    def format(self, event: HostProbe) -> str:
+        """Return an event's ``format`` file."""
+        return self._tracefs.read(f"{self._event(event)}/format")
+
+    def switch(self, *, is_on: bool) -> None:
+        """Enable our events and record them, or disable them."""
+        value = str(int(is_on))
+        names = [f"events/{self._owner.group}/enable", "tracing_on"]
+        for name in names if is_on else reversed(names):
+            self._tracefs.write(f"{self.instance}/{name}", value)
+
+    def missed(self, events: Sequence[HostProbe]) -> dict[str, int]:
+        """Return how many hits the kernel has missed, by our names of the events."""
+        names = {event.name for event in events}
+        for _ in range(_ATTEMPTS):
+            # The profile has no groups: its lines come in the order of the list.
+            before = self._tracefs.read(_EVENTS).splitlines()
+            profile = self._tracefs.read(_PROFILE).splitlines()
+            if len(profile) == len(before) == len(self._tracefs.read(_EVENTS).splitlines()):
+                own = zip(map(_name, before), profile, strict=True)
+                return {
+                    name: int(line.split()[2])
+                    for (group, name), line in own
+                    if group == self._owner.group and name in names
+                }
+        return {}
+
+    def lines(self) -> list[str]:
+        """Return what the kernel lists of our events."""
+        return [
+            line
+            for line in self._tracefs.read(_EVENTS).splitlines()
+            if _name(line)[0] == self._owner.group
+        ]
+
+    def remove(self) -> None:
+        """Take away everything of ours that is there.
+
+        Raises:
+            TracefsError: somebody has our instance open, or uses our events.
+        """
+        if self._tracefs.has(self.instance):
+            # The kernel disables its events by itself.
+            self._tracefs.remove(self.instance)
+        for line in self.lines():
+            group, name = _name(line)
+            self._delete(group, name)
+
+    def _delete(self, group: str, name: str) -> None:
+        try:
+            self._tracefs.write(_EVENTS, f"-:{group}/{name}\n")
+        except TracefsError as error:
+            # Somebody was quicker.
+            if error.number != errno.ENOENT:
+                raise
+
+    def _event(self, event: HostProbe) -> str:
+        return f"{self.instance}/events/{self._owner.group}/{event.name}"
+
+    def _read_log(self) -> str:
+        with suppress(TracefsError):
+            return self._tracefs.read(_LOG)
+        return ""
+
+
+def owners(tracefs: Tracefs) -> Iterator[Owner]:
+    """Yield whose instances and events of kprobe are there, each once."""
+    found: dict[Owner, None] = {}
+    groups = (_name(line)[0] for line in tracefs.read(_EVENTS).splitlines())
+    for name in (*tracefs.names("instances"), *groups):
+        owner = owner_of(name)
+        if owner is not None:
+            found[owner] = None
+    yield from found
+
+
+def _name(line: str) -> tuple[str, str]:
+    # "p:GROUP/EVENT PLACE ...", "r10:GROUP/EVENT PLACE ..."
+    group, _, event = line.split(" ", maxsplit=1)[0].partition(":")[2].partition("/")
+    return group, event
