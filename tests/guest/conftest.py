@@ -10,6 +10,7 @@ import pytest
 from kprobes.errors import UnreachableError
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.host_image import MEMORY_MIB, host_files
 
 Boot = Callable[..., Machine]
 """Boots a guest with these MachineOptions; the test's end closes it."""
@@ -50,6 +51,34 @@ def boot() -> Iterator[Boot]:
 def any_guest(request: pytest.FixtureRequest) -> Iterator[Machine]:
     """A guest of every kernel in turn, shared by all tests of that kernel."""
     with boot_or_skip(MachineOptions(suite=request.param)) as machine:
+        yield machine
+
+
+def host_options(suite: str, *tools: str, **options: Any) -> MachineOptions:
+    """Return what to boot for a guest in which ``kprobe`` itself runs, as on its user's machine."""
+    try:
+        files = {**host_files(*tools), **options.pop("files", {})}
+    except UnreachableError as e:
+        pytest.skip(f"no guest: {e}")
+    wanted: dict[str, Any] = {"memory_mib": MEMORY_MIB, **options}
+    return MachineOptions(suite=suite, files=files, **wanted)
+
+
+@pytest.fixture
+def boot_host() -> Iterator[Boot]:
+    """Boot guests that carry our package: ``boot_host(suite, *tools, **options)``."""
+    with ExitStack() as guests:
+
+        def booted(*args: str, **options: Any) -> Machine:
+            return guests.enter_context(boot_or_skip(host_options(*args, **options)))
+
+        yield booted
+
+
+@pytest.fixture(scope="session", params=SUITES.values(), ids=list(SUITES))
+def any_host_guest(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A guest of every kernel in turn in which ``kprobe`` runs: leave it as it was."""
+    with boot_or_skip(host_options(request.param)) as machine:
         yield machine
 
 
