@@ -12,7 +12,7 @@ from kprobes.drivers.host.driver import HostDriver, HostOptions, OpenReader
 from kprobes.drivers.host.machine import HostMachine, open_machine
 from kprobes.drivers.host.obstacles import check_possible
 from kprobes.drivers.host.places import HostPlaces
-from kprobes.drivers.host.prepare import tasks_of
+from kprobes.drivers.host.prepare import NO_HANDLERS, tasks_of
 from kprobes.drivers.host.reader import open_reader
 from kprobes.drivers.pump import Pump, ThreadPump
 from kprobes.errors import DefinitionError, UsageError
@@ -32,10 +32,6 @@ from kprobes.transport.child import Child, start
 
 _TICK_S = 0.05
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
-NO_HANDLERS = (
-    "Python cannot run inside the kernel that runs this Python: take events one by one, "
-    "`for event in kernel.events(): ...`, or boot a guest for handlers: kprobes.boot()"
-)
 
 
 class HostSession:

@@ -79,6 +79,8 @@ def _accepted(placed: Sequence[Placed], *, has_format: bool) -> Iterator[str]:
 
 
 def _how(placed: Placed) -> Iterator[str]:
+    if placed.spelled:
+        yield f"spelled {placed.spelled}"
     if placed.returns is not None:
         yield f"by {placed.returns.way} at the returns of {placed.probe.layout.function}"
     if placed.site is not None:
@@ -192,7 +194,7 @@ def _place(placed: Placed) -> dict[str, Any]:
         "function": layout.function,
         "where": layout.where,
         "address": f"{layout.ip:#x}",
-        **_patched(placed.site),
+        **({"spelled": placed.spelled} if placed.spelled else _patched(placed.site)),
         **_returned(placed),
     }
 

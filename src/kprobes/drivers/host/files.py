@@ -10,7 +10,8 @@ from kprobes.drivers.host.prepare import HostProbe
 from kprobes.errors import TracefsError
 from kprobes.transport.tracefs import Tracefs
 
-_EVENTS = "kprobe_events"
+PROBES = "kprobe_events"
+"""Where probes are defined and listed."""
 _PROFILE = "kprobe_profile"
 _LOG = "error_log"
 _ATTEMPTS = 5
@@ -54,7 +55,7 @@ class HostFiles:
         """
         line = event.spelled.line(self._owner.group, event.name)
         try:
-            self._tracefs.write(_EVENTS, f"{line}\n")
+            self._tracefs.write(PROBES, f"{line}\n")
         except TracefsError as error:
             raise refusal(error, event.spelled, line, self._read_log()) from error
 
@@ -93,9 +94,9 @@ class HostFiles:
         names = {event.name for event in events}
         for _ in range(_ATTEMPTS):
             # The profile has no groups: its lines come in the order of the list.
-            before = self._tracefs.read(_EVENTS).splitlines()
+            before = self._tracefs.read(PROBES).splitlines()
             profile = self._tracefs.read(_PROFILE).splitlines()
-            if len(profile) == len(before) == len(self._tracefs.read(_EVENTS).splitlines()):
+            if len(profile) == len(before) == len(self._tracefs.read(PROBES).splitlines()):
                 own = zip(map(_name, before), profile, strict=True)
                 return {
                     name: int(line.split()[2])
@@ -108,7 +109,7 @@ class HostFiles:
         """Return what the kernel lists of our events."""
         return [
             line
-            for line in self._tracefs.read(_EVENTS).splitlines()
+            for line in self._tracefs.read(PROBES).splitlines()
             if _name(line)[0] == self._owner.group
         ]
 
@@ -127,7 +128,7 @@ class HostFiles:
 
     def _delete(self, group: str, name: str) -> None:
         try:
-            self._tracefs.write(_EVENTS, f"-:{group}/{name}\n")
+            self._tracefs.write(PROBES, f"-:{group}/{name}\n")
         except TracefsError as error:
             # Somebody was quicker.
             if error.number != errno.ENOENT:
@@ -145,7 +146,7 @@ class HostFiles:
 def owners(tracefs: Tracefs) -> Iterator[Owner]:
     """Yield whose instances and events of kprobe are there, each once."""
     found: dict[Owner, None] = {}
-    groups = (_name(line)[0] for line in tracefs.read(_EVENTS).splitlines())
+    groups = (_name(line)[0] for line in tracefs.read(PROBES).splitlines())
     for name in (*tracefs.names("instances"), *groups):
         owner = owner_of(name)
         if owner is not None:
@@ -154,6 +155,6 @@ def owners(tracefs: Tracefs) -> Iterator[Owner]:
 
 
 def _name(line: str) -> tuple[str, str]:
-    # "p:GROUP/EVENT PLACE ...", "r10:GROUP/EVENT PLACE ..."
+    # Group and event of a line such as "r10:GROUP/EVENT PLACE".
     group, _, event = line.split(" ", maxsplit=1)[0].partition(":")[2].partition("/")
     return group, event

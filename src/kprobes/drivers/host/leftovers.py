@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kprobes.drivers.host.files import HostFiles, owners
+from kprobes.drivers.host.files import PROBES, HostFiles, owners
 from kprobes.drivers.host.journal import forget, noted
 from kprobes.drivers.host.names import Owner
 from kprobes.errors import TracefsError
-from kprobes.transport.tracefs import Tracefs
+from kprobes.transport.tracefs import Tracefs, open_tracefs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,20 @@ class Removed:
     count: int = 0
     is_tracing: bool = False
     error: TracefsError | None = None
+
+
+def leftovers() -> Iterator[Removed]:
+    """Take away what sessions left in this machine's tracefs; nothing where it has none for us.
+
+    A journal from before the machine was booted anew is forgotten.
+    """
+    try:
+        tracefs = open_tracefs()
+        has_probes = tracefs.has(PROBES)
+    except TracefsError:
+        return
+    if has_probes:
+        yield from remove_leftovers(tracefs)
 
 
 def remove_leftovers(tracefs: Tracefs) -> Iterator[Removed]:

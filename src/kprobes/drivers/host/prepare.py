@@ -20,6 +20,10 @@ _MAX_EVENTS = (1 << 16) - 1
 _NAME_LENGTH = 50
 _COMM_LENGTH = 15
 _SPECIAL = re.compile(r"[*?\[]")
+NO_HANDLERS = (
+    "Python cannot run inside the kernel that runs this Python: take events one by one, "
+    "`for event in kernel.events(): ...`, or boot a guest for handlers: kprobes.boot()"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
