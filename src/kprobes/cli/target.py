@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kprobes.drivers.guest.arena import ArenaSize
     from kprobes.drivers.host.machine import HostMachine
     from kprobes.host_session import HostSession
+    from kprobes.model.kernel import Kernel
+    from kprobes.ports import Memory
     from kprobes.session import Session
 
 _RENAMED = {"memory": "memory_mib", "file": "files"}
@@ -108,6 +110,21 @@ def this_machine() -> "HostMachine":
 
     check_possible()
     return open_machine()
+
+
+@contextmanager
+def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
+    """Read this machine's kernel, and its memory through /proc/kcore.
+
+    Raises:
+        UnreachableError: there is no /proc/kcore for us.
+        TargetError: its symbols are hidden.
+    """
+    from kprobes.drivers.host.machine import read_kernel
+    from kprobes.transport.kcore import Kcore
+
+    with Kcore() as memory:
+        yield memory, read_kernel()
 
 
 def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Session":

@@ -71,6 +71,10 @@ def _accepted(placed: Sequence[Placed], *, has_format: bool) -> Iterator[str]:
         yield f"  ... and {counted(len(placed) - _MAX_PLACES, 'function')} more\n"
     yield from _exits(placed[0])
     rows = [(f"{fetch.field.name}:", explain(fetch), _room(fetch.field)) for fetch in probe.fetches]
+    if placed[0].spelled:
+        # How the kernel lays out its own records, it says when the event is there.
+        yield aligned([row[:2] for row in rows], indent="    ")
+        return
     yield aligned(rows, indent="    ")
     yield f"  record: {_record(probe)}\n"
     if has_format:

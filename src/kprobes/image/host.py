@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError, TargetError
-from kprobes.formats import btf_index
+from kprobes.formats import btf_index, elf
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.image.symbols import ModuleSymbols, Range, SymbolMap
 from kprobes.image.types import BtfTypes, parse_types
@@ -38,6 +38,7 @@ class HostFiles:
         release, machine: of uname(2).
         banner: /proc/version.
         kallsyms: /proc/kallsyms.
+        notes: /sys/kernel/notes, b"" where there is none.
         btf: /sys/kernel/btf/vmlinux, b"" where there is none.
         module_btf: the others there, by module.
     """
@@ -46,6 +47,7 @@ class HostFiles:
     machine: str
     banner: str
     kallsyms: bytes
+    notes: bytes = b""
     btf: bytes = b""
     module_btf: Mapping[str, bytes]
 
@@ -68,7 +70,7 @@ def host_kernel(files: HostFiles) -> Kernel:
         release=files.release,
         banner=files.banner,
         arch=files.machine,
-        build_id=b"",
+        build_id=elf.build_id(files.notes),
         slide=0,
         text=(start.addr, stop.addr),
         symbols=symbols,

@@ -75,6 +75,7 @@ def read_kernel() -> Kernel:
             machine=name.machine,
             banner=Path("/proc/version").read_text().strip(),
             kallsyms=Path("/proc/kallsyms").read_bytes(),
+            notes=_bytes(Path("/sys/kernel/notes")),
             btf=_bytes(_BTF / "vmlinux"),
             module_btf={path.name: _bytes(path) for path in modules},
         )
