@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kprobes.cli.choose import is_host, settle_target
@@ -121,10 +122,12 @@ def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
         TargetError: its symbols are hidden.
     """
     from kprobes.drivers.host.machine import read_kernel
+    from kprobes.formats.vmcoreinfo import find
     from kprobes.transport.kcore import Kcore
 
     with Kcore() as memory:
-        yield memory, read_kernel()
+        slides = (info.slide for info in find(memory.notes) if info.slide is not None)
+        yield memory, replace(read_kernel(), slide=next(slides, 0))
 
 
 def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Session":

@@ -6,6 +6,7 @@ struct Elf64_Phdr { u32 p_type, p_flags; u64 p_offset, p_vaddr, p_paddr, p_files
 
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,13 +15,18 @@ from kprobes.errors import MemoryFault, UnreachableError
 
 _KCORE = Path("/proc/kcore")
 _MAGIC = b"\x7fELF\x02\x01"
-_LOAD = 1
+_LOAD, _NOTE = 1, 4
+_PROGRAM = struct.Struct("<IIQQQQ")
 _HEADER = 64
 _MAX_SEGMENTS = 1 << 16
 
 
 class Kcore:
-    """Kernel memory that can only be read."""
+    """Kernel memory that can only be read.
+
+    Attributes:
+        notes: of the core file; VMCOREINFO is among them.
+    """
 
     def __init__(self, path: Path = _KCORE) -> None:
         """Open it.
@@ -35,7 +41,14 @@ class Kcore:
                 f"the running kernel's text cannot be read: {path}: {e.strerror} (it needs root, "
                 "CONFIG_PROC_KCORE, and no lockdown of confidentiality)"
             ) from e
-        self._segments = _segments(self._handle, path)
+        try:
+            headers = list(_headers(self._handle, path))
+        except BaseException:
+            self.close()
+            raise
+        self._segments = [(at, size, offset) for kind, at, size, offset in headers if kind == _LOAD]
+        notes = [(size, offset) for kind, _, size, offset in headers if kind == _NOTE]
+        self.notes = b"".join(os.pread(self._handle, *each) for each in notes)
 
     def read(self, addr: int, size: int) -> bytes:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
@@ -72,20 +85,14 @@ class Kcore:
         return found
 
 
-def _segments(handle: int, path: Path) -> list[tuple[int, int, int]]:
-    # (address, bytes, offset in the file)
+def _headers(handle: int, path: Path) -> Iterator[tuple[int, int, int, int]]:
+    # (type, address, bytes, offset in the file)
     header = os.pread(handle, _HEADER, 0)
     if not header.startswith(_MAGIC) or len(header) < _HEADER:
-        os.close(handle)
         raise UnreachableError(f"{path} is no core file of a 64-bit kernel")
-    (at,), (size, count) = (
-        struct.unpack_from("<Q", header, 32),
-        struct.unpack_from("<HH", header, 54),
-    )
+    (at,) = struct.unpack_from("<Q", header, 32)
+    size, count = struct.unpack_from("<HH", header, 54)
     table = os.pread(handle, size * min(count, _MAX_SEGMENTS), at)
-    found: list[tuple[int, int, int]] = []
-    for begin in range(0, len(table) - size + 1, size):
-        kind, _, offset, addr, _, length = struct.unpack_from("<IIQQQQ", table, begin)
-        if kind == _LOAD:
-            found.append((addr, length, offset))
-    return found
+    for begin in range(0, len(table) - _PROGRAM.size + 1, max(size, _PROGRAM.size)):
+        kind, _, offset, addr, _, length = _PROGRAM.unpack_from(table, begin)
+        yield kind, addr, length, offset

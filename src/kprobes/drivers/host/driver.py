@@ -33,6 +33,10 @@ class HostOptions:
     clock: str = DEFAULT_CLOCK
 
 
+def _nothing() -> None:
+    pass
+
+
 OpenReader = Callable[[HostMachine, HostFiles, Sequence[HostProbe]], HostReader]
 """Opens what takes the records out of a session's instance, whose events are defined."""
 
@@ -56,6 +60,7 @@ class HostDriver:
         self._open_reader = open_reader
         self._owner = new_owner()
         self._files = HostFiles(machine.tracefs, self._owner)
+        self._closing: Callable[[], None] = _nothing
         self._is_on = False
         self._missed: dict[str, int] = {}
 
@@ -87,10 +92,11 @@ class HostDriver:
                 self._files.define(each)
                 self._files.set_filter(each)
             self.reader = self._open_reader(self.machine, self._files, self.probes)
+            self._closing = self.reader.close
             self._is_on = True
-            self._files.switch(is_on=True)
+            self._files.enable()
             undo.pop_all()
-        return self.reader
+            return self.reader
 
     def disarm(self) -> None:
         """Disable the events; what was recorded can still be drained.
@@ -102,8 +108,8 @@ class HostDriver:
             return
         self._is_on = False
         try:
-            self._files.switch(is_on=False)
-            self._missed = self._files.missed(self.probes)
+            self._files.disable()
+            self._missed = self._files.missed()
         except TracefsError as error:
             raise TargetError(
                 f"somebody else took this session's events away while they recorded ({error})"
@@ -117,8 +123,8 @@ class HostDriver:
         """
         with suppress(TargetError):
             self.disarm()
-        if self.reader is not None:
-            self.reader.close()
+        closing, self._closing = self._closing, _nothing
+        closing()
         self._files.remove()
         forget(self._owner)
 

@@ -45,7 +45,7 @@ class HostFiles:
         tracefs.write(f"{self.instance}/trace_clock", clock)
         tracefs.write(f"{self.instance}/buffer_size_kb", str(buffer_kib))
 
-    def define(self, event: HostProbe) -> None:
+    def define(self, probe: HostProbe) -> None:
         """Write an event's line.
 
         Raises:
@@ -53,45 +53,50 @@ class HostFiles:
             RefusedError: it does not say why.
             TargetError: it is out of something.
         """
-        line = event.spelled.line(self._owner.group, event.name)
+        line = probe.spelled.line(self._owner.group, probe.name)
         try:
             self._tracefs.write(PROBES, f"{line}\n")
         except TracefsError as error:
-            raise refusal(error, event.spelled, line, self._read_log()) from error
+            raise refusal(error, probe.spelled, line, self._read_log()) from error
 
-    def set_filter(self, event: HostProbe) -> None:
+    def set_filter(self, probe: HostProbe) -> None:
         """Give an event its filter in our instance.
 
         Raises:
             DefinitionError: the kernel refuses it.
         """
-        if not event.filter:
+        if not probe.filter:
             return
-        name = f"{self._event(event)}/filter"
+        name = f"{self._event(probe)}/filter"
         try:
-            self._tracefs.write(name, event.filter)
+            self._tracefs.write(name, probe.filter)
         except TracefsError as error:
             shown = self._tracefs.read(name)
-            raise filter_refusal(event.spelled, event.filter, shown) from error
+            raise filter_refusal(probe.spelled, probe.filter, shown) from error
 
-    def number(self, event: HostProbe) -> int:
-        """Return the number of an event's records."""
-        return int(self._tracefs.read(f"{self._event(event)}/id"))
+    def name_of(self, probe: HostProbe) -> str:
+        """Return the name of a probe's event, with its group."""
+        return f"{self._owner.group}/{probe.name}"
 
-    def format(self, event: HostProbe) -> str:
-        """Return an event's ``format`` file."""
-        return self._tracefs.read(f"{self._event(event)}/format")
+    def name_tasks(self, events: Sequence[str]) -> None:
+        """Record some of the kernel's own events in our instance, from now on, if it has them."""
+        for event in events:
+            name = f"{self.instance}/events/{event}/enable"
+            if self._tracefs.has(name):
+                self._tracefs.write(name, "1")
+        self._tracefs.write(f"{self.instance}/tracing_on", "1")
 
-    def switch(self, *, is_on: bool) -> None:
-        """Enable our events and record them, or disable them."""
-        value = str(int(is_on))
-        names = [f"events/{self._owner.group}/enable", "tracing_on"]
-        for name in names if is_on else reversed(names):
-            self._tracefs.write(f"{self.instance}/{name}", value)
+    def enable(self) -> None:
+        """Record our events."""
+        self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "1")
 
-    def missed(self, events: Sequence[HostProbe]) -> dict[str, int]:
-        """Return how many hits the kernel has missed, by our names of the events."""
-        names = {event.name for event in events}
+    def disable(self) -> None:
+        """Record nothing more."""
+        self._tracefs.write(f"{self.instance}/tracing_on", "0")
+        self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "0")
+
+    def missed(self) -> dict[str, int]:
+        """Return how many hits the kernel has missed of our events, by their names."""
         for _ in range(_ATTEMPTS):
             # The profile has no groups: its lines come in the order of the list.
             before = self._tracefs.read(PROBES).splitlines()
@@ -101,7 +106,7 @@ class HostFiles:
                 return {
                     name: int(line.split()[2])
                     for (group, name), line in own
-                    if group == self._owner.group and name in names
+                    if group == self._owner.group
                 }
         return {}
 
@@ -134,8 +139,8 @@ class HostFiles:
             if error.number != errno.ENOENT:
                 raise
 
-    def _event(self, event: HostProbe) -> str:
-        return f"{self.instance}/events/{self._owner.group}/{event.name}"
+    def _event(self, probe: HostProbe) -> str:
+        return f"{self.instance}/events/{self.name_of(probe)}"
 
     def _read_log(self) -> str:
         with suppress(TracefsError):
