@@ -30,7 +30,6 @@ class EventField:
     Attributes:
         type: as C writes it, without the name: ``unsigned short``, ``__data_loc char[]``.
         offset, size: in the record, bytes.
-        element: bytes of one number of an array of numbers, else of the field itself.
     """
 
     name: str
@@ -39,7 +38,6 @@ class EventField:
     size: int
     is_signed: bool
     locator: Locator = Locator.HERE
-    element: int = 0
 
     @property
     def end(self) -> int:

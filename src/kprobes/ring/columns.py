@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from kprobes.model.batch import Batch, Column
 from kprobes.model.layout import COMM_SIZE, Field, RecordLayout, Storage
 from kprobes.ports import Clock
+from kprobes.ring.strings import cut
 
 _ONES = np.uint64(0x0101010101010101)
 _HIGHS = np.uint64(0x8080808080808080)
@@ -131,21 +132,11 @@ def _string(records: Records, i: int) -> tuple[Column, NDArray[np.bool_]]:
     faulted = lengths == 0
     starts = records.starts[:, None] + offsets
     stops = starts + np.maximum(lengths - 1, 0)  # without the NUL
-    values = _bytes(records.blob, starts, stops)
+    values = cut(records.blob, starts, stops)
     values[faulted] = None
     if records.layout.fields[i].count is None:
         return values[:, 0], faulted[:, 0]
     return values, faulted
-
-
-def _bytes(blob: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Column:
-    pairs = zip(starts.ravel().tolist(), stops.ravel().tolist(), strict=True)
-    found = [blob[start:stop] for start, stop in pairs]
-    if b"\0" in b"".join(found):
-        found = [value.partition(b"\0")[0] for value in found]
-    values = np.empty(len(found), object)
-    values[:] = found
-    return values.reshape(starts.shape)
 
 
 def _comm(rows: Rows) -> Column:

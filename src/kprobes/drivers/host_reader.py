@@ -1,0 +1,161 @@
+"""The events of a tracing instance of this machine's kernel, out of its rings into batches."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kprobes.errors import TargetError
+from kprobes.formats.event_format import PageFormat, parse_event, parse_page
+from kprobes.model.batch import Events
+from kprobes.model.host_event import EventFormat, HostEvent
+from kprobes.ring.host_context import Contexts
+from kprobes.ring.host_decode import HostDecoded, HostShapes, Pages, decode_pages
+from kprobes.ring.host_merge import HostMerger
+from kprobes.ring.host_shapes import EventShape, naming_shape
+from kprobes.ring.task_names import TaskNames
+from kprobes.transport.task_comms import running_comms, saved_comms
+from kprobes.transport.tracefs_pages import Rings, open_rings
+
+NAMING_EVENTS = ("task/task_newtask", "task/task_rename")
+"""Events that an instance must record too, if tasks are to be shown by their names at the hit.
+
+Enable them before the reader is opened, and it before the probes.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostKernel:
+    """What a reader must know of the kernel that it runs on.
+
+    Attributes:
+        version: major and minor of its release.
+        symbol_at: an address to what ``%pS`` prints for it, as for a sink's ``Origin``.
+    """
+
+    version: tuple[int, int]
+    symbol_at: Callable[[int], str]
+
+
+class TracefsReader:
+    """Implements ``model.host_event.HostReader``; ``open_reader`` makes it."""
+
+    def __init__(self, rings: Rings, shapes: HostShapes, names: TaskNames) -> None:
+        self._rings = rings
+        self._shapes = shapes
+        self._names = names
+        self._merger = HostMerger()
+        self._recorded: Counter[int] = Counter()
+
+    @property
+    def recorded(self) -> Mapping[int, int]:
+        """Events read so far, by their layouts' event ids."""
+        return self._recorded
+
+    @property
+    def lost(self) -> int:
+        """Events that the kernel dropped or overwrote before they were read.
+
+        Those that only tell tasks' names are among them: the kernel does not say which.
+        """
+        return self._rings.lost
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether there is something to drain, waiting that long for it.
+
+        The kernel wakes nobody before ``buffer_percent`` of a ring is full.
+        """
+        return self._rings.wait(timeout_s)
+
+    def drain(self) -> Events:
+        """Return what is safe to show of all that the kernel has recorded, oldest first.
+
+        Raises:
+            RingError: pages that no kernel wrote.
+            TargetError: the instance is gone.
+        """
+        return self._named(self._merger.push(list(self._read())))
+
+    def rest(self) -> Iterator[Events]:
+        """Yield everything that is left; the events are disabled."""
+        yield self.drain()
+        yield self._named(self._merger.finish())
+
+    def close(self) -> None:
+        """Let go of the instance, which could not be removed before."""
+        self._rings.close()
+
+    def _read(self) -> Iterator[HostDecoded]:
+        for data, cpu in self._rings.read():
+            decoded = decode_pages(Pages(data=data, cpu=cpu), self._shapes)
+            self._names.note(decoded.namings)
+            for batch in decoded.batches:
+                self._recorded[batch.layout.event_id] += len(batch)
+            yield decoded
+
+    def _named(self, events: Events) -> Events:
+        batches = tuple(replace(batch, comm=self._names.of(batch)) for batch in events.batches)
+        self._names.settle(self._merger.horizon)
+        return replace(events, batches=batches)
+
+
+def open_reader(instance: Path, events: Sequence[HostEvent], kernel: HostKernel) -> TracefsReader:
+    """Open an instance's rings for reading; what is in them already is read too.
+
+    Args:
+        instance: ``instances/NAME`` of a tracefs.
+        events: that it records; of others, records are passed over.
+        kernel: that this machine runs.
+
+    Raises:
+        UnreachableError: the rings cannot be opened.
+        TargetError: a file of the instance cannot be read.
+        FormatError: the kernel describes its events in a way that we do not know.
+    """
+    page = _page(instance)
+    rings = open_rings(instance, page_size=page.size)
+    try:
+        names = TaskNames(running_comms(), lambda: saved_comms(instance.parent.parent))
+        return TracefsReader(rings, _shapes(instance, events, kernel, page), names)
+    except BaseException:
+        rings.close()
+        raise
+
+
+def read_format(instance: Path, event: str) -> EventFormat:
+    """Read the format of an event, ``GROUP/EVENT``; TargetError when there is none."""
+    return parse_event(_text(instance / "events" / event / "format"))
+
+
+def _shapes(
+    instance: Path, events: Sequence[HostEvent], kernel: HostKernel, page: PageFormat
+) -> HostShapes:
+    ids = (layout.event_id for event in events for layout in event.layouts)
+    fresh = itertools.count(max(ids, default=0) + 1)
+    shapes = [EventShape(event, kernel.symbol_at, lambda: next(fresh)) for event in events]
+    namings = [naming_shape(read_format(instance, event)) for event in _naming_events(instance)]
+    return HostShapes(
+        page=page,
+        contexts=Contexts(kernel.version),
+        events={shape.number: shape for shape in shapes},
+        namings={shape.number: shape for shape in namings},
+    )
+
+
+def _naming_events(instance: Path) -> list[str]:
+    return [event for event in NAMING_EVENTS if (instance / "events" / event).is_dir()]
+
+
+def _page(instance: Path) -> PageFormat:
+    page = parse_page(_text(instance.parent.parent / "events" / "header_page"))
+    # Since 6.8 an instance can have larger pages than the others.
+    own = instance / "buffer_subbuf_size_kb"
+    return replace(page, size=int(_text(own)) * 1024) if own.exists() else page
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as e:
+        raise TargetError(f"cannot read {path}: {e.strerror}") from e

@@ -1,0 +1,216 @@
+"""Pages of the kernel's trace rings into records: kernel/trace/ring_buffer.c.
+
+    struct buffer_data_page {
+        u64 time_stamp;        // of the first record, whose delta is 0 or counts from here
+        local_t commit;        // bytes of data; bit 31: events were lost before this page,
+                               //   bit 30: how many is a long right behind the data
+        u8 data[];
+    };
+
+    struct ring_buffer_event {
+        u32 type_len : 5, time_delta : 27;
+        u32 array[];
+    };
+
+    type_len 1..28   data, 4 * type_len bytes in array
+             0       data, array[0] - 4 bytes from array[1] on
+             29      padding; time_delta 0: the page ends; else array[0] bytes were discarded
+             30      time extends: time_delta + (array[0] << 27) more
+             31      absolute time: the same sum, of which the page knows the top 5 bits
+
+A record's place is known only from the one before it. So all pages are walked at once, one record
+of each per step: a page of 4 KiB holds some hundred records, thousands of pages a million.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.errors import RingError
+from kprobes.formats.event_format import PageFormat
+
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint32]
+Index = NDArray[np.int64]
+
+_LONG, _PADDING, _EXTEND, _STAMP = 0, 29, 30, 31
+_KIND_BITS, _KIND = 5, 31
+_DELTA_BITS = 27
+_STAMP_BITS = 59
+_COMMIT = (1 << 20) - 1
+_MISSED, _MISSED_STORED = 1 << 31, 1 << 30
+_LOST_SIZE = 8
+# Words from a record to the next one, by type_len; 0 where array[0] tells.
+_STEPS = np.array([0, *range(2, 30), 0, 2, 2], np.int64)
+# Pages walked at once: what a step touches of them stays in the L2 cache.
+_AT_ONCE = 1024
+_WORD = 4
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PageRecords:
+    """The data records of some pages, in the pages' order.
+
+    Attributes:
+        at: int64 (n,), where each one's data begins, in bytes from the first page.
+        sizes: int64 (n,), of the data.
+        ts: uint64 (n,).
+        page: int64 (n,), which page it is of.
+        lost: events that were lost before these pages.
+    """
+
+    at: Index
+    sizes: Index
+    ts: NDArray[np.uint64]
+    page: Index
+    lost: int
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.at)
+
+
+def read_pages(pages: Bytes, form: PageFormat) -> PageRecords:
+    """Find the records of pages, a contiguous array of shape (n, ``form.size``).
+
+    Raises:
+        RingError: bytes that no kernel wrote.
+    """
+    if pages.ndim != 2 or pages.shape[1] != form.size or not pages.flags.c_contiguous:
+        raise ValueError(f"pages of {pages.shape}, not of {form.size} bytes")
+    parts = [_read(pages[i : i + _AT_ONCE], form, first=i) for i in range(0, len(pages), _AT_ONCE)]
+    if len(parts) == 1:
+        return parts[0]
+    return PageRecords(
+        at=np.concatenate([_NONE, *(part.at for part in parts)]),
+        sizes=np.concatenate([_NONE, *(part.sizes for part in parts)]),
+        ts=np.concatenate([np.empty(0, np.uint64), *(part.ts for part in parts)]),
+        page=np.concatenate([_NONE, *(part.page for part in parts)]),
+        lost=sum(part.lost for part in parts),
+    )
+
+
+def _read(pages: Bytes, form: PageFormat, *, first: int) -> PageRecords:
+    words = pages.reshape(-1).view("<u4")
+    per_page = form.size // _WORD
+    commits = words[form.commit // _WORD :: per_page]
+    used = (commits & np.uint32(_COMMIT)).astype(np.int64)
+    if (used > form.size - form.data).any() or (used % _WORD).any():
+        raise RingError(f"a page of {form.size} bytes with {int(used.max())} bytes of records")
+    starts = np.arange(len(pages), dtype=np.int64) * per_page + form.data // _WORD
+    at, counts = _walk(words, starts, starts + used // _WORD)
+    stamps = words.reshape(len(pages), per_page)[:, :2].copy().view("<u8")[:, 0]
+    heads = words[at]
+    kinds = heads & np.uint32(_KIND)
+    ts = _times(words, at, heads, counts=counts, stamps=stamps)
+    is_data = kinds < _PADDING
+    starts, sizes = _data(words, at[is_data], kinds[is_data])
+    return PageRecords(
+        at=starts + first * form.size,
+        sizes=sizes,
+        ts=ts[is_data],
+        page=np.repeat(np.arange(len(pages)) + first, counts)[is_data],
+        lost=_lost(pages, commits, used + form.data),
+    )
+
+
+def _walk(words: Words, starts: Index, ends: Index) -> tuple[Index, Index]:
+    # The words at which records begin, page after page, and how many each page has. Pages that
+    # are done drop out of the columns on the way.
+    width = int((ends - starts).max(initial=0)) // 2 + 1
+    found = np.empty((len(starts), width), np.int64)
+    counts = np.zeros(len(starts), np.int64)
+    rows = np.flatnonzero(starts < ends)
+    at, stop = starts[rows], ends[rows]
+    step = 0
+    while len(rows):
+        after = at + _steps(words, at, stop)
+        found[rows, step] = at
+        step += 1
+        is_on = after < stop
+        if not is_on.all():
+            if (after > stop).any():
+                raise RingError("a record that ends behind its page")
+            counts[rows[~is_on]] = step
+            rows, after, stop = rows[is_on], after[is_on], stop[is_on]
+        at = after
+    is_found = np.arange(step) < counts[:, None]
+    return found[:, :step][is_found], counts
+
+
+def _steps(words: Words, at: Index, stop: Index) -> Index:
+    # How many words each record takes.
+    heads = words.take(at)
+    steps = _STEPS.take(heads & np.uint32(_KIND))
+    if not steps.all():
+        odd = np.flatnonzero(steps == 0)
+        steps[odd] = _told_steps(words, at[odd], stop[odd], heads[odd])
+    return steps
+
+
+def _told_steps(words: Words, at: Index, stop: Index, heads: Words) -> Index:
+    # Those of long data and of padding. A null padding takes what is left of its page.
+    is_null = heads == _PADDING
+    has_length = at + 1 < stop
+    if not (is_null | has_length).all():
+        raise RingError("a record whose length is behind its page")
+    told = words.take(np.where(has_length, at + 1, at)).astype(np.int64)
+    is_wrong = (told < _WORD) | (told % _WORD != 0)
+    if (is_wrong & ~is_null).any():
+        raise RingError(f"a record of {int(told[is_wrong & ~is_null][0])} bytes")
+    return np.where(is_null, stop - at, 1 + told // _WORD)
+
+
+def _times(
+    words: Words, at: Index, heads: Words, *, counts: Index, stamps: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    # Modulo 2**64 throughout, as the kernel counts.
+    kinds = heads & np.uint32(_KIND)
+    deltas = (heads >> np.uint32(_KIND_BITS)).astype(np.uint64)
+    extends = np.flatnonzero(kinds >= _EXTEND)
+    deltas[extends] += words[at[extends] + 1].astype(np.uint64) << np.uint64(_DELTA_BITS)
+    firsts = (np.cumsum(counts) - counts)[counts > 0]
+    bases = stamps[counts > 0]
+    absolutes = np.flatnonzero(kinds == _STAMP)
+    if len(absolutes):
+        page = np.repeat(stamps, counts)[absolutes]
+        values = _whole_stamps(deltas[absolutes], page)
+        deltas[absolutes] = 0
+        # In front of a page's own beginning nothing stands, so that one is never behind it.
+        order = np.argsort(np.concatenate([firsts, absolutes]), kind="stable")
+        firsts = np.concatenate([firsts, absolutes])[order]
+        bases = np.concatenate([bases, values])[order]
+    sums = np.cumsum(deltas)
+    before = sums[firsts] - deltas[firsts]
+    return sums + np.repeat(bases - before, np.diff(np.append(firsts, len(at))))
+
+
+def _whole_stamps(stamps: NDArray[np.uint64], page: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    # rb_fix_abs_ts(): the top bits are the page's, or one more when they have gone round.
+    low = np.uint64((1 << _STAMP_BITS) - 1)
+    whole = (stamps & low) | (page & ~low)
+    went_round = ((page & ~low) != 0) & (whole < page)
+    return whole + (went_round.astype(np.uint64) << np.uint64(_STAMP_BITS))
+
+
+def _data(words: Words, at: Index, kinds: Words) -> tuple[Index, Index]:
+    # Where the data of data records is, and how much of it, in bytes.
+    starts, sizes = (at + 1) * _WORD, kinds.astype(np.int64) * _WORD
+    long = np.flatnonzero(kinds == _LONG)
+    sizes[long] = words[at[long] + 1].astype(np.int64) - _WORD
+    starts[long] += _WORD
+    return starts, sizes
+
+
+def _lost(pages: Bytes, commits: Words, behind: Index) -> int:
+    # A page without room for the count says only that there were some: one at least.
+    total = 0
+    for page in np.flatnonzero(commits & np.uint32(_MISSED)).tolist():
+        at = int(behind[page])
+        is_told = bool(commits[page] & _MISSED_STORED) and at + _LOST_SIZE <= pages.shape[1]
+        total += (
+            int.from_bytes(pages[page, at : at + _LOST_SIZE].tobytes(), "little") if is_told else 1
+        )
+    return total
