@@ -57,9 +57,15 @@ def _auto(args: argparse.Namespace) -> str | None:
     found = obstacles()
     if not found:
         return HOST
-    if not getattr(args, "quiet", False):
-        say(f"kprobe: booting a guest: {found[0].found} (kprobe doctor says more)")
+    args.why_guest = found[0].found
     return None
+
+
+def say_why(args: argparse.Namespace) -> None:
+    """Say in a line why a guest is booted, unless one was asked for."""
+    why = getattr(args, "why_guest", "")
+    if why and not getattr(args, "quiet", False):
+        say(f"kprobe: booting a guest: {why} (kprobe doctor says more)\n")
 
 
 def _refuse_guests(args: argparse.Namespace) -> None:

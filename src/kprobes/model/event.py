@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kprobes.model.batch import Batch, Events
 
 
@@ -39,7 +41,9 @@ class Event:
 
 def each_event(events: Events) -> Iterator[Event]:
     """Yield events one by one, oldest first."""
-    for batch, row in zip(events.batch.tolist(), events.row.tolist(), strict=True):
+    batches: list[int] = events.batch.tolist()
+    rows: list[int] = events.row.tolist()
+    for batch, row in zip(batches, rows, strict=True):
         yield _event(events.batches[batch], row)
 
 
@@ -62,9 +66,10 @@ def _value(batch: Batch, i: int, row: int) -> Any:
     value, mask = batch.values[i][row], batch.faulted[i]
     if mask is not None and mask.ndim == 1 and mask[row]:
         return None
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return [_plain(each) for each in value] if isinstance(value, list) else _plain(value)
+    if isinstance(value, np.ndarray):
+        elements: list[Any] = value.tolist()
+        return [_plain(each) for each in elements]
+    return _plain(value.item() if isinstance(value, np.generic) else value)
 
 
 def _plain(value: Any) -> Any:

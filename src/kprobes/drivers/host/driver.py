@@ -33,9 +33,7 @@ class HostOptions:
     clock: str = DEFAULT_CLOCK
 
 
-def _nothing() -> None:
-    pass
-
+NO_COUNTS = Counts(recorded={}, missed={}, lost=0, damaged=0)
 
 OpenReader = Callable[[HostMachine, HostFiles, Sequence[HostProbe]], HostReader]
 """Opens what takes the records out of a session's instance, whose events are defined."""
@@ -48,7 +46,7 @@ class HostDriver:
         machine: whose kernel it is.
         probes: what is or will be armed.
         tasks: whose hits are recorded; for ``prepare``.
-        reader: of its records; None before the first ``arm``.
+        reader: of its records, while something is armed or being drained; else None.
     """
 
     def __init__(self, machine: HostMachine, options: HostOptions, open_reader: OpenReader) -> None:
@@ -60,7 +58,7 @@ class HostDriver:
         self._open_reader = open_reader
         self._owner = new_owner()
         self._files = HostFiles(machine.tracefs, self._owner)
-        self._closing: Callable[[], None] = _nothing
+        self._counts = NO_COUNTS
         self._is_on = False
         self._missed: dict[str, int] = {}
 
@@ -85,6 +83,7 @@ class HostDriver:
         with ExitStack() as undo:
             # Before the act: taking away what is not there yet is harmless.
             undo.callback(self.withdraw)
+            self._missed, self._counts = {}, NO_COUNTS
             note(self._owner)
             options = self._options
             self._files.make_instance(buffer_kib=-(-options.ring // KIB), clock=options.clock)
@@ -92,7 +91,6 @@ class HostDriver:
                 self._files.define(each)
                 self._files.set_filter(each)
             self.reader = self._open_reader(self.machine, self._files, self.probes)
-            self._closing = self.reader.close
             self._is_on = True
             self._files.enable()
             undo.pop_all()
@@ -123,8 +121,7 @@ class HostDriver:
         """
         with suppress(TargetError):
             self.disarm()
-        closing, self._closing = self._closing, _nothing
-        closing()
+        self._let_go()
         self._files.remove()
         forget(self._owner)
 
@@ -133,18 +130,10 @@ class HostDriver:
         self.withdraw()
 
     def counts(self) -> Counts:
-        """Return what the last recording counted."""
-        if self.reader is None:
-            return Counts(recorded={}, missed={}, lost=0, damaged=0)
-        missed = {
-            each.resolved.layout.event_id: self._missed.get(each.name, 0) for each in self.probes
-        }
-        return Counts(
-            recorded=dict(self.reader.recorded),
-            missed=missed,
-            lost=self.reader.lost,
-            damaged=0,
-        )
+        """Return what was counted so far, or in the last recording."""
+        if self.reader is not None:
+            self._counts = self._count(self.reader)
+        return self._counts
 
     def hits(self) -> list[Hits]:
         """Return what was counted of every probe."""
@@ -159,3 +148,22 @@ class HostDriver:
             )
             for layout in layouts
         ]
+
+    def _count(self, reader: HostReader) -> Counts:
+        layouts = [(each.resolved.layout.event_id, each.name) for each in self.probes]
+        return Counts(
+            recorded=dict(reader.recorded),
+            missed={event_id: self._missed.get(name, 0) for event_id, name in layouts},
+            lost=reader.lost,
+            damaged=0,
+        )
+
+    def _let_go(self) -> None:
+        reader = self.reader
+        if reader is None:
+            return
+        with suppress(TargetError):
+            self.counts()
+        # The instance cannot go while its rings are open.
+        self.reader = None
+        reader.close()
