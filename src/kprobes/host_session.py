@@ -119,8 +119,8 @@ class HostSession:
         Args:
             timeout_s: how long to record; None for as long as the iterator is used.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
         with self.recording() as pump:
+            until = None if timeout_s is None else time.monotonic() + timeout_s
             while until is None or time.monotonic() < until:
                 events = pump.take(_TICK_S)
                 if events is not None:
