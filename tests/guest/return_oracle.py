@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kprobes.model.hits import Counts
 from kprobes.model.exits import ReturnWay
+from kprobes.model.hits import Counts
 from kprobes.session import Session
 from tests.build.returned import Ran
 from tests.guest import oracle
