@@ -22,8 +22,12 @@ _STEP = 4  # every record begins at a multiple of it
 _NOBODY = (1 << 16) - 1
 _NO_COMM = np.zeros((), f"S{COMM_SIZE}")
 
+_ALL = slice(None)
+
 Bytes = NDArray[np.uint8]
 Index = NDArray[np.int64]
+Which = Index | slice
+"""Some records, or all of them at no cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,17 +77,18 @@ class _Found:
     kinds: NDArray[np.uint16]
     blob: bytes
 
-    def rows(self, index: Index, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    def rows(self, index: Which, dtype: np.dtype[np.void]) -> NDArray[np.void]:
         """Return the fixed parts of some records, which are copied."""
         size = dtype.itemsize
-        if (self.records.sizes[index] < size).any():
-            raise RingError(f"a record of {int(self.records.sizes[index].min())} bytes, not {size}")
+        smallest = int(self.records.sizes[index].min())
+        if smallest < size:
+            raise RingError(f"a record of {smallest} bytes, not {size}")
         places = (len(self.flat) - size) // _STEP + 1
         every = np.ndarray((places,), f"V{size}", self.flat, strides=(_STEP,))
         rows = every[self.records.at[index] // _STEP].view(dtype)
-        pids = rows["pid"]
-        if ((pids < 0) | (pids >= PID_LIMIT)).any():
-            raise RingError(f"a record of pid {int(pids.max())}")
+        first, last = int(rows["pid"].min()), int(rows["pid"].max())
+        if first < 0 or last >= PID_LIMIT:
+            raise RingError(f"records of pids from {first} to {last}")
         return rows
 
 
@@ -93,7 +98,7 @@ class _Part:
     shape: EventShape
     layout: RecordLayout
     rows: NDArray[np.void]
-    index: Index
+    index: Which
 
 
 def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
@@ -108,7 +113,7 @@ def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
     which = np.full(len(found.kinds), _NOBODY, np.uint16)
     namings: list[Naming] = []
     for kind in present:
-        index = np.flatnonzero(found.kinds == kind)
+        index = _ALL if len(present) == 1 else np.flatnonzero(found.kinds == kind)
         if kind in shapes.namings:
             namings += _namings(found, index, shapes.namings[kind])
         elif kind in shapes.events:
@@ -136,7 +141,7 @@ def _find(pages: Pages, shapes: HostShapes) -> _Found:
     return _Found(pages=pages, flat=flat, records=records, kinds=kinds, blob=blob)
 
 
-def _split(found: _Found, index: Index, shape: EventShape) -> Iterator[_Part]:
+def _split(found: _Found, index: Which, shape: EventShape) -> Iterator[_Part]:
     # One part for each address, of which an event has nearly always one.
     rows = found.rows(index, shape.dtype)
     addrs = rows["ip"]
@@ -145,7 +150,8 @@ def _split(found: _Found, index: Index, shape: EventShape) -> Iterator[_Part]:
         return
     for addr in np.unique(addrs).tolist():
         own = np.flatnonzero(addrs == addr)
-        yield _Part(shape=shape, layout=shape.layout(addr), rows=rows[own], index=index[own])
+        place = own if isinstance(index, slice) else index[own]
+        yield _Part(shape=shape, layout=shape.layout(addr), rows=rows[own], index=place)
 
 
 def _batch(found: _Found, part: _Part, contexts: Contexts) -> Batch:
@@ -192,7 +198,7 @@ def _strings(
     return values, faulted
 
 
-def _namings(found: _Found, index: Index, shape: NamingShape) -> Iterator[Naming]:
+def _namings(found: _Found, index: Which, shape: NamingShape) -> Iterator[Naming]:
     # By task, not by event: a name is given once in a task's life, or twice.
     rows = found.rows(index, shape.dtype)
     news = rows[shape.new].tolist()

@@ -28,7 +28,6 @@ class EventShape:
         locators: of each field, where its bytes are.
         ends: of each field, the offset behind it.
         has_strings: whether any lies behind the fixed part.
-        is_return: whether records have a ``caller``.
     """
 
     def __init__(self, event: HostEvent, place: Place, fresh_id: Callable[[], int]) -> None:
@@ -37,7 +36,7 @@ class EventShape:
         form, layout = event.format, event.layouts[0]
         own = {field.name: field for field in form.fields}
         self.number = form.number
-        self.is_return = RETURN in own
+        self._caller = own[CALLER].offset if CALLER in own else None
         found = [_named(own, field.name, form) for field in layout.fields]
         self.locators = tuple(field.locator for field in found)
         self.ends = tuple(field.end for field in found)
@@ -47,6 +46,11 @@ class EventShape:
         self.has_strings = any(where is not Locator.HERE for where in self.locators)
         self._layouts = {shown.ip: self._as_shown(shown) for shown in event.layouts}
         self._first = self._as_shown(layout)
+
+    @property
+    def is_return(self) -> bool:
+        """Whether records have a ``caller``."""
+        return self._caller is not None
 
     def layout(self, ip: int) -> RecordLayout:
         """Return how records of one address are shown; the same one each time."""
@@ -65,7 +69,7 @@ class EventShape:
         return found
 
     def _as_shown(self, layout: RecordLayout) -> RecordLayout:
-        return replace(layout, fields=self.fields)
+        return replace(layout, fields=self.fields, caller_offset=self._caller)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,15 +64,15 @@ class TaskNames:
 
     def of(self, batch: Batch) -> Column:
         """Return the comm column of a batch, whose pids are below ``PID_LIMIT``."""
-        slots, is_renamed = self._slots[batch.pid], self._is_renamed[batch.pid]
-        is_unknown = (slots == 0) & ~is_renamed
-        if is_unknown.any():
-            self._learn(batch.pid[is_unknown])
-            slots = self._slots[batch.pid]
-        comm = np.array(self._table, _COMM)[slots]
-        renamed = np.flatnonzero(is_renamed)
-        if len(renamed):
-            self._rename(comm, batch, renamed)
+        # Tasks hit in bursts, so the first of every run of one pid is looked at.
+        heads = np.flatnonzero(np.diff(batch.pid, prepend=-1))
+        pids = batch.pid[heads]
+        is_renamed = self._is_renamed[pids]
+        self._learn(pids[(self._slots[pids] == 0) & ~is_renamed])
+        lengths = np.diff(np.append(heads, len(batch)))
+        comm = np.repeat(np.array(self._table, _COMM)[self._slots[pids]], lengths)
+        if is_renamed.any():
+            self._rename(comm, batch, np.flatnonzero(np.repeat(is_renamed, lengths)))
         idle = np.flatnonzero(batch.pid == 0)
         comm[idle] = [b"swapper/%d" % cpu for cpu in batch.cpu[idle].tolist()]
         return comm
@@ -103,9 +103,10 @@ class TaskNames:
             comm[own] = names[np.searchsorted(times, batch.ts[own], side="right")]
 
     def _learn(self, pids: NDArray[np.int32]) -> None:
-        missing = set(np.unique(pids).tolist())
+        if not len(pids):
+            return
         saved = self._ask()
-        for pid in missing:
+        for pid in set(pids.tolist()):
             self._set(pid, saved.get(pid, UNKNOWN))
 
     def _set(self, pid: int, name: bytes) -> None:

@@ -9,11 +9,12 @@ from, with the symbol that the address lies in and as a number:
 
      "caller": "ksys_read+0x6a/0xa0", "caller_ip": "0xffffffff8130125a",
 
-A duration is in nanoseconds. A faulted value is null. Numbers are whole, up to 64 bits; an array
-is one, null as a whole when its numbers could not be read. Characters and symbols are strings,
-enums too if their names are asked for. ``flags`` are the five characters of the newest kernels,
-whatever kernel is traced. Bytes that are no UTF-8 are kept as Python's surrogateescape does, 0xNN
-as ``\\udcNN``: such a string's ``encode("utf-8", "surrogateescape")`` is what the guest held.
+A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. A duration is in nanoseconds.
+A faulted value is null. Numbers are whole, up to 64 bits; an array is one, null as a whole when its
+numbers could not be read. Characters and symbols are strings, enums too if their names are asked
+for. ``flags`` are the five characters of the newest kernels, whatever kernel is traced. Bytes that
+are no UTF-8 are kept as Python's surrogateescape does, 0xNN as ``\\udcNN``: such a string's
+``encode("utf-8", "surrogateescape")`` is what the guest held.
 """
 
 from json.encoder import encode_basestring_ascii
@@ -36,9 +37,10 @@ class NdjsonSink:
     """Writes one JSON object per event. Does not close the output."""
 
     def __init__(self, out: BinaryIO, origin: Origin) -> None:
-        """Write to ``out``; of the origin, only names count: JSON is the same for every kernel."""
+        """Write to ``out``; JSON is the same for every kernel's release."""
         self._out = out
         self._names = Names(origin)
+        self._time = "ts_ns" if origin.has_ns else "ts"
         self._tasks = _Tasks()
 
     def write(self, events: Events) -> None:
@@ -62,7 +64,7 @@ class NdjsonSink:
             spec, found = shown(field, values, faulted, self._names)
             specs.append(_literal(_quoted(field.name)) + b":" + spec)
             columns += found
-        form = _form(batch.layout, b",".join(specs))
+        form = _form(batch.layout, b",".join(specs), self._time)
         return list(map(form.__mod__, zip(*columns, strict=True)))
 
     def _heads(self, batch: Batch) -> list[bytes]:
@@ -86,8 +88,8 @@ class _Tasks(dict[_Task, bytes]):
         return text
 
 
-def _form(layout: RecordLayout, args: bytes) -> bytes:
-    begin = f'{{"event":{_quoted(layout.event)},"group":{_quoted(layout.group)},"ts_ns":'
+def _form(layout: RecordLayout, args: bytes, time: str) -> bytes:
+    begin = f'{{"event":{_quoted(layout.event)},"group":{_quoted(layout.group)},"{time}":'
     middle = f',"function":{_quoted(layout.function)},"ip":"{layout.ip:#x}","args":{{'
     caller = b"" if layout.caller_offset is None else b',"caller":%b,"caller_ip":"0x%x"'
     return _literal(begin) + b"%d,%b" + caller + _literal(middle) + args + b"}}\n"

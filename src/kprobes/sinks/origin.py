@@ -20,6 +20,8 @@ class Origin:
             number when no symbols are known.
         trampoline: where functions return to that the guest's own return probes have taken over,
             where its trace file has no name for that; else None.
+        has_ns: whether times are nanoseconds, as all clocks of guests have them; else they are
+            whatever the clock counts, and shown as they are.
         has_enum_names: whether enums are shown by name, where the kernel shows numbers.
     """
 
@@ -28,4 +30,5 @@ class Origin:
     entries: int | None = None
     symbol_at: Callable[[int], str] = _number
     trampoline: int | None = None
+    has_ns: bool = True
     has_enum_names: bool = False

@@ -76,8 +76,10 @@ class TextSink:
 
     def _lines(self, batch: Batch) -> list[bytes]:
         layout = batch.layout
-        form = b"%b%5d.%06d: " + _literal(f"{layout.event}: ")
-        columns: list[list[Any]] = [self._heads(batch), *_time(batch.ts)]
+        times = _time(batch.ts) if self._origin.has_ns else (batch.ts.tolist(),)
+        form = b"%b%5d.%06d: " if self._origin.has_ns else b"%b%12d: "
+        form += _literal(f"{layout.event}: ")
+        columns: list[list[Any]] = [self._heads(batch), *times]
         if batch.caller is None:
             form += _literal(f"({layout.where})")
         else:

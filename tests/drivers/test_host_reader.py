@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import pytest
+
+from kprobes.drivers.host_reader import HostKernel, open_reader
+from kprobes.errors import RingError, TargetError, UnreachableError
+from kprobes.model.batch import Events
+from kprobes.model.host_event import EventField, EventFormat
+from tests.build.ftrace_page import Record, page
+from tests.build.host_event import (
+    NEW_TASK,
+    OPEN,
+    OPENED,
+    RENAME,
+    new_task,
+    opened,
+    opening,
+    rename,
+)
+
+KERNEL = HostKernel(version=(6, 1), symbol_at=lambda addr: f"at_{addr:x}+0x0/0x10")
+HEADER = """\
+	field: u64 timestamp;	offset:0;	size:8;	signed:0;
+	field: local_t commit;	offset:8;	size:8;	signed:1;
+	field: int overwrite;	offset:8;	size:1;	signed:1;
+	field: char data;	offset:16;	size:4080;	signed:0;
+"""
+
+
+def spelled(form: EventFormat) -> str:
+    common = "".join(map(_line, form.common))
+    own = "".join(map(_line, form.fields))
+    return f'name: {form.name}\nID: {form.number}\nformat:\n{common}\n{own}\nprint fmt: ""\n'
+
+
+def _line(field: EventField) -> str:
+    array = "[16]" if field.name.endswith("comm") else ""
+    return (
+        f"\tfield:{field.type} {field.name}{array};\toffset:{field.offset};"
+        f"\tsize:{field.size};\tsigned:{int(field.is_signed)};\n"
+    )
+
+
+def make_tracefs(root: Path, *rings: bytes) -> Path:
+    """Return an instance whose rings hold these pages."""
+    (root / "events").mkdir()
+    (root / "events/header_page").write_text(HEADER)
+    instance = root / "instances/ours"
+    for cpu, data in enumerate(rings):
+        directory = instance / "per_cpu" / f"cpu{cpu}"
+        directory.mkdir(parents=True)
+        (directory / "trace_pipe_raw").write_bytes(data)
+        (directory / "buffer_size_kb").write_text("64\n")
+        (directory / "stats").write_text("overrun: 2\ncommit overrun: 0\ndropped events: 1\n")
+    for form in (NEW_TASK, RENAME):
+        event = instance / "events/task" / form.name
+        event.mkdir(parents=True)
+        (event / "format").write_text(spelled(form))
+    return instance
+
+
+def shown(events: Events) -> list[tuple[int, bytes, str]]:
+    """Time, comm and event of each, in order."""
+    rows = [
+        list(zip(batch.ts.tolist(), batch.comm.tolist(), strict=True)) for batch in events.batches
+    ]
+    return [
+        (*rows[index][row], events.batches[int(index)].layout.event)
+        for index, row in zip(events.batch.tolist(), events.row.tolist(), strict=True)
+    ]
+
+
+def test_what_the_rings_hold_comes_out_in_order_with_its_tasks(tmp_path: Path) -> None:
+    pid = (1 << 22) - 1  # no task of this machine's
+    first = page(100, [Record(0, new_task(pid, b"sh")), Record(10, opening(1, b"a", pid=pid))])
+    second = page(105, [Record(1, rename(pid, b"sh", b"ls")), Record(9, opened(3, pid=pid))])
+    instance = make_tracefs(tmp_path, first, second)
+
+    reader = open_reader(instance, [OPEN, OPENED], KERNEL)
+    found = [shown(events) for events in reader.rest()]
+
+    assert found == [[], [(110, b"ls", "open"), (115, b"ls", "opened")]]
+    assert dict(reader.recorded) == {1: 1, 2: 1}
+    assert reader.lost == 6
+    reader.close()
+
+
+def test_a_file_can_always_be_read_at_once(tmp_path: Path) -> None:
+    reader = open_reader(make_tracefs(tmp_path, b""), [OPEN], KERNEL)
+
+    assert reader.wait(0)
+    assert shown(reader.drain()) == []
+    reader.close()
+
+
+def test_an_instance_may_have_larger_pages(tmp_path: Path) -> None:
+    instance = make_tracefs(tmp_path, page(1, [Record(0, opened(3))]) + bytes(4096))
+    (instance / "buffer_subbuf_size_kb").write_text("8\n")
+
+    reader = open_reader(instance, [OPENED], KERNEL)
+
+    assert sum(len(events) for events in reader.rest()) == 1
+    reader.close()
+
+
+def test_pages_that_no_kernel_wrote_are_refused(tmp_path: Path) -> None:
+    reader = open_reader(make_tracefs(tmp_path, b"\xff" * 4096), [OPEN], KERNEL)
+
+    with pytest.raises(RingError):
+        reader.drain()
+    reader.close()
+
+
+def test_no_instance_is_told(tmp_path: Path) -> None:
+    instance = make_tracefs(tmp_path, b"")
+
+    with pytest.raises(UnreachableError):
+        open_reader(instance.with_name("gone"), [OPEN], KERNEL)
+    (tmp_path / "events/header_page").unlink()
+    with pytest.raises(TargetError):
+        open_reader(instance, [OPEN], KERNEL)
