@@ -31,6 +31,8 @@ from kprobes.transport.agent import Command, Finished
 from kprobes.transport.child import Child, start
 
 _TICK_S = 0.05
+_COUNTERS = ("counter", "uptime", "x86-tsc")
+"""Clocks of which the kernel prints numbers as they are."""
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 
 
@@ -62,6 +64,7 @@ class HostSession:
             cpus=self.driver.machine.online,
             symbol_at=partial(place_of, symbols),
             trampoline=trampoline,
+            has_ns=self.driver.options.clock not in _COUNTERS,
         )
 
     def probe(

@@ -44,6 +44,7 @@ class HostDriver:
 
     Attributes:
         machine: whose kernel it is.
+        options: how it records.
         probes: what is or will be armed.
         tasks: whose hits are recorded; for ``prepare``.
         reader: of its records, while something is armed or being drained; else None.
@@ -54,7 +55,7 @@ class HostDriver:
         self.probes: Sequence[HostProbe] = ()
         self.tasks = Tasks()
         self.reader: HostReader | None = None
-        self._options = options
+        self.options = options
         self._open_reader = open_reader
         self._owner = new_owner()
         self._files = HostFiles(machine.tracefs, self._owner)
@@ -85,7 +86,7 @@ class HostDriver:
             undo.callback(self.withdraw)
             self._missed, self._counts = {}, NO_COUNTS
             note(self._owner)
-            options = self._options
+            options = self.options
             self._files.make_instance(buffer_kib=-(-options.ring // KIB), clock=options.clock)
             for each in self.probes:
                 self._files.define(each)
