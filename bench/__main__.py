@@ -10,7 +10,7 @@ from typing import cast
 
 from bench.table import Row, render
 
-NAMES = ("cost", "anywhere", "returns", "python", "arming", "symbols", "burst", "decode")
+NAMES = ("cost", "anywhere", "returns", "python", "arming", "symbols", "burst", "decode", "host")
 
 
 def main() -> int:

@@ -140,7 +140,7 @@ class Run:
     def _open(self) -> TracefsReader:
         self._instance.mkdir()
         for definition in self._options["definitions"]:
-            _append(TRACING / "kprobe_events", definition)
+            append(TRACING / "kprobe_events", definition)
         (self._instance / "trace_clock").write_text(self._clock)
         (self._instance / "buffer_size_kb").write_text(str(self._options.get("size_kb", 4096)))
         self._switch(self._namings, "1")
@@ -176,7 +176,8 @@ def _version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _append(path: Path, line: str) -> None:
+def append(path: Path, line: str) -> None:
+    """Write a line to a file that is only added to."""
     # Python's own mode for it asks for the file's end, which these files have not.
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:

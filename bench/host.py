@@ -1,0 +1,75 @@
+"""This machine's own kernel: its pages to columns, beside ``trace-cmd report`` and ``perf script``.
+
+All of it runs in a guest that carries them, on the same records of the guest's kernel (perf keeps
+its own, of as many hits); what is compared is seconds of CPU in that guest.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import bench.in_host_guest
+from bench.elf_program import GETPPID, Loop
+from bench.table import Row, seconds, times
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+from tests.build import host_reading
+from tests.build.host_image import host_files
+
+TITLE = "host: the kernel's own records to columns, in a guest"
+
+_LOOP = Loop(step=GETPPID, steps=10_000, repeats=52, cpus=2)
+_QUICK = Loop(step=GETPPID, steps=10_000, repeats=10, cpus=2)
+_MEMORY_MIB = 3072
+_GOAL = 15.0
+"""Of decoding, beside trace-cmd's report."""
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """Boot a guest and measure in it."""
+    loop = _QUICK if quick else _LOOP
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "loop")
+        program.write_bytes(loop.program())
+        program.chmod(0o755)
+        files = host_files("trace-cmd", "perf") | {
+            "/root/loop": program,
+            "/root/bench/in_host_guest.py": Path(bench.in_host_guest.__file__),
+            "/root/tests/build/host_reading.py": Path(host_reading.__file__),
+        }
+        with Machine.boot(MachineOptions(memory_mib=_MEMORY_MIB, files=files)) as guest:
+            command = f"cd /root && python3 -m bench.in_host_guest /root/loop {loop.total}"
+            finished = guest.run(command, timeout_s=1800)
+    text = finished.output.decode(errors="replace")
+    if finished.status:
+        raise RuntimeError(f"the guest's benchmark ended with {finished.status}: {text[-600:]}")
+    return _rows(json.loads(text.splitlines()[-1]))
+
+
+def _rows(told: dict[str, float]) -> list[Row]:
+    ours, kept = told["decode_s"], told["kept"]
+    is_whole = told["drained"] == told["hits"] and told["lost"] == 0
+    return [
+        _beside(
+            f"{kept:,.0f} events to columns, trace-cmd report", ours, told["trace_cmd_s"], _GOAL
+        ),
+        _beside(f"the same, perf script of {told['perf_kept']:,.0f}", ours, told["perf_s"]),
+        _beside("columns and text, trace-cmd report", told["text_s"], told["trace_cmd_s"]),
+        Row(
+            name=f"drained while 2 CPUs make {told['hits']:,.0f} hits",
+            figure=f"{told['hits'] / told['drained_s'] / 1e3:,.0f} k/s, {told['lost']:,.0f} lost",
+            goal="none lost",
+            is_met=is_whole,
+        ),
+    ]
+
+
+def _beside(name: str, ours: float, theirs: float, goal: float | None = None) -> Row:
+    return Row(
+        name=name,
+        figure=seconds(ours),
+        goal="" if goal is None else f"{goal:g}x",
+        peer=seconds(theirs),
+        ratio=times(theirs / ours),
+        is_met=None if goal is None else theirs / ours >= goal,
+    )
