@@ -46,7 +46,9 @@ def main(program: str, hits: int) -> None:
     event = HostEvent(format=read_format(TRACING, _EVENT), layouts=(layout(1, _PROBE, symbols),))
     told: dict[str, float] = {"hits": hits}
     told |= _drained(program, event, symbols)
-    _quietly("trace-cmd", "record", "--file-version", "6", "-b", "40960", "-e", "bench:hit", program)
+    _quietly(
+        "trace-cmd", "record", "--file-version", "6", "-b", "40960", "-e", "bench:hit", program
+    )
     told["kept"] = sum(map(len, _decoded(event)))
     _quietly("perf", "record", "-q", "-m", "64M", "-a", "-e", "bench:hit", program)
     told["decode_s"] = _best(lambda: sum(map(len, _decoded(event))))

@@ -14,6 +14,11 @@ from kprobes.errors import UsageError
 IN_THE_WAY = Obstacle(subject="root", found="you are not root", advice="use sudo")
 
 
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KPROBES_TARGET", raising=False)
+
+
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     trace.add_arguments(parser)
@@ -67,6 +72,16 @@ def test_what_only_guests_have_means_a_guest(
 
     assert args.target is None
     assert capsys.readouterr().err == ""
+
+
+def test_the_environment_has_a_say_when_nothing_else_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KPROBES_TARGET", "qemu:localhost:1")
+    by_environment, by_option = parse(), parse("--target", "guest")
+
+    settle_target(by_environment)
+    settle_target(by_option)
+
+    assert (by_environment.target, by_option.target) == ("qemu:localhost:1", None)
 
 
 def test_a_running_guest_is_what_it_is() -> None:

@@ -5,6 +5,7 @@ asked for that only guests have; else a guest that is booted.
 """
 
 import argparse
+import os
 from collections.abc import Mapping
 
 from kprobes.cli.options import BOOT_OPTIONS
@@ -13,6 +14,8 @@ from kprobes.errors import UsageError
 
 AUTO, HOST, GUEST = "auto", "host", "guest"
 
+_VARIABLE = "KPROBES_TARGET"
+"""In the environment: the target when none is given."""
 _GUESTS: Mapping[str, tuple[object, str]] = {
     "vmlinux": (None, "--vmlinux"),
     "python": (None, "--python"),
@@ -34,7 +37,7 @@ def settle_target(args: argparse.Namespace) -> None:
     if getattr(args, "has_settled", False):
         return
     args.has_settled = True
-    wanted, args.target = args.target or AUTO, None
+    wanted, args.target = args.target or os.environ.get(_VARIABLE) or AUTO, None
     if wanted == HOST:
         _refuse_guests(args)
         args.target = HOST
