@@ -8,6 +8,7 @@ import pytest
 
 from kprobes.transport.qemu import Machine
 from tests.guest.foreign import (
+    NO_OTHERS,
     OTHERS,
     RUNS,
     STATE,
