@@ -9,6 +9,8 @@ QEMU_PACKAGES := qemu-system-x86 qemu-system-arm
 APT_PACKAGES := $(QEMU_PACKAGES) busybox-static
 APT := $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get -qq
 APT_INSTALL := $(APT) update && $(APT) install -y --no-install-recommends
+# Tests and benchmarks mean guests, also on a machine whose own kernel can be probed.
+export KPROBES_TARGET ?= guest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test check storm fuzz sweep bench fmt clean
@@ -53,7 +55,7 @@ $(STAMPS)/apt: Makefile
 
 # Make shows the command itself, so that everybody can go on from it.
 demo: $(STAMPS)/venv $(STAMPS)/apt ## boot a kernel, probe it, print its events
-	$(BIN)/kprobe trace --comm ls --comm cat \
+	$(BIN)/kprobe trace --target guest --comm ls --comm cat \
 	  'p:open do_sys_openat2 dfd=$$arg1:s32 path=+0($$arg2):ustring flags=+0($$arg3):x64' \
 	  'p:write vfs_write bytes=$$arg3:u64 task=$$comm' \
 	  -- 'ls /; cat /proc/version; cat /no/such/file'

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     # does without it.
     from kprobes.handlers.kprobe import Kprobe
     from kprobes.handlers.kretprobe import Kretprobe
+    from kprobes.host_session import host
     from kprobes.session import attach, boot
 
-__all__ = ["Kprobe", "Kretprobe", "attach", "boot"]
+__all__ = ["Kprobe", "Kretprobe", "attach", "boot", "host"]
 _HOMES = {
+    "host": "kprobes.host_session",
     "Kprobe": "kprobes.handlers.kprobe",
     "Kretprobe": "kprobes.handlers.kretprobe",
 }

@@ -12,10 +12,13 @@
         ├── AmbiguousSymbolError several symbols of one name
         ├── UnknownTypeError     no such struct, member or function in the types
         ├── RefusedError         exit 4: a probe that cannot be placed, with the reason
+        ├── TracefsError         a file of this machine's tracefs cannot be read or written
         └── GuestGoneError       the guest died or its stub hung up
 
 ``ValueError`` is our own bug and never one of these.
 """
+
+import os
 
 from kprobes.units import Addr
 
@@ -136,3 +139,17 @@ class NotLoadedError(RefusedError):
 
 class GuestGoneError(TargetError):
     """The guest died, or its stub hung up."""
+
+
+class TracefsError(TargetError):
+    """A file of this machine's own tracing system cannot be read or written.
+
+    Attributes:
+        name: of the file, below tracefs.
+        number: the kernel's errno.
+    """
+
+    def __init__(self, name: str, number: int, *, verb: str) -> None:
+        super().__init__(f"cannot {verb} {name} of tracefs: {os.strerror(number)}")
+        self.name = name
+        self.number = number

@@ -14,7 +14,7 @@ from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.layout import kretprobe_trampoline
 from kprobes.drivers.guest.lifetime import open_driver
 from kprobes.drivers.guest.pump import Pump, open_pump
-from kprobes.drivers.guest.recorder import Counts, hits_of
+from kprobes.drivers.guest.recorder import hits_of
 from kprobes.drivers.places import places_of
 from kprobes.errors import DefinitionError, UsageError
 from kprobes.handlers import decorate
@@ -28,7 +28,7 @@ from kprobes.lang.parser import parse_statements
 from kprobes.lang.tasks import task_filter
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.extras import Extras
-from kprobes.model.hits import Hits
+from kprobes.model.hits import Counts, Hits
 from kprobes.model.kernel import Kernel
 from kprobes.model.symbol import place_of
 from kprobes.ports import Sink

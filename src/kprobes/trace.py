@@ -4,9 +4,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kprobes.drivers.guest.recorder import Counts
 from kprobes.model.batch import Events
-from kprobes.model.hits import Hits
+from kprobes.model.hits import Counts, Hits
 from kprobes.sinks import FORMATS
 from kprobes.sinks.origin import Origin
 

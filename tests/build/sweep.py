@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from kprobes.arch.x86_64.decode import decode_function
 from kprobes.arch.x86_64.function import Function
-from kprobes.drivers.guest.recorder import Counts
 from kprobes.drivers.instructions import Instructions
 from kprobes.drivers.places import Places, places_of
 from kprobes.errors import RefusedError
 from kprobes.image.function_text import read_function
 from kprobes.model.batch import Events
+from kprobes.model.hits import Counts
 from kprobes.model.plan import Strategy
 from kprobes.plan.choose import Wish
 from kprobes.session import Session

@@ -21,8 +21,7 @@ def make_summary(*probes: Hits, **numbers: Any) -> Summary:
         probes=probes,
         lost=0,
         damaged=0,
-        paused_s=0.0123,
-        stops=3,
+        pauses=(0.0123, 3),
     )
     return replace(usual, **numbers)
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from kprobes.drivers.guest.recorder import Counts
 from kprobes.model.exits import ReturnWay
+from kprobes.model.hits import Counts
 from kprobes.session import Session
 from tests.build.returned import Ran
 from tests.guest import oracle

@@ -15,8 +15,8 @@ import pytest
 import kprobes
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.layout import per_cpu_bases
-from kprobes.drivers.guest.recorder import Counts
 from kprobes.model.batch import Batch, Events
+from kprobes.model.hits import Counts
 from kprobes.model.layout import CONTEXT_HARDIRQ
 from kprobes.session import Session, Trace
 from kprobes.transport.qemu import Machine

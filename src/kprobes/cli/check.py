@@ -19,6 +19,7 @@ USAGE = "kprobe check [options] DEFINITION..."
 EPILOG = """\
 examples:
   kprobe check 'p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring'
+  kprobe check --target host 'p vfs_read file->f_mode'  # as this machine's kernel is given it
   kprobe check --target qemu:localhost:1234 @probes.txt
   kprobe check --image /boot/vmlinuz-6.1.0-56-cloud-amd64 'p vfs_read file->f_mode'
   kprobe check 'p vfs_read $arg*' --event-format       # the event's `format` file, too
@@ -80,9 +81,10 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 @contextmanager
 def _checker(args: argparse.Namespace) -> Generator["Checker"]:
+    from kprobes.cli.choose import is_host
     from kprobes.cli.progress import Progress
     from kprobes.cli.stop import Stop
-    from kprobes.cli.target import opened
+    from kprobes.cli.target import opened, this_machine
     from kprobes.drivers.check import Terms, checker_of_guest, checker_of_image
     from kprobes.model.extras import Extras
 
@@ -93,6 +95,11 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
     )
     if args.image is not None:
         yield checker_of_image(args.image, terms)
+        return
+    if is_host(args):
+        from kprobes.drivers.host.check import checker_of_host
+
+        yield checker_of_host(this_machine(), terms)
         return
     with (
         Stop() as stop,

@@ -10,6 +10,7 @@ HELP = "check what this machine and a target can do, and what to install"
 EPILOG = """\
 examples:
   kprobe doctor
+  kprobe doctor --target host                    # this machine's own kernel, in detail
   kprobe doctor --target qemu:localhost:1234     # the guest too: kernel, types, clock, ...
 
 Exit status: 0 all that is needed is there, 5 something is missing, 2 usage."""
@@ -24,14 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Look at everything; return the exit code."""
+    from kprobes.cli.choose import AUTO, GUEST, HOST
     from kprobes.cli.findings import as_json, as_text
     from kprobes.cli.stop import Stop
     from kprobes.drivers.finding import Verdict
     from kprobes.drivers.guest_checkup import check_target
+    from kprobes.drivers.host.checkup import check_host
     from kprobes.drivers.machine_checkup import check_machine
 
-    found = [*check_machine()]
-    if args.target is not None:
+    found = [*check_host(is_wanted=args.target == HOST)]
+    found += [] if args.target == HOST else check_machine()
+    if args.target not in (None, AUTO, GUEST, HOST):
         with Stop() as stop:
             stop.defer()
             found += check_target(args.target)

@@ -11,6 +11,7 @@ from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
     # The engine takes a third of a second to import.
+    from kprobes.drivers.functions import Function
     from kprobes.drivers.guest.guest import Guest
     from kprobes.drivers.instructions import Text
 
@@ -20,6 +21,7 @@ EPILOG = """\
 examples:
   kprobe list 'vfs_*'
   kprobe list 'do_sys_*' -v              # with arguments: $arg1 is the first
+  kprobe list --target host 'tcp_*'      # what this machine's own kernel takes probes in
   kprobe list --target qemu:localhost:1234 '*' | wc -l
   kprobe list --exits 'vfs_*' -v         # how their returns can be probed, and each exit
   kprobe list --exits --image vmlinux    # every function of the kernel in a file
@@ -65,12 +67,24 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
     from kprobes.cli.functions import as_json, as_names, as_prototypes
+
+    found = _probeable(args)
+    show = as_prototypes if args.verbose else as_names
+    out.write((as_json if args.format == "json" else show)(found).encode())
+
+
+def _probeable(args: argparse.Namespace) -> "list[Function]":
+    from kprobes.cli.choose import is_host
+
+    if is_host(args):
+        from kprobes.cli.target import this_machine
+        from kprobes.drivers.host.functions import probeable_here
+
+        return probeable_here(this_machine(), pattern=args.pattern)
     from kprobes.drivers.functions import probeable
 
     with _guest(args) as guest:
-        found = probeable(guest.memory, guest.kernel, guest.arch.site, pattern=args.pattern)
-    show = as_prototypes if args.verbose else as_names
-    out.write((as_json if args.format == "json" else show)(found).encode())
+        return probeable(guest.memory, guest.kernel, guest.arch.site, pattern=args.pattern)
 
 
 def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:

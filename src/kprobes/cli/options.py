@@ -18,6 +18,10 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _LEAST_RING, _LARGEST_RING = 1 << 16, 1 << 30
 _MIB = 1 << 20
 TARGET_HELP = "a running guest: qemu:HOST:PORT or qemu:/path.sock of its gdb stub or monitor"
+_TARGETS = (
+    f"host: this machine's own kernel; guest: one that is booted; {TARGET_HELP}; "
+    "auto (default): the host where it can be probed, else a guest"
+)
 
 
 def duration(text: str) -> float:
@@ -66,7 +70,7 @@ def guest_file(text: str) -> tuple[str, Path]:
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a running guest."""
-    parser.add_argument("--target", metavar="T", help=f"{TARGET_HELP} (default: boot one)")
+    parser.add_argument("--target", metavar="T", help=_TARGETS)
 
 
 def add_strategy(parser: argparse.ArgumentParser) -> None:

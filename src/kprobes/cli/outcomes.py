@@ -3,6 +3,7 @@
 from typing import assert_never
 
 from kprobes.cli.words import counted
+from kprobes.drivers.host.leftovers import Removed
 from kprobes.drivers.restore import Outcome, Restored
 
 
@@ -28,3 +29,15 @@ def words_for(restored: Restored) -> str:
         case _:
             assert_never(restored.outcome)
     return f"{entry.target}: {text}"
+
+
+def words_for_host(removed: Removed) -> str:
+    """Return a line on what became of what one session had in this machine's kernel."""
+    owner = removed.owner
+    if removed.is_tracing:
+        text = f"left alone: process {owner.pid} is still tracing it"
+    elif removed.error is not None:
+        text = f"something of process {owner.pid} is left: {removed.error}"
+    else:
+        text = f"{counted(removed.count, 'event')} of process {owner.pid} taken away"
+    return f"this machine's kernel: {text}"

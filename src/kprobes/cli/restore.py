@@ -1,19 +1,28 @@
-"""``kprobe restore``: put back what killed tracers left in guests, from their journals."""
+"""``kprobe restore``: put back what killed tracers left, in guests and on this machine."""
 
 import argparse
-from typing import BinaryIO
+from itertools import chain
+from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kprobes.drivers.journal import Entry
+
 NAME = "restore"
-HELP = "put guests back as they were before a tracer was killed"
+HELP = "put kernels back as they were before a tracer was killed"
 EPILOG = """\
 examples:
-  kprobe restore                                 # every guest that a killed tracer left behind
+  kprobe restore                                 # all that killed tracers left behind
+  kprobe restore --target host                   # in this machine's own kernel only
   kprobe restore --target qemu:localhost:1234    # this one only
 
 A tracer that is killed leaves a guardian behind, which does this within a second. This is for
 when the guardian was killed, too. The guest has run on all the while; its probes drop events.
+In this machine's own kernel a killed tracer leaves a tracing instance and events of its own, which
+are taken away; nothing of anybody else is touched.
 
 Exit status: 0 put right, or nothing to do; 1 not everything could be put right; 2 usage."""
 
@@ -25,23 +34,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Restore; return the exit code."""
-    from kprobes.cli.outcomes import words_for
+    from kprobes.cli.choose import AUTO, GUEST, HOST
     from kprobes.cli.stop import Stop
     from kprobes.drivers.journal import entries
-    from kprobes.drivers.restore import of_target, restore
+    from kprobes.drivers.restore import of_target
 
-    found = of_target(entries(), args.target)
-    if not found:
+    target = None if args.target in (AUTO, GUEST, HOST) else args.target
+    found = [] if args.target == HOST else of_target(entries(), target)
+    is_here = args.target in (None, AUTO, HOST)
+    code, is_idle = 0, True
+    with Stop() as stop:
+        # A kernel must not be left in the middle of it.
+        stop.defer()
+        for words, failed in chain(_guests(found), _here() if is_here else ()):
+            out.write(f"{words}\n".encode())
+            out.flush()
+            code, is_idle = max(code, failed), False
+            stop.check()
+    if is_idle:
         of = f" of {args.target}" if args.target else ""
         out.write(f"nothing to restore: no journal{of} was left behind\n".encode())
-        return 0
-    code = 0
-    with Stop() as stop:
-        # A guest must not be left in the middle of it.
-        stop.defer()
-        for each in restore(found):
-            out.write(f"{words_for(each)}\n".encode())
-            out.flush()
-            code = max(code, each.error.exit_code if each.error else 0)
-            stop.check()
     return code
+
+
+def _guests(found: "Sequence[Entry]") -> "Iterator[tuple[str, int]]":
+    from kprobes.cli.outcomes import words_for
+    from kprobes.drivers.restore import restore
+
+    for each in restore(found):
+        yield words_for(each), each.error.exit_code if each.error else 0
+
+
+def _here() -> "Iterator[tuple[str, int]]":
+    from kprobes.cli.outcomes import words_for_host
+    from kprobes.drivers.host.leftovers import leftovers
+
+    for each in leftovers():
+        yield words_for_host(each), each.error.exit_code if each.error else 0

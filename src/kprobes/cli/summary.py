@@ -31,7 +31,7 @@ class Summary:
         probes: every probe's hits.
         lost: records dropped because a ring was full.
         damaged: places in the rings that held no record.
-        paused_s, stops: how long the guest stood still, and how often.
+        pauses: how many seconds the guest stood still, and how often; None where there is none.
         command: what the guest ran, in words and how it ended, or "".
         handlers: what Python did.
     """
@@ -41,8 +41,7 @@ class Summary:
     probes: Sequence[Hits]
     lost: int
     damaged: int
-    paused_s: float
-    stops: int
+    pauses: tuple[float, int] | None
     command: str = ""
     handlers: Sequence[Calls] = ()
 
@@ -78,8 +77,7 @@ class Summary:
 
     def text(self) -> str:
         """Return all of it, for people."""
-        paused = f"guest paused for {self.paused_s * 1000:.1f} ms in {counted(self.stops, 'stop')}"
-        lines = [f"\n{self._events()}; {paused}\n", _table(self.probes)]
+        lines = [f"\n{self._events()}{self._paused()}\n", _table(self.probes)]
         lines += [_handlers(self.handlers), self.losses()]
         if self.command:
             lines.append(f"  {self.command}\n")
@@ -97,6 +95,12 @@ class Summary:
             self.faulted and f"{counted(self.faulted, 'value')} could not be read (fault)",
         ]
         return "".join(f"  {part}\n" for part in parts if part)
+
+    def _paused(self) -> str:
+        if self.pauses is None:
+            return ""
+        paused_s, stops = self.pauses
+        return f"; guest paused for {paused_s * 1000:.1f} ms in {counted(stops, 'stop')}"
 
     def _events(self) -> str:
         if self.written == self.recorded:

@@ -1,30 +1,41 @@
-"""The kernel that a command works on: a guest that runs already, or one that is booted for it."""
+"""The kernel that a command works on: this machine's own, or a guest's."""
 
 import argparse
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from kprobes.cli.choose import is_host, say_why, settle_target
 from kprobes.cli.options import BOOT_OPTIONS
 from kprobes.cli.stop import Stop
-from kprobes.drivers.guest.arena import ArenaSize
-from kprobes.drivers.guest.attach import Access
 from kprobes.errors import UsageError
-from kprobes.session import Session, attach, boot
 from kprobes.transport.connect import parse_target
 from kprobes.transport.qemu_command import MachineOptions
+
+if TYPE_CHECKING:
+    # The engine for guests takes a third of a second to import, and the host's does without.
+    from kprobes.drivers.guest.arena import ArenaSize
+    from kprobes.drivers.host.machine import HostMachine
+    from kprobes.host_session import HostSession
+    from kprobes.model.kernel import Kernel
+    from kprobes.ports import Memory
+    from kprobes.session import Session
 
 _RENAMED = {"memory": "memory_mib", "file": "files"}
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Refuse options that contradict each other, before anything is started.
+    """Settle the target, and refuse options that contradict each other; nothing is started.
 
     Raises:
         UsageError: such as options of a guest that is not booted.
     """
+    settle_target(args)
     if args.target is None:
         machine_options(args)
+        return
+    if is_host(args):
         return
     parse_target(args.target)
     given = [name for name in BOOT_OPTIONS if getattr(args, name, None) is not None]
@@ -53,7 +64,7 @@ def machine_options(args: argparse.Namespace) -> MachineOptions:
 @contextmanager
 def opened(
     args: argparse.Namespace, *, stop: Stop, progress: Callable[[str], None]
-) -> Generator[Session]:
+) -> Generator["Session"]:
     """Attach to the target, or boot a guest; ``--buffer-size`` and ``--vmlinux`` are minded.
 
     From then on a first Ctrl-C is kept: ``stop.is_asked`` tells of it.
@@ -71,15 +82,69 @@ def opened(
         yield session
 
 
-def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> Session:
+@contextmanager
+def opened_host(args: argparse.Namespace) -> Generator["HostSession"]:
+    """Open this machine's own kernel; ``--buffer-size`` and ``--clock`` are minded.
+
+    Raises:
+        UnreachableError: it cannot be probed; says why, and what to do.
+    """
+    from kprobes.drivers.host.driver import DEFAULT_CLOCK, DEFAULT_RING, HostOptions
+    from kprobes.host_session import host
+
+    options = HostOptions(
+        ring=getattr(args, "buffer_size", None) or DEFAULT_RING,
+        clock=getattr(args, "clock", None) or DEFAULT_CLOCK,
+    )
+    with host(options) as session:
+        yield session
+
+
+def this_machine() -> "HostMachine":
+    """Return this machine, to be looked at only.
+
+    Raises:
+        UnreachableError: its kernel cannot be probed; says why, and what to do.
+    """
+    from kprobes.drivers.host.machine import open_machine
+    from kprobes.drivers.host.obstacles import check_possible
+
+    check_possible()
+    return open_machine()
+
+
+@contextmanager
+def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
+    """Read this machine's kernel, and its memory through /proc/kcore.
+
+    Raises:
+        UnreachableError: there is no /proc/kcore for us.
+        TargetError: its symbols are hidden.
+    """
+    from kprobes.drivers.host.machine import read_kernel
+    from kprobes.formats.vmcoreinfo import find
+    from kprobes.transport.kcore import Kcore
+
+    with Kcore() as memory:
+        slides = (info.slide for info in find(memory.notes) if info.slide is not None)
+        yield memory, replace(read_kernel(), slide=next(slides, 0))
+
+
+def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Session":
+    from kprobes.drivers.guest.attach import Access
+    from kprobes.session import attach, boot
+
     size = _arena_size(args)
     access = Access(image=getattr(args, "vmlinux", None))
     if args.target is None:
+        say_why(args)
         return boot(machine_options(args), size=size, access=access, progress=progress)
     progress(f"attaching to {args.target}")
     return attach(args.target, size=size, access=access)
 
 
-def _arena_size(args: argparse.Namespace) -> ArenaSize | None:
+def _arena_size(args: argparse.Namespace) -> "ArenaSize | None":
+    from kprobes.drivers.guest.arena import ArenaSize
+
     ring = getattr(args, "buffer_size", None)
     return None if ring is None else ArenaSize(ring=ring)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.choose import is_host, settle_target
 from kprobes.cli.durations import DurationAction
 from kprobes.cli.filters import FilterAction, grouped
 from kprobes.errors import UsageError
@@ -16,6 +17,7 @@ EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
   kprobe trace 'p vfs_*' --comm ls --max-events 100 -- 'ls / | wc -l'
+  kprobe trace --target host 'p vfs_read count' --comm ls -- ls /    # this machine's own kernel
   kprobe trace --target qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
   kprobe trace --kernel ./bzImage --file /bin/test=./a.out 'p ksys_read' -- /bin/test
   kprobe trace 'p:read vfs_read count' --filter 'count > 4096 && comm != "cat"' -- ls /
@@ -107,6 +109,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="of each CPU's ring, a power of two, or rounded up to one (default: up to 16M)",
     )
+    parser.add_argument(
+        "--clock", metavar="NAME", help="of time stamps on this machine: local, mono, boot, ..."
+    )
     parser.add_argument("--strict", action="store_true", help="exit 6 when an event is missing")
 
 
@@ -116,10 +121,13 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.cli.output import check_writable
     from kprobes.cli.script import read_script
 
-    if args.target is not None and args.command:
-        raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
     if not args.definitions and args.python is None:
         raise UsageError("nothing to trace: give a definition, or --python FILE")
+    settle_target(args)
+    if args.target is not None and not is_host(args) and args.command:
+        raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
+    if args.clock is not None and not is_host(args):
+        raise UsageError("--clock is for this machine's own kernel: --target host")
     groups = grouped(args.definitions, args.filters)
     arch = "amd64" if args.target is None and args.arch is None else args.arch
     texts = [(read_definitions(words, arch=arch), filter_text) for words, filter_text in groups]

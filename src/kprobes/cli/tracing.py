@@ -3,27 +3,67 @@
 import argparse
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from kprobes.cli.choose import is_host
 from kprobes.cli.options import strategy, way
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.progress import Progress
 from kprobes.cli.script import Script
 from kprobes.cli.stop import Stop
 from kprobes.cli.summary import Calls, Summary
-from kprobes.cli.target import check_options, opened
+from kprobes.cli.target import check_options, opened, opened_host
 from kprobes.cli.words import say, say_bytes
-from kprobes.cli.workload import Workload
-from kprobes.drivers.guest.recorder import Counts
-from kprobes.model.hits import Hits
-from kprobes.session import Session
+from kprobes.cli.workload import Job, Workload
+from kprobes.model.definition import Definition
+from kprobes.model.hits import Counts, Hits
+from kprobes.ports import Sink
 from kprobes.sinks import FORMATS
+from kprobes.sinks.origin import Origin
 from kprobes.sinks.tally import Tally
+from kprobes.transport.agent import Command
+
+if TYPE_CHECKING:
+    # A third of a second to import, which this machine's own kernel does not need.
+    from kprobes.session import Session
 
 _LOST = 6
+
+
+class Tracer(Protocol):
+    """A session, whatever kernel it is with."""
+
+    definitions: list[Definition]
+
+    @property
+    def origin(self) -> Origin:
+        """What sinks need to know of the kernel."""
+        ...
+
+    def probe(
+        self, text: str, *, filter: str = "", duration: bool = False, exits: bool = False
+    ) -> None:
+        """Add definitions."""
+        ...
+
+    def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
+        """Record hits of some tasks only."""
+        ...
+
+    def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
+        """Write events until it is done."""
+        ...
+
+    def hits(self) -> list[Hits]:
+        """Return what was counted of every probe."""
+        ...
+
+    def start(self, command: Command) -> Job:
+        """Start a command where the kernel runs."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,9 +116,10 @@ def trace(
     """Trace definitions, texts each with a filter, as the options say; return the exit code."""
     check_options(args)
     with Stop() as stop, Progress(is_quiet=args.quiet) as progress:
-        with opened(args, stop=stop, progress=progress) as session:
+        with _opened(args, stop, progress) as (session, guest):
             progress("resolving the definitions")
-            session.driver.strategy, session.driver.way = strategy(args), way(args)
+            if guest is not None:
+                guest.driver.strategy, guest.driver.way = strategy(args), way(args)
             session.choose_tasks(pids=args.pid or (), comms=args.comm or ())
             for text, filter_text in texts:
                 session.probe(
@@ -87,14 +128,15 @@ def trace(
                     duration=args.has_duration,
                     exits=args.exits,
                 )
-            session.driver.tell = session.handlers.report.tell = _tell
-            if not args.quiet:
-                _say_waiting(session)
-            if script is not None:
-                progress("running the handlers' file")
-                script.run(session)
+            if guest is not None:
+                guest.driver.tell = guest.handlers.report.tell = _tell
+                if not args.quiet:
+                    _say_waiting(guest)
+                if script is not None:
+                    progress("running the handlers' file")
+                    script.run(guest)
             stop.check()
-            run = _Run(args, session, out)
+            run = _Run(args, session, guest, out)
             run.go(stop, progress)
         # Leaving the guest stops it once more: that counts too.
         summary = run.summary()
@@ -102,10 +144,28 @@ def trace(
     return _LOST if args.strict and not summary.is_complete else 0
 
 
+@contextmanager
+def _opened(
+    args: argparse.Namespace, stop: Stop, progress: Progress
+) -> "Generator[tuple[Tracer, Session | None]]":
+    # The session, and once more what only those with guests have.
+    if is_host(args):
+        progress("reading this machine's symbols and types")
+        stop.defer()
+        with opened_host(args) as session:
+            yield session, None
+        return
+    with opened(args, stop=stop, progress=progress) as guest:
+        yield guest, guest
+
+
 class _Run:
-    def __init__(self, args: argparse.Namespace, session: Session, out: BinaryIO) -> None:
+    def __init__(
+        self, args: argparse.Namespace, session: Tracer, guest: "Session | None", out: BinaryIO
+    ) -> None:
         self._args = args
         self._session = session
+        self._guest = guest
         self._workload = Workload(session.start, args.command) if args.command else None
         self._output = _output(args, session, out)
         self._tally = Tally(self._output, limit=args.max_events)
@@ -130,21 +190,22 @@ class _Run:
             self._counts = self._session.stream(self._tally, is_done=until)
             self._hits = self._session.hits()
             self._end_workload()
-            self._calls = _calls(self._session)
+            if self._guest is not None:
+                self._calls = _calls(self._guest)
         self._output.check()
 
     def summary(self) -> Summary:
         """Return what was counted."""
         assert self._counts is not None
-        counts, stub = self._counts, self._session.driver.guest.stub
+        counts = self._counts
+        stub = None if self._guest is None else self._guest.driver.guest.stub
         return Summary(
             written=self._tally.events,
             faulted=self._tally.faulted,
             probes=self._hits,
             lost=counts.lost,
             damaged=counts.damaged,
-            paused_s=stub.paused_s,
-            stops=stub.stops,
+            pauses=None if stub is None else (stub.paused_s, stub.stops),
             command=self._ending,
             handlers=self._calls,
         )
@@ -157,7 +218,7 @@ class _Run:
                 say_bytes(finished.output)
 
 
-def _output(args: argparse.Namespace, session: Session, out: BinaryIO) -> Output:
+def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO) -> Output:
     stream = out if args.output is None else open_output(args.output)
     if not session.definitions:
         return Output(stream, lambda _: NoEvents(), is_ours=stream is not out)
@@ -166,7 +227,7 @@ def _output(args: argparse.Namespace, session: Session, out: BinaryIO) -> Output
     return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out)
 
 
-def _calls(session: Session) -> list[Calls]:
+def _calls(session: "Session") -> list[Calls]:
     return [
         Calls(
             name=probe.name,
@@ -183,7 +244,7 @@ def _tell(problem: str) -> None:
     say(f"kprobe: {problem}")
 
 
-def _say_waiting(session: Session) -> None:
+def _say_waiting(session: "Session") -> None:
     for each in session.driver.waiting:
         say(f"{each.event} waits until module {each.place.module} is loaded\n")
 

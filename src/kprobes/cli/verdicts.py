@@ -71,6 +71,10 @@ def _accepted(placed: Sequence[Placed], *, has_format: bool) -> Iterator[str]:
         yield f"  ... and {counted(len(placed) - _MAX_PLACES, 'function')} more\n"
     yield from _exits(placed[0])
     rows = [(f"{fetch.field.name}:", explain(fetch), _room(fetch.field)) for fetch in probe.fetches]
+    if placed[0].spelled:
+        # How the kernel lays out its own records, it says when the event is there.
+        yield aligned([row[:2] for row in rows], indent="    ")
+        return
     yield aligned(rows, indent="    ")
     yield f"  record: {_record(probe)}\n"
     if has_format:
@@ -79,6 +83,8 @@ def _accepted(placed: Sequence[Placed], *, has_format: bool) -> Iterator[str]:
 
 
 def _how(placed: Placed) -> Iterator[str]:
+    if placed.spelled:
+        yield f"spelled {placed.spelled}"
     if placed.returns is not None:
         yield f"by {placed.returns.way} at the returns of {placed.probe.layout.function}"
     if placed.site is not None:
@@ -192,7 +198,7 @@ def _place(placed: Placed) -> dict[str, Any]:
         "function": layout.function,
         "where": layout.where,
         "address": f"{layout.ip:#x}",
-        **_patched(placed.site),
+        **({"spelled": placed.spelled} if placed.spelled else _patched(placed.site)),
         **_returned(placed),
     }
 

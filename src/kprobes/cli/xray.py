@@ -30,6 +30,7 @@ examples:
                            echo 1 >events/kprobes/enable'
   kprobe xray do_sys_openat2 --arm 'p:open do_sys_openat2 path=+0($arg2):ustring'
   kprobe xray schedule+5 --arm 'p schedule+5' --strategy breakpoint
+  kprobe xray vfs_read --target host                  # this machine's own kernel (/proc/kcore)
   kprobe xray vfs_read+4 --target qemu:localhost:1234
   kprobe xray vfs_read --function --verdicts --image /boot/vmlinuz-6.1.0-56-cloud-amd64
   kprobe xray vfs_iter_read --exits                   # every way out of it, marked and proven
@@ -161,14 +162,19 @@ def _place(args: argparse.Namespace, specimen: "Specimen", option: str) -> "Addr
 
 @contextmanager
 def _specimen(args: argparse.Namespace) -> "Generator[Specimen]":
+    from kprobes.cli.choose import is_host
     from kprobes.cli.progress import Progress
     from kprobes.cli.stop import Stop
-    from kprobes.cli.target import opened
+    from kprobes.cli.target import opened, this_kernel
     from kprobes.drivers.overlook import overlooking
     from kprobes.drivers.specimen import specimen_of_image
 
     if args.image is not None:
         yield specimen_of_image(args.image)
+        return
+    if is_host(args):
+        with this_kernel() as (memory, kernel):
+            yield _of_guest(args, memory, kernel, target=args.target)
         return
     tracer = None if args.target is None or args.arm is not None else _tracer(args.target)
     if tracer is not None and tracer.window is not None:
@@ -223,10 +229,11 @@ def _of_guest(
     target: str,
     booted: Path | None = None,
 ) -> "Specimen":
+    from kprobes.cli.choose import is_host
     from kprobes.drivers.journal import entries
     from kprobes.drivers.restore import of_target
     from kprobes.drivers.specimen import candidates, specimen_of_guest
 
-    found = of_target(entries(), target)
+    found = [] if is_host(args) else of_target(entries(), target)
     images = candidates(kernel, found, given=args.vmlinux or booted)
     return specimen_of_guest(memory, kernel, images=images, entries=found)

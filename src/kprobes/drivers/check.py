@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
+from kprobes.arch.facts import Arch
 from kprobes.arch.registry import arch
 from kprobes.drivers.exits import Classified
 from kprobes.drivers.guest.guest import Guest
@@ -18,6 +20,7 @@ from kprobes.lang.source import lines_of
 from kprobes.model.definition import Definition, Deletion, Kind, Statement
 from kprobes.model.exits import ReturnWay
 from kprobes.model.extras import NO_EXTRAS, Extras
+from kprobes.model.kernel import Kernel
 from kprobes.model.plan import Site, Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.model.returns import Returns
@@ -56,12 +59,14 @@ class Placed:
         site: at its address; None for a return probe that does nothing at the entry.
         returns: how the returns are probed, of a return probe; else None.
         exits: of its function, then.
+        spelled: the line that this machine's kernel is given for it; "" in guests.
     """
 
     probe: Resolved
     site: Site | None
     returns: Returns | None = None
     exits: Classified | None = None
+    spelled: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +99,46 @@ class Verdict:
         return self.error is None
 
 
+class Judge(Protocol):
+    """Knows one kernel, and how probes are placed there."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """What it is."""
+        ...
+
+    @property
+    def arch(self) -> Arch:
+        """Its architecture."""
+        ...
+
+    def probes(self, definition: Definition) -> list[Resolved]:
+        """Return a definition's probes; raises as ``Places.resolve``."""
+        ...
+
+    def place(self, probes: Sequence[Resolved]) -> tuple[Placed, ...]:
+        """Place the probes of one definition, or raise RefusedError."""
+        ...
+
+    def sooner(self, error: DefinitionError) -> DefinitionError:
+        """Return what the kernel finds before an error of the text."""
+        ...
+
+    def is_probeable(self, function: Symbol) -> bool:
+        """Whether a function can be probed at its entry."""
+        ...
+
+    def exits(self, definition: Definition) -> Classified | None:
+        """Return the ways out of a return probe's function, or None where they do not matter."""
+        ...
+
+
 class Checker:
     """Judges statements one after the other; what is accepted stays for the next ones."""
 
-    def __init__(self, places: Places, terms: Terms = NO_TERMS) -> None:
-        self._places = places
+    def __init__(self, judge: Judge, terms: Terms = NO_TERMS) -> None:
+        self._judge = judge
         self._terms = terms
-        self._look = places.look(Wish(strategy=terms.strategy))
         self._definitions: tuple[Definition, ...] = ()
         self._first: dict[tuple[str, str], Resolved] = {}
 
@@ -129,14 +167,14 @@ class Checker:
                 line=number,
                 error=error,
                 advice=self._advice(statement),
-                exits=self._exits(statement),
+                exits=self._judge.exits(statement),
             )
 
     def _parse(self, line: str) -> Statement:
         try:
-            return parse_statement(line, registers=self._places.arch.registers)
+            return parse_statement(line, registers=self._judge.arch.registers)
         except DefinitionError as error:
-            raise self._places.sooner(error) from error
+            raise self._judge.sooner(error) from error
 
     def _with_extras(self, statement: Statement) -> Statement:
         if isinstance(statement, Deletion):
@@ -163,32 +201,12 @@ class Checker:
             return (), error.module
 
     def _place_now(self, definition: Definition) -> tuple[Placed, ...]:
-        singles = enumerate(self._places.expand(definition), start=1)
-        probes = [self._places.resolve(single, event_id=n) for n, single in singles]
+        probes = self._judge.probes(definition)
         for probe in probes:
             first = self._first.get((probe.layout.group, probe.layout.event))
             if first is not None:
                 check_alike(first, probe)
-        if definition.kind is Kind.RETURN:
-            return self._place_returns(probes)
-        return tuple(
-            Placed(probe=probe, site=self._look(probe.layout.ip, probe.definition))
-            for probe in probes
-        )
-
-    def _place_returns(self, probes: Sequence[Resolved]) -> tuple[Placed, ...]:
-        terms = self._terms
-        planner = ReturnPlanner(self._places, way=terms.way, strategy=terms.strategy)
-        return tuple(self._place_return(probe, planner) for probe in probes)
-
-    def _place_return(self, probe: Resolved, planner: ReturnPlanner) -> Placed:
-        entry = probe.layout.ip
-        roles = planner.plan({entry: [probe]})
-        returns = next((each.returns for some in roles.values() for each in some), None)
-        if returns is None:
-            raise RefusedError(f"{probe.layout.function}: it is never left")
-        site = self._look(entry, probe.definition) if entry in roles else None
-        return Placed(probe=probe, site=site, returns=returns, exits=self._places.exits(probe))
+        return self._judge.place(probes)
 
     def _remember(self, placed: tuple[Placed, ...]) -> None:
         left = {(definition.group, definition.event) for definition in self._definitions}
@@ -198,14 +216,6 @@ class Checker:
             layout = each.probe.layout
             self._first.setdefault((layout.group, layout.event), each.probe)
 
-    def _exits(self, definition: Definition) -> Classified | None:
-        if definition.kind is not Kind.RETURN or definition.place.is_glob:
-            return None
-        try:
-            return self._places.exits(self._places.resolve(definition, event_id=1))
-        except RefusedError:
-            return None
-
     def _advice(self, definition: Definition) -> str:
         near = self._near(definition)
         return f"can be probed: {', '.join(near)}" if near else ""
@@ -213,7 +223,7 @@ class Checker:
     def _near(self, definition: Definition) -> list[str]:
         # The function itself, if it is only the place in it that is wrong; else some that are
         # named like it.
-        place, symbols = definition.place, self._places.kernel.symbols
+        place, symbols = definition.place, self._judge.kernel.symbols
         addr = place.addr
         owner = symbols.find(place.symbol) if addr is None else symbols.at(addr)
         if owner is not None and self._is_probeable(owner):
@@ -225,8 +235,51 @@ class Checker:
         return sorted({s.name for s in found}, key=lambda name: (len(name), name))[:_NEAR]
 
     def _is_probeable(self, symbol: Symbol) -> bool:
-        is_unique = len(self._places.kernel.symbols.all_named(symbol.name)) == 1
-        return symbol.is_text and is_unique and self._places.has_site(symbol)
+        is_unique = len(self._judge.kernel.symbols.all_named(symbol.name)) == 1
+        return symbol.is_text and is_unique and self._judge.is_probeable(symbol)
+
+
+class _ByPatching:
+    # A kernel whose text we patch ourselves, running or in a file.
+    def __init__(self, places: Places, terms: Terms) -> None:
+        self._places = places
+        self._terms = terms
+        self._look = places.look(Wish(strategy=terms.strategy))
+        self.kernel = places.kernel
+        self.arch = places.arch
+        self.sooner = places.sooner
+        self.is_probeable = places.has_site
+
+    def probes(self, definition: Definition) -> list[Resolved]:
+        singles = enumerate(self._places.expand(definition), start=1)
+        return [self._places.resolve(single, event_id=n) for n, single in singles]
+
+    def place(self, probes: Sequence[Resolved]) -> tuple[Placed, ...]:
+        if probes[0].definition.kind is Kind.RETURN:
+            terms = self._terms
+            planner = ReturnPlanner(self._places, way=terms.way, strategy=terms.strategy)
+            return tuple(self._place_return(probe, planner) for probe in probes)
+        return tuple(
+            Placed(probe=probe, site=self._look(probe.layout.ip, probe.definition))
+            for probe in probes
+        )
+
+    def exits(self, definition: Definition) -> Classified | None:
+        if definition.kind is not Kind.RETURN or definition.place.is_glob:
+            return None
+        try:
+            return self._places.exits(self._places.resolve(definition, event_id=1))
+        except RefusedError:
+            return None
+
+    def _place_return(self, probe: Resolved, planner: ReturnPlanner) -> Placed:
+        entry = probe.layout.ip
+        roles = planner.plan({entry: [probe]})
+        returns = next((each.returns for some in roles.values() for each in some), None)
+        if returns is None:
+            raise RefusedError(f"{probe.layout.function}: it is never left")
+        site = self._look(entry, probe.definition) if entry in roles else None
+        return Placed(probe=probe, site=site, returns=returns, exits=self._places.exits(probe))
 
 
 def checker_of_guest(guest: Guest, terms: Terms = NO_TERMS) -> Checker:
@@ -235,7 +288,7 @@ def checker_of_guest(guest: Guest, terms: Terms = NO_TERMS) -> Checker:
     Raises:
         RefusedError: its kernel was built without dynamic ftrace.
     """
-    return Checker(places_of(guest), terms)
+    return Checker(_ByPatching(places_of(guest), terms), terms)
 
 
 def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:
@@ -248,4 +301,5 @@ def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:
     image = read_image(path)
     text = text_of_image(image)
     sites = ftrace.sites_in_image(image, text.kernel)
-    return Checker(Places(text, arch(text.kernel.arch), sites), terms)
+    places = Places(text, arch(text.kernel.arch), sites)
+    return Checker(_ByPatching(places, terms), terms)

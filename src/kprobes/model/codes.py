@@ -108,6 +108,7 @@ class Code(Enum):
     NO_PLACE = "No function to probe is specified"
     NOT_KPROBE = "This is not a kprobe event"
     NOT_YET = "This form is not supported yet"
+    NOT_IN_RELEASE = "This kernel's release cannot record that"
 
     @property
     def text(self) -> str:

@@ -1,6 +1,27 @@
-"""What was counted of one probe's hits."""
+"""What was counted of a run, and of one probe's hits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a run counted.
+
+    Attributes:
+        recorded: events read, by event id.
+        missed: hits that were not recorded, by event id: another hit of the same context was
+            in progress on their CPU.
+        lost: records dropped because a ring was full.
+        damaged: places in the rings that held no record of ours.
+        unkept: calls whose return is not seen, by event id: as many of the function were in
+            progress as there was room for.
+    """
+
+    recorded: dict[int, int]
+    missed: dict[int, int]
+    lost: int
+    damaged: int
+    unkept: dict[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from kprobes.drivers.guest.arena import MISSED_SIZE, Arena
 from kprobes.drivers.guest.clock import GuestClock, TscClock
@@ -10,34 +9,13 @@ from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.rings import Window, open_rings
 from kprobes.model.abi import SLACK
 from kprobes.model.batch import Events
-from kprobes.model.hits import Hits
+from kprobes.model.hits import Counts, Hits
 from kprobes.model.layout import RecordLayout
 from kprobes.model.plan import Plan
 from kprobes.ring.chunk import Decoded
 from kprobes.ring.merge import Merger
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.ring.shapes import shapes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """What a run counted.
-
-    Attributes:
-        recorded: events read, by event id.
-        missed: hits that were not recorded, by event id: another hit of the same context was
-            in progress on their CPU.
-        lost: records dropped because a ring was full.
-        damaged: places in the rings that held no record of ours.
-        unkept: calls whose return is not seen, by event id: as many of the function were in
-            progress as there was room for.
-    """
-
-    recorded: dict[int, int]
-    missed: dict[int, int]
-    lost: int
-    damaged: int
-    unkept: dict[int, int] = field(default_factory=dict[int, int])
 
 
 def hits_of(plans: Sequence[Plan], counts: Counts) -> list[Hits]:

@@ -1,0 +1,1 @@
+"""The kernel that this machine runs, through its tracefs."""

@@ -1,0 +1,165 @@
+"""Our instance and our events in this machine's tracefs: made, switched, and taken away again."""
+
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from kprobes.drivers.host.answers import filter_refusal, refusal
+from kprobes.drivers.host.names import Owner, owner_of
+from kprobes.drivers.host.prepare import HostProbe
+from kprobes.errors import TracefsError
+from kprobes.transport.tracefs import Tracefs
+
+PROBES = "kprobe_events"
+"""Where probes are defined and listed."""
+_PROFILE = "kprobe_profile"
+_LOG = "error_log"
+_ATTEMPTS = 5
+
+
+class HostFiles:
+    """What one session has in tracefs. Nobody else's files are written.
+
+    Attributes:
+        instance: its directory, where its buffers are.
+    """
+
+    def __init__(self, tracefs: Tracefs, owner: Owner) -> None:
+        self._tracefs = tracefs
+        self._owner = owner
+        self.instance = owner.instance
+
+    def make_instance(self, *, buffer_kib: int, clock: str) -> None:
+        """Make our instance.
+
+        Args:
+            buffer_kib: of each CPU's ring.
+            clock: of its time stamps, by the kernel's name.
+
+        Raises:
+            TracefsError: there is no memory, or no such clock.
+        """
+        tracefs = self._tracefs
+        tracefs.make(self.instance)
+        tracefs.write(f"{self.instance}/tracing_on", "0")
+        tracefs.write(f"{self.instance}/trace_clock", clock)
+        tracefs.write(f"{self.instance}/buffer_size_kb", str(buffer_kib))
+
+    def define(self, probe: HostProbe) -> None:
+        """Write an event's line.
+
+        Raises:
+            DefinitionError: the kernel refuses it, and says where.
+            RefusedError: it does not say why.
+            TargetError: it is out of something.
+        """
+        line = probe.spelled.line(self._owner.group, probe.name)
+        try:
+            self._tracefs.write(PROBES, f"{line}\n")
+        except TracefsError as error:
+            raise refusal(error, probe.spelled, line, self._read_log()) from error
+
+    def set_filter(self, probe: HostProbe) -> None:
+        """Give an event its filter in our instance.
+
+        Raises:
+            DefinitionError: the kernel refuses it.
+        """
+        if not probe.filter:
+            return
+        name = f"{self._event(probe)}/filter"
+        try:
+            self._tracefs.write(name, probe.filter)
+        except TracefsError as error:
+            shown = self._tracefs.read(name)
+            raise filter_refusal(probe.spelled, probe.filter, shown) from error
+
+    def name_of(self, probe: HostProbe) -> str:
+        """Return the name of a probe's event, with its group."""
+        return f"{self._owner.group}/{probe.name}"
+
+    def name_tasks(self, events: Sequence[str]) -> None:
+        """Record some of the kernel's own events in our instance, from now on, if it has them."""
+        for event in events:
+            name = f"{self.instance}/events/{event}/enable"
+            if self._tracefs.has(name):
+                self._tracefs.write(name, "1")
+        self._tracefs.write(f"{self.instance}/tracing_on", "1")
+
+    def enable(self) -> None:
+        """Record our events."""
+        self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "1")
+
+    def disable(self) -> None:
+        """Record nothing more."""
+        self._tracefs.write(f"{self.instance}/tracing_on", "0")
+        self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "0")
+
+    def missed(self) -> dict[str, int]:
+        """Return how many hits the kernel has missed of our events, by their names."""
+        for _ in range(_ATTEMPTS):
+            # The profile has no groups: its lines come in the order of the list.
+            before = self._tracefs.read(PROBES).splitlines()
+            profile = self._tracefs.read(_PROFILE).splitlines()
+            if len(profile) == len(before) == len(self._tracefs.read(PROBES).splitlines()):
+                own = zip(map(_name, before), profile, strict=True)
+                return {
+                    name: int(line.split()[2])
+                    for (group, name), line in own
+                    if group == self._owner.group
+                }
+        return {}
+
+    def lines(self) -> list[str]:
+        """Return what the kernel lists of our events."""
+        return [
+            line
+            for line in self._tracefs.read(PROBES).splitlines()
+            if _name(line)[0] == self._owner.group
+        ]
+
+    def remove(self) -> None:
+        """Take away everything of ours that is there.
+
+        Raises:
+            TracefsError: somebody has our instance open, or uses our events.
+        """
+        if self._tracefs.has(self.instance):
+            # The kernel disables its events by itself.
+            self._tracefs.remove(self.instance)
+        for line in self.lines():
+            group, name = _name(line)
+            self._delete(group, name)
+
+    def _delete(self, group: str, name: str) -> None:
+        try:
+            self._tracefs.write(PROBES, f"-:{group}/{name}\n")
+        except TracefsError as error:
+            # Somebody was quicker.
+            if error.number != errno.ENOENT:
+                raise
+
+    def _event(self, probe: HostProbe) -> str:
+        return f"{self.instance}/events/{self.name_of(probe)}"
+
+    def _read_log(self) -> str:
+        with suppress(TracefsError):
+            return self._tracefs.read(_LOG)
+        return ""
+
+
+def owners(tracefs: Tracefs) -> Iterator[Owner]:
+    """Yield whose instances and events of kprobe are there, each once."""
+    found: dict[Owner, None] = {}
+    groups = (_name(line)[0] for line in tracefs.read(PROBES).splitlines())
+    for name in (*tracefs.names("instances"), *groups):
+        owner = owner_of(name)
+        if owner is not None:
+            found[owner] = None
+    yield from found
+
+
+def _name(line: str) -> tuple[str, str]:
+    # Group and event of a line such as "r10:GROUP/EVENT PLACE".
+    group, _, event = line.split(" ", maxsplit=1)[0].partition(":")[2].partition("/")
+    return group, event

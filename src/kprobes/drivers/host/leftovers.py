@@ -1,0 +1,61 @@
+"""What killed tracers left in this machine's tracefs: found by journal and by name, taken away."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kprobes.drivers.host.files import PROBES, HostFiles, owners
+from kprobes.drivers.host.journal import forget, noted
+from kprobes.drivers.host.names import Owner
+from kprobes.errors import TracefsError
+from kprobes.transport.tracefs import Tracefs, open_tracefs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What became of one session's things.
+
+    Attributes:
+        owner: whose they were.
+        count: events that were taken away.
+        is_tracing: whether its process is still there, so that all was left alone.
+        error: why something is left, else None.
+    """
+
+    owner: Owner
+    count: int = 0
+    is_tracing: bool = False
+    error: TracefsError | None = None
+
+
+def leftovers() -> Iterator[Removed]:
+    """Take away what sessions left in this machine's tracefs; nothing where it has none for us.
+
+    A journal from before the machine was booted anew is forgotten.
+    """
+    try:
+        tracefs = open_tracefs()
+        has_probes = tracefs.has(PROBES)
+    except TracefsError:
+        return
+    if has_probes:
+        yield from remove_leftovers(tracefs)
+
+
+def remove_leftovers(tracefs: Tracefs) -> Iterator[Removed]:
+    """Take away what sessions left whose processes are gone; what is not ours is not touched."""
+    for owner in dict.fromkeys((*noted(), *owners(tracefs))):
+        if not owner.is_gone:
+            yield Removed(owner=owner, is_tracing=True)
+            continue
+        yield _remove(tracefs, owner)
+
+
+def _remove(tracefs: Tracefs, owner: Owner) -> Removed:
+    files = HostFiles(tracefs, owner)
+    try:
+        count = len(files.lines())
+        files.remove()
+    except TracefsError as error:
+        return Removed(owner=owner, error=error)
+    forget(owner)
+    return Removed(owner=owner, count=count)

@@ -1,0 +1,147 @@
+"""Definitions to events of this machine's kernel: lines, names of their own, filters."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from kprobes.drivers.host.machine import HostMachine
+from kprobes.drivers.host.places import HostPlaces
+from kprobes.errors import RefusedError, UsageError
+from kprobes.lang.filter import parse_filter
+from kprobes.lang.filter_scan import Known
+from kprobes.model.definition import Definition
+from kprobes.model.resolved import Resolved
+from kprobes.model.spelled import Spelled
+from kprobes.resolve.filter import filter_fields
+from kprobes.resolve.siblings import check_alike
+from kprobes.resolve.spell import spell
+
+_MAX_EVENTS = (1 << 16) - 1
+_NAME_LENGTH = 50
+_COMM_LENGTH = 15
+_SPECIAL = re.compile(r"[*?\[]")
+NO_HANDLERS = (
+    "Python cannot run inside the kernel that runs this Python: take events one by one, "
+    "`for event in kernel.events(): ...`, or boot a guest for handlers: kprobes.boot()"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """Whose hits are recorded: pids and names or patterns; none means any."""
+
+    pids: tuple[int, ...] = ()
+    comms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProbe:
+    """One probe, which is to be an event of this kernel.
+
+    Attributes:
+        spelled: its line.
+        name: that it has in our group; the user's name is in its layout.
+        filter: for its filter file, or "".
+    """
+
+    spelled: Spelled
+    name: str
+    filter: str
+
+    @property
+    def resolved(self) -> Resolved:
+        """What it is."""
+        return self.spelled.probe
+
+
+def prepare(
+    machine: HostMachine, definitions: Sequence[Definition], tasks: Tasks
+) -> list[HostProbe]:
+    """Return the events of some definitions, without touching the kernel.
+
+    Raises:
+        DefinitionError: a definition names what this kernel has not, its release cannot record
+            it, or its filter is wrong.
+        RefusedError: a pattern names no function, or a module is not loaded.
+    """
+    places = HostPlaces(machine)
+    singles = [single for definition in definitions for single in places.expand(definition)]
+    if len(singles) > _MAX_EVENTS:
+        raise RefusedError(f"{len(singles)} probes are too many: at most {_MAX_EVENTS}")
+    probes = [places.resolve(single, event_id=n) for n, single in enumerate(singles, 1)]
+    _check_siblings(probes)
+    names = _names(probes)
+    return [_event(machine, probe, name, tasks) for probe, name in zip(probes, names, strict=True)]
+
+
+def _event(machine: HostMachine, probe: Resolved, name: str, tasks: Tasks) -> HostProbe:
+    text = probe.definition.filter
+    if text and parse_filter(text, _known(machine, probe)) is None:
+        text = ""
+    chosen = [*_task_terms(probe, tasks), *([text] if text else [])]
+    return HostProbe(
+        spelled=spell(probe, machine.kernel.version, machine.arch),
+        name=name,
+        filter=" && ".join(f"({each})" for each in chosen) if len(chosen) > 1 else "".join(chosen),
+    )
+
+
+def _check_siblings(probes: Sequence[Resolved]) -> None:
+    first: dict[tuple[str, str], Resolved] = {}
+    for probe in probes:
+        definition = probe.definition
+        other = first.setdefault((definition.group, definition.event), probe)
+        # A pattern's functions may differ: each is an event of its own.
+        if other.definition.command != definition.command:
+            check_alike(other, probe)
+
+
+def _names(probes: Sequence[Resolved]) -> Iterator[str]:
+    # Each probe is an event of its own, so that records and counts tell which one was hit.
+    used: set[str] = set()
+    for probe in probes:
+        wanted = probe.definition.event[:_NAME_LENGTH]
+        name, number = wanted, 1
+        while name in used:
+            number += 1
+            name = f"{wanted}_{number}"
+        used.add(name)
+        yield name
+
+
+def _known(machine: HostMachine, probe: Resolved) -> Known:
+    symbols = machine.kernel.symbols
+
+    def function(place: str | int) -> tuple[int, int] | None:
+        found = symbols.find(place) if isinstance(place, str) else symbols.at(place)
+        return None if found is None else (found.addr, found.addr + found.size)
+
+    return Known(fields=filter_fields(probe), cpus=machine.cpus, function=function)
+
+
+def _task_terms(probe: Resolved, tasks: Tasks) -> Iterator[str]:
+    if tasks.pids:
+        yield " || ".join(f"common_pid == {pid}" for pid in tasks.pids)
+    if tasks.comms:
+        # An argument may be called comm, too, which then counts.
+        own = {field.name for field in probe.layout.fields}
+        field = next(name for name in ("comm", "COMM") if name not in own)
+        yield " || ".join(_is_comm(field, comm) for comm in tasks.comms)
+
+
+def _is_comm(field: str, comm: str) -> str:
+    if _SPECIAL.search(comm):
+        return f"{field} ~ {_quoted(comm)}"
+    return f"{field} == {_quoted(comm[:_COMM_LENGTH])}"
+
+
+def _quoted(text: str) -> str:
+    for mark in ('"', "'"):
+        if mark not in text:
+            return f"{mark}{text}{mark}"
+    raise UsageError(f"the kernel's filters cannot name a task {text!r}, with both kinds of quotes")
+
+
+def tasks_of(pids: Collection[int], comms: Collection[str]) -> Tasks:
+    """Return the tasks that a user chose."""
+    return Tasks(pids=tuple(pids), comms=tuple(comms))

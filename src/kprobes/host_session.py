@@ -1,0 +1,249 @@
+"""Text in, events out, on the kernel that this machine runs."""
+
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from kprobes.drivers.host.driver import HostDriver, HostOptions, OpenReader
+from kprobes.drivers.host.machine import HostMachine, open_machine
+from kprobes.drivers.host.obstacles import check_possible
+from kprobes.drivers.host.places import HostPlaces
+from kprobes.drivers.host.prepare import NO_HANDLERS, tasks_of
+from kprobes.drivers.host.reader import open_reader
+from kprobes.drivers.pump import Pump, ThreadPump
+from kprobes.errors import DefinitionError, UsageError
+from kprobes.lang.append import apply
+from kprobes.lang.parser import parse_statements
+from kprobes.model.definition import Definition, Statement
+from kprobes.model.event import Event, each_event
+from kprobes.model.extras import Extras
+from kprobes.model.hits import Counts, Hits
+from kprobes.model.kernel import Kernel
+from kprobes.model.symbol import place_of
+from kprobes.ports import Sink
+from kprobes.sinks.origin import Origin
+from kprobes.trace import Trace
+from kprobes.transport.agent import Command, Finished
+from kprobes.transport.child import Child, start
+
+_TICK_S = 0.05
+_COUNTERS = ("counter", "uptime", "x86-tsc")
+"""Clocks of which the kernel prints numbers as they are."""
+_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
+
+
+class HostSession:
+    """This machine's kernel, with the face of a guest's session.
+
+    Attributes:
+        driver: of it.
+        definitions: all that ``probe`` was given.
+    """
+
+    def __init__(self, driver: HostDriver) -> None:
+        self.driver = driver
+        self.definitions: list[Definition] = []
+
+    @property
+    def kernel(self) -> Kernel:
+        """What runs here: release, symbols, types."""
+        return self.driver.machine.kernel
+
+    @property
+    def origin(self) -> Origin:
+        """What sinks need to know of it."""
+        symbols = self.kernel.symbols
+        found = (symbols.find(name) for name in _TRAMPOLINES)
+        trampoline = next((symbol.addr for symbol in found if symbol is not None), None)
+        return Origin(
+            version=self.kernel.version,
+            cpus=self.driver.machine.online,
+            symbol_at=partial(place_of, symbols),
+            trampoline=trampoline,
+            has_ns=self.driver.options.clock not in _COUNTERS,
+        )
+
+    def probe(
+        self, text: str, *, filter: str = "", duration: bool = False, exits: bool = False
+    ) -> None:
+        """Add the definitions in a text; as for a guest's session.
+
+        Raises:
+            DefinitionError: one is wrong, names what this kernel has not, or what its release
+                cannot record.
+            RefusedError: a function cannot be probed.
+        """
+        extras = Extras(duration=duration, exit=exits)
+        statements = [
+            replace(each, filter=filter, extras=extras) if isinstance(each, Definition) else each
+            for each in self._parse(text)
+        ]
+        definitions = apply(statements, existing=tuple(self.definitions))
+        self.driver.prepare(definitions)
+        self.definitions = [*definitions]
+
+    def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
+        """Record hits of some tasks only, from the next recording on: pids, names or patterns."""
+        self.driver.tasks = tasks_of(pids, comms)
+
+    @contextmanager
+    def record(self) -> Generator[Trace]:
+        """Arm what was added, record until the block ends, and disarm.
+
+        Raises:
+            DefinitionError: the kernel refuses a probe.
+            TargetError: it could not be armed, or somebody took it away meanwhile.
+        """
+        trace = Trace(self.origin)
+        with self.recording() as pump:
+            yield trace
+            self._finish(pump, trace)
+        trace.counts, trace.hits = self.counts(), self.hits()
+
+    def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
+        """Arm what was added and write its events to a sink until ``is_done``; then disarm."""
+        with self.recording() as pump:
+            try:
+                while not is_done():
+                    events = pump.take(_TICK_S)
+                    if events is not None:
+                        sink.write(events)
+            finally:
+                self._finish(pump, sink)
+        return self.counts()
+
+    def events(self, *, timeout_s: float | None = None) -> Iterator[Event]:
+        """Arm what was added and yield its events one by one, until nobody asks for more.
+
+        Args:
+            timeout_s: how long to record; None for as long as the iterator is used.
+        """
+        with self.recording() as pump:
+            until = None if timeout_s is None else time.monotonic() + timeout_s
+            while until is None or time.monotonic() < until:
+                events = pump.take(_TICK_S)
+                if events is not None:
+                    yield from each_event(events)
+            rest = _Rest()
+            self._finish(pump, rest)
+            for events in rest.events:
+                yield from each_event(events)
+
+    @contextmanager
+    def recording(self) -> Generator[Pump]:
+        """Keep probes armed and their records flowing into the pump that is yielded."""
+        if not self.definitions:
+            raise UsageError("nothing to probe: no definition was given")
+        self.driver.prepare(self.definitions)
+        try:
+            pump = ThreadPump(self.driver.arm())
+            try:
+                yield pump
+            finally:
+                pump.stop()
+        finally:
+            self.driver.withdraw()
+
+    def counts(self) -> Counts:
+        """Return what the last recording counted."""
+        return self.driver.counts()
+
+    def hits(self) -> list[Hits]:
+        """Return what was counted of every probe, in the order of definitions."""
+        return self.driver.hits()
+
+    def run(self, command: Command, timeout_s: float | None = None) -> Finished:
+        """Run a command on this machine, as a child of this process.
+
+        Raises:
+            UsageError: there is no such program.
+            TargetError: it did not end in time; it is killed then.
+        """
+        child = start(command)
+        try:
+            return child.wait(timeout_s)
+        except BaseException:
+            child.kill()
+            raise
+
+    def start(self, command: Command) -> Child:
+        """Start a command on this machine, as a child of this process; errors as for ``run``."""
+        return start(command)
+
+    def register_kprobe(self, *probes: object, **handlers: object) -> NoReturn:
+        """Refuse, as everything does that takes handlers: see ``NO_HANDLERS``."""
+        del probes, handlers
+        raise UsageError(NO_HANDLERS)
+
+    # All that a guest's session takes handlers by.
+    register_kprobes = register_kretprobe = register_kretprobes = register_kprobe
+    kprobe = entry = returns = register_kprobe
+
+    def close(self) -> None:
+        """Put the kernel back as it was."""
+        self.driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _parse(self, text: str) -> Sequence[Statement]:
+        machine = self.driver.machine
+        try:
+            return parse_statements(text, registers=machine.arch.registers)
+        except DefinitionError as error:
+            raise HostPlaces(machine).sooner(error) from error
+
+    def _finish(self, pump: Pump, sink: Sink) -> None:
+        try:
+            self.driver.disarm()
+        finally:
+            pump.stop()
+            while (events := pump.take(0)) is not None:
+                sink.write(events)
+            if self.driver.reader is not None:
+                for events in self.driver.reader.rest():
+                    sink.write(events)
+
+
+class _Rest:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def write(self, events: Any) -> None:
+        self.events.append(events)
+
+    def close(self) -> None:
+        pass
+
+
+def host(
+    options: HostOptions | None = None,
+    *,
+    machine: HostMachine | None = None,
+    reader: OpenReader = open_reader,
+) -> HostSession:
+    """Return a session with the kernel that this machine runs; it needs root.
+
+    Args:
+        options: how it records.
+        machine: this machine, where it is known already.
+        reader: what reads its rings.
+
+    Raises:
+        UnreachableError: it cannot be probed; says why, and what to do.
+    """
+    check_possible()
+    found = open_machine() if machine is None else machine
+    return HostSession(HostDriver(found, options or HostOptions(), reader))

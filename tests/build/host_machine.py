@@ -1,0 +1,61 @@
+"""This machine as the driver sees it: a small typed kernel, and a tracefs that is not there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from kprobes.arch.x86_64.facts import X86_64
+from kprobes.drivers.host.files import HostFiles
+from kprobes.drivers.host.machine import HostMachine
+from kprobes.drivers.host.prepare import HostProbe
+from kprobes.model.batch import Events
+from tests.build.kernel import make_kernel
+from tests.build.tracefs import FakeTracefs
+from tests.build.typed import SYMBOLS, types
+
+NO_EVENTS = Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
+
+
+class FakeReader:
+    """Rings with nothing in them; implements ``HostReader``."""
+
+    def __init__(self, tracefs: FakeTracefs, files: HostFiles) -> None:
+        self._instance = tracefs.instances[files.instance.removeprefix("instances/")]
+        self._instance.is_open = True
+        self.recorded: Mapping[int, int] = {1: 5}
+        self.lost = 2
+
+    def wait(self, timeout_s: float) -> bool:
+        return timeout_s < 0
+
+    def drain(self) -> Events:
+        return NO_EVENTS
+
+    def rest(self) -> Iterator[Events]:
+        yield NO_EVENTS
+
+    def close(self) -> None:
+        self._instance.is_open = False
+
+
+def make_machine(
+    tracefs: FakeTracefs | None = None, *, release: str = "6.1.0-56-cloud-amd64"
+) -> HostMachine:
+    """Return a machine that runs the kernel of ``tests.build.typed``."""
+    machine = HostMachine(
+        kernel=make_kernel(SYMBOLS, types=types(), release=release),
+        arch=X86_64,
+        tracefs=tracefs or FakeTracefs(),
+        cpus=2,
+        online=2,
+    )
+    # What available_filter_functions would say.
+    machine.__dict__["traceable"] = frozenset(s.name for s in SYMBOLS if s.name != "untyped")
+    return machine
+
+
+def open_fake(machine: HostMachine, files: HostFiles, probes: Sequence[HostProbe]) -> FakeReader:
+    """Open the rings of a fake instance; an ``OpenReader``."""
+    del probes
+    assert isinstance(machine.tracefs, FakeTracefs)
+    return FakeReader(machine.tracefs, files)

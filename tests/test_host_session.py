@@ -1,0 +1,104 @@
+"""What a session with this machine's kernel does with text, on a kernel that is not there."""
+
+from pathlib import Path
+
+import pytest
+
+from kprobes.drivers.host.driver import HostDriver, HostOptions
+from kprobes.errors import DefinitionError, UsageError
+from kprobes.host_session import HostSession
+from tests.build.host_machine import make_machine, open_fake
+from tests.build.tracefs import FakeTracefs
+
+
+@pytest.fixture
+def tracefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTracefs:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return FakeTracefs()
+
+
+def session_of(tracefs: FakeTracefs, options: HostOptions | None = None) -> HostSession:
+    return HostSession(HostDriver(make_machine(tracefs), options or HostOptions(), open_fake))
+
+
+def test_a_recording_arms_counts_and_leaves_nothing(tracefs: FakeTracefs) -> None:
+    with session_of(tracefs) as kernel:
+        kernel.probe("p:a vfs_read count")
+        with kernel.record() as trace:
+            armed = list(tracefs.lines)
+
+    assert [line.split(" ", 1)[1] for line in armed] == ["vfs_read count=%dx:u64"]
+    assert (tracefs.lines, tracefs.instances) == ([], {})
+    assert trace.counts is not None
+    assert (trace.counts.recorded, trace.counts.lost) == ({1: 5}, 2)
+    assert [hits.event for hits in trace.hits] == ["a"]
+
+
+def test_an_error_in_a_recording_leaves_nothing(tracefs: FakeTracefs) -> None:
+    kernel = session_of(tracefs)
+    kernel.probe("p:a vfs_read")
+
+    with pytest.raises(ZeroDivisionError), kernel.record():
+        raise ZeroDivisionError
+
+    assert (tracefs.lines, tracefs.instances) == ([], {})
+
+
+def test_nothing_is_written_before_recording(tracefs: FakeTracefs) -> None:
+    kernel = session_of(tracefs)
+
+    kernel.probe("p:a vfs_read\nr:b many")
+    kernel.probe("-:a")
+
+    assert [definition.event for definition in kernel.definitions] == ["b"]
+    assert tracefs.written == []
+
+
+def test_a_wrong_definition_changes_nothing(tracefs: FakeTracefs) -> None:
+    kernel = session_of(tracefs)
+    kernel.probe("p:a vfs_read")
+
+    for text in ("p:b nothing", "p:b vfs_read now=$current->pid", "p:b vfs_read a=%zz"):
+        with pytest.raises(DefinitionError):
+            kernel.probe(text)
+
+    assert [definition.event for definition in kernel.definitions] == ["a"]
+
+
+def test_extra_fields_of_returns_are_for_guests(tracefs: FakeTracefs) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        session_of(tracefs).probe("r vfs_read", duration=True)
+
+    assert "only functions of guests" in caught.value.hint
+
+
+def test_events_come_one_by_one_until_the_time_is_over(tracefs: FakeTracefs) -> None:
+    kernel = session_of(tracefs)
+    kernel.probe("p:a vfs_read")
+
+    assert list(kernel.events(timeout_s=0.1)) == []
+    assert tracefs.lines == []
+
+
+def test_handlers_are_refused_with_what_works(tracefs: FakeTracefs) -> None:
+    kernel = session_of(tracefs)
+
+    for take in (kernel.kprobe, kernel.entry, kernel.returns, kernel.register_kprobe):
+        with pytest.raises(UsageError, match=r"for event in kernel\.events"):
+            take("vfs_read")
+
+
+def test_recording_needs_a_definition(tracefs: FakeTracefs) -> None:
+    with pytest.raises(UsageError), session_of(tracefs).record():
+        pass
+
+
+def test_commands_run_on_this_machine(tracefs: FakeTracefs) -> None:
+    assert session_of(tracefs).run("echo here").output == b"here\n"
+
+
+@pytest.mark.parametrize(("clock", "has_ns"), [("local", True), ("x86-tsc", False)])
+def test_sinks_know_whether_times_are_nanoseconds(
+    tracefs: FakeTracefs, clock: str, *, has_ns: bool
+) -> None:
+    assert session_of(tracefs, HostOptions(clock=clock)).origin.has_ns is has_ns

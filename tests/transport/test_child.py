@@ -1,0 +1,38 @@
+"""Commands on this machine."""
+
+import os
+
+import pytest
+
+from kprobes.errors import TargetError, UsageError
+from kprobes.transport.child import start
+
+
+def test_a_command_ends_with_its_status_and_output() -> None:
+    finished = start("echo out; echo err >&2; exit 3").wait(10)
+
+    assert (finished.status, finished.output) == (3, b"out\nerr\n")
+
+
+def test_words_reach_the_command_as_they_are() -> None:
+    assert start(["printf", "%s", "a b $HOME"]).wait(10).output == b"a b $HOME"
+
+
+def test_a_killed_command_takes_its_children_along() -> None:
+    child = start("sleep 60 & echo $!; wait")
+    while not os.path.exists(f"/proc/{child.pid}"):  # noqa: PTH110 - a process, no file
+        pass
+
+    with pytest.raises(TargetError, match="did not end in time"):
+        child.wait(0.3)
+    child.kill()
+    finished = child.wait(10)
+
+    assert finished.status == 128 + 9
+    child.kill()
+    assert child.wait() is finished
+
+
+def test_no_such_program_is_the_users_mistake() -> None:
+    with pytest.raises(UsageError, match="cannot run /no/such"):
+        start(["/no/such"])
