@@ -53,7 +53,7 @@ def _rows(told: dict[str, float]) -> list[Row]:
         _beside(
             f"{kept:,.0f} events to columns, trace-cmd report", ours, told["trace_cmd_s"], _GOAL
         ),
-        _beside(f"the same, perf script of {told['perf_kept']:,.0f}", ours, told["perf_s"]),
+        _beside("the same, perf script of as many", ours, told["perf_s"]),
         _beside("columns and text, trace-cmd report", told["text_s"], told["trace_cmd_s"]),
         Row(
             name=f"drained while 2 CPUs make {told['hits']:,.0f} hits",

@@ -51,31 +51,22 @@ def main(program: str, hits: int) -> None:
     )
     told["kept"] = sum(map(len, _decoded(event)))
     _quietly("perf", "record", "-q", "-m", "64M", "-a", "-e", "bench:hit", program)
-    told["decode_s"] = _best(lambda: sum(map(len, _decoded(event))))
-    told["text_s"] = _best(lambda: _written(event, symbols))
-    told["trace_cmd_s"] = _best(lambda: _quietly("trace-cmd", "report"))
-    told["perf_s"] = _best(lambda: _quietly("perf", "script"))
-    told["perf_kept"] = _lines("perf", "script")
+    told["decode_s"] = min(_taken(lambda: sum(map(len, _decoded(event)))) for _ in range(3))
+    told["text_s"] = _taken(lambda: _written(event, symbols))
+    told["trace_cmd_s"] = _taken(lambda: _quietly("trace-cmd", "report"))
+    told["perf_s"] = _taken(lambda: _quietly("perf", "script"))
     print(json.dumps(told))
 
 
-def _best(work: Callable[[], object]) -> float:
-    # CPU seconds of this process and of what it starts: other guests run beside this one.
-    taken: list[float] = []
-    for _ in range(2):
-        before = sum(os.times()[:4])
-        work()
-        taken.append(sum(os.times()[:4]) - before)
-    return min(taken)
+def _taken(work: Callable[[], object]) -> float:
+    # CPU seconds of this process and of what it starts: others may run beside this guest.
+    before = sum(os.times()[:4])
+    work()
+    return sum(os.times()[:4]) - before
 
 
 def _quietly(*command: str) -> None:
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-
-
-def _lines(*command: str) -> int:
-    done = subprocess.run(command, capture_output=True, check=True)
-    return done.stdout.count(b"\n")
 
 
 def _decoded(event: HostEvent) -> Iterator[Events]:

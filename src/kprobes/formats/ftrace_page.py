@@ -115,59 +115,58 @@ def _read(pages: Bytes, form: PageFormat, *, first: int) -> PageRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Walk:
-    # By page: where its records begin and end, in words from the first page, how many there are
-    # (``counts``), and where each begins (the first so many of its row in ``found``).
+    # By page: where its records begin and end, in words from the first page, and how many there
+    # are, once it is known.
     words: Words
     starts: Index
     ends: Index
     counts: Index
-    found: Index
 
 
 def _walk(words: Words, starts: Index, ends: Index) -> tuple[Index, Index]:
     # The words at which records begin, page after page, and how many each page has.
-    width = int((ends - starts).max(initial=0)) // 2 + 1
-    walk = _Walk(
-        words=words,
-        starts=starts,
-        ends=ends,
-        counts=np.zeros(len(starts), np.int64),
-        found=np.empty((len(starts), width), np.int64),
-    )
-    rows = np.flatnonzero(starts < ends)
-    if len(rows):
-        _step(walk, _even(walk, rows))
+    walk = _Walk(words=words, starts=starts, ends=ends, counts=np.zeros(len(starts), np.int64))
+    rest, stride = _even(walk, np.flatnonzero(starts < ends))
+    # In a page of its own row: the first so many of it count.
     most = int(walk.counts.max(initial=0))
-    return walk.found[:, :most][np.arange(most) < walk.counts[:, None]], walk.counts
+    found = starts[:, None] + stride * np.arange(most)
+    if len(rest):
+        wide = np.empty((len(starts), int((ends - starts).max()) // 2 + 1), np.int64)
+        wide[:, :most] = found
+        _step(walk, rest, wide)
+        most = int(walk.counts.max())
+        found = wide[:, :most]
+    return found[np.arange(most) < walk.counts[:, None]], walk.counts
 
 
-def _even(walk: _Walk, rows: Index) -> Index:
-    # Does the pages whose records all have the size of the first page's first: mostly all of
-    # them, and told at a third of the price. Returns the others.
-    kind = int(walk.words.reshape(-1)[walk.starts[rows[0]]]) & _KIND
+def _even(walk: _Walk, rows: Index) -> tuple[Index, int]:
+    # Counts in pages whose records all have the size of the first page's first: mostly in all of
+    # them, and at a third of the price. Returns the other pages, and that size.
+    kind = int(walk.words.reshape(-1)[walk.starts[rows[0]]]) & _KIND if len(rows) else 0
     if not 0 < kind < _PADDING:
-        return rows
+        return rows, 0
     stride = kind + 1
     lengths, over = np.divmod(walk.ends[rows] - walk.starts[rows], stride)
     others, rows, lengths = rows[over != 0], rows[over == 0], lengths[over == 0]
     most = int(lengths.max(initial=0))
-    steps = np.arange(most)
-    kinds = walk.words[rows, int(walk.starts[0]) :: stride][:, :most] & np.uint32(_KIND)
-    is_even = ((kinds == kind) | (steps >= lengths[:, None])).all(axis=1)
-    even = rows[is_even]
-    walk.found[even, :most] = walk.starts[even, None] + stride * steps
-    walk.counts[even] = lengths[is_even]
-    return np.concatenate([others, rows[~is_even]])
+    # Choosing rows costs more than looking at them.
+    words = walk.words if len(rows) == len(walk.words) else walk.words[rows]
+    is_odd = (words[:, int(walk.starts[0]) :: stride][:, :most] & np.uint32(_KIND)) != kind
+    odd = np.flatnonzero(is_odd.any(axis=1))
+    is_inside = np.arange(most) < lengths[odd, None]
+    odd = odd[(is_odd[odd] & is_inside).any(axis=1)]
+    walk.counts[rows] = lengths
+    return np.concatenate([others, rows[odd]]), stride
 
 
-def _step(walk: _Walk, rows: Index) -> None:
+def _step(walk: _Walk, rows: Index, found: Index) -> None:
     # One record of each page per step. Pages that are done drop out on the way.
     words = walk.words.reshape(-1)
     at, stop = walk.starts[rows], walk.ends[rows]
     step = 0
     while len(rows):
         after = at + _steps(words, at, stop)
-        walk.found[rows, step] = at
+        found[rows, step] = at
         step += 1
         is_on = after < stop
         if not is_on.all():
