@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import pytest
@@ -85,14 +86,6 @@ def test_what_the_rings_hold_comes_out_in_order_with_its_tasks(tmp_path: Path) -
     reader.close()
 
 
-def test_a_file_can_always_be_read_at_once(tmp_path: Path) -> None:
-    reader = open_reader(make_tracefs(tmp_path, b""), [OPEN], KERNEL)
-
-    assert reader.wait(0)
-    assert shown(reader.drain()) == []
-    reader.close()
-
-
 def test_an_instance_may_have_larger_pages(tmp_path: Path) -> None:
     instance = make_tracefs(tmp_path, page(1, [Record(0, opened(3))]) + bytes(4096))
     (instance / "buffer_subbuf_size_kb").write_text("8\n")
@@ -107,7 +100,30 @@ def test_pages_that_no_kernel_wrote_are_refused(tmp_path: Path) -> None:
     reader = open_reader(make_tracefs(tmp_path, b"\xff" * 4096), [OPEN], KERNEL)
 
     with pytest.raises(RingError):
-        reader.drain()
+        list(reader.rest())
+    reader.close()
+
+
+def test_nothing_is_given_before_all_rings_were_looked_at_again(tmp_path: Path) -> None:
+    instance = make_tracefs(tmp_path, page(1, [Record(0, opened(3)), Record(5, opened(4))]))
+    reader = open_reader(instance, [OPENED], KERNEL)
+    found: list[int] = []
+
+    deadline = time.monotonic() + 60
+    while not found and time.monotonic() < deadline:
+        found += [ts for ts, _, _ in shown(reader.drain())]
+
+    # A second look found nothing more, so all of the first is in order.
+    assert found == [1, 6]
+    assert [shown(events) for events in reader.rest()] == [[], []]
+    reader.close()
+
+
+def test_a_ring_that_goes_wrong_is_told_by_the_next_drain(tmp_path: Path) -> None:
+    reader = open_reader(make_tracefs(tmp_path, bytes(100)), [OPENED], KERNEL)
+
+    with pytest.raises(TargetError, match="no whole pages"):
+        list(reader.rest())
     reader.close()
 
 

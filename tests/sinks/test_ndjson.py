@@ -24,6 +24,18 @@ def objects(events: Events) -> list[dict[str, Any]]:
     return [json.loads(line) for line in written(events).splitlines()]
 
 
+def test_a_clock_that_counts_no_nanoseconds_says_so() -> None:
+    layout = make_layout(1, ("u64",))
+    out = io.BytesIO()
+
+    sink = FORMATS["json"](out, Origin(version=(6, 1), cpus=2, has_ns=False))
+    sink.write(make_events([make_batch(layout, [Row(ts=77, values=(1,))])]))
+
+    (shown,) = map(json.loads, out.getvalue().splitlines())
+    assert shown["ts"] == 77
+    assert "ts_ns" not in shown
+
+
 def test_an_event_is_one_line_with_everything_in_it() -> None:
     layout = make_layout(
         2, ("s32", "ustring", "x64", "comm"), event="open", names=("dfd", "path", "ip", "comm")

@@ -77,6 +77,20 @@ def test_a_faulted_number_prints_zero_and_a_faulted_string_says_so() -> None:
     ]
 
 
+def test_times_of_a_clock_that_counts_no_nanoseconds_are_written_as_they_are() -> None:
+    layout = make_layout(1, ("u64",))
+    rows = [Row(ts=1_234_567, values=(1,)), Row(ts=12_345_678_901_234, values=(2,))]
+
+    lines = lines_of(
+        make_events([make_batch(layout, rows)]), Origin(version=(6, 1), cpus=2, has_ns=False)
+    )
+
+    assert [line.partition(b"] ")[2].partition(b": ")[0] for line in lines] == [
+        b".....      1234567",
+        b"..... 12345678901234",
+    ]
+
+
 def test_strings_are_written_raw() -> None:
     layout = make_layout(1, ("string",))
     row = Row(values=(b'%s a\x01"\xe9\n%',))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kprobes.drivers.host_collector import Collector
 from kprobes.errors import TargetError
 from kprobes.formats.event_format import PageFormat, parse_event, parse_page
 from kprobes.model.batch import Events
@@ -23,6 +24,9 @@ NAMING_EVENTS = ("task/task_newtask", "task/task_rename")
 
 Enable them before the reader is opened, and it before the probes.
 """
+
+
+_NO_EVENTS = HostMerger().finish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class TracefsReader:
         self._names = names
         self._merger = HostMerger()
         self._recorded: Counter[int] = Counter()
+        self._collector = Collector(rings)
 
     @property
     def recorded(self) -> Mapping[int, int]:
@@ -61,13 +66,6 @@ class TracefsReader:
         """
         return self._rings.lost
 
-    def wait(self, timeout_s: float) -> bool:
-        """Return whether there is something to drain, waiting that long for it.
-
-        The kernel wakes nobody before ``buffer_percent`` of a ring is full.
-        """
-        return self._rings.wait(timeout_s)
-
     def drain(self) -> Events:
         """Return what is safe to show of all that the kernel has recorded, oldest first.
 
@@ -75,24 +73,28 @@ class TracefsReader:
             RingError: pages that no kernel wrote.
             TargetError: the instance is gone.
         """
-        return self._named(self._merger.push(list(self._read())))
+        taken = self._collector.take()
+        if taken is None:
+            return _NO_EVENTS
+        return self._named(self._merger.push([self._decoded(pages) for pages in taken]))
 
     def rest(self) -> Iterator[Events]:
         """Yield everything that is left; the events are disabled."""
+        self._collector.stop()
         yield self.drain()
         yield self._named(self._merger.finish())
 
     def close(self) -> None:
         """Let go of the instance, which could not be removed before."""
+        self._collector.stop()
         self._rings.close()
 
-    def _read(self) -> Iterator[HostDecoded]:
-        for data, cpu in self._rings.read():
-            decoded = decode_pages(Pages(data=data, cpu=cpu), self._shapes)
-            self._names.note(decoded.namings)
-            for batch in decoded.batches:
-                self._recorded[batch.layout.event_id] += len(batch)
-            yield decoded
+    def _decoded(self, pages: Pages) -> HostDecoded:
+        decoded = decode_pages(pages, self._shapes)
+        self._names.note(decoded.namings)
+        for batch in decoded.batches:
+            self._recorded[batch.layout.event_id] += len(batch)
+        return decoded
 
     def _named(self, events: Events) -> Events:
         batches = tuple(replace(batch, comm=self._names.of(batch)) for batch in events.batches)

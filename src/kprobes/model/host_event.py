@@ -100,10 +100,6 @@ class HostReader(Protocol):
         """Events that the kernel dropped or overwrote before they were read."""
         ...
 
-    def wait(self, timeout_s: float) -> bool:
-        """Return whether there is something to drain, waiting that long for it."""
-        ...
-
     def drain(self) -> Events:
         """Return what is safe to show of all that the kernel has recorded, oldest first.
 

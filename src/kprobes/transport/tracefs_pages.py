@@ -1,10 +1,10 @@
 """A tracing instance's rings: pages out of ``per_cpu/cpuN/trace_pipe_raw``, taken for good."""
 
+import fcntl
 import os
 import re
-import select
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from kprobes.errors import TargetError, UnreachableError
 _CPU = re.compile(r"cpu(\d+)")
 _COUNTS = ("overrun", "commit overrun", "dropped events")
 _AT_ONCE = 1024
+_PIPE = 1 << 20
 
 
 class CpuRing:
@@ -45,25 +46,33 @@ class CpuRing:
         counts = dict(line.split(": ") for line in _text(self._directory / "stats").splitlines())
         return sum(int(counts.get(name, "0")) for name in _COUNTS)
 
-    def fileno(self) -> int:
-        """Return its descriptor."""
-        return self._file
-
-    def read(self, page: memoryview) -> bool:
-        """Move the oldest records, a page at most, to ``page``; False when there are none.
+    def move(self, pipe: int, size: int) -> int:
+        """Move whole pages to a pipe, and return how many bytes.
 
         Raises:
             TargetError: the ring is gone.
         """
+        flags = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+        return self._moved(lambda: os.splice(self._file, pipe, size, flags=flags))
+
+    def read(self, page: memoryview) -> int:
+        """Copy the oldest records, a page at most, to ``page``, and return how many bytes.
+
+        Raises:
+            TargetError: the ring is gone.
+        """
+        return self._moved(lambda: os.readv(self._file, [page]))
+
+    def _moved(self, system_call: Callable[[], int]) -> int:
         try:
-            size = os.readv(self._file, [page])
+            size = system_call()
         except BlockingIOError:
-            return False
+            return 0
         except OSError as e:
             raise TargetError(f"cannot read {self._directory}: {e.strerror}") from e
-        if size not in (0, len(page)):
-            raise TargetError(f"{self._directory} gave {size} bytes of a page of {len(page)}")
-        return size > 0
+        if size % self._page_size:
+            raise TargetError(f"{self._directory} gave {size} bytes, which are no whole pages")
+        return size
 
     def close(self) -> None:
         """Let go of it."""
@@ -76,45 +85,52 @@ class Rings:
     def __init__(self, rings: list[CpuRing], *, page_size: int, closing: ExitStack) -> None:
         self._rings = rings
         self._closing = closing
-        memory = bytearray(_AT_ONCE * page_size)
-        self._buffer = np.frombuffer(memory, np.uint8).reshape(_AT_ONCE, page_size)
-        self._cpu = np.zeros(_AT_ONCE, np.uint16)
-        starts = range(0, len(memory), page_size)
-        self._pages = [memoryview(memory)[start : start + page_size] for start in starts]
-        self._poll = select.poll()
-        for ring in rings:
-            self._poll.register(ring, select.POLLIN)
+        self._page_size = page_size
+        self._source, self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for end in (self._source, self._pipe):
+            closing.callback(os.close, end)
+        with suppress(OSError):
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE)
 
     @property
     def lost(self) -> int:
         """Events that were overwritten or dropped since the instance was made."""
         return sum(ring.lost for ring in self._rings)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Return whether there is something to read, waiting that long for it."""
-        return bool(self._poll.poll(timeout_s * 1000))
-
     def read(self) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint16]]]:
         """Yield all that is in the rings now, some at once: pages, and the CPU of each.
-
-        What was yielded is overwritten by what comes next.
 
         Raises:
             TargetError: the rings are gone.
         """
-        count = 0
+        pages, cpu, count = self._room()
         for ring in self._rings:
             # A ring that fills as fast as it is read would never be empty.
-            for _ in range(ring.pages):
-                if not ring.read(self._pages[count]):
-                    break
-                self._cpu[count] = ring.cpu
-                count += 1
+            left = ring.pages
+            while left > 0 and (got := self._take(ring, pages[count : count + left])):
+                cpu[count : count + got] = ring.cpu
+                count, left = count + got, left - got
                 if count == _AT_ONCE:
-                    yield self._buffer, self._cpu
-                    count = 0
+                    yield pages, cpu
+                    pages, cpu, count = self._room()
         if count:
-            yield self._buffer[:count], self._cpu[:count]
+            yield pages[:count], cpu[:count]
+
+    def _room(self) -> tuple[NDArray[np.uint8], NDArray[np.uint16], int]:
+        pages = np.empty((_AT_ONCE, self._page_size), np.uint8)
+        return pages, np.empty(_AT_ONCE, np.uint16), 0
+
+    def _take(self, ring: CpuRing, pages: NDArray[np.uint8]) -> int:
+        # Many whole pages cost two calls and no lock of Python's; what is left, the page that is
+        # being written, must be copied.
+        room = pages.reshape(-1).data
+        moved = ring.move(self._pipe, len(room))
+        if not moved:
+            return ring.read(room[: self._page_size]) // self._page_size
+        taken = 0
+        while taken < moved:
+            taken += os.readv(self._source, [room[taken:moved]])
+        return moved // self._page_size
 
     def close(self) -> None:
         """Let go of the instance."""
