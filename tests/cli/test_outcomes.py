@@ -1,13 +1,19 @@
 """What became of a journal, in words."""
 
+import errno
+
 import pytest
 
-from kprobes.cli.outcomes import words_for
+from kprobes.cli.outcomes import words_for, words_for_host
+from kprobes.drivers.host.leftovers import Removed
+from kprobes.drivers.host.names import Owner
 from kprobes.drivers.restore import Outcome, Restored
-from kprobes.errors import TargetError
+from kprobes.errors import TargetError, TracefsError
 from tests.build.journals import make_entry
 
 ENTRY = make_entry("localhost:1234")
+
+OWNER = Owner(pid=42, started="7", session=1)
 
 
 @pytest.mark.parametrize(
@@ -35,3 +41,18 @@ def test_a_failure_says_why_and_where_the_journal_is() -> None:
 
     assert lines[0] == "localhost:1234: strange bytes"
     assert str(ENTRY.path) in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("removed", "words"),
+    [
+        (Removed(owner=OWNER, count=3), "3 events of process 42 taken away"),
+        (Removed(owner=OWNER, is_tracing=True), "left alone: process 42 is still tracing it"),
+        (
+            Removed(owner=OWNER, error=TracefsError("instances/x", errno.EBUSY, verb="remove")),
+            "something of process 42 is left: cannot remove instances/x of tracefs: Device or",
+        ),
+    ],
+)
+def test_what_was_left_in_this_machines_kernel(removed: Removed, words: str) -> None:
+    assert words_for_host(removed).startswith(f"this machine's kernel: {words}")

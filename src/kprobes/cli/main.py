@@ -22,10 +22,13 @@ COMMANDS: tuple[ModuleType, ...] = (
     restore,
     doctor,
 )
-_DESCRIPTION = "Probe a running Linux kernel under QEMU; nothing is needed inside the guest."
+_DESCRIPTION = (
+    "Probe running Linux kernels: guests under QEMU, as they are, and this machine's own."
+)
 _EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
+  kprobe trace --target host 'p vfs_read count' --comm ls -- ls /
   kprobe trace --target qemu:localhost:1234 'p vfs_*' --duration 10s -o out.txt
   kprobe check 'p vfs_read file->f_mode' --image /boot/vmlinuz
   kprobe list 'do_sys_*' -v

@@ -12,7 +12,10 @@ from typing import Self
 
 _FORCED = 1
 _SHOW_CURSOR = b"\x1b[?25h"
-_WORDS = b"\nkprobe: ended at once; a guest that was attached to is being put right\n"
+_WORDS = (
+    b"\nkprobe: ended at once; a guest that was attached to is being put right "
+    b"(this machine's own kernel by `kprobe restore`)\n"
+)
 
 
 class Stop:
