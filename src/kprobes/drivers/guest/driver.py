@@ -188,14 +188,10 @@ class GuestDriver:
                 with self.guest.stub.paused():
                     free_dead_calls(self.guest, armory.frames, [code])
 
-    def caller_of(self, slot: Addr) -> Addr:
-        """Return where the call came from whose return address is there, or was.
-
-        Raises:
-            MemoryFault: no stack is there.
-        """
+    def caller_of(self, slot: Addr, held: Addr) -> Addr:
+        """Return where a call came from, by its slot and what its return address is now."""
         armory = self._armory
-        return find_caller(self.guest.memory, () if armory is None else armory.frames, slot)
+        return find_caller(self.guest.memory, () if armory is None else armory.frames, slot, held)
 
     def disarm(self) -> None:
         """Put the guest's text back, verified; its records can still be drained.
