@@ -112,7 +112,10 @@ class Machine:
         paging: how its memory is found.
         text: names in its kernels' text.
         task: where tasks are.
-        counters: kernel functions that return what probes record as the time, unscaled.
+        counters: kernel functions that return what probes record as the time, where one line
+            scales it for all CPUs; none where each has a line of its own.
+        rate: the kernel's u32 of what its counter counts in a millisecond, or the stub's name of
+            the register that has what it counts in a second; the other is "".
     """
 
     name: str
@@ -122,3 +125,4 @@ class Machine:
     text: TextFacts
     task: TaskFacts
     counters: tuple[str, ...]
+    rate: tuple[str, str]

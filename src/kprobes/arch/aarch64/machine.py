@@ -108,4 +108,5 @@ MACHINE = Machine(
     # CNTVCT_EL0: arch/arm64/include/asm/arch_timer.h. Others read the physical counter, or correct
     # the erratum of some CPU.
     counters=("arch_counter_get_cntvct",),
+    rate=("", "CNTFRQ_EL0"),
 )

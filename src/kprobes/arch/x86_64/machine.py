@@ -124,4 +124,5 @@ MACHINE = Machine(
     task=TASK,
     # The time stamp counter is scaled for each CPU: struct cyc2ns.
     counters=(),
+    rate=("tsc_khz", ""),
 )
