@@ -30,6 +30,7 @@ _LONGEST = 1024
 _MOST = 32
 _PAGE = 4096
 _SAMPLES = 16
+_TRACE_HEAD = 64
 
 Test = Callable[[Memory, int], bool]
 """(memory, address) to whether that is what is looked for. MemoryFault means no."""
@@ -129,6 +130,17 @@ def _is_work(memory: Memory, addr: int, *, function: int) -> bool:
     return function != 0 and _u64(memory, addr + 24) == function
 
 
+def _is_trace(memory: Memory, addr: int) -> bool:
+    # struct trace_array { struct list_head list; ...; struct array_buffer { struct trace_array *tr;
+    # ... } array_buffer; ... }: behind the list, it is what points to itself.
+    return any(_u64(memory, addr + at) == addr for at in range(16, _TRACE_HEAD, 8))
+
+
+def _is_clocks(memory: Memory, addr: int, *, first: int) -> bool:
+    # struct { u64 (*func)(void); const char *name; int in_ns; }: "local" is the first.
+    return first != 0 and _u64(memory, addr) == first
+
+
 def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: range) -> bool:
     # Some of what it tells of may have been freed after the boot.
     size = stop - addr
@@ -143,7 +155,12 @@ def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: range
 def _recipes(build: Build) -> Mapping[str, Recipe]:
     text = _text(build)
     shepherd = build.address(b"vmstat_shepherd") or 0
+    local = build.address(b"trace_clock_local") or 0
     return {
+        "global_trace": Recipe(functions=(b"tracing_snapshot", b"tracing_on"), test=_is_trace),
+        "trace_clocks": Recipe(
+            functions=(b"tracing_clock_show",), test=partial(_is_clocks, first=local)
+        ),
         "ftrace_pages_start": Recipe(
             functions=(b"ftrace_location_range", b"lookup_rec"),
             test=partial(_is_ftrace_page, text=text),
