@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kprobes.arch.aarch64 import kernel_map
+from kprobes.arch.aarch64.borrowing import BORROWING
 from kprobes.arch.aarch64.landings import has_landings
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.references import references
@@ -75,4 +76,11 @@ TEXT = TextFacts(
     references=references,
 )
 
-MACHINE = Machine(name="aarch64", gdb="aarch64", elf=elf.EM_AARCH64, paging=PAGING, text=TEXT)
+MACHINE = Machine(
+    name="aarch64",
+    gdb="aarch64",
+    elf=elf.EM_AARCH64,
+    paging=PAGING,
+    text=TEXT,
+    borrowing=BORROWING,
+)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from kprobes.arch.machine import Machine, PagingFacts, TextFacts
 from kprobes.arch.paging import Run
 from kprobes.arch.x86_64 import kernel_map
+from kprobes.arch.x86_64.borrowing import BORROWING
 from kprobes.arch.x86_64.paging import PTI_USER, PageTables, check_long_mode
 from kprobes.arch.x86_64.references import references
 from kprobes.formats import elf
@@ -91,4 +92,11 @@ TEXT = TextFacts(
     references=references,
 )
 
-MACHINE = Machine(name="x86_64", gdb="i386:x86-64", elf=elf.EM_X86_64, paging=PAGING, text=TEXT)
+MACHINE = Machine(
+    name="x86_64",
+    gdb="i386:x86-64",
+    elf=elf.EM_X86_64,
+    paging=PAGING,
+    text=TEXT,
+    borrowing=BORROWING,
+)
