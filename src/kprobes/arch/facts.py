@@ -355,6 +355,9 @@ class Arch:
         show: (values of all registers, place of the instruction pointer) to the kernel's own text.
         constants: registers whose value at an ftrace site is known, by name.
         code: how probes are compiled.
+        code_for: (all vCPUs' registers) to how they are for that guest. Of those that
+            ``code_registers`` names, as a stub does, any may be missing.
+        code_registers: that it looks at besides what a stub shows all at once.
         site: how ftrace sites are patched.
         listing: how code is shown.
         upcall: how hits wait for Python.
@@ -372,6 +375,8 @@ class Arch:
     show: Callable[[Mapping[str, int], str], str]
     constants: Mapping[str, int]
     code: CodeFacts
+    code_for: Callable[[Sequence[Mapping[str, int]]], CodeFacts]
+    code_registers: tuple[str, ...]
     site: SiteFacts
     listing: ListingFacts
     upcall: UpcallFacts

@@ -103,9 +103,9 @@ class GuestEngine:
         """Return how many hits went on without an upcall, whoever had its number."""
         return self._driver.missed_upcall(number)
 
-    def caller_of(self, slot: Addr) -> Addr:
-        """Return where the call came from whose return address is there; or MemoryFault."""
-        return self._driver.caller_of(slot)
+    def caller_of(self, slot: Addr, held: Addr) -> Addr:
+        """Return where a call came from, by its slot and what its return address is now."""
+        return self._driver.caller_of(slot, held)
 
     def _arm(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
         # What was in a module that is gone is gone with it, as in the kernel.

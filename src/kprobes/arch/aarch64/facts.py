@@ -1,5 +1,6 @@
 """arm64 as one value: what its machine code needs to know of it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kprobes.arch.aarch64 import (
@@ -94,6 +95,11 @@ CODE = CodeFacts(
 )
 
 
+_ATOMIC = 0b0010
+"""ID_AA64ISAR0_EL1.Atomic: FEAT_LSE."""
+_EL2H = 0b1001
+
+
 def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeFacts:
     """Return how code is made for one kernel and its CPUs.
 
@@ -105,6 +111,19 @@ def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeFacts:
     base = Base(expression=_READ.format("tpidr_el2" if is_hypervisor else "tpidr_el1"))
     features = CODE.features + (",+lse" if has_lse else "")
     return replace(CODE, per_cpu=base, features=features)
+
+
+def _code_for(vcpus: Sequence[Mapping[str, int]]) -> CodeFacts:
+    return code_facts(
+        is_hypervisor=any(_is_hypervisor(found) for found in vcpus),
+        # Pairs of exclusives are never wrong.
+        has_lse=all(found.get("ID_AA64ISAR0_EL1", 0) >> 20 & 0xF >= _ATOMIC for found in vcpus),
+    )
+
+
+def _is_hypervisor(registers: Mapping[str, int]) -> bool:
+    # In user mode only HCR_EL2.E2H tells.
+    return registers["cpsr"] & 0xF == _EL2H or bool(registers.get("HCR_EL2", 0) >> 34 & 1)
 
 
 SITE = SiteFacts(
@@ -176,6 +195,8 @@ AARCH64 = Arch(
     show=registers.show,
     constants={},
     code=CODE,
+    code_for=_code_for,
+    code_registers=("ID_AA64ISAR0_EL1", "HCR_EL2"),
     site=SITE,
     listing=LISTING,
     upcall=UPCALL,

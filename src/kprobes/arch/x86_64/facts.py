@@ -144,6 +144,8 @@ X86_64 = Arch(
     # orig_ax is 0 in the frame that the kernel's own ftrace gives its kprobes (5.10 to 7.2).
     constants=_SEGMENTS | {"orig_ax": 0},
     code=CODE,
+    code_for=lambda _vcpus: CODE,
+    code_registers=(),
     site=SITE,
     listing=LISTING,
     upcall=UPCALL,
