@@ -6,6 +6,7 @@ These facts need no kernel's symbols to be chosen: a stub names the architecture
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kprobes.arch.borrowing import BorrowFacts
 from kprobes.arch.listed import Read
 from kprobes.arch.paging import Run
 from kprobes.formats.vmcoreinfo import VmcoreInfo
@@ -111,6 +112,7 @@ class Machine:
         elf: ELF's number for it.
         paging: how its memory is found.
         text: names in its kernels' text.
+        borrowing: how its tasks are borrowed.
         task: where tasks are.
         counters: kernel functions that return what probes record as the time, where one line
             scales it for all CPUs; none where each has a line of its own.
@@ -123,6 +125,7 @@ class Machine:
     elf: int
     paging: PagingFacts
     text: TextFacts
+    borrowing: BorrowFacts
     task: TaskFacts
     counters: tuple[str, ...]
     rate: tuple[str, str]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kprobes.arch.aarch64 import kernel_map
+from kprobes.arch.aarch64.borrowing import BORROWING
 from kprobes.arch.aarch64.landings import has_landings
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.references import references
@@ -104,6 +105,7 @@ MACHINE = Machine(
     elf=elf.EM_AARCH64,
     paging=PAGING,
     text=TEXT,
+    borrowing=BORROWING,
     task=TASK,
     # CNTVCT_EL0: arch/arm64/include/asm/arch_timer.h. Others read the physical counter, or correct
     # the erratum of some CPU.

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from kprobes.arch.machine import Machine, PagingFacts, TaskFacts, TextFacts
 from kprobes.arch.paging import Run
 from kprobes.arch.x86_64 import kernel_map
+from kprobes.arch.x86_64.borrowing import BORROWING
 from kprobes.arch.x86_64.paging import PTI_USER, PageTables, check_long_mode
 from kprobes.arch.x86_64.references import references
 from kprobes.arch.x86_64.registers import KERNEL_CS, STUB_NAMES
@@ -121,6 +122,7 @@ MACHINE = Machine(
     elf=elf.EM_X86_64,
     paging=PAGING,
     text=TEXT,
+    borrowing=BORROWING,
     task=TASK,
     # The time stamp counter is scaled for each CPU: struct cyc2ns.
     counters=(),
