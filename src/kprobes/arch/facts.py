@@ -96,6 +96,8 @@ class CodeFacts:
         counter: IR expression that reads the cycle counter.
         current: IR expression of the running task, in which the preempt count is then; None where
             both are per-CPU words.
+        is_resched_apart: whether the u32 behind the preempt count is 1 while no preemption is
+            wanted; else the count's top bit tells.
         flags: IR expression that reads the register that tells whether interrupts are on.
         irqs_flag: the bit of it that tells so.
         irqs_set: whether it is set while they are on.
@@ -114,6 +116,7 @@ class CodeFacts:
     relocations: Mapping[int, Field]
     counter: str
     current: str | None
+    is_resched_apart: bool
     flags: str
     irqs_flag: int
     irqs_set: bool

@@ -84,6 +84,8 @@ CODE = CodeFacts(
     counter=_READ.format("cntvct_el0"),
     # current_thread_info() in arch/arm64/include/asm/current.h.
     current=_READ.format("sp_el0"),
+    # struct thread_info in arch/arm64/include/asm/thread_info.h, with little-endian words.
+    is_resched_apart=True,
     flags=_READ.format("daif"),
     # PSR_I_BIT.
     irqs_flag=1 << 7,

@@ -49,6 +49,7 @@ CODE = CodeFacts(
     relocations={1: _WORD, 2: _RELATIVE, 4: _RELATIVE, 10: _ABSOLUTE, 11: _ABSOLUTE},
     counter="call i64 @llvm.x86.rdtsc()",
     current=None,
+    is_resched_apart=False,
     # Arithmetic flags that are known make reading all of them 2 ns cheaper in an emulated guest.
     flags=(
         'call i64 asm sideeffect "xorl ${0:k}, ${0:k}\\0Apushfq\\0Apopq $0", '
