@@ -30,6 +30,7 @@ _LONGEST = 1024
 _MOST = 32
 _PAGE = 4096
 _SAMPLES = 16
+_MAX_HZ = 1000
 _TRACE_HEAD = 64
 
 Test = Callable[[Memory, int], bool]
@@ -141,6 +142,11 @@ def _is_clocks(memory: Memory, addr: int, *, first: int) -> bool:
     return first != 0 and _u64(memory, addr) == first
 
 
+def _is_jiffies(memory: Memory, addr: int) -> bool:
+    # It begins five minutes before it overflows 32 bits.
+    return 0 <= _u64(memory, addr) - (1 << 32) + 300 * _MAX_HZ < 1 << 40
+
+
 def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: range) -> bool:
     # Some of what it tells of may have been freed after the boot.
     size = stop - addr
@@ -169,6 +175,7 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
         "kprobe_blacklist": Recipe(functions=(b"kprobe_blacklist_seq_start",), test=_is_list),
         "btf_modules": Recipe(functions=(b"btf_try_get_module",), test=_is_list),
         "vmcoreinfo_data": Recipe(functions=(b"vmcoreinfo_append_str",), test=_is_note),
+        "jiffies_64": Recipe(functions=(b"jiffies_read",), test=_is_jiffies),
         "shepherd": Recipe(
             functions=(b"vmstat_shepherd",), test=partial(_is_work, function=shepherd)
         ),
