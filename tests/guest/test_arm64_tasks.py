@@ -112,6 +112,19 @@ def test_hits_are_when_and_where_the_guests_own_probe_has_them(arm64: Session) -
         assert min(near) < _NEAR_S
 
 
+def test_a_function_that_the_guests_own_probe_is_on_already(arm64: Session) -> None:
+    theirs = f"cd {TRACE}; echo 'p:theirs {OPEN}' > kprobe_events; echo 1 > events/kprobes/enable"
+    arm64.run(theirs)
+    arm64.probe(f"p:ours {OPEN} pc=%pc")
+    with arm64.record() as trace:
+        arm64.run("cat /proc/uptime")
+    arm64.probe("-:ours")
+
+    told = arm64.run(f"cd {TRACE}; cat trace; echo 0 > events/kprobes/enable; echo > kprobe_events")
+    assert str(trace).count(f"pc={arm64.address(OPEN):#x}") >= 2
+    assert told.output.count(b" theirs: ") >= 2
+
+
 def test_handlers_see_registers_arguments_and_what_is_returned(arm64: Session) -> None:
     addr, seen = arm64.address(OPEN), list[tuple[object, ...]]()
 

@@ -188,6 +188,7 @@ class SiteFacts:
         size: bytes of the site.
         nops: what an idle site may hold.
         lead: what comes right before it.
+        probed_lead: what is there where the guest's own probe has taken that instruction over.
         offsets: where after a function's start its site may be.
         is_behind: whether a probe of a function's entry has the address of its start all the same;
             else that of the site.
@@ -199,6 +200,7 @@ class SiteFacts:
     size: int
     nops: tuple[bytes, ...]
     lead: bytes
+    probed_lead: bytes
     offsets: tuple[int, ...]
     is_behind: bool
     branch: Callable[[Addr, Addr], bytes]

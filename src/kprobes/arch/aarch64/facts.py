@@ -128,10 +128,14 @@ def _is_hypervisor(registers: Mapping[str, int]) -> bool:
     return registers["cpsr"] & 0xF == _EL2H or bool(registers.get("HCR_EL2", 0) >> 34 & 1)
 
 
+BREAKPOINT = bytes.fromhex("800020d4")
+"""BRK_KPROBES_BREAKPOINT: what the kernel's own probes put there."""
+
 SITE = SiteFacts(
     size=site.SIZE,
     nops=site.NOPS,
     lead=encode.MOV_X9_X30,
+    probed_lead=BREAKPOINT,
     offsets=site.OFFSETS,
     is_behind=True,
     branch=encode.bl,
@@ -179,8 +183,7 @@ PATCH = PatchFacts(
     exits=exits.find_exits,
     first=ways.first,
     jump=encode.b,
-    # BRK_KPROBES_BREAKPOINT: what the kernel's own probes put there.
-    breakpoint=bytes.fromhex("800020d4"),
+    breakpoint=BREAKPOINT,
     # A branch can be used everywhere.
     trap=None,
     detour=detour.detour,

@@ -76,6 +76,7 @@ SITE = SiteFacts(
     size=site.SIZE,
     nops=site.NOPS,
     lead=b"",
+    probed_lead=b"",
     offsets=(0, len(site.ENDBR64)),
     is_behind=False,
     branch=site.call,
