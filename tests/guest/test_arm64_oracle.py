@@ -68,7 +68,7 @@ def run() -> Run:
         session.probe("\n".join(lines))
         tracefs = Tracefs(session)
         with session.record() as trace:
-            # Only now: it puts a breakpoint before the place of our call, which was refused then.
+            # Only now: nothing of ours is armed where the guest already has a breakpoint.
             tracefs.arm(lines, buffer_kib=8192)
             assert session.run("sh /workload.sh", timeout_s=60).status == 0
             native = tracefs.read()
