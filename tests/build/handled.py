@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import cast
 
+from kprobes.arch.facts import Arch
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
@@ -55,14 +56,14 @@ class Handled:
 
     def waiting(self, **registers: int) -> Waiting:
         """Return a vCPU whose registers are their numbers in pt_regs, but for these."""
-        names = [*X86_64.upcall.saved, "sp", "ip"]
+        names = [*self.live.guest.arch.upcall.saved, "sp", "ip"]
         usual = {name: 0x100 + n for n, name in enumerate(names)} | {"sp": STACK}
         return Waiting(
             upcall=1, cpu=1, task=Addr(TASK), page_table=_USER_ROOT, registers=usual | registers
         )
 
 
-def make_handled(*, is_typed: bool = True) -> Handled:
+def make_handled(*, is_typed: bool = True, arch: Arch = X86_64) -> Handled:
     """Make the guest of ``tests.build.typed``, with a file, its dentry and its name in memory."""
     ram = FakeRam(1 << 20)
     for root, places in ((_KERNEL_ROOT, _PAGES), (_USER_ROOT, _USER_PAGES)):
@@ -75,7 +76,7 @@ def make_handled(*, is_typed: bool = True) -> Handled:
         stub=cast("Stub", None),
         memory=GuestMemory(ram, tables),
         kernel=typed.KERNEL if is_typed else typed.UNTYPED,
-        arch=X86_64,
+        arch=arch,
         task_size=TASK_SIZE,
         tables=tables,
     )

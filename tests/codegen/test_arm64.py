@@ -2,13 +2,15 @@
 
 import pytest
 
-from kprobes.model.layout import CONTEXT_IRQS_ON
+from kprobes.model.layout import CONTEXT_IRQS_ON, CONTEXT_NO_PREEMPT_RESCHED
 from tests.build.arm64 import (
     CHAIN,
+    COUNT,
     HARDIRQ,
     IRQS_OFF,
     KERNEL,
     SITE,
+    TASK,
     USER,
     Arm64Machine,
     Loaded,
@@ -121,6 +123,17 @@ def test_a_record_tells_whether_interrupts_are_on(masks: int, is_on: bool) -> No
     machine.hit(loaded, random_state(machine.random, pstate=masks | 5))
 
     assert bool(records(machine, 0)[0].context & CONTEXT_IRQS_ON) is is_on
+
+
+@pytest.mark.parametrize("word", [0, 1])
+def test_a_record_tells_whether_the_task_is_to_be_preempted(word: int) -> None:
+    machine = Arm64Machine()
+    loaded = machine.load([make_probe("p f")])
+    machine.cpu.set_number(TASK + COUNT + 4, word, 4)
+
+    machine.hit(loaded, fixed(machine))
+
+    assert bool(records(machine, 0)[0].context & CONTEXT_NO_PREEMPT_RESCHED) is bool(word)
 
 
 def test_a_record_tells_the_task_and_its_depth() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kprobes.arch.aarch64.facts import AARCH64
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.errors import UsageError
 from kprobes.handlers.registers import Hit, Registers
@@ -121,3 +122,32 @@ def test_a_kernel_without_types_has_registers_and_says_what_is_missing() -> None
     for missing in (lambda: regs.task, lambda: regs.args):
         with pytest.raises(UsageError, match="no type information"):
             missing()
+
+
+@pytest.fixture
+def arm64() -> Registers:
+    made = make_handled(arch=AARCH64)
+    hit = Hit(
+        live=made.live,
+        waiting=made.waiting(x30=TEXT + 8),
+        module="",
+        constants=AARCH64.constants,
+        arguments=lambda: (),
+    )
+    return Registers(hit, ip=TEXT + 4)
+
+
+def test_every_architecture_has_the_kernels_names(arm64: Registers) -> None:
+    assert (arm64.pc, arm64.sp, arm64.x0) == (TEXT + 4, STACK, 0x100)
+    assert arm64.lr == arm64["lr"] == arm64.x30 == TEXT + 8
+    assert list(arm64) == [*(f"x{n}" for n in range(31)), "pstate", "sp", "pc"]
+    assert {"lr", "x30", "pc"} <= set(dir(arm64))
+    with pytest.raises(AttributeError, match="no register ip"):
+        _ = arm64.ip
+
+
+def test_another_name_changes_the_same_register(arm64: Registers) -> None:
+    arm64.lr = 5
+    arm64.pc = arm64.pc
+
+    assert (arm64.x30, arm64.changed_) == (5, {"x30", "pc"})

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kprobes.arch.aarch64.facts import AARCH64
 from kprobes.errors import UsageError
 from kprobes.handlers.instances import Instance
 from kprobes.handlers.kretprobe import Kretprobe, ReturnHandler
@@ -40,8 +41,8 @@ class Served:
             caller_of=self.caller_of,
         )
 
-    def caller_of(self, slot: Addr) -> Addr:
-        return Addr(self.callers.get(slot, self.made.live.read_u64(slot)))
+    def caller_of(self, slot: Addr, held: Addr) -> Addr:
+        return Addr(self.callers.get(slot, held))
 
     def enter(self, slot: int = SLOT, **registers: int) -> Waiting:
         waiting = self.made.waiting(sp=slot, ip=make_place().addr, **registers)
@@ -82,6 +83,24 @@ def test_the_true_caller_is_shown_where_the_return_was_taken_over() -> None:
     served.leave(raw=TRAMPOLINE)
 
     assert seen == [CALLER]
+
+
+def test_where_a_register_has_the_return_address_it_is_read_there() -> None:
+    seen: list[tuple[int, ...]] = []
+    held: list[int] = []
+
+    def handler(instance: Instance, regs: Registers) -> None:
+        seen.append((regs.pc, regs.lr, regs.sp, regs.retval))
+
+    served = Served([probe(handler)], made=make_handled(arch=AARCH64))
+    served.dispatch.caller_of = lambda slot, link: Addr(held.append(link) or CALLER)
+    # Signed, and taken over.
+    waiting = served.leave(raw=0, x0=7, x30=TRAMPOLINE & ~(0xFF << 48))
+
+    assert held == [TRAMPOLINE]
+    assert seen == [(CALLER, CALLER, SLOT, 7)]
+    assert (waiting.registers["ip"], waiting.registers["sp"]) == (RET, SLOT)
+    assert waiting.registers["x30"] == TRAMPOLINE & ~(0xFF << 48)
 
 
 def test_arguments_are_not_there_any_more() -> None:

@@ -101,6 +101,25 @@ def test_data_is_what_looks_like_it_among_what_its_function_names(memory: Flat) 
     }
 
 
+def test_the_trace_and_its_clocks_are_found(memory: Flat) -> None:
+    trace, clocks, local = TEXT + 0x1400, TEXT + 0x1500, TEXT + 0x100
+    show, snapshot = TEXT + 0x180, TEXT + 0x140
+    memory.write(snapshot, lea(LIST, trace, at=snapshot))
+    memory.write(show, lea(FOREIGN, clocks, at=show))
+    memory.write(trace, struct.pack("<QQQQ", LIST, LIST, 0, trace))
+    memory.write(clocks, struct.pack("<QQQ", local, FOREIGN, 1))
+    functions = [
+        (local, b"trace_clock_local"),
+        (show, b"tracing_clock_show"),
+        (snapshot, b"tracing_snapshot"),
+    ]
+
+    whole = with_unlisted(build(*functions), memory, FACTS, [])
+
+    assert whole.address(b"global_trace") == trace
+    assert whole.address(b"trace_clocks") == clocks
+
+
 def test_what_looks_like_nothing_stays_unknown(memory: Flat) -> None:
     memory.write(LIST, bytes(16))
     memory.write(PAGES, struct.pack("<Q", 1 << 63))

@@ -218,6 +218,12 @@ def test_an_arm64_site_is_a_nop_or_a_call_behind_the_caller_s_address(
     assert (site.old, site.chain) == (bytes.fromhex(old), chain)
 
 
+def test_the_guests_own_probe_may_be_before_an_arm64_site() -> None:
+    memory, sites = _arm64_site(ARM64.probed_lead, ARM64.nops[0])
+
+    assert inspect(Addr(TEXT + 0x104), memory, sites, ARM64).old == ARM64.nops[0]
+
+
 def test_a_site_of_another_kind_is_refused() -> None:
     memory, sites = _arm64_site(ARM64.nops[0], ARM64.nops[0])
 

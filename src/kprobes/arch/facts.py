@@ -96,6 +96,8 @@ class CodeFacts:
         counter: IR expression that reads the cycle counter.
         current: IR expression of the running task, in which the preempt count is then; None where
             both are per-CPU words.
+        is_resched_apart: whether the u32 behind the preempt count is 1 while no preemption is
+            wanted; else the count's top bit tells.
         flags: IR expression that reads the register that tells whether interrupts are on.
         irqs_flag: the bit of it that tells so.
         irqs_set: whether it is set while they are on.
@@ -114,6 +116,7 @@ class CodeFacts:
     relocations: Mapping[int, Field]
     counter: str
     current: str | None
+    is_resched_apart: bool
     flags: str
     irqs_flag: int
     irqs_set: bool
@@ -185,6 +188,7 @@ class SiteFacts:
         size: bytes of the site.
         nops: what an idle site may hold.
         lead: what comes right before it.
+        probed_lead: what is there where the guest's own probe has taken that instruction over.
         offsets: where after a function's start its site may be.
         is_behind: whether a probe of a function's entry has the address of its start all the same;
             else that of the site.
@@ -196,6 +200,7 @@ class SiteFacts:
     size: int
     nops: tuple[bytes, ...]
     lead: bytes
+    probed_lead: bytes
     offsets: tuple[int, ...]
     is_behind: bool
     branch: Callable[[Addr, Addr], bytes]
@@ -355,6 +360,9 @@ class Arch:
         show: (values of all registers, place of the instruction pointer) to the kernel's own text.
         constants: registers whose value at an ftrace site is known, by name.
         code: how probes are compiled.
+        code_for: (all vCPUs' registers) to how they are for that guest. Of those that
+            ``code_registers`` names, as a stub does, any may be missing.
+        code_registers: that it looks at besides what a stub shows all at once.
         site: how ftrace sites are patched.
         listing: how code is shown.
         upcall: how hits wait for Python.
@@ -372,6 +380,8 @@ class Arch:
     show: Callable[[Mapping[str, int], str], str]
     constants: Mapping[str, int]
     code: CodeFacts
+    code_for: Callable[[Sequence[Mapping[str, int]]], CodeFacts]
+    code_registers: tuple[str, ...]
     site: SiteFacts
     listing: ListingFacts
     upcall: UpcallFacts

@@ -6,6 +6,7 @@ These facts need no kernel's symbols to be chosen: a stub names the architecture
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kprobes.arch.borrowing import BorrowFacts
 from kprobes.arch.listed import Read
 from kprobes.arch.paging import Run
 from kprobes.formats.vmcoreinfo import VmcoreInfo
@@ -72,6 +73,36 @@ class TextFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts:
+    """Where tasks are: what runs, what was interrupted, and what sleeps.
+
+    Attributes:
+        register: the stub's name of the register that has the running task while its CPU is in the
+            kernel; None where a per-CPU word has it, and another the preempt count.
+        preempt_count: where a register has it, the preempt count's path in it; else "".
+        resched_mask: (kernel's version) to the bits of a task's flags that ask for rescheduling,
+            the lazy one included.
+        pc, sp: the stub's names of the instruction pointer and the stack pointer.
+        returns: of registers that may have the address that a function will return to.
+        excepted: the register that has what an exception interrupted, before its code has kept it,
+            and the symbols between which that code is; or None.
+        saved_sp: path in task_struct of a sleeping task's stack pointer.
+        interrupted: bits of what follows an interrupted instruction pointer in pt_regs, and what
+            they may be where it was the kernel's.
+    """
+
+    register: str | None
+    preempt_count: str
+    resched_mask: Callable[[tuple[int, int]], int]
+    pc: str
+    sp: str
+    returns: tuple[str, ...]
+    excepted: tuple[str, str, str] | None
+    saved_sp: str
+    interrupted: tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """One architecture, as far as it must be known to reach a guest.
 
@@ -81,6 +112,12 @@ class Machine:
         elf: ELF's number for it.
         paging: how its memory is found.
         text: names in its kernels' text.
+        borrowing: how its tasks are borrowed.
+        task: where tasks are.
+        counters: kernel functions that return what probes record as the time, where one line
+            scales it for all CPUs; none where each has a line of its own.
+        rate: the kernel's u32 of what its counter counts in a millisecond, or the stub's name of
+            the register that has what it counts in a second; the other is "".
     """
 
     name: str
@@ -88,3 +125,7 @@ class Machine:
     elf: int
     paging: PagingFacts
     text: TextFacts
+    borrowing: BorrowFacts
+    task: TaskFacts
+    counters: tuple[str, ...]
+    rate: tuple[str, str]

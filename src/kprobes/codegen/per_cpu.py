@@ -102,6 +102,12 @@ def preempt_count(context: Context) -> Value:
     return context.out.load(context.out.op("add", task(context), place), "i32")
 
 
+def no_resched(context: Context) -> Value:
+    """Return the word that is 1 while no preemption is wanted, where it is a word of its own."""
+    place = context.abi.task.preempt_count + 4
+    return context.out.load(context.out.op("add", task(context), place), "i32")
+
+
 def add_preempt(context: Context, n: int) -> None:
     """Add to the preempt count."""
     place, number = context.abi.task.preempt_count, const(n, "i32")

@@ -56,18 +56,18 @@ def why_not(regs: Registers, *, is_elsewhere: bool) -> str:
 
     Args:
         regs: as a handler left them.
-        is_elsewhere: whether it is to go on at their ``ip``.
+        is_elsewhere: whether it is to go on at their instruction pointer.
     """
     if regs.sp < regs.hit_.waiting.registers["sp"]:
         return "regs.sp may not be lowered: what is below belongs to interrupts"
-    if is_elsewhere and not regs.hit_.live.is_code(regs.ip):
-        return f"regs.ip = {regs.ip:#x} is no code: the CPU did not go there"
+    if is_elsewhere and not regs.hit_.live.is_code(regs.ip_):
+        return f"regs.{regs.pc_} = {regs.ip_:#x} is no code: the CPU did not go there"
     return ""
 
 
 def changes(regs: Registers) -> dict[str, int]:
-    """Return the registers that a handler has changed, without ``ip``."""
-    return {name: regs[name] for name in regs.changed_ - {"ip"}}
+    """Return the registers that a handler has changed, without the instruction pointer."""
+    return {name: regs[name] for name in regs.changed_ - {regs.pc_}}
 
 
 def _fault(

@@ -43,7 +43,7 @@ class Dispatch:
             if outcome.is_well and self._is_possible(probe, _PRE, regs, is_elsewhere=is_elsewhere):
                 waiting.registers |= changes(regs)
                 if is_elsewhere:
-                    waiting.registers["ip"] = regs.ip
+                    waiting.registers["ip"] = regs.ip_
                     return
 
     def after(self, waiting: Waiting) -> None:
@@ -52,11 +52,11 @@ class Dispatch:
             behind = self.place.behind
             regs = self._registers(waiting, waiting.registers["ip"] if behind is None else behind)
             outcome = self._call(probe, _POST, regs, 0)
-            is_elsewhere = "ip" in regs.changed_
+            is_elsewhere = regs.pc_ in regs.changed_
             if outcome.is_well and self._is_possible(probe, _POST, regs, is_elsewhere=is_elsewhere):
                 waiting.registers |= changes(regs)
                 if is_elsewhere:
-                    waiting.registers["ip"] = regs.ip
+                    waiting.registers["ip"] = regs.ip_
 
     def _asking(self, word: str) -> list[Kprobe]:
         return [each for each in self.probes if each.is_enabled and getattr(each, word) is not None]
@@ -82,8 +82,11 @@ class Dispatch:
         self, probe: Kprobe, word: str, regs: Registers, *, is_elsewhere: bool
     ) -> bool:
         what = why_not(regs, is_elsewhere=is_elsewhere)
-        if is_elsewhere and "ip" not in regs.changed_:
-            what = "returned something true, but did not set regs.ip: where should the CPU go on?"
+        if is_elsewhere and regs.pc_ not in regs.changed_:
+            what = (
+                f"returned something true, but did not set regs.{regs.pc_}: "
+                "where should the CPU go on?"
+            )
         if what:
             self.report.wrong(probe, word, what)
         return not what

@@ -10,6 +10,7 @@ from kprobes.lang.parser import parse
 from kprobes.model.definition import Definition
 from kprobes.model.symbol import Symbol
 from kprobes.model.upcall import Upcall
+from kprobes.plan.ftrace import site_of
 from kprobes.units import Addr
 
 
@@ -45,7 +46,8 @@ class GuestEngine:
             raise UsageError(f"{text} names many functions: a probe with handlers is at one place")
         addr = places.resolve(definition, event_id=1).layout.ip
         function = self._functions[addr] = self._function(addr, definition.place.symbol)
-        is_site = places.sites.find(addr) is not None
+        found = site_of(addr, places.sites, arch.site) if arch.site.is_behind else addr
+        is_site = found is not None and places.sites.find(found) is not None
         return HandlerPlace(
             addr=addr,
             function=function,
@@ -103,9 +105,9 @@ class GuestEngine:
         """Return how many hits went on without an upcall, whoever had its number."""
         return self._driver.missed_upcall(number)
 
-    def caller_of(self, slot: Addr) -> Addr:
-        """Return where the call came from whose return address is there; or MemoryFault."""
-        return self._driver.caller_of(slot)
+    def caller_of(self, slot: Addr, held: Addr) -> Addr:
+        """Return where a call came from, by its slot and what its return address is now."""
+        return self._driver.caller_of(slot, held)
 
     def _arm(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
         # What was in a module that is gone is gone with it, as in the kernel.

@@ -16,6 +16,9 @@ from kprobes.handlers.values import Pointer, Typed
 from kprobes.model.types import Prototype
 from kprobes.model.upcall import Waiting
 
+_IP = "ip"
+"""What requests call the instruction pointer, whatever its name is."""
+
 
 def _no_return() -> Prototype:
     raise UsageError("what a function returns is known only when it returns: to a Kretprobe")
@@ -63,29 +66,39 @@ class Registers:
     Attributes:
         values_: of all registers by their pt_regs names.
         before_: the same when the handler was called.
-        is_sent_: whether ``ip`` was set, perhaps to what it was.
+        is_sent_: whether the instruction pointer was set, perhaps to what it was.
         hit_: what they belong to.
+        pc_: the name of the instruction pointer.
     """
 
-    __slots__ = ("before_", "hit_", "is_sent_", "values_")
+    __slots__ = ("before_", "hit_", "is_sent_", "pc_", "values_")
     is_sent_: bool
     before_: dict[str, int]
     hit_: Hit
+    pc_: str
     values_: dict[str, int]
 
     def __init__(self, hit: Hit, *, ip: int) -> None:
         """Show the hit's registers, and this as ``ip``."""
         object.__setattr__(self, "hit_", hit)
-        before = {**hit.constants, **hit.waiting.registers, "ip": ip}
+        pc = hit.live.guest.arch.code.call.pc
+        object.__setattr__(self, "pc_", pc)
+        saved = {pc if name == _IP else name: at for name, at in hit.waiting.registers.items()}
+        before = {**hit.constants, **saved, pc: ip}
         object.__setattr__(self, "is_sent_", False)
         object.__setattr__(self, "before_", before)
         object.__setattr__(self, "values_", dict(before))
 
     @property
     def changed_(self) -> set[str]:
-        """Names of the registers that were changed, and ``ip`` when it was set to anything."""
+        """Names of those that were changed, and ``pc_`` when that was set to anything."""
         changed = {name for name, value in self.values_.items() if value != self.before_[name]}
-        return changed | {"ip"} if self.is_sent_ else changed
+        return changed | {self.pc_} if self.is_sent_ else changed
+
+    @property
+    def ip_(self) -> int:
+        """The instruction pointer."""
+        return self.values_[self.pc_]
 
     @property
     def args(self) -> Arguments:
@@ -130,6 +143,7 @@ class Registers:
         return self.hit_.waiting.cpu
 
     def __getattr__(self, name: str) -> int:
+        name = self._aliases.get(name, name)
         if name not in self.values_:
             raise AttributeError(self._unknown(name))
         return self.values_[name]
@@ -138,33 +152,40 @@ class Registers:
         if name == RETVAL:
             object.__setattr__(self, name, value)
             return
+        name = self._aliases.get(name, name)
         if name not in self.values_:
             raise AttributeError(self._unknown(name))
         self[name] = value
 
     def __getitem__(self, name: str) -> int:
+        name = self._aliases.get(name, name)
         if name not in self.values_:
             raise KeyError(self._unknown(name))
         return self.values_[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
+        name = self._aliases.get(name, name)
         if name not in self.values_:
             raise KeyError(self._unknown(name))
-        if name not in self.hit_.waiting.registers:
+        if name != self.pc_ and name not in self.hit_.waiting.registers:
             raise AttributeError(f"regs.{name} can only be read")
         self.values_[name] = pattern(index(value), 64)
-        if name == "ip":
+        if name == self.pc_:
             object.__setattr__(self, "is_sent_", True)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.values_)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.values_]
+        return [*super().__dir__(), *self.values_, *self._aliases]
 
     def __repr__(self) -> str:
         live = self.hit_.live
-        return live.guest.arch.show(self.values_, live.symbol(self.values_["ip"]))
+        return live.guest.arch.show(self.values_, live.symbol(self.ip_))
+
+    @property
+    def _aliases(self) -> Mapping[str, str]:
+        return self.hit_.live.guest.arch.code.call.aliases
 
     def _unknown(self, name: str) -> str:
         return f"no register {name}; there are {', '.join(self.values_)}"

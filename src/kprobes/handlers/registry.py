@@ -37,8 +37,8 @@ class Engine(Protocol):
         """Return how many hits went on without an upcall, whoever had its number."""
         ...
 
-    def caller_of(self, slot: Addr) -> Addr:
-        """Return where the call came from whose return address is there; or MemoryFault."""
+    def caller_of(self, slot: Addr, held: Addr) -> Addr:
+        """Return where a call came from, by its slot and what its return address is now."""
         ...
 
 

@@ -15,12 +15,12 @@ from kprobes.handlers.place import HandlerPlace
 from kprobes.handlers.registers import Hit, Registers
 from kprobes.handlers.report import Report
 from kprobes.model.upcall import Waiting
-from kprobes.units import Addr
+from kprobes.units import U64, Addr
 
 _ENTRY, _RETURN = "entry_handler", "handler"
 
-CallerOf = Callable[[Addr], Addr]
-"""The place of a return address to where the call came from, even if it was taken over."""
+CallerOf = Callable[[Addr, Addr], Addr]
+"""(slot of a call, its return address) to where it came from, even if that was taken over."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,9 +59,12 @@ class ReturnDispatch:
         """
         with suppress(MemoryFault):
             slot, task = Addr(waiting.registers["sp"]), name_task(self.live, waiting.task)
-            caller = self.caller_of(slot)
-            is_last = caller == self.live.read_u64(slot)
-            behind = {"ip": int(caller), "sp": slot + self.live.guest.arch.returns.behind}
+            arch, held = self.live.guest.arch, self._held(waiting)
+            caller = self.caller_of(slot, held)
+            is_last = caller == held
+            behind = {"ip": int(caller), "sp": slot + arch.returns.behind}
+            if arch.code.call.link is not None:
+                behind[arch.code.call.link] = int(caller)
             shown = replace(waiting, registers=waiting.registers | behind)
             for probe in self._enabled():
                 instance = _instance(probe, slot, task, is_last=is_last)
@@ -71,6 +74,13 @@ class ReturnDispatch:
                 # By the return itself; else it is skipped.
                 shown.registers |= {name: waiting.registers[name] for name in behind}
             waiting.registers |= shown.registers
+
+    def _held(self, waiting: Waiting) -> Addr:
+        # The return address as it is now, without what protects it.
+        arch = self.live.guest.arch
+        link, sp = arch.code.call.link, waiting.registers["sp"]
+        held = self.live.read_u64(sp) if link is None else waiting.registers[link]
+        return Addr(held | (U64 & ~arch.returns.address_mask))
 
     def _enabled(self) -> list[Kretprobe]:
         return [each for each in self.probes if each.is_enabled]
@@ -94,7 +104,7 @@ class ReturnDispatch:
         probe.hits += 1
         outcome = call_handler(self.report, probe, _RETURN, instance, regs)
         if outcome.is_well and self._is_possible(probe, _RETURN, regs):
-            shown.registers |= changes(regs) | {"ip": regs.ip}
+            shown.registers |= changes(regs) | {"ip": regs.ip_}
 
     def _at_entry(self, waiting: Waiting) -> Registers:
         arch = self.live.guest.arch
@@ -119,7 +129,7 @@ class ReturnDispatch:
         return Registers(hit, ip=shown.registers["ip"])
 
     def _is_possible(self, probe: Kretprobe, word: str, regs: Registers) -> bool:
-        is_elsewhere = word == _RETURN and "ip" in regs.changed_
+        is_elsewhere = word == _RETURN and regs.pc_ in regs.changed_
         what = why_not(regs, is_elsewhere=is_elsewhere)
         if what:
             self.report.wrong(probe, word, what)

@@ -30,6 +30,8 @@ _LONGEST = 1024
 _MOST = 32
 _PAGE = 4096
 _SAMPLES = 16
+_MAX_HZ = 1000
+_TRACE_HEAD = 64
 
 Test = Callable[[Memory, int], bool]
 """(memory, address) to whether that is what is looked for. MemoryFault means no."""
@@ -129,6 +131,22 @@ def _is_work(memory: Memory, addr: int, *, function: int) -> bool:
     return function != 0 and _u64(memory, addr + 24) == function
 
 
+def _is_trace(memory: Memory, addr: int) -> bool:
+    # struct trace_array { struct list_head list; ...; struct array_buffer { struct trace_array *tr;
+    # ... } array_buffer; ... }: behind the list, it is what points to itself.
+    return any(_u64(memory, addr + at) == addr for at in range(16, _TRACE_HEAD, 8))
+
+
+def _is_clocks(memory: Memory, addr: int, *, first: int) -> bool:
+    # struct { u64 (*func)(void); const char *name; int in_ns; }: "local" is the first.
+    return first != 0 and _u64(memory, addr) == first
+
+
+def _is_jiffies(memory: Memory, addr: int) -> bool:
+    # It begins five minutes before it overflows 32 bits.
+    return 0 <= _u64(memory, addr) - (1 << 32) + 300 * _MAX_HZ < 1 << 40
+
+
 def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: range) -> bool:
     # Some of what it tells of may have been freed after the boot.
     size = stop - addr
@@ -143,7 +161,12 @@ def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: range
 def _recipes(build: Build) -> Mapping[str, Recipe]:
     text = _text(build)
     shepherd = build.address(b"vmstat_shepherd") or 0
+    local = build.address(b"trace_clock_local") or 0
     return {
+        "global_trace": Recipe(functions=(b"tracing_snapshot", b"tracing_on"), test=_is_trace),
+        "trace_clocks": Recipe(
+            functions=(b"tracing_clock_show",), test=partial(_is_clocks, first=local)
+        ),
         "ftrace_pages_start": Recipe(
             functions=(b"ftrace_location_range", b"lookup_rec"),
             test=partial(_is_ftrace_page, text=text),
@@ -152,6 +175,7 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
         "kprobe_blacklist": Recipe(functions=(b"kprobe_blacklist_seq_start",), test=_is_list),
         "btf_modules": Recipe(functions=(b"btf_try_get_module",), test=_is_list),
         "vmcoreinfo_data": Recipe(functions=(b"vmcoreinfo_append_str",), test=_is_note),
+        "jiffies_64": Recipe(functions=(b"jiffies_read",), test=_is_jiffies),
         "shepherd": Recipe(
             functions=(b"vmstat_shepherd",), test=partial(_is_work, function=shepherd)
         ),

@@ -130,7 +130,7 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> Site:
     if record == 0:
         return Site(strategy=Strategy.FTRACE, addr=addr, old=b"")
     lead = memory.read(Addr(addr - len(facts.lead)), len(facts.lead))
-    if lead != facts.lead:
+    if lead not in (facts.lead, facts.probed_lead):
         raise RefusedError(f"{addr:#x} comes behind {lead.hex()}: no site of this kind is there")
     old, flags = memory.read(addr, facts.size), _u64(memory, record + 8)
     chain = facts.target(addr, old)

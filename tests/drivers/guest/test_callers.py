@@ -134,11 +134,11 @@ def test_a_call_that_the_kernels_own_return_probe_has_taken_from_us_is_waited_fo
 def test_the_caller_is_found_whoever_has_taken_the_return_over() -> None:
     memory = make_memory()
     memory.set_u64(STACK, CALLER)
-    assert find_caller(memory, [F, G], STACK) == CALLER
+    assert find_caller(memory, [F, G], STACK, Addr(memory.u64(STACK))) == CALLER
 
     enter(memory, G, STACK, F.trampoline, CALLER, further=2)
     memory.set_u64(STACK, G.trampoline)
-    assert find_caller(memory, [F, G], STACK) == CALLER
+    assert find_caller(memory, [F, G], STACK, Addr(memory.u64(STACK))) == CALLER
 
 
 def test_a_call_that_was_not_taken_over_says_nothing_of_the_one_outside() -> None:
@@ -147,7 +147,7 @@ def test_a_call_that_was_not_taken_over_says_nothing_of_the_one_outside() -> Non
     enter(memory, F, STACK, CALLER, further=1)
     memory.set_u64(STACK, F.trampoline)
 
-    assert find_caller(memory, [F], STACK) == CALLER
+    assert find_caller(memory, [F], STACK, Addr(memory.u64(STACK))) == CALLER
     assert give_callers_back(memory, [F]) == 1
     assert memory.u64(STACK) == CALLER
 
@@ -156,4 +156,4 @@ def test_a_trampoline_without_a_call_is_shown_as_it_is() -> None:
     memory = make_memory()
     memory.set_u64(STACK, F.trampoline)
 
-    assert find_caller(memory, [F], STACK) == F.trampoline
+    assert find_caller(memory, [F], STACK, Addr(memory.u64(STACK))) == F.trampoline

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprobes.drivers.guest.clock import GuestClock, TscClock, clock_function, open_clock
+from kprobes.drivers.guest.clock import AnyClock, GuestClock, TscClock, clock_function, open_clock
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.rings import Window
 from kprobes.errors import TargetError
@@ -29,7 +29,7 @@ def write_scale(
     memory.write(PERCPU[cpu] + CYC2NS, data + struct.pack("<I", latch))
 
 
-def _clock(memory: GuestMemory) -> TscClock:
+def _clock(memory: GuestMemory) -> AnyClock:
     return open_clock(memory, make_kernel([symbol("cyc2ns", CYC2NS)]), PERCPU)
 
 

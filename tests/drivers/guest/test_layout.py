@@ -1,9 +1,22 @@
 """What moves between kernel releases."""
 
+from dataclasses import replace
+
 import pytest
 
+from kprobes.arch.x86_64.facts import X86_64
 from kprobes.drivers.guest import layout
 from tests.build.kernel import make_kernel, symbol
+
+TASK_STRUCT = {
+    f"task_struct.{name}": place
+    for name, place in {
+        "pid": (1352, 4),
+        "comm": (1912, 16),
+        "thread_info.flags": (0, 8),
+        "thread_info.preempt.count": (8, 4),
+    }.items()
+}
 
 
 @pytest.mark.parametrize(
@@ -18,7 +31,7 @@ from tests.build.kernel import make_kernel, symbol
     ],
 )
 def test_the_need_resched_flags_move(version: tuple[int, int], mask: int) -> None:
-    assert layout.resched_mask(version) == mask
+    assert X86_64.machine.task.resched_mask(version) == mask
 
 
 @pytest.mark.parametrize(
@@ -33,3 +46,11 @@ def test_newer_kernels_tell_their_trampoline_apart(name: str, is_told_apart: boo
     kernel = make_kernel([symbol(name, 0x40)])
 
     assert layout.kretprobe_trampoline(kernel) == (0x40 if is_told_apart else None)
+
+
+def test_where_a_register_has_the_task_it_has_the_preempt_count() -> None:
+    kernel = replace(make_kernel([], types=TASK_STRUCT), arch="aarch64")
+
+    found = layout.task_abi(kernel)
+
+    assert (found.current, found.preempt_count, found.resched_mask) == (0, 8, 2)

@@ -1,10 +1,12 @@
 """Everything goes back to the guest, in an order that cannot hurt it, whatever comes between."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from kprobes.arch.x86_64.borrowing import BORROWING
 from kprobes.drivers.guest.borrow import Task
 from kprobes.drivers.guest.lending import give_back
 from kprobes.drivers.loans import Call, Kind, Ledger, Loan
@@ -25,6 +27,7 @@ class FakeTask:
 
     def __init__(self, interrupted: int) -> None:
         self.ledger = Ledger()
+        self.landing = SimpleNamespace(facts=BORROWING)
         self.is_away = False
         self.called: list[str] = []
         self._interrupted = interrupted

@@ -1,5 +1,6 @@
 """arm64 as one value: what its machine code needs to know of it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kprobes.arch.aarch64 import (
@@ -83,6 +84,8 @@ CODE = CodeFacts(
     counter=_READ.format("cntvct_el0"),
     # current_thread_info() in arch/arm64/include/asm/current.h.
     current=_READ.format("sp_el0"),
+    # struct thread_info in arch/arm64/include/asm/thread_info.h, with little-endian words.
+    is_resched_apart=True,
     flags=_READ.format("daif"),
     # PSR_I_BIT.
     irqs_flag=1 << 7,
@@ -92,6 +95,11 @@ CODE = CodeFacts(
     address="add i64 ptrtoint (ptr @{} to i64), 0",
     intrinsics=_INTRINSICS,
 )
+
+
+_ATOMIC = 0b0010
+"""ID_AA64ISAR0_EL1.Atomic: FEAT_LSE."""
+_EL2H = 0b1001
 
 
 def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeFacts:
@@ -107,10 +115,27 @@ def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeFacts:
     return replace(CODE, per_cpu=base, features=features)
 
 
+def _code_for(vcpus: Sequence[Mapping[str, int]]) -> CodeFacts:
+    return code_facts(
+        is_hypervisor=any(_is_hypervisor(found) for found in vcpus),
+        # Pairs of exclusives are never wrong.
+        has_lse=all(found.get("ID_AA64ISAR0_EL1", 0) >> 20 & 0xF >= _ATOMIC for found in vcpus),
+    )
+
+
+def _is_hypervisor(registers: Mapping[str, int]) -> bool:
+    # In user mode only HCR_EL2.E2H tells.
+    return registers["cpsr"] & 0xF == _EL2H or bool(registers.get("HCR_EL2", 0) >> 34 & 1)
+
+
+BREAKPOINT = bytes.fromhex("800020d4")
+"""BRK_KPROBES_BREAKPOINT: what the kernel's own probes put there."""
+
 SITE = SiteFacts(
     size=site.SIZE,
     nops=site.NOPS,
     lead=encode.MOV_X9_X30,
+    probed_lead=BREAKPOINT,
     offsets=site.OFFSETS,
     is_behind=True,
     branch=encode.bl,
@@ -158,8 +183,7 @@ PATCH = PatchFacts(
     exits=exits.find_exits,
     first=ways.first,
     jump=encode.b,
-    # BRK_KPROBES_BREAKPOINT: what the kernel's own probes put there.
-    breakpoint=bytes.fromhex("800020d4"),
+    breakpoint=BREAKPOINT,
     # A branch can be used everywhere.
     trap=None,
     detour=detour.detour,
@@ -176,6 +200,8 @@ AARCH64 = Arch(
     show=registers.show,
     constants={},
     code=CODE,
+    code_for=_code_for,
+    code_registers=("ID_AA64ISAR0_EL1", "HCR_EL2"),
     site=SITE,
     listing=LISTING,
     upcall=UPCALL,

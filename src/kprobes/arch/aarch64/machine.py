@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from kprobes.arch.aarch64 import kernel_map
+from kprobes.arch.aarch64.borrowing import BORROWING
 from kprobes.arch.aarch64.landings import has_landings
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.references import references
-from kprobes.arch.machine import Machine, PagingFacts, TextFacts
+from kprobes.arch.aarch64.registers import STUB_NAMES
+from kprobes.arch.machine import Machine, PagingFacts, TaskFacts, TextFacts
 from kprobes.errors import TargetError
 from kprobes.formats import elf
 from kprobes.formats.vmcoreinfo import VmcoreInfo
@@ -15,6 +17,8 @@ from kprobes.ports import Ram, Tables
 _TRAMPOLINES = (0, 2, 1)
 """Pages from what TTBR1 has to the kernel's table, with page-table isolation and in user mode: its
 trampoline's table comes before the reserved one, which is before the kernel's (vmlinux.lds.S)."""
+_LAZY_SINCE = (6, 16)
+"""Since "arm64: enable PREEMPT_LAZY" the lazy flag is the bit above TIF_NEED_RESCHED."""
 _GRANULES = {4096: 0b10, 16384: 0b01, 65536: 0b11}
 
 
@@ -42,6 +46,11 @@ def _noted(ram: Ram, info: VmcoreInfo) -> Sequence[PageTables]:
     if virt is None or moved is None or size is None or granule is None:
         return ()
     return [PageTables(ram, max(virt - moved, 0), tcr=granule << 30 | (size & 0x3F) << 16)]
+
+
+def _resched_mask(version: tuple[int, int]) -> int:
+    # TIF_NEED_RESCHED, and TIF_NEED_RESCHED_LAZY.
+    return 0b110 if version >= _LAZY_SINCE else 0b010
 
 
 def _known(tables: Tables) -> PageTables:
@@ -75,4 +84,31 @@ TEXT = TextFacts(
     references=references,
 )
 
-MACHINE = Machine(name="aarch64", gdb="aarch64", elf=elf.EM_AARCH64, paging=PAGING, text=TEXT)
+TASK = TaskFacts(
+    # current_thread_info() in arch/arm64/include/asm/current.h.
+    register="SP_EL0",
+    preempt_count="thread_info.preempt.count",
+    resched_mask=_resched_mask,
+    pc=STUB_NAMES["pc"],
+    sp=STUB_NAMES["sp"],
+    returns=(STUB_NAMES["x30"],),
+    excepted=("ELR_EL1", "__entry_text_start", "__entry_text_end"),
+    saved_sp="thread.cpu_context.sp",
+    # struct user_pt_regs { ... pc, pstate; }: PSR_MODE_EL1h or PSR_MODE_EL2h; the upper half of it
+    # is (next to) unused, and an address's is not.
+    interrupted=(0xFFFF_FFF0_0000_001F, (0b0101, 0b1001)),
+)
+
+MACHINE = Machine(
+    name="aarch64",
+    gdb="aarch64",
+    elf=elf.EM_AARCH64,
+    paging=PAGING,
+    text=TEXT,
+    borrowing=BORROWING,
+    task=TASK,
+    # CNTVCT_EL0: arch/arm64/include/asm/arch_timer.h. Others read the physical counter, or correct
+    # the erratum of some CPU.
+    counters=("arch_counter_get_cntvct",),
+    rate=("", "CNTFRQ_EL0"),
+)

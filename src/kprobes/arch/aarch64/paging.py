@@ -28,6 +28,7 @@ from kprobes.units import U64, Phys
 _VALID, _TABLE = 0b1, 0b10
 _READ_ONLY, _DIRTY_WRITE = 1 << 7, 1 << 51
 _PXN, _UXN = 1 << 53, 1 << 54
+_CONTIGUOUS = 1 << 52
 _READ_ONLY_BELOW, _PXN_BELOW, _UXN_BELOW = 1 << 62, 1 << 59, 1 << 60
 _LAST = 3
 _KERNEL = 1 << 55
@@ -130,6 +131,33 @@ class PageTables:
         Raises:
             MemoryFault: the address is not in this half, or a table lies outside RAM.
         """
+        found = self._leaf(addr)
+        if found is None:
+            return None
+        word, shift, rights = found
+        return Entry(
+            phys=Phys(int(self.layout.output(np.array([word], np.uint64), shift)[0])),
+            size=1 << shift,
+            is_writable=bool(rights & WRITABLE),
+            is_executable=bool(rights & EXECUTABLE),
+        )
+
+    def attributes(self, addr: int) -> int:
+        """Return how an address is mapped: its entry without where it leads (Linux: pgprot_t).
+
+        Raises:
+            MemoryFault: nothing maps it, or as for ``entry``.
+        """
+        found = self._leaf(addr)
+        if found is None:
+            raise MemoryFault(addr, 1)
+        word, _, _ = found
+        output = int(self.layout.output(np.array([word], np.uint64), self.layout.shift)[0])
+        # As a page has it, even where a block of them is mapped.
+        return word & ~(output | _CONTIGUOUS) | _TABLE
+
+    def _leaf(self, addr: int) -> tuple[int, int, int] | None:
+        # The entry that maps an address, log2 of what it maps, and its rights.
         layout, at = self.layout, self._offset(addr)
         table, rights = int(self.root), WRITABLE | EXECUTABLE
         for level in range(layout.first, _LAST + 1):
@@ -140,13 +168,7 @@ class PageTables:
                 return None
             words = np.array([word], np.uint64)
             if level == _LAST or not word & _TABLE:
-                rights &= int(self._rights(words)[0])
-                return Entry(
-                    phys=Phys(int(layout.output(words, shift)[0])),
-                    size=1 << shift,
-                    is_writable=bool(rights & WRITABLE),
-                    is_executable=bool(rights & EXECUTABLE),
-                )
+                return word, shift, rights & int(self._rights(words)[0])
             rights &= self._rights_below(word)
             table = int(layout.output(words, layout.shift)[0])
         raise AssertionError("level 3 has pages only")

@@ -49,6 +49,7 @@ CODE = CodeFacts(
     relocations={1: _WORD, 2: _RELATIVE, 4: _RELATIVE, 10: _ABSOLUTE, 11: _ABSOLUTE},
     counter="call i64 @llvm.x86.rdtsc()",
     current=None,
+    is_resched_apart=False,
     # Arithmetic flags that are known make reading all of them 2 ns cheaper in an emulated guest.
     flags=(
         'call i64 asm sideeffect "xorl ${0:k}, ${0:k}\\0Apushfq\\0Apopq $0", '
@@ -75,6 +76,7 @@ SITE = SiteFacts(
     size=site.SIZE,
     nops=site.NOPS,
     lead=b"",
+    probed_lead=b"",
     offsets=(0, len(site.ENDBR64)),
     is_behind=False,
     branch=site.call,
@@ -144,6 +146,8 @@ X86_64 = Arch(
     # orig_ax is 0 in the frame that the kernel's own ftrace gives its kprobes (5.10 to 7.2).
     constants=_SEGMENTS | {"orig_ax": 0},
     code=CODE,
+    code_for=lambda _vcpus: CODE,
+    code_registers=(),
     site=SITE,
     listing=LISTING,
     upcall=UPCALL,

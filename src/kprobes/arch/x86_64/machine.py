@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from kprobes.arch.machine import Machine, PagingFacts, TextFacts
+from kprobes.arch.machine import Machine, PagingFacts, TaskFacts, TextFacts
 from kprobes.arch.paging import Run
 from kprobes.arch.x86_64 import kernel_map
+from kprobes.arch.x86_64.borrowing import BORROWING
 from kprobes.arch.x86_64.paging import PTI_USER, PageTables, check_long_mode
 from kprobes.arch.x86_64.references import references
+from kprobes.arch.x86_64.registers import KERNEL_CS, STUB_NAMES
 from kprobes.formats import elf
 from kprobes.formats.vmcoreinfo import VmcoreInfo
 from kprobes.ports import Ram, Tables
@@ -14,6 +16,10 @@ from kprobes.units import Addr
 
 TASK_SIZE = 0x7FFF_FFFF_F000
 """TASK_SIZE_MAX with four levels of page tables."""
+_LAZY_SINCE = (6, 13)
+"""The lazy flag is the bit above TIF_NEED_RESCHED."""
+_GENERIC_TIF_SINCE = (6, 18)
+"""da3f033a9fbf (x86: Use generic TIF bits): TIF_NEED_RESCHED went from bit 3 to 4."""
 _TASK_SIZES = {4: TASK_SIZE, 5: (1 << 56) - 4096}
 
 
@@ -65,6 +71,11 @@ def _link(tables: Tables, version: tuple[int, int]) -> Addr:
     return Addr(kernel_map.LINK)
 
 
+def _resched_mask(version: tuple[int, int]) -> int:
+    bit = 4 if version >= _GENERIC_TIF_SINCE else 3
+    return (0b11 if version >= _LAZY_SINCE else 0b1) << bit
+
+
 PAGING = PagingFacts(
     registers=(),
     pc="rip",
@@ -91,4 +102,29 @@ TEXT = TextFacts(
     references=references,
 )
 
-MACHINE = Machine(name="x86_64", gdb="i386:x86-64", elf=elf.EM_X86_64, paging=PAGING, text=TEXT)
+TASK = TaskFacts(
+    register=None,
+    preempt_count="",
+    resched_mask=_resched_mask,
+    pc=STUB_NAMES["ip"],
+    sp=STUB_NAMES["sp"],
+    # Calls and exceptions put it on the stack at once.
+    returns=(),
+    excepted=None,
+    saved_sp="thread.sp",
+    # struct pt_regs { ... ip, cs, flags, sp, ss; }: the segment is in the low 16 bits.
+    interrupted=(0xFFFF, (KERNEL_CS,)),
+)
+
+MACHINE = Machine(
+    name="x86_64",
+    gdb="i386:x86-64",
+    elf=elf.EM_X86_64,
+    paging=PAGING,
+    text=TEXT,
+    borrowing=BORROWING,
+    task=TASK,
+    # The time stamp counter is scaled for each CPU: struct cyc2ns.
+    counters=(),
+    rate=("tsc_khz", ""),
+)

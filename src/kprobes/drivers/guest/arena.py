@@ -180,7 +180,7 @@ def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes
         undo.callback(give_back, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
         data = _allocate_data(task, kernel, data_size(len(bases), ring, size.frames), mark)
-        code = allocate_code(task, kernel, size.code)
+        code = allocate_code(task, kernel, size.code, like=data)
         percpu = _allocate_percpu(task, kernel)
         undo.pop_all()
     return Arena(

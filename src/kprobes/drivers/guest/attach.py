@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kprobes.arch.facts import Arch
 from kprobes.arch.machine import Machine
 from kprobes.arch.registry import arch, machine_of_stub
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory
+from kprobes.errors import TargetError
 from kprobes.image.cache import KernelCache, default_root
 from kprobes.image.file import check_same_build, kernel_from_image, read_image
 from kprobes.image.find import Registers, find_spaces, read_kernel
@@ -62,6 +65,7 @@ def look(stub: Stub, access: Access) -> Guest:
     ram = open_ram(stub, ways=access.ways)
     machine = machine_of_stub(stub.architecture)
     vcpus = registers_of(stub, machine)
+    facts = _facts(stub, arch(machine.name), vcpus)
     # The others may be offline, or not yet woken.
     machine.paging.check(vcpus[0])
     spaces = find_spaces(ram, machine, vcpus)
@@ -76,7 +80,7 @@ def look(stub: Stub, access: Access) -> Guest:
         stub=stub,
         memory=GuestMemory(ram, found.tables),
         kernel=kernel,
-        arch=arch(kernel.arch),
+        arch=facts,
         task_size=machine.paging.task_size(found.tables),
         tables=found.tables,
         host=ram.host,
@@ -90,6 +94,17 @@ def registers_of(stub: Stub, machine: Machine) -> list[Registers]:
         more = {name: stub.register(cpu, name) for name in machine.paging.registers}
         found.append({**stub.registers(cpu), **more})
     return found
+
+
+def _facts(stub: Stub, facts: Arch, vcpus: Sequence[Registers]) -> Arch:
+    known = list[Registers]()
+    for cpu, registers in zip(stub.ids(), vcpus, strict=True):
+        more = dict[str, int]()
+        for name in facts.code_registers:
+            with suppress(TargetError):
+                more[name] = stub.register(cpu, name)
+        known.append({**registers, **more})
+    return replace(facts, code=facts.code_for(known))
 
 
 def _with_image(kernel: Kernel, path: Path) -> Kernel:

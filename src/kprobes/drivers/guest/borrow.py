@@ -3,46 +3,35 @@
 A breakpoint at a place that tasks pass with no lock held stops one. Its registers go into a
 pt_regs frame on its own stack, with the kernel's interrupt return as return address, and it is
 sent into the function instead. When the function returns, the kernel's own code puts the task
-back where it was: a tracer killed in the middle harms nobody.
-
-Stack of a borrowed task, from low to high addresses; the function returns to the first word:
-
-    u64 landing;     // a ``ret`` in a function that is never called: a place of our own to stop at
-    u64 irqs_off;    // ``cli`` and ``ret``
-    u64 finish;      // restore_regs_and_return_to_kernel
-    pt_regs frame;   // what the task was doing
+back where it was: a tracer killed in the middle harms nobody. What is where on that stack, and
+which code of the kernel's it is, is written down in each architecture's ``borrowing``.
 """
 
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from kprobes.arch.x86_64.registers import NAMES, STUB_NAMES
+from kprobes.arch.borrowing import BorrowFacts, Called, Entered, Way, address_of
+from kprobes.arch.registry import machine
 from kprobes.drivers.guest.memory import GuestMemory
-from kprobes.drivers.guest.way_out import find_landing, find_way_out
 from kprobes.drivers.loans import Call, Ledger, Loan
 from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
-from kprobes.units import U64, Addr
+from kprobes.units import Addr
 
-_IRQS_ON = 1 << 9
 _WORD = 8
-_RED = 256
 _BUSY_WAIT_S = 0.03
 _CALL_S = 10.0
 
-_SLEEPABLE = ("x64_sys_call", "vmstat_shepherd", "vmstat_update")
+_SLEEPABLE = ("vmstat_shepherd", "vmstat_update")
 _SYSCALLS = (
     "read write openat close poll ppoll select nanosleep clock_nanosleep getpid getppid wait4 "
     "futex epoll_wait ioctl newfstat sendto recvfrom rt_sigaction rt_sigprocmask sched_yield"
 )
 _TIMER = "hrtimer_interrupt"
-_IDLE = ("default_idle", "native_safe_halt", "pv_native_safe_halt", "acpi_safe_halt", "mwait_idle")
-_APIC_ICR = 0x300
-_TO_SELF = 0x40000
-_TIMER_VECTOR = 0xEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +41,21 @@ class Landing:
     Attributes:
         debugger: of its guest, which is stopped before and after.
         place: the address that they return to; who waits has a breakpoint there.
-        frame: address of the landing word on the task's stack.
+        frame: of the task.
+        facts: of the guest's architecture.
     """
 
     debugger: Stub
     place: Addr
     frame: int
+    facts: BorrowFacts
 
     def look(self) -> tuple[int, int] | None:
         """Return the vCPU that a call has come back on, and its result; None before that."""
         for thread in self.debugger.ids():
             registers = self.debugger.registers(thread)
             if self._is_home(registers):
-                return thread, registers["rax"]
+                return thread, registers[self.facts.result]
         return None
 
     def wait(self, timeout_s: float) -> tuple[int, int]:
@@ -77,20 +68,21 @@ class Landing:
         while (thread := run_until_stop(self.debugger, deadline)) is not None:
             registers = self.debugger.registers(thread)
             if self._is_home(registers):
-                return thread, registers["rax"]
-            if registers["rip"] == self.place:
-                self._send_on(thread, registers["rsp"])
+                return thread, registers[self.facts.result]
+            if registers[self.facts.pc] == self.place:
+                self._send_on(thread, registers)
         raise TargetError("a function that the guest was made to call did not return")
 
     def _is_home(self, registers: Mapping[str, int]) -> bool:
         # Sleeping may have moved the task to another vCPU: its stack tells who it is.
-        return registers["rip"] == self.place and registers["rsp"] == self.frame + _WORD
+        facts = self.facts
+        return registers[facts.pc] == self.place and facts.home(registers) == self.frame
 
-    def _send_on(self, thread: int, stack: int) -> None:
+    def _send_on(self, thread: int, registers: Mapping[str, int]) -> None:
         # A task that was borrowed before and has not run since: it would stop at the landing
-        # again and again, and nobody else would ever run. What its ``ret`` is about to do:
-        following = int.from_bytes(self.debugger.read(stack, _WORD, cpu=thread), "little")
-        self.debugger.set_registers(thread, {"rip": following, "rsp": stack + _WORD})
+        # again and again, and nobody else would ever run. What is done there is done for it.
+        read = partial(self.debugger.read, cpu=thread)
+        self.debugger.set_registers(thread, self.facts.send_on(read, registers))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +91,7 @@ class Task:
 
     Attributes:
         landing: where its calls come back to.
+        way: that it goes from there.
         memory: of its guest.
         ledger: where it notes what its calls lend and give back.
         thread: the vCPU that it is on.
@@ -107,6 +100,7 @@ class Task:
     """
 
     landing: Landing
+    way: Way
     memory: GuestMemory
     ledger: Ledger
     thread: int
@@ -119,7 +113,7 @@ class Task:
         lends: Loan | None = None,
         returns: Loan | None = None,
     ) -> int:
-        """Call a function of the guest with up to six numbers and return its result.
+        """Call a function of the guest with some numbers and return its result.
 
         Args:
             function: its address.
@@ -132,14 +126,14 @@ class Task:
         """
         if self.is_away:
             raise ValueError("the borrowed task has not come back from its last call")
-        frame, place = self.landing.frame, self.landing.place
-        self.memory.set_u64(frame, place)
-        values = dict(zip(("rdi", "rsi", "rdx", "rcx", "r8", "r9"), args, strict=False))
-        registers = {name: value & U64 for name, value in values.items()}
-        registers |= {"rip": function, "rsp": frame, "rax": 0}
-        self.ledger.begin(Call(frame=frame, landing=place, lends=lends, returns=returns))
+        landing = self.landing
+        called = Called(function=function, args=args)
+        entered = landing.facts.enter(self.way, landing.frame, called)
+        call = Call(frame=landing.frame, landing=landing.place, lends=lends, returns=returns)
+        self.memory.write(landing.frame, _bytes(entered))
+        self.ledger.begin(call)
         self.is_away = True
-        self.landing.debugger.set_registers(self.thread, registers)
+        landing.debugger.set_registers(self.thread, entered.registers)
         return self.finish(_CALL_S)
 
     def finish(self, timeout_s: float) -> int:
@@ -152,6 +146,10 @@ class Task:
         self.is_away = False
         self.ledger.end(result)
         return result
+
+
+def _bytes(entered: Entered) -> bytes:
+    return b"".join(word.to_bytes(_WORD, "little") for word in entered.words)
 
 
 @contextmanager
@@ -195,12 +193,12 @@ class Borrower:
     """
 
     def __init__(self, debugger: Stub, memory: GuestMemory, kernel: Kernel, ledger: Ledger) -> None:
+        self._facts = machine(kernel.arch).borrowing
         self._debugger = debugger
         self.memory = memory
         self._kernel = kernel
         self._ledger = ledger
-        self._landing = find_landing(memory, kernel)
-        self._way_out = find_way_out(memory, kernel)
+        self._way = self._facts.way(memory, kernel)
 
     @contextmanager
     def task(self, *, timeout_s: float = 10.0) -> Generator[Task]:
@@ -222,19 +220,23 @@ class Borrower:
     @contextmanager
     def _borrowed(self, thread: int) -> Generator[Task]:
         task = self._frame(thread)
-        with stopping_at(self._debugger, self._landing):
+        with stopping_at(self._debugger, self._way.landing):
             yield task
 
     def _frame(self, thread: int) -> Task:
-        registers = self._debugger.registers(thread)
-        words = [self._landing, *self._way_out]
-        words += [registers.get(STUB_NAMES.get(name, ""), 0) for name in NAMES]
-        base = (registers["rsp"] - _RED - 8 * len(words)) & ~15
-        frame = base + 8
-        self.memory.write(frame, b"".join(word.to_bytes(8, "little") for word in words))
+        frame, data = self._facts.keep(self._way, self._debugger.registers(thread))
+        self.memory.write(frame, data)
         # Nothing may have been called yet when the caller fails: resuming must then be right.
-        landing = Landing(debugger=self._debugger, place=self._landing, frame=frame)
-        return Task(landing=landing, memory=self.memory, ledger=self._ledger, thread=thread)
+        landing = Landing(
+            debugger=self._debugger, place=self._way.landing, frame=frame, facts=self._facts
+        )
+        return Task(
+            landing=landing,
+            way=self._way,
+            memory=self.memory,
+            ledger=self._ledger,
+            thread=thread,
+        )
 
     def _catch(self, places: Sequence[Addr], timeout_s: float) -> int | None:
         """Stop somebody who comes to one of these places."""
@@ -246,7 +248,7 @@ class Borrower:
                 # Two vCPUs may come to an earlier breakpoint at once. QEMU tells of the second
                 # when the guest runs again, and the breakpoint is gone: that one is in the
                 # middle of an interrupt, maybe.
-                if self._debugger.registers(thread)["rip"] in places:
+                if self._debugger.registers(thread)[self._facts.pc] in places:
                     return thread
             return None
 
@@ -270,37 +272,28 @@ class Borrower:
     def _kick(self) -> None:
         """Give a sleeping CPU a timer interrupt, which may be a second away otherwise.
 
-        Its idle task sends it as a message to itself: one write to its APIC by a function that
-        does nothing else. A timer interrupt too many changes nothing.
+        Its idle task does it itself. A timer interrupt too many changes nothing.
         """
-        apic = self._kernel.symbols.find("apic")
-        if apic is None or self._kernel.types is None:
+        called = self._facts.kick(self.memory, self._kernel)
+        if called is None:
             return
-        place = self.memory.u64(apic.addr) + self._kernel.types.offset("apic", "write")
         for thread in self._debugger.ids():
             if not self._is_idle(self._debugger.registers(thread)):
                 continue
             # Straight back to what it was doing: the landing may carry a breakpoint by then.
-            frame = self._frame(thread).landing.frame + _WORD
-            self._debugger.set_registers(
-                thread,
-                {
-                    "rip": self.memory.u64(place),
-                    "rsp": frame,
-                    "rdi": _APIC_ICR,
-                    "rsi": _TO_SELF | _TIMER_VECTOR,
-                },
-            )
+            frame = self._frame(thread).landing.frame
+            entered = self._facts.leave(self._way, frame, called)
+            self._debugger.set_registers(thread, entered.registers)
             return
 
     def _is_idle(self, registers: Mapping[str, int]) -> bool:
-        symbol = self._kernel.symbols.at(registers["rip"])
-        is_idle = symbol is not None and symbol.name in _IDLE
-        return is_idle and bool(registers["eflags"] & _IRQS_ON)
+        symbol = self._kernel.symbols.at(registers[self._facts.pc])
+        is_idle = symbol is not None and symbol.name in self._facts.idle
+        return is_idle and self._facts.may_leave_idle(registers)
 
     def _sleepable(self) -> list[Addr]:
-        names = list(_SLEEPABLE)
-        if self._kernel.symbols.find("x64_sys_call") is None:
-            names += [f"__x64_sys_{name}" for name in _SYSCALLS.split()]
-        found = [self._kernel.symbols.find(name) for name in names]
-        return [symbol.addr for symbol in found if symbol is not None]
+        names = [self._facts.switch, *_SLEEPABLE]
+        if address_of(self._kernel, self._facts.switch) is None:
+            names += [f"{self._facts.system_call}{name}" for name in _SYSCALLS.split()]
+        found = [address_of(self._kernel, name) for name in names]
+        return [addr for addr in found if addr is not None]

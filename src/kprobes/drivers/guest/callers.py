@@ -87,22 +87,17 @@ def free_dead_calls(guest: Guest, tables: Sequence[Frames], ranges: Sequence[Tex
     return sum(_free(now, frames, live) for frames in tables)
 
 
-def find_caller(memory: GuestMemory, tables: Sequence[Frames], slot: Addr) -> Addr:
+def find_caller(memory: GuestMemory, tables: Sequence[Frames], slot: Addr, held: Addr) -> Addr:
     """Return where a call in progress came from, even if its return was taken over.
 
     Args:
         memory: of a guest, where whoever stands on that stack does not go on meanwhile.
         tables: all that the session has.
-        slot: where the call's return address is.
-
-    Raises:
-        MemoryFault: no stack is there.
+        slot: of the call; see ``model.returns``.
+        held: what its return address is now.
     """
-    caller = Addr(memory.u64(slot))
-    frames = next((each for each in tables if each.trampoline == caller), None)
-    if frames is None:
-        return caller
-    return Addr(_origins(memory, frames).get(slot, caller))
+    frames = next((each for each in tables if each.trampoline == held), None)
+    return held if frames is None else Addr(_origins(memory, frames).get(slot, held))
 
 
 def home(count: int, slot: int) -> int:

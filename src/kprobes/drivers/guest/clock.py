@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.arch.registry import machine
 from kprobes.drivers.guest.layout import first_of
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.rings import Window
+from kprobes.drivers.guest.sched_clock import SchedClock, find_line
 from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.units import U64, Addr
@@ -80,7 +82,13 @@ class GuestClock:
         return counter
 
 
-def open_clock(memory: GuestMemory, kernel: Kernel, bases: tuple[int, ...]) -> TscClock:
+AnyClock = TscClock | SchedClock | GuestClock
+"""What a recording may have. All can ``refresh``."""
+
+
+def open_clock(
+    memory: GuestMemory, kernel: Kernel, bases: tuple[int, ...]
+) -> TscClock | SchedClock:
     """Return the clock that turns raw counters into the guest's ``local`` trace clock.
 
     Args:
@@ -91,6 +99,11 @@ def open_clock(memory: GuestMemory, kernel: Kernel, bases: tuple[int, ...]) -> T
     Raises:
         TargetError: the kernel has no such clock, or its numbers make no sense.
     """
+    if machine(kernel.arch).counters:
+        found = find_line(memory, kernel)
+        if found is None:
+            raise TargetError(f"kernel {kernel.release} has no clock that only its counter tells")
+        return SchedClock(memory, found[0])
     symbol = first_of(kernel, "cyc2ns")
     return TscClock([Window(memory, (symbol + base) & U64, _SIZE) for base in bases])
 
@@ -98,8 +111,9 @@ def open_clock(memory: GuestMemory, kernel: Kernel, bases: tuple[int, ...]) -> T
 def clock_function(memory: GuestMemory, kernel: Kernel) -> Addr | None:
     """Return the guest's trace clock when only calling it tells the time, else None.
 
-    None is for the ``local`` clock of a kernel that trusts its TSC and is not under a
-    paravirtual clock: its raw counter and cyc2ns tell the same.
+    None is for the ``local`` clock of a kernel whose raw counter and line tell the same: on x86
+    of one that trusts its TSC and is not under a paravirtual clock. Where the kernel's table has
+    no names of data its trace clock is taken for the ``local`` one.
     """
     local = first_of(kernel, "trace_clock_local", "sched_clock")
     current = _trace_clock(memory, kernel) or local
@@ -124,6 +138,8 @@ def _trace_clock(memory: GuestMemory, kernel: Kernel) -> Addr | None:
 
 
 def _is_raw(memory: GuestMemory, kernel: Kernel) -> bool:
+    if machine(kernel.arch).counters:
+        return find_line(memory, kernel) is not None
     return (
         kernel.symbols.find("cyc2ns") is not None
         and _is_on(memory, kernel, "__use_tsc")

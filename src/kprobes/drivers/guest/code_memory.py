@@ -1,13 +1,13 @@
 """Memory of the guest for the probes' code: executable, and never writable at the same time.
 
-module_alloc until 6.9; execmem since 12af2b83d0b1 ("mm: introduce execmem_alloc() and
-execmem_free()") (v6.10). Memory arrives writable and not executable; from a cache of large
-pages, 2e45474ab14f ("execmem: add support for cache of large ROX pages") (v6.13), executable and
-read-only. Our code is written from outside, through physical memory.
+What allocates it is the architecture's to know. Memory arrives writable and not executable; on x86
+from a cache of large pages, 2e45474ab14f ("execmem: add support for cache of large ROX pages")
+(v6.13), executable and read-only. Our code is written from outside, through physical memory.
 """
 
 from dataclasses import dataclass
 
+from kprobes.arch.borrowing import Wanted
 from kprobes.drivers.guest.borrow import Task
 from kprobes.drivers.guest.layout import first_of
 from kprobes.drivers.loans import Kind, Loan
@@ -17,7 +17,6 @@ from kprobes.units import Addr
 
 _PAGE = 4096
 _INT = 0xFFFF_FFFF
-_EXECMEM_MODULE_TEXT = 0
 _SEAL = ("set_memory_ro", "set_memory_x")
 _UNSEAL = ("set_memory_nx", "set_memory_rw")
 
@@ -39,13 +38,19 @@ class CodeMemory:
         return Addr(self.addr + self.size)
 
 
-def allocate_code(task: Task, kernel: Kernel, size: int) -> CodeMemory:
+def allocate_code(task: Task, kernel: Kernel, size: int, *, like: Addr) -> CodeMemory:
     """Allocate executable memory within reach of the kernel's text.
+
+    Args:
+        task: that allocates it.
+        kernel: that runs there.
+        size: bytes.
+        like: memory that it has allocated for data.
 
     Raises:
         TargetError: the guest has none left, or refuses; the ledger tells what it has lent.
     """
-    addr = _allocate(task, kernel, size)
+    addr = _allocate(task, kernel, Wanted(size=size, like=like, caller=task.landing.place))
     (first, *_) = task.memory.tables.mapped_runs(addr, addr + _PAGE)
     if first.is_writable or not first.is_executable:
         _seal(task, kernel, Loan(kind=Kind.SEAL, addr=addr, size=size))
@@ -64,16 +69,13 @@ def unseal(task: Task, kernel: Kernel, seal: Loan) -> None:
 
 def free_code(task: Task, kernel: Kernel, code: Loan) -> None:
     """Give unsealed code memory back. Nothing may run or return into it any more."""
-    task.call(first_of(kernel, "execmem_free", "module_memfree"), code.addr, returns=code)
+    task.call(first_of(kernel, *task.landing.facts.free_code), code.addr, returns=code)
 
 
-def _allocate(task: Task, kernel: Kernel, size: int) -> Addr:
-    code = Loan(kind=Kind.CODE, addr=0, size=size)
-    execmem = kernel.symbols.find("execmem_alloc")
-    if execmem is not None:
-        found = task.call(execmem.addr, _EXECMEM_MODULE_TEXT, size, lends=code)
-    else:
-        found = task.call(first_of(kernel, "module_alloc"), size, lends=code)
+def _allocate(task: Task, kernel: Kernel, wanted: Wanted) -> Addr:
+    called = task.landing.facts.code(task.memory, kernel, wanted)
+    code = Loan(kind=Kind.CODE, addr=0, size=wanted.size)
+    found = task.call(called.function, *called.args, lends=code)
     if found == 0:
         raise TargetError("the guest has no memory left for the probes' code")
     return Addr(found)

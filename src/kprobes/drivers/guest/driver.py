@@ -13,7 +13,7 @@ from kprobes.drivers.guest.arena import Arena, ArenaSize
 from kprobes.drivers.guest.arming import Armory, Program
 from kprobes.drivers.guest.borrow import Borrower
 from kprobes.drivers.guest.callers import find_caller, free_dead_calls
-from kprobes.drivers.guest.clock import GuestClock, TscClock, clock_function, open_clock
+from kprobes.drivers.guest.clock import AnyClock, GuestClock, clock_function, open_clock
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
 from kprobes.drivers.guest.lending import await_exit, settle
@@ -188,14 +188,10 @@ class GuestDriver:
                 with self.guest.stub.paused():
                     free_dead_calls(self.guest, armory.frames, [code])
 
-    def caller_of(self, slot: Addr) -> Addr:
-        """Return where the call came from whose return address is there, or was.
-
-        Raises:
-            MemoryFault: no stack is there.
-        """
+    def caller_of(self, slot: Addr, held: Addr) -> Addr:
+        """Return where a call came from, by its slot and what its return address is now."""
         armory = self._armory
-        return find_caller(self.guest.memory, () if armory is None else armory.frames, slot)
+        return find_caller(self.guest.memory, () if armory is None else armory.frames, slot, held)
 
     def disarm(self) -> None:
         """Put the guest's text back, verified; its records can still be drained.
@@ -315,7 +311,7 @@ class GuestDriver:
         readers(self.guest.kernel)
         check_types(self.guest.kernel)
 
-    def _open_clock(self, arena: Arena) -> TscClock | GuestClock:
+    def _open_clock(self, arena: Arena) -> AnyClock:
         if self._clock is not None:
             return GuestClock()
         return open_clock(self.guest.memory, self.guest.kernel, arena.bases)

@@ -1,9 +1,10 @@
 """What moves between kernel releases: where the running task, its facts and the readers are.
 
-Up to 6.1 ``current_task`` and ``__preempt_count`` are per-CPU symbols, in 6.12 members of
-``pcpu_hot``, in 7.2 symbols again.
+Where no register has the running task: up to 6.1 ``current_task`` and ``__preempt_count`` are
+per-CPU symbols, in 6.12 members of ``pcpu_hot``, in 7.2 symbols again.
 """
 
+from kprobes.arch.registry import machine
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.errors import TargetError, UnknownTypeError
 from kprobes.model.abi import Readers, TaskAbi
@@ -12,11 +13,6 @@ from kprobes.model.types import Types
 from kprobes.units import Addr
 
 _MAX_CPUS = 1024
-_LAZY_SINCE = (6, 13)
-"""The lazy flag is the bit above TIF_NEED_RESCHED."""
-_GENERIC_TIF_SINCE = (6, 18)
-"""da3f033a9fbf (x86: Use generic TIF bits): TIF_NEED_RESCHED went from bit 3 to 4."""
-
 _READERS = {
     "copy_kernel": ("copy_from_kernel_nofault", "probe_kernel_read"),
     "copy_user": ("copy_from_user_nofault", "probe_user_read"),
@@ -45,27 +41,26 @@ def task_abi(kernel: Kernel) -> TaskAbi:
     Raises:
         TargetError: a symbol or type that every kernel has is missing.
     """
-    types = types_of(kernel)
+    types, facts = types_of(kernel), machine(kernel.arch).task
+    if facts.register is None:
+        current = _per_cpu(kernel, "current_task")
+        preempt_count = _per_cpu(kernel, "__preempt_count", "preempt_count")
+    else:
+        current, preempt_count = 0, types.offset("task_struct", facts.preempt_count)
     return TaskAbi(
-        current=_per_cpu(kernel, "current_task"),
-        preempt_count=_per_cpu(kernel, "__preempt_count", "preempt_count"),
+        current=current,
+        preempt_count=preempt_count,
         pid=types.offset("task_struct", "pid"),
         comm=types.offset("task_struct", "comm"),
         flags=types.offset("task_struct", "thread_info.flags"),
         migration_disabled=_migration_disabled(types),
-        resched_mask=resched_mask(kernel.version),
+        resched_mask=facts.resched_mask(kernel.version),
     )
 
 
 def readers(kernel: Kernel) -> Readers:
     """Find the guest's fault-safe readers, or raise TargetError."""
     return Readers(**{role: first_of(kernel, *names) for role, names in _READERS.items()})
-
-
-def resched_mask(version: tuple[int, int]) -> int:
-    """Return the bits of a task's flags that ask for rescheduling, the lazy one included."""
-    bit = 4 if version >= _GENERIC_TIF_SINCE else 3
-    return (0b11 if version >= _LAZY_SINCE else 0b1) << bit
 
 
 def first_of(kernel: Kernel, *names: str) -> Addr:

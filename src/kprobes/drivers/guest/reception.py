@@ -8,6 +8,7 @@ from kprobes.drivers.guest.attendant import Attendant
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import first_of
 from kprobes.drivers.guest.mailbox import Mailbox
+from kprobes.drivers.guest.sched_clock import find_line
 from kprobes.errors import RefusedError, UsageError
 from kprobes.model.mailbox import MAX_UPCALLS
 from kprobes.model.upcall import Question, Upcall
@@ -17,7 +18,7 @@ MAX_TIMEOUT_S = 10.0
 """A guest's watchdogs take a CPU for stuck after 20 s."""
 _TICKS_PER_S = 1_000_000_000
 """Of an emulated CPU, for guests that do not tell."""
-_PLAUSIBLE_KHZ = range(10_000, 10_000_000)
+_PLAUSIBLE = range(1_000_000, 10_000_000_000)
 
 
 class Reception:
@@ -100,5 +101,15 @@ def check(guest: Guest, upcalls: Sequence[Upcall]) -> None:
 
 def ticks_per_s(guest: Guest) -> int:
     """Return how fast the guest says that its CPUs' counter runs."""
-    khz = int.from_bytes(guest.memory.read(first_of(guest.kernel, "tsc_khz"), 4), "little")
-    return 1000 * khz if khz in _PLAUSIBLE_KHZ else _TICKS_PER_S
+    found = find_line(guest.memory, guest.kernel)
+    rate = _told_rate(guest) if found is None else found[1].rate
+    return rate if rate in _PLAUSIBLE else _TICKS_PER_S
+
+
+def _told_rate(guest: Guest) -> int:
+    symbol, register = guest.arch.machine.rate
+    if symbol:
+        khz = guest.memory.read(first_of(guest.kernel, symbol), 4)
+        return 1000 * int.from_bytes(khz, "little")
+    with guest.stub.paused():
+        return guest.stub.register(guest.stub.ids()[0], register)

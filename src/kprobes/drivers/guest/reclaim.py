@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kprobes.arch.registry import machine_of_stub
 from kprobes.drivers.guest.attach import Access, look
 from kprobes.drivers.guest.borrow import Landing, stopping_at
 from kprobes.drivers.guest.guest import Guest
@@ -47,7 +48,9 @@ def _finish_call(stub: Stub, ledger: Ledger) -> bool:
     call = ledger.call
     if call is None:
         return False
-    landing = Landing(debugger=stub, place=Addr(call.landing), frame=call.frame)
+    facts = machine_of_stub(stub.architecture).borrowing
+    place = Addr(call.landing)
+    landing = Landing(debugger=stub, place=place, frame=call.frame, facts=facts)
     try:
         with stopping_at(stub, landing.place):
             _, result = landing.look() or landing.wait(_LATE_S)

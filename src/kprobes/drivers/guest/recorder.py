@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kprobes.drivers.guest.arena import MISSED_SIZE, Arena
-from kprobes.drivers.guest.clock import GuestClock, TscClock
+from kprobes.drivers.guest.clock import AnyClock
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.rings import Window, open_rings
 from kprobes.model.abi import SLACK
@@ -38,7 +38,7 @@ def hits_of(plans: Sequence[Plan], counts: Counts) -> list[Hits]:
 class Recorder:
     """Reads every ring of one arena, whether the guest runs or not."""
 
-    def __init__(self, arena: Arena, memory: GuestMemory, clock: TscClock | GuestClock) -> None:
+    def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
         self._missed = Window(memory, arena.missed, MISSED_SIZE)
         self._unkept = Window(memory, arena.unkept, MISSED_SIZE)
         self._clock = clock

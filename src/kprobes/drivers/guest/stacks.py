@@ -10,6 +10,9 @@ stack pointer nothing is alive.
                          struct list_head thread_node; ... struct thread_struct thread; };
     struct signal_struct { ... struct list_head thread_head; ... };
     struct thread_struct { ... unsigned long sp; ... };   // of a task that is not running
+
+Where a register has the running task it is read from there; in user mode that is the user's own,
+and nothing of the kernel's runs.
 """
 
 import time
@@ -19,6 +22,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.arch.registry import machine
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import first_of, per_cpu_bases, task_abi, types_of
 from kprobes.drivers.guest.memory import GuestMemory, remembering
@@ -34,12 +38,14 @@ _PAGE, _WORD = 4096, 8
 _KERNEL_HALF = 1 << 63
 _LEAVE_S = 5.0
 _LEAVE_STEP_S = 0.002
+_LEAVE_SHARE = 2
 
 
 _MEMBERS = (
-    *(("task_struct", name) for name in ("stack", "thread.sp", "tasks", "thread_node", "signal")),
+    *(("task_struct", name) for name in ("stack", "tasks", "thread_node", "signal")),
     ("signal_struct", "thread_head"),
 )
+_Vcpus = Sequence[Mapping[str, int]]
 
 
 def check_types(kernel: Kernel) -> None:
@@ -48,7 +54,8 @@ def check_types(kernel: Kernel) -> None:
     Raises:
         TargetError: the kernel's types do not say where stacks are.
     """
-    for struct, member in _MEMBERS:
+    saved = ("task_struct", machine(kernel.arch).task.saved_sp)
+    for struct, member in (*_MEMBERS, saved):
         types_of(kernel).offset(struct, member)
 
 
@@ -69,13 +76,16 @@ def stopped_outside(
     """
     deadline = time.monotonic() + _LEAVE_S
     while True:
+        began = time.monotonic()
         with guest.stub.paused():
             if also() and not (ranges and is_anyone_inside(guest, ranges)):
                 yield
                 return
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise TargetError(f"a task of the guest stays inside some code: {otherwise}")
-        time.sleep(_LEAVE_STEP_S)
+        # Who is to leave must run: a look at many tasks takes longer than a step.
+        time.sleep(max(_LEAVE_STEP_S, _LEAVE_SHARE * (now - began)))
 
 
 def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
@@ -90,17 +100,18 @@ def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
     """
     vcpus = _vcpus(guest)
     starts, stops = np.array(sorted(ranges), np.uint64).reshape(-1, 2).T
-    if np.any(_inside(np.array([found["rip"] for found in vcpus], np.uint64), starts, stops)):
+    signature = np.uint64(guest.arch.machine.paging.signature(guest.tables))
+    held = np.array([*_held(guest, vcpus)], np.uint64)
+    if np.any(_inside(held | signature, starts, stops)):
         return True
     memory = remembering(guest.memory)
-    code_segment = guest.arch.constants["cs"]
-    for first, last, is_running in _live(guest, memory, _pointers(vcpus)):
+    for first, last, is_running in _live(guest, memory, vcpus):
         words = np.frombuffer(read_mapped(memory, first, last), np.uint64)
-        names = _inside(words, starts, stops)
-        if is_running and np.any(names):
+        if is_running and np.any(_inside(words | signature, starts, stops)):
             return True
-        # struct pt_regs: what was interrupted is followed by its segment, in the low 16 bits.
-        if np.any(names[:-1] & ((words[1:] & np.uint64(0xFFFF)) == code_segment)):
+        # struct pt_regs has what was interrupted as it is, not signed.
+        names = _inside(words, starts, stops)
+        if np.any(names[:-1] & _follow(guest, words[1:])):
             return True
     return False
 
@@ -111,17 +122,44 @@ def live_stacks(guest: Guest, memory: GuestMemory) -> list[Text]:
     Raises:
         TargetError: the guest's task list has no end.
     """
-    pointers = _pointers(_vcpus(guest))
-    return [(Addr(first), Addr(last)) for first, last, _ in _live(guest, memory, pointers)]
+    live = _live(guest, memory, _vcpus(guest))
+    return [(Addr(first), Addr(last)) for first, last, _ in live]
 
 
-def _vcpus(guest: Guest) -> list[Mapping[str, int]]:
-    return [guest.stub.registers(cpu) for cpu in guest.stub.ids()]
+def _vcpus(guest: Guest) -> _Vcpus:
+    facts = guest.arch.machine.task
+    names = [facts.register, facts.excepted[0] if facts.excepted else None]
+    more = [name for name in names if name is not None]
+    stub = guest.stub
+    return [
+        {**stub.registers(cpu), **{name: stub.register(cpu, name) for name in more}}
+        for cpu in stub.ids()
+    ]
 
 
-def _pointers(vcpus: Sequence[Mapping[str, int]]) -> list[int]:
+def _held(guest: Guest, vcpus: _Vcpus) -> Iterator[int]:
+    # Addresses that vCPUs run at, or will go to, by their registers alone.
+    facts = guest.arch.machine.task
+    for found in vcpus:
+        yield found[facts.pc]
+        yield from (found[name] for name in facts.returns)
+        if facts.excepted is not None:
+            register, first, last = facts.excepted
+            start, stop = (first_of(guest.kernel, name) for name in (first, last))
+            if start <= found[facts.pc] < stop:
+                yield found[register]
+
+
+def _follow(guest: Guest, words: _Words) -> NDArray[np.bool_]:
+    # Whether words are what comes behind an instruction pointer of the kernel's in pt_regs.
+    mask, values = guest.arch.machine.task.interrupted
+    return np.isin(words & np.uint64(mask), np.array(values, np.uint64))
+
+
+def _pointers(guest: Guest, vcpus: _Vcpus) -> list[int]:
     # In user mode a task's kernel stack is empty.
-    return [found["rsp"] for found in vcpus if found["rip"] >= _KERNEL_HALF]
+    facts = guest.arch.machine.task
+    return [found[facts.sp] for found in vcpus if found[facts.pc] >= _KERNEL_HALF]
 
 
 def _inside(words: _Words, starts: _Words, stops: _Words) -> NDArray[np.bool_]:
@@ -129,14 +167,12 @@ def _inside(words: _Words, starts: _Words, stops: _Words) -> NDArray[np.bool_]:
     return (at > 0) & (words < stops[at - 1])
 
 
-def _live(
-    guest: Guest, memory: GuestMemory, pointers: Sequence[int]
-) -> Iterator[tuple[int, int, bool]]:
+def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[tuple[int, int, bool]]:
     # [start, stop) of every stack that is in use, and whether a CPU runs on it.
-    size = guest.arch.thread_size
-    types = types_of(guest.kernel)
-    stack, saved = (types.offset("task_struct", path) for path in ("stack", "thread.sp"))
-    running = set(_running(memory, guest.kernel))
+    size, pointers = guest.arch.thread_size, _pointers(guest, vcpus)
+    types, facts = types_of(guest.kernel), guest.arch.machine.task
+    stack, saved = (types.offset("task_struct", path) for path in ("stack", facts.saved_sp))
+    running = set(_running(guest, memory, vcpus))
     bases = {t: memory.u64(t + stack) for t in {*_tasks(memory, guest.kernel), *running}}
     standing = {pointer & -size for pointer in pointers}
     for pointer in pointers:
@@ -170,14 +206,31 @@ def read_mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
     return b"".join(found)
 
 
-def _running(memory: GuestMemory, kernel: Kernel) -> Iterator[int]:
+def _running(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[int]:
     # Idle tasks but the first are in no list, nor is a task that is about to end; a vCPU in an
     # interrupt stands on another stack than the task that it interrupted.
+    register, kernel = guest.arch.machine.task.register, guest.kernel
+    if register is not None:
+        yield from (found[register] for found in vcpus if _has_task(guest, memory, found))
+        return
     current = task_abi(kernel).current
     for base in per_cpu_bases(memory, kernel):
         task = memory.u64((base + current) & U64)
         if task:
             yield task
+
+
+def _has_task(guest: Guest, memory: GuestMemory, vcpu: Mapping[str, int]) -> bool:
+    # Coming from user mode it is whatever the user had there.
+    facts = guest.arch.machine.task
+    register = facts.register or ""
+    if vcpu[facts.pc] < _KERNEL_HALF or vcpu[register] < _KERNEL_HALF:
+        return False
+    try:
+        memory.u64(vcpu[register] + types_of(guest.kernel).offset("task_struct", "stack"))
+    except MemoryFault:
+        return False
+    return True
 
 
 def _tasks(memory: GuestMemory, kernel: Kernel) -> Iterator[int]:

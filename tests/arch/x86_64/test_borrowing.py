@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprobes.drivers.guest.way_out import find_landing, find_way_out
+from kprobes.arch.x86_64.borrowing import BORROWING
 from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from tests.build.guest import make_memory
@@ -20,8 +20,9 @@ def kernel(*names: str) -> Kernel:
 def test_the_landing_is_a_return_in_a_function_that_nobody_calls() -> None:
     memory = make_memory()
     memory.write(UNCALLED, b"\x90\x90\xc3")
+    memory.write(IRQS_OFF, b"\xfa\xc3")
 
-    assert find_landing(memory, kernel()) == UNCALLED + 2
+    assert BORROWING.way(memory, kernel()).landing == UNCALLED + 2
 
 
 @pytest.mark.parametrize("name", ["pv_native_irq_disable", "native_irq_disable"])
@@ -31,9 +32,10 @@ def test_the_landing_is_a_return_in_a_function_that_nobody_calls() -> None:
 )
 def test_interrupts_are_off_before_registers_come_back(name: str, code: str, offset: int) -> None:
     memory = make_memory()
+    memory.write(UNCALLED, b"\xc3")
     memory.write(IRQS_OFF, bytes.fromhex(code))
 
-    assert find_way_out(memory, kernel(name)) == (IRQS_OFF + offset, FINISH)
+    assert BORROWING.way(memory, kernel(name)).then == (IRQS_OFF + offset, FINISH)
 
 
 @pytest.mark.parametrize("before", ["e8000000", "e9", "eb11", "0f1f4400", "6690", "90"])
@@ -45,9 +47,14 @@ def test_bytes_that_the_kernel_may_patch_switch_nothing_off(before: str) -> None
     memory.write(patched - len(code), code + b"\xfa\xc3")
     memory.write(good, b"\xfa\xc3")
 
-    assert find_way_out(memory, kernel()) == (good, FINISH)
+    memory.write(UNCALLED, b"\xc3")
+
+    assert BORROWING.way(memory, kernel()).then == (good, FINISH)
 
 
 def test_a_kernel_that_never_switches_interrupts_off_is_refused() -> None:
+    memory = make_memory()
+    memory.write(UNCALLED, b"\xc3")
+
     with pytest.raises(TargetError, match="interrupts off"):
-        find_way_out(make_memory(), kernel())
+        BORROWING.way(memory, kernel())

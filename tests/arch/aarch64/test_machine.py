@@ -1,0 +1,29 @@
+"""Where arm64's tasks are."""
+
+import pytest
+
+from kprobes.arch.aarch64.machine import TASK
+
+
+@pytest.mark.parametrize(
+    ("version", "mask"), [((5, 10), 0b010), ((6, 15), 0b010), ((6, 16), 0b110), ((6, 18), 0b110)]
+)
+def test_the_lazy_flag_came_with_lazy_preemption(version: tuple[int, int], mask: int) -> None:
+    assert TASK.resched_mask(version) == mask
+
+
+@pytest.mark.parametrize(
+    ("pstate", "is_kernel_s"),
+    [
+        (0x0040_0005, True),
+        (0x6040_20C9, True),
+        (0x8000_1000, False),
+        (0xFFFF_8000_0812_3405, False),
+    ],
+)
+def test_what_was_interrupted_in_the_kernel_is_known_by_its_mode(
+    pstate: int, is_kernel_s: bool
+) -> None:
+    mask, modes = TASK.interrupted
+
+    assert (pstate & mask in modes) == is_kernel_s
