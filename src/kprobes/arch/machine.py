@@ -60,6 +60,7 @@ class TextFacts:
         without_jump_tables: a kernel that has this symbol was compiled without jump tables.
         has_landings: (memory, the function tracer's sites) to whether calls through pointers land
             only where functions begin with an instruction for that.
+        listed_sites: (memory, what a file's list of the tracer's sites has) to the sites.
         references: (code, address) to the addresses of data that it names, or may name.
     """
 
@@ -68,6 +69,7 @@ class TextFacts:
     no_return: tuple[str, ...]
     without_jump_tables: str
     has_landings: Callable[[Read, Iterable[int]], bool]
+    listed_sites: Callable[[Read, Sequence[int]], Sequence[int]]
     references: Callable[[bytes, int], Iterable[int]]
 
 

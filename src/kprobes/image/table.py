@@ -26,12 +26,14 @@ class Table:
         start, stop: names.
         words: s32 words in an entry.
         columns: those of them that are addresses.
+        is_absolute: whether entries are whole addresses instead.
     """
 
     start: str
     stop: str
     words: int
     columns: int
+    is_absolute: bool = False
 
     @property
     def entry(self) -> int:
@@ -44,6 +46,20 @@ JUMP_LABELS = Table(start="__start___jump_table", stop="__stop___jump_table", wo
 STATIC_CALLS = Table(
     start="__start_static_call_sites", stop="__stop_static_call_sites", words=2, columns=1
 )
+MCOUNT = Table(
+    start="__start_mcount_loc", stop="__stop_mcount_loc", words=2, columns=0, is_absolute=True
+)
+BLACKLIST = Table(
+    start="__start_kprobe_blacklist",
+    stop="__stop_kprobe_blacklist",
+    words=2,
+    columns=0,
+    is_absolute=True,
+)
+ALTERNATIVES = Table(start="__alt_instructions", stop="__alt_instructions_end", words=3, columns=1)
+"""Of 12 bytes: where the symbols are not known, on arm64."""
+PROBE_BUCKETS = 64
+"""Of ``kprobe_table``: 1 << KPROBE_HASH_BITS in kernel/kprobes.c."""
 
 
 def columns(table: Table, data: bytes, start: int, text: tuple[int, int]) -> list[Addrs]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kprobes.arch.aarch64 import kernel_map
-from kprobes.arch.aarch64.landings import has_landings
+from kprobes.arch.aarch64.landings import has_landings, listed_sites
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.references import references
 from kprobes.arch.machine import Machine, PagingFacts, TextFacts
@@ -72,6 +72,7 @@ TEXT = TextFacts(
     no_return=kernel_map.NO_RETURN,
     without_jump_tables="",
     has_landings=has_landings,
+    listed_sites=listed_sites,
     references=references,
 )
 
