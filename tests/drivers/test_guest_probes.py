@@ -15,7 +15,7 @@ from tests.build.kernel import SITE, TEXT, make_kernel, symbol
 TABLE, AGGREGATE, DISPATCHER, HANDLER = (TEXT + at for at in (0x5000, 0x6000, 0x7000, 0x8000))
 FIRST, SECOND, EVENT, NAME = (0xFFFF_8880_0000_0000 + at for at in (0, 0x400, 0x800, 0xC00))
 SLOT, DETOUR = 0xFFFF_FFFF_C000_0000, 0xFFFF_FFFF_C000_1000
-BUCKETS = 4
+BUCKETS = 64
 TYPES = {
     "kprobe.hlist": (0, 16),
     "kprobe.list": (16, 16),

@@ -185,6 +185,7 @@ class SiteFacts:
         size: bytes of the site.
         nops: what an idle site may hold.
         lead: what comes right before it.
+        idle, compiled: in words, what boot makes of site and lead, and what compilers put there.
         offsets: where after a function's start its site may be.
         is_behind: whether a probe of a function's entry has the address of its start all the same;
             else that of the site.
@@ -196,6 +197,8 @@ class SiteFacts:
     size: int
     nops: tuple[bytes, ...]
     lead: bytes
+    idle: str
+    compiled: str
     offsets: tuple[int, ...]
     is_behind: bool
     branch: Callable[[Addr, Addr], bytes]

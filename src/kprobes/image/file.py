@@ -1,4 +1,4 @@
-"""A kernel file (vmlinux, flat or boot image) to a Kernel at link addresses, and to readable memory."""
+"""A kernel file (vmlinux or boot image) to a Kernel at link addresses, and to readable memory."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -15,9 +15,13 @@ from kprobes.arch.registry import machine
 from kprobes.errors import UnknownTypeError
 from kprobes.image.table import ALTERNATIVES, BLACKLIST, MCOUNT, Table
 from kprobes.image.text_tables import (
+    ALWAYS_NEEDED,
     BLACKLISTED,
+    KPROBES,
+    Needed,
     annexes,
     disjoint,
+    missing,
     names_in,
     read_tables,
     relative,
@@ -29,6 +33,13 @@ from kprobes.ports import Memory
 from kprobes.units import Addr
 
 _ALTERNATIVES = (ALTERNATIVES.start, ALTERNATIVES.stop)
+_NEEDED = {
+    **ALWAYS_NEEDED,
+    BLACKLIST.start: Needed(what="its probe blacklist", functions=KPROBES),
+    ALTERNATIVES.start: Needed(
+        what="its alternatives", functions=("apply_alternatives_all", "alternative_instructions")
+    ),
+}
 _LOCKS = Table(start="__smp_locks", stop="__smp_locks_end", words=1, columns=1)
 _JUMP, _JUMP_SIZE = 0xE9, 5
 _SIZES = (12, 14)
@@ -52,6 +63,7 @@ def read_image_tables(memory: Memory, kernel: Kernel) -> TextTables:
     barred = disjoint(_blacklist(memory, kernel))
     return replace(
         kept,
+        missing=missing(kernel, _NEEDED),
         alternatives=tuple(sorted([*rewritten, *_locks(memory, kernel)])),
         replacements=_replacements(found),
         annexes={**kept.annexes, **annexes(memory, _detours(memory, kernel, found))},

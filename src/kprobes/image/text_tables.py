@@ -11,6 +11,7 @@ not fit into the text is left out, and what has no end ends somewhere.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
@@ -45,6 +46,36 @@ _AREAS: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """What must be known of a kernel before its instructions are probed.
+
+    Attributes:
+        what: in words.
+        functions: a kernel that has one of them has it.
+    """
+
+    what: str
+    functions: tuple[str, ...]
+
+
+ALWAYS_NEEDED: Mapping[str, Needed] = {
+    EXCEPTIONS.start: Needed(
+        what="its exception table",
+        functions=("search_kernel_exception_table", "search_exception_tables"),
+    ),
+    JUMP_LABELS.start: Needed(what="its jump labels", functions=("jump_label_text_reserved",)),
+    STATIC_CALLS.start: Needed(what="its static calls", functions=("static_call_text_reserved",)),
+}
+"""By symbol."""
+KPROBES = "register_kprobe", "within_kprobe_blacklist"
+"""Functions that only kernels with kprobes have."""
+_NEEDED = {
+    **ALWAYS_NEEDED,
+    "kprobe_blacklist": Needed(what="its probe blacklist", functions=KPROBES),
+}
+
+
 def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -> TextTables:
     """Read the tables that outlive a kernel's boot.
 
@@ -76,7 +107,24 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
         no_return=frozenset(_named(kernel, known.no_return)),
         has_jump_tables=kernel.symbols.find(known.without_jump_tables) is None,
         has_landings=known.has_landings(memory.read, sites),
+        missing=missing(kernel, _NEEDED),
     )
+
+
+def missing(kernel: Kernel, needed: Mapping[str, Needed]) -> str:
+    """Return in words what a kernel must have, by its functions, but no symbol leads to.
+
+    Args:
+        kernel: any.
+        needed: by symbol.
+    """
+    find = kernel.symbols.find
+    words = [
+        each.what
+        for symbol, each in needed.items()
+        if find(symbol) is None and any(find(name) for name in each.functions)
+    ]
+    return f"{' and '.join(words)} {'was' if len(words) == 1 else 'were'}" if words else ""
 
 
 def table_bytes(memory: Memory, kernel: Kernel, names: tuple[str, str], size: int) -> bytes:

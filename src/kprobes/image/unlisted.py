@@ -23,6 +23,7 @@ from kprobes.image.table import (
     MAX_SIZE,
     MCOUNT,
     PROBE_BUCKETS,
+    STATIC_CALLS,
     Table,
 )
 from kprobes.ports import Memory
@@ -82,7 +83,7 @@ def with_unlisted(
         found = {**ksymtab.find(region.data, region.addr, _EXPORTED), **found}
     lookup = _Lookup(build, memory, facts)
     found |= dict(lookup.single())
-    for table, functions in (_TABLES | _BOOT if is_file else _TABLES).items():
+    for table, functions in ({**_TABLES, **_BOOT} if is_file else _TABLES).items():
         found |= lookup.table(table, functions)
     return build.with_data(found)
 
@@ -196,6 +197,7 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
 _TABLES: Mapping[Table, tuple[bytes, ...]] = {
     EXCEPTIONS: (b"search_kernel_exception_table", b"search_exception_tables"),
     JUMP_LABELS: (b"jump_label_text_reserved",),
+    STATIC_CALLS: (b"static_call_text_reserved",),
 }
 _BOOT: Mapping[Table, tuple[bytes, ...]] = {
     MCOUNT: (b"ftrace_init",),
