@@ -57,6 +57,8 @@ class TextFacts:
         returns: what a return may be instead.
         indirect: patterns of names of what an indirect branch may be instead.
         no_return: functions that never return.
+        unprobed: areas, named like ``__entry_text``, that the kernel puts on its probe blacklist
+            while it boots.
         without_jump_tables: a kernel that has this symbol was compiled without jump tables.
         has_landings: (memory, the function tracer's sites) to whether calls through pointers land
             only where functions begin with an instruction for that.
@@ -67,6 +69,7 @@ class TextFacts:
     returns: tuple[str, ...]
     indirect: str
     no_return: tuple[str, ...]
+    unprobed: tuple[str, ...]
     without_jump_tables: str
     has_landings: Callable[[Read, Iterable[int]], bool]
     listed_sites: Callable[[Read, Sequence[int]], Sequence[int]]

@@ -20,6 +20,7 @@ from kprobes.image.text_tables import (
     KPROBES,
     Needed,
     annexes,
+    areas,
     disjoint,
     missing,
     names_in,
@@ -60,7 +61,8 @@ def read_image_tables(memory: Memory, kernel: Kernel) -> TextTables:
     kept = read_tables(memory, kernel, ftrace=known.listed_sites(memory.read, listed))
     found = list(_alternatives(memory, kernel))
     rewritten = [(each.start, each.stop) for each in found]
-    barred = disjoint(_blacklist(memory, kernel))
+    boot = areas(kernel, dict.fromkeys(known.unprobed, BLACKLISTED))
+    barred = disjoint([*_blacklist(memory, kernel), *boot])
     return replace(
         kept,
         missing=missing(kernel, _NEEDED),

@@ -91,7 +91,7 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
         relative(memory, kernel, table) for table in (EXCEPTIONS, JUMP_LABELS, STATIC_CALLS)
     )
     modules = read_module_tables(memory, kernel)
-    areas = disjoint([*_areas(kernel), *_blacklist(memory, kernel), *modules.forbidden])
+    barred = disjoint([*areas(kernel), *_blacklist(memory, kernel), *modules.forbidden])
     repairs = pairs(exceptions) | modules.exceptions
     known, sites = machine(kernel.arch).text, frozenset(ftrace)
     return TextTables(
@@ -100,8 +100,8 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
         static_calls=frozenset(static_calls[0].tolist()) | modules.static_calls,
         ftrace=sites,
         annexes=annexes(memory, _elsewhere(kernel, repairs)),
-        forbidden=areas,
-        forbidden_names=frozenset(names_in(areas, kernel)),
+        forbidden=barred,
+        forbidden_names=frozenset(names_in(barred, kernel)),
         returns=frozenset(_named(kernel, known.returns)),
         indirect=frozenset(_matching(kernel, known.indirect)),
         no_return=frozenset(_named(kernel, known.no_return)),
@@ -198,8 +198,9 @@ def names_in(areas: Iterable[Forbidden], kernel: Kernel) -> Iterator[str]:
             at = max(at + 1, symbol.addr + symbol.size)
 
 
-def _areas(kernel: Kernel) -> Iterator[Forbidden]:
-    for name, why in _AREAS.items():
+def areas(kernel: Kernel, named: Mapping[str, str] = _AREAS) -> Iterator[Forbidden]:
+    """Yield pieces of a kernel's text that two symbols enclose, by name to why they may not be."""
+    for name, why in named.items():
         start, stop = (kernel.symbols.find(f"{name}_{edge}") for edge in ("start", "end"))
         if start is not None and stop is not None and 0 < stop.addr - start.addr <= _MAX_AREA:
             yield Forbidden(start=start.addr, stop=stop.addr, why=why)

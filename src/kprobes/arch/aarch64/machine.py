@@ -70,6 +70,8 @@ TEXT = TextFacts(
     returns=(),
     indirect="",
     no_return=kernel_map.NO_RETURN,
+    # arch_populate_kprobe_blacklist() in arch/arm64/kernel/probes/kprobes.c.
+    unprobed=("__irqentry_text", "__idmap_text", "__hyp_text", "__hyp_idmap_text"),
     without_jump_tables="",
     has_landings=has_landings,
     listed_sites=listed_sites,
