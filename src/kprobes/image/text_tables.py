@@ -17,13 +17,13 @@ from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.image.module_tables import read_module_tables
 from kprobes.image.table import (
-    EXCEPTIONS,
     JUMP_LABELS,
     MAX_SIZE,
     STATIC_CALLS,
     Addrs,
     Table,
     columns,
+    exceptions,
     pairs,
 )
 from kprobes.model.kernel import Kernel
@@ -60,7 +60,7 @@ class Needed:
 
 
 ALWAYS_NEEDED: Mapping[str, Needed] = {
-    EXCEPTIONS.start: Needed(
+    "__start___ex_table": Needed(
         what="its exception table",
         functions=("search_kernel_exception_table", "search_exception_tables"),
     ),
@@ -87,13 +87,15 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
     Raises:
         TargetError: a table cannot be: its ends are wrong or not mapped.
     """
-    exceptions, jump_labels, static_calls = (
-        relative(memory, kernel, table) for table in (EXCEPTIONS, JUMP_LABELS, STATIC_CALLS)
+    known = machine(kernel.arch).text
+    repaired, jump_labels, static_calls = (
+        relative(memory, kernel, table)
+        for table in (exceptions(known, kernel.version), JUMP_LABELS, STATIC_CALLS)
     )
     modules = read_module_tables(memory, kernel)
     barred = disjoint([*areas(kernel), *_blacklist(memory, kernel), *modules.forbidden])
-    repairs = pairs(exceptions) | modules.exceptions
-    known, sites = machine(kernel.arch).text, frozenset(ftrace)
+    repairs = pairs(repaired) | modules.exceptions
+    sites = frozenset(ftrace)
     return TextTables(
         exceptions=repairs,
         jump_labels=pairs(jump_labels) | modules.jump_labels,

@@ -18,14 +18,15 @@ from kprobes.image.build import Build, Region
 from kprobes.image.table import (
     ALTERNATIVES,
     BLACKLIST,
-    EXCEPTIONS,
     JUMP_LABELS,
     MAX_SIZE,
     MCOUNT,
     PROBE_BUCKETS,
     STATIC_CALLS,
     Table,
+    exceptions,
 )
+from kprobes.model.kernel import version_of
 from kprobes.ports import Memory
 
 _EXPORTED = (
@@ -83,7 +84,8 @@ def with_unlisted(
         found = {**ksymtab.find(region.data, region.addr, _EXPORTED), **found}
     lookup = _Lookup(build, memory, facts)
     found |= dict(lookup.single())
-    for table, functions in ({**_TABLES, **_BOOT} if is_file else _TABLES).items():
+    tables = {exceptions(facts, version_of(build.release)): _EXCEPTIONS, **_TABLES}
+    for table, functions in (tables | _BOOT if is_file else tables).items():
         found |= lookup.table(table, functions)
     return build.with_data(found)
 
@@ -194,12 +196,12 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
     }
 
 
-_TABLES: Mapping[Table, tuple[bytes, ...]] = {
-    EXCEPTIONS: (b"search_kernel_exception_table", b"search_exception_tables"),
+_EXCEPTIONS = b"search_kernel_exception_table", b"search_exception_tables"
+_TABLES: dict[Table, tuple[bytes, ...]] = {
     JUMP_LABELS: (b"jump_label_text_reserved",),
     STATIC_CALLS: (b"static_call_text_reserved",),
 }
-_BOOT: Mapping[Table, tuple[bytes, ...]] = {
+_BOOT: dict[Table, tuple[bytes, ...]] = {
     MCOUNT: (b"ftrace_init",),
     BLACKLIST: (b"init_kprobes",),
     ALTERNATIVES: (

@@ -74,6 +74,8 @@ TEXT = TextFacts(
     unprobed=("__irqentry_text", "__idmap_text", "__hyp_text", "__hyp_idmap_text"),
     without_jump_tables="",
     has_landings=has_landings,
+    # 2e77a62cb3a6 ("arm64: extable: add a dedicated uaccess handler") (v5.16): type and data.
+    exception_words=lambda version: 3 if version >= (5, 16) else 2,
     listed_sites=listed_sites,
     references=references,
 )

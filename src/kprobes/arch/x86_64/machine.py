@@ -89,6 +89,7 @@ TEXT = TextFacts(
     without_jump_tables=kernel_map.RETPOLINE,
     # endbr64 does nothing else, and is never probed.
     has_landings=lambda _read, _sites: True,
+    exception_words=lambda _version: 3,
     listed_sites=lambda _read, listed: listed,
     references=references,
 )
