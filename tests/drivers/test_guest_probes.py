@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprobes.drivers.guest_probes import GuestProbe, read_guest_probes
+from kprobes.drivers.guest_probes import GuestProbe, missing_probes, read_guest_probes
 from kprobes.model.kernel import Kernel
 from kprobes.units import Addr
 from tests.build.armed_sites import SparseMemory
@@ -132,3 +132,11 @@ def test_a_kernel_without_kprobes_or_types_has_none() -> None:
 @given(st.binary(min_size=256, max_size=256), st.integers(0, (1 << 64) - 1))
 def test_any_memory_is_read_without_a_crash(data: bytes, head: int) -> None:
     read_guest_probes(memory([FIRST, head], {FIRST: data}), kernel())
+
+
+def test_a_table_that_was_not_found_is_not_taken_for_an_empty_one() -> None:
+    own = symbol("register_kprobe", TEXT)
+
+    assert "kprobe_table" in missing_probes(make_kernel([own], types=TYPES))
+    assert missing_probes(make_kernel([], types=TYPES)) == ""
+    assert missing_probes(kernel()) == ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from kprobes.drivers.anatomy import Author, Mark
-from kprobes.drivers.guest_probes import GuestProbe
+from kprobes.drivers.guest_probes import GuestProbe, missing_probes
 from kprobes.drivers.guest_tracers import Tracer
 from kprobes.drivers.journal import Entry, Undo
 from kprobes.drivers.kernel_marks import (
@@ -233,7 +233,10 @@ def _unknown(specimen: Specimen, found: Bytes, marks: list[Mark]) -> Iterator[Ma
 def _unknown_mark(specimen: Specimen, start: Addr, stop: Addr) -> Mark:
     target = None
     if holds(specimen, start, specimen.arch.patch.breakpoint):
-        says = "a breakpoint of somebody whom nothing here names: a debugger, or a kprobe"
+        why = missing_probes(specimen.kernel)
+        says = "a breakpoint of somebody whom nothing here names: a debugger, or a kprobe" + (
+            f" (the kernel's own are not known: {why})" if why else ""
+        )
     else:
         target = _branch(specimen, start, read_text(specimen, start, _SITE))
         leads = f": a branch to {target:#x}" if target else ""
