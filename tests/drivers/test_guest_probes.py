@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprobes.drivers.guest_probes import GuestProbe, read_guest_probes
+from kprobes.drivers.guest_probes import GuestProbe, missing_probes, read_guest_probes
 from kprobes.model.kernel import Kernel
 from kprobes.units import Addr
 from tests.build.armed_sites import SparseMemory
@@ -15,7 +15,7 @@ from tests.build.kernel import SITE, TEXT, make_kernel, symbol
 TABLE, AGGREGATE, DISPATCHER, HANDLER = (TEXT + at for at in (0x5000, 0x6000, 0x7000, 0x8000))
 FIRST, SECOND, EVENT, NAME = (0xFFFF_8880_0000_0000 + at for at in (0, 0x400, 0x800, 0xC00))
 SLOT, DETOUR = 0xFFFF_FFFF_C000_0000, 0xFFFF_FFFF_C000_1000
-BUCKETS = 4
+BUCKETS = 64
 TYPES = {
     "kprobe.hlist": (0, 16),
     "kprobe.list": (16, 16),
@@ -132,3 +132,11 @@ def test_a_kernel_without_kprobes_or_types_has_none() -> None:
 @given(st.binary(min_size=256, max_size=256), st.integers(0, (1 << 64) - 1))
 def test_any_memory_is_read_without_a_crash(data: bytes, head: int) -> None:
     read_guest_probes(memory([FIRST, head], {FIRST: data}), kernel())
+
+
+def test_a_table_that_was_not_found_is_not_taken_for_an_empty_one() -> None:
+    own = symbol("register_kprobe", TEXT)
+
+    assert "kprobe_table" in missing_probes(make_kernel([own], types=TYPES))
+    assert missing_probes(make_kernel([], types=TYPES)) == ""
+    assert missing_probes(kernel()) == ""

@@ -67,7 +67,7 @@ def test_a_vmlinux_is_what_it_is_and_a_compressed_one_too() -> None:
         (b"#!/bin/sh\n" * 100, "neither"),
         (bzimage(b"????" + bytes(100)), "unknown compression 3f3f3f3f"),
         (bzimage(gzip(KERNEL))[:2130], "cut off"),
-        (bzimage(gzip(b"no kernel")), "no 64-bit vmlinux inside"),
+        (bzimage(gzip(b"no kernel")), "no 64-bit kernel inside"),
         (bzimage(gzip(KERNEL))[:0x220], "cut off in its header"),
         (bzimage(b"\x1f\x8b" + b"\xff" * 500), "damaged"),
         (bzimage(b"\xfd7zXZ" + b"\xff" * 500), "damaged"),

@@ -247,3 +247,32 @@ def test_what_is_no_function_is_refused(symbols: list[Symbol], words: str) -> No
 
     with pytest.raises(RefusedError, match=words):
         read_function(memory, kernel, F)
+
+
+@pytest.mark.parametrize(
+    ("functions", "missing"),
+    [
+        ([], ""),
+        (["search_exception_tables"], "its exception table was"),
+        (["jump_label_text_reserved", "static_call_text_reserved"], "its jump labels and its sta"),
+        (["register_kprobe"], "its probe blacklist was"),
+    ],
+)
+def test_a_table_that_a_kernel_has_and_nothing_leads_to_is_missing_not_empty(
+    functions: list[str], missing: str
+) -> None:
+    kernel = make_kernel([symbol(name, F + 0x40 * n) for n, name in enumerate(functions)])
+
+    found = read_tables(SparseMemory(), kernel).missing
+
+    assert found.startswith(missing) if missing else found == ""
+
+
+def test_what_was_found_is_not_missing() -> None:
+    memory, symbols = running()
+    functions = ("search_exception_tables", "jump_label_text_reserved", "register_kprobe")
+    symbols += [symbol(name, G + 0x40 * n) for n, name in enumerate(functions)]
+    symbols.append(blacklist(memory, []))
+    memory.pieces[DATA + 0x300] = struct.pack("<QQ", DATA + 0x300, DATA + 0x300)
+
+    assert read_tables(memory, make_kernel(symbols)).missing == ""

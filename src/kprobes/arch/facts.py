@@ -189,6 +189,7 @@ class SiteFacts:
         nops: what an idle site may hold.
         lead: what comes right before it.
         probed_lead: what is there where the guest's own probe has taken that instruction over.
+        idle, compiled: in words, what boot makes of site and lead, and what compilers put there.
         offsets: where after a function's start its site may be.
         is_behind: whether a probe of a function's entry has the address of its start all the same;
             else that of the site.
@@ -201,6 +202,8 @@ class SiteFacts:
     nops: tuple[bytes, ...]
     lead: bytes
     probed_lead: bytes
+    idle: str
+    compiled: str
     offsets: tuple[int, ...]
     is_behind: bool
     branch: Callable[[Addr, Addr], bytes]

@@ -19,6 +19,8 @@ def forbidden_place(
         addr: the place.
         tables: what is known of the kernel's text.
     """
+    if tables.missing:
+        return f"which instructions a probe would break is not known: {tables.missing} not found"
     if name.startswith(_PREAMBLES):
         return "it is padding before a function, which the kernel keeps for itself"
     entry = parts[0].addr

@@ -58,17 +58,24 @@ class TextFacts:
         returns: what a return may be instead.
         indirect: patterns of names of what an indirect branch may be instead.
         no_return: functions that never return.
+        unprobed: areas, named like ``__entry_text``, that the kernel puts on its probe blacklist
+            while it boots.
         without_jump_tables: a kernel that has this symbol was compiled without jump tables.
         has_landings: (memory, the function tracer's sites) to whether calls through pointers land
             only where functions begin with an instruction for that.
+        exception_words: (major and minor) to the s32 words of an exception table's entry.
+        listed_sites: (memory, what a file's list of the tracer's sites has) to the sites.
         references: (code, address) to the addresses of data that it names, or may name.
     """
 
     returns: tuple[str, ...]
     indirect: str
     no_return: tuple[str, ...]
+    unprobed: tuple[str, ...]
     without_jump_tables: str
     has_landings: Callable[[Read, Iterable[int]], bool]
+    exception_words: Callable[[tuple[int, int]], int]
+    listed_sites: Callable[[Read, Sequence[int]], Sequence[int]]
     references: Callable[[bytes, int], Iterable[int]]
 
 

@@ -12,16 +12,19 @@ and they are in its list; one that may be optimised has such an aggregate even i
 The guest may run, and may be hostile: what does not read is left out, lists end somewhere.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
+from kprobes.image.table import PROBE_BUCKETS
 from kprobes.model.kernel import Kernel
+from kprobes.model.types import Types
 from kprobes.ports import Memory
 from kprobes.units import U64, Addr
 
 _GONE, _DISABLED, _OPTIMIZED, _FTRACE = 1, 2, 4, 8
-_MAX_BUCKETS = 1 << 12
+_MAX_CHILDREN = 1 << 12
 _MAX_PROBES = 1 << 16
 _MAX_NAME = 64
 _MEMBERS = (
@@ -32,13 +35,14 @@ _MEMBERS = (
     "kprobe.opcode",
     "kprobe.ainsn",
     "kprobe.flags",
-    "optimized_kprobe.optinsn",
-    "optimized_kprobe.optinsn.insn",
     "trace_kprobe.rp.kp",
     "trace_kprobe.tp.event",
     "trace_probe_event.call",
     "trace_event_call.name",
 )
+_OPTIMISED = ("optimized_kprobe.optinsn", "optimized_kprobe.optinsn.insn")
+"""Where the architecture optimises probes."""
+_MAX_OPCODE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class GuestProbe:
     """One address that the guest's own kprobes have.
 
     Attributes:
-        opcode: the byte that a breakpoint replaces.
+        opcode: the bytes that a breakpoint replaces.
         handlers: names of what runs at a hit, in order: a kprobe event, else a function.
         is_ftrace: whether the guest's ftrace calls it, and no breakpoint.
         is_disabled: whether nothing is armed.
@@ -71,17 +75,38 @@ def read_guest_probes(memory: Memory, kernel: Kernel) -> tuple[GuestProbe, ...]:
     if table is None or kernel.types is None:
         return ()
     try:
-        at = {name: kernel.types.offset(*name.split(".", 1)) for name in _MEMBERS}
+        at = _offsets(kernel.types, _MEMBERS)
+        size = kernel.types.member_size("kprobe", "opcode")
     except (UnknownTypeError, FormatError):
         return ()
-    reader = _Reader(memory, kernel, at)
-    found = (reader.probe(each) for each in reader.table(table.addr, table.size // 8))
+    with suppress(UnknownTypeError, FormatError):
+        at |= _offsets(kernel.types, _OPTIMISED)
+    reader = _Reader(memory, kernel, at, opcode=min(size, _MAX_OPCODE))
+    found = (reader.probe(each) for each in reader.table(table.addr))
     return tuple(probe for probe in found if probe is not None)
 
 
+def missing_probes(kernel: Kernel) -> str:
+    """Return why a kernel's own kprobes are not known, "" when they are or it has none."""
+    if kernel.symbols.find("register_kprobe") is None:
+        return ""
+    if kernel.symbols.find("kprobe_table") is None:
+        return "its table of them (kprobe_table) was not found"
+    if kernel.types is None:
+        return "it has no types (BTF) that say how they look"
+    return ""
+
+
+def _offsets(types: Types, names: Iterable[str]) -> dict[str, int]:
+    return {name: types.offset(*name.split(".", 1)) for name in names}
+
+
 class _Reader:
-    def __init__(self, memory: Memory, kernel: Kernel, at: Mapping[str, int]) -> None:
+    def __init__(
+        self, memory: Memory, kernel: Kernel, at: Mapping[str, int], *, opcode: int
+    ) -> None:
         self._memory = memory
+        self._opcode = opcode
         self._symbols = kernel.symbols
         self._at = at
         aggregate = kernel.symbols.find("aggr_pre_handler")
@@ -89,9 +114,9 @@ class _Reader:
         dispatcher = kernel.symbols.find("kprobe_dispatcher")
         self._dispatcher = dispatcher.addr if dispatcher else 0
 
-    def table(self, addr: int, buckets: int) -> Iterator[int]:
+    def table(self, addr: int) -> Iterator[int]:
         seen: set[int] = set()
-        for bucket in range(min(buckets, _MAX_BUCKETS)):
+        for bucket in range(PROBE_BUCKETS):
             node = self._word(addr + 8 * bucket)
             while node and node not in seen and len(seen) < _MAX_PROBES:
                 seen.add(node)
@@ -102,12 +127,12 @@ class _Reader:
         at = self._at
         try:
             flags = self._number(kprobe + at["kprobe.flags"], 4)
-            opcode = self._memory.read(kprobe + at["kprobe.opcode"], 1)
+            opcode = self._memory.read(kprobe + at["kprobe.opcode"], self._opcode)
         except MemoryFault:
             return None
         if flags & _GONE:
             return None
-        is_optimised = bool(flags & _OPTIMIZED)
+        is_optimised = bool(flags & _OPTIMIZED) and _OPTIMISED[0] in at
         return GuestProbe(
             addr=Addr(self._word(kprobe + at["kprobe.addr"])),
             opcode=opcode,
@@ -126,7 +151,7 @@ class _Reader:
             return
         head = kprobe + self._at["kprobe.list"]
         node, seen = self._word(head), {head}
-        while node and node not in seen and len(seen) < _MAX_BUCKETS:
+        while node and node not in seen and len(seen) < _MAX_CHILDREN:
             seen.add(node)
             child = node - self._at["kprobe.list"]
             yield self._name(child, self._word(child + self._at["kprobe.pre_handler"]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from kprobes.drivers.anatomy import Author, Mark
-from kprobes.drivers.guest_probes import GuestProbe
+from kprobes.drivers.guest_probes import GuestProbe, missing_probes
 from kprobes.drivers.guest_tracers import Tracer
 from kprobes.drivers.journal import Entry, Undo
 from kprobes.drivers.kernel_marks import (
@@ -100,7 +100,7 @@ def _our_mark(specimen: Specimen, undo: Undo, entry: Entry) -> Iterator[Mark]:
 
 
 def _how(specimen: Specimen, undo: Undo) -> str:
-    code = undo.new[:_SITE]
+    code = undo.new[: specimen.arch.site.size]
     if specimen.arch.site.target(undo.addr, code) is not None:
         return "a call"
     is_jump = specimen.arch.listing.jump_target(undo.addr, code) is not None
@@ -112,7 +112,8 @@ def _ftrace(specimen: Specimen, found: Bytes) -> Iterator[Mark]:
         return
     subject, facts = found.subject, specimen.arch.site
     low, high = np.searchsorted(
-        specimen.sites.addrs, np.array([max(subject.start - facts.size + 1, 0), subject.stop])
+        specimen.sites.addrs,
+        np.array([max(subject.start - facts.size + 1, 0), subject.stop + len(facts.lead)]),
     ).tolist()
     ours = {
         undo.addr
@@ -132,20 +133,23 @@ def _ftrace(specimen: Specimen, found: Bytes) -> Iterator[Mark]:
 def _ftrace_mark(specimen: Specimen, site: Addr, code: bytes) -> Mark:
     facts = specimen.arch.site
     target = facts.target(site, code)
-    leads_to, is_changed = None, specimen.was(site, len(code)) not in (None, code)
+    # Where the lead is something else, that is somebody else's.
+    has_lead = holds(specimen, site - len(facts.lead), facts.lead)
+    start = Addr(site - len(facts.lead)) if has_lead else site
+    now = facts.lead + code if has_lead else code
+    leads_to, is_changed = None, specimen.was(start, len(now)) not in (None, now)
     if specimen.memory is None:
-        says = "ftrace site: boot makes a nop of the call to __fentry__"
+        says = f"ftrace site: boot makes {facts.idle} of {facts.compiled}"
     elif code in facts.nops:
-        was = specimen.was(site, len(code))
-        boot = ", which boot made of the call to __fentry__" if was and was != code else ""
-        says = f"ftrace site, idle: a nop{boot}"
+        boot = f", which boot made of {facts.compiled}" if is_changed else ""
+        says = f"ftrace site, idle: {facts.idle if has_lead else 'a nop'}{boot}"
     elif target is not None:
         says = f"the guest's own ftrace: {_tracing(specimen, site, target)}"
         leads_to, is_changed = target, True
     else:
         says, is_changed = "ftrace site that holds neither a nop nor a call", True
     return Mark(
-        start=site,
+        start=start,
         stop=Addr(site + facts.size),
         author=Author.FTRACE,
         says=says,
@@ -229,7 +233,10 @@ def _unknown(specimen: Specimen, found: Bytes, marks: list[Mark]) -> Iterator[Ma
 def _unknown_mark(specimen: Specimen, start: Addr, stop: Addr) -> Mark:
     target = None
     if holds(specimen, start, specimen.arch.patch.breakpoint):
-        says = "a breakpoint of somebody whom nothing here names: a debugger, or a kprobe"
+        why = missing_probes(specimen.kernel)
+        says = "a breakpoint of somebody whom nothing here names: a debugger, or a kprobe" + (
+            f" (the kernel's own are not known: {why})" if why else ""
+        )
     else:
         target = _branch(specimen, start, read_text(specimen, start, _SITE))
         leads = f": a branch to {target:#x}" if target else ""
@@ -240,6 +247,6 @@ def _unknown_mark(specimen: Specimen, start: Addr, stop: Addr) -> Mark:
 
 
 def _branch(specimen: Specimen, place: Addr, code: bytes) -> Addr | None:
-    code = code[:_SITE]
+    code = code[: specimen.arch.site.size]
     target = specimen.arch.site.target(place, code)
     return target if target is not None else specimen.arch.listing.jump_target(place, code)

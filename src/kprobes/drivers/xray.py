@@ -15,6 +15,7 @@ from kprobes.drivers.marks import Bytes, read_marks
 from kprobes.drivers.specimen import Specimen
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.image.function_text import read_function
+from kprobes.plan.ftrace import site_of
 from kprobes.units import Addr
 
 _AROUND = 4
@@ -168,6 +169,15 @@ def _with_opinions(specimen: Specimen, rows: Iterator[Row], study: Study | None)
 
 
 def _opinion(specimen: Specimen, study: Study | None, addr: Addr) -> Opinion | None:
-    if specimen.sites is not None and specimen.sites.find(addr) is not None:
+    if _is_traced(specimen, addr):
         return Opinion(verdict="ftrace", why="a call in its ftrace site")
     return study.judge(addr) if study is not None else None
+
+
+def _is_traced(specimen: Specimen, addr: Addr) -> bool:
+    sites, facts = specimen.sites, specimen.arch.site
+    if sites is None:
+        return False
+    symbol = specimen.kernel.symbols.at(addr)
+    is_entry = facts.is_behind and symbol is not None and symbol.addr == addr
+    return sites.find(addr) is not None or (is_entry and site_of(addr, sites, facts) is not None)

@@ -1,9 +1,14 @@
-"""Compressed kernel files to the vmlinux inside.
+"""Compressed kernel files to the kernel inside: a vmlinux, or arm64's flat Image.
 
 x86's bzImage (Documentation/arch/x86/boot.rst): a real-mode part of ``setup_sects + 1`` sectors,
 then the protected-mode part in which the compressed vmlinux lies ``payload_offset`` bytes in.
 Which compression it is, only its first bytes say. Debian's 5.10 and 6.1 use LZ4's legacy frame,
 6.12 and 7.2 Zstandard; both need a library that Python 3.11 does not have itself.
+
+EFI's, of arm64 and others (drivers/firmware/efi/libstub/zboot-header.S):
+
+    u32 "MZ\0\0"; char type[4] "zimg"; u32 payload_offset, payload_size; u32 reserved[2];
+    char compression[];
 """
 
 import bz2
@@ -15,25 +20,26 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from kprobes.errors import FormatError, TargetError
-from kprobes.formats import elf
+from kprobes.formats import arm64_image, elf
 
 _SECTOR = 512
 _BOOT_FLAG, _BOOT_FLAG_AT = b"\x55\xaa", 0x1FE
 _MAGIC, _MAGIC_AT = b"HdrS", 0x202
 _SETUP_SECTS_AT, _PAYLOAD_AT = 0x1F1, 0x248
+_ZBOOT, _ZBOOT_AT = b"MZ\0\0zimg", 8
 _MAX_SIZE = 1 << 30
 _LZ4_CHUNK = 8 << 20
 """Every chunk of a legacy frame but the last is this long, expanded."""
 
 
 def unpack(data: bytes) -> bytes:
-    """Return the vmlinux of a boot image; a vmlinux itself comes back as it is.
+    """Return the kernel of a boot image; one that is not compressed comes back as it is.
 
     Raises:
         FormatError: neither, or damaged.
         TargetError: a library that its compression needs is not installed.
     """
-    if data.startswith(elf.MAGIC):
+    if _is_kernel(data):
         return data
     payload = _payload(data)
     for magic, expand in _COMPRESSIONS.items():
@@ -42,16 +48,27 @@ def unpack(data: bytes) -> bytes:
     raise FormatError(f"boot image: unknown compression {payload[:4].hex()}")
 
 
+def _is_kernel(data: bytes) -> bool:
+    return data.startswith(elf.MAGIC) or arm64_image.is_image(data)
+
+
 def _payload(data: bytes) -> bytes:
-    # A bzImage's compressed part, or a file that was compressed as a whole.
-    if not (data[_BOOT_FLAG_AT:].startswith(_BOOT_FLAG) and data[_MAGIC_AT:].startswith(_MAGIC)):
-        if any(data.startswith(magic) for magic in _COMPRESSIONS):
-            return data
-        raise FormatError("neither a vmlinux nor a Linux boot image")
-    if len(data) < _PAYLOAD_AT + 8:
+    # The compressed part, or a file that was compressed as a whole.
+    if data.startswith(_ZBOOT):
+        return _part(data, 0, _ZBOOT_AT)
+    if data[_BOOT_FLAG_AT:].startswith(_BOOT_FLAG) and data[_MAGIC_AT:].startswith(_MAGIC):
+        return _part(data, (data[_SETUP_SECTS_AT] + 1) * _SECTOR, _PAYLOAD_AT)
+    if any(data.startswith(magic) for magic in _COMPRESSIONS):
+        return data
+    raise FormatError("neither a vmlinux nor a Linux boot image")
+
+
+def _part(data: bytes, base: int, at: int) -> bytes:
+    # u32 offset from the base, u32 size.
+    if len(data) < at + 8:
         raise FormatError("boot image: cut off in its header")
-    offset, size = struct.unpack_from("<II", data, _PAYLOAD_AT)
-    start = (data[_SETUP_SECTS_AT] + 1) * _SECTOR + offset
+    offset, size = struct.unpack_from("<II", data, at)
+    start = base + offset
     if not size or start + size > len(data):
         raise FormatError("boot image: the kernel in it is cut off")
     return data[start : start + size]
@@ -62,8 +79,8 @@ def _expanded(payload: bytes, expand: Callable[[bytes], bytes]) -> bytes:
         data = expand(payload)
     except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as e:
         raise FormatError(f"boot image: damaged compressed data: {e}") from e
-    if not data.startswith(elf.MAGIC):
-        raise FormatError("boot image: no 64-bit vmlinux inside")
+    if not _is_kernel(data):
+        raise FormatError("boot image: no 64-bit kernel inside")
     return data
 
 

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from kprobes.arch.registry import machine_of_elf
+from kprobes.arch.registry import machine, machine_of_elf
 from kprobes.errors import FormatError, MemoryFault, TargetError
-from kprobes.formats import bootimage, elf
+from kprobes.formats import arm64_image, bootimage, elf
 from kprobes.image.build import Region, extract, kernel_of
 from kprobes.image.types import parse_types
+from kprobes.image.unlisted import with_unlisted
 from kprobes.model.kernel import Kernel
 from kprobes.units import Addr
 
@@ -49,19 +50,23 @@ def read_image(path: Path) -> KernelImage:
     except OSError as e:
         raise TargetError(f"cannot read {path}: {e.strerror}") from e
     try:
-        image = elf.parse(bootimage.unpack(data))
+        image = _parse(bootimage.unpack(data))
     except FormatError as e:
         raise FormatError(f"{path}: {e}") from e
     try:
-        machine = machine_of_elf(image.machine)
+        found = machine_of_elf(image.machine)
     except TargetError as e:
         raise TargetError(f"{path}: {e}") from e
     return KernelImage(
         path=path,
-        arch=machine.name,
+        arch=found.name,
         build_id=image.build_id,
         regions=tuple(Region(addr=Addr(s.addr), data=s.data) for s in image.segments),
     )
+
+
+def _parse(data: bytes) -> elf.Image:
+    return arm64_image.parse(data) if arm64_image.is_image(data) else elf.parse(data)
 
 
 def kernel_from_image(image: KernelImage) -> Kernel:
@@ -71,6 +76,7 @@ def kernel_from_image(image: KernelImage) -> Kernel:
         TargetError: it has no intact symbols.
     """
     build = extract(image, image.regions)
+    build = with_unlisted(build, image, machine(image.arch).text, image.regions, is_file=True)
     types = parse_types(build.btf) if build.btf else None
     return kernel_of(build, types, arch=image.arch, slide=0)
 

@@ -11,12 +11,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kprobes.arch.registry import machine
 from kprobes.errors import UnknownTypeError
-from kprobes.image.table import Table
+from kprobes.image.table import ALTERNATIVES, BLACKLIST, MCOUNT, Table
 from kprobes.image.text_tables import (
+    ALWAYS_NEEDED,
     BLACKLISTED,
+    KPROBES,
+    Needed,
     annexes,
+    areas,
     disjoint,
+    missing,
     names_in,
     read_tables,
     relative,
@@ -27,9 +33,14 @@ from kprobes.model.text import Forbidden, TextPart, TextTables
 from kprobes.ports import Memory
 from kprobes.units import Addr
 
-_ALTERNATIVES = ("__alt_instructions", "__alt_instructions_end")
-_MCOUNT = ("__start_mcount_loc", "__stop_mcount_loc")
-_BLACKLIST = ("__start_kprobe_blacklist", "__stop_kprobe_blacklist")
+_ALTERNATIVES = (ALTERNATIVES.start, ALTERNATIVES.stop)
+_NEEDED = {
+    **ALWAYS_NEEDED,
+    BLACKLIST.start: Needed(what="its probe blacklist", functions=KPROBES),
+    ALTERNATIVES.start: Needed(
+        what="its alternatives", functions=("apply_alternatives_all", "alternative_instructions")
+    ),
+}
 _LOCKS = Table(start="__smp_locks", stop="__smp_locks_end", words=1, columns=1)
 _JUMP, _JUMP_SIZE = 0xE9, 5
 _SIZES = (12, 14)
@@ -46,22 +57,26 @@ def read_image_tables(memory: Memory, kernel: Kernel) -> TextTables:
     Raises:
         TargetError: a table cannot be.
     """
-    kept = read_tables(memory, kernel, ftrace=_absolute(memory, kernel, _MCOUNT))
+    listed, known = _absolute(memory, kernel, MCOUNT), machine(kernel.arch).text
+    kept = read_tables(memory, kernel, ftrace=known.listed_sites(memory.read, listed))
     found = list(_alternatives(memory, kernel))
     rewritten = [(each.start, each.stop) for each in found]
-    listed = disjoint(_blacklist(memory, kernel))
+    boot = areas(kernel, dict.fromkeys(known.unprobed, BLACKLISTED))
+    barred = disjoint([*_blacklist(memory, kernel), *boot])
     return replace(
         kept,
+        missing=missing(kernel, _NEEDED),
         alternatives=tuple(sorted([*rewritten, *_locks(memory, kernel)])),
         replacements=_replacements(found),
         annexes={**kept.annexes, **annexes(memory, _detours(memory, kernel, found))},
-        forbidden=disjoint([*kept.forbidden, *listed]),
-        forbidden_names=kept.forbidden_names | frozenset(names_in(listed, kernel)),
+        forbidden=disjoint([*kept.forbidden, *barred]),
+        forbidden_names=kept.forbidden_names | frozenset(names_in(barred, kernel)),
     )
 
 
-def _absolute(memory: Memory, kernel: Kernel, names: tuple[str, str]) -> list[int]:
-    found = np.frombuffer(table_bytes(memory, kernel, names, 8), "<u8")
+def _absolute(memory: Memory, kernel: Kernel, table: Table) -> list[int]:
+    names = table.start, table.stop
+    found = np.frombuffer(table_bytes(memory, kernel, names, table.entry), "<u8")
     return [addr for addr in found.tolist() if kernel.text[0] <= addr < kernel.text[1]]
 
 
@@ -136,7 +151,7 @@ def _locks(memory: Memory, kernel: Kernel) -> Iterator[tuple[int, int]]:
 
 
 def _blacklist(memory: Memory, kernel: Kernel) -> Iterator[Forbidden]:
-    for addr in _absolute(memory, kernel, _BLACKLIST):
+    for addr in _absolute(memory, kernel, BLACKLIST):
         symbol = kernel.symbols.at(addr)
         if symbol is not None:
             stop = Addr(symbol.addr + symbol.size)

@@ -12,16 +12,17 @@ carry no probe but at its ftrace sites.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kprobes.arch.registry import machine
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
 from kprobes.image.symbols import Range, SymbolMap
 from kprobes.image.table import (
-    EXCEPTIONS,
     JUMP_LABELS,
     MAX_SIZE,
     STATIC_CALLS,
     Addrs,
     Table,
     columns,
+    exceptions,
     pairs,
 )
 from kprobes.model.kernel import Kernel
@@ -63,21 +64,22 @@ def _tables(memory: Memory, kernel: Kernel) -> Iterator[ModuleTables]:
     symbols, types = kernel.symbols, kernel.types
     if types is None or not isinstance(symbols, SymbolMap):
         return
+    repaired = exceptions(machine(kernel.arch).text, kernel.version)
     for module in symbols.modules:
         record = _Record(memory, types, module.record)
         for text in module.ranges:
             try:
-                yield _tables_of(record, text)
+                yield _tables_of(record, text, repaired)
             except (MemoryFault, FormatError):
                 yield _nothing_but(text)
 
 
-def _tables_of(record: "_Record", text: Range) -> ModuleTables:
-    exceptions = record.array(EXCEPTIONS, "extable", "num_exentries", text)
+def _tables_of(record: "_Record", text: Range, repaired: Table) -> ModuleTables:
+    repairs = record.array(repaired, "extable", "num_exentries", text)
     jump_labels = record.array(JUMP_LABELS, "jump_entries", "num_jump_entries", text)
     calls = record.array(STATIC_CALLS, "static_call_sites", "num_static_call_sites", text)
     return ModuleTables(
-        exceptions=pairs(exceptions),
+        exceptions=pairs(repairs),
         jump_labels=pairs(jump_labels),
         static_calls=frozenset(calls[0].tolist()),
         forbidden=tuple(_areas(record, text)),

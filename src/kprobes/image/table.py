@@ -1,16 +1,19 @@
 """Arrays in which kernels and their modules say something of their text.
 
-    struct exception_table_entry { int insn, fixup, data; };      // include: asm/extable.h
+    struct exception_table_entry { int insn, fixup, data; };      // include: asm/extable.h; arm64
+                                                                  // has no data until 5.15
     struct jump_entry { s32 code, target; long key; };            // linux/jump_label.h
     struct static_call_site { s32 addr, key; };                   // linux/static_call_types.h
 
 Each s32 that is an address counts from itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kprobes.arch.machine import TextFacts
 
 MAX_SIZE = 1 << 25
 """Bytes of the largest array that is believed."""
@@ -26,12 +29,14 @@ class Table:
         start, stop: names.
         words: s32 words in an entry.
         columns: those of them that are addresses.
+        is_absolute: whether entries are whole addresses instead.
     """
 
     start: str
     stop: str
     words: int
     columns: int
+    is_absolute: bool = False
 
     @property
     def entry(self) -> int:
@@ -39,11 +44,30 @@ class Table:
         return 4 * self.words
 
 
-EXCEPTIONS = Table(start="__start___ex_table", stop="__stop___ex_table", words=3, columns=2)
+_EXCEPTIONS = Table(start="__start___ex_table", stop="__stop___ex_table", words=3, columns=2)
 JUMP_LABELS = Table(start="__start___jump_table", stop="__stop___jump_table", words=4, columns=2)
 STATIC_CALLS = Table(
     start="__start_static_call_sites", stop="__stop_static_call_sites", words=2, columns=1
 )
+MCOUNT = Table(
+    start="__start_mcount_loc", stop="__stop_mcount_loc", words=2, columns=0, is_absolute=True
+)
+BLACKLIST = Table(
+    start="__start_kprobe_blacklist",
+    stop="__stop_kprobe_blacklist",
+    words=2,
+    columns=0,
+    is_absolute=True,
+)
+ALTERNATIVES = Table(start="__alt_instructions", stop="__alt_instructions_end", words=3, columns=1)
+"""Of 12 bytes: where the symbols are not known, on arm64."""
+PROBE_BUCKETS = 64
+"""Of ``kprobe_table``: 1 << KPROBE_HASH_BITS in kernel/kprobes.c."""
+
+
+def exceptions(facts: TextFacts, version: tuple[int, int]) -> Table:
+    """Return how a kernel's exception table looks."""
+    return replace(_EXCEPTIONS, words=facts.exception_words(version))
 
 
 def columns(table: Table, data: bytes, start: int, text: tuple[int, int]) -> list[Addrs]:

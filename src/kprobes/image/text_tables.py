@@ -11,18 +11,19 @@ not fit into the text is left out, and what has no end ends somewhere.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.image.module_tables import read_module_tables
 from kprobes.image.table import (
-    EXCEPTIONS,
     JUMP_LABELS,
     MAX_SIZE,
     STATIC_CALLS,
     Addrs,
     Table,
     columns,
+    exceptions,
     pairs,
 )
 from kprobes.model.kernel import Kernel
@@ -45,6 +46,36 @@ _AREAS: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """What must be known of a kernel before its instructions are probed.
+
+    Attributes:
+        what: in words.
+        functions: a kernel that has one of them has it.
+    """
+
+    what: str
+    functions: tuple[str, ...]
+
+
+ALWAYS_NEEDED: Mapping[str, Needed] = {
+    "__start___ex_table": Needed(
+        what="its exception table",
+        functions=("search_kernel_exception_table", "search_exception_tables"),
+    ),
+    JUMP_LABELS.start: Needed(what="its jump labels", functions=("jump_label_text_reserved",)),
+    STATIC_CALLS.start: Needed(what="its static calls", functions=("static_call_text_reserved",)),
+}
+"""By symbol."""
+KPROBES = "register_kprobe", "within_kprobe_blacklist"
+"""Functions that only kernels with kprobes have."""
+_NEEDED = {
+    **ALWAYS_NEEDED,
+    "kprobe_blacklist": Needed(what="its probe blacklist", functions=KPROBES),
+}
+
+
 def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -> TextTables:
     """Read the tables that outlive a kernel's boot.
 
@@ -56,27 +87,46 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
     Raises:
         TargetError: a table cannot be: its ends are wrong or not mapped.
     """
-    exceptions, jump_labels, static_calls = (
-        relative(memory, kernel, table) for table in (EXCEPTIONS, JUMP_LABELS, STATIC_CALLS)
+    known = machine(kernel.arch).text
+    repaired, jump_labels, static_calls = (
+        relative(memory, kernel, table)
+        for table in (exceptions(known, kernel.version), JUMP_LABELS, STATIC_CALLS)
     )
     modules = read_module_tables(memory, kernel)
-    areas = disjoint([*_areas(kernel), *_blacklist(memory, kernel), *modules.forbidden])
-    repairs = pairs(exceptions) | modules.exceptions
-    known, sites = machine(kernel.arch).text, frozenset(ftrace)
+    barred = disjoint([*areas(kernel), *_blacklist(memory, kernel), *modules.forbidden])
+    repairs = pairs(repaired) | modules.exceptions
+    sites = frozenset(ftrace)
     return TextTables(
         exceptions=repairs,
         jump_labels=pairs(jump_labels) | modules.jump_labels,
         static_calls=frozenset(static_calls[0].tolist()) | modules.static_calls,
         ftrace=sites,
         annexes=annexes(memory, _elsewhere(kernel, repairs)),
-        forbidden=areas,
-        forbidden_names=frozenset(names_in(areas, kernel)),
+        forbidden=barred,
+        forbidden_names=frozenset(names_in(barred, kernel)),
         returns=frozenset(_named(kernel, known.returns)),
         indirect=frozenset(_matching(kernel, known.indirect)),
         no_return=frozenset(_named(kernel, known.no_return)),
         has_jump_tables=kernel.symbols.find(known.without_jump_tables) is None,
         has_landings=known.has_landings(memory.read, sites),
+        missing=missing(kernel, _NEEDED),
     )
+
+
+def missing(kernel: Kernel, needed: Mapping[str, Needed]) -> str:
+    """Return in words what a kernel must have, by its functions, but no symbol leads to.
+
+    Args:
+        kernel: any.
+        needed: by symbol.
+    """
+    find = kernel.symbols.find
+    words = [
+        each.what
+        for symbol, each in needed.items()
+        if find(symbol) is None and any(find(name) for name in each.functions)
+    ]
+    return f"{' and '.join(words)} {'was' if len(words) == 1 else 'were'}" if words else ""
 
 
 def table_bytes(memory: Memory, kernel: Kernel, names: tuple[str, str], size: int) -> bytes:
@@ -150,8 +200,9 @@ def names_in(areas: Iterable[Forbidden], kernel: Kernel) -> Iterator[str]:
             at = max(at + 1, symbol.addr + symbol.size)
 
 
-def _areas(kernel: Kernel) -> Iterator[Forbidden]:
-    for name, why in _AREAS.items():
+def areas(kernel: Kernel, named: Mapping[str, str] = _AREAS) -> Iterator[Forbidden]:
+    """Yield pieces of a kernel's text that two symbols enclose, by name to why they may not be."""
+    for name, why in named.items():
         start, stop = (kernel.symbols.find(f"{name}_{edge}") for edge in ("start", "end"))
         if start is not None and stop is not None and 0 < stop.addr - start.addr <= _MAX_AREA:
             yield Forbidden(start=start.addr, stop=stop.addr, why=why)

@@ -6,6 +6,7 @@ looks like none of them stays unknown.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -14,7 +15,18 @@ from kprobes.arch.machine import TextFacts
 from kprobes.errors import MemoryFault
 from kprobes.formats import ksymtab, vmcoreinfo
 from kprobes.image.build import Build, Region
-from kprobes.image.table import EXCEPTIONS, JUMP_LABELS, MAX_SIZE, Table
+from kprobes.image.table import (
+    ALTERNATIVES,
+    BLACKLIST,
+    JUMP_LABELS,
+    MAX_SIZE,
+    MCOUNT,
+    PROBE_BUCKETS,
+    STATIC_CALLS,
+    Table,
+    exceptions,
+)
+from kprobes.model.kernel import version_of
 from kprobes.ports import Memory
 
 _EXPORTED = (
@@ -51,15 +63,21 @@ class Recipe:
 
 
 def with_unlisted(
-    build: Build, memory: Memory, facts: TextFacts, constant: Iterable[Region]
+    build: Build,
+    memory: Memory,
+    facts: TextFacts,
+    constant: Iterable[Region],
+    *,
+    is_file: bool = False,
 ) -> Build:
     """Return a build with the names of data that its table lacks, as far as they are found.
 
     Args:
         build: at its running addresses.
-        memory: of the guest.
+        memory: of the guest, or its kernel's file.
         facts: of its architecture.
         constant: pieces of its read-only data.
+        is_file: whether what boot frees is there, too.
     """
     if build.address(_ALWAYS) is not None:
         return build
@@ -68,7 +86,8 @@ def with_unlisted(
         found = {**ksymtab.find(region.data, region.addr, _EXPORTED), **found}
     lookup = _Lookup(build, memory, facts)
     found |= dict(lookup.single())
-    for table, functions in _TABLES.items():
+    tables = {exceptions(facts, version_of(build.release)): _EXCEPTIONS, **_TABLES}
+    for table, functions in (tables | _BOOT if is_file else tables).items():
         found |= lookup.table(table, functions)
     return build.with_data(found)
 
@@ -86,11 +105,18 @@ class _Lookup:
 
     def table(self, table: Table, functions: tuple[bytes, ...]) -> Mapping[str, int]:
         # Its two ends, in whichever order.
-        for start, stop in permutations(self._named_by(functions), 2):
+        named = self._named_by(functions)
+        for start, stop in (*permutations(named, 2), *self._behind(named)):
             test = partial(_is_table, table=table, stop=stop, text=_text(self._build))
             if start < stop and self._is(test, start):
                 return {table.start: start, table.stop: stop}
         return {}
+
+    def _behind(self, named: Iterable[int]) -> Iterator[tuple[int, int]]:
+        # struct alt_region { struct alt_instr *begin, *end; };   // arm64: kernel/alternative.c
+        for addr in named:
+            with suppress(MemoryFault):
+                yield _u64(self._memory, addr), _u64(self._memory, addr + 8)
 
     def _named_by(self, functions: tuple[bytes, ...]) -> list[int]:
         found = (self._build.extent(name) for name in functions)
@@ -114,6 +140,14 @@ def _is_list(memory: Memory, addr: int) -> bool:
     # struct list_head { struct list_head *next, *prev; };
     following, before = _u64(memory, addr), _u64(memory, addr + 8)
     return _u64(memory, following + 8) == addr and _u64(memory, before) == addr
+
+
+def _is_probe_table(memory: Memory, addr: int) -> bool:
+    # struct hlist_head { struct hlist_node *first; }; each node begins { next, **pprev }.
+    heads = [_u64(memory, addr + 8 * bucket) for bucket in range(PROBE_BUCKETS)]
+    return addr % 8 == 0 and all(
+        _u64(memory, head + 8) == addr + 8 * bucket for bucket, head in enumerate(heads) if head
+    )
 
 
 def _is_ftrace_page(memory: Memory, addr: int, *, text: range) -> bool:
@@ -154,7 +188,10 @@ def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: range
         return False
     count = size // table.entry
     places = range(addr, stop, table.entry * max(count // _SAMPLES, 1))
-    told = [place + _s32(memory, place) in text for place in places]
+    if table.is_absolute:
+        told = [_u64(memory, place) in text for place in places]
+    else:
+        told = [place + _s32(memory, place) in text for place in places]
     return 2 * sum(told) > len(told)
 
 
@@ -173,6 +210,7 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
         ),
         "modules": Recipe(functions=(b"m_start",), test=_is_list),
         "kprobe_blacklist": Recipe(functions=(b"kprobe_blacklist_seq_start",), test=_is_list),
+        "kprobe_table": Recipe(functions=(b"get_kprobe",), test=_is_probe_table),
         "btf_modules": Recipe(functions=(b"btf_try_get_module",), test=_is_list),
         "vmcoreinfo_data": Recipe(functions=(b"vmcoreinfo_append_str",), test=_is_note),
         "jiffies_64": Recipe(functions=(b"jiffies_read",), test=_is_jiffies),
@@ -182,9 +220,20 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
     }
 
 
-_TABLES: Mapping[Table, tuple[bytes, ...]] = {
-    EXCEPTIONS: (b"search_kernel_exception_table", b"search_exception_tables"),
+_EXCEPTIONS = b"search_kernel_exception_table", b"search_exception_tables"
+_TABLES: dict[Table, tuple[bytes, ...]] = {
     JUMP_LABELS: (b"jump_label_text_reserved",),
+    STATIC_CALLS: (b"static_call_text_reserved",),
+}
+_BOOT: dict[Table, tuple[bytes, ...]] = {
+    MCOUNT: (b"ftrace_init",),
+    BLACKLIST: (b"init_kprobes",),
+    ALTERNATIVES: (
+        b"__apply_alternatives_multi_stop",
+        b"apply_alternatives_all",
+        b"apply_boot_alternatives",
+        b"alternative_instructions",
+    ),
 }
 
 

@@ -56,6 +56,7 @@ class TextTables:
         has_landings: whether calls through pointers land only on instructions made for it, which
             then must stay; True where that is not known.
         no_return: functions that never come back to their caller.
+        missing: what says where probes do harm and was not found, in words; "" when all was.
         landings: where the exception table and jump labels lead.
         landings_from: the instructions that these belong to.
     """
@@ -76,6 +77,7 @@ class TextTables:
     has_jump_tables: bool = True
     has_landings: bool = True
     no_return: frozenset[int] = frozenset()
+    missing: str = ""
     landings: frozenset[int] = field(init=False)
     landings_from: frozenset[int] = field(init=False)
 

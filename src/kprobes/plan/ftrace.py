@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.arch.facts import SiteFacts
+from kprobes.arch.registry import machine
 from kprobes.errors import RefusedError, TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.model.plan import Site, Strategy
@@ -25,6 +26,8 @@ DISABLED = 1 << 25
 _MAX_PAGES = 10_000
 _MAX_RECORDS = 1_000_000
 _RECORD_SIZE = 16
+_TRACER = "ftrace_location_range", "ftrace_location"
+"""Functions that only kernels with CONFIG_DYNAMIC_FTRACE have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,7 +59,7 @@ def read_sites(memory: Memory, kernel: Kernel) -> Sites:
     """
     start = kernel.symbols.find("ftrace_pages_start")
     if start is None:
-        raise RefusedError("this kernel has no ftrace sites (no CONFIG_DYNAMIC_FTRACE)")
+        raise _without_sites(kernel)
     addrs: list[NDArray[np.uint64]] = []
     records: list[NDArray[np.uint64]] = []
     page, total = _u64(memory, start.addr), 0
@@ -86,14 +89,25 @@ def sites_in_image(image: Memory, kernel: Kernel) -> Sites:
         kernel.symbols.find(name) for name in ("__start_mcount_loc", "__stop_mcount_loc")
     )
     if start is None or stop is None:
-        raise RefusedError("this kernel has no ftrace sites (no CONFIG_DYNAMIC_FTRACE)")
+        raise _without_sites(kernel)
     count = (stop.addr - start.addr) // 8
     if not 0 <= count <= _MAX_RECORDS:
         raise TargetError("the kernel's list of ftrace sites has no end; the file is damaged")
     addrs = np.frombuffer(image.read(start.addr, 8 * count), np.uint64)
     # Zero: of a weak function that another one replaced (since 6.15, and in stable kernels).
     lasting = addrs[(addrs != 0) & ~_is_init(addrs, kernel)]
+    known = machine(kernel.arch).text
+    lasting = np.array(known.listed_sites(image.read, lasting.tolist()), np.uint64)
     return _sorted([lasting], [np.zeros(len(lasting), np.uint64)])
+
+
+def _without_sites(kernel: Kernel) -> RefusedError:
+    if all(kernel.symbols.find(name) is None for name in _TRACER):
+        return RefusedError("this kernel has no ftrace sites (no CONFIG_DYNAMIC_FTRACE)")
+    return RefusedError(
+        "this kernel has ftrace sites, but its list of them was not found: which instructions its "
+        "function tracer changes is not known"
+    )
 
 
 def _is_init(addrs: NDArray[np.uint64], kernel: Kernel) -> NDArray[np.bool_]:

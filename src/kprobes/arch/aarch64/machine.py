@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from kprobes.arch.aarch64 import kernel_map
 from kprobes.arch.aarch64.borrowing import BORROWING
-from kprobes.arch.aarch64.landings import has_landings
+from kprobes.arch.aarch64.landings import has_landings, listed_sites
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.references import references
 from kprobes.arch.aarch64.registers import STUB_NAMES
@@ -79,8 +79,13 @@ TEXT = TextFacts(
     returns=(),
     indirect="",
     no_return=kernel_map.NO_RETURN,
+    # arch_populate_kprobe_blacklist() in arch/arm64/kernel/probes/kprobes.c.
+    unprobed=("__irqentry_text", "__idmap_text", "__hyp_text", "__hyp_idmap_text"),
     without_jump_tables="",
     has_landings=has_landings,
+    # 2e77a62cb3a6 ("arm64: extable: add a dedicated uaccess handler") (v5.16): type and data.
+    exception_words=lambda version: 3 if version >= (5, 16) else 2,
+    listed_sites=listed_sites,
     references=references,
 )
 

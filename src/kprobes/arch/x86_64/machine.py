@@ -96,9 +96,12 @@ TEXT = TextFacts(
     returns=kernel_map.RETURN_THUNKS,
     indirect=kernel_map.RETPOLINES,
     no_return=kernel_map.NO_RETURN,
+    unprobed=(),
     without_jump_tables=kernel_map.RETPOLINE,
     # endbr64 does nothing else, and is never probed.
     has_landings=lambda _read, _sites: True,
+    exception_words=lambda _version: 3,
+    listed_sites=lambda _read, listed: listed,
     references=references,
 )
 

@@ -1,0 +1,73 @@
+"""arm64's flat Image."""
+
+import struct
+
+import pytest
+
+from kprobes.errors import FormatError
+from kprobes.formats import arm64_image, bootimage, elf
+from tests.build.elf import build_id_note, gzip
+
+BASE = 0xFFFF_8000_0800_0000
+SIZE = 0x4000
+POINTERS = range(0x1000, 0x1000 + 8 * 100, 8)
+"""Where the file has zeros that its relocations fill in."""
+
+
+def image(*, flags: int = 0xA, size: int = SIZE, targets: int = 0, places: int = 0) -> bytes:
+    data = bytearray(SIZE)
+    struct.pack_into("<QQQ", data, 8, 0, size, flags)
+    data[56:60] = b"ARM\x64"
+    data[0x200:0x224] = build_id_note(b"vdso" * 5)
+    data[0x300:0x324] = build_id_note(b"real" * 5)
+    for n, place in enumerate(POINTERS):
+        entry = BASE + place + places, 1027, BASE + 0x100 * n + targets
+        struct.pack_into("<QQQ", data, 0x2000 + 24 * n, *entry)
+    return bytes(data)
+
+
+def test_it_is_where_its_relocations_say_and_has_what_they_fill_in() -> None:
+    found = arm64_image.parse(image())
+
+    (segment,) = found.segments
+    assert (found.machine, segment.addr, len(segment.data)) == (elf.EM_AARCH64, BASE, SIZE)
+    words = [struct.unpack_from("<Q", segment.data, place)[0] for place in POINTERS]
+    assert words == [BASE + 0x100 * n for n in range(len(POINTERS))]
+
+
+def test_the_kernels_own_build_id_is_the_last() -> None:
+    assert arm64_image.parse(image()).build_id == b"real" * 5
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (image(flags=1), "big-endian"),
+        (image(size=SIZE - 1), "longer than it says"),
+        (image(places=SIZE), "a relocation is outside"),
+        (image(targets=-BASE), "no relocations of the plain kind"),
+        (image()[:0x2000], "no relocations of the plain kind"),
+        (image()[:0x40], "no relocations of the plain kind"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=why):
+        arm64_image.parse(data)
+
+
+def zboot(payload: bytes, *, size: int | None = None) -> bytes:
+    length = len(payload) if size is None else size
+    head = struct.pack("<4s4sIIII32s", b"MZ\0\0", b"zimg", 0x200, length, 0, 0, b"gzip\0")
+    return head.ljust(0x200, b"\0") + payload
+
+
+@pytest.mark.parametrize("file", [image(), gzip(image()), zboot(gzip(image()))])
+def test_it_may_be_compressed_as_a_whole_or_for_efi(file: bytes) -> None:
+    assert bootimage.unpack(file) == image()
+
+
+def test_an_efi_image_that_is_cut_off_is_refused() -> None:
+    with pytest.raises(FormatError, match="cut off"):
+        bootimage.unpack(zboot(gzip(image()), size=1 << 20))
+    with pytest.raises(FormatError, match="cut off in its header"):
+        bootimage.unpack(zboot(gzip(image()))[:12])
