@@ -54,8 +54,8 @@ $(STAMPS)/apt: Makefile
 	@touch $@
 
 # Make shows the command itself, so that everybody can go on from it.
-demo: $(STAMPS)/venv $(STAMPS)/apt ## boot a kernel, probe it, print its events
-	$(BIN)/kprobe trace --target guest --comm ls --comm cat \
+demo: $(STAMPS)/venv $(STAMPS)/apt ## boot a kernel, probe it, print its events (ARCH=arm64: an arm64 one)
+	$(BIN)/kprobe trace --target guest --arch $(ARCH) --comm ls --comm cat \
 	  'p:open do_sys_openat2 dfd=$$arg1:s32 path=+0($$arg2):ustring flags=+0($$arg3):x64' \
 	  'p:write vfs_write bytes=$$arg3:u64 task=$$comm' \
 	  -- 'ls /; cat /proc/version; cat /no/such/file'
@@ -65,7 +65,7 @@ TIMEOUT := --timeout 600
 # A guest that its emulator let down takes all tests that share it along: what failed is run once
 # more, alone, and both runs are shown.
 test: check $(STAMPS)/apt ## every test, with real kernels
-	@KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest $(TIMEOUT) || { \
+	@KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest $(TIMEOUT) --durations=30 || { \
 		echo "== what failed above, once more in new guests"; \
 		KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest $(TIMEOUT) --last-failed --last-failed-no-failures none; }
 
