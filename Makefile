@@ -43,7 +43,8 @@ $(STAMPS)/apt: Makefile
 		$(APT_INSTALL) $$missing >/dev/null; \
 	fi
 	@if grep -q '^VERSION_CODENAME=bookworm' /etc/os-release && \
-		dpkg --compare-versions "$$(dpkg-query -W -f '$${Version}' qemu-system-x86)" lt 1:8.1; then \
+		for package in $(QEMU_PACKAGES); do dpkg-query -W -f '$${Version}\n' $$package; done | \
+			{ while read -r version; do dpkg --compare-versions "$$version" lt 1:8.1 && exit 0; done; exit 1; }; then \
 		echo "== Debian packages: $(QEMU_PACKAGES) from bookworm-backports"; \
 		{ cat /etc/apt/sources.list 2>/dev/null; \
 			echo 'deb http://deb.debian.org/debian bookworm-backports main'; } >$(BACKPORTS); \

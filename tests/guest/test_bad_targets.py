@@ -299,7 +299,7 @@ def _killed_while_tracing(target: str, pid: int, work: Callable[[], object]) -> 
         if not done:
             work()
             done.append(time.monotonic())
-        elif len(done) == 1 and time.monotonic() > done[0] + 0.5:
+        elif len(done) == 1 and (sink.count >= WRITES or time.monotonic() > done[0] + 30):
             os.kill(pid, signal.SIGKILL)
             done.append(0)
         return False

@@ -84,7 +84,9 @@ def test_the_state_of_others_survives_runs_that_are_killed(any_host_guest: Machi
         ran = run(guest, "python3 /tmp/runs.py 7 10", 300)
         restored = run(guest, "kprobe restore")
 
-        assert "killed" in ran
+        killed = re.search(r"killed (\d+) of 10", ran)
+        assert killed is not None
+        assert int(killed[1]) >= 1
         assert run(guest, STATE) == before
         assert ours(guest) == "", restored
     finally:

@@ -19,7 +19,9 @@ _PROBLEMS = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument("--target", metavar="T", help=options.TARGET_HELP)
+    parser.add_argument(
+        "--target", metavar="T", help=f"host: this machine's own kernel; {options.TARGET_HELP}"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 

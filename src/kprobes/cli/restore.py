@@ -29,7 +29,9 @@ Exit status: 0 put right, or nothing to do; 1 not everything could be put right;
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument("--target", metavar="T", help=options.TARGET_HELP)
+    parser.add_argument(
+        "--target", metavar="T", help=f"host: this machine's own kernel; {options.TARGET_HELP}"
+    )
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:

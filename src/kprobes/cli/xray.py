@@ -118,8 +118,12 @@ def _print(args: argparse.Namespace, shown: "str | list[Line]", out: BinaryIO) -
 
 
 def _check_options(args: argparse.Namespace) -> None:
+    from kprobes.cli.choose import GUEST
     from kprobes.cli.target import check_options
 
+    if args.command and args.target is None:
+        # It is for a guest that is booted.
+        args.target = GUEST
     check_options(args)
     if args.strategy != "auto" and args.arm is None:
         raise UsageError("--strategy says how --arm patches; nothing is armed")

@@ -51,8 +51,15 @@ class Tracefs:
             raise _error(name, e, "write") from e
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file or directory."""
-        return self.path(name).exists()
+        """Whether there is such a file or directory.
+
+        Raises:
+            TracefsError: nobody may tell us.
+        """
+        try:
+            return self.path(name).exists()
+        except OSError as e:
+            raise _error(name, e, "look for") from e
 
     def names(self, directory: str) -> list[str]:
         """Return what is in a directory, sorted."""

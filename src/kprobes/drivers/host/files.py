@@ -96,7 +96,11 @@ class HostFiles:
         self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "0")
 
     def missed(self) -> dict[str, int]:
-        """Return how many hits the kernel has missed of our events, by their names."""
+        """Return how many hits the kernel has missed of our events, by their names.
+
+        Raises:
+            TracefsError: others change their probes again and again while we look.
+        """
         for _ in range(_ATTEMPTS):
             # The profile has no groups: its lines come in the order of the list.
             before = self._tracefs.read(PROBES).splitlines()
@@ -108,7 +112,7 @@ class HostFiles:
                     for (group, name), line in own
                     if group == self._owner.group
                 }
-        return {}
+        raise TracefsError(_PROFILE, errno.EAGAIN, verb="read")
 
     def lines(self) -> list[str]:
         """Return what the kernel lists of our events."""

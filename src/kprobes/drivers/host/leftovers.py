@@ -30,6 +30,8 @@ class Removed:
 def leftovers() -> Iterator[Removed]:
     """Take away what sessions left in this machine's tracefs; nothing where it has none for us.
 
+    Nor where we may not look: whoever may not has left nothing there.
+
     A journal from before the machine was booted anew is forgotten.
     """
     try:

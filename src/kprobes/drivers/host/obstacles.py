@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kprobes.arch.registry import arch
 from kprobes.errors import TargetError, TracefsError, UnreachableError
+from kprobes.model.kernel import version_of
 from kprobes.transport.tracefs import Tracefs, open_tracefs
 
 _STATUS = Path("/proc/self/status")
@@ -77,7 +78,7 @@ def _of_system() -> Iterator[Obstacle]:
     except TargetError:
         found = f"we do not know the architecture {os.uname().machine}"
         yield Obstacle(subject="system", found=found, advice="probe a guest")
-    major, minor = (int(word) for word in os.uname().release.split(".")[:2])
+    major, minor = version_of(os.uname().release)
     if (major, minor) < _FIRST:
         found = f"Linux {major}.{minor} is too old: {_FIRST[0]}.{_FIRST[1]} is the first"
         yield Obstacle(subject="release", found=found, advice="probe a guest")
