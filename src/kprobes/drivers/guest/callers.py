@@ -57,10 +57,12 @@ def is_awaited(guest: Guest, tables: Sequence[Frames]) -> bool:
 
     A return probe of the guest's own on a call of ours keeps our trampoline's address where only
     the kernel looks, and goes there when it has run. And where return addresses cannot be given
-    back every call is waited for whose stack has one of ours.
+    back every call is waited for whose stack has one of ours, or that is in progress by its frame:
+    the guest's own function tracer may keep the address elsewhere, too.
     """
     if not guest.arch.returns.comes_back:
-        return _is_on_a_stack(guest, [f.trampoline for f in tables if f.trampoline])
+        hooked = [frames for frames in tables if frames.trampoline]
+        return _is_on_a_stack(guest, hooked) or _is_in_progress(guest, hooked)
     theirs = [guest.kernel.symbols.find(name) for name in _GUESTS_OWN]
     addrs = {symbol.addr for symbol in theirs if symbol is not None}
     now = remembering(guest.memory)
@@ -105,10 +107,23 @@ def home(count: int, slot: int) -> int:
     return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
 
 
-def _is_on_a_stack(guest: Guest, trampolines: Sequence[Addr]) -> bool:
+def _is_in_progress(guest: Guest, tables: Sequence[Frames]) -> bool:
+    memory = remembering(guest.memory)
+    slots = np.array([slot for frames in tables for slot in _origins(memory, frames)], np.uint64)
+    live = np.array(live_stacks(guest, memory), np.uint64).reshape(-1, 2)
+    return bool(_is_live(slots, live).any())
+
+
+def _is_live(slots: NDArray[np.uint64], live: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    # For each slot, whether it is in the used part of a stack.
+    above, below = slots[:, np.newaxis] >= live[:, 0], slots[:, np.newaxis] < live[:, 1]
+    return np.asarray((above & below).any(axis=1), np.bool_)
+
+
+def _is_on_a_stack(guest: Guest, tables: Sequence[Frames]) -> bool:
     # Or in a register, before the function has kept it.
     memory, mask = remembering(guest.memory), guest.arch.returns.address_mask
-    wanted = np.array([addr & mask for addr in trampolines], np.uint64)
+    wanted = np.array([frames.trampoline & mask for frames in tables], np.uint64)
     held = [value for cpu in guest.stub.ids() for value in guest.stub.registers(cpu).values()]
     words = [np.array(held, np.uint64)]
     words += [
@@ -140,8 +155,7 @@ def _table(memory: GuestMemory, frames: Frames) -> NDArray[np.uint64]:
 
 def _free(memory: GuestMemory, frames: Frames, live: NDArray[np.uint64]) -> int:
     slots = _table(memory, frames)[:, FRAME_SLOT // _WORD]
-    is_live = (slots[:, np.newaxis] >= live[:, 0]) & (slots[:, np.newaxis] < live[:, 1])
-    dead = np.flatnonzero((slots != 0) & ~is_live.any(axis=1))
+    dead = np.flatnonzero((slots != 0) & ~_is_live(slots, live))
     for index in dead.tolist():
         memory.set_u64(Addr(frames.addr + index * frames.stride + FRAME_SLOT), 0)
     return len(dead)
