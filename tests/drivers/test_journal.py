@@ -139,6 +139,17 @@ def test_a_window_to_the_guest_is_read_back_and_outlasts_the_patches() -> None:
     assert journal.read(made.path).window == window
 
 
+def test_a_window_of_a_release_before_arm64_is_none_and_its_undos_are_read() -> None:
+    made = _written()
+    with made.path.open("a") as file:
+        file.write('{"window": {"pid": 7, "started": "1", "runs": [], "root": 4096}}\n')
+
+    found = journal.read(made.path)
+
+    assert found.window is None
+    assert found.undos == journal.read(_written().path).undos
+
+
 def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
     made = _written()
     loan = _lent(made)
