@@ -25,9 +25,6 @@ class FakeReader:
         self.recorded: Mapping[int, int] = {1: 5}
         self.lost = 2
 
-    def wait(self, timeout_s: float) -> bool:
-        return timeout_s < 0
-
     def drain(self) -> Events:
         return NO_EVENTS
 

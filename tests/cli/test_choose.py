@@ -128,3 +128,12 @@ def test_every_target_is_in_the_help() -> None:
 
     for name in (choose.AUTO, choose.HOST, choose.GUEST, "qemu:"):
         assert name in text
+
+
+def test_the_environments_target_is_not_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KPROBES_TARGET", "host")
+    args = argparse.Namespace(target=None, image="vmlinuz")
+
+    settle_target(args)
+
+    assert args.target is None

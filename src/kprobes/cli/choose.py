@@ -37,7 +37,7 @@ def settle_target(args: argparse.Namespace) -> None:
     if getattr(args, "has_settled", False):
         return
     args.has_settled = True
-    wanted, args.target = args.target or os.environ.get(_VARIABLE) or AUTO, None
+    wanted, args.target = args.target or _usual(args), None
     if wanted == HOST:
         _refuse_guests(args)
         args.target = HOST
@@ -52,8 +52,17 @@ def is_host(args: argparse.Namespace) -> bool:
     return args.target == HOST
 
 
+def _usual(args: argparse.Namespace) -> str:
+    # A file is no target.
+    return AUTO if _has_image(args) else os.environ.get(_VARIABLE) or AUTO
+
+
+def _has_image(args: argparse.Namespace) -> bool:
+    return getattr(args, "image", None) is not None
+
+
 def _auto(args: argparse.Namespace) -> str | None:
-    if getattr(args, "image", None) is not None or _of_guests(args) is not None:
+    if _has_image(args) or _of_guests(args) is not None:
         return None
     from kprobes.drivers.host.obstacles import obstacles
 
