@@ -126,10 +126,10 @@ def test_the_function_is_named_as_the_kernel_names_it(run: Run) -> None:
 
 
 def test_cpu_is_the_same(run: Run) -> None:
-    # From 6.13 on Debian's kernels preempt everywhere, also between the two records.
-    moved = [len(each.compared.differing("cpu")) for each in run.both]
+    # A task may be moved between the two records, where an interrupt ends there.
+    moved = [len(each.compared.differing("cpu")) / len(each.compared.pairs) for each in run.both]
 
-    assert max(moved) < 20
+    assert max(moved) < 0.01
 
 
 def test_the_guest_has_nothing_to_complain_about(run: Run) -> None:
