@@ -62,13 +62,14 @@ demo: $(STAMPS)/venv $(STAMPS)/apt ## boot a kernel, probe it, print its events 
 	  -- 'ls /; cat /proc/version; cat /no/such/file'
 
 TIMEOUT := --timeout 600
+GUEST_TESTS := -m 'guest and not sweep'
 
 # A guest that its emulator let down takes all tests that share it along: what failed is run once
 # more, alone, and both runs are shown.
 test: check $(STAMPS)/apt ## every test, with real kernels
-	@KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest $(TIMEOUT) --durations=30 || { \
+	@KPROBES_NO_SKIP=1 $(BIN)/pytest $(GUEST_TESTS) $(TIMEOUT) --durations=30 || { \
 		echo "== what failed above, once more in new guests"; \
-		KPROBES_NO_SKIP=1 $(BIN)/pytest -m guest $(TIMEOUT) --last-failed --last-failed-no-failures none; }
+		KPROBES_NO_SKIP=1 $(BIN)/pytest $(GUEST_TESTS) $(TIMEOUT) --last-failed --last-failed-no-failures none; }
 
 check: $(STAMPS)/venv ## format, lint, types, floors, unit tests: no kernel, no network
 	@$(BIN)/ruff format --check
