@@ -1,57 +1,180 @@
-"""Programs for a guest that make system calls, one many times or some that go deep."""
+"""Small static programs for a guest: system calls, many of one, or some that go deep."""
 
 import struct
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
-_BASE = 0x400000
+PAGE = 4096
+BASE = 0x400000
+"""Where a program is; in front of it memory is not mapped."""
+
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _START = _HEADER.size + _SEGMENT.size
-_EXIT = b"\xb8\x3c\0\0\0\x31\xff\x0f\x05"
-"""mov eax, exit; xor edi, edi; syscall"""
+_EPOLL_CTL_ADD = 1
+Call = tuple[str, *tuple[int, ...]]
+"""A system call by name, and up to six arguments."""
 
 
-def counting_loop(number: int, times: int) -> bytes:
-    """Return an x86-64 program that makes a system call with ``times``, then one less, to 1."""
-    loop = (
-        b"\xb8" + struct.pack("<I", number)  # mov eax, number
-        + b"\x89\xdf"  # mov edi, ebx
-        + b"\x0f\x05"  # syscall
-        + b"\xff\xcb"  # dec ebx
-    )  # fmt: skip
-    back = struct.pack("<b", -len(loop) - 2)
-    code = b"\xbb" + struct.pack("<I", times) + loop + b"\x75" + back
-    return _program(code + _EXIT)
+class _Isa(ABC):
+    """The few instructions that these programs need.
+
+    Attributes:
+        elf: the machine's number in ELF files.
+        numbers: of system calls.
+        registers: of a call's number, and of its arguments.
+        kept: three registers that calls leave alone.
+        result: of a call.
+        call: the instruction.
+    """
+
+    elf: int
+    numbers: dict[str, int]
+    registers: tuple[int, ...]
+    kept: tuple[int, int, int]
+    result: int
+    call: bytes
+
+    @abstractmethod
+    def load(self, to: int, value: int) -> bytes:
+        """Load a number of 64 bits."""
+
+    @abstractmethod
+    def copy(self, to: int, source: int) -> bytes:
+        """Copy a register."""
+
+    @abstractmethod
+    def count_down(self, counter: int, loop: bytes) -> bytes:
+        """Return the end of a loop: one less, and back to its start unless that is 0."""
+
+    @abstractmethod
+    def zeroes_to(self, register: int) -> bytes:
+        """Push 16 bytes of zeroes and load their address."""
+
+    def ask(self, name: str, *arguments: int) -> bytes:
+        """Make a system call."""
+        values = (self.numbers[name], *arguments)
+        loads = (self.load(*pair) for pair in zip(self.registers, values, strict=False))
+        return b"".join(loads) + self.call
 
 
-def nested_epolls(depth: int) -> bytes:
-    """Return an x86-64 program that adds an epoll to a second one, this to a third, and so on.
+class _Amd64(_Isa):
+    elf = 62
+    numbers = {  # noqa: RUF012 - constants
+        "read": 0,
+        "write": 1,
+        "exit": 60,
+        "sched_get_priority_min": 147,
+        "epoll_ctl": 233,
+        "openat": 257,
+        "epoll_create1": 291,
+    }
+    registers = (0, 7, 6, 2, 10, 8, 9)
+    kept = (3, 12, 13)
+    result = 0
+    call = b"\x0f\x05"
+
+    def load(self, to: int, value: int) -> bytes:
+        return bytes((0x48 | to >> 3, 0xB8 | to & 7)) + struct.pack("<Q", value & (1 << 64) - 1)
+
+    def copy(self, to: int, source: int) -> bytes:
+        return bytes((0x48 | to >> 3 | source >> 3 << 2, 0x89, 0xC0 | (source & 7) << 3 | to & 7))
+
+    def count_down(self, counter: int, loop: bytes) -> bytes:
+        less = bytes((0x48 | counter >> 3, 0xFF, 0xC8 | counter & 7))
+        return less + b"\x0f\x85" + struct.pack("<i", -len(loop) - len(less) - 6)
+
+    def zeroes_to(self, register: int) -> bytes:
+        return b"\x6a\0\x6a\0" + self.copy(register, 4)
+
+
+class _Arm64(_Isa):
+    elf = 183
+    numbers = {  # noqa: RUF012 - constants
+        "epoll_create1": 20,
+        "epoll_ctl": 21,
+        "openat": 56,
+        "read": 63,
+        "write": 64,
+        "exit": 93,
+        "sched_get_priority_min": 126,
+    }
+    registers = (8, 0, 1, 2, 3, 4, 5)
+    kept = (19, 20, 21)
+    result = 0
+    call = struct.pack("<I", 0xD4000001)
+
+    def load(self, to: int, value: int) -> bytes:
+        parts = [value >> 16 * n & 0xFFFF for n in range(4)]
+        words = (0xF2800000 | n << 21 | part << 5 | to for n, part in enumerate(parts))
+        return struct.pack("<I", 0xD2800000 | parts[0] << 5 | to) + struct.pack("<4I", *words)[4:]
+
+    def copy(self, to: int, source: int) -> bytes:
+        return struct.pack("<I", 0xAA0003E0 | source << 16 | to)
+
+    def count_down(self, counter: int, loop: bytes) -> bytes:
+        less = 0xF1000400 | counter << 5 | counter
+        return struct.pack("<II", less, 0x54000001 | (-len(loop) // 4 - 1 & 0x7FFFF) << 5)
+
+    def zeroes_to(self, register: int) -> bytes:
+        # stp xzr, xzr, [sp, #-16]!; mov register, sp
+        return struct.pack("<II", 0xA9BF7FFF, 0x910003E0 | register)
+
+
+_ISAS: dict[str, _Isa] = {"amd64": _Amd64(), "arm64": _Arm64()}
+
+
+def syscalls(calls: Sequence[Call], *, size: int, tail: bytes = b"", arch: str = "amd64") -> bytes:
+    """Return a program that makes some system calls, whatever they return, and exits.
+
+    Args:
+        calls: in their order.
+        size: of the program, whole pages, and large enough; behind them memory is not mapped.
+        tail: the program's last bytes.
+        arch: the guest's, by Debian's name.
+    """
+    isa = _ISAS[arch]
+    code = b"".join(isa.ask(*call) for call in calls) + isa.ask("exit", 0)
+    return _headers(isa.elf, size) + code.ljust(size - _START - len(tail), b"\0") + tail
+
+
+def program(code: bytes, *, arch: str = "amd64") -> bytes:
+    """Return a program that is this code, at most a page."""
+    return _headers(_ISAS[arch].elf, PAGE) + code.ljust(PAGE - _START, b"\0")
+
+
+def counting_loop(call: str, times: int, *, arch: str = "amd64") -> bytes:
+    """Return a program that makes a system call with ``times``, then one less, to 1."""
+    isa = _ISAS[arch]
+    number, argument, *_ = isa.registers
+    counter = isa.kept[0]
+    loop = isa.load(number, isa.numbers[call]) + isa.copy(argument, counter) + isa.call
+    code = isa.load(counter, times) + loop + isa.count_down(counter, loop) + isa.ask("exit", 0)
+    return program(code, arch=arch)
+
+
+def nested_epolls(depth: int, *, arch: str = "amd64") -> bytes:
+    """Return a program that adds an epoll to a second one, this to a third, and so on.
 
     At each the kernel looks for loops, from the one that is added down to the first.
     """
-    create = (
-        b"\xb8" + struct.pack("<I", 291)  # mov eax, epoll_create1
-        + b"\x31\xff\x0f\x05"  # xor edi, edi; syscall
-    )  # fmt: skip
+    isa = _ISAS[arch]
+    counter, last, new = isa.kept
+    number, where, what, added, event, *_ = isa.registers
     loop = (
-        create
-        + b"\x41\x89\xc5"  # mov r13d, eax
-        + b"\xb8" + struct.pack("<I", 233)  # mov eax, epoll_ctl
-        + b"\x44\x89\xef"  # mov edi, r13d
-        + b"\xbe" + struct.pack("<I", 1)  # mov esi, EPOLL_CTL_ADD
-        + b"\x44\x89\xe2"  # mov edx, r12d
-        + b"\x49\x89\xe2\x0f\x05"  # mov r10, rsp; syscall
-        + b"\x45\x89\xec"  # mov r12d, r13d
-        + b"\xff\xcb"  # dec ebx
-    )  # fmt: skip
-    back = struct.pack("<b", -len(loop) - 2)
-    head = b"\x6a\0\x6a\0" + create + b"\x41\x89\xc4"  # push 0, twice; ...; mov r12d, eax
-    return _program(head + b"\xbb" + struct.pack("<I", depth) + loop + b"\x75" + back + _EXIT)
+        *(isa.ask("epoll_create1", 0), isa.copy(new, isa.result)),
+        *(isa.load(number, isa.numbers["epoll_ctl"]), isa.copy(where, new)),
+        *(isa.load(what, _EPOLL_CTL_ADD), isa.copy(added, last)),
+        *(isa.zeroes_to(event), isa.call, isa.copy(last, new)),
+    )
+    body = b"".join(loop)
+    head = isa.ask("epoll_create1", 0) + isa.copy(last, isa.result) + isa.load(counter, depth)
+    return program(head + body + isa.count_down(counter, body) + isa.ask("exit", 0), arch=arch)
 
 
-def _program(code: bytes) -> bytes:
-    # System V ABI, chapters 4 and 5: ET_EXEC for EM_X86_64, one PT_LOAD to be read and run.
+def _headers(machine: int, size: int) -> bytes:
+    # System V ABI, chapter 4 and 5: ET_EXEC, one PT_LOAD that may be read and run.
     ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
     sizes = (0, _HEADER.size, _SEGMENT.size, 1, 0, 0, 0)
-    header = _HEADER.pack(ident, 2, 62, 1, _BASE + _START, _HEADER.size, 0, *sizes)
-    size = _START + len(code)
-    return header + _SEGMENT.pack(1, 5, 0, _BASE, _BASE, size, size, 4096) + code
+    header = _HEADER.pack(ident, 2, machine, 1, BASE + _START, _HEADER.size, 0, *sizes)
+    return header + _SEGMENT.pack(1, 5, 0, BASE, BASE, size, size, PAGE)

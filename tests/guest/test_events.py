@@ -26,7 +26,7 @@ from kprobes.resolve.format import format_text
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
-from tests.build.workload import BASE, syscalls
+from tests.build.programs import BASE, syscalls
 from tests.guest import oracle
 from tests.guest.event_definitions import definitions, event_of, split
 from tests.guest.oracle import Comparison, Tracefs
@@ -39,7 +39,7 @@ _FILES = {
 }
 _GROUP = 32
 _SIZE = 8192
-_OPENAT, _READ, _WRITE, _AT_FDCWD = 257, 0, 1, -100
+_AT_FDCWD = -100
 _POINTERS = (0, 1, BASE + _SIZE - 1, BASE + _SIZE, 0x7FFF_FFFF_EFFF, 1 << 47, 0xDEAD << 48, -4096)
 _WORKLOAD = rb"""#!/bin/sh
 cd /tmp
@@ -68,9 +68,9 @@ def pointers() -> bytes:
         call
         for pointer in _POINTERS
         for call in (
-            (_OPENAT, _AT_FDCWD, pointer, 0, 0),
-            (_WRITE, 1, pointer, 8),
-            (_READ, 0, pointer, 0),
+            ("openat", _AT_FDCWD, pointer, 0, 0),
+            ("write", 1, pointer, 8),
+            ("read", 0, pointer, 0),
         )
     ]
     return syscalls(calls, size=_SIZE, tail=b"tail")

@@ -38,7 +38,7 @@ from kprobes.model.definition import (
 from kprobes.session import Session, Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
-from tests.build.workload import BASE, syscalls
+from tests.build.programs import BASE, Call, syscalls
 from tests.guest import oracle
 from tests.guest.oracle import RESCHED, Comparison, Fields, Hit, Native, Tracefs
 from tests.guest.oracle_definitions import all_lines, definitions
@@ -61,7 +61,7 @@ cat /$name $long $long$long $long$long$long 2>/dev/null
 wait
 """
 _SIZE = 8192
-_OPENAT, _READ, _WRITE, _AT_FDCWD = 257, 0, 1, -100
+_AT_FDCWD = -100
 _END = BASE + _SIZE
 _POINTERS = (
     *(0, 1, 0x10000, BASE, _END - 4, _END - 1, _END, 0x7FFF_FFFF_E000, 0x7FFF_FFFF_EFFF),
@@ -81,8 +81,8 @@ def pointers() -> bytes:
     return syscalls(calls * 2, size=_SIZE, tail=b"tail")
 
 
-def _calls(pointer: int) -> list[tuple[int, ...]]:
-    return [(_OPENAT, _AT_FDCWD, pointer, 0, 0), (_WRITE, 1, pointer, 8), (_READ, 0, pointer, 0)]
+def _calls(pointer: int) -> list[Call]:
+    return [("openat", _AT_FDCWD, pointer, 0, 0), ("write", 1, pointer, 8), ("read", 0, pointer, 0)]
 
 
 @dataclass(frozen=True, kw_only=True)

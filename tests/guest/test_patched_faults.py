@@ -16,9 +16,9 @@ from kprobes.model.plan import Strategy
 from kprobes.session import Session, Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
+from tests.build.programs import program
 from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
-from tests.build.workload import program
 from tests.guest.conftest import SUITES
 from tests.guest.oracle import TRACING
 

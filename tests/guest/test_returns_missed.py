@@ -24,7 +24,8 @@ from tests.guest.oracle import Tracefs
 pytestmark = pytest.mark.guest
 
 _TASKS = 64
-_SYSCALL, _NUMBER = "__x64_sys_sched_get_priority_min", 147
+_CALL = "sched_get_priority_min"
+_SYSCALL = f"__x64_sys_{_CALL}"
 """A system call that nobody else in the guest makes."""
 _LOOPS, _TIMES, _MANY = 4, 100_000, 500_000
 _ASLEEP = {
@@ -47,7 +48,7 @@ _FORKS = "for n in $(seq 50); do (true); true | cat | cat; done"
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
-    files = {"/loop": counting_loop(_NUMBER, _TIMES), "/many": counting_loop(_NUMBER, _MANY)}
+    files = {"/loop": counting_loop(_CALL, _TIMES), "/many": counting_loop(_CALL, _MANY)}
     options = MachineOptions(files=files)
     with kprobes.boot(options, size=ArenaSize(ring=32 * MIB)) as booted:
         booted.run("chmod 755 /loop /many; echo 0 > /sys/kernel/tracing/tracing_on")
