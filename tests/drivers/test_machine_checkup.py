@@ -31,6 +31,15 @@ def test_a_machine_without_qemu_is_told_what_to_install() -> None:
     assert "apt-get install qemu-system-x86" in found.advice
 
 
+def test_the_other_architectures_qemu_is_needed_for_its_guests_only(tmp_path: Path) -> None:
+    absent = findings()["QEMU arm64"]
+    program(tmp_path / "qemu-system-aarch64", "echo QEMU emulator version 9.9.9")
+
+    assert absent.verdict is Verdict.NOTE
+    assert "to boot arm64 guests: apt-get install qemu-system-arm" in absent.advice
+    assert findings()["QEMU arm64"].verdict is Verdict.OK
+
+
 def test_qemu_is_asked_for_its_version(tmp_path: Path) -> None:
     program(tmp_path / "qemu-system-x86_64", "echo QEMU emulator version 9.9.9 '(Debian)'")
 

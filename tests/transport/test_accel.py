@@ -6,8 +6,9 @@ import pytest
 from kprobes.errors import UnreachableError, UsageError
 from kprobes.transport import accel
 from kprobes.transport.accel import Accel
+from kprobes.transport.boards import BOARDS
 
-choose = partial(accel.choose, native="x86_64", machine="x86_64")
+choose = partial(accel.choose, native="x86_64", machine="x86_64", signs=())
 
 
 @pytest.fixture
@@ -54,6 +55,10 @@ def test_kvm_runs_guests_of_this_machines_own_kind_only(device: Path, tmp_path: 
         foreign("kvm", signs=(tmp_path,))
 
 
-def test_every_machine_with_kvm_has_signs_of_it(device: Path) -> None:
-    assert accel.choose("auto", "x86_64", machine="x86_64", device=device / "absent") is Accel.TCG
-    assert accel.choose("auto", "riscv64", machine="riscv64", device=device) is Accel.TCG
+@pytest.mark.parametrize("arch", BOARDS)
+def test_every_board_says_how_to_know_its_kvm(arch: str, tmp_path: Path) -> None:
+    board = BOARDS[arch]
+    absent = tmp_path / "absent"
+
+    assert board.kvm
+    assert accel.choose("auto", board.native, signs=board.kvm, device=absent) is Accel.TCG

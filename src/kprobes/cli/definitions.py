@@ -52,7 +52,7 @@ def read_definitions(words: Sequence[str], *, arch: str | None = None) -> str:
 
 def _registers(arch: str | None) -> tuple[str, ...]:
     from kprobes.arch.registry import ARCHES
-    from kprobes.transport.qemu_command import BOARDS
+    from kprobes.transport.boards import BOARDS
 
     if arch is not None:
         return ARCHES[BOARDS[arch].native].registers

@@ -53,6 +53,15 @@ def memory_mib(text: str) -> int:
     return int(text) if text.isdigit() else size(text) // _MIB
 
 
+def arch(text: str) -> str:
+    """Return the name of an architecture whose guests we can boot."""
+    from kprobes.transport.boards import BOARDS
+
+    if text not in BOARDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(BOARDS)}")
+    return text
+
+
 def count(text: str) -> int:
     """Return a whole number from 1 on."""
     if not (text.isascii() and text.isdigit()) or int(text) == 0:
@@ -123,8 +132,9 @@ def add_boot(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the guest that is booted")
     group.add_argument(
         "--arch",
-        choices=("amd64", "arm64"),
-        help="of the guest, in Debian's words (default: amd64)",
+        type=arch,
+        metavar="NAME",
+        help="of the guest, in Debian's words: amd64 (the default), arm64",
     )
     group.add_argument("--kernel", type=Path, metavar="PATH", help="boot this kernel image")
     group.add_argument(

@@ -120,6 +120,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.cli.definitions import read_definitions
     from kprobes.cli.output import check_writable
     from kprobes.cli.script import read_script
+    from kprobes.transport.boards import DEFAULT_ARCH
 
     if not args.definitions and args.python is None:
         raise UsageError("nothing to trace: give a definition, or --python FILE")
@@ -129,7 +130,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     if args.clock is not None and not is_host(args):
         raise UsageError("--clock is for this machine's own kernel: --target host")
     groups = grouped(args.definitions, args.filters)
-    arch = "amd64" if args.target is None and args.arch is None else args.arch
+    arch = DEFAULT_ARCH if args.target is None and args.arch is None else args.arch
     texts = [(read_definitions(words, arch=arch), filter_text) for words, filter_text in groups]
     if args.output is not None:
         check_writable(args.output)

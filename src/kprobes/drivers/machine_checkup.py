@@ -11,12 +11,11 @@ from kprobes.drivers.finding import Finding, Verdict
 from kprobes.drivers.journal import directory
 from kprobes.errors import KprobesError
 from kprobes.transport.accel import Accel, choose
+from kprobes.transport.boards import BOARDS, DEFAULT_ARCH, Board
 from kprobes.transport.image_cache import images
 from kprobes.transport.packages import is_static
-from kprobes.transport.qemu_command import BOARDS
 from kprobes.units import MIB
 
-_ARCH = "amd64"
 _SHARED_MEMORY = Path("/dev/shm")
 _GUEST_SIZE = 512 * MIB
 _APT = ("apt-get", "apt-cache", "dpkg-deb")
@@ -27,7 +26,8 @@ _CODE_IS_LOCKED = (8, 1)
 
 def check_machine() -> Iterator[Finding]:
     """Look at everything in turn."""
-    yield _qemu()
+    for arch, board in BOARDS.items():
+        yield _qemu(arch, board)
     yield _accelerator()
     yield _packages()
     yield _kernel()
@@ -38,33 +38,42 @@ def check_machine() -> Iterator[Finding]:
     yield _compiler()
 
 
-def _qemu() -> Finding:
-    board = BOARDS[_ARCH]
+def _qemu(arch: str, board: Board) -> Finding:
+    is_default = arch == DEFAULT_ARCH
+    subject = "QEMU" if is_default else f"QEMU {arch}"
     path = shutil.which(board.program)
     if path is None:
+        absent = f"no {board.program}"
         advice = f"apt-get install {board.package} (not needed to attach to guests)"
-        return _missing("QEMU", f"no {board.program}", advice)
+        if is_default:
+            return _missing(subject, absent, advice)
+        return _note(subject, absent, f"to boot {arch} guests: {advice}")
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return _missing("QEMU", f"{path} does not run: {error}", f"reinstall {board.package}")
-    version = re.search(r"version ((\d+)\.(\d+)\S*)", done.stdout)
+        return _missing(subject, f"{path} does not run: {error}", f"reinstall {board.package}")
+    return _version(subject, path, done.stdout)
+
+
+def _version(subject: str, path: str, said: str) -> Finding:
+    version = re.search(r"version ((\d+)\.(\d+)\S*)", said)
     if version is None:
-        return _ok("QEMU", f"of an unknown version, {path}")
+        return _ok(subject, f"of an unknown version, {path}")
     if (int(version[2]), int(version[3])) < _CODE_IS_LOCKED:
         advice = (
             "emulated guests that patch their own text (their own ftrace or kprobes) may crash by "
             "this QEMU's fault: 8.1 and later are right (Debian 12 has one in its backports)"
         )
-        return _note("QEMU", f"{version[1]}, {path}", advice)
-    return _ok("QEMU", f"{version[1]}, {path}")
+        return _note(subject, f"{version[1]}, {path}", advice)
+    return _ok(subject, f"{version[1]}, {path}")
 
 
 def _accelerator() -> Finding:
-    if choose("auto", BOARDS[_ARCH].native) is Accel.KVM:
-        return _ok("KVM", "usable: guests run at full speed")
+    of_this_kind = [board for board in BOARDS.values() if board.native == os.uname().machine]
+    if any(choose("auto", each.native, signs=each.kvm) is Accel.KVM for each in of_this_kind):
+        return _ok("KVM", "usable: guests of this machine's kind run at full speed")
     reason = (
         "/dev/kvm opens, but is not Intel's or AMD's (kvm_intel, kvm_amd)"
         if os.access("/dev/kvm", os.R_OK | os.W_OK)
@@ -92,7 +101,7 @@ def _kernel() -> Finding:
 
 def _busybox() -> Finding:
     path = shutil.which("busybox")
-    if path is not None and is_static(Path(path), arch=_ARCH):
+    if path is not None and is_static(Path(path), arch=DEFAULT_ARCH):
         return _ok("busybox", f"{path}, static")
     found = "none installed" if path is None else f"{path} is not static"
     return _note("busybox", found, "Debian's is downloaded; or apt-get install busybox-static")

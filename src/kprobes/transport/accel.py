@@ -6,13 +6,8 @@ from pathlib import Path
 
 from kprobes.errors import UnreachableError, UsageError
 
-_DEVICE = Path("/dev/kvm")
-# On x86-64 /dev/kvm alone proves nothing: on our build machines it opens, but is of a paravirtual
-# kind that does not run stock kernels. On arm64 KVM is no module.
-_SIGNS = {
-    "x86_64": tuple(Path("/sys/module", name) for name in ("kvm_intel", "kvm_amd")),
-    "aarch64": (_DEVICE,),
-}
+KVM = Path("/dev/kvm")
+"""KVM's device."""
 
 
 class Accel(StrEnum):
@@ -26,9 +21,9 @@ def choose(
     wanted: str,
     native: str,
     *,
+    signs: tuple[Path, ...],
     machine: str | None = None,
-    device: Path = _DEVICE,
-    signs: tuple[Path, ...] | None = None,
+    device: Path = KVM,
 ) -> Accel:
     """Return the accelerator for ``auto``, ``kvm`` or ``tcg``.
 
@@ -37,9 +32,9 @@ def choose(
     Args:
         wanted: by the user.
         native: what a machine calls itself whose KVM runs such guests.
+        signs: files, of which one is there where KVM is what it should be.
         machine: what this one calls itself.
         device: KVM's.
-        signs: files, of which one is there where KVM is what it should be.
 
     Raises:
         UsageError: no such accelerator.
@@ -47,7 +42,6 @@ def choose(
     """
     is_native = (machine or os.uname().machine) == native
     opens = is_native and os.access(device, os.R_OK | os.W_OK)
-    signs = _SIGNS.get(native, ()) if signs is None else signs
     match wanted:
         case "auto":
             return Accel.KVM if opens and any(path.exists() for path in signs) else Accel.TCG

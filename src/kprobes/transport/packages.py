@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kprobes.errors import UnreachableError
 from kprobes.transport.apt import Package, open_apt, unpack
+from kprobes.transport.boards import BOARDS, DEFAULT_ARCH
 from kprobes.transport.image_cache import Progress, filled
 from kprobes.units import MIB
 
@@ -20,7 +21,6 @@ _KERNEL_PARTS = re.compile(r"linux-(image|binary|modules)-.*")
 # A meta package leads to an image, which leads to a binary; more is a loop.
 _MAX_PACKAGES = 8
 _BUSYBOX_SUITE = "bookworm"
-_ELF_MACHINES = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64"}
 
 
 def _quiet(words: str) -> None:
@@ -28,7 +28,7 @@ def _quiet(words: str) -> None:
 
 
 def kernel_image(
-    *, suite: str = "bookworm", arch: str = "amd64", progress: Progress = _quiet
+    *, suite: str = "bookworm", arch: str = DEFAULT_ARCH, progress: Progress = _quiet
 ) -> Path:
     """Return the boot image of a Debian suite's cloud kernel, downloaded the first time.
 
@@ -55,7 +55,7 @@ def modules_of(kernel: Path) -> Path | None:
     return None
 
 
-def busybox(*, arch: str = "amd64", progress: Progress = _quiet) -> Path:
+def busybox(*, arch: str = DEFAULT_ARCH, progress: Progress = _quiet) -> Path:
     """Return a static busybox: the installed one, else Debian's package from the cache.
 
     Raises:
@@ -76,12 +76,16 @@ def is_static(path: Path, *, arch: str) -> bool:
     """Return whether a file is an ELF program of this machine that needs no loader."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
+    from elftools.elf.enums import ENUM_E_MACHINE
 
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
             kinds = {segment.header.p_type for segment in elf.iter_segments()}
-            return elf.header.e_machine == _ELF_MACHINES[arch] and "PT_INTERP" not in kinds
+            return (
+                ENUM_E_MACHINE[elf.header.e_machine] == BOARDS[arch].elf
+                and "PT_INTERP" not in kinds
+            )
     except ELFError:
         return False
 

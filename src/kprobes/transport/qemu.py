@@ -11,11 +11,12 @@ from kprobes.errors import GuestGoneError, UnreachableError
 from kprobes.transport import console, initramfs
 from kprobes.transport.accel import Accel, choose
 from kprobes.transport.agent import Agent, Command, Finished, Running
+from kprobes.transport.boards import RamRun
 from kprobes.transport.fifo import FifoPair
 from kprobes.transport.image_cache import Progress
 from kprobes.transport.keeper import Keeper, make_places, remove
 from kprobes.transport.packages import busybox, kernel_image
-from kprobes.transport.qemu_command import MachineOptions, Places, RamRun, command_line
+from kprobes.transport.qemu_command import MachineOptions, Places, command_line
 from kprobes.units import MIB
 
 _STDIN, _STDOUT = 0, 1
@@ -189,13 +190,14 @@ class _Recipe:
 
 
 def _recipe(options: MachineOptions, progress: Progress) -> _Recipe:
+    board = options.board
     return _Recipe(
         options=options,
         program=_program(options),
-        accel=choose(options.accel, options.board.native),
+        accel=choose(options.accel, board.native, signs=board.kvm),
         kernel=_kernel(options, progress),
         archive=initramfs.build(
-            busybox(arch=options.arch, progress=progress), options.files, agent=options.board.agent
+            busybox(arch=options.arch, progress=progress), options.files, agent=board.agent
         ),
     )
 

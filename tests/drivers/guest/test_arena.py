@@ -13,7 +13,7 @@ from kprobes.drivers.guest.arena import (
 )
 from kprobes.errors import TargetError
 from kprobes.model.abi import MAX_STRING, SLACK, TEXT_SLOTS
-from kprobes.transport.qemu_command import BOARDS
+from kprobes.transport.boards import BOARDS
 from kprobes.units import GIB, MIB
 from tests.build.guest import CPUS, DATA, PERCPU, RING, make_arena, make_memory
 from tests.build.kernel import make_kernel, symbol
