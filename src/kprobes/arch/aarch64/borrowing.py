@@ -23,6 +23,7 @@ from collections.abc import Mapping
 
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.registers import ARGUMENTS, NAMES, STUB_NAMES
+from kprobes.arch.aarch64.words import first_register, fits
 from kprobes.arch.borrowing import (
     BorrowFacts,
     Called,
@@ -50,8 +51,10 @@ _UNCALLED = (
 )
 """Who comes to a landing and is not ours is sent on."""
 _CALLEE_SAVED = range(19, 29)
-_BLR = 0b1101011_0_0_01_11111_0000_0_0_00000_00000
-_BLR_MASK = 0b1111111_1_1_11_11111_1111_1_1_00000_11111
+_BLR = (
+    0b1111111_1_1_11_11111_1111_1_1_00000_11111,
+    0b1101011_0_0_01_11111_0000_0_0_00000_00000,
+)
 _ERET = 0b1101011_0_100_11111_0000_0_0_11111_00000
 _LDP_PC_PSTATE = 0b10_101_0_010_1_0100000_10110_11111_10101
 """``ldp x21, x22, [sp, #256]``."""
@@ -96,17 +99,13 @@ def _landing(memory: Looked, kernel: Kernel) -> tuple[Addr, int]:
             continue
         words = _words(memory.read(symbol.addr, min(symbol.size, _PAGE)))
         for number, word in enumerate(words):
-            if word & _BLR_MASK == _BLR and _register(word) in _CALLEE_SAVED:
-                return Addr(symbol.addr + 4 * number), _register(word)
+            if fits(word, _BLR) and first_register(word) in _CALLEE_SAVED:
+                return Addr(symbol.addr + 4 * number), first_register(word)
     raise TargetError("no place to return to was found in this kernel's text")
 
 
 def _words(code: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(code) // 4}I", code[: len(code) & ~3])
-
-
-def _register(word: int) -> int:
-    return word >> 5 & 0x1F
 
 
 def _known(memory: Looked) -> PageTables:
@@ -144,7 +143,7 @@ def _entered(frame: int, called: Called, links: Mapping[str, int]) -> Entered:
 
 def _send_on(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
     (word,) = _words(read(registers["pc"], 4))
-    return {"pc": registers[f"x{_register(word)}"], "x30": registers["pc"] + 4}
+    return {"pc": registers[f"x{first_register(word)}"], "x30": registers["pc"] + 4}
 
 
 def _kick(memory: Looked, kernel: Kernel) -> Called | None:

@@ -4,11 +4,10 @@ Arm ARM (DDI 0487), C6.2, by each one's name there. Register 31 is the zero regi
 pointer, as the instruction has it.
 """
 
+from kprobes.arch.aarch64.words import LINK, SIZE, SP_OR_ZR, code_of
 from kprobes.units import Addr
 
-SIZE = 4
-LINK = 30
-SP = ZR = 31
+SP = ZR = SP_OR_ZR
 
 NOP = bytes.fromhex("1f2003d5")
 BTI_C = bytes.fromhex("5f2403d5")
@@ -38,12 +37,12 @@ def b(place: Addr, target: Addr) -> bytes:
     Raises:
         ValueError: the target is further than 128 MB away.
     """
-    return _word(_B | _distance(place, target))
+    return code_of(_B | _distance(place, target))
 
 
 def bl(place: Addr, target: Addr) -> bytes:
     """Branch with link; raises as ``b``."""
-    return _word(_BL | _distance(place, target))
+    return code_of(_BL | _distance(place, target))
 
 
 def bl_target(place: Addr, code: bytes) -> Addr | None:
@@ -58,47 +57,47 @@ def b_target(place: Addr, code: bytes) -> Addr | None:
 
 def cbz(register: int, over: int) -> bytes:
     """Branch if zero, over so many bytes behind it."""
-    return _word(_CBZ | (over // SIZE + 1) << 5 | register)
+    return code_of(_CBZ | (over // SIZE + 1) << 5 | register)
 
 
 def ret(register: int = LINK) -> bytes:
     """Return to where a register says: it needs no landing pad there."""
-    return _word(_RET | register << 5)
+    return code_of(_RET | register << 5)
 
 
 def stp(first: int, second: int, offset: int) -> bytes:
     """Store a pair at an offset from the stack pointer."""
-    return _word(_STP | _scaled(offset) << 15 | second << 10 | SP << 5 | first)
+    return code_of(_STP | _scaled(offset) << 15 | second << 10 | SP << 5 | first)
 
 
 def stp_down(first: int, second: int, size: int) -> bytes:
     """Lower the stack pointer by a size, and store a pair there."""
-    return _word(_STP_DOWN | _scaled(-size) << 15 | second << 10 | SP << 5 | first)
+    return code_of(_STP_DOWN | _scaled(-size) << 15 | second << 10 | SP << 5 | first)
 
 
 def ldp(first: int, second: int, offset: int) -> bytes:
     """Load a pair from an offset from the stack pointer."""
-    return _word(_LDP | _scaled(offset) << 15 | second << 10 | SP << 5 | first)
+    return code_of(_LDP | _scaled(offset) << 15 | second << 10 | SP << 5 | first)
 
 
 def store(register: int, offset: int) -> bytes:
     """STR (immediate, unsigned offset) at an offset from the stack pointer."""
-    return _word(_STR | offset // 8 << 10 | SP << 5 | register)
+    return code_of(_STR | offset // 8 << 10 | SP << 5 | register)
 
 
 def load(register: int, offset: int) -> bytes:
     """LDR (immediate, unsigned offset) from an offset from the stack pointer."""
-    return _word(_LDR | offset // 8 << 10 | SP << 5 | register)
+    return code_of(_LDR | offset // 8 << 10 | SP << 5 | register)
 
 
 def add(register: int, source: int, number: int) -> bytes:
     """ADD (immediate): 31 is the stack pointer."""
-    return _word(_ADD | number << 10 | source << 5 | register)
+    return code_of(_ADD | number << 10 | source << 5 | register)
 
 
 def mov(register: int, source: int) -> bytes:
     """MOV (register): 31 is the zero register."""
-    return _word(_ORR | source << 16 | ZR << 5 | register)
+    return code_of(_ORR | source << 16 | ZR << 5 | register)
 
 
 def move_number(register: int, number: int) -> bytes:
@@ -107,22 +106,22 @@ def move_number(register: int, number: int) -> bytes:
         (_MOVK if half else _MOVZ) | half << 21 | (number >> 16 * half & 0xFFFF) << 5 | register
         for half in _HALVES
     )
-    return b"".join(map(_word, words))
+    return b"".join(map(code_of, words))
 
 
 def movz(register: int, number: int) -> bytes:
     """Move 16 bits, the others zero."""
-    return _word(_MOVZ | number << 5 | register)
+    return code_of(_MOVZ | number << 5 | register)
 
 
 def read_nzcv(register: int) -> bytes:
     """MRS of the condition flags."""
-    return _word(_MRS | _NZCV << 5 | register)
+    return code_of(_MRS | _NZCV << 5 | register)
 
 
 def write_nzcv(register: int) -> bytes:
     """MSR of the condition flags."""
-    return _word(_MSR | _NZCV << 5 | register)
+    return code_of(_MSR | _NZCV << 5 | register)
 
 
 def _scaled(offset: int) -> int:
@@ -143,7 +142,3 @@ def _target(opcode: int, place: Addr, code: bytes) -> Addr | None:
     distance = word & 0x3FFFFFF
     distance -= distance >> 25 << 26
     return Addr(place + SIZE * distance & (1 << 64) - 1)
-
-
-def _word(word: int) -> bytes:
-    return word.to_bytes(SIZE, "little")

@@ -15,6 +15,7 @@ from kprobes.arch.aarch64.words import (
     SP_OR_ZR,
     Kind,
     first_register,
+    fits,
     is_wide_move,
     sign_extended,
     target_register,
@@ -158,12 +159,12 @@ def _made(i: Instruction, state: _State) -> _Held | None:
         return _Held(i.mention, i.addr)
     if is_wide_move(word):
         return _wide(i, state)
-    if _is(word, _ADD_IMMEDIATE) and first is not None:
+    if fits(word, _ADD_IMMEDIATE) and first is not None:
         by = (word >> 10 & 0xFFF) << (12 if word & 1 << 22 else 0)
         return _Held(first.value + (-by if word & 1 << 30 else by) & U64, first.origin)
-    if _is(word, _MOVE):
+    if fits(word, _MOVE):
         return state.get(word >> 16 & 31)
-    if _is(word, _ADD_REGISTER) or _is(word, _ADD_EXTENDED):
+    if fits(word, _ADD_REGISTER) or fits(word, _ADD_EXTENDED):
         held = first or state.get(word >> 16 & 31)
         return None if held is None else _Held(held.value, i.addr)
     return None
@@ -176,8 +177,8 @@ def _wide(i: Instruction, state: _State) -> _Held | None:
 
 
 def _base_change(word: int) -> bool:
-    is_pair = _is(word, _PAIR) and bool(word & 1 << 23)
-    return is_pair or (_is(word, _UNSCALED) and bool(word & 1 << 10))
+    is_pair = fits(word, _PAIR) and bool(word & 1 << 23)
+    return is_pair or (fits(word, _UNSCALED) and bool(word & 1 << 10))
 
 
 def _moved_base(i: Instruction, state: _State) -> dict[int, _Held]:
@@ -185,7 +186,7 @@ def _moved_base(i: Instruction, state: _State) -> dict[int, _Held]:
     base = first_register(i.word)
     if not _base_change(i.word) or base not in state:
         return {}
-    offset = _pair_offset(i.word) if _is(i.word, _PAIR) else sign_extended(i.word >> 12, 9)
+    offset = _pair_offset(i.word) if fits(i.word, _PAIR) else sign_extended(i.word >> 12, 9)
     return {base: _Held(state[base].value + offset & U64, state[base].origin)}
 
 
@@ -193,12 +194,12 @@ def _reach(i: Instruction, state: _State, window: range) -> Reach | None:
     accessed = _access(i.word)
     held = state.get(first_register(i.word))
     if accessed is not None:
-        if held is None and _is(i.word, _INDEXED):
+        if held is None and fits(i.word, _INDEXED):
             held = state.get(i.word >> 16 & 31)
         offset, size, is_write = accessed
         return _in_window(held, offset, window, size=size, is_write=is_write)
     made = _made(i, state)
-    is_sum = _is(i.word, _ADD_IMMEDIATE) or _is(i.word, _ADD_REGISTER)
+    is_sum = fits(i.word, _ADD_IMMEDIATE) or fits(i.word, _ADD_REGISTER)
     return _in_window(made, 0, window, size=0, is_write=False) if is_sum else None
 
 
@@ -214,20 +215,20 @@ def _in_window(
 def _access(word: int) -> tuple[int, int, bool] | None:
     # (constant offset, bytes, whether memory is written), or None when it accesses none.
     size, is_store = access_scale(word), not word >> 22 & 3
-    if _is(word, _SCALED):
+    if fits(word, _SCALED):
         return (word >> 10 & 0xFFF) * size, size, is_store
-    if _is(word, _INDEXED):
+    if fits(word, _INDEXED):
         return 0, size, is_store
-    if _is(word, _ATOMIC):
+    if fits(word, _ATOMIC):
         return 0, size, True
-    if _is(word, _UNSCALED):
+    if fits(word, _UNSCALED):
         is_post = word >> 10 & 3 == 1
         return 0 if is_post else sign_extended(word >> 12, 9), size, is_store
-    if _is(word, _PAIR):
+    if fits(word, _PAIR):
         scale = _pair_scale(word)
         is_post = word >> 23 & 3 == 1
         return 0 if is_post else _pair_offset(word), 2 * scale, not word & 1 << 22
-    if _is(word, _EXCLUSIVE):
+    if fits(word, _EXCLUSIVE):
         is_compare = word & 0xA00000 == 0xA00000
         return 0, size, is_compare or not word & 1 << 22
     return None
@@ -239,7 +240,3 @@ def _pair_scale(word: int) -> int:
 
 def _pair_offset(word: int) -> int:
     return sign_extended(word >> 15, 7) * _pair_scale(word)
-
-
-def _is(word: int, row: tuple[int, int]) -> bool:
-    return word & row[0] == row[1]

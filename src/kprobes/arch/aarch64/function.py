@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kprobes.arch.aarch64.words import SIZE, Addrs, Kind, Kinds, Words
+from kprobes.arch.aarch64.words import SIZE, Addrs, Kind, Kinds, Words, code_of
 from kprobes.model.text import TextPart
 from kprobes.units import Addr
 
@@ -74,7 +74,7 @@ class Instruction:
     @property
     def code(self) -> bytes:
         """Its bytes."""
-        return self.word.to_bytes(SIZE, "little")
+        return code_of(self.word)
 
     @property
     def next(self) -> Addr:

@@ -9,7 +9,7 @@ which ``adr`` gives, and a distance from a table, in words:
 from enum import Enum
 
 from kprobes.arch.aarch64.function import Function
-from kprobes.arch.aarch64.words import Kind, first_register, target_register
+from kprobes.arch.aarch64.words import Kind, first_register, fits, target_register
 
 _FAR_BACK = 16
 """Words that are looked at before the branch, and again before the addition."""
@@ -37,10 +37,10 @@ def way_of(function: Function, row: int) -> Way:
     if made is None:
         return Way.OUT
     word = int(function.words[made])
-    if _is(word, _ADD_EXTENDED) or _is(word, _ADD_SHIFTED):
+    if fits(word, _ADD_EXTENDED) or fits(word, _ADD_SHIFTED):
         bases = (first_register(word), word >> 16 & 31)
         return Way.TABLE if any(_is_own(function, made, each) for each in bases) else Way.UNKNOWN
-    if _is(word, _ADD_IMMEDIATE) or _is(word, _LDR_INDEXED):
+    if fits(word, _ADD_IMMEDIATE) or fits(word, _LDR_INDEXED):
         return Way.UNKNOWN
     named = int(function.named[made])
     return Way.UNKNOWN if named and function.part_of(named) else Way.OUT
@@ -50,7 +50,7 @@ def _made(function: Function, row: int, register: int) -> int | None:
     # The row of the last word before that sets a register, as far as one may look.
     for at in range(row - 1, max(row - _FAR_BACK, 0) - 1, -1):
         word = int(function.words[at])
-        if target_register(word) == register and not _is(word, _STORE):
+        if target_register(word) == register and not fits(word, _STORE):
             return at
     return None
 
@@ -60,7 +60,3 @@ def _is_own(function: Function, row: int, register: int) -> bool:
     if made is None or function.kinds[made] != Kind.ADR:
         return False
     return function.part_of(int(function.named[made])) is not None
-
-
-def _is(word: int, row: tuple[int, int]) -> bool:
-    return word & row[0] == row[1]

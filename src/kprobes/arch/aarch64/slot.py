@@ -26,6 +26,7 @@ from kprobes.arch.aarch64.words import (
     SIZE,
     SP_OR_ZR,
     Kind,
+    code_of,
     target_register,
 )
 from kprobes.errors import RefusedError
@@ -88,7 +89,7 @@ def branch(at: Addr, target: Addr) -> bytes:
     distance = _signed(target - at)
     if distance not in _REACH:
         raise RefusedError(f"a slot at {at:#x} is too far from {target:#x}")
-    return _bytes(_B | distance // SIZE & 0x3FFFFFF)
+    return code_of(_B | distance // SIZE & 0x3FFFFFF)
 
 
 def branch_over(instruction: Instruction, over: int) -> bytes:
@@ -100,7 +101,7 @@ def branch_over(instruction: Instruction, over: int) -> bytes:
     """
     bits = 14 if instruction.kind is Kind.TBZ else 19
     field = ((1 << bits) - 1) << 5
-    return _bytes(instruction.word & ~field | (over + SIZE) // SIZE << 5 & field)
+    return code_of(instruction.word & ~field | (over + SIZE) // SIZE << 5 & field)
 
 
 def set_register(register: int, value: int, at: Addr) -> bytes:
@@ -113,8 +114,8 @@ def set_register(register: int, value: int, at: Addr) -> bytes:
         return _moves(register, value)
     adrp = _ADRP | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5 | register
     low = value % _PAGE
-    add = _bytes(_ADD | low << 10 | register << 5 | register)
-    return _bytes(adrp) + (add if low else b"")
+    add = code_of(_ADD | low << 10 | register << 5 | register)
+    return code_of(adrp) + (add if low else b"")
 
 
 def _moves(register: int, value: int) -> bytes:
@@ -127,7 +128,7 @@ def _moves(register: int, value: int) -> bytes:
         opcode = _MOVK if words else first
         field = ~half & 0xFFFF if opcode == _MOVN else half
         words.append(opcode | i << 21 | field << 5 | register)
-    return b"".join(_bytes(word) for word in words)
+    return b"".join(code_of(word) for word in words)
 
 
 def _jump(instruction: Instruction, at: Addr) -> bytes:
@@ -154,7 +155,7 @@ def _indirect_call(instruction: Instruction, at: Addr) -> bytes:
 
 def indirect_jump(instruction: Instruction) -> bytes:
     """Return the word that jumps where an indirect call would go."""
-    return _bytes(instruction.word & ~_CALLS_TO_JUMPS)
+    return code_of(instruction.word & ~_CALLS_TO_JUMPS)
 
 
 def _address(instruction: Instruction, at: Addr) -> bytes:
@@ -169,7 +170,7 @@ def _literal(instruction: Instruction, at: Addr) -> bytes:
     is_long = instruction.word >> 30 == 1
     load = _LDRSW if instruction.kind is Kind.LDRSW_LITERAL else _LDR_X if is_long else _LDR
     code = set_register(register, instruction.mention, at)
-    return code + _bytes(load | register << 5 | register)
+    return code + code_of(load | register << 5 | register)
 
 
 def _nothing(instruction: Instruction, at: Addr) -> bytes:
@@ -180,10 +181,6 @@ def _nothing(instruction: Instruction, at: Addr) -> bytes:
 def _signed(distance: int) -> int:
     distance &= U64
     return distance - (distance >> 63 << 64)
-
-
-def _bytes(word: int) -> bytes:
-    return word.to_bytes(SIZE, "little")
 
 
 _BODIES: Mapping[Kind, Callable[[Instruction, Addr], bytes]] = {

@@ -17,6 +17,7 @@ from kprobes.arch.aarch64.words import (
     Kind,
     Words,
     first_register,
+    fits,
     sign_extended,
     target_register,
 )
@@ -113,9 +114,9 @@ def after(word: int, kind: Kind, before: Stack) -> Stack:
             return before._replace(link=before.link if before.link is Link.RETURN else None)
         case _ if word == _SHADOW_POP:
             return before._replace(link=Link.RETURN)
-        case _ if _is(word, _LOADS_STORES):
+        case _ if fits(word, _LOADS_STORES):
             return _accessed(word, before)
-        case _ if _is(word, _ADD_SUB) and not word & 1 << 29:
+        case _ if fits(word, _ADD_SUB) and not word & 1 << 29:
             return _added(word, before)
         case _:
             return _lost(word, before)
@@ -154,7 +155,7 @@ def _accessed(word: int, before: Stack) -> Stack:
     # A pair, or one register with an immediate: where, and whether the base changes before or
     # behind the access.
     base = first_register(word)
-    if _is(word, _PAIR):
+    if fits(word, _PAIR):
         scale = 4 << (word >> 30) if word & 1 << 26 else 4 << (word >> 31)
         offset = sign_extended(word >> 15, 7) * scale
         is_pre, is_post = word >> 23 & 3 == 3, word >> 23 & 3 == 1
@@ -172,16 +173,16 @@ def _accessed(word: int, before: Stack) -> Stack:
 
 
 def _single(word: int) -> tuple[int, bool, bool]:
-    if _is(word, _SCALED_X):
+    if fits(word, _SCALED_X):
         return (word >> 10 & 0xFFF) * 8, False, False
-    if _is(word, _SINGLE_IMM9):
+    if fits(word, _SINGLE_IMM9):
         mode = word >> 10 & 3
         return sign_extended(word >> 12, 9), mode == 3, mode == 1
     return 0, False, False
 
 
 def _moved(word: int, found: dict[int, int], place: int | None, before: Stack) -> Stack:
-    is_known = _is(word, _PAIR) or _is(word, _SCALED_X) or _is(word, _SINGLE_IMM9)
+    is_known = fits(word, _PAIR) or fits(word, _SCALED_X) or fits(word, _SINGLE_IMM9)
     is_long = word >> 30 in (2, 3)
     stack = before
     if _is_load(word):
@@ -213,7 +214,7 @@ def _based(base: int, value: int | None, stack: Stack) -> Stack:
 
 def _lost(word: int, before: Stack) -> Stack:
     match target_register(word):
-        case 31 if any(_is(word, row) for row in _SETS_SP):
+        case 31 if any(fits(word, row) for row in _SETS_SP):
             return before._replace(depth=None)
         case 30:
             return before._replace(link=None)
@@ -227,10 +228,6 @@ def _held(register: int, before: Stack) -> int | None:
     if register == SP_OR_ZR:
         return before.depth
     return before.frame if register == FRAME else None
-
-
-def _is(word: int, row: tuple[int, int]) -> bool:
-    return word & row[0] == row[1]
 
 
 def _all(words: Words, row: tuple[int, int]) -> NDArray[np.bool_]:

@@ -23,6 +23,8 @@ FRAME = 29
 SP_OR_ZR = 31
 NOP = 0xD503201F
 
+Row = tuple[int, int]
+"""Bits of an instruction that are fixed, and what they are."""
 Words = NDArray[np.uint32]
 Addrs = NDArray[np.uint64]
 Kinds = NDArray[np.uint8]
@@ -177,6 +179,17 @@ def named_by(word: int, kind: Kind, addr: int) -> int | None:
         return addr + sign_extended(word >> 5, 14) * SIZE & U64
     near = sign_extended(word >> 5, 19) * 4 + (word >> 29 & 3)
     return (addr + near if kind is Kind.ADR else (addr & ~4095) + near * 4096) & U64
+
+
+def fits(word: int, row: Row) -> bool:
+    """Return whether a word has its fixed bits as a row says."""
+    mask, value = row
+    return word & mask == value
+
+
+def code_of(word: int) -> bytes:
+    """Return a word as it lies in memory."""
+    return word.to_bytes(SIZE, "little")
 
 
 def sign_extended(value: int, bits: int) -> int:
