@@ -1,10 +1,12 @@
 """What page tables of any architecture lead to: entries, and pieces of memory joined to runs."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.errors import MemoryFault
 from kprobes.ports import Ram
 from kprobes.units import Addr, Phys
 
@@ -85,6 +87,36 @@ class Pieces:
             is_writable=bool(rights & WRITABLE),
             is_executable=bool(rights & EXECUTABLE),
         )
+
+
+Entries = Callable[[int], Entry | None]
+"""An address to what maps it, or None."""
+
+
+def physical(entries: Entries, addr: int) -> Phys:
+    """Return where an address lies in guest-physical memory, or raise MemoryFault."""
+    entry = entries(addr)
+    if entry is None:
+        raise MemoryFault(addr, 1)
+    return Phys(entry.phys + (addr & (entry.size - 1)))
+
+
+def pieces(entries: Entries, addr: int, size: int) -> Iterator[tuple[Phys, int]]:
+    """Cut a range into (phys, size) at page borders, in order, or raise MemoryFault."""
+    stop = addr + size
+    while addr < stop:
+        entry = entries(addr)
+        if entry is None:
+            raise MemoryFault(addr, stop - addr)
+        offset = addr & (entry.size - 1)
+        length = min(stop - addr, entry.size - offset)
+        yield Phys(entry.phys + offset), length
+        addr += length
+
+
+def read(ram: Ram, entries: Entries, addr: int, size: int) -> bytes:
+    """Return exactly ``size`` bytes, or raise MemoryFault."""
+    return b"".join(ram.read(phys, length) for phys, length in pieces(entries, addr, size))
 
 
 def table_words(ram: Ram, addr: int, count: int) -> Words:

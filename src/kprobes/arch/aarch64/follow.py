@@ -4,6 +4,7 @@ For code that was made while the kernel ran, which no symbol tells the size of.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from kprobes.arch.aarch64._capstone import written_by
@@ -22,11 +23,10 @@ from kprobes.arch.aarch64.words import (
     wide_move,
 )
 from kprobes.arch.listed import Reach, Read
+from kprobes.arch.reached import Led, Pieces, pieces_from, states_of
 from kprobes.errors import MemoryFault
 from kprobes.units import U64, Addr
 
-_MAX_CODE = 1 << 16
-"""Instructions that are followed: a probe of 128 arguments has some thousands."""
 _ENDS = frozenset({Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN, Flow.LEAVE, Flow.TRAP})
 _CLOBBERED = frozenset({*range(19), 30})
 """By a callee: AAPCS64, 6.1.1."""
@@ -53,44 +53,26 @@ class _Held(NamedTuple):
 _State = Mapping[int, _Held]
 
 
-def follow(read: Read, entry: int, inside: range) -> tuple[tuple[Addr, bytes], ...]:
+def follow(read: Read, entry: int, inside: range) -> Pieces:
     """Return what can be reached from an address by direct branches and calls, as pieces.
 
     Args:
         read: memory.
         entry: of the code.
         inside: which addresses belong to it; what leads elsewhere is not followed.
-
-    Returns:
-        (address, bytes) by address; neighbours are one piece.
     """
-    found = _reached(read, entry, inside)
-    pieces: list[tuple[Addr, bytes]] = []
-    for addr in sorted(found):
-        code = found[addr]
-        if pieces and pieces[-1][0] + len(pieces[-1][1]) == addr:
-            pieces[-1] = pieces[-1][0], pieces[-1][1] + code
-        else:
-            pieces.append((Addr(addr), code))
-    return tuple(pieces)
+    return pieces_from(entry, inside, partial(_led, read))
 
 
-def _reached(read: Read, entry: int, inside: range) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    waiting = [entry]
-    while waiting and len(found) < _MAX_CODE:
-        addr = waiting.pop()
-        if addr in found or addr not in inside or addr % SIZE:
-            continue
-        try:
-            code = read(addr, SIZE)
-        except MemoryFault:
-            continue
-        i = decode_one(code, addr)
-        if i.flow is not Flow.UNKNOWN:
-            found[addr] = code
-            waiting += _successors(i)
-    return found
+def _led(read: Read, addr: int) -> Led | None:
+    if addr % SIZE:
+        return None
+    try:
+        code = read(addr, SIZE)
+    except MemoryFault:
+        return None
+    i = decode_one(code, addr)
+    return None if i.flow is Flow.UNKNOWN else (code, _successors(i))
 
 
 def _successors(i: Instruction) -> Iterator[int]:
@@ -100,7 +82,7 @@ def _successors(i: Instruction) -> Iterator[int]:
         yield i.next
 
 
-def reaches(pieces: tuple[tuple[Addr, bytes], ...], window: range) -> Mapping[Addr, Reach]:
+def reaches(pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
     """Return which instructions access, or compute, an address in some window of memory.
 
     A window's address comes in as a constant, from ``movz`` and ``movk`` or ``adrp`` and ``add``;
@@ -116,31 +98,13 @@ def reaches(pieces: tuple[tuple[Addr, bytes], ...], window: range) -> Mapping[Ad
         for addr, data in pieces
         for at in range(0, len(data), SIZE)
     }
-    states = _states(code, pieces[0][0]) if pieces else {}
+    states = states_of(code, pieces[0][0], _successors, _after) if pieces else {}
     found: dict[Addr, Reach] = {}
     for addr, state in states.items():
         reach = _reach(code[addr], state, window)
         if reach is not None:
             found[Addr(addr)] = reach
     return found
-
-
-def _states(code: Mapping[int, Instruction], entry: int) -> dict[int, _State]:
-    states: dict[int, _State] = {}
-    # A piece that only calls lead to begins knowing nothing, as the first one does.
-    waiting: list[tuple[int, _State]] = [(entry, {})]
-    while waiting:
-        addr, state = waiting.pop()
-        if addr not in code:
-            continue
-        known = states.get(addr)
-        merged = state if known is None else dict(known.items() & state.items())
-        if merged == known:
-            continue
-        states[addr] = merged
-        after = _after(code[addr], merged)
-        waiting += [(successor, after) for successor in _successors(code[addr])]
-    return states
 
 
 def _after(i: Instruction, state: _State) -> dict[int, _Held]:

@@ -4,6 +4,7 @@ For code that was made while the kernel ran, which no symbol tells the size of.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from iced_x86 import (
     Code,
@@ -19,13 +20,12 @@ from iced_x86 import (
 from iced_x86 import Instruction as Decoded
 
 from kprobes.arch.listed import Reach, Read
+from kprobes.arch.reached import Led, Pieces, pieces_from, states_of
 from kprobes.arch.x86_64.decode import decode_one
 from kprobes.arch.x86_64.function import MAX_SIZE
 from kprobes.errors import MemoryFault
 from kprobes.units import U64, Addr
 
-_MAX_CODE = 1 << 16
-"""Instructions that are followed: a probe of 128 arguments has some thousands."""
 _ENDS = frozenset({Mnemonic.RET, Mnemonic.JMP, Mnemonic.INT3, Mnemonic.UD2, Mnemonic.IRETQ})
 _BRANCHES = frozenset({OpKind.NEAR_BRANCH64, OpKind.NEAR_BRANCH32})
 _CLOBBERED = frozenset(
@@ -50,55 +50,35 @@ _State = Mapping[int, tuple[int, Addr]]
 """Register to (bytes behind the window's start, where what is no constant was added)."""
 
 
-def follow(read: Read, entry: int, inside: range) -> tuple[tuple[Addr, bytes], ...]:
+def follow(read: Read, entry: int, inside: range) -> Pieces:
     """Return what can be reached from an address by direct branches and calls, as pieces.
 
     Args:
         read: memory.
         entry: of the code.
         inside: which addresses belong to it; what leads elsewhere is not followed.
-
-    Returns:
-        (address, bytes) by address; neighbours are one piece.
     """
-    found = _reached(read, entry, inside)
-    pieces: list[tuple[Addr, bytes]] = []
-    for addr in sorted(found):
-        code = found[addr]
-        if pieces and pieces[-1][0] + len(pieces[-1][1]) == addr:
-            pieces[-1] = pieces[-1][0], pieces[-1][1] + code
-        else:
-            pieces.append((Addr(addr), code))
-    return tuple(pieces)
+    return pieces_from(entry, inside, partial(_led, read, inside))
 
 
-def _reached(read: Read, entry: int, inside: range) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    waiting = [entry]
-    while waiting and len(found) < _MAX_CODE:
-        addr = waiting.pop()
-        if addr in found or addr not in inside:
-            continue
-        decoded = _decode_at(read, addr, inside)
-        if decoded is None:
-            continue
-        found[addr] = read(addr, decoded.len)
-        if decoded.op0_kind in _BRANCHES:
-            waiting.append(decoded.near_branch_target)
-        if decoded.mnemonic not in _ENDS:
-            waiting.append(decoded.next_ip)
-    return found
-
-
-def _decode_at(read: Read, addr: int, inside: range) -> Decoded | None:
+def _led(read: Read, inside: range, addr: int) -> Led | None:
     try:
         decoded = decode_one(read(addr, min(MAX_SIZE, inside.stop - addr)), addr)
     except MemoryFault:
         return None
-    return None if decoded.is_invalid else decoded
+    if decoded.is_invalid:
+        return None
+    return read(addr, decoded.len), _successors(decoded)
 
 
-def reaches(pieces: tuple[tuple[Addr, bytes], ...], window: range) -> Mapping[Addr, Reach]:
+def _successors(decoded: Decoded) -> Iterator[int]:
+    if decoded.op0_kind in _BRANCHES:
+        yield decoded.near_branch_target
+    if decoded.mnemonic not in _ENDS:
+        yield decoded.next_ip
+
+
+def reaches(pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
     """Return which instructions access, or compute, an address in some window of memory.
 
     A window's address comes in as a 64-bit constant; what is added to it that is no constant
@@ -109,7 +89,8 @@ def reaches(pieces: tuple[tuple[Addr, bytes], ...], window: range) -> Mapping[Ad
         window: addresses, the constant among them.
     """
     code = {i.ip: i for addr, data in pieces for i in Decoder(64, data, ip=addr)}
-    states = _states(code, window, pieces[0][0]) if pieces else {}
+    after = partial(_after, window, InstructionInfoFactory())
+    states = states_of(code, pieces[0][0], _successors, after) if pieces else {}
     found: dict[Addr, Reach] = {}
     for addr, state in states.items():
         reach = _reach(code[addr], state)
@@ -118,34 +99,8 @@ def reaches(pieces: tuple[tuple[Addr, bytes], ...], window: range) -> Mapping[Ad
     return found
 
 
-def _states(code: Mapping[int, Decoded], window: range, entry: int) -> dict[int, _State]:
-    info = InstructionInfoFactory()
-    states: dict[int, _State] = {}
-    # A piece that only calls lead to begins knowing nothing, as the first one does.
-    waiting: list[tuple[int, _State]] = [(entry, {})]
-    while waiting:
-        addr, state = waiting.pop()
-        if addr not in code:
-            continue
-        known = states.get(addr)
-        merged = state if known is None else dict(known.items() & state.items())
-        if merged == known:
-            continue
-        states[addr] = merged
-        after = _after(code[addr], merged, window, info)
-        waiting += [(successor, after) for successor in _successors(code[addr])]
-    return states
-
-
-def _successors(decoded: Decoded) -> Iterator[int]:
-    if decoded.op0_kind in _BRANCHES:
-        yield decoded.near_branch_target
-    if decoded.mnemonic not in _ENDS:
-        yield decoded.next_ip
-
-
 def _after(
-    decoded: Decoded, state: _State, window: range, info: InstructionInfoFactory
+    window: range, info: InstructionInfoFactory, decoded: Decoded, state: _State
 ) -> dict[int, tuple[int, Addr]]:
     gone = {
         RegisterExt.full_register(used.register)

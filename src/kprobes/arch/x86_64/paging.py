@@ -18,6 +18,9 @@ from kprobes.arch.paging import (
     Pieces,
     Run,
     Words,
+    physical,
+    pieces,
+    read,
     table_words,
 )
 from kprobes.errors import MemoryFault, TargetError
@@ -107,26 +110,15 @@ class PageTables:
 
     def physical(self, addr: int) -> Phys:
         """Return where an address lies in guest-physical memory, or raise MemoryFault."""
-        entry = self.entry(addr)
-        if entry is None:
-            raise MemoryFault(addr, 1)
-        return Phys(entry.phys + (addr & (entry.size - 1)))
+        return physical(self.entry, addr)
 
     def pieces(self, addr: int, size: int) -> Iterator[tuple[Phys, int]]:
         """Cut a range into (phys, size) at page borders, in order, or raise MemoryFault."""
-        stop = addr + size
-        while addr < stop:
-            entry = self.entry(addr)
-            if entry is None:
-                raise MemoryFault(addr, stop - addr)
-            offset = addr & (entry.size - 1)
-            length = min(stop - addr, entry.size - offset)
-            yield Phys(entry.phys + offset), length
-            addr += length
+        return pieces(self.entry, addr, size)
 
     def read(self, addr: int, size: int) -> bytes:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
-        return b"".join(self.ram.read(phys, length) for phys, length in self.pieces(addr, size))
+        return read(self.ram, self.entry, addr, size)
 
     def mapped_runs(self, start: int, stop: int) -> tuple[Run, ...]:
         """Return what is mapped of [start, stop), by address, neighbours joined.
