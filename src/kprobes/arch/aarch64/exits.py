@@ -47,15 +47,7 @@ def exits_of(function: Function, tables: TextTables) -> Exits:
     leaving = [paths.leaving[addr] for addr in sorted(paths.leaving)]
     exits = tuple(_exit(function, i, tables) for i in leaving)
     gap = next(_gaps(paths, exits), None)
-    is_endless = gap is None and all(each.target == entry for each in exits)
-    return Exits(
-        entry=entry,
-        exits=exits,
-        ends=tuple(sorted(paths.ends)),
-        why_not=gap,
-        refusal="it never returns" if is_endless else None,
-        is_endless=is_endless,
-    )
+    return paths.exits(entry, exits, gap)
 
 
 def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
@@ -65,8 +57,7 @@ def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
 
 
 def _gaps(paths: Paths, exits: Sequence[Exit]) -> Iterator[Gap]:
-    for addr, why in sorted(paths.gaps.items()):
-        yield Gap(addr=addr, why=why, callee=paths.last_calls.get(addr))
+    yield from paths.lost()
     for exit_ in exits:
         i = paths.leaving[exit_.addr]
         why = _in_the_way(i, paths.stacks[i.addr]) or exit_.why

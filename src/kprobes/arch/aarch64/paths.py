@@ -8,11 +8,11 @@ Only words that end a path, branch, are led to or change what is followed are lo
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.arch import walk
 from kprobes.arch.aarch64.decode import decode_function
 from kprobes.arch.aarch64.function import FLOWS, Flow, Function, Instruction
 from kprobes.arch.aarch64.indirect import Way, way_of
@@ -25,37 +25,15 @@ from kprobes.units import Addr
 _LEAVING = frozenset({Flow.RETURN, Flow.INDIRECT_JUMP, Flow.LEAVE, Flow.UNKNOWN})
 
 
-@dataclass(kw_only=True, eq=False)
-class Paths:
-    """What was found.
-
-    Attributes:
-        stacks: of instructions that are reached, by address: of those that matter.
-        leaving: instructions that leave the function for good.
-        ends: instructions behind which no path goes on.
-        gaps: instructions at which a path is lost, and why.
-        last_calls: those that are, unless what they call never returns.
-    """
-
-    stacks: dict[int, Stack] = field(default_factory=dict[int, Stack])
-    leaving: dict[int, Instruction] = field(default_factory=dict[int, Instruction])
-    ends: set[Addr] = field(default_factory=set[Addr])
-    gaps: dict[Addr, str] = field(default_factory=dict[Addr, str])
-    last_calls: dict[Addr, Addr] = field(default_factory=dict[Addr, Addr])
+Paths = walk.Paths[Instruction, Stack]
+_Step = walk.Step[Instruction, Stack]
 
 
 def find_paths(function: Function, tables: TextTables) -> Paths:
     """Follow every path through a function."""
-    walk = _Walk(function, tables)
-    walk.follow()
-    return walk.paths
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    addr: int
-    stack: Stack
-    source: Instruction | None
+    found = _Walk(function, tables)
+    found.follow()
+    return found.paths
 
 
 class _Walk:
@@ -67,11 +45,8 @@ class _Walk:
         self._dead = function.data | function.fillers
         self._is_reached = np.zeros(len(function.words), np.bool_)
         entry = function.parts[0].addr
-        self._sure = [_Step(addr=entry, stack=ENTRY, source=None)]
-        # Behind a call or brk that perhaps never comes back: what is there has most often been
-        # reached otherwise by then, with the stack that it really has. A brk less often does.
-        self._called: list[_Step] = []
-        self._trapped: list[_Step] = []
+        self._pending = walk.Pending[Instruction, Stack]()
+        self._pending.go_on(entry, ENTRY)
         self._at_tables: Stack | None = None
 
     def follow(self) -> None:
@@ -79,12 +54,12 @@ class _Walk:
         while self._at_tables is not None and (row := self._unreached()) is not None:
             # A case of some table, as nothing else leads there.
             addr = int(self._function.addrs[row])
-            self._sure.append(_Step(addr=addr, stack=self._at_tables, source=None))
+            self._pending.go_on(addr, self._at_tables)
             self._follow_all()
 
     def _follow_all(self) -> None:
-        while todo := self._sure or self._called or self._trapped:
-            self._run(todo.pop(), is_sure=todo is self._sure)
+        for step, is_sure in self._pending.take():
+            self._run(step, is_sure=is_sure)
 
     def _unreached(self) -> int | None:
         for row in np.flatnonzero(~self._is_reached).tolist():
@@ -155,18 +130,10 @@ class _Walk:
     def _land(self, i: Instruction, stack: Stack) -> None:
         if i.addr in self._tables.jump_labels:
             # It may be a jump now, and a nop later.
-            self._sure.append(_Step(addr=i.next, stack=stack, source=None))
-        for target, why in (
-            (
-                self._tables.exceptions.get(i.addr),
-                "the exception table leads out of the function",
-            ),
-            (self._tables.jump_labels.get(i.addr), "a jump label leads out of the function"),
-        ):
-            if target is None:
-                continue
+            self._pending.go_on(i.next, stack)
+        for target, why in walk.landings(self._tables, i.addr):
             if self._is_own(target):
-                self._sure.append(_Step(addr=target, stack=stack, source=i))
+                self._pending.go_on(target, stack, i)
             else:
                 self.paths.gaps[i.addr] = why
 
@@ -182,14 +149,14 @@ class _Walk:
                 if not each.flow.falls_through:
                     break
             else:
-                self._sure.append(_Step(addr=stop, stack=at, source=None))
+                self._pending.go_on(stop, at)
 
     def _branch_within(self, i: Instruction, stack: Stack) -> bool:
         if i.flow not in (Flow.JUMP, Flow.BRANCH) or i.target is None:
             return True
         if not self._is_own(i.target):
             return i.target in self._tables.no_return
-        self._sure.append(_Step(addr=i.target, stack=stack, source=i))
+        self._pending.go_on(i.target, stack, i)
         return True
 
     def _is_own(self, target: int) -> bool:
@@ -227,7 +194,7 @@ class _Walk:
         elif self._is_left_for(target, stack):
             self.paths.leaving[i.addr] = i
         else:
-            self._sure.append(_Step(addr=target, stack=stack, source=i))
+            self._pending.go_on(target, stack, i)
 
     def _is_left_for(self, target: Addr, stack: Stack) -> bool:
         # A function's own entry is one more call of it, unless it is in the middle of something.
@@ -263,8 +230,7 @@ class _Walk:
             if target is not None:
                 self.paths.last_calls[i.addr] = target
         else:
-            todo = self._trapped if is_trap else self._called
-            todo.append(_Step(addr=i.next, stack=stack, source=i))
+            self._pending.come_back(i.next, stack, i, is_trap=is_trap)
 
     def _is_last(self, i: Instruction) -> bool:
         # Nothing behind it goes elsewhere before the function's end: a compiler's code never runs

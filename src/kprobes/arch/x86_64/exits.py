@@ -45,15 +45,7 @@ def exits_of(function: Function, tables: TextTables) -> Exits:
     leaving = [paths.leaving[addr] for addr in sorted(paths.leaving)]
     exits = tuple(_exit(function, i, tables) for i in leaving)
     gap = next(_gaps(function, paths, tables), None) or _trapped(function, exits)
-    is_endless = gap is None and all(each.target == entry for each in exits)
-    return Exits(
-        entry=entry,
-        exits=exits,
-        ends=tuple(sorted(paths.ends)),
-        why_not=gap,
-        refusal="it never returns" if is_endless else None,
-        is_endless=is_endless,
-    )
+    return paths.exits(entry, exits, gap)
 
 
 def _no_function(function: Function, tables: TextTables) -> str | None:
@@ -75,8 +67,7 @@ def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
 
 
 def _gaps(function: Function, paths: Paths, tables: TextTables) -> Iterator[Gap]:
-    for addr, why in sorted(paths.gaps.items()):
-        yield Gap(addr=addr, why=why, callee=paths.last_calls.get(addr))
+    yield from paths.lost()
     for i in paths.leaving.values():
         why = _in_the_way(function, i, paths, tables)
         if why is not None:

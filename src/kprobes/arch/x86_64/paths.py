@@ -6,10 +6,10 @@ hand-written code: at a tail call it is as at the entry.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from iced_x86 import Mnemonic
 
+from kprobes.arch import walk
 from kprobes.arch.x86_64.decode import decode_annex, decode_function, decode_one
 from kprobes.arch.x86_64.function import Flow, Function, Instruction
 from kprobes.arch.x86_64.stack import ENTRY, UNKNOWN, Stack, after
@@ -22,37 +22,15 @@ _UD = frozenset({Mnemonic.UD0, Mnemonic.UD1, Mnemonic.UD2})
 _LEAVING = frozenset({Flow.RETURN, Flow.INDIRECT_JUMP, Flow.UNKNOWN})
 
 
-@dataclass(kw_only=True, eq=False)
-class Paths:
-    """What was found.
-
-    Attributes:
-        stacks: of all instructions that are reached, by address.
-        leaving: instructions that leave the function for good.
-        ends: instructions behind which no path goes on.
-        gaps: instructions at which a path is lost, and why.
-        last_calls: those that are, unless what they call never returns.
-    """
-
-    stacks: dict[int, Stack] = field(default_factory=dict[int, Stack])
-    leaving: dict[int, Instruction] = field(default_factory=dict[int, Instruction])
-    ends: set[Addr] = field(default_factory=set[Addr])
-    gaps: dict[Addr, str] = field(default_factory=dict[Addr, str])
-    last_calls: dict[Addr, Addr] = field(default_factory=dict[Addr, Addr])
+Paths = walk.Paths[Instruction, Stack]
+_Step = walk.Step[Instruction, Stack]
 
 
 def find_paths(function: Function, tables: TextTables) -> Paths:
     """Follow every path through a function."""
-    walk = _Walk(function, tables)
-    walk.follow()
-    return walk.paths
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    addr: int
-    stack: Stack
-    source: Instruction | None
+    found = _Walk(function, tables)
+    found.follow()
+    return found.paths
 
 
 class _Walk:
@@ -62,24 +40,19 @@ class _Walk:
         self._tables = tables
         self._code: Mapping[int, Instruction] = function.instructions
         entry = function.parts[0].addr
-        self._sure = [_Step(addr=entry, stack=ENTRY, source=None)]
-        # Behind a call or ud2 that perhaps never comes back: what is there has most often been
-        # reached otherwise by then, with the stack that it really has. A ud2 less often does.
-        self._called: list[_Step] = []
-        self._trapped: list[_Step] = []
+        self._pending = walk.Pending[Instruction, Stack]()
+        self._pending.go_on(entry, ENTRY)
 
     def follow(self) -> None:
         self._follow_all()
         mentions = {i.mention for i in self._reached()}
         for addr in sorted(a for a in mentions if a is not None and self._is_missed(a)):
             # Its address is taken, which alone leads to it.
-            self._sure.append(_Step(addr=addr, stack=UNKNOWN, source=None))
+            self._pending.go_on(addr, UNKNOWN)
             self._follow_all()
 
     def _follow_all(self) -> None:
-        while todo := self._sure or self._called or self._trapped:
-            is_sure = todo is self._sure
-            step = todo.pop()
+        for step, is_sure in self._pending.take():
             stack = self._merged(step, is_sure=is_sure)
             if stack is not None:
                 self._run(step, stack)
@@ -120,7 +93,7 @@ class _Walk:
             known = stacks.get(at)
             if known is not None:
                 if known != stack:
-                    self._sure.append(_Step(addr=at, stack=stack, source=i))
+                    self._pending.go_on(at, stack, i)
                 return
 
     def _lost(self, at: int, source: Instruction | None) -> None:
@@ -137,17 +110,10 @@ class _Walk:
     def _land(self, i: Instruction, stack: Stack) -> None:
         if i.addr in self._tables.jump_labels:
             # It may be a jump now, and a nop later.
-            self._sure.append(_Step(addr=i.next, stack=stack, source=None))
-        fixup = self._tables.exceptions.get(i.addr)
-        label = self._tables.jump_labels.get(i.addr)
-        for target, why in (
-            (fixup, "the exception table leads out of the function"),
-            (label, "a jump label leads out of the function"),
-        ):
-            if target is None:
-                continue
+            self._pending.go_on(i.next, stack)
+        for target, why in walk.landings(self._tables, i.addr):
             if self._is_own(target):
-                self._sure.append(_Step(addr=target, stack=stack, source=i))
+                self._pending.go_on(target, stack, i)
             else:
                 self.paths.gaps[i.addr] = why
 
@@ -162,14 +128,14 @@ class _Walk:
                 if not each.flow.falls_through:
                     break
             else:
-                self._sure.append(_Step(addr=stop, stack=at, source=None))
+                self._pending.go_on(stop, at)
 
     def _branch_within(self, i: Instruction, stack: Stack) -> bool:
         if i.flow not in (Flow.JUMP, Flow.BRANCH) or i.target is None:
             return True
         if not self._is_own(i.target):
             return i.target in self._tables.no_return
-        self._sure.append(_Step(addr=i.target, stack=stack, source=i))
+        self._pending.go_on(i.target, stack, i)
         return True
 
     def _is_own(self, target: int) -> bool:
@@ -214,7 +180,7 @@ class _Walk:
         elif self._is_left_for(target, stack):
             self.paths.leaving[i.addr] = i
         else:
-            self._sure.append(_Step(addr=target, stack=stack, source=i))
+            self._pending.go_on(target, stack, i)
 
     def _is_left_for(self, target: Addr, stack: Stack) -> bool:
         # A function's own entry is one more call of it, unless it is in the middle of something.
@@ -238,8 +204,7 @@ class _Walk:
             if target is not None:
                 self.paths.last_calls[i.addr] = target
         else:
-            todo = self._trapped if i.mnemonic in _UD else self._called
-            todo.append(_Step(addr=i.next, stack=stack, source=i))
+            self._pending.come_back(i.next, stack, i, is_trap=i.mnemonic in _UD)
 
     def _is_last(self, i: Instruction) -> bool:
         behind = self._code.get(i.next)
@@ -253,7 +218,7 @@ class _Walk:
             self.paths.leaving[i.addr] = i
         elif i.mnemonic == Mnemonic.IRETQ and i.next in self._function.targets:
             # As sync_core(): back to behind itself, to wait for all that came before.
-            self._sure.append(_Step(addr=i.next, stack=stack, source=i))
+            self._pending.go_on(i.next, stack, i)
         else:
             self.paths.gaps[i.addr] = "it leaves by another way than it came"
 
