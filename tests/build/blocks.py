@@ -2,10 +2,11 @@
 
 from collections.abc import Container, Iterator, Sequence
 
-from kprobes.arch.x86_64.function import Flow, Function, Instruction
+from kprobes.arch.x86_64.function import Flow
+from tests.build.decoded import Decoded, Instruction
 
 
-def runs(function: Function, faulting: Container[int] = ()) -> Iterator[Sequence[Instruction]]:
+def runs(function: Decoded, faulting: Container[int] = ()) -> Iterator[Sequence[Instruction]]:
     """Yield runs with one way in and one way out.
 
     A call ends one: its caller may sleep in it, or never come back.
@@ -20,12 +21,12 @@ def runs(function: Function, faulting: Container[int] = ()) -> Iterator[Sequence
             yield run
             run = []
         run.append(instruction)
-        if instruction.flow is not Flow.NEXT or instruction.addr in faulting:
+        if instruction.flow != Flow.NEXT or instruction.addr in faulting:
             yield run
             run = []
     if run:
         yield run
 
 
-def _is_entered(function: Function, instruction: Instruction) -> bool:
+def _is_entered(function: Decoded, instruction: Instruction) -> bool:
     return instruction.addr in function.targets

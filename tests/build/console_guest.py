@@ -10,7 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kprobes.transport import initramfs
+from kprobes.transport.accel import Accel
 from kprobes.transport.packages import busybox, kernel_image
+from kprobes.transport.qemu_command import BOARDS
 
 _BOOT_S = 90.0
 _PROMPT = b"guest# "
@@ -69,14 +71,14 @@ class ConsoleGuest:
 
 
 @contextmanager
-def console_guest(directory: Path, *, suite: str) -> Generator[ConsoleGuest]:
+def console_guest(directory: Path, *, suite: str, arch: str = "amd64") -> Generator[ConsoleGuest]:
     """Boot a Debian suite's kernel with a gdb stub on a port, as ``-s`` does, and a shell."""
     with ExitStack() as undo:
         try:
-            guest = undo.enter_context(_booted(directory, suite))
+            guest = undo.enter_context(_booted(directory, suite, arch))
         except CrashedError:
             # QEMU before 8.1: see kprobes.transport.qemu. A second time would be another fault.
-            guest = undo.enter_context(_booted(directory, suite))
+            guest = undo.enter_context(_booted(directory, suite, arch))
         yield guest
 
 
@@ -85,14 +87,15 @@ class CrashedError(Exception):
 
 
 @contextmanager
-def _booted(directory: Path, suite: str) -> Generator[ConsoleGuest]:
-    (directory / "initramfs").write_bytes(initramfs.build(busybox(), {}, agent="ttyS1"))
-    port = _free_port()
+def _booted(directory: Path, suite: str, arch: str) -> Generator[ConsoleGuest]:
+    board, kernel, port = BOARDS[arch], kernel_image(suite=suite, arch=arch), _free_port()
+    # There is no port for the agent, and without it init starts a shell only.
+    archive = initramfs.build(busybox(arch=arch), {}, agent=board.agent)
+    (directory / "initramfs").write_bytes(archive)
     command = [
-        *("qemu-system-x86_64", "-kernel", str(kernel_image(suite=suite)), "-m", "512M"),
-        *("-initrd", "initramfs", "-append", "console=ttyS0 quiet", "-no-reboot"),
-        # QEMU 7.2 translates cmpxchg16b wrongly: without it 6.12 would not come up.
-        *("-cpu", "max,-cx16", "-smp", "2", "-display", "none", "-monitor", "none"),
+        *(board.program, "-machine", board.machine, "-kernel", str(kernel), "-m", "512M"),
+        *("-initrd", "initramfs", "-append", f"console={board.console} quiet", "-no-reboot"),
+        *("-cpu", board.cpu[Accel.TCG], "-smp", "2", "-display", "none", "-monitor", "none"),
         *("-serial", "unix:console,server=on,wait=off", "-gdb", f"tcp::{port}"),
     ]
     with (directory / "qemu.log").open("wb") as log:

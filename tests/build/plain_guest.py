@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kprobes.formats import cpio
+from kprobes.transport.accel import Accel
+from kprobes.transport.packages import busybox, kernel_image
+from kprobes.transport.qemu_command import BOARDS
 
 _INIT = b"""#!/bin/busybox sh
 while :; do
@@ -49,23 +52,20 @@ class PlainGuest:
         return True
 
 
-def kernel() -> Path:
-    """Return the kernel to try: KPROBES_TEST_KERNEL, else Debian's."""
-    if named := os.environ.get("KPROBES_TEST_KERNEL"):
-        return Path(named)
-    from kprobes.transport.packages import kernel_image
-
-    return kernel_image()
+def kernel(arch: str = "amd64") -> Path:
+    """Return the kernel to try: for amd64 KPROBES_TEST_KERNEL, else Debian's."""
+    named = os.environ.get("KPROBES_TEST_KERNEL") if arch == "amd64" else None
+    return Path(named) if named else kernel_image(arch=arch)
 
 
 @contextmanager
-def plain_guest(directory: Path, *options: str) -> Generator[PlainGuest]:
+def plain_guest(directory: Path, *options: str, arch: str = "amd64") -> Generator[PlainGuest]:
     """Boot a guest until its init runs, and kill it afterwards."""
-    (directory / "initramfs").write_bytes(_initramfs())
+    (directory / "initramfs").write_bytes(_initramfs(arch))
     (directory / "console").touch()
     with (directory / "qemu.log").open("wb") as log:
         qemu = subprocess.Popen(
-            _command(options), cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            _command(arch, options), cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     guest = PlainGuest(directory, qemu.pid)
     try:
@@ -78,24 +78,24 @@ def plain_guest(directory: Path, *options: str) -> Generator[PlainGuest]:
         qemu.wait()
 
 
-def _command(options: Sequence[str]) -> list[str]:
+def _command(arch: str, options: Sequence[str]) -> list[str]:
+    board = BOARDS[arch]
     return [
-        *("qemu-system-x86_64", "-kernel", str(kernel()), "-initrd", "initramfs"),
-        *("-append", "console=ttyS0 quiet tsc=reliable", "-cpu", "max,-cx16", "-smp", "2"),
-        *("-m", "256M", "-display", "none", "-no-reboot", "-serial", "file:console"),
+        *(board.program, "-kernel", str(kernel(arch)), "-initrd", "initramfs"),
+        *("-machine", board.machine, "-cpu", board.cpu[Accel.TCG], "-smp", "2", "-m", "256M"),
+        *("-append", f"console={board.console} quiet {board.words}"),
+        *("-display", "none", "-no-reboot", "-serial", "file:console"),
         *options,
     ]
 
 
-def _initramfs() -> bytes:
-    from kprobes.transport.packages import busybox
-
+def _initramfs(arch: str) -> bytes:
     return cpio.archive(
         [
             cpio.directory("dev"),
             cpio.directory("bin"),
             cpio.character_device("dev/console", 5, 1),
-            cpio.file("bin/busybox", busybox().read_bytes(), mode=0o755),
+            cpio.file("bin/busybox", busybox(arch=arch).read_bytes(), mode=0o755),
             cpio.file("init", _INIT, mode=0o755),
         ]
     )

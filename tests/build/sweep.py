@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kprobes.arch.x86_64.decode import decode_function
-from kprobes.arch.x86_64.function import Function
 from kprobes.drivers.instructions import Instructions
 from kprobes.drivers.places import Places, places_of
 from kprobes.errors import RefusedError
@@ -17,8 +15,7 @@ from kprobes.plan.choose import Wish
 from kprobes.session import Session
 from kprobes.units import Addr
 from tests.build.blocks import runs
-
-_ENDBR = 4
+from tests.build.decoded import Decoded, decode
 
 
 class Nothing:
@@ -75,24 +72,25 @@ class Sweeper:
         self.tables = self._text.tables
         self._at_first = Instructions(self._text, self.guest.arch.patch)
 
-    def function(self, name: str) -> Function:
+    def function(self, name: str) -> Decoded:
         """Decode a function as it is now."""
         addr = self.guest.kernel.symbols.named(name).addr
         return self.function_at(addr)
 
-    def function_at(self, addr: int) -> Function:
+    def function_at(self, addr: int) -> Decoded:
         memory, kernel = self.guest.memory, self.guest.kernel
-        return decode_function(*read_function(memory, kernel, addr), self.tables)
+        return decode(kernel.arch, *read_function(memory, kernel, addr), self.tables)
 
-    def acceptable(self, function: Function, strategy: Strategy | None) -> list[Addr]:
+    def acceptable(self, function: Decoded, strategy: Strategy | None) -> list[Addr]:
         """Return the addresses of a function's instructions that can be probed so."""
         judge = Instructions(self._text, self.guest.arch.patch)
-        entry = function.parts[0].addr
+        entry, offsets = function.addr, self.guest.arch.site.offsets
+        has_site = any(entry + offset in self.tables.ftrace for offset in offsets)
         wish = Wish(strategy=strategy, others=function.instructions.keys())
         found: list[Addr] = []
         for addr in sorted(function.instructions):
-            if addr == entry and addr + _ENDBR in self.tables.ftrace:
-                # Sealed or not, it is the entry: a probe there goes to the site behind it.
+            if addr == entry and has_site and addr not in self.tables.ftrace:
+                # Whatever is there, it is the entry: a probe there goes to the site behind it.
                 continue
             try:
                 if addr not in self.tables.ftrace:
@@ -104,7 +102,7 @@ class Sweeper:
                 continue
         return found
 
-    def uneven(self, function: Function, hits: Mapping[Addr, int], allowed: int) -> list[str]:
+    def uneven(self, function: Decoded, hits: Mapping[Addr, int], allowed: int) -> list[str]:
         """Return the runs of instructions that were not hit equally often, by name."""
         found: list[str] = []
         for run in runs(function, self.tables.exceptions):
@@ -121,7 +119,7 @@ class Sweeper:
             return False
         return True
 
-    def only_breakpoint(self, function: Function) -> list[Addr]:
+    def only_breakpoint(self, function: Decoded) -> list[Addr]:
         """Return where a function can carry a breakpoint, but no jump."""
         places = self.acceptable(function, Strategy.BREAKPOINT)
         return [addr for addr in places if not self.can_carry(addr, Strategy.JUMP)]

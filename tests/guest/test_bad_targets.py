@@ -4,9 +4,8 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,31 @@ from kprobes.transport.monitor import Monitor
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.transport.stub import Stub
-from tests.build.bare import boot_sector
+from tests.build.bare import bare_guest
 from tests.build.console_guest import console_guest
-from tests.build.victim import Home, Witness, settle, wait_until, witness_of
+from tests.build.victim import Home, Witness, settle, witness_of
+from tests.guest.conftest import Boot
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
+NO_LINUX: dict[str, dict[str, str]] = {
+    "amd64": {
+        "stopped at reset": "firmware",
+        "firmware": "firmware",
+        "64-bit": "still in firmware, or not Linux",
+        "32-bit": "not in 64-bit mode: in firmware, or a 32-bit system",
+    },
+    "arm64": {
+        "stopped at reset": "firmware",
+        "firmware": "firmware",
+        "64-bit": "still in firmware, or not Linux",
+        "no translation": "the guest is not in a 64-bit kernel yet",
+    },
+}
+"""What runs there, and what we say of it."""
+LINEAR = {"amd64": 0xFFFF_8880_0000_0000, "arm64": 0xFFFF_0000_0000_0000}
+"""Where kernels map all memory: what is there is no list of theirs."""
+UNPROBED = {"amd64": "native_safe_halt", "arm64": "el1h_64_irq_handler"}
 SLOW_S = 20.0
 """No damage may hold an attach up for longer."""
 DAMAGES = range(int(float(os.environ.get("KPROBES_STORM", "6"))))
@@ -77,8 +95,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture(scope="module")
-def scene(home: Home) -> Generator[Scene]:
-    with Machine.boot(MachineOptions(memory_mib=256)) as machine:
+def scene(home: Home, arch: str) -> Generator[Scene]:
+    with Machine.boot(MachineOptions(memory_mib=256, arch=arch)) as machine:
         settle(machine)
         yield Scene(machine, home, witness_of(str(machine.stub_address), home))
 
@@ -134,23 +152,13 @@ def test_a_stub_in_use_is_told_in_time_and_the_guest_runs_on(scene: Scene) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["-S"], "firmware"),
-        ([], "firmware"),
-        (["long"], "still in firmware, or not Linux"),
-        (["protected"], "not in 64-bit mode: in firmware, or a 32-bit system"),
-    ],
-    ids=["stopped at reset", "firmware", "64-bit", "32-bit"],
+    ("board", "what", "says"),
+    [(board, *each) for board, found in NO_LINUX.items() for each in found.items()],
 )
 def test_a_guest_that_is_no_linux_is_told_in_one_line(
-    tmp_path: Path, options: Sequence[str], says: str
+    tmp_path: Path, board: str, what: str, says: str
 ) -> None:
-    if options in (["long"], ["protected"]):
-        disk = tmp_path / "disk"
-        disk.write_bytes(boot_sector(is_long=options == ["long"]).ljust(1 << 20, b"\0"))
-        options = ["-drive", f"file={disk},format=raw,if=ide", "-boot", "c"]
-    with _bare_guest(tmp_path, *options) as target:
+    with bare_guest(tmp_path, board, what) as target:
         for _ in range(2):
             with pytest.raises(TargetError, match=says) as caught:
                 kprobes.attach(target)
@@ -190,7 +198,7 @@ def test_damaged_tables_neither_crash_nor_hang_us(
     ("at", "data", "says"),
     [
         (0, b"\x10\0\0\0\0\0\0\0", "cannot read"),
-        (0, (0xFFFF_8880_0000_0000).to_bytes(8, "little"), ""),
+        (0, b"linear", ""),
         ("next", b"self", "has no end"),
         ("records", b"\xff" * 8, "cannot read"),
         ("count", b"\xff\xff\xff\xff", "has no end"),
@@ -198,13 +206,14 @@ def test_damaged_tables_neither_crash_nor_hang_us(
     ],
 )
 def test_a_damaged_list_of_sites_is_told_in_one_line(
-    scene: Scene, at: int | str, data: bytes, says: str
+    scene: Scene, arch: str, at: int | str, data: bytes, says: str
 ) -> None:
     # struct ftrace_page { next; records; int index; }
     memory, first = scene.witness.guest.memory, scene.witness.address("ftrace_pages_start")
     page = memory.u64(first)
     place = {"next": page, "records": page + 8, "count": page + 16}.get(str(at), first)
-    data = page.to_bytes(8, "little") if data == b"self" else data
+    addr = {b"self": page, b"linear": LINEAR[arch]}.get(data)
+    data = data if addr is None else addr.to_bytes(8, "little")
     start = time.monotonic()
     with scene.damaged(place, data):
         error = _attempt(scene, "p vfs_read")
@@ -224,16 +233,16 @@ def test_a_damaged_list_of_sites_is_told_in_one_line(
         ("p vfs_raed", DefinitionError, "vfs_read"),
         ("p vfs_read a=$arg1:u65", DefinitionError, "^"),
         ("p no_such_function_*", KprobesError, "no_such_function_*"),
-        ("p native_safe_halt", RefusedError, "cannot be probed"),
+        ("p {unprobed}", RefusedError, "cannot be probed"),
         ("p vfs_read\np vfs_write\np vfs_raed", DefinitionError, "vfs_read"),
     ],
 )
 def test_a_bad_definition_is_refused_and_nothing_is_patched(
-    scene: Scene, text: str, kind: type[KprobesError], says: str
+    scene: Scene, arch: str, text: str, kind: type[KprobesError], says: str
 ) -> None:
     with kprobes.attach(scene.target) as session:
         with pytest.raises(kind) as caught:
-            session.probe(text)
+            session.probe(text.format(unprobed=UNPROBED[arch]))
 
         assert says in str(caught.value)
         assert session.definitions == []
@@ -258,18 +267,18 @@ def test_a_name_of_two_functions_is_refused(scene: Scene) -> None:
 # The guest's end.
 
 
-def test_what_a_killed_guest_had_recorded_is_delivered() -> None:
-    with Machine.boot(MachineOptions(memory_mib=256)) as machine:
-        target = str(machine.stub_address)
+def test_what_a_killed_guest_had_recorded_is_delivered(boot: Boot) -> None:
+    machine = boot(memory_mib=256)
+    target = str(machine.stub_address)
 
-        count = _killed_while_tracing(target, machine.pid, lambda: machine.run(_writes(), 60))
+    count = _killed_while_tracing(target, machine.pid, lambda: machine.run(_writes(), 60))
 
     assert count >= WRITES
 
 
-def test_what_went_wrong_first_is_told_though_the_guest_is_gone_too() -> None:
+def test_what_went_wrong_first_is_told_though_the_guest_is_gone_too(boot: Boot) -> None:
+    machine = boot(cpus=1)
     with (
-        Machine.boot(MachineOptions(cpus=1)) as machine,
         pytest.raises(LookupError, match="mine"),
         kprobes.attach(str(machine.stub_address)),
     ):
@@ -282,9 +291,9 @@ def _fail_without(machine: Machine) -> None:
 
 
 def test_what_a_killed_guest_had_recorded_is_delivered_without_shared_memory(
-    tmp_path: Path,
+    tmp_path: Path, arch: str
 ) -> None:
-    with console_guest(tmp_path, suite="bookworm") as guest:
+    with console_guest(tmp_path, suite="bookworm", arch=arch) as guest:
         count = _killed_while_tracing(guest.target, guest.pid, lambda: guest.run(_writes()))
 
     assert count >= WRITES
@@ -339,25 +348,6 @@ def _is_one_line(error: BaseException) -> bool:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
-
-
-@contextmanager
-def _bare_guest(directory: Path, *options: str) -> Generator[str]:
-    """Start QEMU without a kernel, and let it come to where it stays."""
-    command = ["qemu-system-x86_64", "-cpu", "max", "-m", "64M", "-display", "none", "-no-reboot"]
-    command += ["-chardev", "socket,id=gdb,path=gdb.sock,server=on,wait=off", "-gdb", "chardev:gdb"]
-    command += ["-monitor", "unix:monitor.sock,server=on,wait=off", *options]
-    with (directory / "log").open("wb") as log:
-        qemu = subprocess.Popen(
-            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-    try:
-        assert wait_until((directory / "gdb.sock").exists, 10) is not None
-        time.sleep(2)
-        yield str(directory / "gdb.sock")
-    finally:
-        qemu.kill()
-        qemu.wait()
 
 
 def _status(directory: Path) -> str:

@@ -6,7 +6,8 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,63 @@ from kprobes.transport.find_ram import open_ram
 from kprobes.transport.stub import Stub
 from tests.build.plain_guest import PlainGuest, plain_guest
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
-KERNEL = range(0xFFFFFFFF80000000, 1 << 64)
 Reached = tuple[PlainGuest, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What differs between two architectures' guests.
+
+    Attributes:
+        name: of the architecture, as the stub says it.
+        are_kernels: whether a vCPU's registers are those of a kernel that runs.
+        is_inside: whether it is in the kernel just now.
+        pc: the instruction pointer's name.
+        kept: two registers' names, and what they are set to.
+        ram: where memory begins.
+        unmapped: an address that nothing can be at.
+        shown: what the monitor tells of a vCPU.
+    """
+
+    name: str
+    are_kernels: Callable[[Mapping[str, int]], bool]
+    is_inside: Callable[[Mapping[str, int]], bool]
+    pc: str
+    kept: Mapping[str, int]
+    ram: int
+    unmapped: int
+    shown: str
+
+
+FACTS = {
+    "amd64": Facts(
+        name="i386:x86-64",
+        are_kernels=lambda found: (
+            found["cr0"] >> 31 & 1 == 1
+            and found["efer"] & 0x500 == 0x500
+            and found["cr3"] & ~0xFFF < 256 << 20
+        ),
+        is_inside=lambda found: found["rip"] >= 0xFFFFFFFF80000000 and found["cs"] & 3 == 0,
+        pc="rip",
+        kept={"r15": 0x0123456789ABCDEF, "rax": 1 << 63},
+        ram=0,
+        unmapped=0xFFFF000000000000 - 0x10,
+        shown="CR3=",
+    ),
+    "arm64": Facts(
+        name="aarch64",
+        # PSTATE.M: EL0t, EL1t or EL1h.
+        are_kernels=lambda found: found["cpsr"] & 0x1F in (0, 4, 5),
+        is_inside=lambda found: found["pc"] >= 1 << 63,
+        pc="pc",
+        kept={"x28": 0x0123456789ABCDEF, "x0": 1 << 63},
+        ram=1 << 30,
+        unmapped=0xFFF0000000000000 - 0x10,
+        shown="PSTATE=",
+    ),
+}
 
 
 def free_port() -> int:
@@ -29,14 +83,14 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Generator[Reached]:
-    port = free_port()
-    with plain_guest(tmp_path_factory.mktemp("plain"), "-gdb", f"tcp::{port}") as guest:
+def plain(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Generator[Reached]:
+    directory, port = tmp_path_factory.mktemp("plain"), free_port()
+    with plain_guest(directory, "-gdb", f"tcp::{port}", arch=arch) as guest:
         yield guest, f"localhost:{port}"
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[Reached]:
+def shared(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Generator[Reached]:
     directory = tmp_path_factory.mktemp("shared")
     options = (
         *("-object", "memory-backend-memfd,id=ram,size=256M,share=on"),
@@ -45,8 +99,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[Reached]:
         *("-qmp", "unix:qmp.sock,server=on,wait=off"),
         *("-monitor", "unix:monitor.sock,server=on,wait=off"),
     )
-    with plain_guest(directory, *options) as guest:
+    with plain_guest(directory, *options, arch=arch) as guest:
         yield guest, str(directory / "gdb.sock")
+
+
+@pytest.fixture
+def facts(arch: str) -> Facts:
+    return FACTS[arch]
 
 
 @pytest.fixture(params=["plain", "shared"])
@@ -54,31 +113,29 @@ def reached(request: pytest.FixtureRequest) -> Reached:
     return request.getfixturevalue(request.param)
 
 
-def test_registers_are_a_kernels(reached: Reached) -> None:
+def test_registers_are_a_kernels(reached: Reached, facts: Facts) -> None:
     _, address = reached
 
     with Stub.open(address) as stub:
         assert stub.ids() == (1, 2)
-        assert stub.architecture == "i386:x86-64"
+        assert stub.architecture == facts.name
         for cpu in stub.ids():
             registers = stub.registers(cpu)
-            assert registers["cr0"] >> 31 & 1 == 1
-            assert registers["efer"] & 0x500 == 0x500
-            assert registers["cr3"] & ~0xFFF < 256 << 20
-            assert stub.register(cpu, "rip") == registers["rip"]
+            assert facts.are_kernels(registers)
+            assert stub.register(cpu, facts.pc) == registers[facts.pc]
 
 
-def test_written_registers_are_read_back_and_restored(reached: Reached) -> None:
+def test_written_registers_are_read_back_and_restored(reached: Reached, facts: Facts) -> None:
     guest, address = reached
 
     with Stub.open(address) as stub:
         before = stub.registers(2)
-        stub.set_registers(2, {"r15": 0x0123456789ABCDEF, "rax": 1 << 63})
+        stub.set_registers(2, facts.kept)
         changed = stub.registers(2)
-        stub.set_registers(2, {"r15": before["r15"], "rax": before["rax"]})
+        stub.set_registers(2, {name: before[name] for name in facts.kept})
         after = stub.registers(2)
 
-    assert (changed["r15"], changed["rax"]) == (0x0123456789ABCDEF, 1 << 63)
+    assert changed == {**before, **facts.kept}
     assert after == before
     assert guest.is_ticking()
 
@@ -95,10 +152,10 @@ def test_a_guest_of_any_kind_runs_on_after_detaching(reached: Reached) -> None:
         assert guest.is_ticking()
 
 
-def test_reconnecting_to_a_stopped_guest_works(reached: Reached) -> None:
+def test_reconnecting_to_a_stopped_guest_works(reached: Reached, facts: Facts) -> None:
     guest, address = reached
     stub = Stub.open(address)
-    stub.insert_breakpoint(idle_address(stub))
+    stub.insert_breakpoint(idle_address(stub, facts))
 
     # As a tracer that was killed.
     stub.close()
@@ -110,15 +167,15 @@ def test_reconnecting_to_a_stopped_guest_works(reached: Reached) -> None:
     assert guest.is_ticking()
 
 
-def idle_address(stub: Stub) -> int:
+def idle_address(stub: Stub, facts: Facts) -> int:
     """Return where a vCPU comes by often: it is idle most of the time."""
     # Seen once, it may be in a repeated instruction, at which a step stays.
     seen: Counter[int] = Counter()
     for _ in range(100):
         for cpu in stub.ids():
             registers = stub.registers(cpu)
-            if registers["rip"] in KERNEL and registers["cs"] & 3 == 0:
-                seen[registers["rip"]] += 1
+            if facts.is_inside(registers):
+                seen[registers[facts.pc]] += 1
         often = [place for place, count in seen.items() if count > 2]
         if often:
             return often[0]
@@ -128,10 +185,10 @@ def idle_address(stub: Stub) -> int:
     raise AssertionError("no vCPU was seen in the kernel")
 
 
-def test_breakpoints_hit_and_steps_move_on(reached: Reached) -> None:
+def test_breakpoints_hit_and_steps_move_on(reached: Reached, facts: Facts) -> None:
     guest, address = reached
     with Stub.open(address) as stub:
-        place = idle_address(stub)
+        place = idle_address(stub, facts)
         for _ in range(3):
             stub.insert_breakpoint(place)
             stub.resume()
@@ -139,11 +196,11 @@ def test_breakpoints_hit_and_steps_move_on(reached: Reached) -> None:
             assert reply is not None
             assert (reply.signal, reply.cpu in (1, 2)) == (5, True)
             assert reply.cpu is not None
-            assert stub.registers(reply.cpu)["rip"] == place
+            assert stub.registers(reply.cpu)[facts.pc] == place
             stub.remove_breakpoint(place)
             others = {cpu: stub.registers(cpu) for cpu in stub.ids() if cpu != reply.cpu}
             stub.step(reply.cpu)
-            assert stub.registers(reply.cpu)["rip"] != place
+            assert stub.registers(reply.cpu)[facts.pc] != place
             assert {cpu: stub.registers(cpu) for cpu in others} == others
 
         stub.remove_breakpoint(place)
@@ -151,7 +208,7 @@ def test_breakpoints_hit_and_steps_move_on(reached: Reached) -> None:
     assert guest.is_ticking()
 
 
-def test_memory_is_the_same_by_every_way(reached: Reached) -> None:
+def test_memory_is_the_same_by_every_way(reached: Reached, facts: Facts) -> None:
     guest, address = reached
     with Stub.open(address) as stub:
         assert stub.peer() == guest.pid
@@ -161,7 +218,7 @@ def test_memory_is_the_same_by_every_way(reached: Reached) -> None:
         assert best.way == ("shared" if "sock" in address else "process")
         assert best.runs == process.runs == last.runs
         spans = [(start, min(size, 0x20000)) for start, size in best.runs]
-        spans += [(0x1000000 + 0x100003 * i, 4099) for i in range(64)]
+        spans += [(facts.ram + 0x1000000 + 0x100003 * i, 4099) for i in range(64)]
 
         contents = best.read_many(spans)
 
@@ -191,24 +248,26 @@ def test_views_show_what_the_guest_writes(shared: Reached) -> None:
         ram.close()
 
 
-def test_reading_through_the_stub_stops_a_running_guest_and_lets_it_run(reached: Reached) -> None:
+def test_reading_through_the_stub_stops_a_running_guest_and_lets_it_run(
+    reached: Reached, facts: Facts
+) -> None:
     guest, address = reached
     with Stub.open(address) as stub:
         ram = open_ram(stub, ways=("stub",))
         stub.resume()
         before = stub.stops
 
-        ram.read_many([(0x1000000, 5000), (0x2000000, 5000)])
+        ram.read_many([(facts.ram + at, 5000) for at in (0x1000000, 0x2000000)])
 
         assert (stub.is_running, stub.stops) == (True, before + 1)
         assert guest.is_ticking()
 
 
-def test_virtual_and_physical_addresses_agree(reached: Reached) -> None:
+def test_virtual_and_physical_addresses_agree(reached: Reached, facts: Facts) -> None:
     _, address = reached
     with Stub.open(address) as stub:
-        place = idle_address(stub)
-        cpu = next(cpu for cpu in stub.ids() if stub.registers(cpu)["rip"] == place)
+        place = idle_address(stub, facts)
+        cpu = next(cpu for cpu in stub.ids() if stub.registers(cpu)[facts.pc] == place)
         code = stub.read(place, 64, cpu=cpu)
         found = re.search("gpa: (0x[0-9a-f]+)", stub.monitor(f"gva2gpa {place:#x}"))
         assert found is not None
@@ -218,15 +277,15 @@ def test_virtual_and_physical_addresses_agree(reached: Reached) -> None:
         stub.write_physical_many([(physical + i, code[i : i + 5]) for i in range(0, 60, 5)])
         assert stub.read(place, 64, cpu=cpu) == code
         with pytest.raises(MemoryFault):
-            stub.read(0xFFFF000000000000 - 0x10, 8)
+            stub.read(facts.unmapped, 8)
         assert stub.read_physical(physical, 64) == code
 
 
-def test_the_monitor_answers(reached: Reached) -> None:
+def test_the_monitor_answers(reached: Reached, facts: Facts) -> None:
     _, address = reached
     with Stub.open(address) as stub:
         assert stub.monitor("info status") == "VM status: paused\n"
-        assert "CR3=" in stub.monitor("info registers")
+        assert facts.shown in stub.monitor("info registers")
         assert "unknown command" in stub.monitor("bogus")
 
 
@@ -270,8 +329,10 @@ def test_a_monitor_leads_to_the_stub(shared: Reached, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["-qmp", "-monitor"])
-def test_a_monitor_opens_a_stub_and_a_dead_guest_is_gone(tmp_path: Path, kind: str) -> None:
-    with plain_guest(tmp_path, kind, "unix:m.sock,server=on,wait=off") as guest:
+def test_a_monitor_opens_a_stub_and_a_dead_guest_is_gone(
+    tmp_path: Path, kind: str, arch: str, facts: Facts
+) -> None:
+    with plain_guest(tmp_path, kind, "unix:m.sock,server=on,wait=off", arch=arch) as guest:
         for _ in range(2):
             with connect(f"qemu:{tmp_path / 'm.sock'}") as stub:
                 place = Path(stub.address)
@@ -287,7 +348,7 @@ def test_a_monitor_opens_a_stub_and_a_dead_guest_is_gone(tmp_path: Path, kind: s
         with pytest.raises(GuestGoneError):
             stub.wait(5)
         with pytest.raises(GuestGoneError):
-            ram.read(0x1000000, 8)
+            ram.read(facts.ram + 0x1000000, 8)
         stub.detach()
         ram.close()
         assert not Path(stub.address).parent.exists()

@@ -1,0 +1,260 @@
+"""The real ``kprobe`` command on a guest that is there already."""
+
+import json
+import re
+import signal
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kprobes.transport.qemu import Machine
+from tests.build.command import OPEN, WAIT_S, Command, events_of, wait_for_event
+
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+
+ENTRY_TEXT = {"amd64": "entry_SYSCALL_64", "arm64": "vectors"}
+_FOR_A_WHILE = ["--duration", "500ms"]
+_PATH = re.compile(rb': (\w+): .* path="([^"]*)"\n')
+
+
+@pytest.fixture
+def kprobe(tmp_path: Path) -> Iterator[Command]:
+    """The command, with journals of this test's own."""
+    with Command(tmp_path / "state") as command:
+        yield command
+
+
+@pytest.fixture
+def target(guest: Machine) -> str:
+    """The shared guest as a target."""
+    return f"qemu:{guest.stub_address}"
+
+
+@pytest.fixture
+def busy(guest: Machine) -> Iterator[None]:
+    """Keep the shared guest opening files."""
+    with _repeated(guest, "cat /proc/version /none"):
+        yield
+
+
+@pytest.fixture
+def signalling(guest: Machine) -> Iterator[None]:
+    """Keep the shared guest sending signals."""
+    with _repeated(guest, "sleep 5 & kill $!"):
+        yield
+
+
+@contextmanager
+def _repeated(guest: Machine, work: str) -> Generator[None]:
+    job = guest.start(f"while :; do {work}; sleep 0.02; done")
+    yield
+    job.kill()
+    job.wait(WAIT_S)
+
+
+@pytest.mark.usefixtures("busy")
+def test_json_goes_to_a_file_until_enough_events_have_come(
+    kprobe: Command, target: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "out.json"
+    words = ["--format", "json", "-o", str(file), "--max-events", "25"]
+
+    done = kprobe("trace", "--target", target, OPEN, "p vfs_open", *words)
+
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(events) == 25
+    assert {event["event"] for event in events} == {"open", "p_vfs_open_0"}
+    stamps = [event["ts_ns"] for event in events]
+    assert stamps == sorted(stamps)
+    assert b"25 of " in done.stderr or b"25 events" in done.stderr
+    assert kprobe.is_idle(target)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_text_file_counts_its_events_in_its_header(
+    kprobe: Command, target: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "out.txt"
+    file.write_text("old")
+
+    done = kprobe("trace", "--target", target, OPEN, "--max-events", "20", "-o", str(file))
+
+    assert done.returncode == 0, done.stderr.decode()
+    count = len(events_of(file.read_bytes()))
+    assert count > 0
+    assert f"entries-written: {count}/{count} " in file.read_text(errors="replace")
+
+
+@pytest.mark.usefixtures("busy")
+def test_events_are_chosen_by_task(kprobe: Command, target: str) -> None:
+    done = kprobe("trace", "--target", target, OPEN, "--comm", "ca*", "--max-events", "5")
+
+    assert [line.split(b"-")[0].strip() for line in events_of(done.stdout)] == [b"cat"] * 5
+
+
+@pytest.mark.usefixtures("signalling")
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ((), b" sig=15 type=1\n"),
+        (("--enum",), b" sig=15 type=PIDTYPE_TGID\n"),
+        (("--enum", "--format", "json"), b'"args":{"sig":15,"type":"PIDTYPE_TGID"}}\n'),
+    ],
+)
+def test_enums_are_printed_by_name_on_demand(
+    kprobe: Command, target: str, words: tuple[str, ...], shown: bytes
+) -> None:
+    line = "p:sent do_send_sig_info sig type"
+
+    done = kprobe("trace", "--target", target, *words, line, "--max-events", "1")
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.count(shown) == 1
+
+
+@pytest.mark.usefixtures("busy")
+def test_each_definition_has_a_filter_of_its_own(kprobe: Command, target: str) -> None:
+    words = [OPEN, "--filter", 'path ~ "/proc/*"', "p:more do_sys_openat2 path=+0($arg2):ustring"]
+
+    done = kprobe("trace", "--target", target, *words, "--filter", 'path == "/none"', *_FOR_A_WHILE)
+
+    events = [(line[1], line[2]) for line in _PATH.finditer(done.stdout)]
+    assert set(events) == {(b"open", b"/proc/version"), (b"more", b"/none")}
+
+
+def test_a_wrong_filter_is_refused_with_the_kernel_s_text(kprobe: Command, target: str) -> None:
+    done = kprobe("trace", "--target", target, OPEN, "--filter", "mode == 1")
+
+    assert done.returncode == 4
+    assert done.stderr.decode().splitlines()[:3] == [
+        "kprobe: error: Field not found",
+        "  Command: mode == 1",
+        "                ^",
+    ]
+    assert kprobe.is_idle(target)
+
+
+def test_a_pid_that_does_not_exist_has_no_events(kprobe: Command, target: str) -> None:
+    words = ["--pid", "4000000", "--duration", "300ms", "--strict"]
+
+    done = kprobe("trace", "--target", target, OPEN, *words)
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert events_of(done.stdout) == []
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_finishes_cleanly(
+    kprobe: Command, target: str, number: signal.Signals
+) -> None:
+    process = kprobe.start("trace", "--target", target, OPEN)
+    wait_for_event(process)
+
+    process.send_signal(number)
+    out, words = process.communicate(timeout=WAIT_S)
+
+    assert process.returncode == 0, words.decode()
+    events_of(out)
+    assert b"0 lost; guest paused for" in words
+    assert b"Traceback" not in words
+    assert kprobe.is_idle(target)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_second_signal_ends_at_once_and_the_guest_is_put_right(
+    kprobe: Command, target: str
+) -> None:
+    process = kprobe.start("trace", "--target", target, OPEN, "p vfs_*")
+    wait_for_event(process)
+
+    # Together, so that the second comes before the first has been acted on.
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    _, words = process.communicate(timeout=WAIT_S)
+
+    assert process.returncode == 1
+    assert b"ended at once" in words
+    deadline = time.monotonic() + WAIT_S
+    while not kprobe.is_idle(target):
+        assert time.monotonic() < deadline, "the guardian did not put it right"
+    assert kprobe("restore").stdout.startswith(b"nothing to restore")
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_reader_that_leaves_ends_the_trace_quietly(kprobe: Command, target: str) -> None:
+    process = kprobe.start("trace", "-q", "--target", target, OPEN)
+    wait_for_event(process)
+
+    assert process.stdout is not None
+    process.stdout.close()
+
+    assert process.wait(WAIT_S) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert kprobe.is_idle(target)
+
+
+def test_functions_are_listed_with_their_typed_arguments(kprobe: Command, target: str) -> None:
+    done = kprobe("list", "--target", target, "do_sys_open*", "-v")
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines() == [
+        "do_sys_open     (int dfd, const char *filename, int flags, umode_t mode) -> long int",
+        "do_sys_openat2  (int dfd, const char *filename, struct open_how *how) -> long int",
+    ]
+
+
+def test_a_list_of_nothing_says_so(kprobe: Command, target: str) -> None:
+    done = kprobe("list", "--target", target, "no_such_*")
+
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"no function that can be probed matches 'no_such_*'" in done.stderr
+
+
+def test_the_guest_is_healthy(kprobe: Command, target: str) -> None:
+    done = kprobe("doctor", "--target", target)
+
+    assert done.returncode == 0, done.stdout.decode()
+    assert re.search(rb"ok  sites +[\d,]+ functions with an ftrace site\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("definition", "words"),
+    [
+        ("p vfs_raed", ["Invalid probed address or symbol", "did you mean vfs_read"]),
+        ("p {entry}", ["{entry}+0x0", "cannot be probed: it is entry text"]),
+    ],
+)
+def test_what_the_kernel_has_not_is_refused_with_a_reason(
+    kprobe: Command, target: str, arch: str, definition: str, words: list[str]
+) -> None:
+    entry = ENTRY_TEXT[arch]
+    done = kprobe("trace", "--target", target, OPEN, definition.format(entry=entry))
+
+    assert (done.returncode, done.stdout) == (4, b"")
+    said = done.stderr.decode()
+    assert [word for word in words if word.format(entry=entry) not in said] == []
+    assert kprobe.is_idle(target)
+
+
+def test_another_kernels_vmlinux_is_refused(kprobe: Command, target: str, tmp_path: Path) -> None:
+    file = tmp_path / "vmlinux"
+    file.write_bytes(b"no kernel at all")
+
+    done = kprobe("trace", "--target", target, OPEN, "--vmlinux", str(file))
+
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_the_guests_own_image_is_accepted(kprobe: Command, guest: Machine, target: str) -> None:
+    words = ["--vmlinux", str(guest.kernel), "--duration", "100ms"]
+
+    done = kprobe("trace", "--target", target, OPEN, *words)
+
+    assert done.returncode == 0, done.stderr.decode()
