@@ -2,15 +2,21 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from kprobes.arch.aarch64.encode import MOV_X9_X30, bl
+from kprobes.arch.aarch64.encode import NOP as A64_NOP
+from kprobes.arch.aarch64.facts import AARCH64
 from kprobes.drivers.anatomy import Anatomy, Author, Mark, Side, Subject
 from kprobes.drivers.guest_probes import GuestProbe
+from kprobes.drivers.journal import Undo
 from kprobes.drivers.specimen import Specimen
 from kprobes.drivers.xray import around, function_at, xray
 from kprobes.errors import TargetError
 from kprobes.model.text import TextTables
-from kprobes.units import Addr
+from kprobes.plan.ftrace import Sites
+from kprobes.units import Addr, Phys
 from tests.build.journals import make_entry
 from tests.build.kernel import SITE, symbol
 from tests.build.our_code import ours
@@ -232,3 +238,21 @@ def test_a_stale_journal_does_not_hide_the_guests_own_call() -> None:
 
     assert only(anatomy).says.startswith("the guest's own ftrace: it calls")
     assert only(anatomy).leads_to == JUMP + 0x100
+
+
+def test_what_boot_put_before_a_call_of_ours_is_the_tracers() -> None:
+    site, nop = Addr(SITE + 4), A64_NOP
+    call_of_ours = bl(site, Addr(SITE + 0x1000))
+    undo = Undo(phys=Phys(0), addr=site, old=nop, new=call_of_ours, what="open")
+    specimen = make_specimen(
+        (MOV_X9_X30 + call_of_ours + nop).hex(),
+        (nop * 3).hex(),
+        entries=[make_entry("qemu:/s.sock", undo)],
+    )
+    sites = Sites(addrs=np.array([site], np.uint64), records=np.array([0], np.uint64))
+
+    lead, ours_ = seen(replace(specimen, arch=AARCH64, sites=sites)).marks
+
+    assert (lead.author, lead.start, lead.stop) == (Author.FTRACE, SITE, site)
+    assert lead.says == "ftrace site: mov x9, x30 and a nop, which boot made of two nops"
+    assert (ours_.author, ours_.start, ours_.stop) == (Author.OURS, site, site + 4)

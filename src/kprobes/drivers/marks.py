@@ -125,7 +125,8 @@ def _ftrace(specimen: Specimen, found: Bytes) -> Iterator[Mark]:
         site = Addr(number)
         code = read_text(specimen, site, facts.size)
         if site in ours and facts.target(site, code) is not None:
-            # Told with ours.
+            # The call is told with ours, but not what boot put before it.
+            yield from _lead_mark(specimen, site)
             continue
         yield _ftrace_mark(specimen, site, code)
 
@@ -156,6 +157,20 @@ def _ftrace_mark(specimen: Specimen, site: Addr, code: bytes) -> Mark:
         is_changed=is_changed,
         leads_to=leads_to,
     )
+
+
+def _lead_mark(specimen: Specimen, site: Addr) -> Iterator[Mark]:
+    facts = specimen.arch.site
+    start = Addr(site - len(facts.lead))
+    was = specimen.was(start, len(facts.lead))
+    if holds(specimen, start, facts.lead) and was not in (None, facts.lead):
+        yield Mark(
+            start=start,
+            stop=site,
+            author=Author.FTRACE,
+            says=f"ftrace site: {facts.idle}, which boot made of {facts.compiled}",
+            is_changed=True,
+        )
 
 
 def _tracing(specimen: Specimen, site: Addr, target: Addr) -> str:
