@@ -19,21 +19,26 @@ from kprobes.units import Addr
 from tests.build.programs import program
 from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
-from tests.guest.conftest import SUITES
+from tests.guest.conftest import STRATEGIES, SUITES
 from tests.guest.oracle import TRACING
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 WORK = "for n in 1 2 3 4 5 6 7 8 9; do cat /proc/version; ls -l /; done > /dev/null"
 FILES = {"/int3": program(b"\xcc")}
 SIGTRAP_STATUS = 128 + 5
-_LABEL = 5
+AMD64 = pytest.mark.arches("amd64")
+"""Of our breakpoints, which arm64 has not."""
 BOTH = [Strategy.JUMP, Strategy.BREAKPOINT]
+FIRST = {"amd64": "%ax", "arm64": "%x0"}
+"""A register."""
+HIDES = {"amd64": "int3 there may hide", "arm64": "somebody else.s breakpoint, and hides another"}
 
 
 @pytest.fixture(scope="module", params=[SUITES["6.1"], SUITES["7.x"]], ids=["6.1", "7.x"])
-def shared(request: pytest.FixtureRequest) -> Generator[Session]:
-    with kprobes.boot(MachineOptions(suite=request.param, files=FILES)) as booted:
+def shared(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+    with kprobes.boot(MachineOptions(suite=request.param, arch=arch, files=FILES)) as booted:
+        # Where there is such a thing.
         booted.run("echo 0 > /proc/sys/debug/kprobes-optimization")
         yield booted
 
@@ -55,8 +60,9 @@ def _text(session: Session) -> bytes:
     guest = session.driver.guest
     start, stop = (session.kernel.symbols.named(name).addr for name in ("_stext", "_etext"))
     text = bytearray(guest.memory.read(start, stop - start))
+    size = len(guest.arch.patch.jump(start, start))
     for label in places_of(guest).text.tables.jump_labels:
-        text[label - start : label - start + _LABEL] = bytes(_LABEL)
+        text[label - start : label - start + size] = bytes(size)
     return bytes(text)
 
 
@@ -88,22 +94,23 @@ CONTEXTS = ("hrtimer_interrupt", "run_timer_softirq", "handle_mm_fault", "do_wp_
 """A timer's interrupt, its softirq, and page faults."""
 WILD = (
     "null=+0(\\0):u64 wild=+8(\\0xdead000000000000):x32 low=+0(\\0x1000):string "
-    "user=+u0(\\0x7ffffffff000):x64 deep=+0(+8(%sp)):x64 text=+0(%ax):string stack=+0(%sp):x64"
+    "user=+u0(\\0x7ffffffff000):x64 deep=+0(+8(%sp)):x64 text=+0({first}):string stack=+0(%sp):x64"
 )
 
 
 def test_wild_fetches_in_interrupts_softirqs_and_page_faults_are_faults_and_nothing_else(
-    session: Session, sweeper: Sweeper
+    session: Session, sweeper: Sweeper, arch: str
 ) -> None:
+    wild = WILD.format(first=FIRST[arch])
     names = [name for name in CONTEXTS if len(session.kernel.symbols.all_named(name)) == 1]
     assert len(names) >= 3
     # Not all: each hit faults several times, and a timer's interrupt must end before the next.
     addrs = [a for n in names for a in sweeper.acceptable(sweeper.function(n), None)[1::24]]
 
-    trace = _record(session, "\n".join(f"p:f{n} {a:#x} {WILD}" for n, a in enumerate(addrs)), None)
+    trace = _record(session, "\n".join(f"p:f{n} {a:#x} {wild}" for n, a in enumerate(addrs)), None)
 
     used = {plan.site.strategy for plan in session.driver.plans}
-    assert used >= {Strategy.JUMP, Strategy.BREAKPOINT}
+    assert used >= {*STRATEGIES[arch]}
     assert trace.counts is not None
     assert sum(map(bool, trace.counts.recorded.values())) > len(addrs) // 5
     lines = [line for line in str(trace).splitlines() if "null=" in line]
@@ -112,15 +119,16 @@ def test_wild_fetches_in_interrupts_softirqs_and_page_faults_are_faults_and_noth
     assert all("low=(fault)" in line and "wild=0x0" in line for line in lines)
 
 
-def test_breakpoints_in_what_our_own_readers_call_are_guarded_and_counted(
-    session: Session, sweeper: Sweeper
+def test_patches_in_what_our_own_readers_call_are_guarded_and_counted(
+    session: Session, sweeper: Sweeper, arch: str
 ) -> None:
+    strategy = STRATEGIES[arch][-1]
     reader = sweeper.function("copy_from_kernel_nofault")
-    inside = sweeper.acceptable(reader, Strategy.BREAKPOINT)
-    place = _place(sweeper, Strategy.BREAKPOINT)
+    inside = sweeper.acceptable(reader, strategy)
+    place = _place(sweeper, strategy)
     text = "".join(f"p:in{n} {addr:#x}\n" for n, addr in enumerate(inside))
 
-    trace = _record(session, f"p:out {place:#x} there=+0(%sp):x64\n{text}", Strategy.BREAKPOINT)
+    trace = _record(session, f"p:out {place:#x} there=+0(%sp):x64\n{text}", strategy)
 
     assert trace.counts is not None
     hits = trace.counts.recorded.get(1, 0)
@@ -131,6 +139,7 @@ def test_breakpoints_in_what_our_own_readers_call_are_guarded_and_counted(
     assert trace.counts.missed[1] == 0
 
 
+@AMD64
 def test_user_space_that_runs_into_an_int3_of_its_own_gets_its_signal(
     session: Session, sweeper: Sweeper
 ) -> None:
@@ -145,13 +154,13 @@ def test_user_space_that_runs_into_an_int3_of_its_own_gets_its_signal(
 
 @pytest.mark.parametrize("strategy", BOTH)
 def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
-    session: Session, sweeper: Sweeper, strategy: Strategy
+    session: Session, sweeper: Sweeper, arch: str, strategy: Strategy
 ) -> None:
     ours = _place(sweeper, strategy)
-    stub = session.driver.guest.stub
+    stub, pc = session.driver.guest.stub, session.driver.guest.arch.machine.task.pc
     session.driver.strategy = strategy
     session.definitions = []
-    session.probe(f"p {ours:#x} ax=%ax")
+    session.probe(f"p {ours:#x} first={FIRST[arch]}")
     (plan,) = session.driver.prepare(session.definitions)
     assert plan.site.displaced is not None
     nearby = plan.site.displaced.stop
@@ -161,7 +170,7 @@ def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
         work = session.start(f"for again in 1 2 3 4 5 6 7 8 9; do {WORK}; done")
         with stub.paused(), stopping_at(stub, nearby):
             thread = run_until_stop(stub, time.monotonic() + 60)
-            stopped = {stub.register(cpu, "rip") for cpu in stub.ids()}
+            stopped = {stub.register(cpu, pc) for cpu in stub.ids()}
         assert work.wait(60).status == 0
 
     assert thread is not None
@@ -186,23 +195,24 @@ def _forget_natively(session: Session, name: str) -> None:
 
 @pytest.mark.parametrize("strategy", [None, *BOTH])
 def test_where_the_guest_has_a_kprobe_of_its_own_ours_is_refused_with_the_reason(
-    session: Session, sweeper: Sweeper, strategy: Strategy | None
+    session: Session, sweeper: Sweeper, arch: str, strategy: Strategy | None
 ) -> None:
     function = sweeper.function("vfs_read")
-    place = _place(sweeper, Strategy.BREAKPOINT)
-    offset = place - function.parts[0].addr
+    place = _place(sweeper, STRATEGIES[arch][-1])
+    offset = place - function.addr
     assert _natively(session, f"p:own vfs_read+{offset}")
     _switch_natively(session, "own", 1)
     session.driver.strategy = strategy
     session.definitions = []
 
     try:
-        with pytest.raises((RefusedError, DefinitionError), match="int3 there may hide"):
+        with pytest.raises((RefusedError, DefinitionError), match=HIDES[arch]):
             session.probe(f"p {place:#x}")
     finally:
         _forget_natively(session, "own")
 
 
+@AMD64
 def test_the_guest_refuses_a_kprobe_where_our_breakpoint_is(
     session: Session, sweeper: Sweeper
 ) -> None:
@@ -213,7 +223,7 @@ def test_the_guest_refuses_a_kprobe_where_our_breakpoint_is(
     session.probe(f"p {place:#x}")
 
     with session.record() as trace:
-        assert not _natively(session, f"p:own vfs_read+{place - function.parts[0].addr}")
+        assert not _natively(session, f"p:own vfs_read+{place - function.addr}")
         assert session.run(WORK, 60).status == 0
 
     assert len(trace) >= 9
@@ -231,7 +241,7 @@ def test_a_kprobe_of_the_guest_s_over_our_jump_is_told_and_nothing_is_freed_befo
 
     session.driver.prepare(session.definitions)
     session.driver.arm()
-    assert _natively(session, f"p:own vfs_read+{place - function.parts[0].addr}")
+    assert _natively(session, f"p:own vfs_read+{place - function.addr}")
     _switch_natively(session, "own", 1)
     assert session.run(WORK, 60).status == 0
 
