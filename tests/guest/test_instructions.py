@@ -12,23 +12,22 @@ from collections.abc import Generator, Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import iced_x86
 import pytest
 
 import kprobes
-from kprobes.arch.x86_64.function import Function, Instruction
 from kprobes.model.plan import Strategy
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
 from tests.build.blocks import runs
+from tests.build.plain_moves import kept_by
 from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
 from tests.guest import oracle
-from tests.guest.conftest import SUITES
+from tests.guest.conftest import STRATEGIES, SUITES
 from tests.guest.oracle import Hit, Tracefs
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 FUNCTIONS = (
     *("vfs_read", "ksys_read", "ksys_write", "vfs_write", "dput", "path_openat", "do_dentry_open"),
@@ -38,28 +37,14 @@ ENTRY = 4
 IN_FLIGHT = 4
 """Each of two vCPUs may be in the middle when probes are armed, and when they are disarmed."""
 ROUNDS = 2
-REGISTERS = (
-    *("ax", "bx", "cx", "dx", "si", "di", "bp", "sp"),
-    *("r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "flags", "cs", "ss"),
-)
 WORK = """
 for n in 1 2 3 4 5; do ls -l / /sys/kernel; md5sum /bin/busybox /proc/version; done > /dev/null"""
 PROGRAMS = {"ls", "md5sum"}
 Hits = dict[tuple[str, int], list[tuple[object, ...]]]
 """CPU and registers of every hit, by event and pid, one after the other."""
-_MOVES = frozenset(
-    {
-        iced_x86.Mnemonic.MOV,
-        iced_x86.Mnemonic.LEA,
-        iced_x86.Mnemonic.MOVZX,
-        iced_x86.Mnemonic.MOVSXD,
-    }
-)
-"""They change no flag."""
-_NAMES = {
-    getattr(iced_x86.Register, name.upper() if name[0] == "r" else f"R{name.upper()}"): name
-    for name in REGISTERS[:16]
-}
+FIRST = {"amd64": "%ax", "arm64": "%x0"}
+"""A register."""
+SHOWN = {"amd64": "%ip", "arm64": "%pc"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +63,9 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=[SUITES["6.1"], SUITES["7.x"]], ids=["6.1", "7.x"])
-def session(request: pytest.FixtureRequest) -> Generator[Session]:
-    with kprobes.boot(MachineOptions(suite=request.param)) as booted:
-        # Nothing but its int3: an optimised kprobe looks at what is behind it.
+def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+    with kprobes.boot(MachineOptions(suite=request.param, arch=arch)) as booted:
+        # Nothing but its breakpoint: an optimised kprobe looks at what is behind it.
         booted.run("echo 0 > /proc/sys/debug/kprobes-optimization")
         yield booted
         said = booted.run("dmesg").output.decode().splitlines()
@@ -96,9 +81,9 @@ def sweeper(session: Session) -> Sweeper:
 
 @pytest.mark.parametrize("strategy", [Strategy.JUMP, Strategy.BREAKPOINT])
 def test_hits_and_registers_are_those_of_the_kernel_s_own_breakpoint_before(
-    session: Session, sweeper: Sweeper, strategy: Strategy
+    sweeper: Sweeper, arch: str, strategy: Strategy
 ) -> None:
-    found = [_both(session, sweeper, strategy, number) for number in range(ROUNDS)]
+    found = [_both(sweeper, arch, strategy, number) for number in range(ROUNDS)]
 
     for ours, native in found:
         assert ours.keys() == native.keys()
@@ -109,15 +94,16 @@ def test_hits_and_registers_are_those_of_the_kernel_s_own_breakpoint_before(
     assert sum(counts) > 500
 
 
-def _both(session: Session, sweeper: Sweeper, strategy: Strategy, number: int) -> tuple[Hits, Hits]:
+def _both(sweeper: Sweeper, arch: str, strategy: Strategy, number: int) -> tuple[Hits, Hits]:
+    session = sweeper.session
     tracefs = Tracefs(session)
-    pairs = [_nth(_pairs(sweeper, name, strategy), number) for name in FUNCTIONS]
+    pairs = [_nth(_pairs(sweeper, arch, name, strategy), number) for name in FUNCTIONS]
     ours, native = zip(*(_definitions(n, p) for n, p in enumerate(pairs) if p), strict=True)
     session.driver.strategy = strategy
     session.definitions = []
     session.probe("\n".join(ours))
     with session.record() as trace:
-        # Ours come first: the guest's judgement ends before them, and ours would see its int3.
+        # Ours come first: the guest's judgement ends before them, and ours would see its own.
         tracefs.arm(native, buffer_kib=8192)
         assert session.run(WORK, 60).status == 0
         read = tracefs.read()
@@ -148,29 +134,14 @@ def _definitions(number: int, pair: Pair) -> tuple[str, str]:
     return f"p:n{number} {pair.ours:#x} {fetches}", f"p:n{number} {pair.native} {fetches}"
 
 
-def _pairs(sweeper: Sweeper, name: str, strategy: Strategy) -> list[Pair]:
+def _pairs(sweeper: Sweeper, arch: str, name: str, strategy: Strategy) -> list[Pair]:
     function = sweeper.function(name)
     neighbours = [each for run in runs(function) for each in itertools.pairwise(run)]
     return [
-        Pair(native=_place(function, before), ours=after.addr, registers=kept)
+        Pair(native=function.place(before.addr), ours=after.addr, registers=kept)
         for before, after in neighbours
-        if (kept := _kept(before)) and sweeper.can_carry(after.addr, strategy)
+        if (kept := kept_by(arch, before.code)) and sweeper.can_carry(after.addr, strategy)
     ]
-
-
-def _place(function: Function, instruction: Instruction) -> str:
-    return f"{function.name}+{instruction.addr - function.parts[0].addr}"
-
-
-def _kept(instruction: Instruction) -> tuple[str, ...] | None:
-    """Return the registers that an instruction leaves alone, or None when it is no plain move."""
-    if instruction.mnemonic not in _MOVES:
-        return None
-    decoded = next(iter(iced_x86.Decoder(64, instruction.code)))
-    if decoded.op0_kind != iced_x86.OpKind.REGISTER:
-        return REGISTERS
-    changed = _NAMES.get(iced_x86.RegisterExt.full_register(decoded.op0_register))
-    return tuple(name for name in REGISTERS if name != changed) if changed else None
 
 
 def _early(sweeper: Sweeper, strategy: Strategy) -> list[Addr]:
@@ -178,15 +149,16 @@ def _early(sweeper: Sweeper, strategy: Strategy) -> list[Addr]:
     function = sweeper.function("vfs_read")
     (first, *_) = (run for run in runs(function) if len(run) > 4)
     # Behind the ftrace site and, before it, endbr64: a probe on that goes to the site.
-    places = [Addr(i.addr) for i in first if i.addr > function.parts[0].addr + ENTRY]
+    places = [Addr(i.addr) for i in first if i.addr > function.addr + ENTRY]
     return [addr for addr in places if sweeper.can_carry(addr, strategy)]
 
 
 def test_several_probes_on_one_instruction_share_a_patch_and_are_hit_alike(
-    session: Session, sweeper: Sweeper
+    session: Session, sweeper: Sweeper, arch: str
 ) -> None:
-    place, *_ = _early(sweeper, Strategy.BREAKPOINT)
-    session.probe(f"p:a {place:#x} a=%ax\np:b {place:#x} a=%ax b=+0(%sp)\np:c {place:#x}")
+    place, *_ = _early(sweeper, STRATEGIES[arch][-1])
+    first = FIRST[arch]
+    session.probe(f"p:a {place:#x} a={first}\np:b {place:#x} a={first} b=+0(%sp)\np:c {place:#x}")
 
     with session.record() as trace:
         assert session.run(WORK, 60).status == 0
@@ -198,10 +170,10 @@ def test_several_probes_on_one_instruction_share_a_patch_and_are_hit_alike(
     assert a == b == c >= 10
 
 
-def test_jumps_and_breakpoints_side_by_side_are_hit_alike(
-    session: Session, sweeper: Sweeper
+def test_all_strategies_side_by_side_are_hit_alike(
+    session: Session, sweeper: Sweeper, arch: str
 ) -> None:
-    addrs = _early(sweeper, Strategy.BREAKPOINT)
+    addrs = _early(sweeper, STRATEGIES[arch][-1])
     session.probe("\n".join(f"p:n{n} {addr:#x}" for n, addr in enumerate(addrs)))
 
     with session.record() as trace:
@@ -212,20 +184,20 @@ def test_jumps_and_breakpoints_side_by_side_are_hit_alike(
     assert len(counts) >= 3
     assert max(counts) - min(counts) <= IN_FLIGHT
     assert min(counts) >= 10
-    assert Strategy.BREAKPOINT in {plan.site.strategy for plan in session.driver.plans}
+    assert STRATEGIES[arch][-1] in {plan.site.strategy for plan in session.driver.plans}
 
 
 @pytest.mark.parametrize("strategy", ["jump", "breakpoint"])
 def test_the_command_line_forces_a_strategy(
-    session: Session, sweeper: Sweeper, strategy: str, request: pytest.FixtureRequest
+    session: Session, sweeper: Sweeper, arch: str, strategy: str, request: pytest.FixtureRequest
 ) -> None:
     place, *_ = _early(sweeper, Strategy(strategy))
     offset = place - session.kernel.symbols.named("vfs_read").addr
     suite = request.node.callspec.params["session"]
-    words = ("trace", "--suite", suite, "--strategy", strategy)
+    words = ("trace", "--suite", suite, "--arch", arch, "--strategy", strategy)
 
     found = subprocess.run(
-        [KPROBE, *words, f"p:mid vfs_read+{offset:#x} ip=%ip", "--", "cat /proc/version"],
+        [KPROBE, *words, f"p:mid vfs_read+{offset:#x} at={SHOWN[arch]}", "--", "cat /proc/version"],
         capture_output=True,
         timeout=120,
         check=False,

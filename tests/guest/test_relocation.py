@@ -1,6 +1,7 @@
 """Instructions of real kernels: in place, and in their slots, on an emulated CPU.
 
-No guest is booted, but the kernels come from where guests' kernels come from.
+No guest is booted, but the kernels come from where guests' kernels come from. The same of an arm64
+kernel is in test_arm64_text.
 """
 
 from collections.abc import Mapping

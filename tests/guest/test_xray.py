@@ -1,9 +1,9 @@
 """The real ``kprobe xray`` on real kernels: what the articles show with gdb, and what we add."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +13,98 @@ import kprobes
 from kprobes.transport.packages import kernel_image
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.xrayed import held, look, mark_by, notes, shown_at, xray
 from tests.guest.conftest import SUITES, boot_or_skip
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+AMD64 = pytest.mark.arches("amd64")
 
 KPROBE = Path(sys.executable).with_name("kprobe")
-NOP = "0f1f440000"
 EVENTS = "cd /sys/kernel/tracing; echo '{}' >kprobe_events; echo 1 >events/kprobes/enable"
+TRACED = "cd /sys/kernel/tracing; echo schedule >set_ftrace_filter; echo function >current_tracer"
+UNTRACED = "cd /sys/kernel/tracing; echo nop >current_tracer; echo >set_ftrace_filter"
 OVER = "cd /sys/kernel/tracing; echo 0 >events/kprobes/enable; echo >kprobe_events"
 _PAIR = {name: SUITES[name] for name in ("6.1", "6.12")}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What differs between two architectures' text.
+
+    Attributes:
+        nop: an idle ftrace site, with what boot puts before it.
+        compiled: what boot makes that of, in words.
+        plain: one of vfs_read's first instructions, that has no address in it.
+        first: what of it a breakpoint replaces.
+        breakpoint: the kernel's.
+        jump: what a jump of ours is shown as.
+        call: what a call is shown as.
+        register, kept: some of them.
+        has_segment: whether one instruction reaches this CPU's reservation word.
+        rewrites_returns: whether boot may.
+        own: at a function's entry, who marks the guest's own kprobe, in which words, and what
+            detours there are beside the code of ours.
+        exits: class and kinds of the ways out of vfs_getattr.
+    """
+
+    nop: str
+    compiled: str
+    plain: str
+    first: str
+    breakpoint: str
+    jump: str
+    call: str
+    register: str
+    kept: str
+    has_segment: bool
+    rewrites_returns: bool
+    own: tuple[str, str, str]
+    exits: tuple[str, set[str]]
+
+
+FACTS = {
+    "amd64": Facts(
+        nop="0f1f440000",
+        compiled="boot makes a nop of the call to __fentry__",
+        plain="4157",
+        first="41",
+        breakpoint="cc",
+        jump="jmp",
+        call="call    0x",
+        register="%dx",
+        kept="%bx",
+        has_segment=True,
+        rewrites_returns=True,
+        own=("ftrace", "kprobe there: event own", "trampoline"),
+        exits=("tail", {"return", "tail jump"}),
+    ),
+    "arm64": Facts(
+        nop="e9031eaa1f2003d5",
+        compiled="boot makes mov x9, x30 and a nop of two nops",
+        plain="3f2303d5",
+        first="3f2303d5",
+        breakpoint="800020d4",
+        jump="b ",
+        call="bl      0x",
+        register="%x2",
+        kept="%x19",
+        has_segment=False,
+        rewrites_returns=False,
+        own=("kprobe", "a breakpoint; event own", "slot"),
+        exits=("retinsn", {"return"}),
+    ),
+}
+
+
+@pytest.fixture
+def facts(arch: str) -> Facts:
+    return FACTS[arch]
+
+
 @pytest.fixture(scope="module", params=_PAIR.values(), ids=list(_PAIR))
-def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    with boot_or_skip(MachineOptions(suite=request.param)) as booted:
+def machine(request: pytest.FixtureRequest, arch: str) -> Iterator[Machine]:
+    with boot_or_skip(MachineOptions(suite=request.param, arch=arch)) as booted:
         yield booted
-
-
-def xray(*words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [KPROBE, "xray", "--format", "json", *words], capture_output=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    return json.loads(done.stdout)
-
-
-def look(machine: Machine, *words: str) -> dict[str, Any]:
-    return xray("--target", f"qemu:{machine.stub_address}", *words)
-
-
-def held(seen: dict[str, Any], mark: dict[str, Any], side: str) -> str:
-    """Return the bytes that a side has of a mark."""
-    start, stop = (int(mark[edge], 16) for edge in ("start", "stop"))
-    rows = [row for row in seen["text"] if row["side"] in (side, "both")]
-    found = {int(row["address"], 16): row["bytes"] for row in rows}
-    return "".join(code for at, code in sorted(found.items()) if start <= at < stop)
-
-
-def mark_by(seen: dict[str, Any], author: str) -> dict[str, Any]:
-    (mark,) = [mark for mark in seen["marks"] if mark["author"] == author]
-    return mark
-
-
-def notes(seen: dict[str, Any], title: str) -> list[str]:
-    (detour,) = [d for d in seen["detours"] if d["title"].startswith(title)]
-    return [row["note"] for row in detour["text"] if "note" in row]
 
 
 def symbol_in_guest(machine: Machine, name: str) -> int:
@@ -65,6 +112,7 @@ def symbol_in_guest(machine: Machine, name: str) -> int:
     return int(lines[0], 16)
 
 
+@AMD64
 def test_schedule_holds_a_nop_then_the_kernels_call_and_a_nop_again(machine: Machine) -> None:
     before = look(machine, "schedule")
     machine.run(EVENTS.format("p schedule"))
@@ -73,16 +121,34 @@ def test_schedule_holds_a_nop_then_the_kernels_call_and_a_nop_again(machine: Mac
     after = look(machine, "schedule")
 
     idle = mark_by(before, "ftrace")
-    assert held(before, idle, "memory") == NOP
+    assert held(before, idle, "memory") == FACTS["amd64"].nop
     assert "idle" in idle["says"]
     call = mark_by(during, "ftrace")
     assert held(during, call, "memory").startswith("e8")
-    assert held(during, call, "image") == held(before, idle, "image") != NOP
+    assert held(during, call, "image") == held(before, idle, "image") != FACTS["amd64"].nop
     assert "kprobe_ftrace_ops (kprobe_ftrace_handler)" in call["says"]
     assert "event p_schedule_0" in call["says"]
     assert "the handler" in notes(during, "trampoline of kprobe_ftrace_ops")
-    assert held(after, mark_by(after, "ftrace"), "memory") == NOP
+    assert held(after, mark_by(after, "ftrace"), "memory") == FACTS["amd64"].nop
     assert after["detours"] == []
+
+
+def test_a_traced_function_holds_a_call_and_afterwards_what_it_held(
+    machine: Machine, facts: Facts
+) -> None:
+    before = look(machine, "schedule")
+    machine.run(TRACED)
+    during = look(machine, "schedule")
+    machine.run(UNTRACED)
+    after = look(machine, "schedule")
+
+    assert held(before, mark_by(before, "ftrace"), "memory") == facts.nop
+    call = mark_by(during, "ftrace")
+    assert "the guest's own ftrace: it calls " in call["says"]
+    assert held(during, call, "memory") != facts.nop
+    assert held(during, call, "image") == held(before, mark_by(before, "ftrace"), "image")
+    assert during["detours"]
+    assert held(after, mark_by(after, "ftrace"), "memory") == facts.nop
 
 
 def test_addresses_are_those_of_the_guest_and_of_its_file(machine: Machine) -> None:
@@ -95,6 +161,7 @@ def test_addresses_are_those_of_the_guest_and_of_its_file(machine: Machine) -> N
     assert Path(seen["image"]) == machine.kernel
 
 
+@AMD64
 def test_two_users_of_one_site_share_the_kernels_own_trampoline(machine: Machine) -> None:
     machine.run(f"{EVENTS.format('p schedule')}; echo function >current_tracer")
     seen = look(machine, "schedule")
@@ -106,27 +173,30 @@ def test_two_users_of_one_site_share_the_kernels_own_trampoline(machine: Machine
     assert "global_ops" in says
 
 
-def test_a_native_breakpoint_in_a_function_is_named_and_its_slot_shown(machine: Machine) -> None:
+def test_a_native_breakpoint_in_a_function_is_named_and_its_slot_shown(
+    machine: Machine, facts: Facts
+) -> None:
+    # Where there is such a thing.
     machine.run("echo 0 >/proc/sys/debug/kprobes-optimization")
-    offset = offset_of_push(machine)
+    offset = offset_of(machine, facts.plain)
+    before = look(machine, f"vfs_read+{offset}")
     machine.run(EVENTS.format(f"p:mid vfs_read+{offset}"))
     seen = look(machine, f"vfs_read+{offset}")
     machine.run(OVER)
     machine.run("echo 1 >/proc/sys/debug/kprobes-optimization")
 
+    assert [mark["author"] for mark in before["marks"]] == []
     mark = mark_by(seen, "kprobe")
-    assert "breakpoint; event mid; before: 41" in mark["says"]
-    assert held(seen, mark, "memory") == "cc"
+    assert f"breakpoint; event mid; before: {facts.first}" in mark["says"]
+    assert held(seen, mark, "memory") == facts.breakpoint
     assert seen["probe"]["verdict"] == "copy"
     (slot,) = seen["detours"]
-    assert (
-        slot["text"][0]["bytes"]
-        == held(seen, {**mark, "stop": hex(int(mark["start"], 16) + 2)}, "image")[:4]
-    )
+    assert slot["text"][0]["bytes"] == facts.plain
 
 
+@AMD64
 def test_a_native_optimised_kprobe_is_named_and_its_detour_shown(machine: Machine) -> None:
-    offset = offset_of_push(machine)
+    offset = offset_of(machine, FACTS["amd64"].plain)
     machine.run(f"{EVENTS.format(f'p:mid vfs_read+{offset}')}; sleep 1")
     listed = machine.run("cat /sys/kernel/debug/kprobes/list").output
     seen = look(machine, f"vfs_read+{offset}")
@@ -141,10 +211,10 @@ def test_a_native_optimised_kprobe_is_named_and_its_detour_shown(machine: Machin
     assert detour["text"][-1]["name"] == f"vfs_read+{hex(int(mark['start'], 16) + 6 - start(seen))}"
 
 
-def offset_of_push(machine: Machine) -> int:
-    """Return where vfs_read's first push of %r15 is."""
+def offset_of(machine: Machine, code: str) -> int:
+    """Return where vfs_read's first instruction with these bytes is."""
     rows = look(machine, "vfs_read", "--function")["text"]
-    at = next(int(row["address"], 16) for row in rows if row["bytes"] == "4157")
+    at = next(int(row["address"], 16) for row in rows if row["bytes"] == code)
     return at - int(rows[0]["address"], 16)
 
 
@@ -153,7 +223,7 @@ def start(seen: dict[str, Any]) -> int:
     return int(seen["site"], 16) - int(seen["name"].partition("+")[2] or "0", 16)
 
 
-def test_our_probe_of_another_session_is_named_beside_it(machine: Machine) -> None:
+def test_our_probe_of_another_session_is_named_beside_it(machine: Machine, facts: Facts) -> None:
     definition = "p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring flags=+0($arg3):x64"
     with kprobes.attach(str(machine.stub_address)) as session:
         session.probe(definition)
@@ -165,7 +235,7 @@ def test_our_probe_of_another_session_is_named_beside_it(machine: Machine) -> No
 
     mark = mark_by(seen, "probe")
     assert mark["probe"] == "open"
-    assert f"before: {NOP}" in mark["says"]
+    assert f"before: {held(after, mark, 'memory')}" in mark["says"]
     assert definition in mark["says"]
     said = notes(seen, "code of our probe open")
     for words in (
@@ -175,47 +245,57 @@ def test_our_probe_of_another_session_is_named_beside_it(machine: Machine) -> No
         "open: header: the cycle counter",
         "open: commit: the record is whole now",
         "fault-safe reader of the guest",
-        "this CPU's reservation word",
     ):
         assert words in said
+    assert ("this CPU's reservation word" in said) is facts.has_segment
     assert 'path="/proc/version"' in str(trace)
-    assert held(after, mark_by(after, "ftrace"), "memory") == NOP
+    assert held(after, mark_by(after, "ftrace"), "memory") == FACTS["amd64"].nop
 
 
-@pytest.mark.parametrize(("strategy", "code"), [("jump", "e9"), ("breakpoint", "cc")])
+@pytest.mark.parametrize("strategy", ["jump", "breakpoint"])
 def test_our_probe_on_any_instruction_is_named_and_followed(
-    machine: Machine, strategy: str, code: str
+    machine: Machine, facts: Facts, strategy: str
 ) -> None:
-    site = f"vfs_read+{offset_of_push(machine)}"
-    arm = ("--arm", f"p:mid {site} count=%dx", "--strategy", strategy)
+    site = f"vfs_read+{offset_of(machine, facts.plain)}"
+    arm = ("--arm", f"p:mid {site} count={facts.register}", "--strategy", strategy)
 
     seen = look(machine, site, *arm)
     after = look(machine, site)
 
     mark = mark_by(seen, "probe")
     assert mark["says"].startswith(f"our probe mid, a {strategy}, of process")
-    assert held(seen, mark, "memory").startswith(code)
+    shown = {"jump": facts.jump, "breakpoint": "int3"}[strategy]
+    assert shown_at(seen, mark).startswith(shown)
     assert "mid: count, x64, at 0x28" in notes(seen, "code of our probe mid")
-    back = [row.get("name", "") for row in seen["detours"][0]["text"] if "jmp" in row["text"]]
+    back = [
+        row.get("name", "")
+        for row in seen["detours"][0]["text"]
+        if row["text"].startswith(facts.jump)
+    ]
     assert any(name.startswith("vfs_read+") for name in back)
     assert [m["author"] for m in after["marks"]] == []
     assert {row["side"] for row in after["text"]} == {"both"}
 
 
-def test_ours_and_the_guests_own_on_one_site_are_both_named(machine: Machine) -> None:
+def test_ours_and_the_guests_own_on_one_function_are_both_named(
+    machine: Machine, facts: Facts
+) -> None:
     machine.run(EVENTS.format("p:own vfs_read"))
     with kprobes.attach(str(machine.stub_address)) as session:
-        session.probe("p:ours vfs_read count=$arg3:u64 bx=%bx\np:more vfs_read file=$arg1")
+        session.probe(
+            f"p:ours vfs_read count=$arg3:u64 kept={facts.kept}\np:more vfs_read file=$arg1"
+        )
         with session.record():
             seen = look(machine, "vfs_read")
     machine.run(OVER)
 
     assert mark_by(seen, "probe")["probe"] in ("ours", "more")
-    assert "kprobe there: event own" in mark_by(seen, "ftrace")["says"]
-    assert {detour["title"].split()[0] for detour in seen["detours"]} == {"code", "trampoline"}
+    author, says, way = facts.own
+    assert says in mark_by(seen, author)["says"]
+    assert {detour["title"].split()[0] for detour in seen["detours"]} == {"code", way}
     said = notes(seen, "code of our probe")
     assert "ours: count, u64, at 0x28" in said
-    assert "ours: bx, x64, at 0x30" in said
+    assert "ours: kept, x64, at 0x30" in said
     assert "more: file, x64, at 0x28" in said
 
 
@@ -228,15 +308,17 @@ def test_all_that_differs_from_the_file_in_many_functions_is_explained(machine: 
     assert unknown == []
 
 
-def test_ways_out_in_a_guest_and_in_its_file_are_marked_and_proven(machine: Machine) -> None:
+def test_ways_out_in_a_guest_and_in_its_file_are_marked_and_proven(
+    machine: Machine, facts: Facts
+) -> None:
     live = look(machine, "vfs_getattr", "--exits")
     in_file = xray("vfs_getattr", "--exits", "--image", str(machine.kernel))
 
     for seen in (live, in_file):
         found = seen["exits"]
-        assert (found["class"], found["reason"], found["at"]) == ("tail", None, None)
         kinds = {each["kind"] for each in found["exits"]}
-        assert kinds == {"return", "tail jump"}
+        assert (found["class"], kinds) == facts.exits
+        assert (found["reason"], found["at"]) == (None, None)
         marked = {row["address"] for row in seen["text"] if "exit: " in row.get("note", "")}
         assert marked == {each["address"] for each in found["exits"]}
     slide = int(live["slide"], 16)
@@ -261,16 +343,19 @@ def _exits(seen: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
-def test_a_kernels_file_needs_no_guest(suite: str) -> None:
-    seen = xray("vfs_read", "--function", "--image", str(kernel_image(suite=suite)))
+def test_a_kernels_file_needs_no_guest(suite: str, arch: str, facts: Facts) -> None:
+    seen = xray("vfs_read", "--function", "--image", str(kernel_image(suite=suite, arch=arch)))
 
-    assert "boot makes a nop of the call to __fentry__" in mark_by(seen, "ftrace")["says"]
+    assert facts.compiled in mark_by(seen, "ftrace")["says"]
     assert seen["slide"] is None
     assert {row["side"] for row in seen["text"]} == {None}
-    assert any(mark["says"].startswith("return: boot may rewrite") for mark in seen["marks"])
+    says = [mark["says"] for mark in seen["marks"]]
+    assert any(each.startswith("return: boot may") for each in says) is facts.rewrites_returns
 
 
-def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(machine: Machine) -> None:
+def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(
+    machine: Machine, facts: Facts
+) -> None:
     command = [KPROBE, "xray", "schedule", "--image", str(machine.kernel)]
 
     plain = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
@@ -278,4 +363,4 @@ def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(machine: Machine) -
 
     assert b"\x1b" not in plain
     assert b"\x1b[1mschedule\x1b[0m" in bright
-    assert b"call    0x" in plain
+    assert facts.call.encode() in plain
