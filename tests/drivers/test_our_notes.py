@@ -32,6 +32,12 @@ def test_every_field_is_told_where_it_is_stored() -> None:
     assert "records lost because the ring was full" in said
 
 
+def test_fields_that_are_stored_at_once_are_told_together() -> None:
+    said = notes(ours("p:first f one=\\1:u32 two=\\2:u32"))
+
+    assert "first: one, u32, at 0x28; two, u32, at 0x2c" in said
+
+
 def test_two_probes_of_one_site_are_told_apart() -> None:
     said = notes(ours("p:first f one=%di", "p:second f other=%si:u16 more=%dx"))
 

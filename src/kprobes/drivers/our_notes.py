@@ -150,15 +150,16 @@ def _record_note(touched: _Touched) -> str:
         return _address_note(layout, at, event)
     if not reach.is_write:
         return f"{event}reads what it recorded at {at:#x}"
-    return f"{event}{_stored(layout, at)}"
+    return f"{event}{_stored(layout, at, reach.size)}"
 
 
-def _stored(layout: RecordLayout | None, at: int) -> str:
+def _stored(layout: RecordLayout | None, at: int, size: int) -> str:
     if at in _HEADER:
         return _HEADER[at]
-    field = _field_at(layout, at)
-    if field is not None:
-        return f"{_field_words(field)} at {at:#x}"
+    # A pair of registers, or neighbouring constants, are stored at once.
+    fields = _fields_in(layout, at, size)
+    if fields:
+        return "; ".join(f"{_field_words(f)} at {max(f.offset, at):#x}" for f in fields)
     if layout is not None and layout.is_dynamic and at == layout.size_offset:
         return "size of the record"
     faults = layout.faults_offset if layout is not None else None
@@ -182,8 +183,12 @@ def _address_note(layout: RecordLayout | None, at: int, event: str) -> str:
 
 
 def _field_at(layout: RecordLayout | None, at: int) -> Field | None:
+    return next(iter(_fields_in(layout, at, 1)), None)
+
+
+def _fields_in(layout: RecordLayout | None, at: int, size: int) -> Sequence[Field]:
     fields = layout.fields if layout is not None else ()
-    return next((f for f in fields if f.room and f.offset <= at < f.offset + f.room), None)
+    return [f for f in fields if f.room and f.offset < at + size and at < f.offset + f.room]
 
 
 def _field_words(field: Field) -> str:
