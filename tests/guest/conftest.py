@@ -36,10 +36,18 @@ def boot_or_skip(options: MachineOptions) -> Machine:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on each of the architectures that its mark ``arches`` names."""
+    """Run a test on each of the architectures that its mark ``arches`` names.
+
+    What takes long on one of them is a sweep there: ``arches("amd64", "arm64", sweep="arm64")``.
+    """
     marker = metafunc.definition.get_closest_marker("arches")
     if marker is not None and "arch" in metafunc.fixturenames:
-        metafunc.parametrize("arch", marker.args, indirect=True, scope="session")
+        swept = marker.kwargs.get("sweep")
+        found = [
+            pytest.param(arch, marks=[pytest.mark.sweep] if arch == swept else [])
+            for arch in marker.args
+        ]
+        metafunc.parametrize("arch", found, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

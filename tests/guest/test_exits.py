@@ -51,6 +51,6 @@ def test_functions_of_a_running_guest_are_classified(guest: Machine) -> None:
     found = {line["function"]: line for line in map(json.loads, done.stdout.splitlines())}
 
     assert len(found) > 50
-    assert {line["class"] for line in found.values()} == {"retinsn", "tail"}
+    assert {"retinsn"} <= {line["class"] for line in found.values()} <= {"retinsn", "tail"}
     assert {e["kind"] for e in found["vfs_read"]["exits"]} == {"return"}
     assert b"(0.0%)" in done.stderr
