@@ -1,6 +1,7 @@
 """Monitors of QEMU that a test programs: both kinds, on a unix socket."""
 
 import json
+import select
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,12 +14,15 @@ class FakeMonitor:
     Attributes:
         answers: functions by the beginning of a command; they return what is printed.
         ran: the commands, in order.
+        is_forsaken: whether a client left before its words were answered: QEMU's QMP answers
+            nobody afterwards.
     """
 
     answers: dict[str, Callable[[str], str]] = field(
         default_factory=dict[str, Callable[[str], str]]
     )
     ran: list[str] = field(default_factory=list[str])
+    is_forsaken: bool = False
 
     def serve_human(self, sock: socket.socket) -> None:
         """Talk as a human monitor: echo, output, prompt."""
@@ -38,12 +42,24 @@ class FakeMonitor:
         while chunk := sock.recv(4096):
             data += chunk
             if data[:1] == b"$":
+                self._look_whether_left(sock)
                 sock.sendall(b'{"error": {"class": "GenericError", "desc": "stray"}}\r\n')
-                data = b""
+                data = b"\n".join(data.split(b"\n")[1:])
             lines, data = _lines(data)
-            for line in lines:
+            for line in filter(None, lines):
                 sock.sendall(b'{"event": "STOP", "data": {}}\r\n')
-                sock.sendall(json.dumps(self._execute(json.loads(line))).encode() + b"\r\n")
+                sock.sendall(json.dumps(self._answer(json.loads(line))).encode() + b"\r\n")
+
+    def _look_whether_left(self, sock: socket.socket) -> None:
+        ready, _, _ = select.select([sock], [], [], 0.2)
+        try:
+            self.is_forsaken |= bool(ready) and not sock.recv(1, socket.MSG_PEEK)
+        except ConnectionResetError:
+            self.is_forsaken = True
+
+    def _answer(self, request: dict[str, object]) -> dict[str, object]:
+        given = {"id": request.pop("id")} if "id" in request else {}
+        return self._execute(request) | given
 
     def _execute(self, request: object) -> dict[str, object]:
         match request:

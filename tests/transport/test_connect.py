@@ -86,6 +86,7 @@ def test_a_monitor_opens_a_stub_for_us_and_closes_it(
     assert qemu.ran[-1] == "gdbserver none"
     assert not qemu.path.parent.exists()
     assert qemu.stub.is_running
+    assert not qemu.is_forsaken
 
 
 def test_a_stub_that_is_there_already_is_used_and_stays(tmp_path: Path, stack: ExitStack) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from kprobes.errors import KprobesError, UnreachableError, UsageError
 from kprobes.transport.address import dial, is_path, parse_host_port
 from kprobes.transport.hello import say_hello
-from kprobes.transport.monitor import Monitor, is_monitor
+from kprobes.transport.monitor import Monitor, is_monitor, leave
 from kprobes.transport.peer import peer_pid
 from kprobes.transport.stub import Stub
 
@@ -48,8 +48,11 @@ def connect(target: str, *, timeout_s: float = 5.0) -> Stub:
     """
     address = parse_target(target)
     sock = dial(address, timeout_s=timeout_s)
-    if not is_monitor(say_hello(sock, address, timeout_s=timeout_s)):
+    first = say_hello(sock, address, timeout_s=timeout_s)
+    if not is_monitor(first):
         return Stub.adopt(sock, address, timeout_s=timeout_s)
+    if first == b"{":
+        leave(sock, timeout_s=timeout_s)
     sock.close()
     return _through_monitor(address, timeout_s)
 

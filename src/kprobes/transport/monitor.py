@@ -4,6 +4,7 @@ Written down in QEMU's docs/interop/qmp-spec.rst; the human monitor echoes what 
 escape sequences and ends every answer with its prompt.
 """
 
+import contextlib
 import json
 import socket
 import time
@@ -15,11 +16,28 @@ from kprobes.units import MIB
 
 _PROMPT = b"(qemu) "
 _MAX_ANSWER = 4 * MIB
+_LAST = b"kprobes-leaves"
 
 
 def is_monitor(first: bytes) -> bool:
     """Whether a connection's first byte is that of a monitor's greeting."""
     return first[:1] in (b"{", b"Q", b"(")
+
+
+def leave(sock: socket.socket, *, timeout_s: float) -> None:
+    """Close a connection on which a monitor was taken for something else.
+
+    QEMU 10.0 serves no client of a QMP socket any more, for good, when one leaves before its words
+    are answered, be they no JSON at all.
+    """
+    with contextlib.suppress(OSError):
+        sock.settimeout(timeout_s)
+        # A newline ends what is no JSON, and this is answered last.
+        sock.sendall(b'\n{"execute": "qmp_capabilities", "id": "%s"}\n' % _LAST)
+        said = b""
+        while _LAST not in said and len(said) < _MAX_ANSWER and (data := sock.recv(65536)):
+            said += data
+    sock.close()
 
 
 class _Talk(Protocol):
