@@ -36,6 +36,7 @@ from tests.build.victim import (
 )
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
 
 _PATIENT = "nosoftlockup rcupdate.rcu_cpu_stall_suppress=1"
 """QEMU itself is stopped for seconds here, which are more by the clock of a guest that measured its
@@ -200,7 +201,7 @@ def test_killed_wherever_it_arms_and_disarms_breakpoints_it_is_rolled_back(
 
 
 # On x86 breakpoints are the longer way: the same writes, and others.
-@pytest.mark.arches("arm64")
+@pytest.mark.arches("arm64", sweep="arm64")
 def test_killed_before_each_write_of_jumps_it_is_rolled_back(scene: Scene) -> None:
     few = "\n".join(scene.instructions("jump")[::200])
 
@@ -223,6 +224,7 @@ def test_killed_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scen
     assert fail_everywhere(scene, "call") >= 6
 
 
+@LONG
 def test_interrupted_before_each_write_to_text_it_is_rolled_back_by_itself(scene: Scene) -> None:
     assert fail_everywhere(scene, "write", "--interrupt") >= 13
 
@@ -243,6 +245,7 @@ def test_a_tracer_killed_in_its_second_cycle_is_rolled_back(scene: Scene) -> Non
         assert scene.is_well_within(AGAIN_S) is not None, scene.witness.changes()
 
 
+@LONG
 @pytest.mark.parametrize("sent", [1, 700, 1403, 2106, 2809, 3512, 4215, 4918, 5621, 6324])
 def test_a_packet_cut_in_two_by_death_does_not_hold_up_the_guardian(
     scene: Scene, sent: int
