@@ -32,6 +32,8 @@ LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
 
 STORM_S = float(os.environ.get("KPROBES_STORM", "9"))
 CYCLES = 3
+LEAST = {"amd64": 10_000, "arm64": 1_000}
+"""Hits of a cycle."""
 CALL, TIMES = "sched_get_priority_min", 100_000
 SYSCALL = {"amd64": f"__x64_sys_{CALL}", "arm64": f"__arm64_sys_{CALL}"}
 """A system call that nobody else in the guest makes."""
@@ -113,7 +115,7 @@ def _the_guest_is_well_afterwards(scene: Scene) -> Generator[None]:
 
 @LONG
 def test_probes_on_everything_that_is_hot_harm_nothing(
-    scene: Scene, record_property: Callable[[str, object], None]
+    scene: Scene, arch: str, record_property: Callable[[str, object], None]
 ) -> None:
     definitions = hot.definitions(scene.witness.is_probeable)
     assert len(definitions) >= 100
@@ -124,7 +126,7 @@ def test_probes_on_everything_that_is_hot_harm_nothing(
 
             assert scene.witness.changes() == []
             assert counts.damaged == 0
-            assert sink.count == sum(counts.recorded.values()) > 10_000
+            assert sink.count == sum(counts.recorded.values()) > LEAST[arch]
             assert sum(count > 0 for count in counts.recorded.values()) >= 100
             # Our own reads run through these, and only a hit of another's is recorded.
             missed = {name: counts.missed[n] for n, name in _names(session).items()}
@@ -175,6 +177,7 @@ def test_every_call_is_counted_as_the_kernels_own_probe_counts_it(scene: Scene, 
     assert sum(map(int, profile[1:])) == LOOPS * TIMES
 
 
+@LONG
 def test_timer_interrupts_on_top_of_probed_tasks_are_recorded_each(scene: Scene, arch: str) -> None:
     with scene.home.entered():
         places = _timer_counts(scene)
