@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kprobes.transport import initramfs
 from kprobes.transport.accel import Accel
+from kprobes.transport.boards import BOARDS
 from kprobes.transport.packages import busybox, kernel_image
-from kprobes.transport.qemu_command import BOARDS
 
 _BOOT_S = 90.0
 _PROMPT = b"guest# "

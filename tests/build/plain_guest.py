@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kprobes.formats import cpio
 from kprobes.transport.accel import Accel
+from kprobes.transport.boards import BOARDS
 from kprobes.transport.packages import busybox, kernel_image
-from kprobes.transport.qemu_command import BOARDS
 
 _INIT = b"""#!/bin/busybox sh
 while :; do
