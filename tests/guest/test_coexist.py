@@ -73,6 +73,7 @@ echo 1 >tracing_on
 kill -CONT -- $(cat /loads)
 cd /
 """
+_READINGS = 20
 _STARVED = ("clocksource: ", "hrtimer: interrupt took ")
 _NOISE = frozenset(
     {"unpurged", "vm_map_ram", "kernel_clone", "dup_task_struct", "arch_ftrace_update_trampoline"}
@@ -177,15 +178,18 @@ def differing_places(session: Session, before: bytes) -> list[str]:
 def areas_of(guest: ConsoleGuest) -> Counter[str]:
     """Return the guest's vmalloc areas, by size and who made them."""
     # A reader goes on by position, and skips or repeats areas while others come and go before them.
-    last: Counter[str] | None = None
-    for _ in range(20):
-        rows = [line.split() for line in guest.run("cat /proc/vmallocinfo").splitlines()]
-        named = [(row[1], row[2].split("+")[0]) for row in rows if len(row) > 2]
-        found = Counter(f"{size} {who}" for size, who in named if who not in _NOISE)
-        if found == last:
-            return found
-        last = found
-    raise AssertionError("no two readings are alike")
+    found, before = _areas_at_once(guest), Counter[str]()
+    for _ in range(_READINGS):
+        if found == before:
+            break
+        found, before = _areas_at_once(guest), found
+    return found
+
+
+def _areas_at_once(guest: ConsoleGuest) -> Counter[str]:
+    rows = [line.split() for line in guest.run("cat /proc/vmallocinfo").splitlines()]
+    named = [(row[1], row[2].split("+")[0]) for row in rows if len(row) > 2]
+    return Counter(f"{size} {who}" for size, who in named if who not in _NOISE)
 
 
 def free_kib(guest: ConsoleGuest) -> int:
