@@ -1,8 +1,9 @@
 """Runs in a guest: kprobe events read by us, by trace-cmd and by perf, and drained as they come.
 
-    python3 -m bench.in_host_guest PROGRAM HITS
+    python3 -m bench.in_host_guest PROGRAM HITS [mapped]
 
-PROGRAM makes so many system calls. Seconds and counts are printed as JSON.
+PROGRAM makes so many system calls. Seconds and counts are printed as JSON: with ``mapped`` only
+those of draining, once by splice and once from mapped rings.
 """
 
 import io
@@ -22,8 +23,9 @@ from kprobes.drivers.host_reader import HostKernel, open_reader, read_format
 from kprobes.formats.event_format import PageFormat
 from kprobes.model.batch import Events
 from kprobes.model.host_event import HostEvent
+from kprobes.model.host_pages import Pages
 from kprobes.ring.host_context import Contexts
-from kprobes.ring.host_decode import HostShapes, Pages, decode_pages
+from kprobes.ring.host_decode import HostShapes, decode_pages
 from kprobes.ring.host_merge import HostMerger
 from kprobes.ring.host_shapes import EventShape
 from kprobes.ring.task_names import TaskNames
@@ -39,13 +41,17 @@ _AT_ONCE = 1024
 _RING_KB = 8192
 
 
-def main(program: str, hits: int) -> None:
-    """Measure everything."""
+def main(program: str, hits: int, *, is_mapped: bool = False) -> None:
+    """Measure everything, or draining in both ways only."""
     append(TRACING / "kprobe_events", _PROBE)
     symbols = Kallsyms()
     event = HostEvent(format=read_format(TRACING, _EVENT), layouts=(layout(1, _PROBE, symbols),))
     told: dict[str, float] = {"hits": hits}
-    told |= _drained(program, event, symbols)
+    told |= _drained(program, event, symbols, is_mapped=False)
+    if is_mapped:
+        told |= _drained(program, event, symbols, is_mapped=True)
+        print(json.dumps(told))
+        return
     _quietly(
         "trace-cmd", "record", "--file-version", "6", "-b", "40960", "-e", "bench:hit", program
     )
@@ -103,6 +109,7 @@ def _pages(data: bytes) -> Iterator[Pages]:
             cpu=np.repeat(
                 np.array([cpu for cpu, _ in some], np.uint16), [len(pages) for _, pages in some]
             ),
+            skips=np.zeros(sum(len(pages) for _, pages in some), np.int64),
         )
 
 
@@ -112,15 +119,18 @@ def _written(event: HostEvent, symbols: Kallsyms) -> None:
         sink.write(events)
 
 
-def _drained(program: str, event: HostEvent, symbols: Kallsyms) -> dict[str, float]:
+def _drained(
+    program: str, event: HostEvent, symbols: Kallsyms, *, is_mapped: bool
+) -> dict[str, float]:
     # As many hits as two CPUs can make, taken out while they make them.
     instance = TRACING / "instances/bench"
     instance.mkdir()
     (instance / "buffer_size_kb").write_text(str(_RING_KB))
-    reader = open_reader(instance, [event], HostKernel(version=_version(), symbol_at=symbols.at))
+    kernel = HostKernel(version=_version(), symbol_at=symbols.at)
+    reader = open_reader(instance, [event], kernel, is_mapped=is_mapped)
     enable = instance / "events" / _EVENT / "enable"
     enable.write_text("1")
-    start, drained = time.monotonic(), 0
+    start, drained, spent = time.monotonic(), 0, time.process_time()
     with subprocess.Popen([program], stdout=subprocess.DEVNULL) as running:
         while running.poll() is None:
             drained += len(reader.drain())
@@ -128,10 +138,12 @@ def _drained(program: str, event: HostEvent, symbols: Kallsyms) -> dict[str, flo
         took = time.monotonic() - start
     enable.write_text("0")
     drained += sum(map(len, reader.rest()))
+    spent = time.process_time() - spent
     lost = reader.lost
     reader.close()
     instance.rmdir()
-    return {"drained": drained, "lost": lost, "drained_s": took}
+    how = "mapped" if is_mapped else "drained"
+    return {how: drained, f"{how}_lost": lost, f"{how}_s": took, f"{how}_cpu_s": spent}
 
 
 def _version() -> tuple[int, int]:
@@ -140,4 +152,4 @@ def _version() -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), is_mapped=len(sys.argv) > 3)

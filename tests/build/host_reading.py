@@ -148,7 +148,7 @@ class Run:
             HostEvent(format=read_format(self._instance, probe), layouts=(own,))
             for probe, own in zip(self._probes, self._layouts, strict=True)
         ]
-        kernel = HostKernel(version=_version(), symbol_at=self._symbols.at)
+        kernel = HostKernel(version=version(), symbol_at=self._symbols.at)
         return open_reader(self._instance, events, kernel)
 
     def _switch(self, names: Sequence[str], state: str) -> None:
@@ -157,7 +157,7 @@ class Run:
 
     def _text(self, found: Sequence[Events]) -> bytes:
         origin = Origin(
-            version=_version(),
+            version=version(),
             cpus=os.cpu_count() or 1,
             entries=sum(map(len, found)),
             symbol_at=self._symbols.at,
@@ -171,7 +171,8 @@ class Run:
         return out.getvalue()
 
 
-def _version() -> tuple[int, int]:
+def version() -> tuple[int, int]:
+    """Return what the kernel that runs here is."""
     major, minor = os.uname().release.split(".")[:2]
     return int(major), int(minor)
 

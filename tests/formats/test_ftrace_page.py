@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kprobes.errors import RingError
 from kprobes.formats.event_format import PageFormat
-from kprobes.formats.ftrace_page import PageRecords, read_pages
+from kprobes.formats.ftrace_page import PageRecords, read_pages, set_sizes
 from tests.build.ftrace_page import PAGE, Found, Record, page, pages, slowly
 
 EVENT = b"\x01\x00\x00\x00\x07\x00\x00\x00"
@@ -50,6 +50,37 @@ def test_pages_read_as_the_slow_reader_reads_them(
 
     assert found(read) == list(slowly(data))
     assert read.lost == sum(lost or 0 for _, _, lost in wanted)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, (1 << 63) - 1), records_of_a_page(), st.integers(0, 14)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_records_that_were_read_before_are_left_out_but_for_their_times(
+    wanted: list[tuple[int, list[Record], int]],
+) -> None:
+    data = pages(*(page(stamp, records) for stamp, records, _ in wanted))
+    skips = [sum(len(it.packed()) for it in records[:known]) for _, records, known in wanted]
+
+    read = read_pages(data, PAGE, np.array(skips))
+
+    first = [n * PAGE.size + PAGE.data + skip for n, skip in enumerate(skips)]
+    assert found(read) == [it for it in slowly(data) if it.at >= first[it.page]]
+
+
+def test_what_lies_behind_a_size_that_was_set_is_not_read() -> None:
+    two = [Record(5, EVENT), Record(2, EVENT)]
+    data = pages(page(100, two), page(200, two, lost=7)).copy()
+
+    set_sizes(data, PAGE, np.array([12, 24]))
+
+    read = read_pages(data, PAGE)
+    assert read.ts.tolist() == [105, 205, 207]
+    assert read.lost == 7
 
 
 def test_times_add_up_over_every_kind_of_record() -> None:

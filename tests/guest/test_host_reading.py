@@ -6,6 +6,7 @@ hit; so where tasks get new names, names are judged by the kernel's own events a
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,15 @@ from typing import Any
 
 import pytest
 
-from tests.build import host_reading
+from kprobes.transport.qemu import Machine
+from tests.build import host_reading, host_steps
 from tests.guest.conftest import SUITES, boot_or_skip, host_options
 
 pytestmark = pytest.mark.guest
 
 SCRIPT = Path(host_reading.__file__)
+STEPS = Path(host_steps.__file__)
+WAYS = ("mapped", "spliced")
 OPEN = (
     "p:kp/open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring flags=+0($arg3):x64"
     " bytes=+0($arg2):x8[4] both=+0($arg3):u32[2]"
@@ -53,26 +57,44 @@ class Read:
     ours: bytes
     lost: int
     count: int
+    is_mapped: bool
 
 
 Reading = Callable[[str], Read]
 
 
 @pytest.fixture(scope="module", params=SUITES.values(), ids=list(SUITES))
-def reading(request: pytest.FixtureRequest) -> Iterator[Reading]:
+def kernel(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A guest that all runs of its kernel share."""
+    here = Path("/root/tests/build")
+    files = {f"{here / path.name}": path for path in (SCRIPT, STEPS)}
+    with boot_or_skip(host_options(request.param, files=files)) as guest:
+        yield guest
+
+
+@pytest.fixture(scope="module")
+def reading(kernel: Machine) -> Reading:
     """All runs of a kernel, by name."""
-    options = host_options(request.param, files={"/root/host_reading.py": SCRIPT})
-    with boot_or_skip(options) as guest:
-        command = ["python3", "-W", "error", "/root/host_reading.py", "/tmp", json.dumps(RUNS)]
-        done = guest.run(command, timeout_s=300)
-        assert done.status == 0, done.output.decode()
+    _run(kernel, f"host_reading /tmp {shlex.quote(json.dumps(RUNS))}")
+    return lambda name: _read(kernel, name)
 
-        def read(name: str) -> Read:
-            files = [guest.run(["cat", f"/tmp/{name}/{it}"]).output for it in ("kernel", "ours")]
-            told = json.loads(guest.run(["cat", f"/tmp/{name}/told"]).output)
-            return Read(files[0], files[1], told["lost"], told["count"])
 
-        yield read
+@pytest.fixture(scope="module")
+def stepwise(kernel: Machine) -> Reading:
+    """What was read between bursts of hits, by the way it was."""
+    _run(kernel, "host_steps /tmp/steps")
+    return lambda name: _read(kernel, f"steps/{name}")
+
+
+def _run(kernel: Machine, script: str) -> None:
+    done = kernel.run(f"cd /root && python3 -W error -m tests.build.{script}", timeout_s=300)
+    assert done.status == 0, done.output.decode()
+
+
+def _read(kernel: Machine, name: str) -> Read:
+    files = [kernel.run(["cat", f"/tmp/{name}/{it}"]).output for it in ("kernel", "ours")]
+    told = json.loads(kernel.run(["cat", f"/tmp/{name}/told"]).output)
+    return Read(files[0], files[1], told["lost"], told["count"], told.get("is_mapped", False))
 
 
 def test_our_text_is_the_kernels_byte_for_byte(reading: Reading) -> None:
@@ -122,3 +144,23 @@ def test_what_a_small_ring_lost_is_counted(reading: Reading) -> None:
     assert run.lost == written - kept > 10_000
     assert run.count == kept
     assert run.ours.splitlines()[-kept:] == shown
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pages_that_are_read_while_they_fill_are_the_kernels_byte_for_byte(
+    stepwise: Reading, way: str
+) -> None:
+    run = stepwise(way)
+
+    assert run.ours == run.kernel
+    assert run.count == run.kernel.count(b"\n") > 1000
+    assert run.count + run.lost == 2 * sum(host_steps.BURSTS)
+    assert run.lost > 1000
+
+
+def test_rings_are_mapped_where_the_kernel_can(stepwise: Reading, kernel: Machine) -> None:
+    release = kernel.run("uname -r").output.decode()
+    major, minor = (int(word) for word in release.split(".")[:2])
+
+    assert stepwise("mapped").is_mapped == ((major, minor) >= (6, 10))
+    assert not stepwise("spliced").is_mapped

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from kprobes.errors import FormatError, RingError
 from kprobes.model.batch import Batch
 from kprobes.model.host_event import HostEvent, Locator
+from kprobes.model.host_pages import Pages
 from kprobes.model.layout import Storage
 from kprobes.ring.host_context import Contexts
-from kprobes.ring.host_decode import HostDecoded, HostShapes, Pages, decode_pages
+from kprobes.ring.host_decode import HostDecoded, HostShapes, decode_pages
 from kprobes.ring.host_shapes import EventShape, naming_shape
 from kprobes.ring.task_names import Naming
 from kprobes.sinks.flags import flags
@@ -53,7 +55,11 @@ def shapes_of(*events: HostEvent) -> HostShapes:
 
 def decoded(*records: bytes, cpu: int = 3) -> HostDecoded:
     data = pages(page(100, [Record(10, record) for record in records]))
-    return decode_pages(Pages(data=data, cpu=np.array([cpu], np.uint16)), shapes_of(OPEN, OPENED))
+    return decode_pages(one_page(data, cpu=cpu), shapes_of(OPEN, OPENED))
+
+
+def one_page(data: NDArray[np.uint8], *, cpu: int, skip: int = 0) -> Pages:
+    return Pages(data=data, cpu=np.array([cpu], np.uint16), skips=np.array([skip], np.int64))
 
 
 def only(found: HostDecoded) -> Batch:

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 
 from kprobes.errors import KprobesError
-from kprobes.ring.host_decode import Pages
+from kprobes.model.host_pages import Pages
 from kprobes.transport.tracefs_pages import Rings
 
 _BUSY_S = 0.001
@@ -60,7 +60,7 @@ class Collector:
 
     def _look(self) -> bool:
         try:
-            found = [Pages(data=data, cpu=cpu) for data, cpu in self._rings.read()]
+            found = list(self._rings.read())
         except KprobesError as error:
             self._error = error
             self._stopping.set()

@@ -11,8 +11,9 @@ from kprobes.errors import TargetError
 from kprobes.formats.event_format import PageFormat, parse_event, parse_page
 from kprobes.model.batch import Events
 from kprobes.model.host_event import EventFormat, HostEvent
+from kprobes.model.host_pages import Pages
 from kprobes.ring.host_context import Contexts
-from kprobes.ring.host_decode import HostDecoded, HostShapes, Pages, decode_pages
+from kprobes.ring.host_decode import HostDecoded, HostShapes, decode_pages
 from kprobes.ring.host_merge import HostMerger
 from kprobes.ring.host_shapes import EventShape, naming_shape
 from kprobes.ring.task_names import TaskNames
@@ -25,6 +26,10 @@ NAMING_EVENTS = ("task/task_newtask", "task/task_rename")
 Enable them before the reader is opened, and it before the probes.
 """
 
+_MAPPED_SINCE = (6, 18)
+"""Rings can be mapped since 6.10, but then readers of such rings could make the kernel warn in its
+log: until "ring-buffer: Do not trigger WARN_ON() due to a commit_overrun" (6.16) and
+"ring-buffer: Do not warn in ring_buffer_map_get_reader() when reader catches up" (6.18)."""
 
 _NO_EVENTS = HostMerger().finish()
 
@@ -102,13 +107,20 @@ class TracefsReader:
         return replace(events, batches=batches)
 
 
-def open_reader(instance: Path, events: Sequence[HostEvent], kernel: HostKernel) -> TracefsReader:
+def open_reader(
+    instance: Path,
+    events: Sequence[HostEvent],
+    kernel: HostKernel,
+    *,
+    is_mapped: bool | None = None,
+) -> TracefsReader:
     """Open an instance's rings for reading; what is in them already is read too.
 
     Args:
         instance: ``instances/NAME`` of a tracefs.
         events: that it records; of others, records are passed over.
         kernel: that this machine runs.
+        is_mapped: whether to map the rings where the kernel can; else by its release.
 
     Raises:
         UnreachableError: the rings cannot be opened.
@@ -116,7 +128,9 @@ def open_reader(instance: Path, events: Sequence[HostEvent], kernel: HostKernel)
         FormatError: the kernel describes its events in a way that we do not know.
     """
     page = _page(instance)
-    rings = open_rings(instance, page_size=page.size)
+    if is_mapped is None:
+        is_mapped = kernel.version >= _MAPPED_SINCE
+    rings = open_rings(instance, page, is_mapped=is_mapped)
     try:
         names = TaskNames(running_comms(), lambda: saved_comms(instance.parent.parent))
         return TracefsReader(rings, _shapes(instance, events, kernel, page), names)

@@ -72,15 +72,25 @@ class PageRecords:
         return len(self.at)
 
 
-def read_pages(pages: Bytes, form: PageFormat) -> PageRecords:
-    """Find the records of pages, a contiguous array of shape (n, ``form.size``).
+def read_pages(pages: Bytes, form: PageFormat, skips: Index | None = None) -> PageRecords:
+    """Find the records of pages.
+
+    Args:
+        pages: a contiguous array of shape (n, ``form.size``).
+        form: how they lie in memory.
+        skips: int64 (n,), how many bytes of each one's records are left out: those of whole
+            records that were read before.
 
     Raises:
         RingError: bytes that no kernel wrote.
     """
     if pages.ndim != 2 or pages.shape[1] != form.size or not pages.flags.c_contiguous:
         raise ValueError(f"pages of {pages.shape}, not of {form.size} bytes")
-    parts = [_read(pages[i : i + _AT_ONCE], form, first=i) for i in range(0, len(pages), _AT_ONCE)]
+    rests = np.zeros(len(pages), np.int64) if skips is None else skips
+    parts = [
+        _read(pages[i : i + _AT_ONCE], form, rests[i : i + _AT_ONCE], first=i)
+        for i in range(0, len(pages), _AT_ONCE)
+    ]
     if len(parts) == 1:
         return parts[0]
     return PageRecords(
@@ -92,7 +102,15 @@ def read_pages(pages: Bytes, form: PageFormat) -> PageRecords:
     )
 
 
-def _read(pages: Bytes, form: PageFormat, *, first: int) -> PageRecords:
+def set_sizes(pages: Bytes, form: PageFormat, sizes: Index) -> None:
+    """Make so many bytes of each page its records; what follows them counts as not written yet."""
+    words = pages.reshape(-1).view("<u4").reshape(len(pages), form.size // _WORD)
+    commits = words[:, form.commit // _WORD]
+    commits &= np.uint32(~_COMMIT & 0xFFFFFFFF)
+    commits |= sizes.astype(np.uint32)
+
+
+def _read(pages: Bytes, form: PageFormat, skips: Index, *, first: int) -> PageRecords:
     words = pages.reshape(-1).view("<u4").reshape(len(pages), form.size // _WORD)
     commits = words[:, form.commit // _WORD]
     used = (commits & np.uint32(_COMMIT)).astype(np.int64)
@@ -106,6 +124,8 @@ def _read(pages: Bytes, form: PageFormat, *, first: int) -> PageRecords:
     page = np.repeat(np.arange(first, first + len(pages)), counts)
     kinds = heads & np.uint32(_KIND)
     is_data = kinds < _PADDING
+    if skips.any():
+        is_data &= at >= (starts + skips // _WORD)[page - first]
     if not is_data.all():
         at, kinds, ts, page = at[is_data], kinds[is_data], ts[is_data], page[is_data]
     begins, sizes = _data(flat, at, kinds)

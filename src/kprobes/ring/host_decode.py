@@ -11,6 +11,7 @@ from kprobes.formats.event_format import PageFormat
 from kprobes.formats.ftrace_page import PageRecords, read_pages
 from kprobes.model.batch import Batch, Column
 from kprobes.model.host_event import Locator
+from kprobes.model.host_pages import Pages
 from kprobes.model.layout import COMM_SIZE, RecordLayout
 from kprobes.ring.host_context import Contexts
 from kprobes.ring.host_shapes import COMMON_SIZE, EventShape, NamingShape
@@ -28,14 +29,6 @@ Bytes = NDArray[np.uint8]
 Index = NDArray[np.int64]
 Which = Index | slice
 """Some records, or all of them at no cost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pages:
-    """Pages as they were read: ``data`` has shape (n, page size), ``cpu`` is each one's."""
-
-    data: Bytes
-    cpu: NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,7 +124,7 @@ def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
 
 
 def _find(pages: Pages, shapes: HostShapes) -> _Found:
-    records = read_pages(pages.data, shapes.page)
+    records = read_pages(pages.data, shapes.page, pages.skips)
     if (records.sizes < COMMON_SIZE).any():
         raise RingError(f"a record of {int(records.sizes.min())} bytes")
     flat = pages.data.reshape(-1)

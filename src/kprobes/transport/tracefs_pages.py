@@ -1,82 +1,75 @@
 """A tracing instance's rings: pages out of ``per_cpu/cpuN/trace_pipe_raw``, taken for good."""
 
-import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.errors import TargetError, UnreachableError
+from kprobes.formats.event_format import PageFormat
+from kprobes.model.host_pages import Pages
+from kprobes.transport.tracefs_map import map_ring
+from kprobes.transport.tracefs_splice import Pipe, SplicedRing
 
 _CPU = re.compile(r"cpu(\d+)")
 _COUNTS = ("overrun", "commit overrun", "dropped events")
 _AT_ONCE = 1024
-_PIPE = 1 << 20
 
 
+class Source(Protocol):
+    """What takes pages out of a ring."""
+
+    def take(self, pages: NDArray[np.uint8], skips: NDArray[np.int64]) -> int:
+        """Put the oldest pages to the front of some room, and return how many.
+
+        Args:
+            pages: the room, of shape (n, page size).
+            skips: zeros; to be set for a page whose first records were taken before: how many
+                bytes they have.
+
+        Raises:
+            TargetError: the ring is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the ring."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CpuRing:
-    """One CPU's ring; use ``open_rings``.
+    """One CPU's ring.
 
     Attributes:
         cpu: whose it is.
-        pages: how many it has, about.
+        directory: its files.
+        page_size: bytes.
+        source: what takes pages out of it.
     """
 
-    def __init__(self, directory: Path, *, cpu: int, page_size: int) -> None:
-        self.cpu = cpu
-        self._directory = directory
-        self._page_size = page_size
-        self._file = os.open(
-            directory / "trace_pipe_raw", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        )
+    cpu: int
+    directory: Path
+    page_size: int
+    source: Source
 
     @property
     def pages(self) -> int:
         """How many it has: what was in it at any moment is in so many."""
-        text = _text(self._directory / "buffer_size_kb").split()[0]
-        return int(text) * 1024 // self._page_size + 2
+        text = _text(self.directory / "buffer_size_kb").split()[0]
+        return int(text) * 1024 // self.page_size + 2
 
     @property
     def lost(self) -> int:
         """Events that were overwritten or dropped since the ring was emptied."""
-        counts = dict(line.split(": ") for line in _text(self._directory / "stats").splitlines())
+        counts = dict(line.split(": ") for line in _text(self.directory / "stats").splitlines())
         return sum(int(counts.get(name, "0")) for name in _COUNTS)
-
-    def move(self, pipe: int, size: int) -> int:
-        """Move whole pages to a pipe, and return how many bytes.
-
-        Raises:
-            TargetError: the ring is gone.
-        """
-        flags = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
-        return self._moved(lambda: os.splice(self._file, pipe, size, flags=flags))
-
-    def read(self, page: memoryview) -> int:
-        """Copy the oldest records, a page at most, to ``page``, and return how many bytes.
-
-        Raises:
-            TargetError: the ring is gone.
-        """
-        return self._moved(lambda: os.readv(self._file, [page]))
-
-    def _moved(self, system_call: Callable[[], int]) -> int:
-        try:
-            size = system_call()
-        except BlockingIOError:
-            return 0
-        except OSError as e:
-            raise TargetError(f"cannot read {self._directory}: {e.strerror}") from e
-        if size % self._page_size:
-            raise TargetError(f"{self._directory} gave {size} bytes, which are no whole pages")
-        return size
-
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._file)
 
 
 class Rings:
@@ -86,72 +79,71 @@ class Rings:
         self._rings = rings
         self._closing = closing
         self._page_size = page_size
-        self._source, self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for end in (self._source, self._pipe):
-            closing.callback(os.close, end)
-        with suppress(OSError):
-            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE)
 
     @property
     def lost(self) -> int:
         """Events that were overwritten or dropped since the instance was made."""
         return sum(ring.lost for ring in self._rings)
 
-    def read(self) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint16]]]:
-        """Yield all that is in the rings now, some at once: pages, and the CPU of each.
+    def read(self) -> Iterator[Pages]:
+        """Yield all that is in the rings now, some at once.
 
         Raises:
             TargetError: the rings are gone.
         """
-        pages, cpu, count = self._room()
+        room, count = self._room(), 0
         for ring in self._rings:
             # A ring that fills as fast as it is read would never be empty.
             left = ring.pages
-            while left > 0 and (got := self._take(ring, pages[count : count + left])):
-                cpu[count : count + got] = ring.cpu
+            while left > 0 and (got := _take(ring, room, slice(count, count + left))):
                 count, left = count + got, left - got
                 if count == _AT_ONCE:
-                    yield pages, cpu
-                    pages, cpu, count = self._room()
+                    yield room
+                    room, count = self._room(), 0
         if count:
-            yield pages[:count], cpu[:count]
+            yield Pages(data=room.data[:count], cpu=room.cpu[:count], skips=room.skips[:count])
 
-    def _room(self) -> tuple[NDArray[np.uint8], NDArray[np.uint16], int]:
-        pages = np.empty((_AT_ONCE, self._page_size), np.uint8)
-        return pages, np.empty(_AT_ONCE, np.uint16), 0
-
-    def _take(self, ring: CpuRing, pages: NDArray[np.uint8]) -> int:
-        # Many whole pages cost two calls and no lock of Python's; what is left, the page that is
-        # being written, must be copied.
-        room = pages.reshape(-1).data
-        moved = ring.move(self._pipe, len(room))
-        if not moved:
-            return ring.read(room[: self._page_size]) // self._page_size
-        taken = 0
-        while taken < moved:
-            taken += os.readv(self._source, [room[taken:moved]])
-        return moved // self._page_size
+    def _room(self) -> Pages:
+        return Pages(
+            data=np.empty((_AT_ONCE, self._page_size), np.uint8),
+            cpu=np.empty(_AT_ONCE, np.uint16),
+            skips=np.zeros(_AT_ONCE, np.int64),
+        )
 
     def close(self) -> None:
         """Let go of the instance."""
         self._closing.close()
 
 
-def open_rings(instance: Path, *, page_size: int) -> Rings:
+def open_rings(instance: Path, page: PageFormat, *, is_mapped: bool) -> Rings:
     """Open the rings of an instance: a directory with ``per_cpu``.
 
+    Args:
+        instance: whose they are.
+        page: how their pages lie in memory.
+        is_mapped: whether to map them where the kernel can.
+
     Raises:
-        UnreachableError: it cannot be read.
+        UnreachableError: they cannot be read.
     """
     with ExitStack() as undo:
+        pipe = Pipe()
+        undo.callback(pipe.close)
+        rings: list[CpuRing] = []
         try:
-            rings = [
-                _opened(undo, directory, cpu=cpu, page_size=page_size)
-                for cpu, directory in _cpus(instance / "per_cpu")
-            ]
+            for cpu, directory in _cpus(instance / "per_cpu"):
+                path = directory / "trace_pipe_raw"
+                file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                undo.callback(os.close, file)
+                found = map_ring(file, page) if is_mapped else None
+                source = found or SplicedRing(file, path, pipe)
+                undo.callback(source.close)
+                rings.append(
+                    CpuRing(cpu=cpu, directory=directory, page_size=page.size, source=source)
+                )
         except OSError as e:
             raise UnreachableError(f"cannot open {e.filename}: {e.strerror}") from e
-        return Rings(rings, page_size=page_size, closing=undo.pop_all())
+        return Rings(rings, page_size=page.size, closing=undo.pop_all())
 
 
 def _cpus(directory: Path) -> list[tuple[int, Path]]:
@@ -159,10 +151,10 @@ def _cpus(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(name[1]), path) for name, path in found if name is not None)
 
 
-def _opened(undo: ExitStack, directory: Path, *, cpu: int, page_size: int) -> CpuRing:
-    ring = CpuRing(directory, cpu=cpu, page_size=page_size)
-    undo.callback(ring.close)
-    return ring
+def _take(ring: CpuRing, room: Pages, where: slice) -> int:
+    got = ring.source.take(room.data[where], room.skips[where])
+    room.cpu[where][:got] = ring.cpu
+    return got
 
 
 def _text(path: Path) -> str:
