@@ -1,8 +1,15 @@
-"""Journals and sites in words."""
+"""Journals, sessions and sites in words and as JSON."""
+
+import json
+import os
 
 import pytest
 
-from kprobes.cli.armed import journal_text, sites_text, status_text
+from kprobes.cli import armed_json
+from kprobes.cli.armed import of_guest, of_journal, of_session
+from kprobes.drivers.host.names import Owner as Tracer
+from kprobes.drivers.host.names import new_owner
+from kprobes.drivers.host.sessions import Session
 from kprobes.drivers.status import ArmedSite, Owner, Status
 from kprobes.units import Addr
 from tests.build.journals import make_entry, make_undo
@@ -25,7 +32,7 @@ FLAGS = make_undo(0x9000, what="dyn_ftrace.flags")
 def test_a_journal_says_which_guest_and_by_whom(target: str, is_live: bool, text: str) -> None:
     entry = make_entry(target, FLAGS, make_undo(16), is_live=is_live)
 
-    line = journal_text(entry)
+    line = of_journal(entry, is_brief=True, is_verbose=False)
 
     head = f"{target} (6.1.0-56-cloud-amd64): 1 site armed by process {entry.pid}"
     assert line.startswith(head)
@@ -33,13 +40,17 @@ def test_a_journal_says_which_guest_and_by_whom(target: str, is_live: bool, text
 
 
 def test_a_journal_without_patches_has_nothing_armed() -> None:
-    assert "nothing armed by process" in journal_text(make_entry("localhost:1"))
+    assert "nothing armed by process" in of_journal(
+        make_entry("localhost:1"), is_brief=False, is_verbose=False
+    )
 
 
 def test_sites_of_a_journal_are_its_patches_of_text() -> None:
     entry = make_entry("localhost:1", FLAGS, make_undo(16, what="open"), make_undo(32, what="read"))
 
-    assert sites_text(entry, is_verbose=False) == (
+    shown = of_journal(entry, is_brief=False, is_verbose=False)
+
+    assert shown.partition("\n")[2] == (
         "    0xffffffff81000010  open\n    0xffffffff81000020  read\n"
     )
 
@@ -47,8 +58,11 @@ def test_sites_of_a_journal_are_its_patches_of_text() -> None:
 def test_many_sites_are_cut_short_unless_all_are_wanted() -> None:
     entry = make_entry("localhost:1", *(make_undo(n) for n in range(25)))
 
-    assert sites_text(entry, is_verbose=False).endswith("    ... and 5 more (-v shows all)\n")
-    assert sites_text(entry, is_verbose=True).count("\n") == 25
+    few = of_journal(entry, is_brief=False, is_verbose=False)
+    every = of_journal(entry, is_brief=False, is_verbose=True)
+
+    assert few.endswith("    ... and 5 more (-v shows all)\n")
+    assert every.count("\n") == 1 + 25
 
 
 def make_site(where: str, owner: Owner, event: str = "") -> ArmedSite:
@@ -62,7 +76,7 @@ def test_sites_are_grouped_by_who_armed_them() -> None:
         make_site("vfs_write+0x0", Owner.JOURNAL, "write"),
     )
 
-    text = status_text(Status(release="6.1", sites=3500, armed=armed), is_verbose=False)
+    text = of_guest(Status(release="6.1", sites=3500, armed=armed), is_verbose=False)
 
     assert text == (
         "6.1: 3,500 ftrace sites, 3 armed\n"
@@ -75,6 +89,51 @@ def test_sites_are_grouped_by_who_armed_them() -> None:
 
 
 def test_an_idle_guest_is_said_to_be_idle() -> None:
-    text = status_text(Status(release="6.1", sites=3500, armed=()), is_verbose=False)
+    text = of_guest(Status(release="6.1", sites=3500, armed=()), is_verbose=False)
 
     assert text == "6.1: 3,500 ftrace sites, all of them idle\n"
+
+
+LINES = ("p:kprobes_1_2_3/open do_sys_openat2 dfd=%si:s32", "r8:kprobes_1_2_3/back vfs_read")
+DEAD = Tracer(pid=1 << 22, started="7", session=1)
+
+
+def test_a_session_of_this_machine_says_which_events_and_by_whom() -> None:
+    shown = of_session(Session(owner=new_owner(), lines=LINES), is_verbose=False)
+
+    assert shown == (
+        f"this machine's kernel: 2 events of process {os.getpid()}, which is at work\n"
+        "    p:kprobes_1_2_3/open   do_sys_openat2 dfd=%si:s32\n"
+        "    r8:kprobes_1_2_3/back  vfs_read\n"
+    )
+
+
+def test_a_session_that_nobody_may_look_at_is_told_by_its_journal() -> None:
+    shown = of_session(Session(owner=DEAD, lines=None), is_verbose=False)
+
+    assert shown == (
+        f"this machine's kernel: a recording of process {DEAD.pid}, which was killed: "
+        "`kprobe restore` takes away what is left\n"
+    )
+
+
+def test_programs_get_an_object_per_line() -> None:
+    entry = make_entry("localhost:1", FLAGS, make_undo(16, what="open"), is_live=False)
+    site = make_site("vfs_read+0x0", Owner.GUEST)
+
+    journal = json.loads(armed_json.of_journal(entry, is_brief=True, is_verbose=False))
+    session = json.loads(armed_json.of_session(Session(owner=DEAD, lines=LINES), is_verbose=False))
+    guest = json.loads(
+        armed_json.of_guest(Status(release="6.1", sites=9, armed=(site,)), is_verbose=False)
+    )
+
+    assert (journal["target"], journal["is_at_work"]) == ("localhost:1", False)
+    assert journal["sites"] == [{"address": "0xffffffff81000010", "event": "open"}]
+    assert session == {
+        "target": "host",
+        "pid": DEAD.pid,
+        "is_at_work": False,
+        "instance": f"instances/kprobes-{DEAD.pid}-7-1",
+        "events": [*LINES],
+    }
+    assert (guest["ftrace_sites"], guest["armed"][0]["owner"]) == (9, "guest")

@@ -1,9 +1,10 @@
-"""Journals, and a guest's sites as they are, in words."""
+"""Journals, sessions of this machine's kernel, and a guest's sites as they are, in words."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 from kprobes.cli.words import aligned, counted
+from kprobes.drivers.host.sessions import Session
 from kprobes.drivers.journal import Entry, Undo
 from kprobes.drivers.restore import has_ended
 from kprobes.drivers.status import ArmedSite, Owner, Status
@@ -18,23 +19,33 @@ _WHO = {
 _RECORD = "dyn_ftrace.flags"
 
 
-def journal_text(entry: Entry) -> str:
-    """Return a line on a journal: which guest, how much is armed, and by whom."""
+def of_journal(entry: Entry, *, is_brief: bool, is_verbose: bool) -> str:
+    """Return a line on a journal: which guest, how much is armed, by whom; if wanted, the sites."""
     kernel = f" ({entry.release})" if entry.release else ""
-    count = len(_patches(entry))
+    count = len(patches(entry))
     armed = f"{counted(count, 'site')} armed" if count else "nothing armed"
     lent = f"; {entry.ledger.memory // 1024:,} KiB are lent to it" if entry.ledger.memory else ""
-    return f"{entry.target}{kernel}: {armed} by {_tracer(entry)}{lent}\n"
+    line = f"{entry.target}{kernel}: {armed} by {_tracer(entry)}{lent}\n"
+    if is_brief:
+        return line
+    rows = [(f"{undo.addr:#x}", undo.what) for undo in patches(entry)]
+    return line + _table(rows, is_verbose=is_verbose)
 
 
-def sites_text(entry: Entry, *, is_verbose: bool) -> str:
-    """Return the sites that a journal names."""
-    return _table(
-        [(f"{undo.addr:#x}", undo.what) for undo in _patches(entry)], is_verbose=is_verbose
+def of_session(session: Session, *, is_verbose: bool) -> str:
+    """Return a line on what a session has in this machine's kernel, and its events."""
+    owner, lines = session.owner, session.lines
+    what = "a recording" if lines is None else counted(len(lines), "event")
+    who = (
+        f"process {owner.pid}, which was killed: `kprobe restore` takes away what is left"
+        if owner.is_gone
+        else f"process {owner.pid}, which is at work"
     )
+    rows = [tuple(line.split(" ", maxsplit=1)) for line in lines or ()]
+    return f"this machine's kernel: {what} of {who}\n{_table(rows, is_verbose=is_verbose)}"
 
 
-def status_text(status: Status, *, is_verbose: bool) -> str:
+def of_guest(status: Status, *, is_verbose: bool) -> str:
     """Return what was seen in a guest."""
     text = f"{status.release}: {counted(status.sites, 'ftrace site')}"
     if not status.armed:
@@ -47,7 +58,8 @@ def status_text(status: Status, *, is_verbose: bool) -> str:
     return "".join(lines)
 
 
-def _patches(entry: Entry) -> list[Undo]:
+def patches(entry: Entry) -> list[Undo]:
+    """Return what a journal has of text, without the marks beside it."""
     return [undo for undo in entry.undos if undo.what != _RECORD]
 
 
@@ -63,7 +75,7 @@ def _sites(sites: Sequence[ArmedSite], *, is_verbose: bool) -> str:
     return _table([(s.where, s.event or s.code.hex()) for s in sites], is_verbose=is_verbose)
 
 
-def _table(rows: Sequence[tuple[str, str]], *, is_verbose: bool) -> str:
+def _table(rows: Sequence[tuple[str, ...]], *, is_verbose: bool) -> str:
     shown = rows if is_verbose else rows[:_MAX_SITES]
     rest = len(rows) - len(shown)
     more = f"    ... and {rest:,} more (-v shows all)\n" if rest else ""

@@ -1,54 +1,78 @@
-"""``kprobe status``: what is armed in a guest, and by whom."""
+"""``kprobe status``: what is armed in guests and in this machine's kernel, and by whom."""
 
 import argparse
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kprobes.drivers.journal import Entry
+    from kprobes.drivers.status import Status
+
 NAME = "status"
-HELP = "show what is armed in guests, and by whom"
+HELP = "show what is armed, and by whom"
 EPILOG = """\
 examples:
   kprobe status                                  # what this machine's journals say
+  kprobe status --target host                    # in this machine's own kernel only
   kprobe status --target qemu:localhost:1234     # look at that guest, too
+  kprobe status --format json | jq 'select(.is_at_work | not)'
 
 Every tracer keeps a journal of what it patched. With --target, every ftrace site of the guest is
 looked at as well: what the guest's own ftrace uses and what nobody here knows of shows up, too.
 A guest that is being traced right now has its stub in use: then only the journal can tell.
+What recordings have in this machine's own kernel is told by their journals and, to root, by the
+kernel: their events, as it lists them.
 
 Exit status: 0 done, 1 error, 2 usage, 3 target unreachable."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument("--target", metavar="T", help=options.TARGET_HELP)
-    parser.add_argument("-v", "--verbose", action="store_true", help="name every site")
+    parser.add_argument(
+        "--target", metavar="T", help=f"host: this machine's own kernel; {options.TARGET_HELP}"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("-v", "--verbose", action="store_true", help="name every site and event")
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Show; return the exit code."""
-    from kprobes.cli.armed import journal_text, sites_text, status_text
-    from kprobes.cli.stop import Stop
+    from kprobes.cli import armed, armed_json
+    from kprobes.cli.choose import AUTO, GUEST, HOST
+    from kprobes.drivers.host.sessions import sessions
     from kprobes.drivers.journal import entries
-    from kprobes.drivers.look import looking
     from kprobes.drivers.restore import of_target
-    from kprobes.drivers.status import look
 
-    found = of_target(entries(), args.target)
+    show = armed_json if args.format == "json" else armed
+    of_guest = None if args.target in (AUTO, GUEST, HOST) else args.target
+    found = [] if args.target == HOST else of_target(entries(), of_guest)
+    here = sessions() if args.target in (None, AUTO, HOST) else []
     # A stub that is in use tells nobody else.
-    target = args.target if all(entry.is_abandoned for entry in found) else None
-    if not found:
+    target = of_guest if all(entry.is_abandoned for entry in found) else None
+    if not found and not here and args.format == "text":
         out.write(b"no journal on this machine: no kprobe is at work, none was killed\n")
-    for entry in found:
-        sites = "" if target is not None else sites_text(entry, is_verbose=args.verbose)
-        out.write(f"{journal_text(entry)}{sites}".encode())
+    is_brief, is_verbose = target is not None, args.verbose
+    texts = [show.of_journal(entry, is_brief=is_brief, is_verbose=is_verbose) for entry in found]
+    texts += [show.of_session(session, is_verbose=is_verbose) for session in here]
+    out.write("".join(texts).encode(errors="surrogateescape"))
     out.flush()
     if target is not None:
-        with Stop() as stop:
-            # Somebody else's guest must not be left in the middle of anything.
-            stop.defer()
-            with looking(target) as guest:
-                status = look(guest.memory, guest.kernel, guest.arch.site, found)
-            stop.check()
-        out.write(status_text(status, is_verbose=args.verbose).encode())
+        out.write(show.of_guest(_look(target, found), is_verbose=is_verbose).encode())
     return 0
+
+
+def _look(target: str, found: "Sequence[Entry]") -> "Status":
+    from kprobes.cli.stop import Stop
+    from kprobes.drivers.look import looking
+    from kprobes.drivers.status import look
+
+    with Stop() as stop:
+        # Somebody else's guest must not be left in the middle of anything.
+        stop.defer()
+        with looking(target) as guest:
+            status = look(guest.memory, guest.kernel, guest.arch.site, found)
+        stop.check()
+    return status
