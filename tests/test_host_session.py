@@ -70,6 +70,7 @@ def test_extra_fields_of_returns_are_for_guests(tracefs: FakeTracefs) -> None:
         session_of(tracefs).probe("r vfs_read", duration=True)
 
     assert "only functions of guests" in caught.value.hint
+    assert "`p FUNCTION` and `r FUNCTION`" in caught.value.hint
 
 
 def test_events_come_one_by_one_until_the_time_is_over(tracefs: FakeTracefs) -> None:

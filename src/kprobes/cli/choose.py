@@ -87,7 +87,11 @@ def _refuse_guests(args: argparse.Namespace) -> None:
 
         raise UsageError(NO_HANDLERS)
     if name is not None:
-        raise UsageError(f"{name} is for guests, not for this machine's own kernel")
+        from kprobes.model.extras import INSTEAD
+
+        found = {"--duration of calls": "duration", "--exits": "exit"}.get(name, "")
+        way_out = f": {INSTEAD[found]}" if found else ""
+        raise UsageError(f"{name} is for guests, not for this machine's own kernel{way_out}")
 
 
 def _of_guests(args: argparse.Namespace) -> str | None:

@@ -20,3 +20,9 @@ class Extras:
 
 
 NO_EXTRAS = Extras()
+
+INSTEAD = {
+    DURATION: "here `p FUNCTION` and `r FUNCTION` give the times of both, by task",
+    EXIT: "here `p FUNCTION+OFFSET` probes each of its returns, which `kprobe xray` shows",
+}
+"""What to do for each on this machine's own kernel, which has no such fields."""

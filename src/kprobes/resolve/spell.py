@@ -26,6 +26,7 @@ from kprobes.model.definition import (
     StackSlot,
     Text,
 )
+from kprobes.model.extras import INSTEAD
 from kprobes.model.layout import Storage
 from kprobes.model.resolved import (
     CommValue,
@@ -246,5 +247,8 @@ def _unknown(
 
 
 def _only_in_guests(definition: Definition, fetch: FieldFetch) -> DefinitionError:
-    hint = f"only functions of guests have the extra field {fetch.field.name!r} at their returns"
+    name = fetch.field.name
+    hint = (
+        f"only functions of guests have the extra field {name!r} at their returns: {INSTEAD[name]}"
+    )
     return rejection(Code.NOT_IN_RELEASE, command=definition.command, column=0, hint=hint)
