@@ -19,6 +19,11 @@ _FILE_SYSTEMS = Path("/proc/filesystems")
 _SYS_ADMIN = 21
 """CAP_SYS_ADMIN, capabilities(7)."""
 _CONTAINERS = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
+_FIRST_PROCESS = Path("/proc/1/environ")
+_USERS = Path("/proc/self/uid_map")
+_PROCESSES = Path("/proc/self/ns/pid")
+_ALL_PROCESSES = "pid:[4026531836]"
+"""PROC_PID_INIT_INO, include/linux/proc_ns.h: the namespace that the machine began with."""
 _HEAD = 1 << 12
 _FIRST = (5, 5)
 """The first release that knows all that definitions are spelled in."""
@@ -84,6 +89,12 @@ def _of_system() -> Iterator[Obstacle]:
         yield Obstacle(subject="release", found=found, advice="probe a guest")
     if os.geteuid() != 0:
         yield Obstacle(subject="root", found="you are not root", advice="use sudo")
+    elif not _is_true_root():
+        yield Obstacle(
+            subject="rights",
+            found=f"root {_here()} is root of a user namespace only",
+            advice="use the machine's own root: outside, or in a container that is not rootless",
+        )
     elif not _may_administer():
         yield Obstacle(
             subject="rights",
@@ -165,5 +176,27 @@ def _may_administer() -> bool:
     return False
 
 
+def _is_true_root() -> bool:
+    # user_namespaces(7): only the first namespace has every user as it is.
+    try:
+        return _USERS.read_text().split() == ["0", "0", str((1 << 32) - 1)]
+    except OSError:
+        # A kernel without user namespaces.
+        return True
+
+
 def _here() -> str:
-    return "in this container" if any(Path(each).exists() for each in _CONTAINERS) else "here"
+    return "in this container" if _is_container() else "here"
+
+
+def _is_container() -> bool:
+    if any(Path(each).exists() for each in _CONTAINERS):
+        return True
+    try:
+        # https://systemd.io/CONTAINER_INTERFACE; Kubernetes' say nothing, but their processes
+        # are in a namespace of their own.
+        said = _FIRST_PROCESS.read_bytes().split(b"\0")
+        processes = _PROCESSES.readlink()
+    except OSError:
+        return False
+    return any(word.startswith(b"container=") for word in said) or str(processes) != _ALL_PROCESSES
