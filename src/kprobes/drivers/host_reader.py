@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kprobes.drivers.host_collector import Collector
-from kprobes.errors import TargetError
 from kprobes.formats.event_format import PageFormat, parse_event, parse_page
 from kprobes.model.batch import Events
 from kprobes.model.host_event import EventFormat, HostEvent
@@ -18,7 +17,7 @@ from kprobes.ring.host_merge import HostMerger
 from kprobes.ring.host_shapes import EventShape, naming_shape
 from kprobes.ring.task_names import TaskNames
 from kprobes.transport.task_comms import running_comms, saved_comms
-from kprobes.transport.tracefs_pages import Rings, open_rings
+from kprobes.transport.tracefs_pages import Rings, open_rings, read_text
 
 NAMING_EVENTS = ("task/task_newtask", "task/task_rename")
 """Events that an instance must record too, if tasks are to be shown by their names at the hit.
@@ -141,7 +140,7 @@ def open_reader(
 
 def read_format(instance: Path, event: str) -> EventFormat:
     """Read the format of an event, ``GROUP/EVENT``; TargetError when there is none."""
-    return parse_event(_text(instance / "events" / event / "format"))
+    return parse_event(read_text(instance / "events" / event / "format"))
 
 
 def _shapes(
@@ -164,14 +163,7 @@ def _naming_events(instance: Path) -> list[str]:
 
 
 def _page(instance: Path) -> PageFormat:
-    page = parse_page(_text(instance.parent.parent / "events" / "header_page"))
+    page = parse_page(read_text(instance.parent.parent / "events" / "header_page"))
     # Since 6.8 an instance can have larger pages than the others.
     own = instance / "buffer_subbuf_size_kb"
-    return replace(page, size=int(_text(own)) * 1024) if own.exists() else page
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as e:
-        raise TargetError(f"cannot read {path}: {e.strerror}") from e
+    return replace(page, size=int(read_text(own)) * 1024) if own.exists() else page

@@ -62,13 +62,13 @@ class CpuRing:
     @property
     def pages(self) -> int:
         """How many it has: what was in it at any moment is in so many."""
-        text = _text(self.directory / "buffer_size_kb").split()[0]
+        text = read_text(self.directory / "buffer_size_kb").split()[0]
         return int(text) * 1024 // self.page_size + 2
 
     @property
     def lost(self) -> int:
         """Events that were overwritten or dropped since the ring was emptied."""
-        counts = dict(line.split(": ") for line in _text(self.directory / "stats").splitlines())
+        counts = dict(line.split(": ") for line in read_text(self.directory / "stats").splitlines())
         return sum(int(counts.get(name, "0")) for name in _COUNTS)
 
 
@@ -157,7 +157,8 @@ def _take(ring: CpuRing, room: Pages, where: slice) -> int:
     return got
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the whole text of an instance's file; TargetError when it cannot be read."""
     try:
         return path.read_text()
     except OSError as e:
