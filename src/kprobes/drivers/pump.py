@@ -18,8 +18,8 @@ _IDLE_S = 0.02
 _MOST_READY = 20_000_000
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """Do nothing between two looks."""
 
 
 class Pump(Protocol):
@@ -49,7 +49,7 @@ class Recorder(Protocol):
 class ThreadPump:
     """Drains a recorder in a thread of its own until it is stopped."""
 
-    def __init__(self, recorder: Recorder, between: Callable[[], None] = _nothing) -> None:
+    def __init__(self, recorder: Recorder, between: Callable[[], None] = nothing) -> None:
         self._recorder = recorder
         self._between = between
         self._ready: deque[Events] = deque()

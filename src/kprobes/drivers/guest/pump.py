@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.recorder import Recorder
-from kprobes.drivers.pump import Pump, ThreadPump
+from kprobes.drivers.pump import Pump, ThreadPump, nothing
 from kprobes.model.batch import Events
 from kprobes.transport.ram import StubRam
 from kprobes.transport.stub import Stub
@@ -14,11 +14,7 @@ _PAUSING_S = 0.25
 """Between pauses of a guest whose RAM is reached through the stub only."""
 
 
-def _nothing() -> None:
-    pass
-
-
-def open_pump(recorder: Recorder, guest: Guest, between: Callable[[], None] = _nothing) -> Pump:
+def open_pump(recorder: Recorder, guest: Guest, between: Callable[[], None] = nothing) -> Pump:
     """Start the pump that suits a guest's memory; ``stop`` ends it.
 
     Args:
@@ -35,7 +31,7 @@ class PausingPump:
     """Drains when it is asked, in one pause of the guest: its RAM is behind the stub only."""
 
     def __init__(
-        self, recorder: Recorder, stub: Stub, between: Callable[[], None] = _nothing
+        self, recorder: Recorder, stub: Stub, between: Callable[[], None] = nothing
     ) -> None:
         self._recorder = recorder
         self._between = between
