@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from kprobes.drivers.guest.turns import soon
+from kprobes.drivers.turns import soon
 from kprobes.errors import KprobesError
 from kprobes.model.batch import Events
 

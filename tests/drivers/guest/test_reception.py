@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from kprobes.drivers.guest.reception import check
-from kprobes.drivers.guest.turns import soon
+from kprobes.drivers.turns import soon
 from kprobes.errors import UsageError
 from kprobes.model.mailbox import MAX_UPCALLS
 from kprobes.model.upcall import Upcall, Waiting

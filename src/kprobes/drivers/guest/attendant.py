@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from kprobes.drivers.guest.mailbox import Mailbox
-from kprobes.drivers.guest.turns import sleep_exactly, soon
+from kprobes.drivers.turns import sleep_exactly, soon
 from kprobes.errors import KprobesError
 from kprobes.model.upcall import Question, Waiting
 
