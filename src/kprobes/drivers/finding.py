@@ -27,3 +27,8 @@ class Finding:
     verdict: Verdict
     found: str
     advice: str = ""
+
+
+def ok(subject: str, found: str) -> Finding:
+    """Return a fact that is as it should be."""
+    return Finding(subject=subject, verdict=Verdict.OK, found=found)

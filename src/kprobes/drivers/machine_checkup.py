@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from kprobes.drivers.finding import Finding, Verdict
+from kprobes.drivers.finding import Finding, Verdict, ok
 from kprobes.drivers.journal import directory
 from kprobes.errors import KprobesError
 from kprobes.transport.accel import Accel, choose
@@ -60,20 +60,20 @@ def _qemu(arch: str, board: Board) -> Finding:
 def _version(subject: str, path: str, said: str) -> Finding:
     version = re.search(r"version ((\d+)\.(\d+)\S*)", said)
     if version is None:
-        return _ok(subject, f"of an unknown version, {path}")
+        return ok(subject, f"of an unknown version, {path}")
     if (int(version[2]), int(version[3])) < _CODE_IS_LOCKED:
         advice = (
             "emulated guests that patch their own text (their own ftrace or kprobes) may crash by "
             "this QEMU's fault: 8.1 and later are right (Debian 12 has one in its backports)"
         )
         return _note(subject, f"{version[1]}, {path}", advice)
-    return _ok(subject, f"{version[1]}, {path}")
+    return ok(subject, f"{version[1]}, {path}")
 
 
 def _accelerator() -> Finding:
     of_this_kind = [board for board in BOARDS.values() if board.native == os.uname().machine]
     if any(choose("auto", each.native, signs=each.kvm) is Accel.KVM for each in of_this_kind):
-        return _ok("KVM", "usable: guests of this machine's kind run at full speed")
+        return ok("KVM", "usable: guests of this machine's kind run at full speed")
     reason = (
         "/dev/kvm opens, but is not Intel's or AMD's (kvm_intel, kvm_amd)"
         if os.access("/dev/kvm", os.R_OK | os.W_OK)
@@ -89,20 +89,20 @@ def _packages() -> Finding:
     if absent:
         advice = "boot a kernel of your own with --kernel"
         return _note("apt", f"no {', '.join(absent)}", advice)
-    return _ok("apt", "kernels come from Debian's packages, by name")
+    return ok("apt", "kernels come from Debian's packages, by name")
 
 
 def _kernel() -> Finding:
     cached = sorted(path.name for path in images().glob("linux-*") if path.is_dir())
     if cached:
-        return _ok("kernel", f"in the cache: {', '.join(cached)}")
+        return ok("kernel", f"in the cache: {', '.join(cached)}")
     return _note("kernel", "none in the cache", "the first boot downloads one (27 MB)")
 
 
 def _busybox() -> Finding:
     path = shutil.which("busybox")
     if path is not None and is_static(Path(path), arch=DEFAULT_ARCH):
-        return _ok("busybox", f"{path}, static")
+        return ok("busybox", f"{path}, static")
     found = "none installed" if path is None else f"{path} is not static"
     return _note("busybox", found, "Debian's is downloaded; or apt-get install busybox-static")
 
@@ -115,7 +115,7 @@ def _writable(subject: str, path: Path) -> Finding:
     room = shutil.disk_usage(base).free // MIB
     if room < _GUEST_SIZE // MIB:
         return _note(subject, f"{path}: {room} MiB free", "a kernel takes 200 MiB unpacked")
-    return _ok(subject, f"{path}, {room} MiB free")
+    return ok(subject, f"{path}, {room} MiB free")
 
 
 def _shared_memory() -> Finding:
@@ -127,7 +127,7 @@ def _shared_memory() -> Finding:
         why = f"{_SHARED_MEMORY}, {room // MIB} MiB free"
     if room < _GUEST_SIZE:
         return _note("memory", why, "a guest of 512 MiB is kept in a file on disk instead")
-    return _ok("memory", why)
+    return ok("memory", why)
 
 
 def _compiler() -> Finding:
@@ -137,11 +137,7 @@ def _compiler() -> Finding:
         load_compiler()
     except (ImportError, OSError, KprobesError) as error:
         return _missing("LLVM", f"llvmlite does not load: {error}", "pip install llvmlite")
-    return _ok("LLVM", "llvmlite loads")
-
-
-def _ok(subject: str, found: str) -> Finding:
-    return Finding(subject=subject, verdict=Verdict.OK, found=found)
+    return ok("LLVM", "llvmlite loads")
 
 
 def _note(subject: str, found: str, advice: str) -> Finding:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from kprobes.drivers.finding import Finding, Verdict
+from kprobes.drivers.finding import Finding, Verdict, ok
 from kprobes.drivers.host.machine import open_machine
 from kprobes.drivers.host.obstacles import obstacles
 from kprobes.errors import KprobesError
@@ -25,7 +25,7 @@ def check_host(*, is_wanted: bool) -> Iterator[Finding]:
         )
     if found:
         return
-    yield _ok("host", f"this machine's Linux {os.uname().release} can be probed")
+    yield ok("host", f"this machine's Linux {os.uname().release} can be probed")
     if is_wanted:
         yield from _details()
 
@@ -37,7 +37,7 @@ def _details() -> Iterator[Finding]:
         yield Finding(subject="host: kernel", verdict=Verdict.MISSING, found=str(error))
         return
     kernel = machine.kernel
-    yield _ok("host: symbols", f"{len(kernel.symbols):,} in /proc/kallsyms")
+    yield ok("host: symbols", f"{len(kernel.symbols):,} in /proc/kallsyms")
     if kernel.types is None:
         yield Finding(
             subject="host: types",
@@ -46,10 +46,6 @@ def _details() -> Iterator[Finding]:
             advice="no parameters by name, no -> and no casts: registers and $argN remain",
         )
     else:
-        yield _ok("host: types", "names of parameters, -> and casts are understood")
+        yield ok("host: types", "names of parameters, -> and casts are understood")
     number = len(machine.traceable)
-    yield _ok("host: functions", f"{number:,} can be probed" if number else "any may be probed")
-
-
-def _ok(subject: str, found: str) -> Finding:
-    return Finding(subject=subject, verdict=Verdict.OK, found=found)
+    yield ok("host: functions", f"{number:,} can be probed" if number else "any may be probed")
