@@ -12,10 +12,7 @@ from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Value, const
 from kprobes.codegen.per_cpu import Change
 from kprobes.model.abi import PERCPU_GUARD
-from kprobes.model.layout import CONTEXT_HARDIRQ, CONTEXT_NMI
-
-_SERVING_SOFTIRQ = 0x100
-"""The softirq count is odd while serving one; even steps are bottom halves disabled."""
+from kprobes.model.layout import CONTEXT_HARDIRQ, CONTEXT_NMI, CONTEXT_SERVING_SOFTIRQ
 
 
 def enter(context: Context, event: str, out: str) -> None:
@@ -104,7 +101,7 @@ def _context_bit(context: Context) -> Value:
     f = context.out
     count = per_cpu.preempt_count(context)
     bit = const(1, "i32")
-    for mask, value in ((_SERVING_SOFTIRQ, 2), (CONTEXT_HARDIRQ, 4), (CONTEXT_NMI, 8)):
+    for mask, value in ((CONTEXT_SERVING_SOFTIRQ, 2), (CONTEXT_HARDIRQ, 4), (CONTEXT_NMI, 8)):
         inside = f.compare("ne", f.op("and", count, mask), 0)
         bit = f.select(inside, const(value, "i32"), bit)
     return bit

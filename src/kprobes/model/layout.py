@@ -31,6 +31,9 @@ ALIGN = 8
 
 CONTEXT_PREEMPT = 0x000000FF
 CONTEXT_SOFTIRQ = 0x0000FF00
+CONTEXT_SERVING_SOFTIRQ = 0x00000100
+"""Of the softirq part, which goes up by 1 while one is served and by 2 for every section with
+bottom halves off (SOFTIRQ_DISABLE_OFFSET)."""
 CONTEXT_HARDIRQ = 0x000F0000
 CONTEXT_NMI = 0x00F00000
 CONTEXT_IRQS_ON = 1 << 24
@@ -38,6 +41,8 @@ CONTEXT_NEED_RESCHED = 1 << 25
 CONTEXT_NEED_RESCHED_LAZY = 1 << 26
 CONTEXT_MIGRATE_SHIFT = 27
 """Bits 27 to 30: depth of migrate_disable, 15 for more."""
+MIGRATE_SINCE = (5, 15)
+"""54357f0c9149 (tracing: Add migrate-disabled counter to tracing output)."""
 CONTEXT_NO_PREEMPT_RESCHED = 1 << 31
 """Inverted, as in the kernel's own preempt count: set when no preemption is wanted."""
 

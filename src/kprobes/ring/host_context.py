@@ -17,15 +17,16 @@ from kprobes.model.layout import (
     CONTEXT_NEED_RESCHED_LAZY,
     CONTEXT_NMI,
     CONTEXT_NO_PREEMPT_RESCHED,
+    CONTEXT_SERVING_SOFTIRQ,
+    MIGRATE_SINCE,
 )
 
-_MIGRATE_SINCE = (5, 15)
-_SERVING_SOFTIRQ, _SOFTIRQ_OFF = 0x100, 0x200
+_SOFTIRQ_OFF = 2 * CONTEXT_SERVING_SOFTIRQ
 _SET = {
     0x02: CONTEXT_NEED_RESCHED_LAZY,
     0x04: CONTEXT_NEED_RESCHED,
     0x08: CONTEXT_HARDIRQ & -CONTEXT_HARDIRQ,
-    0x10: _SERVING_SOFTIRQ,
+    0x10: CONTEXT_SERVING_SOFTIRQ,
     0x40: CONTEXT_NMI & -CONTEXT_NMI,
     0x80: _SOFTIRQ_OFF,
 }
@@ -37,7 +38,7 @@ class Contexts:
 
     def __init__(self, version: tuple[int, int]) -> None:
         self._flags = np.array([_of_flags(flags) for flags in range(256)], np.uint32)
-        has_migrate = version >= _MIGRATE_SINCE
+        has_migrate = version >= MIGRATE_SINCE
         counts = [_of_count(count, has_migrate=has_migrate) for count in range(256)]
         self._counts = np.array(counts, np.uint32)
 

@@ -12,11 +12,11 @@ from kprobes.model.layout import (
     CONTEXT_NMI,
     CONTEXT_NO_PREEMPT_RESCHED,
     CONTEXT_PREEMPT,
+    CONTEXT_SERVING_SOFTIRQ,
     CONTEXT_SOFTIRQ,
+    MIGRATE_SINCE,
 )
 
-MIGRATE_SINCE = (5, 15)
-"""54357f0c9149 (tracing: Add migrate-disabled counter to tracing output): a fifth column."""
 BH_SINCE = (5, 18)
 """289e7b0f7eb4 (tracing: Account bottom half disabled sections): ``b`` and ``D``."""
 LAZY_SINCE = (6, 13)
@@ -24,10 +24,7 @@ LAZY_SINCE = (6, 13)
 NEWEST = (99, 0)
 """Every column there is."""
 
-# The softirq part of the preempt count goes up by 1 while one is served and by 2 for every
-# section with bottom halves off (SOFTIRQ_DISABLE_OFFSET).
-_SERVING = 0x100
-_BH_OFF = CONTEXT_SOFTIRQ & ~_SERVING
+_BH_OFF = CONTEXT_SOFTIRQ & ~CONTEXT_SERVING_SOFTIRQ
 
 _RESCHED = {
     # (task's flag, the preempt count's, task's lazy flag)
@@ -70,8 +67,8 @@ def _interrupt(context: int) -> str:
     if context & CONTEXT_NMI:
         return "Z" if is_hard else "z"
     if is_hard:
-        return "H" if context & _SERVING else "h"
-    return "s" if context & _SERVING else "."
+        return "H" if context & CONTEXT_SERVING_SOFTIRQ else "h"
+    return "s" if context & CONTEXT_SERVING_SOFTIRQ else "."
 
 
 def _hex(number: int) -> str:

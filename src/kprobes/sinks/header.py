@@ -1,6 +1,7 @@
 """The lines above the events of a kernel's trace file, as its ``nop`` tracer prints them."""
 
-from kprobes.sinks.flags import BH_SINCE, MIGRATE_SINCE
+from kprobes.model.layout import MIGRATE_SINCE
+from kprobes.sinks.flags import BH_SINCE
 from kprobes.sinks.origin import Origin
 
 _TITLE = """\
