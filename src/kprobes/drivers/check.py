@@ -239,6 +239,24 @@ class Checker:
         return symbol.is_text and is_unique and self._judge.is_probeable(symbol)
 
 
+class Expanding(Protocol):
+    """What definitions mean on a kernel: ``Places`` of guests, or of the host."""
+
+    def expand(self, definition: Definition) -> list[Definition]:
+        """Return one definition per function that a glob names."""
+        ...
+
+    def resolve(self, definition: Definition, *, event_id: int) -> Resolved:
+        """Resolve a definition on one function."""
+        ...
+
+
+def probes_of(places: Expanding, definition: Definition) -> list[Resolved]:
+    """Return a definition's probes, numbered from 1; raises as ``places`` does."""
+    singles = enumerate(places.expand(definition), start=1)
+    return [places.resolve(single, event_id=n) for n, single in singles]
+
+
 class _ByPatching:
     # A kernel whose text we patch ourselves, running or in a file.
     def __init__(self, places: Places, terms: Terms) -> None:
@@ -251,8 +269,7 @@ class _ByPatching:
         self.is_probeable = places.has_site
 
     def probes(self, definition: Definition) -> list[Resolved]:
-        singles = enumerate(self._places.expand(definition), start=1)
-        return [self._places.resolve(single, event_id=n) for n, single in singles]
+        return probes_of(self._places, definition)
 
     def place(self, probes: Sequence[Resolved]) -> tuple[Placed, ...]:
         if probes[0].definition.kind is Kind.RETURN:

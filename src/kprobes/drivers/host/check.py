@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kprobes.drivers.check import Checker, Placed, Terms
+from kprobes.drivers.check import Checker, Placed, Terms, probes_of
 from kprobes.drivers.exits import Classified
 from kprobes.drivers.host.machine import HostMachine
 from kprobes.drivers.host.places import HostPlaces
@@ -27,8 +27,7 @@ class _BySpelling:
         self.is_probeable = self._places.is_probeable
 
     def probes(self, definition: Definition) -> list[Resolved]:
-        singles = enumerate(self._places.expand(definition), start=1)
-        return [self._places.resolve(single, event_id=n) for n, single in singles]
+        return probes_of(self._places, definition)
 
     def place(self, probes: Sequence[Resolved]) -> tuple[Placed, ...]:
         return tuple(self._place(probe) for probe in probes)
