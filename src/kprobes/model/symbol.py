@@ -82,6 +82,12 @@ def place_of(symbols: Symbols, addr: int) -> str:
     return symbol.place(addr) if symbol is not None else f"{addr:#x}"
 
 
+def span_of(symbols: Symbols, place: str | int) -> tuple[int, int] | None:
+    """Return where a function begins and ends: by its name or an address in it; None if none."""
+    found = symbols.find(place) if isinstance(place, str) else symbols.at(place)
+    return None if found is None else (found.addr, found.addr + found.size)
+
+
 def name_of(symbols: Symbols, addr: int) -> str:
     """Return an address as a disassembler names it: ``sym``, ``sym+0x12``, or as a number."""
     symbol = symbols.at(addr)

@@ -1,6 +1,7 @@
 """Filters as text to filters of one guest's probes: it knows its CPUs and functions."""
 
 from dataclasses import replace
+from functools import partial
 
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import per_cpu_bases
@@ -8,6 +9,7 @@ from kprobes.lang.filter import parse_filter
 from kprobes.lang.filter_scan import Known
 from kprobes.model.filter import Filter, every
 from kprobes.model.resolved import Resolved
+from kprobes.model.symbol import span_of
 from kprobes.resolve.filter import filter_fields
 
 
@@ -29,11 +31,6 @@ def with_filter(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved
 
 
 def _known(probe: Resolved, guest: Guest) -> Known:
-    symbols = guest.kernel.symbols
-
-    def function(place: str | int) -> tuple[int, int] | None:
-        found = symbols.find(place) if isinstance(place, str) else symbols.at(place)
-        return None if found is None else (found.addr, found.addr + found.size)
-
+    function = partial(span_of, guest.kernel.symbols)
     cpus = len(per_cpu_bases(guest.memory, guest.kernel))
     return Known(fields=filter_fields(probe), cpus=cpus, function=function)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kprobes.drivers.host.machine import HostMachine
 from kprobes.drivers.host.places import HostPlaces
@@ -12,6 +13,7 @@ from kprobes.lang.filter_scan import Known
 from kprobes.model.definition import Definition
 from kprobes.model.resolved import Resolved
 from kprobes.model.spelled import Spelled
+from kprobes.model.symbol import span_of
 from kprobes.resolve.filter import filter_fields
 from kprobes.resolve.siblings import check_alike
 from kprobes.resolve.spell import spell
@@ -110,12 +112,7 @@ def _names(probes: Sequence[Resolved]) -> Iterator[str]:
 
 
 def _known(machine: HostMachine, probe: Resolved) -> Known:
-    symbols = machine.kernel.symbols
-
-    def function(place: str | int) -> tuple[int, int] | None:
-        found = symbols.find(place) if isinstance(place, str) else symbols.at(place)
-        return None if found is None else (found.addr, found.addr + found.size)
-
+    function = partial(span_of, machine.kernel.symbols)
     return Known(fields=filter_fields(probe), cpus=machine.cpus, function=function)
 
 
