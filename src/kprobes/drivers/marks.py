@@ -4,7 +4,7 @@ Each voice is asked in turn, and bytes belong to the first that knows them. What
 file and nobody knows is said to be unknown.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from kprobes.units import Addr
 
 _SITE = 5
 _MAX_NAMES = 6
-
-
-Voice = Callable[[Specimen, Bytes], Iterator[Mark]]
 
 
 def read_marks(specimen: Specimen, found: Bytes) -> tuple[Mark, ...]:
