@@ -132,13 +132,21 @@ def test_names_of_tasks_are_told_and_are_no_events() -> None:
         Naming(pid=8, ts=130, old=b"sh", new=b"ls"),
     )
     assert found.which.tolist() == [0]
-    assert found.foreign == 0
 
 
-def test_what_nobody_asked_for_is_counted() -> None:
+def test_what_nobody_asked_for_is_passed_over() -> None:
     found = decoded(common(999), opening(1, b"a"))
 
-    assert (found.foreign, len(found.which)) == (1, 1)
+    assert len(found.which) == 1
+
+
+def test_what_was_read_before_counts_for_times_only() -> None:
+    first = len(Record(10, opening(1, b"a")).packed())
+    data = pages(page(100, [Record(10, opening(1, b"a")), Record(10, opening(2, b"b"))]))
+
+    found = decode_pages(one_page(data, cpu=0, skip=first), shapes_of(OPEN))
+
+    assert only(found).ts.tolist() == [120]
 
 
 def test_pages_without_records_have_no_batches() -> None:

@@ -25,7 +25,6 @@ def part(hits: Sequence[Hit]) -> HostDecoded:
         batches=tuple(batches),
         which=np.array(which, np.uint16),
         namings=(),
-        foreign=0,
         lost=0,
     )
 

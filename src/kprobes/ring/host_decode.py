@@ -40,14 +40,12 @@ class HostDecoded:
         which: uint16 (n,), for each event in the pages' order its index in ``batches``; its row
             there is how many of that batch stand before it.
         namings: what tasks got new names.
-        foreign: records of events that nobody asked for.
         lost: events that the kernel overwrote or dropped before these pages.
     """
 
     batches: tuple[Batch, ...]
     which: NDArray[np.uint16]
     namings: tuple[Naming, ...]
-    foreign: int
     lost: int
 
 
@@ -118,7 +116,6 @@ def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
         batches=tuple(batches),
         which=ours,
         namings=tuple(namings),
-        foreign=len(which) - len(ours) - len(namings),
         lost=found.records.lost,
     )
 
