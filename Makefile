@@ -76,7 +76,7 @@ check: $(STAMPS)/venv ## format, lint, types, floors, unit tests: no kernel, no 
 	@$(BIN)/ruff check
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -m 'not guest and not host and not storm and not fuzz and not sweep'
+	@$(BIN)/pytest -m 'not guest and not storm and not fuzz and not sweep'
 
 storm: $(STAMPS)/venv ## the unit tests' wide sweeps: millions of cases
 	@$(BIN)/pytest -m storm
