@@ -107,9 +107,15 @@ def test_a_live_tracer_is_not_restored_away(any_host_guest: Machine) -> None:
     _await(guest, "[ -e /tmp/up ]")
 
     told = run(guest, "kprobe restore --target host")
+    shown = run(guest, "kprobe status --target host")
+    (listed,) = run(guest, "kprobe status --format json").splitlines()
     run(guest, "touch /tmp/down")
 
     assert "left alone" in told
+    assert re.match(r"this machine's kernel: 1 event of process \d+, which is at work\n"
+                    r"    p:kprobes_\w+/alive  vfs_write\n", shown)  # fmt: skip
+    assert json.loads(listed)["is_at_work"]
+    assert json.loads(listed)["events"][0].endswith("/alive vfs_write")
     assert running.wait(60).status == 0
     assert ": alive: (vfs_write+0x" in run(guest, "tail -n 3 /tmp/alive.txt")
 
