@@ -1,14 +1,18 @@
 """Places that a guest's driver finds for handlers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kprobes.arch.aarch64.facts import AARCH64
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.journal import Journal
 from kprobes.errors import DefinitionError, UsageError
 from kprobes.handlers.engine import GuestEngine
+from kprobes.units import Addr
+from tests.build.kernel import make_kernel, symbol
 from tests.build.named_guest import make_named_guest
 
 
@@ -37,6 +41,24 @@ def test_another_instruction_is_no_entry(engine: GuestEngine) -> None:
     found = engine.find_place("vfs_read+8")
 
     assert (found.addr - found.function.addr, found.is_entry, found.behind) == (8, False, None)
+
+
+@pytest.mark.parametrize(("offset", "behind"), [(0, 4), (4, 8), (8, None)])
+def test_an_arm64_entry_and_the_site_behind_it_are_both_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, behind: int | None
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = make_named_guest("vfs_read")
+    listed = made.guest.kernel.symbols.all_named("ftrace_pages_start")
+    start = Addr(made.sites[0] - 4)
+    kernel = replace(make_kernel([symbol("vfs_read", start), *listed]), arch="aarch64")
+    guest = replace(made.guest, kernel=kernel, arch=AARCH64)
+    engine = GuestEngine(GuestDriver(guest, Journal.create("fake"), ArenaSize()))
+
+    found = engine.find_place(f"vfs_read+{offset}")
+
+    assert (found.addr, found.is_entry) == (start + offset, offset == 0)
+    assert found.behind == (None if behind is None else start + behind)
 
 
 def test_what_is_no_place_is_refused(engine: GuestEngine) -> None:

@@ -123,6 +123,15 @@ class Places:
         site = ftrace.locate(function, self.sites, self.arch.site)
         return first(function, self.text, self.arch.patch) if site is None else site
 
+    def ftrace_site(self, addr: Addr) -> Addr | None:
+        """Return the ftrace site at an address, or that of the function entered there, or None."""
+        if self.sites.find(addr) is not None:
+            return addr
+        function, facts = self.kernel.symbols.at(addr), self.arch.site
+        if not facts.is_behind or function is None or function.addr != addr:
+            return None
+        return ftrace.site_of(addr, self.sites, facts)
+
     def instructions(self) -> Instructions:
         """Return what judges the text as it is now."""
         return Instructions(self.text, self.arch.patch)
@@ -160,7 +169,7 @@ class Places:
             raise RefusedError(
                 f"{place} is init text, which its module gives back when it has begun"
             )
-        at = self._ftrace_site(addr)
+        at = self.ftrace_site(addr)
         if at is None or (at != addr and wish.strategy is Strategy.JUMP):
             return instructions.site(addr, wish)
         if wish.strategy in (None, Strategy.FTRACE):
@@ -171,15 +180,6 @@ class Places:
             f"{place} is an ftrace site, which the guest's own ftrace may change at any time: "
             f"no {wish.strategy}, only the ftrace strategy"
         )
-
-    def _ftrace_site(self, addr: Addr) -> Addr | None:
-        # Of a function whose entry has the address, or at the address itself.
-        if self.sites.find(addr) is not None:
-            return addr
-        function, facts = self.kernel.symbols.at(addr), self.arch.site
-        if not facts.is_behind or function is None or function.addr != addr:
-            return None
-        return ftrace.site_of(addr, self.sites, facts)
 
     def exits(self, probe: Resolved) -> Classified | None:
         """Return the ways out of the function that a return probe is on, None for other probes.

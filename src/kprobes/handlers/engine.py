@@ -10,7 +10,6 @@ from kprobes.lang.parser import parse
 from kprobes.model.definition import Definition
 from kprobes.model.symbol import Symbol
 from kprobes.model.upcall import Upcall
-from kprobes.plan.ftrace import site_of
 from kprobes.units import Addr
 
 
@@ -46,8 +45,7 @@ class GuestEngine:
             raise UsageError(f"{text} names many functions: a probe with handlers is at one place")
         addr = places.resolve(definition, event_id=1).layout.ip
         function = self._functions[addr] = self._function(addr, definition.place.symbol)
-        found = site_of(addr, places.sites, arch.site) if arch.site.is_behind else addr
-        is_site = found is not None and places.sites.find(found) is not None
+        is_site = places.ftrace_site(addr) is not None
         return HandlerPlace(
             addr=addr,
             function=function,
