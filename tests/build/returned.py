@@ -10,6 +10,7 @@ from kprobes.drivers.places import places_of
 from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from tests.build import hot
+from tests.build.dialect import DIALECTS
 from tests.build.running import matching
 from tests.build.sweep import Nothing
 
@@ -24,7 +25,8 @@ dd if=/dev/zero bs=512 count=30 2> /dev/null | cat | gzip | gunzip | wc -c > /de
 wait
 """
 """A second of work on both CPUs, by tasks that have all ended when it is over."""
-_TRAPPED = ("asm_", "exc_", "sysvec_", "__x64_sys_exit", "do_exit", "do_group_exit")
+_EXITS = ("do_exit", "do_group_exit", *(f"{each.syscall}exit" for each in DIALECTS.values()))
+_TRAPPED = ("asm_", "exc_", "sysvec_", *_EXITS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -239,9 +239,12 @@ def _hooked(session: Session) -> set[str]:
     return {probe.layout.event for each in hooked for probe in each.probes}
 
 
-def returned_values(ran: Sequence[Ran]) -> list[str]:
-    """Return a return probe for each of some functions; where nothing is returned, of rax."""
-    fetches = ("%ax" if each.is_void else "$retval" for each in ran)
+def returned_values(ran: Sequence[Ran], value: str) -> list[str]:
+    """Return a return probe for each of some functions.
+
+    Where nothing is returned, it is of the register that would have the value.
+    """
+    fetches = (f"%{value}" if each.is_void else "$retval" for each in ran)
     pairs = enumerate(zip(ran, fetches, strict=True))
     return [f"r{_MAXACTIVE}:e{n} {each.name} ret={fetch}:x64" for n, (each, fetch) in pairs]
 

@@ -22,11 +22,12 @@ from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
+from tests.build.dialect import DIALECTS, Dialect
 from tests.build.returned import LOAD, Ran, chosen, functions_that_return
 from tests.guest.oracle import Hit
 from tests.guest.return_oracle import Pair, Recorded, function_of, returned_values
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 _MOST = 1500
 _FUNCTIONS = {"bookworm": 300}
@@ -62,15 +63,15 @@ class Run:
 
 
 @pytest.fixture(scope="module", params=_FUNCTIONS)
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    options = MachineOptions(suite=request.param, files={"/load.sh": LOAD})
+def run(request: pytest.FixtureRequest, arch: str) -> Iterator[Run]:
+    options = MachineOptions(arch=arch, suite=request.param, files={"/load.sh": LOAD})
     with kprobes.boot(options, size=ArenaSize(ring=16 * MIB, code=8 * MIB)) as session:
-        yield recorded(session, _FUNCTIONS[request.param])
+        yield recorded(session, _FUNCTIONS[request.param], DIALECTS[arch])
 
 
-def recorded(session: Session, wanted: int) -> Run:
+def recorded(session: Session, wanted: int, dialect: Dialect) -> Run:
     ran = chosen(functions_that_return(session, _MOST), int(wanted * _SPARE))
-    pair = Pair(session, returned_values(ran))
+    pair = Pair(session, returned_values(ran, dialect.value))
     proven = pair.record("sh /load.sh")
     hooked = pair.record("sh /load.sh", way=ReturnWay.RETHOOK)
     return Run(

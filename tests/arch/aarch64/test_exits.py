@@ -169,6 +169,16 @@ def test_behind_a_warning_the_function_goes_on() -> None:
     assert found(result) == [(20, ExitKind.RETURN)]
 
 
+def test_the_guests_own_probe_before_the_tracers_call_hides_nothing_that_matters() -> None:
+    tables = TextTables(ftrace=frozenset({START + 4}))
+
+    # brk #4, where mov x9, x30 was.
+    result = exits(f"d4200080 {NOP} {PACIASP} {PUSH} {CALL} {POP} {AUTIASP} {RET}", tables=tables)
+
+    assert result.way is ReturnWay.RETINSN
+    assert found(result) == [(28, ExitKind.RETURN)]
+
+
 def test_the_tracer_s_call_leaves_x30_as_it_was() -> None:
     # mov x9, x30; bl ftrace_caller, which gives x30 back from x9.
     tables = TextTables(ftrace=frozenset({START + 4}))

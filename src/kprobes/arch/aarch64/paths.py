@@ -118,6 +118,9 @@ class _Walk:
         if i.addr in self._tables.ftrace:
             # The function tracer's call, which gives x30 back from x9.
             return True, stack
+        if hides_another(i) and i.next in self._tables.ftrace:
+            # The guest's own probe, on what keeps x30 in x9 for that call.
+            return True, stack
         behind = after(i.word, i.kind, stack)
         return self._goes_on(i, behind), behind
 
