@@ -1,9 +1,10 @@
 """The kernel's own return probes beside ours, in one guest: armed, loaded, read back, compared.
 
-The native ones are there all the time, so that they see every return that we see. At an entry ours
-come first, as they are chained in front. At a return instruction, and at a tail jump that we took
-over last, ours come first again; a return that we took over at the entry comes to the kernel's
-trampoline first, and from there to ours.
+The native ones are there all the time, so that they see every return that we see. At an entry of
+amd64 ours come first, as they are chained in front; at one of arm64 the kernel's own. At a return
+instruction, and at a tail jump that we took over last, ours come first; a return that both took
+over at the entry comes to the trampoline first of who was the last there, and from there to the
+other's.
 """
 
 import re
@@ -15,6 +16,7 @@ from itertools import pairwise
 from kprobes.model.exits import ReturnWay
 from kprobes.model.hits import Counts
 from kprobes.session import Session
+from tests.build.dialect import Dialect, dialect_of
 from tests.build.returned import Ran
 from tests.guest import oracle
 from tests.guest.oracle import Comparison, Hit, Native, Stream, Tracefs
@@ -145,8 +147,8 @@ def compare(
     Args:
         ours: all our hits.
         theirs: the kernel's.
-        hooked: events whose calls both took over: the kernel records these first, and ours may be
-            much later, but in the same order.
+        hooked: events whose calls both took over, the kernel last: it records these first, and ours
+            may be much later, but in the same order.
         end_us: when ours was still armed.
 
     Returns:
@@ -234,17 +236,19 @@ def _late(pairs: Sequence[tuple[Hit, Hit]]) -> int:
 
 def _hooked(session: Session) -> set[str]:
     # Ours take these over at the entry, and the kernel's own do so after them.
+    if dialect_of(session).is_own_probe_first:
+        return set()
     returning = (each.returns for plan in session.driver.plans for each in plan.returning)
     hooked = [each for each in returning if each.way is ReturnWay.RETHOOK]
     return {probe.layout.event for each in hooked for probe in each.probes}
 
 
-def returned_values(ran: Sequence[Ran], value: str) -> list[str]:
+def returned_values(ran: Sequence[Ran], dialect: Dialect) -> list[str]:
     """Return a return probe for each of some functions.
 
     Where nothing is returned, it is of the register that would have the value.
     """
-    fetches = (f"%{value}" if each.is_void else "$retval" for each in ran)
+    fetches = (f"%{dialect.value}" if each.is_void else "$retval" for each in ran)
     pairs = enumerate(zip(ran, fetches, strict=True))
     return [f"r{_MAXACTIVE}:e{n} {each.name} ret={fetch}:x64" for n, (each, fetch) in pairs]
 

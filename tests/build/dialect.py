@@ -1,0 +1,55 @@
+"""What the kernels of each architecture call the same things, and where they keep them."""
+
+from dataclasses import dataclass
+
+from kprobes.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """Words of one architecture, and habits of its kernel.
+
+    Attributes:
+        syscall: what the functions of system calls begin with.
+        pc: the instruction pointer.
+        value: the register that has what a function returns.
+        arguments: those that have a function's arguments.
+        are_addresses_signed: whether return addresses on stacks are. Then nobody can give them back
+            from outside: who disarms waits for the calls that were taken over.
+        is_own_probe_first: whether the guest's own probe of an entry comes before ours, which then
+            takes a return over from it.
+    """
+
+    syscall: str
+    pc: str
+    value: str
+    arguments: tuple[str, ...]
+    are_addresses_signed: bool
+    is_own_probe_first: bool
+
+
+DIALECTS = {
+    "amd64": Dialect(
+        syscall="__x64_sys_",
+        pc="ip",
+        value="ax",
+        arguments=("di", "si", "dx", "cx", "r8", "r9"),
+        are_addresses_signed=False,
+        is_own_probe_first=False,
+    ),
+    "arm64": Dialect(
+        syscall="__arm64_sys_",
+        pc="pc",
+        value="x0",
+        arguments=("x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"),
+        are_addresses_signed=True,
+        is_own_probe_first=True,
+    ),
+}
+"""By Debian's name."""
+
+
+def dialect_of(session: Session) -> Dialect:
+    """Return that of a guest that the session booted."""
+    assert session.machine is not None
+    return DIALECTS[session.machine.options.arch]
