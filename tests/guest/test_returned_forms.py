@@ -17,30 +17,39 @@ from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
+from tests.build.dialect import dialect_of
 from tests.build.returned import LOAD
 from tests.guest.oracle import INTERRUPT, RESCHED, Hit, Tracefs, event_of
 from tests.guest.return_oracle import Pair, Recorded
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 _SUITES = ("bullseye", "bookworm", "bookworm-backports", "sid")
 _WAYS = (None, ReturnWay.RETHOOK)
-_REGISTERS = "bx=%bx bp=%bp r12=%r12 r13=%r13 r14=%r14 r15=%r15 ax=%ax sp=%sp"
-_SEGMENTS = "flags=%flags cs=%cs:x16 ss=%ss orig=%orig_ax:s64"
+_REGISTERS = {
+    "amd64": (
+        "bx=%bx bp=%bp r12=%r12 r13=%r13 r14=%r14 r15=%r15 ax=%ax sp=%sp",
+        "flags=%flags cs=%cs:x16 ss=%ss orig=%orig_ax:s64",
+    ),
+    "arm64": (
+        "x0=%x0 x19=%x19 x20=%x20 x21=%x21 x22=%x22 x23=%x23 x24=%x24 sp=%sp",
+        "x25=%x25 x26=%x26 x27=%x27 x28=%x28 x29=%x29 pstate=%pstate",
+    ),
+}
+"""What a return leaves, in two lines. arm64's lr is not among them: it is where the function has
+returned to, which was taken over, and compared apart."""
 _STACK = "stack=$stack s0=$stack0 s1=$stack1 s7=$stack7 there=+16(%sp):x64"
 FORMS = (
     "r256:plain vfs_read",
     "r256:bare vfs_read $retval:x64",
-    f"r256:regs vfs_read ret=$retval:s64 {_REGISTERS}",
-    f"r256:segs vfs_write ret=$retval:s32 {_SEGMENTS}",
     f"r256:stk do_sys_openat2 fd=$retval:s32 {_STACK}",
     "r256:names getname_flags text=+0(+0($retval)):string user=+0(+8($retval)):ustring c=$comm",
     "r256:opened path_openat ptr=$retval:x64 mode=+0($retval):x32 err=$retval:s32",
     "r256:fault path_openat wild=+0($retval):string far=+0(+0xffffff($retval)):string",
     "r256:sizes vfs_read a=$retval:u8 b=$retval:s16 c=$retval:x32 d=$retval:u64 e=$retval:b4@2/32",
-    r"r256:consts vfs_read imm=\0x1234:x32 data=@sys_call_table:x64",
+    r"r256:consts vfs_read imm=\0x1234:x32 data=@schedule_timeout:x64",
     "r256:arrays path_openat words=+0($retval):x32[3]",
-    "r256:pages filp_close ret=$retval:s32 ax=%ax:s32",
+    "r256:pages filp_close ret=$retval:s32",
 )
 FROM_ENTRY = (
     "r256:args vfs_read file=$arg1 buf=$arg2:x64 count=$arg3:u64 ret=$retval:s64",
@@ -52,7 +61,27 @@ _PLACES = (
     *("do_sys_openat2", "vfs_read", "vfs_write", "filp_close", "getname_flags", "path_openat"),
     *("vfs_open", "vfs_getattr", "dput", "security_file_permission"),
 )
-CALLERS = tuple(f"r256:c{n} {name} ip=%ip:symbol who=$comm" for n, name in enumerate(_PLACES))
+
+
+def forms(arch: str, version: tuple[int, int]) -> list[str]:
+    """Return what is compared at the same returns, in words of one architecture and kernel."""
+    rest, state = _REGISTERS[arch]
+    if version == _OLD:
+        state = state.replace(" ss=%ss", "")
+    return [
+        *FORMS,
+        f"r256:regs vfs_read ret=$retval:s64 {rest}",
+        f"r256:state vfs_write ret=$retval:s32 {state}",
+        *(FROM_ENTRY if version >= (6, 9) else ()),
+    ]
+
+
+def of_callers(pc: str) -> list[str]:
+    """Return what is compared of two runs; ``pc`` is empty where the kernel shows its own."""
+    shown = f" ip=%{pc}:symbol" if pc else ""
+    return [f"r256:c{n} {name}{shown} who=$comm" for n, name in enumerate(_PLACES)]
+
+
 _PROGRAM = "sort /etc/passwd /proc/self/comm | tac"
 _LINE = re.compile(r".*\] (?P<flags>\S+) +[\d.]+: (?P<text>\w+: .* who=\"sort\")")
 
@@ -77,21 +106,19 @@ class Run:
 
 
 @pytest.fixture(scope="module", params=_SUITES)
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    options = MachineOptions(suite=request.param, files={"/load.sh": LOAD})
+def run(request: pytest.FixtureRequest, arch: str) -> Iterator[Run]:
+    options = MachineOptions(arch=arch, suite=request.param, files={"/load.sh": LOAD})
     with kprobes.boot(options, size=ArenaSize(ring=16 * MIB)) as session:
         version = session.kernel.version
-        lines = [*FORMS, *(FROM_ENTRY if version >= (6, 9) else ())]
-        if version == _OLD:
-            lines = [line.replace(" ss=%ss", "") for line in lines]
+        lines = forms(arch, version)
         pair = Pair(session, lines)
         assert pair.refused == set()
-        forms = [pair.record("sh /load.sh", way=way) for way in _WAYS]
+        recorded = [pair.record("sh /load.sh", way=way) for way in _WAYS]
         pair.disarm()
         yield Run(
             is_old=version == _OLD,
             names={event_of(line) for line in lines},
-            forms=forms,
+            forms=recorded,
             callers=callers(session),
         )
 
@@ -111,7 +138,7 @@ def callers(session: Session) -> list[list[str]]:
 
 def _callers(session: Session) -> list[list[str]]:
     old = session.kernel.version == _OLD
-    lines = [line.replace(" ip=%ip:symbol", "") for line in CALLERS] if old else CALLERS
+    lines = of_callers("" if old else dialect_of(session).pc)
     files = Tracefs(session)
     files.arm(lines, buffer_kib=4096)
     session.run(_PROGRAM)
