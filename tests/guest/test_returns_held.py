@@ -19,7 +19,7 @@ from kprobes.transport.qemu_command import MachineOptions
 from tests.build.victim import is_complaint
 from tests.guest.oracle import TRACING
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 _NATIVE = (
     f"cd {TRACING} && echo r:own do_nanosleep > kprobe_events && echo 1 > events/kprobes/enable"
@@ -48,8 +48,8 @@ def counted(trace: Trace, event: str) -> int:
     return sum(len(batch) for batch in batches if batch.layout.event == event)
 
 
-def test_a_guest_of_our_own_ends_with_a_call_that_its_own_probe_holds() -> None:
-    session = kprobes.boot(MachineOptions())
+def test_a_guest_of_our_own_ends_with_a_call_that_its_own_probe_holds(arch: str) -> None:
+    session = kprobes.boot(MachineOptions(arch=arch))
     assert session.machine is not None
     hold_a_call(session.machine, session)
 
@@ -58,8 +58,8 @@ def test_a_guest_of_our_own_ends_with_a_call_that_its_own_probe_holds() -> None:
     assert list(journal.entries()) == []
 
 
-def test_somebody_else_s_guest_is_waited_for_until_the_call_has_returned() -> None:
-    with Machine.boot(MachineOptions()) as machine:
+def test_somebody_else_s_guest_is_waited_for_until_the_call_has_returned(arch: str) -> None:
+    with Machine.boot(MachineOptions(arch=arch)) as machine:
         session = kprobes.attach(str(machine.stub_address))
         hold_a_call(machine, session)
         wake = threading.Timer(_HELD_S, machine.run, ("kill $(cat /tmp/asleep)", 20))

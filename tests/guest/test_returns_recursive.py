@@ -8,33 +8,39 @@ import kprobes
 from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.dialect import dialect_of
 from tests.build.programs import nested_epolls
 from tests.guest import oracle
 from tests.guest.oracle import Hit, Tracefs
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 _DEPTH = 5
 """One more, and the kernel says that they are too many."""
 _FUNCTION = "ep_loop_check_proc"
-_PAIR = (f"p:in {_FUNCTION} depth=%si:u32", f"r:out {_FUNCTION} ret=$retval:s32")
-_KEPT = (_PAIR[0], f"r:out {_FUNCTION} depth=$arg2:u32")
+_RETURNED = f"r:out {_FUNCTION} ret=$retval:s32"
+_KEPT = f"r:out {_FUNCTION} depth=$arg2:u32"
 _WAYS = (None, ReturnWay.RETHOOK)
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    options = MachineOptions(files={"/nest": nested_epolls(_DEPTH)})
+def session(arch: str) -> Iterator[Session]:
+    options = MachineOptions(arch=arch, files={"/nest": nested_epolls(_DEPTH, arch=arch)})
     with kprobes.boot(options) as booted:
         booted.run("chmod 755 /nest")
         yield booted
+
+
+def entered(session: Session) -> str:
+    depth = dialect_of(session).arguments[1]
+    return f"p:in {_FUNCTION} depth=%{depth}:u32"
 
 
 @pytest.fixture(scope="module")
 def native(session: Session) -> list[Hit]:
     """What the kernel's own probes record, with the same fields."""
     files = Tracefs(session)
-    files.arm(_PAIR, buffer_kib=64)
+    files.arm((entered(session), _RETURNED), buffer_kib=64)
     session.run("/nest")
     text = files.read()
     files.disarm()
@@ -42,10 +48,10 @@ def native(session: Session) -> list[Hit]:
     return of_program(oracle.native_hits(text, fields))
 
 
-def ours(session: Session, lines: tuple[str, ...], way: ReturnWay | None) -> list[Hit]:
+def ours(session: Session, returned: str, way: ReturnWay | None) -> list[Hit]:
     session.driver.way = way
     session.definitions = []
-    session.probe("\n".join(lines))
+    session.probe(f"{entered(session)}\n{returned}")
     with session.record() as trace:
         session.run("/nest")
     assert trace.counts is not None
@@ -73,7 +79,7 @@ def test_the_kernel_s_own_probes_see_calls_inside_of_calls(native: list[Hit]) ->
 def test_calls_inside_of_calls_are_the_kernel_s_with_their_callers(
     session: Session, native: list[Hit], way: ReturnWay | None
 ) -> None:
-    assert told(ours(session, _PAIR, way)) == told(native)
+    assert told(ours(session, _RETURNED, way)) == told(native)
 
 
 @pytest.mark.parametrize("way", _WAYS)
