@@ -6,6 +6,7 @@ two thousand functions at once for KPROBES_STORM seconds.
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
 from tests.build import hot
 from tests.build.balance import Balance, balance
+from tests.build.dialect import DIALECTS, Dialect
 from tests.build.running import NET_FILES, VARIETY_FILES
 from tests.build.sweep import Nothing, lasting
 from tests.build.victim import (
@@ -39,7 +41,7 @@ from tests.build.victim import (
     witness_of,
 )
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,11 @@ class Scene:
     def target(self) -> str:
         return str(self.machine.stub_address)
 
+    @property
+    def dialect(self) -> Dialect:
+        """Its kernel's."""
+        return DIALECTS[self.machine.options.arch]
+
     @contextmanager
     def session(self, way: ReturnWay | None = None) -> Generator[Session]:
         with self.home.entered(), kprobes.attach(self.target, size=_SIZE) as session:
@@ -87,9 +94,9 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Generator[Scene]:
+def scene(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Generator[Scene]:
     home = Home(tmp_path_factory.mktemp("home"))
-    options = MachineOptions(files=LOAD_FILES | NET_FILES | VARIETY_FILES)
+    options = MachineOptions(arch=arch, files=LOAD_FILES | NET_FILES | VARIETY_FILES)
     with Machine.boot(options) as machine:
         settle(machine)
         load = Load(machine)
@@ -117,17 +124,33 @@ def pairs_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {name: (f"in{n}", f"out{n}") for n, name in enumerate(names)}
 
 
-def returning(session: Session, names: Sequence[str]) -> list[str]:
-    """Return those functions whose returns can be probed."""
+def returning(
+    scene: Scene, session: Session, names: Sequence[str], way: ReturnWay | None
+) -> list[str]:
+    """Return those whose returns can be probed so, and the guest be let alone in time."""
+    is_awaited = way is ReturnWay.RETHOOK and scene.dialect.are_addresses_signed
+    endless = asleep(scene.machine, session) if is_awaited else set[str]()
     guest = session.driver.guest
     prover = Prover(places_of(guest).text, guest.arch.patch)
     symbols = session.kernel.symbols
     ways = {name: prover.classify(symbols.named(name)).exits.way for name in names}
-    return [name for name, way in ways.items() if way is not ReturnWay.REFUSED]
+    fine = (name for name, way in ways.items() if way is not ReturnWay.REFUSED)
+    return [name for name in fine if name not in endless]
 
 
-def hot_functions(scene: Scene, session: Session) -> list[str]:
-    return returning(session, [name for name in hot.ALL if scene.witness.is_probeable(name)])
+def asleep(machine: Machine, session: Session) -> set[str]:
+    """Return the functions in which tasks sleep now, perhaps for good."""
+    stacks = machine.run("cat /proc/[0-9]*/stack", 20).output.decode(errors="replace")
+    symbols = session.kernel.symbols
+    # Stacks are shown without what sleeps for everybody: get_wchan() and its like.
+    start, stop = (symbols.named(f"__sched_text_{each}").addr for each in ("start", "end"))
+    sleeping = (s.name for s in symbols.glob("*") if start <= s.addr < stop)
+    return {*re.findall(r"([\w.]+)\+0x", stacks), *sleeping}
+
+
+def hot_functions(scene: Scene, session: Session, way: ReturnWay | None) -> list[str]:
+    names = [name for name in hot.ALL if scene.witness.is_probeable(name)]
+    return returning(scene, session, names, way)
 
 
 def balanced(session: Session, names: Sequence[str], for_s: float) -> list[Balance]:
@@ -164,7 +187,7 @@ def test_every_entry_of_hot_functions_has_its_return(
     scene: Scene, way: ReturnWay | None, record_property: Callable[[str, object], None]
 ) -> None:
     with scene.session(way) as session:
-        names = hot_functions(scene, session)
+        names = hot_functions(scene, session, way)
         found = balanced(session, names[::2], for_s=STORM_S / 9)
 
     record_property("entries, returns, begun before, inside", summed(found))
@@ -175,7 +198,7 @@ def test_every_entry_of_hot_functions_has_its_return(
 @pytest.mark.parametrize("way", _WAYS)
 def test_return_probes_come_and_go_in_a_storm(scene: Scene, way: ReturnWay | None) -> None:
     with scene.session(way) as session:
-        names = hot_functions(scene, session)
+        names = hot_functions(scene, session, way)
         session.probe("\n".join(f"r:out{n} {name}" for n, name in enumerate(names)))
         for _ in range(5):
             counts = session.stream(Nothing(), is_done=lasting(STORM_S / 9))
@@ -190,8 +213,9 @@ def test_a_killed_tracers_calls_in_progress_return_to_their_callers(
     scene: Scene, way: ReturnWay | None
 ) -> None:
     with scene.session() as session:
-        names = hot_functions(scene, session)
-    definitions = "\n".join(f"r:out{n} {name} ret=%ax" for n, name in enumerate(names))
+        names = hot_functions(scene, session, way)
+    value = scene.dialect.value
+    definitions = "\n".join(f"r:out{n} {name} ret=%{value}" for n, name in enumerate(names))
 
     kill_in_a_storm(scene, definitions, way, for_s=1.0)
 
@@ -241,7 +265,7 @@ def test_entries_of_two_thousand_functions_equal_returns_and_tasks_inside(
 ) -> None:
     found: list[Balance] = []
     with scene.session(way) as session:
-        names = returning(session, reached(scene, session))
+        names = returning(scene, session, reached(scene, session), way)
         for at in range(0, len(names), _PER_BATCH):
             found += balanced(session, names[at : at + _PER_BATCH], _EACH_S)
             scene.check()
@@ -261,9 +285,9 @@ def test_two_thousand_functions_at_once_for_two_minutes(
     scene: Scene, way: ReturnWay | None, record_property: Callable[[str, object], None]
 ) -> None:
     with scene.session(way) as session:
-        names = returning(session, reached(scene, session))[:AT_ONCE]
+        names = returning(scene, session, reached(scene, session), way)[:AT_ONCE]
         assert len(names) == AT_ONCE
-        lines = [f"r:out{n} {name} ret=%ax" for n, name in enumerate(names)]
+        lines = [f"r:out{n} {name} ret=%{scene.dialect.value}" for n, name in enumerate(names)]
         session.definitions = []
         session.probe("\n".join(lines))
         counts = session.stream(Nothing(), is_done=lasting(TWO_MINUTES_S))
