@@ -14,6 +14,10 @@ class Dialect:
         pc: the instruction pointer.
         value: the register that has what a function returns.
         arguments: those that have a function's arguments.
+        link: the one that has the return address when a function is entered, or "".
+        pushed: bytes of stack that a call takes.
+        site: bytes from a function's entry to what is behind an ftrace site there.
+        before: what is added to the instruction pointer that is shown before an instruction.
         are_addresses_signed: whether return addresses on stacks are. Then nobody can give them back
             from outside: who disarms waits for the calls that were taken over.
         is_own_probe_first: whether the guest's own probe of an entry comes before ours, which then
@@ -24,6 +28,10 @@ class Dialect:
     pc: str
     value: str
     arguments: tuple[str, ...]
+    link: str
+    pushed: int
+    site: int
+    before: int
     are_addresses_signed: bool
     is_own_probe_first: bool
 
@@ -34,6 +42,11 @@ DIALECTS = {
         pc="ip",
         value="ax",
         arguments=("di", "si", "dx", "cx", "r8", "r9"),
+        link="",
+        pushed=8,
+        site=5,
+        # As behind the kernel's int3.
+        before=1,
         are_addresses_signed=False,
         is_own_probe_first=False,
     ),
@@ -42,6 +55,10 @@ DIALECTS = {
         pc="pc",
         value="x0",
         arguments=("x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"),
+        link="lr",
+        pushed=0,
+        site=4,
+        before=0,
         are_addresses_signed=True,
         is_own_probe_first=True,
     ),

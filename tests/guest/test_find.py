@@ -61,9 +61,9 @@ def search(stub: Stub, ways: tuple[str, ...], cache: KernelCache | None) -> Foun
     return find_kernel(ram, machine, registers_of(stub, machine), cache=cache)
 
 
-def modules(suite: str) -> dict[str, bytes]:
+def modules(suite: str, arch: str = "amd64") -> dict[str, bytes]:
     """Some modules of a suite's kernel; none where the package has none beside it."""
-    root = modules_of(kernel_image(suite=suite))
+    root = modules_of(kernel_image(suite=suite, arch=arch))
     found: dict[str, bytes] = {}
     for name in MODULES if root else ():
         assert root is not None

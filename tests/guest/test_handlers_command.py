@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
+_LARGE_FILE = {"amd64": 0o100000, "arm64": 0o400000}
+"""O_LARGEFILE, which the kernel adds."""
 _READ = ["cat", "/proc/version", "/no/such/file", "/etc/passwd"]
 
 
-def test_the_command_runs_a_file_of_handlers(tmp_path: Path) -> None:
+def test_the_command_runs_a_file_of_handlers(tmp_path: Path, arch: str) -> None:
     script = tmp_path / "handlers.py"
     script.write_text(
         '@kernel.entry("do_sys_openat2")\n'
@@ -23,9 +25,10 @@ def test_the_command_runs_a_file_of_handlers(tmp_path: Path) -> None:
         "    1 / 0\n"
     )
 
-    done = run_kprobe("trace", "--python", str(script), "--", *_READ)
+    done = run_kprobe("trace", "--arch", arch, "--python", str(script), "--", *_READ)
 
-    lines = ["-100 /proc/version 0x8000", "-100 /no/such/file 0x8000", "-100 /etc/passwd 0x8000"]
+    large = _LARGE_FILE[arch]
+    lines = [f"-100 {path} {large:#x}" for path in _READ[1:]]
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == lines
     assert f"kprobe: vfs_open: pre_handler at {script}:7: ZeroDivisionError" in done.stderr
@@ -33,7 +36,7 @@ def test_the_command_runs_a_file_of_handlers(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stderr.splitlines()[-3:-1]] == ["opened", "broken"]
 
 
-def test_a_file_may_have_handlers_of_returns(tmp_path: Path) -> None:
+def test_a_file_may_have_handlers_of_returns(tmp_path: Path, arch: str) -> None:
     script = tmp_path / "handlers.py"
     script.write_text(
         '@kernel.returns("do_sys_openat2")\n'
@@ -45,18 +48,20 @@ def test_a_file_may_have_handlers_of_returns(tmp_path: Path) -> None:
         ")\n"
     )
 
-    done = run_kprobe("trace", "--python", str(script), "--", *_READ)
+    done = run_kprobe("trace", "--arch", arch, "--python", str(script), "--", *_READ)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["/proc/version 3", "/no/such/file -2", "/etc/passwd 3"]
     assert [line.split()[0] for line in done.stderr.splitlines()[-3:-1]] == ["opened", "<lambda>"]
 
 
-def test_what_is_wrong_in_the_file_is_said_with_its_place(tmp_path: Path) -> None:
+def test_what_is_wrong_in_the_file_is_said_with_its_place(tmp_path: Path, arch: str) -> None:
     script = tmp_path / "handlers.py"
     script.write_text("\n@kernel.entry('do_sys_openat2')\ndef opened(fd): pass\n")
 
-    done = run_kprobe("trace", "-q", "--python", str(script), "p vfs_read", "--", "true")
+    done = run_kprobe(
+        "trace", "--arch", arch, "-q", "--python", str(script), "p vfs_read", "--", "true"
+    )
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (

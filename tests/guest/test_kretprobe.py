@@ -10,33 +10,38 @@ import pytest
 
 import kprobes
 from kprobes import Kretprobe
-from kprobes.arch.x86_64.decode import decode_one
+from kprobes.arch.listed import Syntax
 from kprobes.handlers.instances import Instance
 from kprobes.handlers.registers import Registers
 from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
-from kprobes.units import Addr
+from tests.build.dialect import DIALECTS, dialect_of
 from tests.build.victim import Home, Tracer, is_complaint, settle, wait_until, witness_of
+from tests.guest.handling import PARENT, READ, comm, emptied, getppid, output
 from tests.guest.oracle import Tracefs
-from tests.guest.test_handlers import comm, output, text_of
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 WAYS = (None, ReturnWay.RETHOOK)
-_READ = ["cat", "/proc/version", "/no/such/file", "/etc/passwd"]
-PARENT = ["sh", "-c", "echo $PPID"]
 _COMPARED = ("do_sys_openat2", "vfs_open", "filp_close", "getname_flags", "security_file_open")
 """Returns, tail jumps, and both."""
 _NATIVE = re.compile(r"^ +cat-(\d+) .*: r(\d+): \(.*\) ret=0x([0-9a-f]+)$", re.MULTILINE)
-_MOV_AX_TO_MEMORY = (b"\x49\x89\x44\x24", b"\x48\x89\x43", b"\x48\x89\x45")
-"""What do_syscall_64() does with what a system call returns; before that it is -ENOSYS."""
+_STORES = {
+    "amd64": ("49894424", "488943", "488945"),
+    # str x0, [x19]
+    "arm64": ("600200f9",),
+}
+"""How a system call's caller stores what it returns."""
+_STORED_AT = {"amd64": 80, "arm64": 0}
+"""Where that goes in struct pt_regs, by which user space goes on."""
+_CALLERS = {"amd64": {"do_syscall_64", "x64_sys_call"}, "arm64": {"invoke_syscall"}}
 
 
 @pytest.fixture(scope="module", params=["bookworm"])
-def shared(request: pytest.FixtureRequest) -> Generator[Session]:
-    with kprobes.boot(MachineOptions(suite=request.param)) as session:
+def shared(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+    with kprobes.boot(MachineOptions(arch=arch, suite=request.param)) as session:
         yield session
 
 
@@ -52,22 +57,9 @@ def kernel(shared: Session, told: list[str]) -> Generator[Session]:
 
 
 @pytest.fixture(scope="module", params=["bullseye", "bookworm-backports", "sid"])
-def other(request: pytest.FixtureRequest) -> Generator[Session]:
-    with kprobes.boot(MachineOptions(suite=request.param)) as session:
+def other(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+    with kprobes.boot(MachineOptions(arch=arch, suite=request.param)) as session:
         yield session
-
-
-def emptied(session: Session, told: list[str]) -> Generator[Session]:
-    session.handlers.report.tell = told.append
-    session.definitions.clear()
-    session.driver.way = None
-    before = text_of(session)
-    yield session
-    session.unregister_kretprobes(session.handlers.probes)
-    # 7.x turns jump labels of its own meanwhile; test_invariants.py knows which bytes are whose.
-    if not session.kernel.release.startswith("7."):
-        assert text_of(session) == before
-    assert [line for line in output(session, "dmesg").splitlines() if is_complaint(line)] == []
 
 
 def nothing(instance: Instance, regs: Registers) -> None: ...
@@ -75,21 +67,21 @@ def nothing(instance: Instance, regs: Registers) -> None: ...
 
 def compare_with_native(session: Session, functions: Sequence[str]) -> int:
     """Check that handlers get what the kernel's own return probes record; return how much."""
-    native = Tracefs(session)
+    native, value = Tracefs(session), dialect_of(session).value
     native.arm([f"r:r{n} {f} ret=$retval:x64" for n, f in enumerate(functions)], buffer_kib=1024)
     hits: list[tuple[int, int, int]] = []
     cats: set[int] = set()
 
     def probe(number: int, function: str) -> Kretprobe:
         def handler(instance: Instance, regs: Registers) -> None:
-            hits.append((regs.task.pid, number, regs.ax))
+            hits.append((regs.task.pid, number, regs[value]))
             cats.update({regs.task.pid} if comm(regs) == "cat" else ())
 
         return Kretprobe(symbol_name=function, handler=handler)
 
     probes = [probe(n, function) for n, function in enumerate(functions)]
     session.register_kretprobes(probes)
-    session.run(_READ)
+    session.run(list(READ))
     session.unregister_kretprobes(probes)
     text = native.read().text
     native.disarm()
@@ -135,7 +127,7 @@ def check_data(session: Session) -> None:
         return False
 
     def handler(instance: Instance, regs: Registers) -> None:
-        assert regs.sp == instance.slot + 8
+        assert regs.sp == instance.slot + dialect_of(session).pushed
         name = bytes(instance.data).rstrip(b"\0")
         opened.append((comm(regs), name, regs.retval))
 
@@ -143,9 +135,9 @@ def check_data(session: Session) -> None:
         symbol_name="do_sys_openat2", handler=handler, entry_handler=entry, data_size=64
     )
     with session.register_kretprobe(probe):
-        session.run(_READ)
+        session.run(list(READ))
 
-    files = [each for each in opened if each[1] in {name.encode() for name in _READ[1:]}]
+    files = [each for each in opened if each[1] in {name.encode() for name in READ[1:]}]
     assert files == [
         ("cat", b"/proc/version", 3),
         ("cat", b"/no/such/file", -2),
@@ -171,7 +163,7 @@ def test_arguments_come_with_what_is_returned(kernel: Session, way: ReturnWay | 
         if comm(regs) == "cat":
             seen.append((filename.string(), retval, probe.place))
 
-    output(kernel, *_READ)
+    output(kernel, *READ)
 
     assert ("/no/such/file", -2, "do_sys_openat2") in seen
     assert ("/etc/passwd", 3, "do_sys_openat2") in seen
@@ -196,25 +188,39 @@ def test_what_is_returned_is_changed(kernel: Session, way: ReturnWay | None) -> 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_where_a_function_returns_to_is_shown_and_changed(
-    kernel: Session, way: ReturnWay | None
+    kernel: Session, arch: str, way: ReturnWay | None
 ) -> None:
     kernel.driver.way = way
-    callers: set[str] = set()
+    dialect, callers, kept = dialect_of(kernel), set[str](), set[int]()
+
+    def entry(instance: Instance, regs: Registers) -> None:
+        user = regs[dialect.arguments[0]]
+        instance.stored = kernel.read_u64(user + _STORED_AT[arch])
 
     def handler(instance: Instance, regs: Registers) -> None:
-        callers.add(kernel.symbol(regs.ip).split("+")[0])
-        code = kernel.read(regs.ip, 16)
-        if comm(regs) == "sh" and code.startswith(_MOV_AX_TO_MEMORY):
+        callers.add(kernel.symbol(regs[dialect.pc]).split("+")[0])
+        behind = behind_store(kernel, arch, regs[dialect.pc])
+        if comm(regs) == "sh" and behind is not None:
             # What was to be stored is left out.
-            regs.ip += decode_one(code, Addr(regs.ip)).len
+            regs[dialect.pc] = behind
+            kept.add(instance.stored & 0xFFFF_FFFF)
 
-    probe = Kretprobe(symbol_name="__x64_sys_getppid", handler=handler)
+    probe = Kretprobe(symbol_name=getppid(kernel), handler=handler, entry_handler=entry)
     with kernel.register_kretprobe(probe):
-        shown = output(kernel, *PARENT).strip()
+        shown = output(kernel, *PARENT).split()[0]
 
-    assert callers <= {"do_syscall_64", "x64_sys_call"}
-    assert int(shown) & 0xFFFF_FFFF == -38 & 0xFFFF_FFFF
+    assert callers <= _CALLERS[arch]
+    assert int(shown) & 0xFFFF_FFFF in kept
     assert probe.errors == 0
+
+
+def behind_store(kernel: Session, arch: str, caller: int) -> int | None:
+    """Return where code goes on that does not store a system call's result."""
+    lines = kernel.driver.guest.arch.listing.lines(kernel.read(caller, 32), caller, Syntax.INTEL)
+    stores = tuple(bytes.fromhex(each) for each in _STORES[arch])
+    return next(
+        (line.addr + len(line.code) for line in lines if line.code.startswith(stores)), None
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -226,25 +232,25 @@ def test_definitions_and_handlers_share_a_function_s_returns(
 
     @kernel.returns("vfs_open")
     def opened(retval: int, *, regs: Registers) -> None:
-        seen.append(regs.ax)
+        seen.append(regs[dialect_of(kernel).value])
 
     kernel.probe("r:ours vfs_open ret=$retval:x64 file=$arg2:x64")
     with kernel.record() as trace:
         before = len(seen)
-        output(kernel, *_READ)
+        output(kernel, *READ)
         during = len(seen) - before
-    output(kernel, *_READ)
+    output(kernel, *READ)
 
     assert during == len(trace) > 2
     assert len(seen) > before + during
     assert opened.nmissed == 0
 
 
-def test_an_exception_is_told_once_and_changesnothing(kernel: Session, told: list[str]) -> None:
+def test_an_exception_is_told_once_and_changes_nothing(kernel: Session, told: list[str]) -> None:
     @kernel.returns("do_sys_openat2")
     def broken(retval: int, *, regs: Registers) -> None:
         regs.retval = -1
-        regs.ip = 1
+        regs[dialect_of(kernel).pc] = 1
         raise RuntimeError("no")
 
     assert kernel.run(["cat", "/etc/passwd"]).status == 0
@@ -260,14 +266,14 @@ def test_a_slow_handler_is_counted_and_what_it_says_is_not_heard(
     kernel: Session, told: list[str]
 ) -> None:
     def slow(instance: Instance, regs: Registers) -> None:
-        regs.ax = 7
+        regs[dialect_of(kernel).value] = 7
         time.sleep(0.4)
 
-    probe = Kretprobe(symbol_name="__x64_sys_getppid", handler=slow, timeout_s=0.05)
+    probe = Kretprobe(symbol_name=getppid(kernel), handler=slow, timeout_s=0.05)
     kernel.register_kretprobe(probe)
 
     def is_told() -> bool:
-        assert output(kernel, *PARENT).strip() != "7"
+        assert output(kernel, *PARENT).split()[0] != "7"
         return any("took longer than 0.05 s" in line for line in told)
 
     assert wait_until(is_told, 20) is not None
@@ -278,7 +284,7 @@ def test_what_was_missed_stays_known_when_a_recording_takes_new_memory(kernel: S
     def slow(instance: Instance, regs: Registers) -> None:
         time.sleep(0.3)
 
-    probe = Kretprobe(symbol_name="__x64_sys_getppid", handler=slow, timeout_s=0.02)
+    probe = Kretprobe(symbol_name=getppid(kernel), handler=slow, timeout_s=0.02)
     kernel.register_kretprobe(probe)
     assert wait_until(lambda: bool(output(kernel, *PARENT)) and probe.nmissed > 0, 20) is not None
     probe.disable()
@@ -286,7 +292,7 @@ def test_what_was_missed_stays_known_when_a_recording_takes_new_memory(kernel: S
 
     kernel.probe("r vfs_* $arg1")
     with kernel.record():
-        output(kernel, *_READ)
+        output(kernel, *READ)
 
     assert probe.nmissed == missed
 
@@ -297,7 +303,7 @@ def test_handlers_that_come_while_one_records_have_room(kernel: Session) -> None
         probes = [Kretprobe(symbol_name=name, handler=nothing) for name in _COMPARED]
         kernel.driver.way = ReturnWay.RETHOOK
         kernel.register_kretprobes(probes)
-        output(kernel, *_READ)
+        output(kernel, *READ)
 
     assert len(trace) > 2
     assert all(probe.hits > 0 for probe in probes)
@@ -305,14 +311,14 @@ def test_handlers_that_come_while_one_records_have_room(kernel: Session) -> None
 
 @pytest.mark.parametrize("way", ["retinsn", "rethook"])
 def test_a_guest_goes_on_when_its_tracer_is_killed_while_a_return_waits(
-    tmp_path_factory: pytest.TempPathFactory, way: str
+    tmp_path_factory: pytest.TempPathFactory, arch: str, way: str
 ) -> None:
     home = Home(Path(tmp_path_factory.mktemp("home")))
-    with Machine.boot(MachineOptions()) as machine:
+    with Machine.boot(MachineOptions(arch=arch)) as machine:
         settle(machine)
         target = str(machine.stub_address)
         witness = witness_of(target, home)
-        options = ("--asks-at-return", "__x64_sys_getppid", "--returns", way)
+        options = ("--asks-at-return", f"{DIALECTS[arch].syscall}getppid", "--returns", way)
         with Tracer(home, target, "p vfs_read\n", *options) as tracer:
             tracer.wait_for("armed")
             running = machine.start(["sh", "-c", "for i in 1 2 3 4; do sh -c 'echo $PPID'; done"])
