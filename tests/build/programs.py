@@ -64,6 +64,7 @@ class _Amd64(_Isa):
         "read": 0,
         "write": 1,
         "exit": 60,
+        "getppid": 110,
         "sched_get_priority_min": 147,
         "epoll_ctl": 233,
         "openat": 257,
@@ -98,6 +99,7 @@ class _Arm64(_Isa):
         "write": 64,
         "exit": 93,
         "sched_get_priority_min": 126,
+        "getppid": 173,
     }
     registers = (8, 0, 1, 2, 3, 4, 5)
     kept = (19, 20, 21)
