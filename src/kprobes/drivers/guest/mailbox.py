@@ -36,6 +36,8 @@ class Mailbox:
         self._names = registers_of(saved)
         self._base, self._memory = arena.mailbox, memory
         words = len(REQUEST_HEAD) + len(self._names)
+        if words * _WORD > layout.room:
+            raise ValueError(f"{words} words do not fit into {layout.room} bytes")
         self._absent, self._present = self._words(layout.absent, 1), self._words(layout.present, 1)
         self._asked, self._gave_up, self._answered = (
             self._words(offset, layout.slots)
