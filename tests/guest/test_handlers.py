@@ -17,7 +17,7 @@ from kprobes.model.symbol import Symbol
 from kprobes.plan.choose import Wish
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
-from kprobes.units import Addr
+from kprobes.units import MIB, Addr
 from tests.build.dialect import dialect_of
 from tests.guest.handling import PARENT, READ, comm, emptied, getppid, leave, output
 
@@ -198,8 +198,8 @@ def test_a_false_handler_runs_the_instruction_whatever_ip_says(kernel: Session) 
 def test_a_way_that_leads_nowhere_is_not_taken(kernel: Session, told: list[str]) -> None:
     @kernel.kprobe(getppid(kernel))
     def nowhere(probe: Kprobe, regs: Registers) -> bool:
-        # Behind all code.
-        regs[dialect_of(kernel).pc] = kernel.kernel.text[1]
+        # Its data, well behind its code.
+        regs[dialect_of(kernel).pc] = kernel.kernel.text[1] + 4 * MIB
         return True
 
     @kernel.kprobe("vfs_open")
