@@ -2,13 +2,16 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kprobes.model.layout import Field, RecordLayout, Storage
 from kprobes.session import Session, Trace
 
 TRACING = "/sys/kernel/tracing"
+IS_OURS_FIRST = {"amd64": True, "arm64": False}
+"""Of one hit, by architecture. On arm64 the kernel's breakpoint stands before the place of our
+call; and there its own are armed after ours, for we call from no function that has one."""
 _LINE = re.compile(
     r"(?P<comm>.{16})-(?P<pid>\d+) +\[(?P<cpu>\d+)\] (?P<flags>\S+) +"
     r"(?P<s>\d+)\.(?P<us>\d{6}): (?P<event>\w+): \((?P<where>[^()]*)\)(?P<args>.*)",
@@ -119,9 +122,14 @@ class Tracefs:
             "echo 0 > events/$e/enable; done\n: > kprobe_events\n"
         )
 
+    def stop(self) -> None:
+        """Record no more."""
+        self.run("echo 0 > tracing_on")
+
     def read(self) -> Native:
         """Stop the tracing and return what was recorded."""
-        text = self.run("echo 0 > tracing_on\ncat trace")
+        self.stop()
+        text = self.run("cat trace")
         return Native(text=text, misses=self.misses())
 
     def misses(self) -> dict[str, int]:
@@ -131,6 +139,36 @@ class Tracefs:
             for line in self.run("cat kprobe_profile").splitlines()
             if len(words := line.split()) == 3
         }
+
+
+def record_both(session: Session, arm: Callable[[], None], *, arch: str) -> tuple[Trace, Native]:
+    """Record ``/workload.sh`` by our probes and by the kernel's, which ``arm`` arms."""
+    if IS_OURS_FIRST[arch]:
+        arm()
+        return record_armed(session)
+    return record_arming(session, arm)
+
+
+def record_armed(session: Session) -> tuple[Trace, Native]:
+    """Record ``/workload.sh`` while the kernel's own probes are armed."""
+    with session.record() as trace:
+        _work(session)
+    return trace, Tracefs(session).read()
+
+
+def record_arming(session: Session, arm: Callable[[], None]) -> tuple[Trace, Native]:
+    """Record it while the kernel's own are armed after ours, and stopped before."""
+    tracefs = Tracefs(session)
+    with session.record() as trace:
+        arm()
+        _work(session)
+        tracefs.stop()
+    return trace, tracefs.read()
+
+
+def _work(session: Session) -> None:
+    done = session.run("sh /workload.sh", timeout_s=100)
+    assert done.status == 0, done.output
 
 
 def event_of(line: str) -> str:
@@ -178,16 +216,19 @@ class Comparison:
         pairs: (ours, native) of the same hit, ours in order of time.
         ours_only: hits that the kernel has no line of.
         native_only: hits that we have no record of.
+        is_ours_first: whether of one hit our record is made first.
     """
 
     pairs: list[tuple[Hit, Hit]] = field(default_factory=list[tuple[Hit, Hit]])
     ours_only: list[Hit] = field(default_factory=list[Hit])
     native_only: list[Hit] = field(default_factory=list[Hit])
+    is_ours_first: bool = True
 
     @property
     def late_us(self) -> list[int]:
-        """How much later than ours the kernel's time stamps are, sorted."""
-        return sorted(native.ts_us - ours.ts_us for ours, native in self.pairs)
+        """How much later the time stamps are of what is recorded second, sorted."""
+        sign = 1 if self.is_ours_first else -1
+        return sorted(sign * (native.ts_us - ours.ts_us) for ours, native in self.pairs)
 
     def wrong_values(self) -> list[tuple[Hit, Hit]]:
         """Return the pairs of which a field's text differs that was not a fault."""
@@ -214,13 +255,25 @@ class Comparison:
         return found
 
 
-def compare(ours: Iterable[Hit], native: Iterable[Hit]) -> Comparison:
-    """Pair the hits; native ones before our first or after our last are left out.
+def compare(
+    ours: Iterable[Hit], native: Iterable[Hit], *, is_ours_first: bool = True
+) -> Comparison:
+    """Pair the hits; of those that come second none before the others' first or after their last.
 
     Args:
         ours: all our hits.
         native: the kernel's.
+        is_ours_first: whether of one hit our record is made first.
     """
+    if not is_ours_first:
+        turned = compare(native, ours)
+        pairs = sorted(((b, a) for a, b in turned.pairs), key=lambda pair: pair[0].ts_us)
+        return Comparison(
+            pairs=pairs,
+            ours_only=turned.native_only,
+            native_only=turned.ours_only,
+            is_ours_first=False,
+        )
     result = Comparison()
     mine = _by_stream(ours)
     since = min(hits[0].ts_us for hits in mine.values())

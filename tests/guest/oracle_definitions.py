@@ -1,20 +1,20 @@
 """What the oracle arms: every form and type of the language's first part, on real functions.
 
-``{STRUCT.MEMBER}`` is an offset in the guest's types, ``{SYMBOL}`` an address.
+``{STRUCT.MEMBER}`` is an offset in the guest's types, ``{SYMBOL}`` an address. What is of one
+architecture only stands apart: its registers, arguments on the stack, and its system calls, whose
+arguments are in the registers of user mode.
 """
 
 import re
 from collections.abc import Iterator
 
 from kprobes.model.kernel import Kernel
+from tests.build.words import WORDS, debian_name
 
 _TEXT = r"""
 p:o_args do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring flags=+0($arg3):x64 mode=+8($arg3):u16
 p:o_user do_sys_openat2 a=+0($arg2):string b=+u0($arg2):string c=+u0($arg2):u8 d=+u1($arg2):x16
 p:o_words do_sys_openat2 a=+0($arg2):x32 b=+0($arg2):x64 c=+u0($arg2):s64 d=+u2(%si):s8
-p:o_regs do_sys_openat2 di=%di si=%si dx=%dx cx=%cx r8=%r8 r9=%r9
-p:o_more do_sys_openat2 ax=%ax bx=%bx bp=%bp r10=%r10 r11=%r11 r12=%r12 r13=%r13 r14=%r14 r15=%r15
-p:o_state do_sys_openat2 ip=%ip flags=%flags cs=%cs ss=%ss sp=%sp orig=%orig_ax
 p do_sys_openat2 %di %si:u32 \1
 p:minus do_sys_openat2 a=-8($arg3):x64 b=-4($arg3):x32 c=-0x10(+0($arg3)):x8
 p:comms do_sys_openat2 a=$comm b=$comm:string
@@ -29,7 +29,6 @@ p:w_args vfs_write file=$arg1 buf=$arg2 count=$arg3:u64 pos=$arg4 mode=+{file.f_
 p:w_user vfs_write a=+u0($arg2):u8 b=+u0($arg2):s8 c=+u0($arg2):x16 d=+0($arg2):u8
 p:w_fixed vfs_write a=\42:u8 b=\-1:s64 c=\0x1234:x16 d=\-1:u8 e=\18446744073709551615 f=\070:s32
 p:m_args do_mmap file=$arg1 addr=$arg2 len=$arg3:u64 prot=$arg4 flags=$arg5 six=$arg6:u64
-p:m_stack do_mmap seven=$arg7 eight=$arg8 nine=$arg9 at7=+0($arg7):x64 same=+0($stack1):x32
 p:names vfs_open a=+0(+{dentry.d_name.name}(+{path.dentry}($arg1))):string b=+8(+8(%di)):x64
 p:nulls vfs_open a=+0(\0):u64 b=+0(\0):string c=+8(+0(\0)):x32 d=+u0(\0):string e=+u0(\0):s16
 p:user_null vfs_open a=+0(\0):ustring b=+0(+u0(\0)):ustring c=-8(\0):string d=+8(\1):u64
@@ -55,14 +54,30 @@ p:renames __set_task_comm task=$arg1 new=+0($arg2):string exec=$arg3:u8 old=$com
 p:other_group/first security_file_permission mask=$arg2:x32
 p:other_group/second security_file_permission mask=$arg2:s32 file=%di
 p:third security_file_permission
-p:sys_read __x64_sys_read fd=+112($arg1):s32 buf=+104($arg1):x64 count=+96($arg1):u64
-p:sys_open __x64_sys_openat path=+0(+104($arg1)):ustring same=+u0(+104(%di)):string
 p:tick update_process_times user=$arg1:s32 comm=$comm
 p:soft run_timer_softirq
 p:waits do_wait sp=$stack comm=$comm
 p:unlinks do_unlinkat dfd=$arg1:s32 name=+0(+0($arg2)):string user=+0(+8($arg2)):ustring
 p:statx vfs_statx dfd=$arg1:s32 name=+0(+0($arg2)):string bytes=+0($arg2):x64
 """
+_AMD64 = r"""
+p:m_stack do_mmap seven=$arg7 eight=$arg8 nine=$arg9 at7=+0($arg7):x64 same=+0($stack1):x32
+p:o_regs do_sys_openat2 di=%di si=%si dx=%dx cx=%cx r8=%r8 r9=%r9
+p:o_more do_sys_openat2 ax=%ax bx=%bx bp=%bp r10=%r10 r11=%r11 r12=%r12 r13=%r13 r14=%r14 r15=%r15
+p:o_state do_sys_openat2 ip=%ip flags=%flags cs=%cs ss=%ss sp=%sp orig=%orig_ax
+p:sys_read __x64_sys_read fd=+112($arg1):s32 buf=+104($arg1):x64 count=+96($arg1):u64
+p:sys_open __x64_sys_openat path=+0(+104($arg1)):ustring same=+u0(+104(%di)):string
+"""
+_ARM64 = r"""
+p:m_stack do_mmap seven=$arg7 eight=$arg8 at7=+0($arg7):x64 same=+0($stack1):x32
+p:o_regs do_sys_openat2 a=%x0 b=%x1 c=%x2 d=%x3 e=%x4 f=%x5 g=%x6 h=%x7 i=%x8 j=%x10
+p:o_more do_sys_openat2 a=%x11 b=%x12 c=%x13 d=%x14 e=%x15 f=%x16 g=%x17 h=%x18 i=%x19 j=%x20
+p:o_rest do_sys_openat2 a=%x21 b=%x22 c=%x23 d=%x24 e=%x25 f=%x26 g=%x27 h=%x28 i=%x29 j=%x30
+p:o_state do_sys_openat2 pc=%pc lr=%lr sp=%sp pstate=%pstate x9=%x9
+p:sys_read __arm64_sys_read fd=+0($arg1):s32 buf=+8($arg1):x64 count=+16($arg1):u64
+p:sys_open __arm64_sys_openat path=+0(+8($arg1)):ustring same=+u0(+8(%x0)):string
+"""
+_OWN = {"amd64": _AMD64, "arm64": _ARM64}
 _HOLE = re.compile(r"\{([\w.]+)\}")
 
 
@@ -72,14 +87,19 @@ def definitions(kernel: Kernel) -> list[str]:
     def number(hole: re.Match[str]) -> str:
         return str(_number(hole[1], kernel))
 
-    lines = _TEXT.strip().splitlines()
+    lines = _lines(debian_name(kernel.arch))
     return [_HOLE.sub(number, line) for line in lines if kernel.symbols.find(line.split()[1])]
 
 
-def all_lines() -> Iterator[str]:
-    """Yield all of them, with some number in every place that wants one."""
-    for line in _TEXT.strip().splitlines():
+def all_lines(arch: str) -> Iterator[str]:
+    """Yield all of an architecture's, with some number in every place that wants one."""
+    for line in _lines(arch):
         yield _HOLE.sub("8", line)
+
+
+def _lines(arch: str) -> list[str]:
+    text = WORDS[arch].of(_TEXT) + _OWN[arch]
+    return [line for line in text.splitlines() if line]
 
 
 def _number(hole: str, kernel: Kernel) -> int:
