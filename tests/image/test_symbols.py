@@ -6,7 +6,7 @@ import pytest
 from kprobes.errors import AmbiguousSymbolError, UnknownSymbolError
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.image.modules import table_of
-from kprobes.image.symbols import ModuleSymbols, SymbolMap, kernel_range
+from kprobes.image.symbols import ModuleSymbols, SymbolMap, kernel_ranges
 
 BASE = 0xFFFF_FFFF_8100_0000
 MOD = 0xFFFF_FFFF_C000_0000
@@ -125,8 +125,21 @@ def test_all_names_are_counted() -> None:
 def test_without_its_border_symbols_a_kernel_is_where_its_addresses_are() -> None:
     rows = [(0x40, "A", "percpu"), (BASE, "T", "a"), (BASE + 0x10, "T", "b")]
 
-    assert kernel_range(table(rows)) == (BASE, BASE + 0x11)
-    assert kernel_range(table(rows[:1])) == (0, 0)
+    assert kernel_ranges(table(rows)) == ((BASE, BASE + 0x11),)
+    assert kernel_ranges(table(rows[:1])) == ((0, 0),)
+
+
+def test_no_address_of_data_has_a_symbol_where_names_of_data_are_left_out() -> None:
+    borders = ("_stext", "_etext", "found_after_all", "_sinittext", "_einittext")
+    rows = [(BASE + 0x1000 * number, "T", name) for number, name in enumerate(borders)]
+
+    symbols = SymbolMap(table(rows))
+
+    assert symbols.at(BASE + 0xFFF) == symbols.named("_stext")
+    assert symbols.at(BASE + 0x3FFF) == symbols.named("_sinittext")
+    for addr in (0x1000, 0x2000, 0x2FFF, 0x4000):
+        assert symbols.at(BASE + addr) is None
+    assert symbols.named("found_after_all").addr == BASE + 0x2000
 
 
 def test_bytes_that_are_no_text_are_shown_as_escapes() -> None:

@@ -20,6 +20,10 @@ from kprobes.units import U64, Addr
 Range = tuple[int, int]
 """Addresses [start, stop)."""
 
+_BORDERS = (
+    ((b"_stext", b"_end"),),
+    ((b"_stext", b"_etext"), (b"_sinittext", b"_einittext")),
+)
 _NEAR_CANDIDATES = 1000
 _NEAR_SHOWN = 3
 
@@ -58,7 +62,7 @@ class SymbolMap:
         *,
         part: "_Part | None" = None,
     ) -> None:
-        whole = ModuleSymbols(name="", table=kernel, ranges=(kernel_range(kernel),))
+        whole = ModuleSymbols(name="", table=kernel, ranges=kernel_ranges(kernel))
         self.table = kernel
         self.modules = tuple(modules)
         self._kernel = part or _Part((whole,))
@@ -131,15 +135,25 @@ class SymbolMap:
         return tuple(difflib.get_close_matches(name, near, _NEAR_SHOWN, 0.7))
 
 
-def kernel_range(table: SymbolTable) -> Range:
-    """Return the addresses that the kernel itself holds for its own: _stext to _end."""
+def kernel_ranges(table: SymbolTable) -> tuple[Range, ...]:
+    """Return the addresses for which the kernel itself shows names.
+
+    As is_ksym_addr() in include/linux/kallsyms.h: _stext to _end, or else, where names of data
+    are left out (no KALLSYMS_ALL), its text and init text.
+    """
     names = Names(table.blob, table.starts)
-    numbers = [names.first(name) for name in (b"_stext", b"_end")]
-    start, stop = (0 if number is None else int(table.addrs[number]) for number in numbers)
-    if start < stop:
+
+    def between(*borders: bytes) -> Range:
+        numbers = [names.first(name) for name in borders]
+        start, stop = (0 if number is None else int(table.addrs[number]) for number in numbers)
         return start, stop
+
+    for pairs in _BORDERS:
+        found = tuple(between(*pair) for pair in pairs)
+        if all(start < stop for start, stop in found):
+            return found
     high = table.addrs[table.addrs >= np.uint64(1 << 63)]
-    return (int(high[0]), int(high[-1]) + 1) if len(high) else (0, 0)
+    return ((int(high[0]), int(high[-1]) + 1) if len(high) else (0, 0),)
 
 
 class _Part:
