@@ -11,12 +11,16 @@ BLACKLIST = "d3b800b0 73a21491 e00313aa 810240f9 60820091"
 NOTE = "14c600b0 94423d91 828240a9"
 """adrp x20; add x20, x20, #0xf50; ldp x2, x0, [x20, #8]"""
 
+LIST = "14c600b0 94423d91 e10314aa 330c47f8"
+"""adrp x20; add x20, x20, #0xf50; mov x1, x20; ldr x19, [x1, #0x70]!"""
+
 
 @pytest.mark.parametrize(
     ("code", "addr", "found"),
     [
         (FTRACE, 0xFFFF_DD06_535C_3BC0, [0xFFFF_DD06_54E4_4978]),
         (BLACKLIST, 0xFFFF_DD06_535B_3DC0, [0xFFFF_DD06_54CC_C528, 0xFFFF_DD06_54CC_C548]),
+        (LIST, 0xFFFF_DD06_5358_14AC, [0xFFFF_DD06_54E4_2F50, 0xFFFF_DD06_54E4_2FC0]),
         (NOTE, 0xFFFF_DD06_5358_14AC, [0xFFFF_DD06_54E4_2F50, 0xFFFF_DD06_54E4_2F58]),
         ("a3ab00b0 61c047b9", 0xFFFF_DD06_536A_9590, [0xFFFF_DD06_54C1_E7C0]),
         ("f5ffffb0 b5023391", 0xFFFF_DD06_535C_3BD0, [0xFFFF_DD06_535C_0CC0]),
