@@ -27,6 +27,12 @@ def test_what_is_not_known_is_taken_to_be_guarded() -> None:
     assert has_landings(memory.read, [START])
 
 
+def test_a_function_that_nothing_is_before_tells_nothing() -> None:
+    memory = SparseMemory({START: code_of(f"{NOP} {NOP} {PACIASP} {NOP} {NOP}")})
+
+    assert not has_landings(memory.read, [START + 4, START + 16])
+
+
 @pytest.mark.parametrize(
     ("function", "listed", "site"),
     [

@@ -33,7 +33,8 @@ def has_landings(read: Read, sites: Iterable[int]) -> bool:
         sites: of its function tracer.
     """
     some = list(itertools.islice(sites, _SAMPLE))
-    return not some or any(_is_pad(read, site - _BEFORE) for site in some)
+    pads = [pad for site in some if (pad := _is_pad(read, site - _BEFORE)) is not None]
+    return not pads or any(pads)
 
 
 def listed_sites(read: Read, listed: Sequence[int]) -> list[int]:
@@ -55,11 +56,12 @@ def _site(read: Read, entry: int) -> int:
     return entry + 4 * is_guarded + 4
 
 
-def _is_pad(read: Read, addr: int) -> bool:
+def _is_pad(read: Read, addr: int) -> bool | None:
     try:
         return _is_bti(int.from_bytes(read(addr, 4), "little"))
     except MemoryFault:
-        return True
+        # A module's first function: nothing is before it.
+        return None
 
 
 def _is_bti(word: int) -> bool:
