@@ -129,6 +129,25 @@ def test_without_its_border_symbols_a_kernel_is_where_its_addresses_are() -> Non
     assert kernel_ranges(table(rows[:1])) == ((0, 0),)
 
 
+def test_no_address_of_a_module_is_shown_by_a_mapping_symbol() -> None:
+    rows = [
+        (MOD, "t", "$x"),
+        (MOD, "t", "mod_init"),
+        (MOD + 0x20, "t", ".Lend"),
+        (MOD + 0x40, "d", "$d.7"),
+        (MOD + 0x80, "t", "$xyz"),
+    ]
+    owned = ModuleSymbols(name="mod", table=table(rows), ranges=((MOD, MOD + 0x100),))
+
+    symbols = SymbolMap(table([(BASE, "T", "_stext")]), [owned])
+
+    found = symbols.at(MOD + 0x7F)
+    assert found is not None
+    assert (found.name, found.size) == ("mod_init", 0x80)
+    assert symbols.at(MOD + 0x80) == symbols.named("$xyz")
+    assert symbols.named("$x").addr == MOD
+
+
 def test_no_address_of_data_has_a_symbol_where_names_of_data_are_left_out() -> None:
     borders = ("_stext", "_etext", "found_after_all", "_sinittext", "_einittext")
     rows = [(BASE + 0x1000 * number, "T", name) for number, name in enumerate(borders)]

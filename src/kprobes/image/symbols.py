@@ -24,6 +24,8 @@ _BORDERS = (
     ((b"_stext", b"_end"),),
     ((b"_stext", b"_etext"), (b"_sinittext", b"_einittext")),
 )
+_MAPPING = rb"\$[adtx](?:\.[^\0]*)?|\.L[^\0]*"
+"""Names that modules have and no address is shown by: is_arm_mapping_symbol() (kernel/module/)."""
 _NEAR_CANDIDATES = 1000
 _NEAR_SHOWN = 3
 
@@ -166,10 +168,13 @@ class _Part:
         )
         self._types = b"".join(table.types for table in tables)
         self._addrs = np.concatenate([table.addrs for table in tables])
-        self._order: NDArray[np.intp] = np.argsort(self._addrs, kind="stable")
+        self.names = Names(*_joined(tables))
+        order: NDArray[np.intp] = np.argsort(self._addrs, kind="stable")
+        # The kernel's own table was made without them.
+        hidden = self.names.matching(_MAPPING) if any(self._labels) else ()
+        self._order = order[~np.isin(order, hidden)]
         self._sorted: NDArray[np.uint64] = self._addrs[self._order]
         self._ranges = sorted(owned for owner in owners for owned in owner.ranges)
-        self.names = Names(*_joined(tables))
 
     def symbol(self, number: int) -> Symbol:
         addr = int(self._addrs[number])
