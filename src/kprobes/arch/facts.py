@@ -362,6 +362,7 @@ class Arch:
         hit_shift: what a handler before an instruction sees as ``ip``, less the probe's address.
         show: (values of all registers, place of the instruction pointer) to the kernel's own text.
         constants: registers whose value at an ftrace site is known, by name.
+        reach: how many bytes a branch of a site goes, backwards and forwards.
         code: how probes are compiled.
         code_for: (all vCPUs' registers) to how they are for that guest. Of those that
             ``code_registers`` names, as a stub does, any may be missing.
@@ -382,6 +383,7 @@ class Arch:
     hit_shift: int
     show: Callable[[Mapping[str, int], str], str]
     constants: Mapping[str, int]
+    reach: int
     code: CodeFacts
     code_for: Callable[[Sequence[Mapping[str, int]]], CodeFacts]
     code_registers: tuple[str, ...]

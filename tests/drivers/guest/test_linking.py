@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.drivers.guest.linking import Linker, frame_counts, frames_size
+from kprobes.errors import TargetError
 from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Plan
 from kprobes.model.returns import Returning, Returns, Role
@@ -58,6 +61,16 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
     (start,) = (addr for addr in code if addr < frames.trampoline < addr + len(code[addr]))
     at = question.copies[frames.trampoline] - start
     assert code[start][at : at + 1] == b"\xc3"
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_a_module_too_far_from_the_memory_for_code_is_told(side: int) -> None:
+    (plan,) = make_guest(["p f"]).plans
+    code = make_arena().code
+    far = Addr((code.addr if side < 0 else code.stop) + side * X86_64.reach)
+
+    with pytest.raises(TargetError, match="its module is 2048 MiB away from the memory"):
+        _linker([plan]).link([replace(plan, site=replace(plan.site, addr=far))])
 
 
 def test_functions_that_only_python_looks_at_get_less_room() -> None:

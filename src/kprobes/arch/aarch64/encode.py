@@ -28,6 +28,8 @@ _CBZ = 0b1_011010_0 << 24
 _NZCV = 0b1_011_0100_0010_000
 _MSR, _MRS = 0b1101010100_0_1 << 20, 0b1101010100_1_1 << 20
 _REACH = range(-(1 << 25), 1 << 25)
+REACH = SIZE * _REACH[-1]
+"""Bytes that B and BL go at least."""
 _HALVES = range(4)
 
 

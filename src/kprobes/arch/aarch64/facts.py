@@ -201,6 +201,7 @@ AARCH64 = Arch(
     hit_shift=0,
     show=registers.show,
     constants={},
+    reach=encode.REACH,
     code=CODE,
     code_for=_code_for,
     code_registers=("ID_AA64ISAR0_EL1", "HCR_EL2"),

@@ -147,6 +147,7 @@ X86_64 = Arch(
     show=registers.show,
     # orig_ax is 0 in the frame that the kernel's own ftrace gives its kprobes (5.10 to 7.2).
     constants=_SEGMENTS | {"orig_ax": 0},
+    reach=(1 << 31) - site.SIZE,
     code=CODE,
     code_for=lambda _vcpus: CODE,
     code_registers=(),

@@ -89,10 +89,12 @@ class Linker:
         """Compile and place the code of some plans.
 
         Raises:
-            TargetError: the arena's code memory, or its room for frames, is full.
+            TargetError: the arena's code memory, or its room for frames, is full, or it is out of a
+                site's reach.
             UsageError: Python is asked at too many places.
         """
         found = list(plans)
+        self._check_reach(found)
         if self._gate is None and any(_is_asking(plan) for plan in found):
             self._gate = build_gate(self._arch, self._abi, self._arena, self._next)
             self._add(self._gate.code)
@@ -116,6 +118,17 @@ class Linker:
             raise TargetError("no room is left for the probes' code; probe fewer functions")
         self._next = end
         return place
+
+    def _check_reach(self, plans: Iterable[Plan]) -> None:
+        code, reach = self._arena.code, self._arch.reach
+        for plan in plans:
+            away = max(abs(end - plan.site.addr) for end in (code.addr, code.stop))
+            if away > reach:
+                raise TargetError(
+                    f"{plan.name} cannot be probed: its module is {away // MIB} MiB away from "
+                    f"the memory for probes' code, and branches reach {reach // MIB + 1} MiB; "
+                    "a kernel that was booted with nokaslr has its modules nearer"
+                )
 
     def _add(self, code: bytes) -> Addr:
         place = self.place(len(code))
