@@ -1,9 +1,9 @@
 """Definitions of every form and type on functions that run, one per line of a golden file.
 
-``{STRUCT.MEMBER}`` is an offset in the guest's types, ``{A.B-C.D}`` a difference of two,
-``{STRUCT.MEMBER:byte}`` and ``:bit`` say where a bit-field begins, ``{SYMBOL}`` is an address.
-Arguments that are only ``$argN`` are named everywhere: the kernel's own names for them came with
-6.5.
+The lines are in amd64's words: see ``tests.build.words``. ``{STRUCT.MEMBER}`` is an offset in the
+guest's types, ``{A.B-C.D}`` a difference of two, ``{STRUCT.MEMBER:byte}`` and ``:bit`` say where a
+bit-field begins, ``{SYMBOL}`` is an address. Arguments that are only ``$argN`` are named
+everywhere: the kernel's own names for them came with 6.5.
 """
 
 import re
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kprobes.model.kernel import Kernel
 from kprobes.model.types import Types
+from tests.build.words import WORDS, debian_name
 
 _GOLDEN = Path(__file__).parent.parent / "golden"
 _HOLE = re.compile(r"\{([\w.:-]+)\}")
@@ -19,7 +20,8 @@ _HOLE = re.compile(r"\{([\w.:-]+)\}")
 
 def definitions(name: str, kernel: Kernel) -> list[str]:
     """Return a file's definitions whose function a kernel has, with its numbers filled in."""
-    lines = (_GOLDEN / name).read_text().splitlines()
+    words = WORDS[debian_name(kernel.arch)]
+    lines = words.of((_GOLDEN / name).read_text()).splitlines()
     return [_filled(line, kernel) for line in lines if kernel.symbols.find(line.split()[1])]
 
 

@@ -27,8 +27,9 @@ _WORDS = {
 """Types of numbers whose text is none."""
 ROUNDING_US = 1
 _NEVER = 1 << 62
-_TAIL_US = 5000
-"""Of our hits so close to the end the kernel's records may be too late to be known as theirs."""
+_TAIL_US = 50_000
+"""Of hits so close to the end the second record may be too late to be known as theirs: between
+the two an emulated CPU may have to wait for one of this machine's."""
 RESCHED, INTERRUPT = 1, 2
 """Where in the flags column a character says "to be rescheduled", and the kind of interrupt."""
 

@@ -10,11 +10,16 @@ import pytest
 
 from kprobes.transport.packages import kernel_image
 from kprobes.transport.qemu import Machine
+from tests.build.words import WORDS
 from tests.guest.conftest import SUITES
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 KPROBE = Path(sys.executable).with_name("kprobe")
+ENTRY = {"amd64": "exc_page_fault", "arm64": "el1h_64_sync_handler"}
+"""How exceptions come in: on a list of what must not be probed."""
+HOLDS = {"amd64": "0f1f440000", "arm64": "1f2003d5"}
+"""An idle site."""
 GOOD = (
     "p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring",
     "p:open vfs_statx dfd=$arg1:s32 path=+0($arg2):ustring",
@@ -29,31 +34,44 @@ BAD = {
     "p vfs_read a=$foo": "BAD_VAR",
     "p:a vfs_read file->nosuch": "NO_BTF_FIELD",
     "p vfs_read+1": "BAD_INSN_BNDRY",
-    "p exc_page_fault": None,
 }
 
 
-def check(*words: str) -> tuple[int, list[dict[str, Any]]]:
-    command = [KPROBE, "check", "--format", "json", *words, *GOOD, *BAD]
+def check(arch: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    command = [KPROBE, "check", "--format", "json", *words, *good(arch), *bad(arch)]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.stderr == b""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def good(arch: str) -> list[str]:
+    return [WORDS[arch].of(line) for line in GOOD]
+
+
+def bad(arch: str) -> dict[str, str | None]:
+    return {**BAD, f"p {ENTRY[arch]}": None}
+
+
+def expected(arch: str) -> dict[str, tuple[str, str | None]]:
+    accepted = dict.fromkeys(good(arch), ("accepted", None))
+    return accepted | {line: ("refused", code) for line, code in bad(arch).items()}
 
 
 def verdicts(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {one["definition"]: (one["verdict"], one.get("code")) for one in found}
 
 
-def test_a_guest_s_functions_are_checked_and_nothing_is_written_there(guest: Machine) -> None:
+def test_a_guest_s_functions_are_checked_and_nothing_is_written_there(
+    guest: Machine, arch: str
+) -> None:
     before = guest.run("cat /proc/kallsyms /proc/modules /proc/interrupts | wc -l").output
 
-    code, found = check("--target", f"qemu:{guest.stub_address}")
+    code, found = check(arch, "--target", f"qemu:{guest.stub_address}")
 
     assert code == 5
-    expected = dict.fromkeys(GOOD, ("accepted", None))
-    assert verdicts(found) == expected | {line: ("refused", code) for line, code in BAD.items()}
+    assert verdicts(found) == expected(arch)
     places = [place for one in found for place in one.get("places", ())]
-    assert {place["holds"] for place in places} == {"0f1f440000"}
+    assert {place["holds"] for place in places} == {HOLDS[arch]}
     assert guest.run("cat /proc/kallsyms /proc/modules /proc/interrupts | wc -l").output == before
     status = subprocess.run(
         [KPROBE, "status", "--target", f"qemu:{guest.stub_address}"],
@@ -65,18 +83,16 @@ def test_a_guest_s_functions_are_checked_and_nothing_is_written_there(guest: Mac
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
-def test_a_kernel_s_file_is_checked_without_a_guest(suite: str) -> None:
-    code, found = check("--image", str(kernel_image(suite=suite)))
+def test_a_kernel_s_file_is_checked_without_a_guest(suite: str, arch: str) -> None:
+    code, found = check(arch, "--image", str(kernel_image(suite=suite, arch=arch)))
 
     assert code == 5
-    said = verdicts(found)
-    assert {line: said[line] for line in BAD} == {line: ("refused", c) for line, c in BAD.items()}
-    assert {line: said[line] for line in GOOD} == dict.fromkeys(GOOD, ("accepted", None))
+    assert verdicts(found) == expected(arch)
 
 
-def test_the_file_and_the_guest_it_runs_in_say_the_same(guest: Machine) -> None:
-    _, there = check("--target", f"qemu:{guest.stub_address}")
-    _, here = check("--image", str(guest.kernel))
+def test_the_file_and_the_guest_it_runs_in_say_the_same(guest: Machine, arch: str) -> None:
+    _, there = check(arch, "--target", f"qemu:{guest.stub_address}")
+    _, here = check(arch, "--image", str(guest.kernel))
 
     for one in (*there, *here):
         for place in one.get("places", ()):
@@ -85,12 +101,12 @@ def test_the_file_and_the_guest_it_runs_in_say_the_same(guest: Machine) -> None:
     assert here == there
 
 
-def test_all_is_accepted_exits_with_0_in_words(guest: Machine) -> None:
+def test_all_is_accepted_exits_with_0_in_words(guest: Machine, arch: str) -> None:
     command = [KPROBE, "check", "--image", str(guest.kernel), "--event-format", GOOD[0]]
 
     done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "    path:  ustring at %si, read from user space" in done.stdout
+    assert WORDS[arch].of("    path:  ustring at %si, read from user space") in done.stdout
     assert "field:__data_loc char[] path;" in done.stdout
     assert done.stdout.endswith("\n1 definition accepted\n")

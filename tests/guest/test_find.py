@@ -25,13 +25,16 @@ from kprobes.transport.packages import kernel_image, modules_of
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.transport.stub import Stub
+from tests.build.words import WORDS
 from tests.guest.conftest import SUITES, Boot, boot_or_skip
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 MODULES = ("drivers/net/dummy.ko", "drivers/block/loop.ko")
 PSEUDO = ("__builtin__ftrace", "__builtin__kprobes", "bpf")
 """What /proc/kallsyms shows in brackets besides modules."""
+NEAR = {"amd64": "", "arm64": "nokaslr"}
+"""What to boot with for modules that a branch leads from to memory beside the kernel."""
 SHOWN = re.compile(r"\((\w+)\+0x[0-9a-f]+/0x([0-9a-f]+)\)")
 TRACE = """
 cd /sys/kernel/tracing
@@ -83,9 +86,10 @@ def own_symbols(machine: Machine) -> set[tuple[int, str, str, str]]:
 
 
 @pytest.fixture(scope="module", params=SUITES.values(), ids=[*SUITES])
-def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
-    files = modules(request.param)
-    with boot_or_skip(MachineOptions(suite=request.param, files=files)) as machine:
+def compared(request: pytest.FixtureRequest, arch: str) -> Iterator[Compared]:
+    files = modules(request.param, arch)
+    options = MachineOptions(suite=request.param, arch=arch, files=files)
+    with boot_or_skip(options) as machine:
         loaded = machine.run("for m in /modules/*.ko; do insmod $m || exit 1; done", 60)
         assert loaded.status == 0 or not files
         rows = own_symbols(machine)
@@ -132,12 +136,14 @@ def test_types_are_the_kernels_own(compared: Compared) -> None:
     assert [p.type for p in read.parameters] == ["struct file *", "char *", "size_t", "loff_t *"]
 
 
-def test_an_alias_and_its_size_are_those_that_the_kernel_prints(compared: Compared) -> None:
-    printed = compared.machine.run(TRACE, 60).output.decode()
+def test_an_alias_and_its_size_are_those_that_the_kernel_prints(
+    compared: Compared, arch: str
+) -> None:
+    printed = compared.machine.run(WORDS[arch].of(TRACE), 60).output.decode()
     shown = SHOWN.search(printed)
     symbols = compared.kernel.symbols
 
-    symbol = symbols.at(symbols.named("__x64_sys_getppid").addr)
+    symbol = symbols.at(symbols.named(WORDS[arch].of("__x64_sys_getppid")).addr)
 
     assert shown is not None, printed
     assert symbol is not None

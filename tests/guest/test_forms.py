@@ -17,18 +17,28 @@ from kprobes.errors import DefinitionError, RefusedError
 from kprobes.session import Session, Trace
 from kprobes.sinks.text import TextSink
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.words import WORDS
 from tests.guest.conftest import Boot
 from tests.guest.event_definitions import definitions, event_of
-from tests.guest.test_find import modules
+from tests.guest.test_find import NEAR, modules
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+
+_CPU = {
+    "amd64": "(rq)this_cpu_ptr(@runqueues)->cpu",
+    "arm64": "$current->thread_info.cpu",
+}
+_COUNTS = "(mount,mnt)(path->mnt)->mnt_pcp"
+_PER_CPU = {"amd64": ("@runqueues", r"\{}"), "arm64": (_COUNTS, _COUNTS)}
+"""A per-CPU object, and where it stands in the kernel's image or first chunk: without
+``KALLSYMS_ALL`` nothing names one, but a pointer leads there."""
 
 
 @pytest.fixture(
     scope="module", params=["bullseye", "bookworm", "bookworm-backports", "sid"], name="session"
 )
-def _session(request: pytest.FixtureRequest) -> Generator[Session]:
-    with kprobes.boot(MachineOptions(suite=request.param)) as session:
+def _session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+    with kprobes.boot(MachineOptions(suite=request.param, arch=arch)) as session:
         yield session
 
 
@@ -44,8 +54,9 @@ def _events(trace: Trace) -> list[dict[str, Any]]:
     return [json.loads(line) for line in trace.to_json().splitlines()]
 
 
-def test_each_form_fetches_what_an_explicit_dereference_does(session: Session) -> None:
-    lines = definitions("forms.txt", session.kernel)
+def test_each_form_fetches_what_an_explicit_dereference_does(session: Session, arch: str) -> None:
+    names = ("forms.txt", f"forms_{arch}.txt")
+    lines = [line for name in names for line in definitions(name, session.kernel)]
 
     events = _events(_record(session, lines))
 
@@ -58,8 +69,8 @@ def test_each_form_fetches_what_an_explicit_dereference_does(session: Session) -
         assert all(a == b for a, b in pairs), event
 
 
-def test_the_running_task_and_the_cpu_are_those_of_the_record(session: Session) -> None:
-    line = "p exit_files pid=$current->pid cpu=(rq)this_cpu_ptr(@runqueues)->cpu"
+def test_the_running_task_and_the_cpu_are_those_of_the_record(session: Session, arch: str) -> None:
+    line = f"p exit_files pid=$current->pid cpu={_CPU[arch]}"
 
     events = _events(_record(session, [line]))
 
@@ -67,16 +78,17 @@ def test_the_running_task_and_the_cpu_are_those_of_the_record(session: Session) 
     assert all(e["args"] == {"pid": e["pid"], "cpu": e["cpu"]} for e in events)
 
 
-def test_a_per_cpu_object_is_where_the_kernel_s_table_says(session: Session) -> None:
-    symbol = session.kernel.symbols.named("runqueues")
-    line = "p exit_files at=this_cpu_ptr(@runqueues) table=@__per_cpu_offset:x64[2]"
+def test_a_per_cpu_object_is_where_the_kernel_s_table_says(session: Session, arch: str) -> None:
+    per_cpu, address = _PER_CPU[arch]
+    line = f"p vfs_open at=this_cpu_ptr({per_cpu}) place={address} table=@__per_cpu_offset:x64[2]"
+    symbol = session.kernel.symbols.find(per_cpu.removeprefix("@"))
 
-    events = _events(_record(session, [line]))
+    events = _events(_record(session, [line.format(symbol and symbol.addr)]))
 
     assert events
     for event in events:
-        expected = event["args"]["table"][event["cpu"]] + symbol.addr & (1 << 64) - 1
-        assert event["args"]["at"] == expected
+        args = event["args"]
+        assert args["at"] == args["table"][event["cpu"]] + args["place"] & (1 << 64) - 1
 
 
 def test_enums_are_numbers_or_names(session: Session) -> None:
@@ -90,9 +102,11 @@ def test_enums_are_numbers_or_names(session: Session) -> None:
     assert b" type=PIDTYPE_TGID" in out.getvalue()
 
 
-def test_offsets_and_addresses_are_probed_where_the_function_begins(session: Session) -> None:
+def test_offsets_and_addresses_are_probed_where_the_function_begins(
+    session: Session, arch: str
+) -> None:
     symbol = session.kernel.symbols.named("exit_files")
-    lines = [f"p:raw {symbol.addr:#x} a=%di", "p:named exit_files a=tsk"]
+    lines = [WORDS[arch].of(f"p:raw {symbol.addr:#x} a=%di"), "p:named exit_files a=tsk"]
 
     events = _events(_record(session, lines))
 
@@ -113,8 +127,10 @@ def test_other_places_are_refused(session: Session) -> None:
 
 
 @pytest.mark.parametrize("suite", ["bookworm", "bookworm-backports", "sid"])
-def test_a_module_s_own_types_name_its_parameters_and_members(boot: Boot, suite: str) -> None:
-    machine = boot(suite=suite, files=modules(suite))
+def test_a_module_s_own_types_name_its_parameters_and_members(
+    boot: Boot, arch: str, suite: str
+) -> None:
+    machine = boot(suite=suite, files=modules(suite, arch), append=NEAR[arch])
     assert machine.run(_DUMMY, 60).status == 0
     line = "dummy_xmit $arg1 len=skb->len name=dev->name:string q=dev->num_tx_queues"
     has_names = suite != "bookworm"
@@ -124,7 +140,7 @@ def test_a_module_s_own_types_name_its_parameters_and_members(boot: Boot, suite:
     with kprobes.attach(str(machine.stub_address)) as session:
         assert session.kernel.types is not None
         offset = session.kernel.types.offset("sk_buff", "len")
-        session.probe(f"p:n dummy:{line} same=+{offset}(%di):u32")
+        session.probe(f"p:n dummy:{line} same=+{offset}($arg1):u32")
         with session.record() as trace:
             machine.run("ping -c 3 -W 1 10.9.9.2", 60)
 
@@ -154,12 +170,14 @@ _DUMMY = """insmod /modules/dummy.ko && ip link add d0 type dummy && ip addr add
 ip link set d0 up && sleep 1"""
 
 
-def test_functions_of_loaded_modules_are_probed_and_named(boot: Boot) -> None:
-    machine = boot(files=modules("bookworm"))
+def test_functions_of_loaded_modules_are_probed_and_named(boot: Boot, arch: str) -> None:
+    machine = boot(files=modules("bookworm", arch), append=NEAR[arch])
     assert machine.run("insmod /modules/dummy.ko", 60).status == 0
 
     with kprobes.attach(str(machine.stub_address)) as session:
-        session.probe("p:a dummy:dummy_setup dev=$arg1 fn=%ip:symbol\np:b dummy_setup")
+        session.probe(
+            WORDS[arch].of("p:a dummy:dummy_setup dev=$arg1 fn=%ip:symbol\np:b dummy_setup")
+        )
         with session.record() as trace:
             assert machine.run("ip link add d0 type dummy", 60).status == 0
 

@@ -17,15 +17,16 @@ from kprobes.transport.packages import kernel_image, modules_of
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
 from tests.guest.conftest import SUITES
+from tests.guest.test_find import NEAR
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 LOAD, UNLOAD = "insmod /dummy.ko || exit 1", "rmmod dummy || exit 1"
 
 
-def dummy(suite: str) -> bytes:
+def dummy(suite: str, arch: str) -> bytes:
     """Return Debian's own module of a suite: its init sets up one network device."""
-    modules = modules_of(kernel_image(suite=suite))
+    modules = modules_of(kernel_image(suite=suite, arch=arch))
     assert modules is not None
     (path,) = modules.rglob("dummy.ko*")
     data = path.read_bytes()
@@ -33,9 +34,11 @@ def dummy(suite: str) -> bytes:
 
 
 @pytest.fixture(scope="module", params=list(SUITES))
-def session(request: pytest.FixtureRequest) -> Generator[Session]:
+def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
     suite = SUITES[request.param]
-    options = MachineOptions(suite=suite, files={"/dummy.ko": dummy(suite)})
+    options = MachineOptions(
+        suite=suite, arch=arch, files={"/dummy.ko": dummy(suite, arch)}, append=NEAR[arch]
+    )
     with kprobes.boot(options, size=ArenaSize(ring=1 * MIB)) as session:
         yield session
 
@@ -65,7 +68,7 @@ def counts(trace: Trace) -> list[int]:
 
 
 def test_a_probe_waits_for_its_module_and_is_there_before_its_init(session: Session) -> None:
-    session.probe("p:setup dummy:dummy_setup dev=%di\np:open do_sys_openat2")
+    session.probe("p:setup dummy:dummy_setup dev=$arg1\np:open do_sys_openat2")
 
     trace = recorded(session, LOAD, UNLOAD, LOAD, UNLOAD)
 
@@ -87,10 +90,16 @@ def test_waiting_goes_on_in_the_next_recording_and_ends_when_it_is_there(session
     assert session.driver.waiting == ()
 
 
-@pytest.mark.parametrize("strategy", [Strategy.JUMP, Strategy.BREAKPOINT])
-def test_instructions_of_modules_are_probed_and_go_with_them(
-    session: Session, strategy: Strategy
-) -> None:
+def test_instructions_of_modules_are_probed_and_go_with_them(session: Session) -> None:
+    _probed_inside(session, Strategy.JUMP)
+
+
+@pytest.mark.arches("amd64")
+def test_so_are_they_by_breakpoints(session: Session) -> None:
+    _probed_inside(session, Strategy.BREAKPOINT)
+
+
+def _probed_inside(session: Session, strategy: Strategy) -> None:
     assert session.run(LOAD, 60).status == 0
     session.probe("p dummy:dummy_setup")
     session.definitions.clear()
