@@ -1,15 +1,16 @@
 """Definitions that are given to a kernel and to us.
 
-The lines stand in ``tests/golden/*definitions.txt``, verbatim, comments and odd blanks included.
-``## since X.Y: TITLE`` starts a section of what no older kernel knows. A case of several lines has
-`` && `` between them; the last is judged.
+The lines stand in ``tests/golden/*definitions.txt``, verbatim, comments and odd blanks included,
+and in amd64's words: see ``tests.build.words``. ``## since X.Y: TITLE`` starts a section of what no
+older kernel knows. A case of several lines has `` && `` between them; the last is judged.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kprobes.model.codes import Code
+from tests.build.words import WORDS
 
 RELEASES = {"6.1": "bookworm", "6.12": "bookworm-backports", "7.2": "sid"}
 """Kernels to compare with, and the Debian suites that have them; the last has it or a later."""
@@ -42,6 +43,10 @@ class Case:
     @property
     def lines(self) -> str:
         return self.text.replace(" && ", "\n")
+
+    def in_words_of(self, arch: str) -> "Case":
+        """Return the same in the words of an architecture."""
+        return replace(self, text=WORDS[arch].of(self.text))
 
     def is_known_to(self, release: str) -> bool:
         return self.since <= tuple(map(int, release.split(".")))

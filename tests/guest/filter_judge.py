@@ -57,7 +57,12 @@ def judge(
         "/judge.sh": _SCRIPT,
     }
     options = MachineOptions(
-        memory_mib=256, cpus=options.cpus, suite=options.suite, kernel=options.kernel, files=files
+        memory_mib=256,
+        cpus=options.cpus,
+        suite=options.suite,
+        arch=options.arch,
+        kernel=options.kernel,
+        files=files,
     )
     with Machine.boot(options) as machine:
         release = machine.run("uname -r").output.decode().strip()

@@ -54,7 +54,12 @@ def judge(cases: Sequence[str], options: MachineOptions) -> tuple[str, tuple[Ver
     lines = "".join(f"{case}\n@@\n" for case in cases)
     files = {**options.files, "/cases": lines.encode(), "/judge.sh": _SCRIPT}
     options = MachineOptions(
-        memory_mib=256, cpus=1, suite=options.suite, kernel=options.kernel, files=files
+        memory_mib=256,
+        cpus=1,
+        suite=options.suite,
+        arch=options.arch,
+        kernel=options.kernel,
+        files=files,
     )
     with Machine.boot(options) as machine:
         release = machine.run("uname -r").output.decode().strip()

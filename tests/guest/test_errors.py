@@ -21,7 +21,7 @@ from tests.guest.differences import DIFFERENCES, Ours, reason_for
 from tests.guest.error_corpus import CORPUS, OLD_TEXTS, RELEASES, Case
 from tests.guest.judge import Verdict, judge
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 _OURS = {
     "LINE_TOO_LONG",
@@ -103,14 +103,14 @@ class Judged:
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def judged(request: pytest.FixtureRequest) -> Judged:
+def judged(request: pytest.FixtureRequest, arch: str) -> Judged:
     release = str(request.param)
-    cases = [case for case in CORPUS if case.is_known_to(release)]
-    options = MachineOptions(suite=RELEASES[release])
+    cases = [case.in_words_of(arch) for case in CORPUS if case.is_known_to(release)]
+    options = MachineOptions(suite=RELEASES[release], arch=arch, cpus=1)
     running, verdicts = judge([case.lines for case in cases], options)
     assert running.startswith(f"{release}.") or release == "7.2" < running
     theirs = [_in_new_words(verdict, release) for verdict in verdicts]
-    with kprobes.boot(MachineOptions(suite=RELEASES[release], cpus=1)) as session:
+    with kprobes.boot(options) as session:
         places = places_of(session.driver.guest)
         ours = [our_verdict(case, places) for case in cases]
     return Judged(release, list(zip(cases, ours, theirs, strict=True)))

@@ -1,11 +1,13 @@
 """Parameters by name on kernels that never had them: as a 6.12 kernel itself names and types them.
 
 5.10 and 6.1 know no BTF arguments. For functions whose prototype did not change, what we make of
-``$arg*`` there must be what the 6.12 kernel makes of it: names, types, order and text.
+``$arg*`` there must be what the 6.12 kernel makes of it: names, types, order and text. An amd64
+kernel says it of arm64's functions, too: what has the same prototype has the same fields.
 """
 
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -49,20 +51,23 @@ def native() -> dict[str, str]:
     return {name: text.strip() for name, _, text in parts if "field:" in text}
 
 
-@pytest.mark.parametrize("release", ["5.10", "6.1"])
+@pytest.mark.parametrize(
+    ("release", "arch"), [("5.10", "amd64"), ("6.1", "amd64"), ("6.1", "arm64")]
+)
 def test_names_and_types_are_those_of_a_kernel_that_has_them(
-    native: dict[str, str], release: str
+    native: dict[str, str], release: str, arch: str
 ) -> None:
-    ours = _formats(release, native)
-    then, now = _prototypes(release), _prototypes("6.12")
+    kernel = kernel_image(suite=SUITES[release], arch=arch)
+    ours = _formats(kernel, native)
+    then, now = _prototypes(kernel), _prototypes(kernel_image(suite=SUITES["6.12"]))
     same = [name for name in ours if then.get(name) == now.get(name)]
 
     assert len(same) >= LEAST
     assert {name: ours[name] for name in same} == {name: native[name] for name in same}
 
 
-def _formats(release: str, names: Iterable[str]) -> dict[str, str]:
-    checker = checker_of_image(kernel_image(suite=SUITES[release]))
+def _formats(kernel: Path, names: Iterable[str]) -> dict[str, str]:
+    checker = checker_of_image(kernel)
     found: dict[str, str] = {}
     for name in names:
         (verdict,) = checker.check(f"p:e_{name} {name} $arg*")
@@ -73,8 +78,8 @@ def _formats(release: str, names: Iterable[str]) -> dict[str, str]:
 
 
 @cache
-def _prototypes(release: str) -> dict[str, list[tuple[str, str]]]:
-    types = kernel_from_image(read_image(kernel_image(suite=SUITES[release]))).types
+def _prototypes(kernel: Path) -> dict[str, list[tuple[str, str]]]:
+    types = kernel_from_image(read_image(kernel)).types
     assert types is not None
     found = {name: types.function(name) for name in FUNCTIONS}
     return {
