@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -16,12 +17,14 @@ from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
 from tests.build.kernel import make_probe
+from tests.build.words import WORDS
 from tests.guest import oracle
-from tests.guest.filter_corpus import CORPUS, DEFINITION, DIFFERENCES, HITS, SINCE
+from tests.guest.filter_corpus import CORPUS, DEFINITION, DIFFERENCES, SINCE
+from tests.guest.filter_hits import hits
 from tests.guest.filter_judge import Verdict, judge
 from tests.guest.oracle import Comparison, Hit, Tracefs
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 _SUITES = {"6.1": "bookworm", "6.12": "bookworm-backports"}
 _FUNCTIONS = ("vfs_read", "do_sys_openat2")
@@ -61,10 +64,10 @@ def _ours(text: str) -> Verdict:
 
 
 @pytest.fixture(scope="module", params=_SUITES)
-def judged(request: pytest.FixtureRequest) -> dict[str, Verdict]:
+def judged(request: pytest.FixtureRequest, arch: str) -> dict[str, Verdict]:
     release = str(request.param)
     texts = [text for text in CORPUS if not any(word in text for word in SINCE[release])]
-    options = MachineOptions(suite=_SUITES[release], cpus=_CPUS)
+    options = MachineOptions(suite=_SUITES[release], arch=arch, cpus=_CPUS)
     running, verdicts = judge(DEFINITION, texts, options)
     assert running.startswith(f"{release}.")
     return verdicts
@@ -100,10 +103,12 @@ class Run:
     """One workload that the kernel's filtered events and ours saw.
 
     Attributes:
+        hits: every filter to how many hits it chooses: all, some or none.
         filters: by event.
         overwritten: events that the kernel's buffer was too small for.
     """
 
+    hits: dict[str, str]
     filters: dict[str, str]
     compared: Comparison
     overwritten: int
@@ -116,37 +121,36 @@ class Run:
 
 
 @pytest.fixture(scope="module", params=_SUITES)
-def run(request: pytest.FixtureRequest) -> Generator[Run]:
+def run(request: pytest.FixtureRequest, arch: str) -> Generator[Run]:
     release = str(request.param)
-    texts = [text for text in HITS if not any(word in text for word in SINCE[release])]
-    options = MachineOptions(suite=_SUITES[release], files={"/workload.sh": _WORKLOAD})
+    texts = [text for text in hits(arch) if not any(word in text for word in SINCE[release])]
+    files = {"/workload.sh": _WORKLOAD}
+    options = MachineOptions(suite=_SUITES[release], arch=arch, files=files)
     with kprobes.boot(options, size=ArenaSize(ring=16 * MIB)) as session:
-        yield _recorded(session, {f"e{number}": text for number, text in enumerate(texts)})
+        yield _recorded(session, {f"e{number}": text for number, text in enumerate(texts)}, arch)
 
 
-def _recorded(session: Session, filters: dict[str, str]) -> Run:
+def _recorded(session: Session, filters: dict[str, str], arch: str) -> Run:
+    lines = {event: WORDS[arch].of(f"p:{event} {_SITE} {_FIELDS}") for event in filters}
     for event, text in filters.items():
-        session.probe(f"p:{event} {_SITE} {_FIELDS}", filter=text)
-    tracefs = Tracefs(session)
-    _arm_native(tracefs, filters)
-    with session.record() as trace:
-        assert session.run("sh /workload.sh", timeout_s=100).status == 0
-    native = tracefs.read()
-    theirs = oracle.native_hits(native, oracle.fields_of(trace))
+        session.probe(lines[event], filter=text)
+    arm = partial(_arm_native, Tracefs(session), lines, filters)
+    trace, native = oracle.record_both(session, arm, arch=arch)
+    ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, oracle.fields_of(trace))
     return Run(
+        hits=hits(arch),
         filters=filters,
-        compared=oracle.compare(oracle.our_hits(trace), theirs),
+        compared=oracle.compare(ours, theirs, is_ours_first=oracle.IS_OURS_FIRST[arch]),
         overwritten=native.overwritten,
     )
 
 
-def _arm_native(tracefs: Tracefs, filters: dict[str, str]) -> None:
+def _arm_native(tracefs: Tracefs, lines: dict[str, str], filters: dict[str, str]) -> None:
     tracefs.run("echo 0 > tracing_on; echo 16384 > buffer_size_kb; echo 4096 > saved_cmdlines_size")
     for event, text in filters.items():
-        line, folder = f"p:{event} {_SITE} {_FIELDS}", f"events/kprobes/{event}"
-        written = text.replace("'", "'\\''")
+        folder, written = f"events/kprobes/{event}", text.replace("'", "'\\''")
         tracefs.run(
-            f"echo '{line}' >> kprobe_events; echo '{written or 0}' > {folder}/filter\n"
+            f"echo '{lines[event]}' >> kprobe_events; echo '{written or 0}' > {folder}/filter\n"
             f"echo 1 > {folder}/enable"
         )
     tracefs.run(": > trace; echo 1 > tracing_on")
@@ -157,7 +161,7 @@ def test_we_choose_the_hits_that_the_kernel_chooses(run: Run) -> None:
 
     missed = [(run.filters[hit.event], hit) for hit in found.native_only if _can_be_told(hit)]
     assert missed == []
-    lost = [hit for hit in found.ours_only if HITS[run.filters[hit.event]] == "all"]
+    lost = [hit for hit in found.ours_only if run.hits[run.filters[hit.event]] == "all"]
     more = [hit for hit in found.ours_only if not any(_is_near(hit, each) for each in lost)]
     assert [(run.filters[hit.event], hit) for hit in more] == []
     # A hit that the kernel's own events missed, some of them: seen twice in some 50 runs.
@@ -181,10 +185,10 @@ def test_filters_choose_some_hits_and_not_others(run: Run) -> None:
 
     assert everything > 100
     assert {text for text, count in chosen.items() if 0 < count < everything} >= {
-        text for text, kind in HITS.items() if kind == "some" and text in chosen
+        text for text, kind in run.hits.items() if kind == "some" and text in chosen
     }
-    assert [text for text, count in chosen.items() if HITS[text] == "none" and count] == []
-    assert [t for t, count in chosen.items() if HITS[t] == "all" and count != everything] == []
+    assert [text for text, count in chosen.items() if run.hits[text] == "none" and count] == []
+    assert [t for t, count in chosen.items() if run.hits[t] == "all" and count != everything] == []
     assert len(chosen) >= 55
 
 
