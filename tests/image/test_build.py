@@ -49,6 +49,17 @@ def test_what_memory_does_not_hold_is_left_out() -> None:
     assert (found.banner, found.build_id, found.btf) == (BANNER, b"", b"")
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_banner_without_the_build_s_number_is_the_kernel_s_only_by_name(is_named: bool) -> None:
+    early, late = BANNER.replace("#1", "#"), BANNER
+    spec = LinuxSpec(banner=f"{early}\n\0{late}", has_data_symbols=is_named)
+
+    found = build(spec)
+
+    assert early != late
+    assert found.banner == (early if is_named else late)
+
+
 def test_no_banner_is_no_linux() -> None:
     with pytest.raises(TargetError, match="no Linux kernel there"):
         extract(PageTables(boot().ram, 0), [])

@@ -19,6 +19,7 @@ from kprobes.ports import Memory
 from kprobes.units import Addr
 
 _BANNER = re.compile(rb"Linux version ([0-9]+\.[0-9]+[^\s\0]*)[^\0\n]{0,1000}")
+_NUMBER = re.compile(rb" #[0-9]")
 _MAX_BANNER = 1024
 _MAX_NOTES = 1 << 16
 _MAX_BTF = 1 << 28
@@ -153,10 +154,14 @@ class _Located:
 
     def banner(self) -> str:
         text = self._between("linux_banner", None, _MAX_BANNER) or b""
-        match = _BANNER.search(text) or _BANNER.search(self._region.data)
-        if match is None:
+        match = _BANNER.search(text)
+        found = [match[0]] if match else [m[0] for m in _BANNER.finditer(self._region.data)]
+        if not found:
             raise TargetError("a kernel with symbols, but without a 'Linux version' line")
-        return match[0].decode(errors="replace").rstrip()
+        # Since 2df8220cc511 ("kbuild: build init/built-in.a just once") (v6.1) there is another
+        # one, of before the build had its number.
+        numbered = [banner for banner in found if _NUMBER.search(banner)]
+        return (numbered or found)[0].decode(errors="replace").rstrip()
 
     def build_id(self) -> bytes:
         notes = self._between("__start_notes", "__stop_notes", _MAX_NOTES)
