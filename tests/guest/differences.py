@@ -29,6 +29,19 @@ class Rule:
 
     is_why: Callable[[Case, Ours, Verdict], bool]
     releases: tuple[str, ...] = tuple(RELEASES)
+    arches: tuple[str, ...] = ("amd64", "arm64")
+
+    def is_of(self, kernel: "Release") -> bool:
+        """Return whether a kernel must have it."""
+        return kernel.number in self.releases and kernel.arch in self.arches
+
+
+@dataclass(frozen=True)
+class Release:
+    """A kernel: one of ``RELEASES``, and the architecture by Debian's name."""
+
+    number: str
+    arch: str
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,7 @@ class Difference:
 
 _TYPED = ("6.12", "7.2")
 _OLD = ("6.1",)
+_ARM64 = ("arm64",)
 _SILENT = ("NO_PLACE", "BAD_STATEMENT", "NOT_KPROBE", "BAD_DELETION", "NO_EVENT")
 _ABOUT_TYPES = ("BAD_STRING", "BAD_SYMSTRING", "BAD_BITFIELD", "EVENT_TOO_BIG", "TOO_MANY_OPS")
 _PLACING = ("BAD_INSN_BNDRY", "FAIL_REG_PROBE", "NOFENTRY_ARGS", "NOSUP_BTFARG")
@@ -52,12 +66,12 @@ _WILD = 1000
 
 
 def reason_for(
-    case: Case, ours: Ours, theirs: Verdict, release: str
+    case: Case, ours: Ours, theirs: Verdict, release: Release
 ) -> tuple[Difference, Rule] | None:
     """Return why a release's verdict on a case may differ from ours, or None."""
     for difference in DIFFERENCES:
         for rule in difference.rules:
-            if release in rule.releases and rule.is_why(case, ours, theirs):
+            if rule.is_of(release) and rule.is_why(case, ours, theirs):
                 return difference, rule
     return None
 
@@ -108,6 +122,21 @@ def _is_not_placed(case: Case, ours: Ours, theirs: Verdict) -> bool:
 def _is_notrace(case: Case, ours: Ours, theirs: Verdict) -> bool:
     is_notrace = any(name in case.text for name in ("__schedule", " _text"))
     return ours.verdict.is_accepted and is_notrace and theirs.text == _REFUSED
+
+
+def _is_site(case: Case, ours: Ours, theirs: Verdict) -> bool:
+    # What it refused there cannot be deleted then.
+    return ours.verdict.is_accepted and not theirs.is_accepted and "vfs_read+4" in case.text
+
+
+def _is_unaligned(case: Case, ours: Ours, theirs: Verdict) -> bool:
+    del case
+    return ours.code == "BAD_INSN_BNDRY" and theirs.text == _REFUSED
+
+
+def _is_own_event(case: Case, ours: Ours, theirs: Verdict) -> bool:
+    del case
+    return ours.verdict.is_accepted and theirs.text == Code.EVENT_EXIST.text
 
 
 def _is_waiting(case: Case, ours: Ours, theirs: Verdict) -> bool:
@@ -166,7 +195,16 @@ DIFFERENCES = (
     ),
     Difference("an address in a listing", (Rule(_is_hashed),)),
     Difference("errors in `X:%pd`", (Rule(_is_path, _TYPED),)),
-    Difference("where a probe may be", (Rule(_is_not_placed, _TYPED), Rule(_is_notrace))),
+    Difference(
+        "where a probe may be",
+        (
+            Rule(_is_not_placed, _TYPED),
+            Rule(_is_notrace),
+            Rule(_is_site, _OLD, _ARM64),
+            Rule(_is_unaligned, _OLD, _ARM64),
+        ),
+    ),
+    Difference("the kernel's own events", (Rule(_is_own_event, _OLD, _ARM64),)),
     Difference("what means nothing", (Rule(_is_nonsense), Rule(_is_taken_for_char, _TYPED))),
     Difference("some carets", (Rule(_is_wild, _TYPED), Rule(_is_rewritten, _TYPED))),
     Difference(
