@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from bench.elf_program import GETPPID, Loop
+from bench.elf_program import Loop
 from bench.guest import TRACING, Rig, attached, machine
+from bench.isa import Isa
 from bench.table import Row, seconds, times
 from kprobes.drivers.functions import probeable
 from kprobes.transport.qemu import Machine
@@ -24,10 +25,10 @@ TITLE = "arming: from text to armed and back"
 
 _MANY = 1000
 _NATIVE = 200
-_ONE = "p:one __x64_sys_getppid a=$arg1"
+_ONE = "p:one {} a=$arg1"
 # Functions that an idle guest never runs: no hit disturbs the clock.
 _QUIET = ("tcp_*", "udp_*", "inet_*", "ip6_*", "ipv6_*", "netdev_*", "pci_*", "acpi_*", "neigh_*")
-_BUSY = Loop(step=GETPPID, steps=1_000_000, repeats=1000)
+_BUSY_STEPS, _BUSY_REPEATS = 1_000_000, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,22 +41,23 @@ class Timing:
     disarm_pause: float
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest and measure everything in it."""
-    loops = {"busy": _BUSY}
-    with machine(loops) as booted:
-        rows = _attaching(booted, 1 if quick else 5)
+    busy = Loop(isa=isa, step=isa.programs.getppid, steps=_BUSY_STEPS, repeats=_BUSY_REPEATS)
+    one, loops = _ONE.format(isa.getppid), {"busy": busy}
+    with machine(isa, loops) as booted:
+        rows = _attaching(booted, one, 1 if quick else 5)
         with attached(booted, loops) as rig:
-            return [*rows, *_one(rig, 3 if quick else 15), *_many(rig, 1 if quick else 5)]
+            return [*rows, *_one(rig, one, 3 if quick else 15), *_many(rig, 1 if quick else 5)]
 
 
-def _attaching(booted: Machine, rounds: int) -> list[Row]:
+def _attaching(booted: Machine, one: str, rounds: int) -> list[Row]:
     target, rows = str(booted.stub_address), list[Row]()
     with tempfile.TemporaryDirectory() as cache:
         with _busy(booted):
-            cold = [_attach_once(target, f"{cache}/{n}") for n in range(rounds)]
-            warm = [_attach_once(target, f"{cache}/0") for _ in range(rounds)]
-        idle = [_attach_once(target, f"{cache}/0") for _ in range(rounds)]
+            cold = [_attach_once(target, one, f"{cache}/{n}") for n in range(rounds)]
+            warm = [_attach_once(target, one, f"{cache}/0") for _ in range(rounds)]
+        idle = [_attach_once(target, one, f"{cache}/0") for _ in range(rounds)]
     for name, goal, found in (
         ("empty cache, guest makes syscalls", 1.0, cold),
         ("warm cache, guest makes syscalls", 0.3, warm),
@@ -77,9 +79,9 @@ def _busy(booted: Machine) -> Generator[None]:
         running.wait(10)
 
 
-def _attach_once(target: str, cache: str) -> dict[str, float]:
+def _attach_once(target: str, one: str, cache: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.attach_once", target, _ONE],
+        [sys.executable, "-m", "bench.attach_once", target, one],
         env={**os.environ, "XDG_CACHE_HOME": cache},
         capture_output=True,
         check=True,
@@ -87,9 +89,9 @@ def _attach_once(target: str, cache: str) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-def _one(rig: Rig, rounds: int) -> list[Row]:
-    found = [_timing(rig, _ONE.replace("one", f"one{n}")) for n in range(rounds)]
-    native = [_native(rig, [_ONE]) for _ in range(min(rounds, 5))]
+def _one(rig: Rig, one: str, rounds: int) -> list[Row]:
+    found = [_timing(rig, one.replace(":one", f":one{n}")) for n in range(rounds)]
+    native = [_native(rig, [one]) for _ in range(min(rounds, 5))]
     theirs = [defined + enabled for defined, enabled, _ in native]
     return [
         _row("1 probe, from text to armed", [t.armed for t in found], peer=theirs),

@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.elf_program import GETPPID, Loop
+from bench.elf_program import Loop
 from bench.guest import Rig, attached, machine
+from bench.isa import Isa
 from bench.table import Row
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.sinks import FORMATS
@@ -20,9 +21,7 @@ from kprobes.units import MIB
 
 TITLE = "burst: hits on 2 vCPUs at once, drained to a file"
 
-_BURST = Loop(step=GETPPID, steps=10_000, repeats=100, cpus=2)
-_QUICK = Loop(step=GETPPID, steps=10_000, repeats=20, cpus=2)
-_PROBE = "p:burst __x64_sys_getppid a=$arg1"
+_STEPS, _REPEATS, _QUICK_REPEATS = 10_000, 100, 20
 _NAME = "burst"
 
 
@@ -38,10 +37,11 @@ class Outcome:
     whole_s: float
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest; let it burst with rings of several sizes."""
-    loop, rows = _QUICK if quick else _BURST, list[Row]()
-    with machine({_NAME: loop}) as booted:
+    repeats, rows = _QUICK_REPEATS if quick else _REPEATS, list[Row]()
+    loop = Loop(isa=isa, step=isa.programs.getppid, steps=_STEPS, repeats=repeats, cpus=2)
+    with machine(isa, {_NAME: loop}) as booted:
         for ring in (None, 1 * MIB, 16 * MIB):
             forms = ("text", "json") if ring is None else ("text",)
             size = ArenaSize(ring=ring)
@@ -55,7 +55,7 @@ def _burst(booted: Machine, loop: Loop, size: ArenaSize, form: str) -> Outcome:
         tempfile.TemporaryDirectory() as folder,
     ):
         path = Path(folder) / "out"
-        rig.session.probe(_PROBE)
+        rig.session.probe(f"p:burst {loop.isa.getppid} a=$arg1")
         start = time.perf_counter()
         lost, burst_s = _stream(rig, path, form)
         whole_s = time.perf_counter() - start

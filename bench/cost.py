@@ -10,78 +10,42 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median, quantiles
 
 from bench import in_user_space
-from bench.elf_program import GETPPID, OPENAT, Loop
+from bench.elf_program import Loop
 from bench.guest import HandWritten, Rig, boot
 from bench.handwritten import registers_record
+from bench.isa import Isa
 from bench.table import Row, times
-from kprobes.codegen.compile import compile_probes
+from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.lang.parser import parse_source
-from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.abi import GuestAbi
 
 TITLE = "cost: nanoseconds that a probe adds to a hit"
 
-# Loops of half a millisecond: most run between two turns of whatever else this machine does.
-_STEPS, _REPEATS = 1000, 40
+_ALONE_STEPS, _ALONE_REPEATS = 5000, 40
 _GDB_HITS = 300
 _LEAST_NS = 0.5
-_LOOPS = {
-    "getppid": Loop(step=GETPPID, steps=_STEPS, repeats=_REPEATS),
-    "openat": Loop(step=OPENAT, steps=_STEPS, repeats=_REPEATS),
-    "both": Loop(step=GETPPID, steps=_STEPS, repeats=_REPEATS, cpus=2),
-    "few": Loop(step=GETPPID, steps=_GDB_HITS),
-}
-_SITE = "__x64_sys_getppid"
-_ONE, _THREE = f"{_SITE} a=$arg1", f"{_SITE} a=$arg1 b=$arg2 c=$arg3"
 _STRING = "do_sys_openat2 path=+0($arg2):ustring"
-
-
-def _one_by_hand(abi: GuestAbi) -> Template:
-    return registers_record(abi, 1)
-
-
-def _three_by_hand(abi: GuestAbi) -> Template:
-    return registers_record(abi, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One probe, measured with one program."""
+    """One probe, measured with one program.
+
+    Attributes:
+        by_hand: how many arguments are recorded by code written by hand beside it.
+    """
 
     name: str
     program: str
     where: str
     filter: str = ""
     goal: float | None = None
-    by_hand: HandWritten | None = None
-
-
-# Filters that no hit of these programs passes.
-_REJECTED = (
-    Case(
-        name="rejected by a register",
-        program="getppid",
-        where=_ONE,
-        filter="a == 0x123456",
-        goal=100,
-    ),
-    Case(name="rejected by pid", program="getppid", where=_ONE, filter="common_pid == 1", goal=100),
-    Case(
-        name="rejected by a user string",
-        program="openat",
-        where=_STRING,
-        filter='path == "/etc/passwd"',
-    ),
-)
-_CASES = (
-    Case(name="one register", program="getppid", where=_ONE, goal=20, by_hand=_one_by_hand),
-    Case(name="three registers", program="getppid", where=_THREE, goal=20, by_hand=_three_by_hand),
-    Case(name="one 20-byte user string", program="openat", where=_STRING, goal=10),
-    Case(name="one register, 2 vCPUs at once", program="both", where=_ONE, by_hand=_one_by_hand),
-    *_REJECTED,
-)
+    by_hand: int = 0
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,29 +64,69 @@ class Cost:
         return f"{self.ns:,.1f} ns [{low:,.0f} {high:,.0f}]"
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest and measure everything in it."""
-    with boot(_LOOPS) as rig:
-        _define(rig)
-        costs = _in_rounds(rig, 3 if quick else 9)
+    cases, rounds = _cases(isa), 3 if quick else 9
+    with boot(isa, _loops(isa)) as rig:
+        _define(rig, cases)
+        costs = _in_rounds(rig, isa, cases, rounds)
         return [
             _control(costs["control"]),
-            *(row for case in _CASES for row in _rows(case, costs)),
-            *_alone(rig, 3 if quick else 9),
-            _gdb(rig, costs[f"{_CASES[0].name}, ours"]),
+            *(row for case in cases for row in _rows(case, costs)),
+            *_alone(rig, isa, [case for case in cases if case.is_alone], rounds),
+            _gdb(rig, isa, costs[f"{cases[0].name}, ours"]),
         ]
 
 
-def _define(rig: Rig) -> None:
-    rig.define_native([f"p:native{n} {case.where}" for n, case in enumerate(_CASES)])
-    for n, case in enumerate(_CASES):
+def _loops(isa: Isa) -> dict[str, Loop]:
+    programs = isa.programs
+    getppid = Loop(isa=isa, step=programs.getppid, steps=programs.steps, repeats=programs.repeats)
+    return {
+        "getppid": getppid,
+        "openat": replace(getppid, step=programs.openat),
+        "both": replace(getppid, cpus=2),
+        "few": replace(getppid, steps=_GDB_HITS, repeats=1),
+    }
+
+
+def _cases(isa: Isa) -> Sequence[Case]:
+    goals, one = isa.goals, f"{isa.getppid} a=$arg1"
+    three = f"{one} b=$arg2 c=$arg3"
+    getppid = partial(Case, program="getppid")
+    return (
+        getppid(name="one register", where=one, goal=goals.entry, by_hand=1, is_alone=True),
+        getppid(name="three registers", where=three, goal=goals.entry, by_hand=3, is_alone=True),
+        Case(name="one 20-byte user string", program="openat", where=_STRING, goal=goals.string),
+        Case(name="one register, 2 vCPUs at once", program="both", where=one, by_hand=1),
+        *_rejected(isa, one),
+    )
+
+
+def _rejected(isa: Isa, one: str) -> Sequence[Case]:
+    # Filters that no hit of these programs passes.
+    rejected = partial(Case, program="getppid", where=one, goal=isa.goals.rejected, is_alone=True)
+    return (
+        rejected(name="rejected by a register", filter="a == 0x123456"),
+        rejected(name="rejected by pid", filter="common_pid == 1"),
+        Case(
+            name="rejected by a user string",
+            program="openat",
+            where=_STRING,
+            filter='path == "/etc/passwd"',
+        ),
+    )
+
+
+def _define(rig: Rig, cases: Sequence[Case]) -> None:
+    rig.define_native([f"p:native{n} {case.where}" for n, case in enumerate(cases)])
+    for n, case in enumerate(cases):
         rig.filter_native(f"native{n}", case.filter or "0")
 
 
-def _in_rounds(rig: Rig, rounds: int) -> dict[str, Cost]:
+def _in_rounds(rig: Rig, isa: Isa, cases: Sequence[Case], rounds: int) -> dict[str, Cost]:
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for name, program, armed in _turns(rig):
+        for name, program, armed in _turns(rig, isa, cases):
             found.setdefault(name, []).append(added(rig, program, armed))
     return {name: Cost(values) for name, values in found.items()}
 
@@ -130,29 +134,22 @@ def _in_rounds(rig: Rig, rounds: int) -> dict[str, Cost]:
 Arm = Callable[[], AbstractContextManager[object]]
 
 
-def _turns(rig: Rig) -> list[tuple[str, str, Arm]]:
+def _turns(rig: Rig, isa: Isa, cases: Sequence[Case]) -> list[tuple[str, str, Arm]]:
     turns: list[tuple[str, str, Arm]] = [("control", "getppid", nullcontext)]
-    for n, case in enumerate(_CASES):
+    for n, case in enumerate(cases):
         text = f"p:ours{n} {case.where}"
-        turns.append((f"{case.name}, native", case.program, lambda n=n: rig.native(f"native{n}")))
-        chosen = case.filter
-        turns.append(
-            (
-                f"{case.name}, ours",
-                case.program,
-                lambda text=text, chosen=chosen: rig.ours(text, filter=chosen),
-            )
-        )
-        if case.by_hand is not None:
-            by_hand = case.by_hand
-            turns.append(
-                (
-                    f"{case.name}, by hand",
-                    case.program,
-                    lambda text=text, by_hand=by_hand: rig.ours(text, by_hand),
-                )
-            )
+        arms: dict[str, Arm] = {
+            "native": partial(rig.native, f"native{n}"),
+            "ours": partial(rig.ours, text, filter=case.filter),
+        }
+        if case.by_hand:
+            arms["by hand"] = partial(rig.ours, text, _by_hand(isa, case))
+        turns += ((f"{case.name}, {whose}", case.program, arm) for whose, arm in arms.items())
     return turns
+
+
+def _by_hand(isa: Isa, case: Case) -> HandWritten:
+    return lambda abi: registers_record(isa, abi, case.by_hand)
 
 
 def added(rig: Rig, program: str, armed: Arm) -> float:
@@ -199,44 +196,42 @@ def _beside_hand(name: str, ours: Cost, by_hand: Cost) -> Row:
     )
 
 
-def _alone(rig: Rig, rounds: int) -> list[Row]:
+def _alone(rig: Rig, isa: Isa, cases: Sequence[Case], rounds: int) -> list[Row]:
     # The code in a loop in user space: what a hit costs there is the code and nothing else.
-    abi, rows = in_user_space.user_abi(rig.by_hand.abi()), list[Row]()
-    _add_alone(rig, "nothing", None)
-    for case in _CASES[:2]:
-        if case.by_hand is None:
-            continue
-        _add_alone(rig, "compiled", _compiled(rig, case, abi))
-        _add_alone(rig, "written", case.by_hand(abi))
-        found = [
-            [figure(rig, n) for n in ("nothing", "compiled", "written")] for _ in range(rounds)
-        ]
-        ours = Cost([compiled - nothing for nothing, compiled, _ in found])
-        by_hand = Cost([written - nothing for nothing, _, written in found])
-        rows.append(_beside_hand(f"{case.name}, its code alone in a loop", ours, by_hand))
-    for case in _REJECTED[:2]:
-        _add_alone(rig, "rejected", _compiled(rig, case, abi))
-        found = [[figure(rig, n) for n in ("nothing", "rejected")] for _ in range(rounds)]
-        cost = Cost([rejected - nothing for nothing, rejected in found])
-        rows.append(Row(name=f"{case.name}, its code alone in a loop", figure=str(cost)))
-    return rows
+    abi = in_user_space.user_abi(isa, rig.by_hand.abi())
+    _add_alone(rig, isa, "nothing", None)
+    return [_alone_row(rig, isa, case, abi, rounds) for case in cases]
 
 
-def _add_alone(rig: Rig, name: str, code: Template | None) -> None:
-    rig.add(name, in_user_space.loop(code, steps=5 * _STEPS, repeats=_REPEATS))
+def _alone_row(rig: Rig, isa: Isa, case: Case, abi: GuestAbi, rounds: int) -> Row:
+    name, names = f"{case.name}, its code alone in a loop", ["nothing", "compiled"]
+    _add_alone(rig, isa, "compiled", _compiled(rig, isa, case, abi))
+    if case.by_hand:
+        code = registers_record(isa, abi, case.by_hand, isa.alone.registers)
+        _add_alone(rig, isa, "written", in_user_space.linked(code))
+        names.append("written")
+    found = [[figure(rig, name) for name in names] for _ in range(rounds)]
+    ours, *by_hand = (Cost([each[n] - each[0] for each in found]) for n in range(1, len(names)))
+    return _beside_hand(name, ours, *by_hand) if by_hand else Row(name=name, figure=str(ours))
 
 
-def _compiled(rig: Rig, case: Case, abi: GuestAbi) -> Template:
-    registers = rig.guest.arch.registers
-    (definition,) = parse_source(f"p:alone {case.where}", registers=registers)
+def _add_alone(rig: Rig, isa: Isa, name: str, code: in_user_space.Linked | None) -> None:
+    rig.add(name, in_user_space.loop(isa, code, steps=_ALONE_STEPS, repeats=_ALONE_REPEATS))
+
+
+def _compiled(rig: Rig, isa: Isa, case: Case, abi: GuestAbi) -> in_user_space.Linked:
+    arch = isa.alone.arch(rig.guest.arch)
+    (definition,) = parse_source(f"p:alone {case.where}", registers=arch.registers)
     (plan,) = rig.by_hand.prepare([replace(definition, filter=case.filter)])
-    return compile_probes(rig.guest.arch, abi, plan.probes, is_framed=False)
+    is_framed = needs_frame(arch, plan.probes)
+    template = compile_probes(arch, abi, plan.probes, is_framed=is_framed)
+    return in_user_space.linked(template, arch.site if is_framed else None)
 
 
-def _gdb(rig: Rig, ours: Cost) -> Row:
+def _gdb(rig: Rig, isa: Isa, ours: Cost) -> Row:
     """Stop at every hit as gdb does: breakpoint, registers, step over, go on."""
     stub = rig.guest.stub
-    site = rig.guest.kernel.symbols.named(_SITE).addr
+    site = rig.guest.kernel.symbols.named(isa.getppid).addr
     with stub.paused():
         stub.insert_breakpoint(site)
     running = rig.machine.start("/bench/few")
@@ -245,7 +240,7 @@ def _gdb(rig: Rig, ours: Cost) -> Row:
         start = time.perf_counter()
         stopped = stub.wait(5.0)
         if stopped is None or stopped.cpu is None:
-            raise RuntimeError(f"no hit of {_SITE} in 5 s")
+            raise RuntimeError(f"no hit of {isa.getppid} in 5 s")
         stub.registers(stopped.cpu)
         stub.remove_breakpoint(site)
         stub.step(stopped.cpu)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.isa import Isa
 from bench.table import Row, times
 from bench.tracedat import write_trace_dat
 from kprobes.model.batch import Events
@@ -64,8 +65,9 @@ class Rate:
         return f"{self.rate / 1e6:.2f} M/s ({self.seconds / self.events * 1e9:.1f} ns)"
 
 
-def run(*, quick: bool = False) -> list[Row]:
-    """Measure everything that needs no guest."""
+def run(isa: Isa, *, quick: bool = False) -> list[Row]:
+    """Measure everything that needs no guest, and so no architecture."""
+    del isa
     runs = 2 if quick else 5
     decoding, written = _decoding(runs), _writing(runs)
     peer = _trace_cmd(runs)

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.assembly import assemble
+from bench.isa import Isa
 from kprobes.units import MIB, Addr
 
 DATA = 0x10_0000_0000
@@ -28,90 +28,14 @@ _NS = 1_000_000_000
 PATH = "/tmp/0123456789abcd"
 """With its NUL 20 bytes."""
 
-GETPPID = """
-    mov eax, 110
-    syscall
-"""
-# openat(AT_FDCWD, path, __O_TMPFILE without O_DIRECTORY): do_sys_openat2 runs and says EINVAL
-# before it looks at the path, so that little is measured but the probe.
-OPENAT = """
-    mov eax, 257
-    mov rdi, -100
-    lea rsi, [rip + path]
-    mov edx, 0x400000
-    xor r10d, r10d
-    syscall
-"""
-
-_PROGRAM = """
-    cmp byte ptr [rip + path], 0
-    {forks}
-    mov r14d, 1
-run:
-    mov qword ptr [{times}], r14
-    mov eax, 203
-    xor edi, edi
-    mov esi, 8
-    mov edx, {times}
-    syscall
-    {setup}
-    mov r12d, {repeats}
-    mov r13d, {times}
-repeat:
-    mov rsi, r13
-    call now
-    mov ebx, {steps}
-again:
-    {step}
-    dec ebx
-    jnz again
-    lea rsi, [r13 + 16]
-    call now
-    add r13, 32
-    dec r12d
-    jnz repeat
-    mov eax, 1
-    mov edi, 1
-    mov esi, {times}
-    mov edx, {size}
-    syscall
-    {waits}
-    mov eax, 60
-    xor edi, edi
-    syscall
-now:
-    mov eax, 228
-    mov edi, 1
-    syscall
-    ret
-path:
-    .asciz "{path}"
-    .balign 64
-body:
-"""
-_FORK = """
-    mov eax, 57
-    syscall
-    mov r14d, {mask}
-    test eax, eax
-    jz run
-"""
-_WAIT = """
-    mov eax, 61
-    mov rdi, -1
-    xor esi, esi
-    xor edx, edx
-    xor r10d, r10d
-    syscall
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
     """What a program does.
 
     Attributes:
-        step: assembly; rbx and r12 to r14 are taken.
+        isa: of the guest.
+        step: assembly; registers that calls preserve are taken.
         steps: per loop.
         repeats: of the loop.
         cpus: how many do all of that at once.
@@ -119,6 +43,7 @@ class Loop:
         body: code that a step may call as ``body``.
     """
 
+    isa: Isa
     step: str
     steps: int
     repeats: int = 1
@@ -136,9 +61,10 @@ class Loop:
         size = _TIMESPECS.size * self.repeats
         if size > _TIMES_ROOM:
             raise ValueError(f"{self.repeats} repeats")
-        text = _PROGRAM.format(
-            forks="\n".join(_FORK.format(mask=1 << cpu) for cpu in range(1, self.cpus)),
-            waits=_WAIT * (self.cpus - 1),
+        texts = self.isa.programs
+        text = texts.whole.format(
+            forks="\n".join(texts.fork.format(mask=1 << cpu) for cpu in range(1, self.cpus)),
+            waits=texts.wait * (self.cpus - 1),
             times=_TIMES,
             setup=self.setup,
             repeats=self.repeats,
@@ -147,7 +73,8 @@ class Loop:
             size=size,
             path=PATH,
         )
-        return _elf(assemble(text).link(Addr(_BASE + _HEADERS), {}) + self.body)
+        code = self.isa.assemble(text).link(Addr(_BASE + _HEADERS), {})
+        return _elf(self.isa, code + self.body)
 
     def ns_per_step(self, output: bytes) -> list[float]:
         """Return what one step took, for each repeat on each CPU, from the program's output."""
@@ -157,12 +84,12 @@ class Loop:
         return [((s1 - s0) * _NS + n1 - n0) / self.steps for s0, n0, s1, n1 in times]
 
 
-def _elf(code: bytes) -> bytes:
-    # System V ABI, chapters 4 and 5: ET_EXEC for EM_X86_64; PT_LOADs of code and of zeroes.
+def _elf(isa: Isa, code: bytes) -> bytes:
+    # System V ABI, chapters 4 and 5: ET_EXEC; PT_LOADs of code and of zeroes.
     size = _HEADERS + len(code)
     ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
     counts = (_HEADER.size, _SEGMENT.size, _SEGMENTS, 0, 0, 0)
-    head = (2, 62, 1, _BASE + _HEADERS, _HEADER.size, 0, 0, *counts)
+    head = (2, isa.elf, 1, _BASE + _HEADERS, _HEADER.size, 0, 0, *counts)
     code_segment, zeroes = (5, _BASE, size, size), ((_TIMES, _TIMES_ROOM), (DATA, _DATA_ROOM))
     segments = _segments([code_segment, *((6, at, 0, room) for at, room in zeroes)])
     return _HEADER.pack(ident, *head) + segments + code

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import kprobes
 from bench.elf_program import Loop
+from bench.isa import Isa
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.arming import Armory
 from kprobes.drivers.guest.driver import GuestDriver
@@ -135,10 +136,10 @@ class Rig:
 
 
 @contextmanager
-def machine(loops: Mapping[str, Loop]) -> Generator[Machine]:
+def machine(isa: Isa, loops: Mapping[str, Loop]) -> Generator[Machine]:
     """Boot a guest with programs in it; nobody is attached to it."""
     files = {f"{_FOLDER}/{name}": loop.program() for name, loop in loops.items()}
-    with Machine.boot(MachineOptions(files=files)) as booted:
+    with Machine.boot(MachineOptions(arch=isa.name, files=files)) as booted:
         yield booted
 
 
@@ -158,7 +159,7 @@ def attached(
 
 
 @contextmanager
-def boot(loops: Mapping[str, Loop], size: ArenaSize | None = None) -> Generator[Rig]:
+def boot(isa: Isa, loops: Mapping[str, Loop]) -> Generator[Rig]:
     """Boot a guest with programs in it and attach to it."""
-    with machine(loops) as booted, attached(booted, loops, size) as rig:
+    with machine(isa, loops) as booted, attached(booted, loops) as rig:
         yield rig

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 import bench.in_host_guest
-from bench.elf_program import GETPPID, Loop
+from bench.elf_program import Loop
+from bench.isa import Isa
 from bench.table import Row, seconds, times
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -18,8 +19,7 @@ from tests.build.host_image import host_files
 
 TITLE = "host: the kernel's own records to columns, in a guest"
 
-_LOOP = Loop(step=GETPPID, steps=10_000, repeats=52, cpus=2)
-_QUICK = Loop(step=GETPPID, steps=10_000, repeats=10, cpus=2)
+_STEPS, _REPEATS, _QUICK_REPEATS = 10_000, 52, 10
 _MEMORY_MIB = 3072
 _SUITE_OF_MAPPED = "sid"
 """Where a kernel is had whose rings can be mapped."""
@@ -27,9 +27,10 @@ _GOAL = 15.0
 """Of decoding, beside trace-cmd's report."""
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest and measure in it."""
-    loop = _QUICK if quick else _LOOP
+    repeats = _QUICK_REPEATS if quick else _REPEATS
+    loop = Loop(isa=isa, step=isa.programs.getppid, steps=_STEPS, repeats=repeats, cpus=2)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "loop")
         program.write_bytes(loop.program())

@@ -4,14 +4,17 @@ Both read a register and let the guest go on. Hits per second of the host's time
 stands still while gdb has stopped it.
 """
 
+import shutil
 import subprocess
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import quantiles
 
-from bench.elf_program import GETPPID, Loop
+from bench.elf_program import Loop
 from bench.guest import attached, machine
+from bench.isa import Gdb, Isa
 from bench.table import Row, times
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.places import places_of
@@ -21,58 +24,75 @@ from kprobes.units import Addr
 
 TITLE = "python: hits per second that Python looks at"
 
-_SITE = "__x64_sys_getppid"
 _GOAL = 10
-_LOOPS = {
-    "many": Loop(step=GETPPID, steps=5000),
-    "both": Loop(step=GETPPID, steps=2500, cpus=2),
-    "few": Loop(step=GETPPID, steps=300),
-}
 _GDB = """
 import gdb
 class Hit(gdb.Breakpoint):
     def stop(self):
-        int(gdb.parse_and_eval("$rdi"))
+        int(gdb.parse_and_eval("${register}"))
         return False
 Hit("*{addr:#x}")
 print("armed", flush=True)
 """
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest and measure both in it."""
-    rounds = 3 if quick else 9
-    with machine(_LOOPS) as booted:
-        with attached(booted, _LOOPS) as rig:
-            site = places_of(rig.guest).locate(rig.guest.kernel.symbols.named(_SITE))
-            with _ours(rig.session.driver, site):
-                one = [_rate(booted, "many") for _ in range(rounds)]
-                two = [_rate(booted, "both") for _ in range(rounds)]
-            with _ours(rig.session.driver, site, is_return=True):
-                back = [_rate(booted, "many") for _ in range(rounds)]
-        with _gdb(booted, site):
-            gdb = [_rate(booted, "few") for _ in range(rounds)]
-    ratio = _middle(one) / _middle(gdb)
+    rounds, loops = 3 if quick else 9, _loops(isa)
+    with machine(isa, loops) as booted:
+        with attached(booted, loops) as rig:
+            site = places_of(rig.guest).locate(rig.guest.kernel.symbols.named(isa.getppid))
+            driver = rig.session.driver
+            with _ours(driver, isa, site):
+                one = [_rate(booted, "many", loops) for _ in range(rounds)]
+                two = [_rate(booted, "both", loops) for _ in range(rounds)]
+            with _ours(driver, isa, site, is_return=True):
+                back = [_rate(booted, "many", loops) for _ in range(rounds)]
+        gdb = _gdb_rates(booted, isa, site, rounds)
     return [
-        Row(
-            name="one vCPU: gdb's Python breakpoint",
-            figure=_shown(one),
-            goal=f"{_GOAL}x",
-            peer=_shown(gdb),
-            ratio=times(ratio),
-            is_met=ratio >= _GOAL,
-        ),
+        _beside_gdb(isa, one, gdb),
         Row(name="two vCPUs at once", figure=_shown(two)),
         Row(name="one vCPU, when the function returns", figure=_shown(back)),
     ]
 
 
+def _loops(isa: Isa) -> dict[str, Loop]:
+    many = Loop(isa=isa, step=isa.programs.getppid, steps=5000)
+    return {
+        "many": many,
+        "both": replace(many, steps=2500, cpus=2),
+        "few": replace(many, steps=300),
+    }
+
+
+def _gdb_rates(booted: Machine, isa: Isa, site: Addr, rounds: int) -> list[float]:
+    if shutil.which(isa.gdb.program) is None:
+        return []
+    with _gdb(booted, isa.gdb, site):
+        return [_rate(booted, "few", _loops(isa)) for _ in range(rounds)]
+
+
+def _beside_gdb(isa: Isa, ours: list[float], gdb: list[float]) -> Row:
+    name = "one vCPU: gdb's Python breakpoint"
+    if not gdb:
+        return Row(name=name, figure=_shown(ours), peer=f"{isa.gdb.program} is not installed")
+    ratio = _middle(ours) / _middle(gdb)
+    return Row(
+        name=name,
+        figure=_shown(ours),
+        goal=f"{_GOAL}x",
+        peer=_shown(gdb),
+        ratio=times(ratio),
+        is_met=ratio >= _GOAL,
+    )
+
+
 @contextmanager
-def _ours(driver: GuestDriver, site: Addr, *, is_return: bool = False) -> Generator[None]:
+def _ours(driver: GuestDriver, isa: Isa, site: Addr, *, is_return: bool = False) -> Generator[None]:
     seen: list[int] = []
 
     def serve(waiting: Waiting) -> None:
-        seen.append(waiting.registers["di"])
+        seen.append(waiting.registers[isa.first])
 
     upcall = Upcall(number=0, addr=site, is_after=False, serve=serve)
     driver.upcalls, driver.return_upcalls = ([], [upcall]) if is_return else ([upcall], [])
@@ -87,12 +107,13 @@ def _ours(driver: GuestDriver, site: Addr, *, is_return: bool = False) -> Genera
 
 
 @contextmanager
-def _gdb(booted: Machine, site: Addr) -> Generator[None]:
-    commands = ["set pagination off", "set architecture i386:x86-64"]
-    commands += [f"target remote {booted.stub_address}", f"python {_script(site)}", "continue"]
+def _gdb(booted: Machine, gdb: Gdb, site: Addr) -> Generator[None]:
+    commands = ["set pagination off", f"set architecture {gdb.architecture}"]
+    script = f"exec({_GDB.format(addr=site, register=gdb.register)!r})"
+    commands += [f"target remote {booted.stub_address}", f"python {script}", "continue"]
     words = [word for command in commands for word in ("-ex", command)]
     process = subprocess.Popen(
-        ["gdb", "-q", "-nx", "-batch", *words],
+        [gdb.program, "-q", "-nx", "-batch", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -108,10 +129,6 @@ def _gdb(booted: Machine, site: Addr) -> Generator[None]:
         process.wait()
 
 
-def _script(site: Addr) -> str:
-    return f"exec({_GDB.format(addr=site)!r})"
-
-
 def _await(lines: Iterator[str]) -> None:
     said: list[str] = []
     for line in lines:
@@ -121,8 +138,8 @@ def _await(lines: Iterator[str]) -> None:
     raise RuntimeError(f"gdb did not come so far: {''.join(said)}")
 
 
-def _rate(booted: Machine, name: str) -> float:
-    loop = _LOOPS[name]
+def _rate(booted: Machine, name: str, loops: Mapping[str, Loop]) -> float:
+    loop = loops[name]
     start = time.perf_counter()
     finished = booted.run(f"/bench/{name}", timeout_s=120)
     took = time.perf_counter() - start

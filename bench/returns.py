@@ -4,29 +4,22 @@ All in one guest, in turn, measured as bench/cost.py does. The pair is a probe a
 at the return that tells how long the call took, beside the kernel's own kprobe and kretprobe.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
 from bench.cost import Arm, Cost, added, figure
-from bench.elf_program import GETPPID, Loop
+from bench.elf_program import Loop
 from bench.guest import Rig, boot
+from bench.isa import Isa
 from bench.table import Row, times
 from kprobes.model.exits import ReturnWay
 from kprobes.model.extras import Extras
 
 TITLE = "returns: nanoseconds that a return probe adds to a call"
 
-_STEPS, _REPEATS = 1000, 40
-_LOOPS = {
-    "one": Loop(step=GETPPID, steps=_STEPS, repeats=_REPEATS),
-    "both": Loop(step=GETPPID, steps=_STEPS, repeats=_REPEATS, cpus=2),
-}
-_SITE = "__x64_sys_getppid"
-_ENTRY, _RETURN = f"{_SITE} a=$arg1", f"{_SITE} ret=$retval:x64"
-_NATIVE = (f"p:native_in {_SITE} a=%di", f"r:native_out {_RETURN}")
 _WITHIN = 1.05
 """What two measurements of the same may differ by."""
 
@@ -48,40 +41,53 @@ class Case:
     is_timed: bool = False
 
 
-_CASES = (
-    Case(name="retinsn", ours=(f"r:out {_RETURN}",), native=("native_out",), goal=15),
-    Case(
-        name="rethook",
-        ours=(f"r:out {_RETURN}",),
-        native=("native_out",),
-        goal=8,
-        way=ReturnWay.RETHOOK,
-    ),
-    Case(
-        name="entry, and return with duration",
-        ours=(f"p:in {_ENTRY}", f"r:out {_RETURN}"),
-        native=("native_in", "native_out"),
-        goal=15,
-        is_timed=True,
-    ),
-)
-
-
-def run(*, quick: bool = False) -> list[Row]:
+def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest and measure everything in it."""
-    rounds = 3 if quick else 9
-    with boot(_LOOPS) as rig:
-        rig.define_native(_NATIVE)
+    rounds, cases = 3 if quick else 9, _cases(isa)
+    with boot(isa, _loops(isa)) as rig:
+        entry = f"p:native_in {isa.getppid} a=%{isa.first}"
+        rig.define_native([entry, f"r:native_out {_returning(isa)}"])
         found: dict[str, list[float]] = {}
         for _ in range(rounds):
-            for name, armed in _turns(rig):
+            for name, armed in _turns(rig, cases):
                 found.setdefault(name, []).append(added(rig, "one", armed))
         costs = {name: Cost(values) for name, values in found.items()}
-        return [*(_row(case, costs) for case in _CASES), *_scaling(rig, rounds)]
+        return [*(_row(case, costs) for case in cases), *_scaling(rig, cases, rounds)]
 
 
-def _turns(rig: Rig) -> Iterator[tuple[str, Arm]]:
-    for case in _CASES:
+def _loops(isa: Isa) -> dict[str, Loop]:
+    programs = isa.programs
+    one = Loop(isa=isa, step=programs.getppid, steps=programs.steps, repeats=programs.repeats)
+    return {"one": one, "both": replace(one, cpus=2)}
+
+
+def _cases(isa: Isa) -> Sequence[Case]:
+    ours = (f"r:out {_returning(isa)}",)
+    return (
+        Case(name="retinsn", ours=ours, native=("native_out",), goal=isa.goals.retinsn),
+        Case(
+            name="rethook",
+            ours=ours,
+            native=("native_out",),
+            goal=isa.goals.rethook,
+            way=ReturnWay.RETHOOK,
+        ),
+        Case(
+            name="entry, and return with duration",
+            ours=(f"p:in {isa.getppid} a=$arg1", *ours),
+            native=("native_in", "native_out"),
+            goal=isa.goals.pair,
+            is_timed=True,
+        ),
+    )
+
+
+def _returning(isa: Isa) -> str:
+    return f"{isa.getppid} ret=$retval:x64"
+
+
+def _turns(rig: Rig, cases: Sequence[Case]) -> Iterator[tuple[str, Arm]]:
+    for case in cases:
         yield f"{case.name}, native", partial(_native, rig, case)
         yield f"{case.name}, ours", partial(_ours, rig, case)
 
@@ -118,9 +124,9 @@ def _row(case: Case, costs: dict[str, Cost]) -> Row:
     )
 
 
-def _scaling(rig: Rig, rounds: int) -> Iterator[Row]:
+def _scaling(rig: Rig, cases: Sequence[Case], rounds: int) -> Iterator[Row]:
     # How much longer a call takes when both vCPUs make it, with and without probes, in turn.
-    arms: dict[str, Arm] = {case.name: partial(_ours, rig, case) for case in _CASES}
+    arms: dict[str, Arm] = {case.name: partial(_ours, rig, case) for case in cases}
     slower: dict[str, list[float]] = {name: [] for name in ("", *arms)}
     for _ in range(rounds):
         slower[""].append(_slowdown(rig))

@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import median
 
 from bench.guest import machine
+from bench.isa import Isa
 from bench.table import Row, seconds, times
 from kprobes.arch.machine import Machine
 from kprobes.arch.registry import machine_of_stub
-from kprobes.arch.x86_64.kernel_map import WINDOW
 from kprobes.drivers.guest.attach import registers_of
 from kprobes.image.find import FoundKernel, Registers, find_kernel
 from kprobes.ports import Ram
@@ -28,9 +28,9 @@ _GOAL_S = 0.5
 _PEER_TIMEOUT_S = 120.0
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest and read its kernel."""
-    with machine({}) as booted, connect(str(booted.stub_address), timeout_s=5.0) as stub:
+    with machine(isa, {}) as booted, connect(str(booted.stub_address), timeout_s=5.0) as stub:
         ram = open_ram(stub)
         facts = machine_of_stub(stub.architecture)
         registers = registers_of(stub, facts)
@@ -38,7 +38,7 @@ def run(*, quick: bool = False) -> list[Row]:
             _read(ram, facts, registers) for _ in range(3 if quick else 9)
         ]
         kernel = found[-1][1]
-        peer = None if quick else _vmlinux_to_elf(_image(kernel, ram))
+        peer = None if quick else _vmlinux_to_elf(_image(kernel, facts, ram))
     figures = [figure for figure, _ in found]
     ours, count = median(figures), len(kernel.kernel.symbols)
     return [
@@ -63,9 +63,9 @@ def _read(ram: Ram, facts: Machine, vcpus: Sequence[Registers]) -> tuple[float, 
     return time.perf_counter() - start, found
 
 
-def _image(found: FoundKernel, ram: Ram) -> bytes:
+def _image(found: FoundKernel, facts: Machine, ram: Ram) -> bytes:
     image, start = bytearray(), -1
-    for run in found.tables.mapped_runs(*WINDOW):
+    for run in found.tables.mapped_runs(*facts.paging.window(found.tables)):
         start = run.virt if start < 0 else start
         image += bytes(run.virt - start - len(image)) + ram.read(run.phys, run.size)
     return bytes(image)

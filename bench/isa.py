@@ -1,0 +1,141 @@
+"""What of the benchmarks differs by the guests' architecture: assembly, names, goals."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kprobes.arch.facts import Arch
+from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.plan import Strategy
+from kprobes.units import Addr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Programs:
+    """Assembly that a guest's programs consist of; bench/elf_program.py says what they do.
+
+    Attributes:
+        whole: a program, with ``{setup}``, ``{step}`` and the like.
+        fork: with ``{mask}``, of the CPU that the child runs on.
+        wait: for a child.
+        steps, repeats: so many system calls take half a millisecond, and so often: most run between
+            two turns of whatever else this machine does.
+        getppid: a step that makes this call.
+        openat: one that makes ``do_sys_openat2`` say EINVAL before it looks at the path.
+    """
+
+    whole: str
+    fork: str
+    wait: str
+    steps: int
+    repeats: int
+    getppid: str
+    openat: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByHand:
+    """The code of a probe as a person would write it; see bench/handwritten.py.
+
+    Attributes:
+        probe: with ``{fields}``, ``{migration}`` and constants.
+        migration: what adds ``migration_disabled`` at ``{offset}``, a u16, to the context.
+        field: (the argument's number from 0, offset in the record) to what stores it.
+        registers: what the code calls them, to names in the kernel.
+    """
+
+    probe: str
+    migration: str
+    field: Callable[[int, int], str]
+    registers: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """How a probe's code runs in user space; see bench/in_user_space.py.
+
+    Attributes:
+        setup: with ``{data}``, ``{ring}`` and the bytes of the ring that it touches.
+        drain: what the host does, with offsets ``{word}`` and ``{limit}``, and ``{ring_size}``.
+        call: calls ``body``.
+        abi: of a kernel to that of such a program, its ring aside.
+        arch: of a kernel to one that only uses what a program may.
+        registers: those of code written by hand, to names there.
+    """
+
+    setup: str
+    drain: str
+    call: str
+    abi: Callable[[GuestAbi], GuestAbi]
+    arch: Callable[[Arch], Arch]
+    registers: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Middle:
+    """A way to probe the middle of a function, and the kernel's own that is beside it.
+
+    Attributes:
+        peer: what that is.
+        is_optimised: whether the kernel's own is to be a jump; None where it never is.
+    """
+
+    strategy: Strategy
+    peer: str
+    goal: float
+    is_optimised: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gdb:
+    """The gdb that knows an architecture: its program, and what it calls that and ``first``."""
+
+    program: str
+    architecture: str
+    register: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goals:
+    """How many times as much the kernel's own is to cost."""
+
+    entry: float
+    string: float
+    rejected: float
+    retinsn: float
+    rethook: float
+    pair: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Isa:
+    """One architecture of guests.
+
+    Attributes:
+        name: Debian's.
+        elf: ELF's number for it.
+        assemble: lines to code; names that are no labels are left to linking.
+        syscall: what its kernel's functions of system calls begin with.
+        first: the first argument's register, as probes name it.
+        gdb: which one knows it.
+    """
+
+    name: str
+    elf: int
+    assemble: Callable[[str], Template]
+    syscall: str
+    first: str
+    gdb: Gdb
+    programs: Programs
+    by_hand: ByHand
+    alone: Alone
+    middles: tuple[Middle, ...]
+    goals: Goals
+
+    @property
+    def getppid(self) -> str:
+        """The function that benchmarks probe."""
+        return f"{self.syscall}getppid"
+
+
+TASK_AT = Addr(0x2000)
+"""Of a program's zeroes: what takes the running task's place."""
