@@ -25,11 +25,12 @@ _SYSTEM = {
     "daif": 0b1_011_0100_0010_001,
     "nzcv": 0b1_011_0100_0010_000,
 }
+_LINKED = "movz x@"
 _MOVW_G0 = CODE.relocations[264]
 _Put = Callable[[int], int]
 _OPERAND = re.compile(
     r"(?P<register>(?:[xw]\d+|sp|xzr|wzr)\b)|#(?P<number>-?\w+)|lsl #(?P<shift>\d+)"
-    r"|\[(?P<base>\w+)(?:, #(?P<offset>\d+))?\]|(?P<name>\w+)"
+    r"|\[(?P<base>\w+)(?:, #(?P<offset>\w+))?\]|(?P<name>\w+)"
 )
 
 
@@ -46,21 +47,21 @@ def assemble(text: str) -> Template:
     """Return the code of some lines; names that are no labels are left to linking.
 
     Raises:
-        ValueError: a line is none that is known here.
+        ValueError: a line is none that is known here, or a number does not fit.
     """
     lines, data, labels = _laid_out(text)
     code, relocations = bytearray(), list[Relocation]()
     for line in lines:
-        if line.label and line.label not in labels:
-            relocations.append(
-                Relocation(offset=len(code), field=_MOVW_G0, symbol=line.label, addend=0)
-            )
-            code += _word("movz x#", (*line.numbers, 0))
-            continue
-        numbers = line.numbers
-        if line.label:
-            numbers = (*numbers, labels[line.label] - len(code))
-        code += _word(line.form, numbers)
+        at, form, numbers = len(code), line.form, line.numbers
+        if line.label in labels:
+            numbers = (*numbers, labels[line.label] - at)
+        elif form == _LINKED:
+            relocation = Relocation(offset=at, field=_MOVW_G0, symbol=line.label, addend=0)
+            relocations.append(relocation)
+            form, numbers = "movz x#", (*numbers, 0)
+        elif line.label:
+            raise ValueError(f"{line.label}: no such label, and nothing for linking")
+        code += _word(form, numbers)
     return Template(code=bytes(code) + data, relocations=tuple(relocations))
 
 
@@ -111,7 +112,7 @@ def _parsed(line: str) -> _Line:
                 numbers.append(int(found["shift"]))
             case "base" | "offset":
                 kinds += "["
-                numbers += [_register(found["base"]), int(found["offset"] or 0)]
+                numbers += [_register(found["base"]), int(found["offset"] or "0", 0)]
             case _ if found[0] in _SYSTEM:
                 kinds += "s"
                 numbers.append(_SYSTEM[found[0]])

@@ -19,6 +19,7 @@ from kprobes.model.abi import (
     GuestAbi,
     Readers,
     TaskAbi,
+    Template,
 )
 from kprobes.model.plan import Displaced
 from kprobes.model.resolved import Resolved
@@ -235,6 +236,14 @@ class Arm64Machine:
         # APIAKeyLo_EL1, APIAKeyHi_EL1.
         for op2 in (0, 1):
             self.cpu.write_system((2, 1, 3, 0, op2), self.random.getrandbits(64))
+
+    def load_written(self, probes: Sequence[Resolved], template: Template) -> Loaded:
+        """Put code that saves what it uses on the ftrace site of a function."""
+        start = probes[0].layout.ip
+        entry = self.put(lambda place: template.link(place, self.numbers(probes, start)))
+        site = Addr(start + 4)
+        self.cpu.write(start, AARCH64.site.lead + AARCH64.site.branch(site, entry))
+        return self._loaded(probes, start, site + 4)
 
     def load(self, probes: Sequence[Resolved], *, is_chained: bool = False) -> Loaded:
         """Put probes on the ftrace site of a function."""
