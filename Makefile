@@ -87,8 +87,8 @@ fuzz: $(STAMPS)/venv ## a million texts for each parser of what people write
 sweep: $(STAMPS)/venv $(STAMPS)/apt ## probe every instruction of what runs, and thousands at once
 	@$(BIN)/pytest -m sweep --log-level=INFO
 
-bench: $(STAMPS)/venv $(STAMPS)/apt ## measure, beside the guest kernel's own probes
-	@$(BIN)/python -m bench
+bench: $(STAMPS)/venv $(STAMPS)/apt ## measure, beside the guest kernel's own probes; ARCH=arm64 for such guests
+	@$(BIN)/python -m bench --arch $(ARCH)
 
 fmt: $(STAMPS)/venv ## format the source
 	@$(BIN)/ruff format
