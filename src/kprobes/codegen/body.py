@@ -171,12 +171,12 @@ def _context_bits(context: Context, current: Value) -> Value:
         flags = f.op("xor", flags, code.irqs_flag)
     shift = (record.CONTEXT_IRQS_ON // code.irqs_flag).bit_length() - 1
     bits = f.op("and", f.op("shl", flags, shift), record.CONTEXT_IRQS_ON)
-    count = per_cpu.preempt_count(context)
+    count = per_cpu.preempt_count(context, of=current)
     if context.holds_preemption:
         count = f.op("sub", count, 1)
     if code.is_resched_apart:
         shift = record.CONTEXT_NO_PREEMPT_RESCHED.bit_length() - 1
-        count = f.op("or", count, f.op("shl", per_cpu.no_resched(context), shift))
+        count = f.op("or", count, f.op("shl", per_cpu.no_resched(context, of=current), shift))
     bits = f.op("or", bits, count)
     thread_flags = f.load(f.op("add", current, task.flags), "i32")
     lowest = (task.resched_mask & -task.resched_mask).bit_length()

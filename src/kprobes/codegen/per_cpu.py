@@ -94,18 +94,20 @@ def task(context: Context) -> Value:
     return load(context, context.abi.task.current)
 
 
-def preempt_count(context: Context) -> Value:
-    """Return the preempt count, a u32."""
+def preempt_count(context: Context, *, of: Value | None = None) -> Value:
+    """Return the preempt count, a u32; of the running task, where that was read before."""
     place = context.abi.task.preempt_count
     if context.code.current is None:
         return load(context, place, "i32")
-    return context.out.load(context.out.op("add", task(context), place), "i32")
+    # An emulated CPU looks up whether that register may be read: a load is cheaper.
+    current = of or task(context)
+    return context.out.load(context.out.op("add", current, place), "i32")
 
 
-def no_resched(context: Context) -> Value:
-    """Return the word that is 1 while no preemption is wanted, where it is a word of its own."""
+def no_resched(context: Context, *, of: Value) -> Value:
+    """Return a task's word that is 1 while no preemption is wanted, where it has such a word."""
     place = context.abi.task.preempt_count + 4
-    return context.out.load(context.out.op("add", task(context), place), "i32")
+    return context.out.load(context.out.op("add", of, place), "i32")
 
 
 def add_preempt(context: Context, n: int) -> None:
