@@ -19,7 +19,7 @@ from bench.guest import HandWritten, Rig, boot
 from bench.handwritten import registers_record
 from bench.isa import Isa
 from bench.table import Row, times
-from kprobes.codegen.compile import compile_probes, needs_frame
+from kprobes.codegen.compile import compile_probes, needs_frame, saved_reads
 from kprobes.lang.parser import parse_source
 from kprobes.model.abi import GuestAbi
 
@@ -223,9 +223,13 @@ def _compiled(rig: Rig, isa: Isa, case: Case, abi: GuestAbi) -> in_user_space.Li
     arch = isa.alone.arch(rig.guest.arch)
     (definition,) = parse_source(f"p:alone {case.where}", registers=arch.registers)
     (plan,) = rig.by_hand.prepare([replace(definition, filter=case.filter)])
-    is_framed = needs_frame(arch, plan.probes)
+    is_framed, reads = needs_frame(arch, plan.probes), saved_reads(arch, plan.probes)
     template = compile_probes(arch, abi, plan.probes, is_framed=is_framed)
-    return in_user_space.linked(template, arch.site if is_framed else None)
+    if not is_framed:
+        return in_user_space.linked(template)
+    return in_user_space.linked(
+        template, lambda place, body: arch.site.entry(place, body, None, reads=reads)
+    )
 
 
 def _gdb(rig: Rig, isa: Isa, ours: Cost) -> Row:

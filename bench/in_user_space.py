@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from bench.elf_program import DATA, Loop
 from bench.isa import Isa
-from kprobes.arch.facts import SiteFacts
 from kprobes.model.abi import PERCPU_LIMIT, PERCPU_WORD, GuestAbi, Template
 from kprobes.units import MIB, Addr
 
@@ -25,16 +24,21 @@ def user_abi(isa: Isa, abi: GuestAbi) -> GuestAbi:
     return replace(isa.alone.abi(abi), rings=Addr(_RING), ring_size=_RING_SIZE, clock=None)
 
 
-def linked(code: Template, site: SiteFacts | None = None) -> Linked:
-    """Return how a template is put where it will be, behind its saving entry code if it has any."""
+def linked(code: Template, entry: Callable[[Addr, Addr], bytes] | None = None) -> Linked:
+    """Return how a template is put where it will be.
+
+    Args:
+        code: of a probe.
+        entry: (place, where the template is) to code that comes before it, if there is any.
+    """
     # Neither branch nor reader is taken: only the event's number is of any use.
     numbers = {relocation.symbol: 1 for relocation in code.relocations}
-    if site is None:
+    if entry is None:
         return lambda place: code.link(place, numbers)
 
     def behind(place: Addr) -> bytes:
-        body = Addr(place + len(site.entry(place, place, None)))
-        return site.entry(place, body, None) + code.link(body, numbers)
+        body = Addr(place + len(entry(place, place)))
+        return entry(place, body) + code.link(body, numbers)
 
     return behind
 

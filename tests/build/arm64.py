@@ -6,7 +6,7 @@ from random import Random
 
 from kprobes.arch.aarch64 import encode
 from kprobes.arch.aarch64.facts import AARCH64
-from kprobes.codegen.compile import compile_probes
+from kprobes.codegen.compile import compile_probes, saved_reads
 from kprobes.lang import parse
 from kprobes.lang.filter import parse_filter
 from kprobes.model.abi import (
@@ -250,8 +250,8 @@ class Arm64Machine:
         start = probes[0].layout.ip
         template = compile_probes(AARCH64, self.abi, probes, is_framed=True)
         body = self.put(lambda place: template.link(place, self.numbers(probes, start)))
-        chain = Addr(CHAIN) if is_chained else None
-        entry = self.put(lambda place: AARCH64.site.entry(place, body, chain))
+        chain, reads = Addr(CHAIN) if is_chained else None, saved_reads(AARCH64, probes)
+        entry = self.put(lambda place: AARCH64.site.entry(place, body, chain, reads=reads))
         site = Addr(start + 4)
         self.cpu.write(start, AARCH64.site.lead + AARCH64.site.branch(site, entry))
         return self._loaded(probes, start, CHAIN if is_chained else site + 4)

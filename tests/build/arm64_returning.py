@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kprobes.arch.aarch64 import encode
 from kprobes.arch.aarch64.facts import AARCH64
-from kprobes.codegen.compile import compile_probes
+from kprobes.codegen.compile import compile_probes, saved_reads
 from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Displaced
 from kprobes.model.resolved import Resolved
@@ -119,7 +119,8 @@ class Function:
 
     def _enter(self, role: Role) -> None:
         body, site = self._body(role, self.addr), Addr(self.addr + 4)
-        entry = self.machine.put(lambda place: AARCH64.site.entry(place, body, None))
+        reads = saved_reads(AARCH64, (), [Returning(role=role, returns=self.returns)])
+        entry = self.machine.put(lambda place: AARCH64.site.entry(place, body, None, reads=reads))
         self.machine.cpu.write(site, AARCH64.site.branch(site, entry))
 
     def _leave(self, role: Role) -> None:

@@ -2,7 +2,10 @@
 
 import pytest
 
+from kprobes.arch.aarch64.facts import AARCH64
+from kprobes.codegen.compile import saved_reads
 from kprobes.model.layout import CONTEXT_IRQS_ON, CONTEXT_NO_PREEMPT_RESCHED
+from kprobes.units import Addr
 from tests.build.arm64 import (
     CHAIN,
     COUNT,
@@ -26,7 +29,7 @@ KINDS = (
     "p f a=+0($arg1):u32 s=+0($arg1):string",
     "p f s=+0($arg2):ustring t=$comm",
 )
-DEAD = {f"x{n}" for n in range(9, 18)}
+DEAD = {f"x{n}" for n in range(9, 19)}
 ARITHMETIC = 0xF << 28
 
 
@@ -47,7 +50,8 @@ def test_a_function_s_entry_goes_on_as_it_would(text: str, is_chained: bool) -> 
         after = machine.hit(loaded, state)
 
         changed = {name for name in state if after[name] != state[name]}
-        assert changed <= DEAD | ({"x30"} if is_chained else set[str]())
+        assert changed <= DEAD | ({"x30"} if is_chained else {"pstate"})
+        assert (after["pstate"] ^ state["pstate"]) & ~ARITHMETIC == 0
         if is_chained:
             assert (after["x9"], after["x30"]) == (state["x30"], SITE + 8)
         assert (machine.guard(), machine.preempt_count) == (0, 0)
@@ -66,6 +70,29 @@ def test_an_instruction_goes_on_with_every_register_and_flag(text: str) -> None:
 
         assert after == {**state, "x3": (state["x3"] + 1) & (1 << 64) - 1}
         assert (machine.guard(), machine.preempt_count) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "saved"),
+    [
+        ("p f", set[str]()),
+        ("p f a=$arg1 b=+0($arg2):string", {"x0", "x1"}),
+        ("p f a=%x19 b=%lr c=%pstate d=%sp e=$stack1", {"x19", "x30", "pstate"}),
+    ],
+)
+def test_what_is_read_of_the_saved_registers_is_known(text: str, saved: set[str]) -> None:
+    assert saved_reads(AARCH64, [make_probe(text)]) == saved
+
+
+def test_an_entry_saves_fewer_registers_where_fewer_are_read() -> None:
+    def entry(reads: frozenset[str] | None, chain: int | None = None) -> bytes:
+        place = Addr(KERNEL)
+        return AARCH64.site.entry(place, place, None if chain is None else Addr(chain), reads=reads)
+
+    nothing, one = frozenset[str](), frozenset({"x20"})
+
+    assert len(entry(nothing)) < len(entry(one)) < len(entry(None))
+    assert entry(nothing, chain=KERNEL) == entry(None, chain=KERNEL)
 
 
 def test_a_record_has_what_the_registers_had() -> None:
@@ -173,7 +200,7 @@ def test_filters_choose(text: str, filter_text: str, argument: int, is_recorded:
     after = machine.hit(loaded, state)
 
     assert len(records(machine, 0)) == is_recorded
-    assert {name for name in state if after[name] != state[name]} <= DEAD
+    assert {name for name in state if after[name] != state[name]} <= {*DEAD, "pstate"}
     assert (machine.guard(), machine.preempt_count) == (0, 0)
 
 

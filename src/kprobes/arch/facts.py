@@ -1,6 +1,6 @@
 """What an architecture is to the rest of the project: one value of facts and functions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -139,9 +139,19 @@ class MakeEntry(Protocol):
     """What an ftrace site calls."""
 
     def __call__(
-        self, place: Addr, body: Addr, chain: Addr | None, /, *, flags: Restored = Restored.ALL
+        self,
+        place: Addr,
+        body: Addr,
+        chain: Addr | None,
+        /,
+        *,
+        flags: Restored = Restored.ALL,
+        reads: Collection[str] | None = None,
     ) -> bytes:
-        """See ``SiteFacts.entry``."""
+        """See ``SiteFacts.entry``; ``reads`` are those of CallFacts.saved that the body reads.
+
+        None means that it may read any.
+        """
         ...
 
 

@@ -68,13 +68,20 @@ def needs_frame(
     arch: Arch, probes: Sequence[Resolved], returning: Sequence[Returning] = ()
 ) -> bool:
     """Whether something is read there that only the saving entry code can give."""
+    return not arch.code.call.parameters or bool(saved_reads(arch, probes, returning))
+
+
+def saved_reads(
+    arch: Arch, probes: Sequence[Resolved], returning: Sequence[Returning] = ()
+) -> frozenset[str]:
+    """Return the registers that are read there, of those that saving entry code keeps."""
     call = arch.code.call
-    if not call.parameters or any(each.role in (Role.RETURN, Role.LAND) for each in returning):
-        return True
+    if any(each.role in (Role.RETURN, Role.LAND) for each in returning):
+        return frozenset(call.saved)
     operands = [item.operand for probe in probes for item in probe.fetches]
     operands += [operand for each in returning for operand in each.returns.kept]
-    leaves = map(leaf_of, operands)
-    return any(isinstance(leaf, RegisterValue) and leaf.name in call.saved for leaf in leaves)
+    leaves = (leaf for leaf in map(leaf_of, operands) if isinstance(leaf, RegisterValue))
+    return frozenset(call.aliases.get(leaf.name, leaf.name) for leaf in leaves) & set(call.saved)
 
 
 def calls_guest(

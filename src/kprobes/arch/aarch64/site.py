@@ -11,8 +11,13 @@ T finds the caller's return address in x9, where it goes on in x30, and x10 to x
     [x0 ... x30] [pstate] [where to go on] [-] | the probed code's stack
 
 with the caller's address in the place of x30, and calls the probes' code, which may put another one
-there. Of pstate only the condition flags are saved: nothing changes the rest.
+there. Of pstate only the condition flags are saved: nothing changes the rest. Where T goes back to
+the site, only what the function is given (x0 to x8) and what the probes' code reads is saved, at
+the same places: the rest is dead there, or kept by that code. So does the kernel's own tracer
+(arch/arm64/kernel/entry-ftrace.S).
 """
+
+from collections.abc import Collection
 
 from kprobes.arch.aarch64 import encode
 from kprobes.arch.aarch64.encode import LINK, SP
@@ -33,6 +38,8 @@ _GO_ON_AT = 8 * len(SAVED)
 _CHANGED = 18
 """The last register that a C function may change, x30 aside; x18 is its own matter."""
 _X9 = 9
+_GIVEN = GENERAL[:_X9]
+"""Arguments, and where a large result is to be."""
 
 
 def saving_call(place: Addr, body: Addr) -> bytes:
@@ -51,10 +58,18 @@ def drop() -> bytes:
     return encode.add(SP, SP, FRAME)
 
 
-def save(link: int) -> bytes:
-    """Return code that makes a frame, with the register that has the caller's address."""
+def save(link: int, kept: Collection[str] = SAVED) -> bytes:
+    """Return code that makes a frame, with the register that has the caller's address.
+
+    Args:
+        link: that register.
+        kept: what is to be in it besides.
+    """
     code = encode.stp_down(0, 1, FRAME)
-    code += b"".join(encode.stp(n, n + 1, 8 * n) for n in range(2, LINK, 2))
+    pairs = [n for n in range(2, LINK, 2) if not {GENERAL[n], GENERAL[n + 1]}.isdisjoint(kept)]
+    code += b"".join(encode.stp(n, n + 1, 8 * n) for n in pairs)
+    if "pstate" not in kept:
+        return code + encode.store(link, LINK_AT)
     code += encode.read_nzcv(0)
     return code + encode.stp(link, 0, LINK_AT)
 
@@ -73,7 +88,13 @@ def restore(registers: range) -> bytes:
 
 
 def entry(
-    place: Addr, body: Addr, chain: Addr | None, /, *, flags: Restored = Restored.ALL
+    place: Addr,
+    body: Addr,
+    chain: Addr | None,
+    /,
+    *,
+    flags: Restored = Restored.ALL,
+    reads: Collection[str] | None = None,
 ) -> bytes:
     """Return code for ``place``, which a site calls; see the module.
 
@@ -82,9 +103,11 @@ def entry(
     """
     # There is no cheaper way to restore fewer of them.
     del flags
-    code = save(_X9) + encode.store(LINK, _GO_ON_AT)
+    is_whole = chain is not None or reads is None
+    code = save(_X9, SAVED if is_whole else {*_GIVEN, *(reads or ())})
+    code += encode.store(LINK, _GO_ON_AT)
     code += encode.bl(Addr(place + len(code)), body)
-    code += restore_flags() + restore(range(_CHANGED + 1))
+    code += restore_flags() + restore(range(_CHANGED + 1)) if is_whole else restore(range(_X9))
     code += encode.load(LINK, LINK_AT)
     if chain is None:
         return code + encode.load(_X9, _GO_ON_AT) + drop() + encode.ret(_X9)

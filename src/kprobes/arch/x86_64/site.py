@@ -3,6 +3,8 @@
 Encodings: Intel SDM volume 2, CALL and JMP.
 """
 
+from collections.abc import Collection
+
 from kprobes.arch.facts import Restored
 from kprobes.units import Addr
 
@@ -62,13 +64,21 @@ def saving_call(place: Addr, body: Addr, flags: Restored = Restored.ALL) -> byte
 
 
 def entry(
-    place: Addr, body: Addr, chain: Addr | None, /, *, flags: Restored = Restored.ALL
+    place: Addr,
+    body: Addr,
+    chain: Addr | None,
+    /,
+    *,
+    flags: Restored = Restored.ALL,
+    reads: Collection[str] | None = None,
 ) -> bytes:
     """Return code for ``place`` that saves the registers a body cannot get as parameters.
 
     It pushes SAVED, calls ``body``, restores, and returns to the site, or goes on to ``chain``
     (the guest's own ftrace) with every register and flag as the site had it.
     """
+    # A body that reads none of them is called without this code.
+    del reads
     code = saving_call(place, body, flags)
     if chain is None:
         return code + _RET

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kprobes.arch.facts import Arch, Restored
-from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame
+from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame, saved_reads
 from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.gate import Gate, build_gate, padded
 from kprobes.errors import TargetError, UsageError
@@ -261,11 +261,12 @@ class Linker:
 
     def _head(self, plan: Plan) -> "_Head":
         arch, site, flags = self._arch, plan.site, self._changed(plan.probes, plan.returning)
+        reads = saved_reads(arch, plan.probes, plan.returning)
 
         def head(place: Addr, body: Addr) -> bytes:
             if site.displaced is not None:
                 return arch.patch.detour(place, body, site.displaced, flags=flags)
-            return arch.site.entry(place, body, site.chain, flags=flags)
+            return arch.site.entry(place, body, site.chain, flags=flags, reads=reads)
 
         return head
 
