@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from bench.cost import Arm, Cost, added
+from bench.cost import Arm, Cost, added, ratio_of
 from bench.elf_program import Loop
 from bench.guest import Rig, boot
 from bench.isa import Isa, Middle
@@ -99,7 +99,7 @@ def _is_theirs(rig: Rig, isa: Isa, place: str) -> bool:
 
 def _row(middle: Middle, found: dict[str, list[float]], place: str) -> Row:
     ours, native = (Cost(found[f"{middle.strategy}, {whose}"]) for whose in ("ours", "native"))
-    ratio = native.ns / ours.ns
+    ratio = ratio_of(native, ours)
     return Row(
         name=f"{middle.strategy} at {place}: kernel's own {middle.peer}",
         figure=str(ours),

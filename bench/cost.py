@@ -165,14 +165,19 @@ def figure(rig: Rig, program: str) -> float:
     return sorted(rig.run(program))[rig.loops[program].repeats * rig.loops[program].cpus // 10]
 
 
+def ratio_of(native: Cost, ours: Cost) -> float:
+    """Return how many times as much the kernel's own costs."""
+    # What a hit of ours costs can be less than can be told from nothing.
+    return native.ns / max(ours.ns, _LEAST_NS)
+
+
 def _control(cost: Cost) -> Row:
     return Row(name="nothing armed (A/A control)", figure=str(cost))
 
 
 def _rows(case: Case, costs: dict[str, Cost]) -> list[Row]:
     ours, native = costs[f"{case.name}, ours"], costs[f"{case.name}, native"]
-    # What a rejected hit costs can be less than can be told from nothing.
-    ratio = native.ns / max(ours.ns, _LEAST_NS)
+    ratio = ratio_of(native, ours)
     row = Row(
         name=f"{case.name}: kernel's own",
         figure=str(ours),

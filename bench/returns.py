@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from bench.cost import Arm, Cost, added, figure
+from bench.cost import Arm, Cost, added, figure, ratio_of
 from bench.elf_program import Loop
 from bench.guest import Rig, boot
 from bench.isa import Isa
@@ -113,7 +113,7 @@ def _ours(rig: Rig, case: Case) -> Generator[None]:
 
 def _row(case: Case, costs: dict[str, Cost]) -> Row:
     ours, native = costs[f"{case.name}, ours"], costs[f"{case.name}, native"]
-    ratio = native.ns / ours.ns
+    ratio = ratio_of(native, ours)
     return Row(
         name=f"{case.name}: kernel's own",
         figure=str(ours),
