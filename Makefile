@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := .stamps
 PYTHON ?= python3
-ARCH ?= amd64
+# Not from the environment, where a kernel developer may have another word of that name.
+ARCH := amd64
 QEMU_PACKAGES := qemu-system-x86 qemu-system-arm
 APT_PACKAGES := $(QEMU_PACKAGES) busybox-static
 APT := $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get -qq

@@ -196,7 +196,7 @@ def _beside_hand(name: str, ours: Cost, by_hand: Cost) -> Row:
         figure=str(ours),
         goal="within 25 %",
         peer=str(by_hand),
-        ratio=times(by_hand.ns / ours.ns),
+        ratio=times(ratio_of(by_hand, ours)),
         is_met=ours.ns <= 1.25 * by_hand.ns,
     )
 
@@ -260,7 +260,7 @@ def _gdb(rig: Rig, isa: Isa, ours: Cost) -> Row:
         stub.remove_breakpoint(site)
     running.wait(10.0)
     cost = Cost([1e9 * hit for hit in hits[10:]])
-    ratio = cost.ns / ours.ns
+    ratio = ratio_of(cost, ours)
     return Row(
         name="one register: gdb's stop at every hit",
         figure=str(ours),

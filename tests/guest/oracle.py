@@ -27,9 +27,9 @@ _WORDS = {
 """Types of numbers whose text is none."""
 ROUNDING_US = 1
 _NEVER = 1 << 62
-_TAIL_US = 50_000
-"""Of hits so close to the end the second record may be too late to be known as theirs: between
-the two an emulated CPU may have to wait for one of this machine's."""
+_TAIL_US = {True: 5_000, False: 50_000}
+"""Of hits so close to the end the second record may be too late to be known as theirs, by whether
+ours is the first: between the two an emulated CPU may have to wait for one of this machine's."""
 RESCHED, INTERRUPT = 1, 2
 """Where in the flags column a character says "to be rescheduled", and the kind of interrupt."""
 
@@ -284,7 +284,8 @@ def compare(
     for stream in mine.keys() | theirs.keys():
         _pair(mine[stream], theirs[stream], result)
     result.pairs.sort(key=lambda pair: pair[0].ts_us)
-    result.ours_only = [hit for hit in result.ours_only if hit.ts_us < until - _TAIL_US]
+    last = until - _TAIL_US[is_ours_first]
+    result.ours_only = [hit for hit in result.ours_only if hit.ts_us < last]
     result.native_only = [hit for hit in result.native_only if since < hit.ts_us < until]
     return result
 

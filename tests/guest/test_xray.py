@@ -235,7 +235,9 @@ def test_our_probe_of_another_session_is_named_beside_it(machine: Machine, facts
 
     mark = mark_by(seen, "probe")
     assert mark["probe"] == "open"
-    assert f"before: {held(after, mark, 'memory')}" in mark["says"]
+    was = held(after, mark, "memory")
+    assert was
+    assert f"before: {was}" in mark["says"]
     assert definition in mark["says"]
     said = notes(seen, "code of our probe open")
     for words in (

@@ -75,6 +75,8 @@ def test_what_is_written_while_it_is_copied_comes_the_next_time() -> None:
     kernel.show(1, 100, 3, 4)
 
     assert taken(ring) == [[101, 102, 103]]
+    kernel.next = [(1, 100, 7)]
+    assert taken(ring) == [[104, 105, 106, 107]]
 
 
 def test_a_page_that_comes_again_is_another_one() -> None:

@@ -1,9 +1,12 @@
+from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kprobes.errors import TargetError, UnreachableError
-from kprobes.transport.tracefs_pages import open_rings
+from kprobes.transport.tracefs_pages import CpuRing, Rings, open_rings
 from tests.build.ftrace_page import PAGE
 
 SIZE = PAGE.size
@@ -32,6 +35,40 @@ def test_all_pages_come_with_their_cpus_in_order(tmp_path: Path) -> None:
     cpus = [cpu for _, own in found for cpu in own]
     assert firsts == [*(n % 251 for n in range(many)), 0xFF]
     assert cpus == [0] * many + [1]
+
+
+class Growing:
+    """A ring whose pages bring so many bytes that were taken before."""
+
+    def __init__(self, *skips: int) -> None:
+        self._skips = list(skips)
+        self._taken = 0
+
+    def take(self, pages: NDArray[np.uint8], skips: NDArray[np.int64]) -> int:
+        count = min(len(pages), len(self._skips) - self._taken)
+        for index in range(count):
+            skips[index] = self._skips[self._taken + index]
+        self._taken += count
+        return count
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_pages_bring_again_is_told_of_each(tmp_path: Path) -> None:
+    instance = make_instance(tmp_path, b"", b"")
+    sources = (Growing(*range(1, 1022)), Growing(0, 7, 8, 9, 10))
+    rings = [
+        CpuRing(cpu=cpu, directory=instance / f"per_cpu/cpu{cpu}", page_size=SIZE, source=source)
+        for cpu, source in enumerate(sources)
+    ]
+    found = list(Rings(rings, page_size=SIZE, closing=ExitStack()).read())
+
+    skips = [skip for pages in found for skip in pages.skips.tolist()]
+    cpus = [cpu for pages in found for cpu in pages.cpu.tolist()]
+    assert [len(pages.data) for pages in found] == [1024, 2]
+    assert skips == [*range(1, 1022), 0, 7, 8, 9, 10]
+    assert cpus == [0] * 1021 + [1] * 5
 
 
 def test_no_more_is_read_of_a_ring_than_it_held(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """What an architecture is to the rest of the project: one value of facts and functions."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
 
 from kprobes.arch.listed import Listed, Reach, Read, Study, Syntax
 from kprobes.arch.machine import Machine
+from kprobes.arch.making import MakeBranchDetour, MakeDetour, MakeEntry, MakeTrampoline
 from kprobes.model.abi import Field
 from kprobes.model.exits import Exits
 from kprobes.model.plan import Displaced, Ways
@@ -126,70 +125,6 @@ class CodeFacts:
     intrinsics: str
 
 
-class Restored(StrEnum):
-    """What of the flags register is given back behind a body that was called."""
-
-    ALL = "all"
-    """Everything: what the body calls may have changed any."""
-    ARITHMETIC = "arithmetic"
-    """What instructions compute: the body calls nothing of the guest's."""
-
-
-class MakeEntry(Protocol):
-    """What an ftrace site calls."""
-
-    def __call__(
-        self,
-        place: Addr,
-        body: Addr,
-        chain: Addr | None,
-        /,
-        *,
-        flags: Restored = Restored.ALL,
-        reads: Collection[str] | None = None,
-    ) -> bytes:
-        """See ``SiteFacts.entry``; ``reads`` are those of CallFacts.saved that the body reads.
-
-        None means that it may read any.
-        """
-        ...
-
-
-class MakeDetour(Protocol):
-    """Where a patch leads."""
-
-    def __call__(
-        self, place: Addr, body: Addr, displaced: Displaced, /, *, flags: Restored = Restored.ALL
-    ) -> bytes:
-        """See ``PatchFacts.detour``."""
-        ...
-
-
-class MakeTrampoline(Protocol):
-    """Where a function returns to."""
-
-    def __call__(self, place: Addr, body: Addr, /, *, flags: Restored = Restored.ALL) -> bytes:
-        """See ``ReturnFacts.trampoline``."""
-        ...
-
-
-class MakeBranchDetour(Protocol):
-    """Where a patched conditional jump leads."""
-
-    def __call__(
-        self,
-        place: Addr,
-        probes_body: Addr | None,
-        tail_body: Addr,
-        displaced: Displaced,
-        /,
-        *,
-        flags: Restored = Restored.ALL,
-    ) -> bytes:
-        """See ``ReturnFacts.branch_detour``."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFacts:
     """How a function's ftrace site looks and is patched.
@@ -205,7 +140,7 @@ class SiteFacts:
             else that of the site.
         branch: (place, destination) to the bytes that call a probe from a site.
         target: (place, bytes) to where a site calls, or None when it is no call.
-        entry: see ``frame_entry`` of the architecture.
+        entry: what a site calls.
     """
 
     size: int

@@ -26,6 +26,8 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "has_duration": (False, "--duration of calls"),
 }
 """What only guests have: by attribute, its value when it is not asked for, and its name."""
+_FIELDS = {_GUESTS["exits"][1]: "exit", _GUESTS["has_duration"][1]: "duration"}
+"""The names of those that add a field, and the field."""
 
 
 def settle_target(args: argparse.Namespace) -> None:
@@ -89,8 +91,7 @@ def _refuse_guests(args: argparse.Namespace) -> None:
     if name is not None:
         from kprobes.model.extras import INSTEAD
 
-        found = {"--duration of calls": "duration", "--exits": "exit"}.get(name, "")
-        way_out = f": {INSTEAD[found]}" if found else ""
+        way_out = f": {INSTEAD[_FIELDS[name]]}" if name in _FIELDS else ""
         raise UsageError(f"{name} is for guests, not for this machine's own kernel{way_out}")
 
 

@@ -53,7 +53,8 @@ def connect(target: str, *, timeout_s: float = 5.0) -> Stub:
         return Stub.adopt(sock, address, timeout_s=timeout_s)
     if first == b"{":
         leave(sock, timeout_s=timeout_s)
-    sock.close()
+    else:
+        sock.close()
     return _through_monitor(address, timeout_s)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kprobes.arch.facts import Restored
+from kprobes.arch.making import Restored
 from kprobes.arch.x86_64 import detour, site
 from kprobes.model.plan import Displaced
 from kprobes.units import Addr

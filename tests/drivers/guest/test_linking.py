@@ -6,7 +6,7 @@ import pytest
 
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.drivers.guest.linking import Linker, frame_counts, frames_size
-from kprobes.errors import TargetError
+from kprobes.errors import RefusedError
 from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Plan
 from kprobes.model.returns import Returning, Returns, Role
@@ -69,7 +69,7 @@ def test_a_module_too_far_from_the_memory_for_code_is_told(side: int) -> None:
     code = make_arena().code
     far = Addr((code.addr if side < 0 else code.stop) + side * X86_64.reach)
 
-    with pytest.raises(TargetError, match="its module is 2048 MiB away from the memory"):
+    with pytest.raises(RefusedError, match="its module is 2048 MiB away from the memory"):
         _linker([plan]).link([replace(plan, site=replace(plan.site, addr=far))])
 
 

@@ -7,7 +7,7 @@ way for whatever follows. One word is patched, and one instruction displaced.
 from kprobes.arch.aarch64 import encode, site
 from kprobes.arch.aarch64.decode import decode_one
 from kprobes.arch.aarch64.slot import branch, branch_over, slot
-from kprobes.arch.facts import Restored
+from kprobes.arch.making import Restored
 from kprobes.model.plan import Displaced
 from kprobes.units import Addr
 

@@ -13,15 +13,16 @@ T finds the caller's return address in x9, where it goes on in x30, and x10 to x
 with the caller's address in the place of x30, and calls the probes' code, which may put another one
 there. Of pstate only the condition flags are saved: nothing changes the rest. Where T goes back to
 the site, only what the function is given (x0 to x8) and what the probes' code reads is saved, at
-the same places: the rest is dead there, or kept by that code. So does the kernel's own tracer
-(arch/arm64/kernel/entry-ftrace.S).
+the same places: the rest is dead there, flags included, or kept by that code. x18 is either the
+shadow call stack, which guest functions that are called leave as it was, or dead. So does the
+kernel's own tracer (arch/arm64/kernel/entry-ftrace.S).
 """
 
 from collections.abc import Collection
 
 from kprobes.arch.aarch64 import encode
 from kprobes.arch.aarch64.encode import LINK, SP
-from kprobes.arch.facts import Restored
+from kprobes.arch.making import Restored
 from kprobes.units import Addr
 
 SIZE = encode.SIZE
@@ -98,8 +99,9 @@ def entry(
 ) -> bytes:
     """Return code for ``place``, which a site calls; see the module.
 
-    It goes on behind the site, or to ``chain`` (the guest's own ftrace) with every register as the
-    site had it but for a return address that ``body`` has put in the place of the caller's.
+    It goes on behind the site, with all that is not dead there as the site had it, or to ``chain``
+    (the guest's own ftrace) with every register; but for a return address that ``body`` has put in
+    the place of the caller's.
     """
     # There is no cheaper way to restore fewer of them.
     del flags

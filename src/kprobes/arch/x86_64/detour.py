@@ -6,7 +6,7 @@ would find them; left the same way for whatever follows. Encodings: Intel SDM vo
 
 from collections.abc import Callable, Sequence
 
-from kprobes.arch.facts import Restored
+from kprobes.arch.making import Restored
 from kprobes.arch.x86_64 import site
 from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.function import Instruction

@@ -5,7 +5,7 @@ Encodings: Intel SDM volume 2, CALL and JMP.
 
 from collections.abc import Collection
 
-from kprobes.arch.facts import Restored
+from kprobes.arch.making import Restored
 from kprobes.units import Addr
 
 SIZE = 5

@@ -237,7 +237,12 @@ class GuestDriver:
         plans, errors = self._preparer.late(self.guest)
         for error in errors:
             self.tell(str(error))
-        programs = armory.link(plans)
+        try:
+            programs = armory.link(plans)
+        except KprobesError:
+            # Their module may come again, to another place.
+            self._preparer.wait_again(plans)
+            raise
         recorder.add(_layouts(plans))
         patches = armory.stage(programs)
         # Whoever looks a breakpoint up must not find half of another table.

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kprobes.arch.facts import Arch, Restored
+from kprobes.arch.facts import Arch
+from kprobes.arch.making import Restored
 from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame, saved_reads
 from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.gate import Gate, build_gate, padded
-from kprobes.errors import TargetError, UsageError
+from kprobes.errors import RefusedError, TargetError, UsageError
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.exits import ReturnWay
 from kprobes.model.mailbox import MAX_UPCALLS
@@ -89,8 +90,8 @@ class Linker:
         """Compile and place the code of some plans.
 
         Raises:
-            TargetError: the arena's code memory, or its room for frames, is full, or it is out of a
-                site's reach.
+            TargetError: the arena's code memory, or its room for frames, is full.
+            RefusedError: a site is out of a branch's reach.
             UsageError: Python is asked at too many places.
         """
         found = list(plans)
@@ -124,7 +125,7 @@ class Linker:
         for plan in plans:
             away = max(abs(end - plan.site.addr) for end in (code.addr, code.stop))
             if away > reach:
-                raise TargetError(
+                raise RefusedError(
                     f"{plan.name} cannot be probed: its module is {away // MIB} MiB away from "
                     f"the memory for probes' code, and branches reach {reach // MIB + 1} MiB; "
                     "a kernel that was booted with nokaslr has its modules nearer"

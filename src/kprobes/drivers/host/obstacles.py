@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,11 +193,12 @@ def _here() -> str:
 def _is_container() -> bool:
     if any(Path(each).exists() for each in _CONTAINERS):
         return True
-    try:
-        # https://systemd.io/CONTAINER_INTERFACE; Kubernetes' say nothing, but their processes
-        # are in a namespace of their own.
+    # https://systemd.io/CONTAINER_INTERFACE
+    with suppress(OSError):
         said = _FIRST_PROCESS.read_bytes().split(b"\0")
-        processes = _PROCESSES.readlink()
-    except OSError:
-        return False
-    return any(word.startswith(b"container=") for word in said) or str(processes) != _ALL_PROCESSES
+        if any(word.startswith(b"container=") for word in said):
+            return True
+    # Kubernetes' say nothing, but their processes are in a namespace of their own.
+    with suppress(OSError):
+        return str(_PROCESSES.readlink()) != _ALL_PROCESSES
+    return False
