@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kprobes.arch.aarch64.facts import AARCH64
 from kprobes.arch.facts import Arch
 from kprobes.arch.x86_64.facts import X86_64
+from tests.build.dialect import DIALECTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +39,9 @@ class Words:
 
 _REGISTER = re.compile(r"(?<=%)\w+")
 _SYMBOL = re.compile(r"(?<=[@{])\w+\b(?!\.)")
-_SYSCALL = "__x64_sys_"
+_SYSCALL = DIALECTS["amd64"].syscall
 _ARM64_REGISTERS = {
-    "di": "x0",
-    "si": "x1",
-    "dx": "x2",
-    "cx": "x3",
-    "r8": "x4",
-    "r9": "x5",
+    **dict(zip(DIALECTS["amd64"].arguments, DIALECTS["arm64"].arguments, strict=False)),
     "ip": "pc",
     "flags": "pstate",
     "bp": "x29",
@@ -78,7 +74,7 @@ _ARM64 = Words(
     facts=AARCH64,
     registers=_ARM64_REGISTERS,
     symbols=_ARM64_SYMBOLS,
-    syscall="__arm64_sys_",
+    syscall=DIALECTS["arm64"].syscall,
 )
 WORDS = {"amd64": _AMD64, "arm64": _ARM64}
 """By Debian's name."""

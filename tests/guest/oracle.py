@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from kprobes.model.layout import Field, RecordLayout, Storage
 from kprobes.session import Session, Trace
+from tests.build.dialect import DIALECTS
 
 TRACING = "/sys/kernel/tracing"
-IS_OURS_FIRST = {"amd64": True, "arm64": False}
+IS_OURS_FIRST = {arch: not dialect.is_own_probe_first for arch, dialect in DIALECTS.items()}
 """Of one hit, by architecture. On arm64 the kernel's breakpoint stands before the place of our
 call; and there its own are armed after ours, for we call from no function that has one."""
 _LINE = re.compile(

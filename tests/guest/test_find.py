@@ -33,8 +33,6 @@ pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 MODULES = ("drivers/net/dummy.ko", "drivers/block/loop.ko")
 PSEUDO = ("__builtin__ftrace", "__builtin__kprobes", "bpf")
 """What /proc/kallsyms shows in brackets besides modules."""
-NEAR = {"amd64": "", "arm64": "nokaslr"}
-"""What to boot with for modules that a branch leads from to memory beside the kernel."""
 LEAST_SYMBOLS = {"amd64": 50_000, "arm64": 40_000}
 ISOLATED = {"amd64": "pti=on", "arm64": "kpti=1"}
 SHOWN = re.compile(r"\((\w+)\+0x[0-9a-f]+/0x([0-9a-f]+)\)")

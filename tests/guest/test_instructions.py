@@ -20,6 +20,7 @@ from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
 from tests.build.blocks import runs
+from tests.build.dialect import DIALECTS
 from tests.build.plain_moves import kept_by
 from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
@@ -42,9 +43,6 @@ for n in 1 2 3 4 5; do ls -l / /sys/kernel; md5sum /bin/busybox /proc/version; d
 PROGRAMS = {"ls", "md5sum"}
 Hits = dict[tuple[str, int], list[tuple[object, ...]]]
 """CPU and registers of every hit, by event and pid, one after the other."""
-FIRST = {"amd64": "%ax", "arm64": "%x0"}
-"""A register."""
-SHOWN = {"amd64": "%ip", "arm64": "%pc"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +155,7 @@ def test_several_probes_on_one_instruction_share_a_patch_and_are_hit_alike(
     session: Session, sweeper: Sweeper, arch: str
 ) -> None:
     place, *_ = _early(sweeper, STRATEGIES[arch][-1])
-    first = FIRST[arch]
+    first = f"%{DIALECTS[arch].value}"
     session.probe(f"p:a {place:#x} a={first}\np:b {place:#x} a={first} b=+0(%sp)\np:c {place:#x}")
 
     with session.record() as trace:
@@ -197,7 +195,13 @@ def test_the_command_line_forces_a_strategy(
     words = ("trace", "--suite", suite, "--arch", arch, "--strategy", strategy)
 
     found = subprocess.run(
-        [KPROBE, *words, f"p:mid vfs_read+{offset:#x} at={SHOWN[arch]}", "--", "cat /proc/version"],
+        [
+            KPROBE,
+            *words,
+            f"p:mid vfs_read+{offset:#x} at=%{DIALECTS[arch].pc}",
+            "--",
+            "cat /proc/version",
+        ],
         capture_output=True,
         timeout=120,
         check=False,

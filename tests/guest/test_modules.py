@@ -16,8 +16,8 @@ from kprobes.session import Session, Trace
 from kprobes.transport.packages import kernel_image, modules_of
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
+from tests.build.dialect import DIALECTS
 from tests.guest.conftest import SUITES
-from tests.guest.test_find import NEAR
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
@@ -37,7 +37,7 @@ def dummy(suite: str, arch: str) -> bytes:
 def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
     suite = SUITES[request.param]
     options = MachineOptions(
-        suite=suite, arch=arch, files={"/dummy.ko": dummy(suite, arch)}, append=NEAR[arch]
+        suite=suite, arch=arch, files={"/dummy.ko": dummy(suite, arch)}, append=DIALECTS[arch].near
     )
     with kprobes.boot(options, size=ArenaSize(ring=1 * MIB)) as session:
         yield session

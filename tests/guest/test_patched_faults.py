@@ -16,6 +16,7 @@ from kprobes.model.plan import Strategy
 from kprobes.session import Session, Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
+from tests.build.dialect import DIALECTS
 from tests.build.programs import program
 from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
@@ -30,7 +31,6 @@ SIGTRAP_STATUS = 128 + 5
 AMD64 = pytest.mark.arches("amd64")
 """Of our breakpoints, which arm64 has not."""
 BOTH = [Strategy.JUMP, Strategy.BREAKPOINT]
-FIRST = {"amd64": "%ax", "arm64": "%x0"}
 """A register."""
 HIDES = {"amd64": "int3 there may hide", "arm64": "somebody else.s breakpoint, and hides another"}
 
@@ -101,7 +101,7 @@ WILD = (
 def test_wild_fetches_in_interrupts_softirqs_and_page_faults_are_faults_and_nothing_else(
     session: Session, sweeper: Sweeper, arch: str
 ) -> None:
-    wild = WILD.format(first=FIRST[arch])
+    wild = WILD.format(first=f"%{DIALECTS[arch].value}")
     names = [name for name in CONTEXTS if len(session.kernel.symbols.all_named(name)) == 1]
     assert len(names) >= 3
     # Not all: each hit faults several times, and a timer's interrupt must end before the next.
@@ -160,7 +160,7 @@ def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
     stub, pc = session.driver.guest.stub, session.driver.guest.arch.machine.task.pc
     session.driver.strategy = strategy
     session.definitions = []
-    session.probe(f"p {ours:#x} first={FIRST[arch]}")
+    session.probe(f"p {ours:#x} first=%{DIALECTS[arch].value}")
     (plan,) = session.driver.prepare(session.definitions)
     assert plan.site.displaced is not None
     nearby = plan.site.displaced.stop

@@ -24,6 +24,7 @@ from kprobes.session import Session, Trace
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build import hot
+from tests.build.dialect import DIALECTS
 from tests.build.programs import counting_loop
 from tests.build.victim import LOAD_FILES, Home, Load, Witness, named_kernel, settle, witness_of
 
@@ -35,7 +36,7 @@ CYCLES = 3
 LEAST = {"amd64": 10_000, "arm64": 1_000}
 """Hits of a cycle."""
 CALL, TIMES = "sched_get_priority_min", 100_000
-SYSCALL = {"amd64": f"__x64_sys_{CALL}", "arm64": f"__arm64_sys_{CALL}"}
+SYSCALL = {arch: dialect.syscall + CALL for arch, dialect in DIALECTS.items()}
 """A system call that nobody else in the guest makes."""
 LOOPS = 4
 WANDER = f"""
