@@ -2,7 +2,8 @@
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 PAGE = 4096
 BASE = 0x400000
@@ -29,7 +30,7 @@ class _Isa(ABC):
     """
 
     elf: int
-    numbers: dict[str, int]
+    numbers: ClassVar[Mapping[str, int]]
     registers: tuple[int, ...]
     kept: tuple[int, int, int]
     result: int
@@ -60,7 +61,7 @@ class _Isa(ABC):
 
 class _Amd64(_Isa):
     elf = 62
-    numbers = {  # noqa: RUF012 - constants
+    numbers: ClassVar[Mapping[str, int]] = {
         "read": 0,
         "write": 1,
         "exit": 60,
@@ -91,7 +92,7 @@ class _Amd64(_Isa):
 
 class _Arm64(_Isa):
     elf = 183
-    numbers = {  # noqa: RUF012 - constants
+    numbers: ClassVar[Mapping[str, int]] = {
         "epoll_create1": 20,
         "epoll_ctl": 21,
         "openat": 56,
