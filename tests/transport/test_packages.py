@@ -8,7 +8,9 @@ import pytest
 
 from kprobes.errors import UnreachableError
 from kprobes.transport import apt, packages
+from kprobes.transport.boards import BOARDS
 from kprobes.transport.image_cache import images
+from tests.build.elf import vmlinux
 from tests.build.fake_apt import FakeApt
 
 META = "linux-image-cloud-amd64"
@@ -238,3 +240,15 @@ def test_a_script_named_busybox_is_not_used(debian: FakeApt) -> None:
     debian.add("busybox-static", files={"usr/bin/busybox": b"static"})
 
     assert packages.busybox().read_bytes() == b"static"
+
+
+@pytest.mark.parametrize(("arch", "machine"), [("amd64", 62), ("arm64", 183)])
+def test_a_static_program_is_one_of_its_own_machine(
+    tmp_path: Path, arch: str, machine: int
+) -> None:
+    program = tmp_path / "busybox"
+    program.write_bytes(vmlinux([(0x400000, b"code")], machine=machine))
+
+    found = {other for other in BOARDS if packages.is_static(program, arch=other)}
+
+    assert found == {arch}
