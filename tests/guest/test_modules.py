@@ -16,7 +16,6 @@ from kprobes.session import Session, Trace
 from kprobes.transport.packages import kernel_image, modules_of
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
-from tests.build.dialect import DIALECTS
 from tests.guest.conftest import SUITES
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -36,9 +35,8 @@ def dummy(suite: str, arch: str) -> bytes:
 @pytest.fixture(scope="module", params=list(SUITES))
 def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
     suite = SUITES[request.param]
-    options = MachineOptions(
-        suite=suite, arch=arch, files={"/dummy.ko": dummy(suite, arch)}, append=DIALECTS[arch].near
-    )
+    files = {"/dummy.ko": dummy(suite, arch)}
+    options = MachineOptions(suite=suite, arch=arch, files=files)
     with kprobes.boot(options, size=ArenaSize(ring=1 * MIB)) as session:
         yield session
 
