@@ -134,11 +134,6 @@ def _is_unaligned(case: Case, ours: Ours, theirs: Verdict) -> bool:
     return ours.code == "BAD_INSN_BNDRY" and theirs.text == _REFUSED
 
 
-def _is_own_event(case: Case, ours: Ours, theirs: Verdict) -> bool:
-    del case
-    return ours.verdict.is_accepted and theirs.text == Code.EVENT_EXIST.text
-
-
 def _is_waiting(case: Case, ours: Ours, theirs: Verdict) -> bool:
     is_module = ":" in _words(case)[1]
     return ours.verdict.is_accepted and is_module and theirs.text in _UNKNOWN_ENTRY
@@ -204,7 +199,6 @@ DIFFERENCES = (
             Rule(_is_unaligned, _OLD, _ARM64),
         ),
     ),
-    Difference("the kernel's own events", (Rule(_is_own_event, _OLD, _ARM64),)),
     Difference("what means nothing", (Rule(_is_nonsense), Rule(_is_taken_for_char, _TYPED))),
     Difference("some carets", (Rule(_is_wild, _TYPED), Rule(_is_rewritten, _TYPED))),
     Difference(

@@ -120,6 +120,23 @@ def test_the_trace_and_its_clocks_are_found(memory: Flat) -> None:
     assert whole.address(b"trace_clocks") == clocks
 
 
+def test_events_are_a_list_of_what_belongs_to_a_named_system(memory: Flat) -> None:
+    update, events, name = TEXT + 0x140, TEXT + 0x1400, TEXT + 0x1600
+    call, group = TEXT + 0x1480, TEXT + 0x1500
+    memory.write(update, lea(LIST, events, at=update))
+    memory.write(LIST, struct.pack("<QQ", LIST, LIST))
+    memory.write(events, struct.pack("<QQ", call, call))
+    memory.write(call, struct.pack("<QQQ", events, events, group))
+    memory.write(group, struct.pack("<Q", name))
+    memory.write(name, b"sched\0" + bytes(16))
+    known = build((update, b"trace_event_update_all"))
+
+    assert with_unlisted(known, memory, FACTS, []).address(b"ftrace_events") == events
+
+    memory.write(name, b"\xff\x80\0")
+    assert with_unlisted(known, memory, FACTS, []).address(b"ftrace_events") is None
+
+
 def test_what_looks_like_nothing_stays_unknown(memory: Flat) -> None:
     memory.write(LIST, bytes(16))
     memory.write(PAGES, struct.pack("<Q", 1 << 63))

@@ -27,7 +27,8 @@ from kprobes.formats.kallsyms import SymbolTable
 from kprobes.image.build import Build, Source, digest_of
 from kprobes.ports import Memory
 
-_MAGIC = "kprobes-kernel"
+_MAGIC = "kprobes-kernel-2"
+"""With a number that grows when more is found in a kernel: old files lack it."""
 _FIRST_LINE = len(_MAGIC) + 1 + 64 + 1
 _MAX_HEADER = 1 << 16
 _MAX_FILES = 64

@@ -44,6 +44,7 @@ _PAGE = 4096
 _SAMPLES = 16
 _MAX_HZ = 1000
 _TRACE_HEAD = 64
+_NAME = 16
 
 Test = Callable[[Memory, int], bool]
 """(memory, address) to whether that is what is looked for. MemoryFault means no."""
@@ -142,6 +143,15 @@ def _is_list(memory: Memory, addr: int) -> bool:
     return _u64(memory, following + 8) == addr and _u64(memory, before) == addr
 
 
+def _is_events(memory: Memory, addr: int) -> bool:
+    # struct trace_event_call { struct list_head list; struct trace_event_class *class; ... };
+    # struct trace_event_class { const char *system; ... };
+    if not _is_list(memory, addr):
+        return False
+    system = _u64(memory, _u64(memory, _u64(memory, addr) + 16))
+    return memory.read(system, _NAME).split(b"\0")[0].decode("ascii", "replace").isidentifier()
+
+
 def _is_probe_table(memory: Memory, addr: int) -> bool:
     # struct hlist_head { struct hlist_node *first; }; each node begins { next, **pprev }.
     heads = [_u64(memory, addr + 8 * bucket) for bucket in range(PROBE_BUCKETS)]
@@ -203,6 +213,9 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
         "global_trace": Recipe(functions=(b"tracing_snapshot", b"tracing_on"), test=_is_trace),
         "trace_clocks": Recipe(
             functions=(b"tracing_clock_show",), test=partial(_is_clocks, first=local)
+        ),
+        "ftrace_events": Recipe(
+            functions=(b"trace_event_update_all", b"trace_event_eval_update"), test=_is_events
         ),
         "ftrace_pages_start": Recipe(
             functions=(b"ftrace_location_range", b"lookup_rec"),
