@@ -1,6 +1,6 @@
 """Symbols of kernels seen before: XDG_CACHE_HOME/kprobes/kernels/BUILDID/DIGEST.
 
-    kprobes-kernel SHA256\n         of all that follows
+    kprobes-kernel-2 SHA256\n         of all that follows
     {"link": ..., ...}   \n         padded with blanks to a multiple of 8 bytes
     u64 addrs[n]; u32 starts[n]; u8 types[n]; u8 blob[];
 
