@@ -75,15 +75,6 @@ _GETPPID = """
     mov eax, 110
     syscall
 """
-# openat(AT_FDCWD, path, __O_TMPFILE without O_DIRECTORY).
-_OPENAT = """
-    mov eax, 257
-    mov rdi, -100
-    lea rsi, [rip + path]
-    mov edx, 0x400000
-    xor r10d, r10d
-    syscall
-"""
 # eventfd2(0, 0); ppoll() of so many struct pollfd for POLLIN, with no time to wait.
 _POLL = Many(
     setup="""
@@ -257,10 +248,7 @@ AMD64 = Isa(
         whole=_PROGRAM,
         fork=_FORK,
         wait=_WAIT,
-        steps=1000,
-        repeats=40,
         getppid=_GETPPID,
-        openat=_OPENAT,
         poll=_POLL,
         writev=_WRITEV,
     ),

@@ -82,15 +82,6 @@ _GETPPID = """
     mov x8, #173
     svc #0
 """
-# openat(AT_FDCWD, path, __O_TMPFILE without O_DIRECTORY).
-_OPENAT = """
-    mov x8, #56
-    mov x0, #-100
-    adr x1, path
-    mov x2, #0x400000
-    mov x3, #0
-    svc #0
-"""
 # eventfd2(0, 0); ppoll() of so many struct pollfd for POLLIN, with no time to wait.
 _POLL = Many(
     setup="""
@@ -275,10 +266,7 @@ ARM64 = Isa(
         whole=_PROGRAM,
         fork=_FORK,
         wait=_WAIT,
-        steps=200,
-        repeats=200,
         getppid=_GETPPID,
-        openat=_OPENAT,
         poll=_POLL,
         writev=_WRITEV,
     ),

@@ -30,10 +30,7 @@ class Programs:
         whole: a program, with ``{setup}``, ``{step}`` and the like.
         fork: with ``{mask}``, of the CPU that the child runs on.
         wait: for a child.
-        steps, repeats: so many system calls take half a millisecond, and so often: most run between
-            two turns of whatever else this machine does.
         getppid: a step that makes this call.
-        openat: one that makes ``do_sys_openat2`` say EINVAL before it looks at the path.
         poll: one eventfd, asked that often.
         writev: one string, written that often to ``file``.
     """
@@ -41,10 +38,7 @@ class Programs:
     whole: str
     fork: str
     wait: str
-    steps: int
-    repeats: int
     getppid: str
-    openat: str
     poll: Many
     writev: Many
 
