@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bench.assembly import assemble
-from bench.isa import TASK_AT, Alone, ByHand, Gdb, Goals, Isa, Middle, Programs
+from bench.isa import TASK_AT, Alone, ByHand, Gdb, Goals, Isa, Many, Middle, Programs
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Strategy
@@ -49,6 +49,8 @@ now:
     mov edi, 1
     syscall
     ret
+file:
+    .asciz "{file}"
 path:
     .asciz "{path}"
     .balign 64
@@ -73,15 +75,59 @@ _GETPPID = """
     mov eax, 110
     syscall
 """
-# openat(AT_FDCWD, path, __O_TMPFILE without O_DIRECTORY).
-_OPENAT = """
-    mov eax, 257
-    mov rdi, -100
-    lea rsi, [rip + path]
-    mov edx, 0x400000
+# eventfd2(0, 0); ppoll() of so many struct pollfd for POLLIN, with no time to wait.
+_POLL = Many(
+    setup="""
+    mov eax, 290
+    xor edi, edi
+    xor esi, esi
+    syscall
+    movabs rdi, {array}
+    mov ecx, {count}
+fill:
+    mov [rdi], eax
+    mov dword ptr [rdi + 4], 1
+    add rdi, 8
+    dec ecx
+    jnz fill
+""",
+    step="""
+    mov eax, 271
+    movabs rdi, {array}
+    mov esi, {count}
+    movabs rdx, {none}
     xor r10d, r10d
     syscall
-"""
+""",
+)
+# openat(AT_FDCWD, file, O_WRONLY); writev() of so many struct iovec.
+_WRITEV = Many(
+    setup="""
+    mov eax, 257
+    mov rdi, -100
+    lea rsi, [rip + file]
+    mov edx, 1
+    xor r10d, r10d
+    syscall
+    mov r15, rax
+    movabs rdi, {array}
+    mov ecx, {count}
+    lea rsi, [rip + path]
+fill:
+    mov [rdi], rsi
+    mov qword ptr [rdi + 8], 20
+    add rdi, 16
+    dec ecx
+    jnz fill
+""",
+    step="""
+    mov eax, 20
+    mov rdi, r15
+    movabs rsi, {array}
+    mov edx, {count}
+    syscall
+""",
+)
 
 # At a function's entry rax, r10, r11 and the flags are dead, so they are not saved. rcx and rdx
 # hold the probed function's fourth and third argument: rdtsc and the arithmetic need them.
@@ -202,10 +248,9 @@ AMD64 = Isa(
         whole=_PROGRAM,
         fork=_FORK,
         wait=_WAIT,
-        steps=1000,
-        repeats=40,
         getppid=_GETPPID,
-        openat=_OPENAT,
+        poll=_POLL,
+        writev=_WRITEV,
     ),
     by_hand=ByHand(probe=_PROBE, migration=_MIGRATION, field=_field, registers={}),
     alone=Alone(

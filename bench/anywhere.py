@@ -1,19 +1,20 @@
 """What a hit costs in the middle of a function: breakpoints and jumps, the guest kernel's and ours.
 
-All on one instruction of one guest, in turn, measured as bench/cost.py does: breakpoints beside the
-kernel's own with its optimisation off, jumps beside its own optimised ones where it has such.
+All on one instruction, in turn in each of several guests (see bench/rounds.py): breakpoints beside
+the kernel's own with its optimisation off, jumps beside its own optimised ones where it has such.
 """
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from bench.cost import Arm, Cost, added, ratio_of
-from bench.elf_program import Loop
 from bench.guest import Rig, boot
 from bench.isa import Isa, Middle
-from bench.table import Row, times
+from bench.many import POLLED, polling
+from bench.rounds import Turn, added, in_rounds
+from bench.spread import Spread
+from bench.table import Goal, Row, compared, ns
 from kprobes.drivers.instructions import Instructions
 from kprobes.drivers.places import places_of
 from kprobes.errors import RefusedError
@@ -28,23 +29,31 @@ _SETTLE_S = 0.5
 
 
 def run(isa: Isa, *, quick: bool = False) -> list[Row]:
-    """Boot a guest and measure every strategy on one instruction."""
-    programs = isa.programs
-    loop = Loop(isa=isa, step=programs.getppid, steps=programs.steps, repeats=programs.repeats)
-    with boot(isa, {"getppid": loop}) as rig:
-        rig.shell(f"test -e {_LIST} || mount -t debugfs debugfs /sys/kernel/debug")
+    """Boot guests and measure every strategy on one instruction."""
+    with boot(isa, {}) as rig:
+        _mount(rig)
         place = _instruction(rig, isa)
-        found: dict[str, list[float]] = {}
-        for _ in range(3 if quick else 9):
-            for name, armed in _turns(rig, isa, place):
-                found.setdefault(name, []).append(added(rig, "getppid", armed))
-        return [_row(middle, found, place) for middle in isa.middles]
+    loops = {"poll": polling(isa)}
+    costs = in_rounds(isa, loops, partial(_measured, isa=isa, place=place), quick=quick)
+    return [_row(middle, costs, place) for middle in isa.middles]
 
 
-def _turns(rig: Rig, isa: Isa, place: str) -> Iterator[tuple[str, Arm]]:
+def _mount(rig: Rig) -> None:
+    rig.shell(f"test -e {_LIST} || mount -t debugfs debugfs /sys/kernel/debug")
+
+
+def _measured(rig: Rig, passes: int, isa: Isa, place: str) -> Mapping[str, float]:
+    _mount(rig)
+    rig.define_native([f"p:native {_definition(isa, place)}"])
+    return added(rig, list(_turns(rig, isa, place)), passes=passes)
+
+
+def _turns(rig: Rig, isa: Isa, place: str) -> Iterator[Turn]:
+    turn = partial(Turn, program="poll")
     for middle in isa.middles:
-        yield f"{middle.strategy}, ours", partial(_ours, rig, _definition(isa, place), middle)
-        yield f"{middle.strategy}, native", partial(_native, rig, middle)
+        ours = partial(_ours, rig, _definition(isa, place), middle)
+        yield turn(name=f"{middle.strategy}, ours", arm=ours)
+        yield turn(name=f"{middle.strategy}, native", arm=partial(_native, rig, middle))
 
 
 def _definition(isa: Isa, place: str) -> str:
@@ -73,10 +82,10 @@ def _native(rig: Rig, middle: Middle) -> Generator[None]:
 def _instruction(rig: Rig, isa: Isa) -> str:
     """Return the first instruction that can be probed in all ways, defined natively."""
     places = places_of(rig.guest)
-    function = rig.guest.kernel.symbols.named(isa.getppid)
+    function = rig.guest.kernel.symbols.named(POLLED)
     judge = Instructions(places.text, rig.guest.arch.patch)
     for offset in range(1, function.size):
-        addr, place = Addr(function.addr + offset), f"{isa.getppid}+{offset:#x}"
+        addr, place = Addr(function.addr + offset), f"{POLLED}+{offset:#x}"
         try:
             for middle in isa.middles:
                 judge.site(addr, Wish(strategy=middle.strategy))
@@ -84,7 +93,7 @@ def _instruction(rig: Rig, isa: Isa) -> str:
             continue
         if addr not in places.text.tables.ftrace and _is_theirs(rig, isa, place):
             return place
-    raise RuntimeError(f"no instruction of {isa.getppid} can be probed in all ways")
+    raise RuntimeError(f"no instruction of {POLLED} can be probed in all ways")
 
 
 def _is_theirs(rig: Rig, isa: Isa, place: str) -> bool:
@@ -97,14 +106,7 @@ def _is_theirs(rig: Rig, isa: Isa, place: str) -> bool:
         return False
 
 
-def _row(middle: Middle, found: dict[str, list[float]], place: str) -> Row:
-    ours, native = (Cost(found[f"{middle.strategy}, {whose}"]) for whose in ("ours", "native"))
-    ratio = ratio_of(native, ours)
-    return Row(
-        name=f"{middle.strategy} at {place}: kernel's own {middle.peer}",
-        figure=str(ours),
-        goal=f"{middle.goal:g}x",
-        peer=str(native),
-        ratio=times(ratio),
-        is_met=ratio >= middle.goal,
-    )
+def _row(middle: Middle, costs: Mapping[str, Spread], place: str) -> Row:
+    ours, native = (costs[f"{middle.strategy}, {whose}"] for whose in ("ours", "native"))
+    name = f"{middle.strategy} at {place}: kernel's own {middle.peer}"
+    return compared(name, ours, native, Goal(middle.goal), show=ns)

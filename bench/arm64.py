@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bench.a64 import assemble
-from bench.isa import TASK_AT, Alone, ByHand, Gdb, Goals, Isa, Middle, Programs
+from bench.isa import TASK_AT, Alone, ByHand, Gdb, Goals, Isa, Many, Middle, Programs
 from kprobes.arch.aarch64.facts import AARCH64
 from kprobes.arch.facts import Arch, Base
 from kprobes.model.abi import PERCPU_LOST, GuestAbi
@@ -51,6 +51,8 @@ now:
     mov x0, #1
     svc #0
     ret x30
+file:
+    .asciz "{file}"
 path:
     .asciz "{path}"
     .balign 64
@@ -80,15 +82,61 @@ _GETPPID = """
     mov x8, #173
     svc #0
 """
-# openat(AT_FDCWD, path, __O_TMPFILE without O_DIRECTORY).
-_OPENAT = """
-    mov x8, #56
-    mov x0, #-100
-    adr x1, path
-    mov x2, #0x400000
+# eventfd2(0, 0); ppoll() of so many struct pollfd for POLLIN, with no time to wait.
+_POLL = Many(
+    setup="""
+    mov x8, #19
+    mov x0, #0
+    mov x1, #0
+    svc #0
+    mov x1, #{array}
+    mov x2, #{count}
+    mov x3, #1
+fill:
+    str w0, [x1]
+    str w3, [x1, #4]
+    add x1, x1, #8
+    subs x2, x2, #1
+    b.ne fill
+""",
+    step="""
+    mov x8, #73
+    mov x0, #{array}
+    mov x1, #{count}
+    mov x2, #{none}
     mov x3, #0
     svc #0
-"""
+""",
+)
+# openat(AT_FDCWD, file, O_WRONLY); writev() of so many struct iovec.
+_WRITEV = Many(
+    setup="""
+    mov x8, #56
+    mov x0, #-100
+    adr x1, file
+    mov x2, #1
+    mov x3, #0
+    svc #0
+    mov x23, x0
+    mov x1, #{array}
+    mov x2, #{count}
+    adr x3, path
+    mov x4, #20
+fill:
+    str x3, [x1]
+    str x4, [x1, #8]
+    add x1, x1, #16
+    subs x2, x2, #1
+    b.ne fill
+""",
+    step="""
+    mov x8, #66
+    mov x0, x23
+    mov x1, #{array}
+    mov x2, #{count}
+    svc #0
+""",
+)
 
 # Where the site's call comes to, x9 has where the function returns to, x30 where it goes on; x10 to
 # x17 and the flags are dead.
@@ -218,10 +266,9 @@ ARM64 = Isa(
         whole=_PROGRAM,
         fork=_FORK,
         wait=_WAIT,
-        steps=200,
-        repeats=200,
         getppid=_GETPPID,
-        openat=_OPENAT,
+        poll=_POLL,
+        writev=_WRITEV,
     ),
     by_hand=ByHand(
         probe=_PROBE,

@@ -17,7 +17,7 @@ from statistics import median
 from bench.elf_program import Loop
 from bench.guest import TRACING, Rig, attached, machine
 from bench.isa import Isa
-from bench.table import Row, seconds, times
+from bench.table import Row, seconds, times, verdict_of
 from kprobes.drivers.functions import probeable
 from kprobes.transport.qemu import Machine
 
@@ -183,5 +183,5 @@ def _row(
         goal=seconds(goal) if goal is not None else "",
         peer=seconds(median(peer)) if peer else "",
         ratio=times(median(peer) / ours) if peer else "",
-        is_met=ours <= goal if goal is not None else None,
+        verdict=verdict_of(ours <= goal if goal is not None else None),
     )

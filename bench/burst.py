@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.elf_program import Loop
 from bench.guest import Rig, attached, machine
 from bench.isa import Isa
-from bench.table import Row
+from bench.table import Row, verdict_of
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.sinks import FORMATS
 from kprobes.transport.qemu import Machine
@@ -107,5 +107,5 @@ def _row(form: str, ring: int | None, found: Outcome) -> Row:
         figure=f"{found.lost:,} lost, {found.written:,} written, {sums}; "
         f"burst {found.burst_s:.1f} s, all written after {found.whole_s:.1f} s",
         goal="0 lost" if ring is None else "",
-        is_met=found.lost == missing == 0 if ring is None else None,
+        verdict=verdict_of(found.lost == missing == 0 if ring is None else None),
     )

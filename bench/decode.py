@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.isa import Isa
-from bench.table import Row, times
+from bench.table import Row, times, verdict_of
 from bench.tracedat import write_trace_dat
 from kprobes.model.batch import Events
 from kprobes.model.layout import HEADER, RecordLayout
@@ -84,7 +84,7 @@ def _row(rate: Rate, goal: float | None = None) -> Row:
         name=rate.name,
         figure=str(rate),
         goal="" if goal is None else f"{goal / 1e6:g} M/s",
-        is_met=None if goal is None else rate.rate >= goal,
+        verdict=verdict_of(None if goal is None else rate.rate >= goal),
     )
 
 
@@ -97,7 +97,7 @@ def _beside(ours: Rate, peer: Rate | None) -> Row:
         goal=f"{_GOAL_OF_PEER:g}x",
         peer=f"{peer} {peer.name}",
         ratio=times(ours.rate / peer.rate),
-        is_met=ours.rate >= _GOAL_OF_PEER * peer.rate,
+        verdict=verdict_of(ours.rate >= _GOAL_OF_PEER * peer.rate),
     )
 
 

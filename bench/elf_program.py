@@ -27,6 +27,8 @@ _NS = 1_000_000_000
 
 PATH = "/tmp/0123456789abcd"
 """With its NUL 20 bytes."""
+FILE = "/proc/self/sched"
+"""What is written to it is not looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Loop:
         step: assembly; registers that calls preserve are taken.
         steps: per loop.
         repeats: of the loop.
+        hits: of the function that is probed, per step.
         cpus: how many do all of that at once.
         setup: assembly that runs before.
         body: code that a step may call as ``body``.
@@ -47,14 +50,15 @@ class Loop:
     step: str
     steps: int
     repeats: int = 1
+    hits: int = 1
     cpus: int = 1
     setup: str = ""
     body: bytes = b""
 
     @property
     def total(self) -> int:
-        """How many steps it makes."""
-        return self.steps * self.repeats * self.cpus
+        """How many hits it makes."""
+        return self.hits * self.steps * self.repeats * self.cpus
 
     def program(self) -> bytes:
         """Return the ELF file."""
@@ -72,16 +76,17 @@ class Loop:
             step=self.step,
             size=size,
             path=PATH,
+            file=FILE,
         )
         code = self.isa.assemble(text).link(Addr(_BASE + _HEADERS), {})
         return _elf(self.isa, code + self.body)
 
-    def ns_per_step(self, output: bytes) -> list[float]:
-        """Return what one step took, for each repeat on each CPU, from the program's output."""
+    def ns_per_hit(self, output: bytes) -> list[float]:
+        """Return what one hit took, for each repeat on each CPU, from the program's output."""
         if len(output) != _TIMESPECS.size * self.repeats * self.cpus:
             raise ValueError(f"the guest's program wrote {output[:200]!r}")
-        times = _TIMESPECS.iter_unpack(output)
-        return [((s1 - s0) * _NS + n1 - n0) / self.steps for s0, n0, s1, n1 in times]
+        times, hits = _TIMESPECS.iter_unpack(output), self.hits * self.steps
+        return [((s1 - s0) * _NS + n1 - n0) / hits for s0, n0, s1, n1 in times]
 
 
 def _elf(isa: Isa, code: bytes) -> bytes:

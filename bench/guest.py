@@ -39,7 +39,7 @@ class ByHand(GuestDriver):
     def arm_template(self, written: HandWritten) -> Recorder:
         """Arm what was prepared with code written by hand; else as ``arm``."""
         arena, recorder = self._allocate(is_new=True)
-        recorder.layouts = [probe.layout for plan in self.plans for probe in plan.probes]
+        recorder.begin([probe.layout for plan in self.plans for probe in plan.probes])
         abi = self.abi()
         armory = _OneTemplate(self.guest, arena, abi, self._journal)
         armory.template = written(abi)
@@ -83,9 +83,9 @@ class Rig:
         self.loops[name] = loop
 
     def run(self, name: str) -> list[float]:
-        """Run a program and return ns per step of each of its repeats."""
+        """Run a program and return ns per hit of each of its repeats."""
         finished = self.machine.run(f"{_FOLDER}/{name}", timeout_s=120)
-        return self.loops[name].ns_per_step(finished.output)
+        return self.loops[name].ns_per_hit(finished.output)
 
     def shell(self, command: str, timeout_s: float = 120) -> str:
         """Run a command that must succeed, and return what it prints."""
@@ -133,6 +133,8 @@ class Rig:
         finally:
             driver.disarm()
             recorder.drain()
+        if lost := recorder.counts().lost:
+            raise RuntimeError(f"{lost} hits found no room, which costs something else")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import bench.in_host_guest
 from bench.elf_program import Loop
 from bench.isa import Isa
-from bench.table import Row, seconds, times
+from bench.table import Row, seconds, times, verdict_of
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build import host_reading
@@ -84,7 +84,7 @@ def _drained(told: dict[str, float], how: str, name: str) -> Row:
         name=f"{name} {told['hits']:,.0f} hits",
         figure=f"{rate / 1e3:,.0f} k/s, {lost:,.0f} lost, CPU {seconds(cpu)}",
         goal="none lost",
-        is_met=told[how] == told["hits"] and lost == 0,
+        verdict=verdict_of(told[how] == told["hits"] and lost == 0),
     )
 
 
@@ -95,5 +95,5 @@ def _beside(name: str, ours: float, theirs: float, goal: float | None = None) ->
         goal="" if goal is None else f"{goal:g}x",
         peer=seconds(theirs),
         ratio=times(theirs / ours),
-        is_met=None if goal is None else theirs / ours >= goal,
+        verdict=verdict_of(None if goal is None else theirs / ours >= goal),
     )

@@ -10,6 +10,19 @@ from kprobes.units import Addr
 
 
 @dataclass(frozen=True, kw_only=True)
+class Many:
+    """A system call that has the kernel call one function for each element of an array.
+
+    Attributes:
+        setup: assembly that makes the array, with ``{array}`` and ``{count}``.
+        step: assembly that makes the call, with these and ``{none}``, where there are zeroes.
+    """
+
+    setup: str
+    step: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Programs:
     """Assembly that a guest's programs consist of; bench/elf_program.py says what they do.
 
@@ -17,19 +30,17 @@ class Programs:
         whole: a program, with ``{setup}``, ``{step}`` and the like.
         fork: with ``{mask}``, of the CPU that the child runs on.
         wait: for a child.
-        steps, repeats: so many system calls take half a millisecond, and so often: most run between
-            two turns of whatever else this machine does.
         getppid: a step that makes this call.
-        openat: one that makes ``do_sys_openat2`` say EINVAL before it looks at the path.
+        poll: one eventfd, asked that often.
+        writev: one string, written that often to ``file``.
     """
 
     whole: str
     fork: str
     wait: str
-    steps: int
-    repeats: int
     getppid: str
-    openat: str
+    poll: Many
+    writev: Many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +144,7 @@ class Isa:
 
     @property
     def getppid(self) -> str:
-        """The function that benchmarks probe."""
+        """The function of the system call that programs make."""
         return f"{self.syscall}getppid"
 
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import quantiles
 
 from bench.elf_program import Loop
 from bench.guest import attached, machine
 from bench.isa import Gdb, Isa
-from bench.table import Row, times
+from bench.spread import Spread
+from bench.table import Goal, Row, compared
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.places import places_of
 from kprobes.model.upcall import Upcall, Waiting
@@ -24,7 +24,7 @@ from kprobes.units import Addr
 
 TITLE = "python: hits per second that Python looks at"
 
-_GOAL = 10
+_GOAL = Goal(10)
 _GDB = """
 import gdb
 class Hit(gdb.Breakpoint):
@@ -38,21 +38,21 @@ print("armed", flush=True)
 
 def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest and measure both in it."""
-    rounds, loops = 3 if quick else 9, _loops(isa)
+    rounds, loops = 6 if quick else 12, _loops(isa)
     with machine(isa, loops) as booted:
         with attached(booted, loops) as rig:
             site = places_of(rig.guest).locate(rig.guest.kernel.symbols.named(isa.getppid))
             driver = rig.session.driver
             with _ours(driver, isa, site):
-                one = [_rate(booted, "many", loops) for _ in range(rounds)]
-                two = [_rate(booted, "both", loops) for _ in range(rounds)]
+                one = _spread(booted, "many", loops, rounds)
+                two = _spread(booted, "both", loops, rounds)
             with _ours(driver, isa, site, is_return=True):
-                back = [_rate(booted, "many", loops) for _ in range(rounds)]
-        gdb = _gdb_rates(booted, isa, site, rounds)
+                back = _spread(booted, "many", loops, rounds)
+        gdb = _under_gdb(booted, isa, site, rounds)
     return [
         _beside_gdb(isa, one, gdb),
-        Row(name="two vCPUs at once", figure=_shown(two)),
-        Row(name="one vCPU, when the function returns", figure=_shown(back)),
+        Row(name="two vCPUs at once", figure=_rate(two)),
+        Row(name="one vCPU, when the function returns", figure=_rate(back)),
     ]
 
 
@@ -65,26 +65,18 @@ def _loops(isa: Isa) -> dict[str, Loop]:
     }
 
 
-def _gdb_rates(booted: Machine, isa: Isa, site: Addr, rounds: int) -> list[float]:
+def _under_gdb(booted: Machine, isa: Isa, site: Addr, rounds: int) -> Spread | None:
     if shutil.which(isa.gdb.program) is None:
-        return []
+        return None
     with _gdb(booted, isa.gdb, site):
-        return [_rate(booted, "few", _loops(isa)) for _ in range(rounds)]
+        return _spread(booted, "few", _loops(isa), rounds)
 
 
-def _beside_gdb(isa: Isa, ours: list[float], gdb: list[float]) -> Row:
+def _beside_gdb(isa: Isa, ours: Spread, gdb: Spread | None) -> Row:
     name = "one vCPU: gdb's Python breakpoint"
-    if not gdb:
-        return Row(name=name, figure=_shown(ours), peer=f"{isa.gdb.program} is not installed")
-    ratio = _middle(ours) / _middle(gdb)
-    return Row(
-        name=name,
-        figure=_shown(ours),
-        goal=f"{_GOAL}x",
-        peer=_shown(gdb),
-        ratio=times(ratio),
-        is_met=ratio >= _GOAL,
-    )
+    if gdb is None:
+        return Row(name=name, figure=_rate(ours), peer=f"{isa.gdb.program} is not installed")
+    return compared(name, ours, gdb, _GOAL, show=_rate)
 
 
 @contextmanager
@@ -138,20 +130,19 @@ def _await(lines: Iterator[str]) -> None:
     raise RuntimeError(f"gdb did not come so far: {''.join(said)}")
 
 
-def _rate(booted: Machine, name: str, loops: Mapping[str, Loop]) -> float:
-    loop = loops[name]
+def _spread(booted: Machine, name: str, loops: Mapping[str, Loop], rounds: int) -> Spread:
+    return Spread([_taken(booted, name, loops) for _ in range(rounds)])
+
+
+def _taken(booted: Machine, name: str, loops: Mapping[str, Loop]) -> float:
+    # Seconds per hit.
     start = time.perf_counter()
     finished = booted.run(f"/bench/{name}", timeout_s=120)
     took = time.perf_counter() - start
     if finished.status:
         raise RuntimeError(f"{name}: status {finished.status}")
-    return loop.steps * loop.repeats * loop.cpus / took
+    return took / loops[name].total
 
 
-def _middle(rates: list[float]) -> float:
-    return quantiles(rates, n=4, method="inclusive")[1]
-
-
-def _shown(rates: list[float]) -> str:
-    low, middle, high = quantiles(rates, n=4, method="inclusive")
-    return f"{middle:,.0f}/s [{low:,.0f} {high:,.0f}]"
+def _rate(taken: Spread) -> str:
+    return f"{1 / taken.value:,.0f}/s [{1 / taken.high:,.0f} {1 / taken.low:,.0f}]"

@@ -1,27 +1,30 @@
 """What return probes cost: ours by each way, beside the guest kernel's own, on one function.
 
-All in one guest, in turn, measured as bench/cost.py does. The pair is a probe at the entry and one
-at the return that tells how long the call took, beside the kernel's own kprobe and kretprobe.
+All of them in turn in each of several guests; see bench/rounds.py. The pair is a probe at
+the entry and one at the return that tells how long the call took, beside the kernel's own kprobe
+and kretprobe.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
-from bench.cost import Arm, Cost, added, figure, ratio_of
-from bench.elf_program import Loop
-from bench.guest import Rig, boot
+from bench.guest import Rig
 from bench.isa import Isa
-from bench.table import Row, times
+from bench.many import POLLED, polling
+from bench.rounds import Turn, added, figure, in_rounds
+from bench.spread import Spread
+from bench.table import Goal, Row, compared, ns
 from kprobes.model.exits import ReturnWay
 from kprobes.model.extras import Extras
 
 TITLE = "returns: nanoseconds that a return probe adds to a call"
 
-_WITHIN = 1.05
+_NO_WORSE = Goal(1 / 1.05, "no worse")
 """What two measurements of the same may differ by."""
+_RETURNING = f"{POLLED} ret=$retval:x64"
+_UNPROBED = "unprobed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,27 +45,15 @@ class Case:
 
 
 def run(isa: Isa, *, quick: bool = False) -> list[Row]:
-    """Boot a guest and measure everything in it."""
-    rounds, cases = 3 if quick else 9, _cases(isa)
-    with boot(isa, _loops(isa)) as rig:
-        entry = f"p:native_in {isa.getppid} a=%{isa.first}"
-        rig.define_native([entry, f"r:native_out {_returning(isa)}"])
-        found: dict[str, list[float]] = {}
-        for _ in range(rounds):
-            for name, armed in _turns(rig, cases):
-                found.setdefault(name, []).append(added(rig, "one", armed))
-        costs = {name: Cost(values) for name, values in found.items()}
-        return [*(_row(case, costs) for case in cases), *_scaling(rig, cases, rounds)]
-
-
-def _loops(isa: Isa) -> dict[str, Loop]:
-    programs = isa.programs
-    one = Loop(isa=isa, step=programs.getppid, steps=programs.steps, repeats=programs.repeats)
-    return {"one": one, "both": replace(one, cpus=2)}
+    """Boot guests and measure everything in each."""
+    cases, loops = _cases(isa), {"one": polling(isa), "both": polling(isa, cpus=2)}
+    found = in_rounds(isa, loops, partial(_measured, isa=isa, cases=cases), quick=quick)
+    rows = (_row(case, found) for case in cases)
+    return [*rows, *(_scaling_row(case, found) for case in cases)]
 
 
 def _cases(isa: Isa) -> Sequence[Case]:
-    ours = (f"r:out {_returning(isa)}",)
+    ours = (f"r:out {_RETURNING}",)
     return (
         Case(name="retinsn", ours=ours, native=("native_out",), goal=isa.goals.retinsn),
         Case(
@@ -74,7 +65,7 @@ def _cases(isa: Isa) -> Sequence[Case]:
         ),
         Case(
             name="entry, and return with duration",
-            ours=(f"p:in {isa.getppid} a=$arg1", *ours),
+            ours=(f"p:in {POLLED} a=$arg1", *ours),
             native=("native_in", "native_out"),
             goal=isa.goals.pair,
             is_timed=True,
@@ -82,14 +73,15 @@ def _cases(isa: Isa) -> Sequence[Case]:
     )
 
 
-def _returning(isa: Isa) -> str:
-    return f"{isa.getppid} ret=$retval:x64"
+def _measured(rig: Rig, passes: int, isa: Isa, cases: Sequence[Case]) -> Mapping[str, float]:
+    rig.define_native([f"p:native_in {POLLED} a=%{isa.first}", f"r:native_out {_RETURNING}"])
+    turns = [turn for case in cases for turn in _turns(rig, case)]
+    return added(rig, turns, passes=passes) | _slower(rig, cases)
 
 
-def _turns(rig: Rig, cases: Sequence[Case]) -> Iterator[tuple[str, Arm]]:
-    for case in cases:
-        yield f"{case.name}, native", partial(_native, rig, case)
-        yield f"{case.name}, ours", partial(_ours, rig, case)
+def _turns(rig: Rig, case: Case) -> Iterator[Turn]:
+    for whose, arm in (("native", _native), ("ours", _ours)):
+        yield Turn(name=f"{case.name}, {whose}", program="one", arm=partial(arm, rig, case))
 
 
 @contextmanager
@@ -111,40 +103,29 @@ def _ours(rig: Rig, case: Case) -> Generator[None]:
         driver.way = None
 
 
-def _row(case: Case, costs: dict[str, Cost]) -> Row:
-    ours, native = costs[f"{case.name}, ours"], costs[f"{case.name}, native"]
-    ratio = ratio_of(native, ours)
-    return Row(
-        name=f"{case.name}: kernel's own",
-        figure=str(ours),
-        goal=f"{case.goal:g}x",
-        peer=str(native),
-        ratio=times(ratio),
-        is_met=ratio >= case.goal,
-    )
-
-
-def _scaling(rig: Rig, cases: Sequence[Case], rounds: int) -> Iterator[Row]:
-    # How much longer a call takes when both vCPUs make it, with and without probes, in turn.
-    arms: dict[str, Arm] = {case.name: partial(_ours, rig, case) for case in cases}
-    slower: dict[str, list[float]] = {name: [] for name in ("", *arms)}
-    for _ in range(rounds):
-        slower[""].append(_slowdown(rig))
-        for name, armed in arms.items():
-            with armed():
-                slower[name].append(_slowdown(rig))
-    plain = median(slower[""])
-    for name in arms:
-        probed = median(slower[name])
-        yield Row(
-            name=f"{name}: throughput of 2 vCPUs over 1; unprobed",
-            figure=f"{2 / probed:.2f}",
-            goal="no worse",
-            peer=f"{2 / plain:.2f}",
-            ratio=times(plain / probed),
-            is_met=probed <= plain * _WITHIN,
-        )
+def _slower(rig: Rig, cases: Sequence[Case]) -> dict[str, float]:
+    # How much longer a call takes when both vCPUs make it, with and without probes.
+    found = {_UNPROBED: _slowdown(rig)}
+    for case in cases:
+        with _ours(rig, case):
+            found[case.name] = _slowdown(rig)
+    return found
 
 
 def _slowdown(rig: Rig) -> float:
     return figure(rig, "both") / figure(rig, "one")
+
+
+def _row(case: Case, costs: Mapping[str, Spread]) -> Row:
+    ours, native = costs[f"{case.name}, ours"], costs[f"{case.name}, native"]
+    return compared(f"{case.name}: kernel's own", ours, native, Goal(case.goal), show=ns)
+
+
+def _scaling_row(case: Case, slower: Mapping[str, Spread]) -> Row:
+    return compared(
+        f"{case.name}: throughput of 2 vCPUs over 1; unprobed",
+        slower[case.name],
+        slower[_UNPROBED],
+        _NO_WORSE,
+        show=lambda slower: f"{2 / slower.value:.2f} [{2 / slower.high:.2f} {2 / slower.low:.2f}]",
+    )

@@ -13,7 +13,7 @@ from statistics import median
 
 from bench.guest import machine
 from bench.isa import Isa
-from bench.table import Row, seconds, times
+from bench.table import Row, seconds, times, verdict_of
 from kprobes.arch.machine import Machine
 from kprobes.arch.registry import machine_of_stub
 from kprobes.drivers.guest.attach import registers_of
@@ -48,7 +48,7 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
             goal=seconds(_GOAL_S),
             peer="vmlinux-to-elf not run" if peer is None else f"{seconds(peer)} vmlinux-to-elf",
             ratio="" if peer is None else times(peer / ours),
-            is_met=ours <= _GOAL_S,
+            verdict=verdict_of(ours <= _GOAL_S),
         )
     ]
 

@@ -1,9 +1,21 @@
 """What a benchmark measured, as rows of one table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+
+from bench.spread import Spread, ratio_of
 
 HEAD = ("", "measured", "goal", "peer", "ratio", "")
+
+
+class Verdict(StrEnum):
+    """Whether a goal was reached; nothing where there is none."""
+
+    NONE = ""
+    MET = "met"
+    MISSED = "MISSED"
+    UNTOLD = "not told"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +28,7 @@ class Row:
         goal: what was to be reached, or "".
         peer: what stands beside it: the same by somebody else, with its unit, or "".
         ratio: the peer's figure over ours, or "".
-        is_met: whether the goal was reached; None where there is none.
+        verdict: of the goal.
     """
 
     name: str
@@ -24,13 +36,12 @@ class Row:
     goal: str = ""
     peer: str = ""
     ratio: str = ""
-    is_met: bool | None = None
+    verdict: Verdict = Verdict.NONE
 
     @property
     def cells(self) -> tuple[str, ...]:
         """What is printed, cell by cell."""
-        verdict = {True: "met", False: "MISSED", None: ""}[self.is_met]
-        return (self.name, self.figure, self.goal, self.peer, self.ratio, verdict)
+        return (self.name, self.figure, self.goal, self.peer, self.ratio, self.verdict)
 
 
 def render(title: str, rows: Sequence[Row]) -> str:
@@ -43,6 +54,59 @@ def render(title: str, rows: Sequence[Row]) -> str:
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
     return ("  " + "  ".join(padded)).rstrip()
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How many times ours the peer's figure is to be, and how that is said."""
+
+    least: float
+    words: str = ""
+
+    def __str__(self) -> str:
+        return self.words or f"{self.least:,g}x"
+
+
+def compared(
+    name: str, ours: Spread, peer: Spread, goal: Goal | None, *, show: Callable[[Spread], str]
+) -> Row:
+    """Return the row of two figures; of what cannot be told there is no ratio, and none is met."""
+    ratio = ratio_of(peer, ours)
+    return Row(
+        name=name,
+        figure=show(ours),
+        goal=str(goal or ""),
+        peer=show(peer),
+        ratio=_untold(ours) if ratio is None else _ratio(ratio),
+        verdict=_judged(ratio, goal),
+    )
+
+
+def verdict_of(is_met: bool | None) -> Verdict:
+    """Return what is said of a goal that was reached or not, or of none."""
+    return {True: Verdict.MET, False: Verdict.MISSED, None: Verdict.NONE}[is_met]
+
+
+def _untold(ours: Spread) -> str:
+    return "cannot be told from the control" if ours.low <= 0 else "scatters by more than itself"
+
+
+def _ratio(ratio: Spread) -> str:
+    return f"{times(ratio.value)} [{times(ratio.low)} {times(ratio.high)}]"
+
+
+def _judged(ratio: Spread | None, goal: Goal | None) -> Verdict:
+    # Met only if it is so at the unfavourable end, and missed only if at the favourable one.
+    if goal is None:
+        return Verdict.NONE
+    if ratio is None or ratio.low < goal.least <= ratio.high:
+        return Verdict.UNTOLD
+    return Verdict.MET if ratio.low >= goal.least else Verdict.MISSED
+
+
+def ns(figure: Spread) -> str:
+    """Return nanoseconds as they are printed."""
+    return f"{figure.value:,.1f} ns [{figure.low:,.0f} {figure.high:,.0f}]"
 
 
 def times(ratio: float) -> str:

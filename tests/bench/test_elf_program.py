@@ -18,7 +18,7 @@ MACHINES = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64"}
 
 @pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
 def test_a_program_is_a_static_file_that_begins_in_its_code(isa: Isa) -> None:
-    program = Loop(isa=isa, step=isa.programs.openat, steps=10, repeats=300, cpus=2).program()
+    program = Loop(isa=isa, step=isa.programs.getppid, steps=10, repeats=300, cpus=2).program()
 
     file = ELFFile(io.BytesIO(program))
 
@@ -50,13 +50,15 @@ def test_code_alone_is_called_where_it_is(isa: Isa) -> None:
     assert something.step == nothing.step + isa.alone.call
 
 
-def test_what_a_step_took_is_its_loop_s_share() -> None:
-    loop = Loop(isa=AMD64, step=AMD64.programs.getppid, steps=1000, repeats=2)
+@pytest.mark.parametrize(("steps", "hits"), [(1000, 1), (2, 500)])
+def test_what_a_hit_took_is_its_loop_s_share(steps: int, hits: int) -> None:
+    loop = Loop(isa=AMD64, step=AMD64.programs.getppid, steps=steps, hits=hits, repeats=2)
     output = struct.pack("<8Q", 1, 999_999_000, 2, 1000, 5, 0, 5, 500_000)
 
-    assert loop.ns_per_step(output) == [2.0, 500.0]
+    assert loop.ns_per_hit(output) == [2.0, 500.0]
+    assert loop.total == 2000
 
 
 def test_a_program_that_wrote_too_little_is_not_believed() -> None:
     with pytest.raises(ValueError, match="wrote"):
-        Loop(isa=AMD64, step=AMD64.programs.getppid, steps=1).ns_per_step(b"Killed\n")
+        Loop(isa=AMD64, step=AMD64.programs.getppid, steps=1).ns_per_hit(b"Killed\n")
