@@ -71,7 +71,8 @@ PAGING = PagingFacts(
     link=lambda tables, version: kernel_map.link(_known(tables).layout, version),
     link_step=kernel_map.LINK_STEP,
     master="swapper_pg_dir",
-    task_size=lambda tables: 1 << min(_known(tables).layout.va_bits, kernel_map.MOST_USER_BITS),
+    # TASK_SIZE in asm/processor.h: vabits_actual is of both halves.
+    task_size=lambda tables: 1 << _known(tables).layout.va_bits,
     signature=lambda tables: kernel_map.signature(_known(tables).layout),
 )
 
