@@ -20,8 +20,6 @@ class Dialect:
         before: what is added to the instruction pointer that is shown before an instruction.
         are_addresses_signed: whether return addresses on stacks are. Then nobody can give them back
             from outside: who disarms waits for the calls that were taken over.
-        near: words for the kernel's command line by which modules are so near to the kernel that a
-            branch leads from them to memory beside it.
         is_own_probe_first: whether the guest's own probe of an entry comes before ours, which then
             takes a return over from it.
     """
@@ -35,7 +33,6 @@ class Dialect:
     site: int
     before: int
     are_addresses_signed: bool
-    near: str
     is_own_probe_first: bool
 
 
@@ -51,7 +48,6 @@ DIALECTS = {
         # As behind the kernel's int3.
         before=1,
         are_addresses_signed=False,
-        near="",
         is_own_probe_first=False,
     ),
     "arm64": Dialect(
@@ -64,7 +60,6 @@ DIALECTS = {
         site=4,
         before=0,
         are_addresses_signed=True,
-        near="nokaslr",
         is_own_probe_first=True,
     ),
 }

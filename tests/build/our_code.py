@@ -12,7 +12,7 @@ from kprobes.drivers.specimen import Specimen
 from kprobes.model.abi import GuestAbi, Readers, TaskAbi
 from kprobes.units import Addr
 from tests.build.journals import make_entry, make_undo
-from tests.build.kernel import SITE, make_probe
+from tests.build.kernel import SITE, make_probe, symbol
 from tests.build.specimen import NOP, REST, call, make_specimen
 
 CODE = 0xFFFF_FFFF_C000_0000
@@ -48,20 +48,34 @@ ABI = GuestAbi(
 )
 
 
-def ours(*definitions: str) -> Specimen:
-    """Return a kernel whose function ``f`` has probes of ours, one journal and their code."""
+_READERS = [
+    symbol("copy_from_kernel_nofault", ABI.readers.copy_kernel),
+    symbol("copy_from_user_nofault", ABI.readers.copy_user),
+    symbol("strncpy_from_kernel_nofault", ABI.readers.string_kernel),
+    symbol("strncpy_from_user_nofault", ABI.readers.string_user),
+]
+
+
+def ours(*definitions: str, veneer: bytes = b"") -> Specimen:
+    """Return a kernel whose function ``f`` has probes of ours, one journal and their code.
+
+    Args:
+        definitions: of the probes.
+        veneer: in front of their code, which reads user memory through it.
+    """
     texts = definitions or ("p:first f one=%di two=%si:u32",)
     probes = [make_probe(text, event_id=n) for n, text in enumerate(texts, 1)]
     template = compile_probes(X86_64, ABI, probes, is_framed=False)
     numbers = {f"event{n}": probe.layout.event_id for n, probe in enumerate(probes)}
-    readers = {"copy_kernel": 1, "copy_user": 1, "string_kernel": 1, "string_user": 1}
+    start = CODE - len(veneer)
+    readers = {"copy_kernel": 1, "copy_user": start, "string_kernel": 1, "string_user": 1}
     code = template.link(Addr(CODE), {**numbers, **readers, "site": SITE, "clock": 0})
     patch = call(CODE)
     undo = make_undo(SITE, old=bytes.fromhex(NOP), new=bytes.fromhex(patch), what="first")
     ledger = Ledger()
     ledger.loans = (
         Loan(kind=Kind.DATA, addr=DATA, size=1 << 24),
-        Loan(kind=Kind.CODE, addr=CODE, size=len(code)),
+        Loan(kind=Kind.CODE, addr=start, size=CODE + len(code) - start),
         Loan(kind=Kind.PER_CPU, addr=PER_CPU, size=64),
     )
     entry = replace(
@@ -72,4 +86,6 @@ def ours(*definitions: str) -> Specimen:
             for n, text in enumerate(texts, 1)
         ),
     )
-    return make_specimen(patch + REST, pieces={CODE: code.hex()}, entries=[entry])
+    return make_specimen(
+        patch + REST, pieces={start: (veneer + code).hex()}, symbols=_READERS, entries=[entry]
+    )

@@ -10,7 +10,7 @@ from kprobes.drivers.xray import function_at, xray
 from kprobes.plan.ftrace import Sites
 from kprobes.units import Addr
 from tests.build.kernel import SITE
-from tests.build.our_code import CODE, ours
+from tests.build.our_code import ABI, CODE, ours
 from tests.build.specimen import NOP, REST, call, make_specimen
 
 
@@ -58,6 +58,21 @@ def test_the_site_names_probe_process_and_what_was_there() -> None:
     assert mark.says.startswith("our probe first, a call, of process")
     assert f"process {specimen.entries[0].pid}, which is at work; before: {NOP}" in mark.says
     assert "p:first f one=%di two=%si:u32" in mark.says
+
+
+def test_a_reader_that_is_called_by_a_veneer_is_told() -> None:
+    def veneer(target: Addr) -> bytes:
+        # movabs target, %r11; jmp *%r11
+        return b"\x49\xbb" + target.to_bytes(8, "little") + b"\x41\xff\xe3"
+
+    specimen = ours("p:first f one=+u0(%di)", veneer=veneer(ABI.readers.copy_user) + bytes(3))
+    far = replace(specimen.arch, code=replace(specimen.arch.code, veneer=veneer))
+
+    said = notes(replace(specimen, arch=far))
+
+    assert said.count("fault-safe reader of the guest") == 1
+    assert "the compiled probes, with all registers saved" not in said
+    assert "first: one, x64, at 0x30" in said
 
 
 def test_a_definition_that_this_kernel_has_not_leaves_offsets() -> None:

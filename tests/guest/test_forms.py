@@ -17,7 +17,6 @@ from kprobes.errors import DefinitionError, RefusedError
 from kprobes.session import Session, Trace
 from kprobes.sinks.text import TextSink
 from kprobes.transport.qemu_command import MachineOptions
-from tests.build.dialect import DIALECTS
 from tests.build.words import WORDS
 from tests.guest.conftest import Boot
 from tests.guest.event_definitions import definitions, event_of
@@ -131,7 +130,7 @@ def test_other_places_are_refused(session: Session) -> None:
 def test_a_module_s_own_types_name_its_parameters_and_members(
     boot: Boot, arch: str, suite: str
 ) -> None:
-    machine = boot(suite=suite, files=modules(suite, arch), append=DIALECTS[arch].near)
+    machine = boot(suite=suite, files=modules(suite, arch))
     assert machine.run(_DUMMY, 60).status == 0
     line = "dummy_xmit $arg1 len=skb->len name=dev->name:string q=dev->num_tx_queues"
     has_names = suite != "bookworm"
@@ -174,7 +173,7 @@ ip link set d0 up && sleep 1"""
 
 
 def test_functions_of_loaded_modules_are_probed_and_named(boot: Boot, arch: str) -> None:
-    machine = boot(files=modules("bookworm", arch), append=DIALECTS[arch].near)
+    machine = boot(files=modules("bookworm", arch))
     assert machine.run("insmod /modules/dummy.ko", 60).status == 0
 
     with kprobes.attach(str(machine.stub_address)) as session:

@@ -21,15 +21,13 @@ from tests.guest.test_find import modules
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
-_NEAR = {"amd64": "", "arm64": "nokaslr"}
-"""Modules are where a branch from our code reaches: arm64's may be anywhere within gigabytes."""
 SUITES = {"6.1": "bookworm", "6.12": "bookworm-backports"}
 
 
 @pytest.fixture(scope="module", params=SUITES.values(), ids=list(SUITES))
 def shared(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
     files = modules(request.param, arch)
-    options = MachineOptions(arch=arch, suite=request.param, files=files, append=_NEAR[arch])
+    options = MachineOptions(arch=arch, suite=request.param, files=files)
     with kprobes.boot(options) as session:
         yield session
 

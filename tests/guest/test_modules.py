@@ -1,22 +1,22 @@
 """Probes in modules that come and go while they are armed."""
 
 import lzma
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 
 import pytest
 
 import kprobes
 from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.drivers.guest.linking import Linker, Program
 from kprobes.drivers.places import places_of
 from kprobes.errors import RefusedError
-from kprobes.model.plan import Strategy
+from kprobes.model.plan import Plan, Strategy
 from kprobes.plan.choose import Wish
 from kprobes.session import Session, Trace
 from kprobes.transport.packages import kernel_image, modules_of
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
-from tests.build.dialect import DIALECTS
 from tests.guest.conftest import SUITES
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -36,9 +36,8 @@ def dummy(suite: str, arch: str) -> bytes:
 @pytest.fixture(scope="module", params=list(SUITES))
 def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
     suite = SUITES[request.param]
-    options = MachineOptions(
-        suite=suite, arch=arch, files={"/dummy.ko": dummy(suite, arch)}, append=DIALECTS[arch].near
-    )
+    files = {"/dummy.ko": dummy(suite, arch)}
+    options = MachineOptions(suite=suite, arch=arch, files=files)
     with kprobes.boot(options, size=ArenaSize(ring=1 * MIB)) as session:
         yield session
 
@@ -149,3 +148,24 @@ def test_the_text_of_a_loaded_module_is_as_it_was(session: Session) -> None:
 
     assert during != before
     assert guest.memory.read(where, 64) == before
+
+
+def test_a_definition_that_cannot_be_armed_is_told_and_waits_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(linker: Linker, plans: Iterable[Plan]) -> list[Program]:
+        del linker
+        raise RefusedError(f"{len([*plans])} out of reach")
+
+    told: list[str] = []
+    session.driver.tell = told.append
+    session.probe("p:setup dummy:dummy_setup")
+
+    with session.record() as trace:
+        with monkeypatch.context() as broken:
+            broken.setattr(Linker, "link", refuse)
+            assert session.run(f"{LOAD}; {UNLOAD}", 60).status == 0
+        assert session.run(f"{LOAD}; {UNLOAD}", 60).status == 0
+
+    assert told == ["1 out of reach"]
+    assert counts(trace) == [1]

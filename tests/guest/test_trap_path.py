@@ -58,7 +58,7 @@ def _steps(session: Session) -> Sequence[int]:
 def _is_in_detour(session: Session, addr: int) -> bool:
     arena = session.driver._arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
     assert arena is not None
-    return arena.programs <= addr < arena.code.stop
+    return any(start <= addr < stop for start, stop in arena.programs)
 
 
 def _is_ours(session: Session, addr: int) -> bool:

@@ -9,6 +9,8 @@ from kprobes.model.kernel import Kernel
 from kprobes.ports import Translator
 from kprobes.units import Addr
 
+_EXECMEM_MODULE_TEXT = 0
+
 
 class Looked(Protocol):
     """A guest's memory and what maps it."""
@@ -96,6 +98,7 @@ class BorrowFacts:
         send_on: (memory, registers at a landing) to those behind it.
         kick: what gives the CPU that calls it a timer interrupt at once, or None.
         code: what allocates memory within reach of the kernel's text.
+        module_code: what allocates memory within reach of its modules, or None where the other is.
         free_code: names of what takes it back.
     """
 
@@ -113,7 +116,17 @@ class BorrowFacts:
     send_on: Callable[[Read, Mapping[str, int]], Mapping[str, int]]
     kick: Callable[[Looked, Kernel], Called | None]
     code: Callable[[Looked, Kernel, Wanted], Called]
+    module_code: Callable[[Kernel, int], Called | None] | None
     free_code: tuple[str, ...]
+
+
+def alloc_like_module(kernel: Kernel, size: int) -> Called | None:
+    """Return what allocates so many bytes where a module would be, None without modules."""
+    execmem = address_of(kernel, "execmem_alloc")
+    if execmem is not None:
+        return Called(function=execmem, args=(_EXECMEM_MODULE_TEXT, size))
+    function = address_of(kernel, "module_alloc")
+    return None if function is None else Called(function=function, args=(size,))
 
 
 def address_of(kernel: Kernel, *names: str) -> Addr | None:

@@ -104,6 +104,8 @@ class CodeFacts:
         increment: assembly that adds one to the u64 at address $0 from any CPU, and its
             constraints; None where LLVM's own is good.
         address: IR expression of the 64 bits that linking gives a symbol, put in by ``format``.
+        veneer: (function) to code that a call goes to instead where that is out of its reach, or
+            None where calls reach all of a kernel.
         intrinsics: IR declarations that the expressions need.
     """
 
@@ -122,6 +124,7 @@ class CodeFacts:
     per_cpu: Segment | Base
     increment: tuple[str, str] | None
     address: str
+    veneer: Callable[[Addr], bytes] | None
     intrinsics: str
 
 
@@ -181,14 +184,14 @@ class ListingFacts:
         lines: (bytes, address, syntax) to its instructions.
         study: a function's name, parts and what is known of the text, to its understanding.
         follow: (memory, entry, addresses) to all code there that the entry leads to.
-        reaches: which instructions of it touch a window of memory.
+        reaches: (entry, code, addresses) to the instructions of it that touch such memory.
         jump_target: (place, bytes) to where a jump of a probe's size leads, or None.
     """
 
     lines: Callable[[bytes, int, Syntax], tuple[Listed, ...]]
     study: Callable[[str, Sequence[TextPart], TextTables], Study]
     follow: Callable[[Read, int, range], tuple[tuple[Addr, bytes], ...]]
-    reaches: Callable[[tuple[tuple[Addr, bytes], ...], range], Mapping[Addr, Reach]]
+    reaches: Callable[[int, tuple[tuple[Addr, bytes], ...], range], Mapping[Addr, Reach]]
     jump_target: Callable[[Addr, bytes], Addr | None]
 
 

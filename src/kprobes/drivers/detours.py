@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kprobes.arch.listed import Listed, Syntax
 from kprobes.drivers.anatomy import Author, Detour, Mark, Row, Side
-from kprobes.drivers.loans import Kind
+from kprobes.drivers.loans import Kind, Loan
 from kprobes.drivers.our_notes import OurNotes
 from kprobes.drivers.specimen import Specimen
 from kprobes.model.kernel import Kernel
@@ -120,11 +120,15 @@ def _kprobe_detour(specimen: Specimen, mark: Mark, addr: Addr, syntax: Syntax) -
     return _followed(specimen, title, range(addr, addr + _SLOT), syntax)
 
 
+def _code_around(addr: Addr, loans: Sequence[Loan]) -> range:
+    code = (range(each.addr, each.addr + each.size) for each in loans if each.kind is Kind.CODE)
+    return next((each for each in code if addr in each), range(addr, addr + _NEAR))
+
+
 def _our_detour(specimen: Specimen, mark: Mark, addr: Addr, syntax: Syntax) -> Detour:
     entry = next((e for e in specimen.entries if any(u.addr == mark.start for u in e.undos)), None)
     loans = {loan.kind: loan for loan in entry.ledger.loans} if entry else {}
-    code = loans.get(Kind.CODE)
-    inside = range(code.addr, code.addr + code.size) if code else range(addr, addr + _NEAR)
+    inside = _code_around(addr, entry.ledger.loans if entry else ())
     pieces = _pieces(specimen, addr, inside)
     notes = OurNotes(specimen, entry, mark, loans, pieces) if entry else None
     rows = tuple(

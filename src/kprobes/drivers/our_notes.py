@@ -5,11 +5,12 @@ the record (``model.layout``). Definitions are in the journal, and resolving the
 layout.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from kprobes.arch.facts import Arch
 from kprobes.arch.listed import Listed, Reach
 from kprobes.drivers.anatomy import Mark
 from kprobes.drivers.clean_text import CleanText
@@ -74,9 +75,11 @@ class OurNotes:
         self._per_cpu = loans.get(Kind.PER_CPU)
         described = [probe for probe in entry.probes if probe.site == mark.start]
         self._touched = _touched(specimen, loans.get(Kind.DATA), pieces, described)
-        self._readers = _reader_names(specimen.kernel)
+        found = _reader_addrs(specimen.kernel)
+        self._readers = found | _veneers(specimen.arch, pieces, found)
         self._current, self._preempt = _task(specimen.kernel)
-        self._bodies = frozenset(addr for addr, _ in pieces[1:])
+        starts = {addr for addr, _ in pieces}
+        self._bodies = starts - {_entry(described, pieces)} if pieces else starts
         self._inside = [range(addr, addr + len(code)) for addr, code in pieces]
 
     def of(self, line: Listed) -> str:
@@ -102,16 +105,21 @@ class OurNotes:
         return "the preempt count" if line.per_cpu == self._preempt else ""
 
 
+def _entry(described: Sequence[Described], pieces: tuple[tuple[Addr, bytes], ...]) -> Addr:
+    # What sites share has been linked before what is of this one alone.
+    return next((probe.entry for probe in described), pieces[0][0])
+
+
 def _touched(
     specimen: Specimen,
     data: Loan | None,
     pieces: tuple[tuple[Addr, bytes], ...],
     described: Sequence[Described],
 ) -> Mapping[Addr, _Touched]:
-    if data is None:
+    if data is None or not pieces:
         return {}
     window = range(data.addr, data.addr + data.size)
-    found = specimen.arch.listing.reaches(pieces, window)
+    found = specimen.arch.listing.reaches(_entry(described, pieces), pieces, window)
     # Each probe of a site computes its record's address once, one probe behind the other.
     records = {r.origin for r in found.values() if r.is_write and r.offset >= COUNTERS_SIZE}
     layouts = list(_layouts(specimen, described))
@@ -197,7 +205,15 @@ def _field_words(field: Field) -> str:
     return f"{field.name}, {field.type},"
 
 
-def _reader_names(kernel: Kernel) -> frozenset[int]:
+def _veneers(
+    arch: Arch, pieces: Iterable[tuple[Addr, bytes]], readers: Iterable[Addr]
+) -> frozenset[Addr]:
+    make = arch.code.veneer
+    codes = set[bytes]() if make is None else set(map(make, readers))
+    return frozenset(addr for addr, code in pieces if code in codes)
+
+
+def _reader_addrs(kernel: Kernel) -> frozenset[Addr]:
     try:
         found = readers(kernel)
     except TargetError:

@@ -121,3 +121,20 @@ def test_code_is_asked_for_below_the_text_with_the_protection_of_data() -> None:
     assert (size, flags, caller) == (MIB, 0, WAY.landing)
     assert TEXT - 128 * MIB < start < stop <= TEXT
     assert protection == PXN | UXN | 0b11
+
+
+@pytest.mark.parametrize(
+    ("names", "called"),
+    [
+        (("module_alloc",), Called(function=Addr(ALLOCATE), args=(MIB,))),
+        (("module_alloc", "execmem_alloc"), Called(function=Addr(ALLOCATE + 16), args=(0, MIB))),
+        ((), None),
+    ],
+)
+def test_code_for_modules_is_asked_for_where_modules_are(
+    names: tuple[str, ...], called: Called | None
+) -> None:
+    kernel = make_kernel([symbol(name, ALLOCATE + 16 * n) for n, name in enumerate(names)])
+
+    assert BORROWING.module_code is not None
+    assert BORROWING.module_code(kernel, MIB) == called

@@ -4,6 +4,7 @@ import pytest
 
 from kprobes.arch.aarch64 import encode
 from kprobes.arch.aarch64.lazily import lines
+from kprobes.arch.aarch64.veneer import veneer
 from kprobes.arch.listed import Syntax
 from kprobes.units import Addr
 
@@ -25,6 +26,7 @@ def shown(code: bytes) -> str:
         (encode.b(PLACE, Addr(PLACE + 0x7FF_FFFC)), "b 0xffff80000ffffffc"),
         (encode.bl(PLACE, Addr(PLACE - 0x800_0000)), "bl 0xffff800000000000"),
         (encode.cbz(16, 0x40), "cbz x16, 0xffff800008000044"),
+        (encode.br(16), "br x16"),
         (encode.ret(), "ret"),
         (encode.ret(17), "ret x17"),
         (encode.stp(28, 29, 224), "stp x28, x29, [sp, #0xe0]"),
@@ -73,3 +75,11 @@ def test_other_instructions_have_no_target() -> None:
     assert encode.bl_target(PLACE, code) is None
     assert encode.b_target(PLACE, encode.NOP) is None
     assert encode.b_target(PLACE, code[:3]) is None
+
+
+def test_a_veneer_changes_what_any_call_may_change_and_nothing_else() -> None:
+    instructions = shown(veneer(PLACE)).split("; ")
+
+    assert instructions[-1] == "br x16"
+    assert {text.split()[1].rstrip(",") for text in instructions} == {"x16"}
+    assert veneer(PLACE) == encode.move_number(16, PLACE) + encode.br(16)

@@ -21,7 +21,7 @@ def pieces(words: str) -> tuple[tuple[Addr, bytes], ...]:
 
 
 def found(words: str) -> list[tuple[int, int, bool]]:
-    seen = reaches(pieces(words), range(WINDOW, WINDOW + 0x1000))
+    seen = reaches(START, pieces(words), range(WINDOW, WINDOW + 0x1000))
     return [(each.offset, each.size, each.is_write) for _, each in sorted(seen.items())]
 
 
@@ -68,7 +68,9 @@ def test_any_words_have_an_end(words: list[int]) -> None:
     seen = follow(read, START, INSIDE)
 
     assert sum(len(piece) for _, piece in seen) <= len(code)
-    assert all(0 <= r.size <= 64 for r in reaches(seen, range(WINDOW, WINDOW + 0x1000)).values())
+    assert all(
+        0 <= r.size <= 64 for r in reaches(START, seen, range(WINDOW, WINDOW + 0x1000)).values()
+    )
 
 
 def test_loads_and_stores_by_a_constant_are_seen() -> None:
@@ -92,9 +94,9 @@ def test_sums_and_copies_are_followed() -> None:
 
 def test_where_an_unknown_was_added_tells_places_apart() -> None:
     # add x5, x0, x9; str x1, [x5]; str x1, [x0]
-    seen = reaches(
-        pieces(f"{CONSTANT} 8b090005 f90000a1 f9000001 {RET}"), range(WINDOW, WINDOW + 4096)
-    )
+    code = pieces(f"{CONSTANT} 8b090005 f90000a1 f9000001 {RET}")
+
+    seen = reaches(START, code, range(WINDOW, WINDOW + 4096))
 
     assert [seen[Addr(START + at)].origin - START for at in (12, 16)] == [8, 4]
 
@@ -120,3 +122,15 @@ def test_a_callee_may_change_what_it_need_not_keep() -> None:
 def test_ways_that_disagree_leave_nothing_known() -> None:
     # movz, movk; cbz x1, +8; mov x0, x2; str x1, [x0]
     assert found(f"{CONSTANT} b4000041 aa0203e0 f9000001 {RET}") == []
+
+
+def test_code_that_is_called_may_lie_before_the_entry() -> None:
+    # movz, movk; str x1, [x0, #8]; ret; then the entry: bl back; ret
+    words = f"{CONSTANT} f9000401 {RET} {bl(START, at=START + 16)} {RET}"
+    memory = SparseMemory({START: code_of(words) + bytes(32)})
+
+    entry = Addr(START + 16)
+    code = follow(memory.read, entry, INSIDE)
+
+    (seen,) = reaches(entry, code, range(WINDOW, WINDOW + 0x1000)).values()
+    assert (seen.offset, seen.size, seen.is_write) == (8, 8, True)

@@ -21,7 +21,7 @@ def pieces(code: str) -> tuple[tuple[Addr, bytes], ...]:
 
 
 def found(code: str) -> list[tuple[int, int, bool]]:
-    seen = reaches(pieces(code), range(WINDOW, WINDOW + 0x1000))
+    seen = reaches(START, pieces(code), range(WINDOW, WINDOW + 0x1000))
     return [(each.offset, each.size, each.is_write) for _, each in sorted(seen.items())]
 
 
@@ -63,7 +63,7 @@ def test_any_bytes_have_an_end(code: bytes) -> None:
     seen = follow(read, START, range(START, START + len(code)))
 
     assert all(addr >= START and addr + len(data) <= START + len(code) + 16 for addr, data in seen)
-    reaches(seen, range(1 << 64))
+    reaches(START, seen, range(1 << 64))
 
 
 def test_a_store_behind_a_constant_is_told_by_its_offset() -> None:
@@ -77,7 +77,7 @@ def test_what_is_added_besides_counts_as_nothing_and_makes_another_place() -> No
     # movabs; lea (%r11,%rax), %r13; add $0x80, %r13; mov %r13, %rbp; mov %rdx, 8(%rbp)
     code = f"{CONSTANT} 4d8d2c03 4981c580000000 4c89ed 48895508 c3"
 
-    seen = reaches(pieces(code), range(WINDOW, WINDOW + 0x1000))
+    seen = reaches(START, pieces(code), range(WINDOW, WINDOW + 0x1000))
 
     assert found(code)[-1] == (0x88, 8, True)
     assert seen[max(seen)].origin == START + 10
@@ -103,3 +103,16 @@ def test_ways_that_disagree_know_nothing_where_they_meet() -> None:
 def test_constants_elsewhere_and_nops_are_nothing() -> None:
     # movabs 0x1234...; mov %rdi, 8(%rax); movabs WINDOW; nopl 8(%rax)
     assert found(f"48b80000000000000001 48897808 {CONSTANT} 0f1f4008 c3") == []
+
+
+def test_code_that_is_called_may_lie_before_the_entry() -> None:
+    # movabs; mov %rdi, 8(%rax); ret; nop; then the entry: call back; ret
+    called = f"{CONSTANT} 48897808 c3 90"
+    entry = Addr(START + 16)
+    code = bytes.fromhex(f"{called} e8{to(START, 5, place=entry)} c3")
+    memory = SparseMemory({START: code + bytes(32)})
+
+    found = follow(memory.read, entry, INSIDE)
+
+    (seen,) = reaches(entry, found, range(WINDOW, WINDOW + 0x1000)).values()
+    assert (seen.offset, seen.size, seen.is_write) == (8, 8, True)

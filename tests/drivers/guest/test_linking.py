@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from iced_x86 import Decoder, Mnemonic
 
 from kprobes.arch.x86_64.facts import X86_64
-from kprobes.drivers.guest.linking import Linker, frame_counts, frames_size
+from kprobes.drivers.guest.code_memory import CodeMemory
+from kprobes.drivers.guest.linking import Linker, Program, frame_counts, frames_size
 from kprobes.errors import RefusedError
+from kprobes.model.abi import Readers
 from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Plan
 from kprobes.model.returns import Returning, Returns, Role
 from kprobes.model.upcall import Upcall, Waiting
-from kprobes.units import Addr
+from kprobes.units import MIB, Addr
 from tests.build.guest import make_arena, make_guest
 from tests.build.machine import ABI
 
@@ -63,13 +66,89 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
     assert code[start][at : at + 1] == b"\xc3"
 
 
+def _far_linker(plans: list[Plan]) -> tuple[Linker, CodeMemory, CodeMemory]:
+    # Of an architecture whose branches go less far than modules are away.
+    arena = replace(make_arena(), frames_size=frames_size(plans))
+    near, far = arena.code, CodeMemory(addr=Addr(arena.code.addr + 64 * MIB), size=1 * MIB)
+    arch = replace(X86_64, reach=32 * MIB, code=replace(X86_64.code, veneer=_veneer))
+    functions = ("copy_kernel", "copy_user", "string_kernel", "string_user")
+    readers = Readers(**dict.fromkeys(functions, near.addr))
+    arena = replace(arena, module_code=far)
+    return Linker(arch, replace(ABI, readers=readers), arena), near, far
+
+
+def _veneer(target: Addr) -> bytes:
+    # movabs target, %r11; jmp *%r11
+    return b"\x49\xbb" + target.to_bytes(8, "little") + b"\x41\xff\xe3"
+
+
+def _moved(plan: Plan, memory: CodeMemory) -> Plan:
+    return replace(plan, site=replace(plan.site, addr=memory.stop))
+
+
+def _calls(program: Program) -> set[int]:
+    decoded = Decoder(64, program.code, ip=program.entry)
+    return {each.near_branch_target for each in decoded if each.mnemonic == Mnemonic.CALL}
+
+
+def _returning(plan: Plan) -> Plan:
+    returns = Returns(entry=plan.site.addr, way=ReturnWay.RETINSN, probes=plan.probes)
+    return replace(plan, probes=(), returning=(Returning(role=Role.RETURN, returns=returns),))
+
+
+def test_code_is_where_branches_of_its_site_reach_it_and_shares_nothing_with_far_code() -> None:
+    plans = [_returning(plan) for plan in make_guest(["p f"] * 2).plans]
+    linker, near, far = _far_linker(plans)
+
+    here, there = linker.link([_moved(plans[0], near), _moved(plans[1], far)])
+
+    assert near.addr <= here.entry < near.stop
+    assert far.addr <= there.entry < far.stop
+    (body,), (other,) = _calls(here), _calls(there)
+    assert near.addr <= body < near.stop
+    assert far.addr <= other < far.stop
+
+
+def test_far_code_calls_functions_of_the_kernel_by_veneers_of_its_own() -> None:
+    plans = list(make_guest(["p f +0(%di):ustring"] * 2).plans)
+    linker, near, far = _far_linker(plans)
+
+    here, there = linker.link([_moved(plans[0], near), _moved(plans[1], far)])
+
+    veneers = dict(linker.take_routines())
+    assert set(veneers.values()) == {_veneer(near.addr)}
+    assert all(far.addr <= place < there.entry for place in veneers)
+    assert near.addr in _calls(here)
+    assert near.addr not in _calls(there)
+    assert _calls(there) & set(veneers)
+
+
+def test_every_piece_of_code_memory_has_a_gate_and_trampolines_are_in_the_first() -> None:
+    (plan,) = make_guest(["p f"]).plans
+    linker, _, far = _far_linker([_hooked(plan, _upcall(2, plan.site.addr))])
+    plan = _moved(plan, far)
+    asking = replace(plan, upcalls=(_upcall(1, plan.site.addr),))
+    taking = _hooked(plan, _upcall(2, plan.site.addr))
+
+    here, there = linker.link([asking, taking])
+
+    assert far.addr <= here.entry < there.entry < far.stop
+    (frames,) = linker.frames
+    assert frames.trampoline < far.addr
+    # A gate is the first code besides veneers, and the same everywhere but for what it calls.
+    routines = [(at, len(code)) for at, code in linker.take_routines() if len(code) > 13]
+    (first, size), *_ = routines
+    assert (far.addr, size) in [(at & -4096, length) for at, length in routines]
+    assert first < far.addr
+
+
 @pytest.mark.parametrize("side", [-1, 1])
 def test_a_module_too_far_from_the_memory_for_code_is_told(side: int) -> None:
     (plan,) = make_guest(["p f"]).plans
     code = make_arena().code
     far = Addr((code.addr if side < 0 else code.stop) + side * X86_64.reach)
 
-    with pytest.raises(RefusedError, match="its module is 2048 MiB away from the memory"):
+    with pytest.raises(RefusedError, match="it is 2048 MiB away from the memory"):
         _linker([plan]).link([replace(plan, site=replace(plan.site, addr=far))])
 
 

@@ -32,6 +32,7 @@ from kprobes.arch.borrowing import (
     Wanted,
     Way,
     address_of,
+    alloc_like_module,
 )
 from kprobes.arch.listed import Read
 from kprobes.errors import TargetError
@@ -154,7 +155,7 @@ def _kick(memory: Looked, kernel: Kernel) -> Called | None:
 
 
 def _code(memory: Looked, kernel: Kernel, wanted: Wanted) -> Called:
-    # module_alloc and execmem_alloc go where ``b`` does not reach. In 6.1:
+    # module_alloc and execmem_alloc go where ``b`` from the text does not reach. In 6.1:
     # void *__vmalloc_node_range(unsigned long size, unsigned long align, unsigned long start,
     #     unsigned long end, gfp_t gfp_mask, pgprot_t prot, unsigned long vm_flags, int node,
     #     const void *caller)
@@ -184,5 +185,6 @@ BORROWING = BorrowFacts(
     send_on=_send_on,
     kick=_kick,
     code=_code,
+    module_code=alloc_like_module,
     free_code=("vfree",),
 )

@@ -23,6 +23,7 @@ _STR, _LDR = 0b11_111_0_01_00 << 22, 0b11_111_0_01_01 << 22
 _ADD = 0b1_0_0_100010_0 << 22
 _ORR = 0b1_01_01010_00_0 << 21
 _MOVZ, _MOVK = 0b1_10_100101 << 23, 0b1_11_100101 << 23
+_BR = 0b1101011_0_0_00_11111_0000_0_0 << 10
 _RET = 0b1101011_0_0_10_11111_0000_0_0 << 10
 _CBZ = 0b1_011010_0 << 24
 _NZCV = 0b1_011_0100_0010_000
@@ -60,6 +61,11 @@ def b_target(place: Addr, code: bytes) -> Addr | None:
 def cbz(register: int, over: int) -> bytes:
     """Branch if zero, over so many bytes behind it."""
     return code_of(_CBZ | (over // SIZE + 1) << 5 | register)
+
+
+def br(register: int) -> bytes:
+    """Branch to a register."""
+    return code_of(_BR | register << 5)
 
 
 def ret(register: int = LINK) -> bytes:

@@ -13,6 +13,7 @@ from kprobes.arch.aarch64 import (
     registers,
     site,
     upcall,
+    veneer,
     ways,
 )
 from kprobes.arch.aarch64.machine import MACHINE
@@ -93,6 +94,7 @@ CODE = CodeFacts(
     per_cpu=Base(expression=_READ.format("tpidr_el1")),
     increment=None,
     address="add i64 ptrtoint (ptr @{} to i64), 0",
+    veneer=veneer.veneer,
     intrinsics=_INTRINSICS,
 )
 

@@ -82,7 +82,7 @@ def _successors(i: Instruction) -> Iterator[int]:
         yield i.next
 
 
-def reaches(pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
+def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
     """Return which instructions access, or compute, an address in some window of memory.
 
     A window's address comes in as a constant, from ``movz`` and ``movk`` or ``adrp`` and ``add``;
@@ -90,7 +90,8 @@ def reaches(pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
     agree on what a register holds.
 
     Args:
-        pieces: as ``follow`` returns them.
+        entry: where nothing is known.
+        pieces: as ``follow`` returns them for it.
         window: addresses, the constant among them.
     """
     code = {
@@ -98,7 +99,7 @@ def reaches(pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
         for addr, data in pieces
         for at in range(0, len(data), SIZE)
     }
-    states = states_of(code, pieces[0][0], _successors, _after) if pieces else {}
+    states = states_of(code, entry, _successors, _after)
     found: dict[Addr, Reach] = {}
     for addr, state in states.items():
         reach = _reach(code[addr], state, window)

@@ -25,6 +25,7 @@ from kprobes.arch.borrowing import (
     Wanted,
     Way,
     address_of,
+    alloc_like_module,
 )
 from kprobes.arch.listed import Read
 from kprobes.arch.x86_64.registers import ARGUMENTS, NAMES, STUB_NAMES
@@ -58,7 +59,6 @@ _IDLE = ("default_idle", "native_safe_halt", "pv_native_safe_halt", "acpi_safe_h
 _APIC_ICR = 0x300
 _TO_SELF = 0x40000
 _TIMER_VECTOR = 0xEC
-_EXECMEM_MODULE_TEXT = 0
 
 
 def _way(memory: Looked, kernel: Kernel) -> Way:
@@ -150,13 +150,10 @@ def _u64(memory: Looked, addr: int) -> int:
 
 def _code(memory: Looked, kernel: Kernel, wanted: Wanted) -> Called:
     del memory
-    execmem = address_of(kernel, "execmem_alloc")
-    if execmem is not None:
-        return Called(function=execmem, args=(_EXECMEM_MODULE_TEXT, wanted.size))
-    function = address_of(kernel, "module_alloc")
-    if function is None:
+    called = alloc_like_module(kernel, wanted.size)
+    if called is None:
         raise TargetError(f"kernel {kernel.release} has no module_alloc")
-    return Called(function=function, args=(wanted.size,))
+    return called
 
 
 BORROWING = BorrowFacts(
@@ -174,5 +171,6 @@ BORROWING = BorrowFacts(
     send_on=_send_on,
     kick=_kick,
     code=_code,
+    module_code=None,
     free_code=("execmem_free", "module_memfree"),
 )

@@ -69,6 +69,7 @@ CODE = CodeFacts(
     ),
     increment=("lock incq ($0)", "r,~{flags},~{memory}"),
     address='call i64 asm "movabsq $${}, $0", "=r"()',
+    veneer=None,
     intrinsics="declare i64 @llvm.x86.rdtsc()\ndeclare ptr @llvm.addressofreturnaddress()",
 )
 

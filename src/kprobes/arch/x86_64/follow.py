@@ -78,19 +78,20 @@ def _successors(decoded: Decoded) -> Iterator[int]:
         yield decoded.next_ip
 
 
-def reaches(pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
+def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
     """Return which instructions access, or compute, an address in some window of memory.
 
     A window's address comes in as a 64-bit constant; what is added to it that is no constant
     counts as nothing. Every way through the code must agree on what a register holds.
 
     Args:
-        pieces: as ``follow`` returns them.
+        entry: where nothing is known.
+        pieces: as ``follow`` returns them for it.
         window: addresses, the constant among them.
     """
     code = {i.ip: i for addr, data in pieces for i in Decoder(64, data, ip=addr)}
     after = partial(_after, window, InstructionInfoFactory())
-    states = states_of(code, pieces[0][0], _successors, after) if pieces else {}
+    states = states_of(code, entry, _successors, after)
     found: dict[Addr, Reach] = {}
     for addr, state in states.items():
         reach = _reach(code[addr], state)

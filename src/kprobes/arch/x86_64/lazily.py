@@ -41,8 +41,8 @@ def follow(read: Read, entry: int, inside: range) -> _Pieces:
     return follow(read, entry, inside)
 
 
-def reaches(pieces: _Pieces, window: range) -> Mapping[Addr, Reach]:
+def reaches(entry: int, pieces: _Pieces, window: range) -> Mapping[Addr, Reach]:
     """Return which instructions touch a window of memory; see ``follow``."""
     from kprobes.arch.x86_64.follow import reaches
 
-    return reaches(pieces, window)
+    return reaches(entry, pieces, window)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kprobes.codegen.catcher import BLOCK_SIZE
 from kprobes.drivers.guest.borrow import Borrower, Task
-from kprobes.drivers.guest.code_memory import CodeMemory, allocate_code
+from kprobes.drivers.guest.code_memory import CodeMemory, allocate_code, allocate_module_code
 from kprobes.drivers.guest.layout import first_of, per_cpu_bases
 from kprobes.drivers.guest.lending import give_back
 from kprobes.drivers.guest.memory import GuestMemory
@@ -27,6 +27,7 @@ from kprobes.model.abi import (
 )
 from kprobes.model.kernel import Kernel
 from kprobes.model.mailbox import MailboxLayout
+from kprobes.ports import Text
 from kprobes.units import KIB, MIB, U64, Addr
 
 _GFP_KERNEL = 0xCC0
@@ -66,6 +67,7 @@ class Arena:
 
     Attributes:
         code: executable memory within reach of the kernel's text.
+        module_code: the same within reach of its modules; None where ``code`` is, or without any.
         data: the counters of missed hits and of unkept calls, then the rings, room for filters'
             strings, the mailbox, our place in the guest's chain of callbacks for exceptions, and
             calls in progress.
@@ -81,6 +83,7 @@ class Arena:
     bases: tuple[int, ...]
     ring_size: int
     frames_size: int = 0
+    module_code: CodeMemory | None = None
 
     def has_room(self, size: ArenaSize) -> bool:
         """Whether it is at least as large, its rings left aside."""
@@ -150,9 +153,17 @@ class Arena:
         return self.code.addr
 
     @property
-    def programs(self) -> Addr:
-        """Where the code of probes begins."""
-        return Addr(self.code.addr + CATCHER_SIZE)
+    def lookup(self) -> Text:
+        """The callback's code, which looks breakpoints up."""
+        return self.catcher, Addr(self.catcher + CATCHER_SIZE)
+
+    @property
+    def programs(self) -> tuple[Text, ...]:
+        """Where the code of probes may be: first that near the kernel's text, with trampolines."""
+        near = self.lookup[1], self.code.stop
+        if self.module_code is None:
+            return (near,)
+        return near, (self.module_code.addr, self.module_code.stop)
 
 
 def data_size(cpus: int, ring_size: int, frames: int = 0) -> int:
@@ -181,10 +192,12 @@ def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes
         # First, with its mark: a killed tracer's memory is given back only where that is found.
         data = _allocate_data(task, kernel, data_size(len(bases), ring, size.frames), mark)
         code = allocate_code(task, kernel, size.code, like=data)
+        module_code = allocate_module_code(task, kernel, size.code)
         percpu = _allocate_percpu(task, kernel)
         undo.pop_all()
     return Arena(
         code=code,
+        module_code=module_code,
         data=data,
         percpu=percpu,
         bases=bases,

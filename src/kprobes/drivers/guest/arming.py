@@ -66,7 +66,7 @@ class Armory:
     @property
     def lookup(self) -> Text:
         """The code that looks breakpoints up."""
-        return self._arena.catcher, self._arena.programs
+        return self._arena.lookup
 
     def link(self, plans: Iterable[Plan]) -> list[Program]:
         """Compile and place the code of some plans; nothing is written yet.
@@ -97,12 +97,19 @@ class Armory:
         if not programs:
             return
         codes = [*self._linker.take_routines(), *((p.entry, p.code) for p in programs)]
-        start = min(addr for addr, _ in codes)
+        for first, stop in self._arena.programs:
+            self._load(sorted(code for code in codes if first <= code[0] < stop))
+        self._load_table(programs)
+
+    def _load(self, codes: Sequence[tuple[Addr, bytes]]) -> None:
+        # Many pieces, one write.
+        if not codes:
+            return
+        start, _ = codes[0]
         blob = bytearray()
-        for addr, code in sorted(codes):
+        for addr, code in codes:
             blob += bytes(addr - start - len(blob)) + code
         self._write_code(start, bytes(blob))
-        self._load_table(programs)
 
     def _load_table(self, programs: Sequence[Program]) -> None:
         more = {

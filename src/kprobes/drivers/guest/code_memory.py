@@ -7,7 +7,7 @@ from a cache of large pages, 2e45474ab14f ("execmem: add support for cache of la
 
 from dataclasses import dataclass
 
-from kprobes.arch.borrowing import Wanted
+from kprobes.arch.borrowing import Called, Wanted
 from kprobes.drivers.guest.borrow import Task
 from kprobes.drivers.guest.layout import first_of
 from kprobes.drivers.loans import Kind, Loan
@@ -50,11 +50,19 @@ def allocate_code(task: Task, kernel: Kernel, size: int, *, like: Addr) -> CodeM
     Raises:
         TargetError: the guest has none left, or refuses; the ledger tells what it has lent.
     """
-    addr = _allocate(task, kernel, Wanted(size=size, like=like, caller=task.landing.place))
-    (first, *_) = task.memory.tables.mapped_runs(addr, addr + _PAGE)
-    if first.is_writable or not first.is_executable:
-        _seal(task, kernel, Loan(kind=Kind.SEAL, addr=addr, size=size))
-    return CodeMemory(addr=addr, size=size)
+    wanted = Wanted(size=size, like=like, caller=task.landing.place)
+    return _allocate(task, kernel, size, task.landing.facts.code(task.memory, kernel, wanted))
+
+
+def allocate_module_code(task: Task, kernel: Kernel, size: int) -> CodeMemory | None:
+    """Allocate executable memory within reach of modules, None where the other is, or without any.
+
+    Raises:
+        TargetError: the guest has none left, or refuses; the ledger tells what it has lent.
+    """
+    find = task.landing.facts.module_code
+    called = find(kernel, size) if find is not None else None
+    return None if called is None else _allocate(task, kernel, size, called)
 
 
 def unseal(task: Task, kernel: Kernel, seal: Loan) -> None:
@@ -72,13 +80,15 @@ def free_code(task: Task, kernel: Kernel, code: Loan) -> None:
     task.call(first_of(kernel, *task.landing.facts.free_code), code.addr, returns=code)
 
 
-def _allocate(task: Task, kernel: Kernel, wanted: Wanted) -> Addr:
-    called = task.landing.facts.code(task.memory, kernel, wanted)
-    code = Loan(kind=Kind.CODE, addr=0, size=wanted.size)
-    found = task.call(called.function, *called.args, lends=code)
-    if found == 0:
+def _allocate(task: Task, kernel: Kernel, size: int, called: Called) -> CodeMemory:
+    loan = Loan(kind=Kind.CODE, addr=0, size=size)
+    addr = Addr(task.call(called.function, *called.args, lends=loan))
+    if addr == 0:
         raise TargetError("the guest has no memory left for the probes' code")
-    return Addr(found)
+    (first, *_) = task.memory.tables.mapped_runs(addr, addr + _PAGE)
+    if first.is_writable or not first.is_executable:
+        _seal(task, kernel, Loan(kind=Kind.SEAL, addr=addr, size=size))
+    return CodeMemory(addr=addr, size=size)
 
 
 def _seal(task: Task, kernel: Kernel, seal: Loan) -> None:

@@ -184,9 +184,8 @@ class GuestDriver:
                 return
             before, self._unkept = self._unkept, recorder.unkept
             if self._unkept != before:
-                code = (arena.programs, arena.code.stop)
                 with self.guest.stub.paused():
-                    free_dead_calls(self.guest, armory.frames, [code])
+                    free_dead_calls(self.guest, armory.frames, arena.programs)
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
@@ -329,7 +328,7 @@ class GuestDriver:
             percpu=arena.percpu,
             missed=arena.missed,
             unkept=arena.unkept,
-            code=(arena.programs, arena.code.stop),
+            code=arena.programs[0],
             rings=arena.rings,
             texts=arena.texts,
             ring_size=arena.ring_size,

@@ -1,38 +1,22 @@
 """The gate of an arena: the code through which all hits go that wait for Python."""
 
-from dataclasses import dataclass
-
 from kprobes.arch.facts import Arch
 from kprobes.codegen.upcall import compile_upcall
+from kprobes.drivers.guest.area import aligned
 from kprobes.drivers.guest.arena import Arena
 from kprobes.model.abi import GuestAbi
 from kprobes.units import Addr
 
-_ALIGN = 16
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """Linked code, its entry first."""
-
-    addr: Addr
-    code: bytes
-
-    @property
-    def stop(self) -> Addr:
-        """The first address behind it."""
-        return Addr(self.addr + len(self.code))
-
-
-def build_gate(arch: Arch, abi: GuestAbi, arena: Arena, place: Addr) -> Gate:
-    """Return the gate's code for a place in an arena."""
+def build_gate(arch: Arch, abi: GuestAbi, arena: Arena, place: Addr) -> bytes:
+    """Return the gate's code for a place in an arena, its entry first."""
     template = compile_upcall(arch, abi, arena.mailbox, arena.mailbox_layout)
     # How long it is does not depend on what it calls.
     head = len(arch.upcall.gate(place, place))
-    function = Addr(-(-(place + head) // _ALIGN) * _ALIGN)
+    function = aligned(place + head)
     code = arch.upcall.gate(place, function)
     code = padded(code, function - place, arch.code.call.padding)
-    return Gate(addr=place, code=code + template.link(function, {}))
+    return code + template.link(function, {})
 
 
 def padded(code: bytes, size: int, padding: bytes) -> bytes:

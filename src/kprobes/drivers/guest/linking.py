@@ -7,8 +7,9 @@ from typing import Protocol
 from kprobes.arch.facts import Arch
 from kprobes.arch.making import Restored
 from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame, saved_reads
+from kprobes.drivers.guest.area import Area, aligned
 from kprobes.drivers.guest.arena import Arena
-from kprobes.drivers.guest.gate import Gate, build_gate, padded
+from kprobes.drivers.guest.gate import build_gate, padded
 from kprobes.errors import RefusedError, TargetError, UsageError
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.exits import ReturnWay
@@ -19,7 +20,6 @@ from kprobes.model.returns import TRAMPOLINE_HEADER, Frames, Returning, Returns,
 from kprobes.model.upcall import Detour, Question, Questions, Upcall
 from kprobes.units import MIB, Addr
 
-_ALIGN = 16
 _FRAMES_ROOM = 8 * MIB
 _LEAST_FRAMES, _MOST_FRAMES = 64, 1024
 """Of one function, if its definitions say nothing; the kernel has 10, or twice its CPUs."""
@@ -63,7 +63,7 @@ def frames_size(plans: Iterable[Plan]) -> int:
 
 
 class Linker:
-    """Gives the code of plans its places in an arena, one behind the other.
+    """Gives the code of plans its places in an arena, where branches of their sites reach it.
 
     Attributes:
         frames: of all functions whose calls need any.
@@ -73,17 +73,14 @@ class Linker:
     def __init__(self, arch: Arch, abi: GuestAbi, arena: Arena) -> None:
         self.frames: list[Frames] = []
         self.landings: list[Question] = []
-        self._routines: list[tuple[Addr, bytes]] = []
         self._arch = arch
         self._abi = abi
         self._arena = arena
-        self._next = arena.programs
+        self._areas = [Area(text=text) for text in arena.programs]
         self._next_frame = arena.frames
         self._templates: dict[object, Template] = {}
         self._frames_of: dict[Addr, Frames] = {}
-        self._bodies: dict[Addr, Addr] = {}
         self._unasked: dict[Addr, Addr] = {}
-        self._gate: Gate | None = None
         self._numbers_left = iter(range(MAX_UPCALLS))
 
     def link(self, plans: Iterable[Plan]) -> list[Program]:
@@ -94,51 +91,64 @@ class Linker:
             RefusedError: a site is out of a branch's reach.
             UsageError: Python is asked at too many places.
         """
-        found = list(plans)
-        self._check_reach(found)
-        if self._gate is None and any(_is_asking(plan) for plan in found):
-            self._gate = build_gate(self._arch, self._abi, self._arena, self._next)
-            self._add(self._gate.code)
-        self._make_room(found)
-        return [self._link_asking(plan) if plan.upcalls else self._link(plan) for plan in found]
+        found = [(self._area_of(plan), plan) for plan in plans]
+        for area, plan in found:
+            self._open(area, is_asking=_is_asking(plan))
+        self._make_room([plan for _, plan in found])
+        return [
+            self._link_asking(area, plan) if plan.upcalls else self._link(area, plan)
+            for area, plan in found
+        ]
 
     def take_routines(self) -> list[tuple[Addr, bytes]]:
         """Return code besides that of plans, by address: to be written before it is called."""
-        found, self._routines = self._routines, []
+        found = [routine for area in self._areas for routine in area.routines]
+        for area in self._areas:
+            area.routines = []
         return found
 
     def place(self, size: int) -> Addr:
-        """Return where so many bytes of code may be.
+        """Return where so many bytes may be that are looked up, wherever they are.
 
         Raises:
             TargetError: no room is left.
         """
-        place = self._next
-        end = _aligned(place + size)
-        if end > self._arena.code.stop:
-            raise TargetError("no room is left for the probes' code; probe fewer functions")
-        self._next = end
-        return place
+        return self._first.place(size)
 
-    def _check_reach(self, plans: Iterable[Plan]) -> None:
-        code, reach = self._arena.code, self._arch.reach
-        for plan in plans:
-            away = max(abs(end - plan.site.addr) for end in (code.addr, code.stop))
-            if away > reach:
-                raise RefusedError(
-                    f"{plan.name} cannot be probed: its module is {away // MIB} MiB away from "
-                    f"the memory for probes' code, and branches reach {reach // MIB + 1} MiB; "
-                    "a kernel that was booted with nokaslr has its modules nearer"
-                )
+    @property
+    def _first(self) -> Area:
+        # Trampolines are here, too: a function returns to them, however far away.
+        return self._areas[0]
 
-    def _add(self, code: bytes) -> Addr:
-        place = self.place(len(code))
-        self._routines.append((place, code))
-        return place
+    def _area_of(self, plan: Plan) -> Area:
+        site, reach = plan.site.addr, self._arch.reach
+        found = next((area for area in self._areas if area.away(site) <= reach), None)
+        if found is None:
+            away = min(area.away(site) for area in self._areas)
+            raise RefusedError(
+                f"{plan.name} cannot be probed: it is {away // MIB} MiB away from the memory for "
+                f"probes' code, and branches reach {reach // MIB + 1} MiB"
+            )
+        return found
+
+    def _open(self, area: Area, *, is_asking: bool) -> None:
+        for each in (self._first, area):
+            if not each.called:
+                readers = {name: getattr(self._abi.readers, name) for name in _READERS}
+                functions = {**readers, "clock": self._abi.clock or Addr(0)}
+                each.called = {n: self._callable(each, at) for n, at in functions.items()}
+            if is_asking and each.gate is None:
+                each.gate = each.add(build_gate(self._arch, self._abi, self._arena, each.next))
+
+    def _callable(self, area: Area, function: Addr) -> Addr:
+        make = self._arch.code.veneer
+        if make is None or not function or area.away(function) <= self._arch.reach:
+            return function
+        return area.add(make(function))
 
     def _make_room(self, plans: Sequence[Plan]) -> None:
         for returns, count in frame_counts(plans):
-            trampoline = self._next + TRAMPOLINE_HEADER if returns.takes_over else 0
+            trampoline = self._first.next + TRAMPOLINE_HEADER if returns.takes_over else 0
             frames = Frames(
                 addr=self._next_frame,
                 count=count,
@@ -166,38 +176,39 @@ class Linker:
             if number is None:
                 code = self._arch.returns.trampoline(place, at, flags=flags)
                 return Detour(code=code, copies={})
-            questions = self._questions(number, None)
+            questions = _questions(self._first, number, None)
             return self._arch.upcall.at_landing(place, at, questions, place)
 
         def head(_: Addr, at: Addr) -> bytes:
             return header + landing(at).code
 
-        code, (at,) = self._assembled(Addr(place - TRAMPOLINE_HEADER), head, [body])
-        self._add(code)
+        code, (at,) = self._assembled(self._first, head, [body])
+        self._first.add(code)
         if number is not None:
             copies = landing(at).copies
             self.landings.append(Question(number=number, upcalls=returns.upcalls, copies=copies))
             self._unasked[place] = self._arena.missed_upcall(number)
 
-    def _link(self, plan: Plan) -> Program:
+    def _link(self, area: Area, plan: Plan) -> Program:
         if _is_shared(plan):
-            return self._link_shared(plan)
+            return self._link_shared(area, plan)
         if any(each.is_conditional for each in plan.returning):
-            return self._link_conditional(plan)
+            return self._link_conditional(area, plan)
         body = self._body_of(plan, is_framed=self._is_framed(plan))
         if not self._is_framed(plan):
-            return self._program(plan, body(self._next))
-        return self._program(plan, self._assembled(self._next, self._head(plan), [body])[0])
+            return _program(area, plan, body.link(area))
+        code, _ = self._assembled(area, self._head(plan), [body])
+        return _program(area, plan, code)
 
-    def _link_shared(self, plan: Plan) -> Program:
+    def _link_shared(self, area: Area, plan: Plan) -> Program:
         # Where a function is left does not matter to what its return records.
         (here,) = plan.returning
         entry = here.returns.entry
-        if entry not in self._bodies:
-            self._bodies[entry] = self._add(self._body_of(plan, is_framed=True)(self._next))
-        return self._program(plan, self._head(plan)(self._next, self._bodies[entry]))
+        if entry not in area.bodies:
+            area.bodies[entry] = area.add(self._body_of(plan, is_framed=True).link(area))
+        return _program(area, plan, self._head(plan)(area.next, area.bodies[entry]))
 
-    def _link_conditional(self, plan: Plan) -> Program:
+    def _link_conditional(self, area: Area, plan: Plan) -> Program:
         site, displaced = plan.site, plan.site.displaced
         if displaced is None:
             raise ValueError(f"{site.addr:#x} is a conditional jump, and no instruction")
@@ -209,26 +220,26 @@ class Linker:
         def head(place: Addr, tail: Addr, always: Addr | None = None) -> bytes:
             return detour(place, always, tail, displaced, flags=flags)
 
-        return self._program(plan, self._assembled(self._next, head, bodies)[0])
+        return _program(area, plan, self._assembled(area, head, bodies)[0])
 
-    def _link_asking(self, plan: Plan) -> Program:
+    def _link_asking(self, area: Area, plan: Plan) -> Program:
         bodies = [self._body_of(plan, is_framed=True)] if plan.probes or plan.returning else []
-        entry, detour = self._next, self._detour
+        detour = self._detour
         groups = (plan.before, plan.after)
         before, after = map(self._number, groups)
-        asked = self._questions(before, after)
+        asked = _questions(area, before, after)
 
         def head(place: Addr, body: Addr | None = None) -> bytes:
             return detour(plan.site, place, asked, body).code
 
-        code, places = self._assembled(entry, head, bodies)
-        copies = detour(plan.site, entry, asked, *places).copies
+        code, places = self._assembled(area, head, bodies)
+        copies = detour(plan.site, area.next, asked, *places).copies
         questions = tuple(
             Question(number=number, upcalls=upcalls, copies=copies)
             for number, upcalls in zip((before, after), groups, strict=True)
             if number is not None
         )
-        return self._program(plan, code, questions)
+        return _program(area, plan, code, questions)
 
     def _number(self, upcalls: Sequence[Upcall]) -> int | None:
         if not upcalls:
@@ -237,14 +248,6 @@ class Linker:
         if number is None:
             raise UsageError(f"Python handlers at too many places: at most {MAX_UPCALLS}")
         return number
-
-    def _questions(self, before: int | None, after: int | None) -> Questions:
-        if self._gate is None:
-            raise ValueError("questions without a gate")
-        return Questions(gate=self._gate.addr, before=before, after=after)
-
-    def _program(self, plan: Plan, code: bytes, questions: tuple[Question, ...] = ()) -> Program:
-        return Program(plan=plan, entry=self.place(len(code)), code=code, questions=questions)
 
     def _detour(
         self, site: Site, entry: Addr, questions: Questions, body: Addr | None = None
@@ -272,16 +275,16 @@ class Linker:
         return head
 
     def _assembled(
-        self, entry: Addr, head: Callable[..., bytes], bodies: "Sequence[_Body]"
+        self, area: Area, head: Callable[..., bytes], bodies: "Sequence[_Body]"
     ) -> tuple[bytes, list[Addr]]:
         # How long the head is does not depend on what it calls.
-        padding = self._arch.code.call.padding
-        at = _aligned(entry + len(head(entry, *(entry for _ in bodies))))
+        entry, padding = area.next, self._arch.code.call.padding
+        at = aligned(entry + len(head(entry, *(entry for _ in bodies))))
         places: list[Addr] = []
         code = b""
         for body in bodies:
-            place = _aligned(at + len(code))
-            code = padded(code, place - at, padding) + body(place)
+            place = aligned(at + len(code))
+            code = padded(code, place - at, padding) + body.link(area, place)
             places.append(place)
         start = head(entry, *places)
         return padded(start, at - entry, padding) + code if bodies else start, places
@@ -328,8 +331,9 @@ class Linker:
     def _numbers(
         self, site: Addr, recorded: Sequence[Resolved], returning: Sequence[Returning]
     ) -> dict[str, int]:
-        numbers: dict[str, int] = {name: getattr(self._abi.readers, name) for name in _READERS}
-        numbers |= {f"event{n}": probe.layout.event_id for n, probe in enumerate(recorded)}
+        numbers: dict[str, int] = {
+            f"event{n}": probe.layout.event_id for n, probe in enumerate(recorded)
+        }
         entries = {each.returns.entry for each in returning}
         # What is left here belongs to one function.
         frames = next((self._frames_of[e] for e in entries if e in self._frames_of), _NO_FRAMES)
@@ -339,7 +343,7 @@ class Linker:
             "frame_count": frames.count,
             "trampoline": frames.trampoline,
         }
-        return numbers | {"site": site, "clock": self._abi.clock or 0}
+        return numbers | {"site": site}
 
 
 class _Head(Protocol):
@@ -353,8 +357,8 @@ class _Body:
     template: Template
     numbers: Mapping[str, int]
 
-    def __call__(self, place: Addr) -> bytes:
-        return self.template.link(place, self.numbers)
+    def link(self, area: Area, place: Addr | None = None) -> bytes:
+        return self.template.link(place or area.next, {**self.numbers, **area.called})
 
 
 def _is_asking(plan: Plan) -> bool:
@@ -368,5 +372,11 @@ def _is_shared(plan: Plan) -> bool:
     return not any(isinstance(fetch.operand, ExitAddress) for fetch in fetches)
 
 
-def _aligned(addr: int) -> Addr:
-    return Addr(-(-addr // _ALIGN) * _ALIGN)
+def _questions(area: Area, before: int | None, after: int | None) -> Questions:
+    if area.gate is None:
+        raise ValueError("questions without a gate")
+    return Questions(gate=area.gate, before=before, after=after)
+
+
+def _program(area: Area, plan: Plan, code: bytes, questions: tuple[Question, ...] = ()) -> Program:
+    return Program(plan=plan, entry=area.place(len(code)), code=code, questions=questions)
