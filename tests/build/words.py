@@ -60,13 +60,13 @@ _ARM64_REGISTERS = {
 }
 _ARM64_SYMBOLS = {
     # Functions that nobody patches: no name of data is in a kernel without KALLSYMS_ALL.
-    "jiffies": "strscpy",
+    "jiffies": "strncat",
     "linux_banner": "strcasecmp",
     "linux_proc_banner": "strreplace",
-    "saved_command_line": "strlcpy",
+    "saved_command_line": "strcspn",
     "init_task": "strspn",
-    "init_uts_ns": "strncpy",
-    "nr_cpu_ids": "strcpy",
+    "init_uts_ns": "strnlen",
+    "nr_cpu_ids": "strpbrk",
     "sys_call_table": "strsep",
 }
 _AMD64 = Words(facts=X86_64, registers={}, symbols={}, syscall=_SYSCALL)

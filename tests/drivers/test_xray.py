@@ -22,6 +22,7 @@ from tests.build.kernel import SITE, symbol
 from tests.build.our_code import ours
 from tests.build.specimen import FENTRY, NOP, REST, SLIDE, call, make_specimen
 
+OPERATIONS = 0xFFFF_8000_0200_0000
 JUMP = 0xFFFF_FFFF_C000_0000
 
 
@@ -256,3 +257,21 @@ def test_what_boot_put_before_a_call_of_ours_is_the_tracers() -> None:
     assert (lead.author, lead.start, lead.stop) == (Author.FTRACE, SITE, site)
     assert lead.says == "ftrace site: mov x9, x30 and a nop, which boot made of two nops"
     assert (ours_.author, ours_.start, ours_.stop) == (Author.OURS, site, site + 4)
+
+
+@pytest.mark.parametrize("ahead", [4, 8], ids=["plain", "behind bti c"])
+def test_a_pointer_in_front_of_the_next_function_is_the_tracers(ahead: int) -> None:
+    nop, place = A64_NOP, Addr(SITE + 8)
+    specimen = make_specimen(
+        (nop * 2 + OPERATIONS.to_bytes(8, "little") + nop * 4).hex(),
+        (nop * 8).hex(),
+        symbols=[symbol("ftrace_nop_ops", OPERATIONS, size=8)],
+    )
+    site = np.array([place + 8 + ahead], np.uint64)
+    sites = Sites(addrs=site, records=np.array([0], np.uint64))
+
+    found = seen(replace(specimen, arch=AARCH64, sites=sites)).marks
+
+    pointer = next(mark for mark in found if mark.start == place)
+    assert (pointer.author, pointer.stop, pointer.is_changed) == (Author.FTRACE, place + 8, True)
+    assert pointer.says.endswith("in place of two nops: ftrace_nop_ops")

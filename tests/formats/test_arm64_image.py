@@ -35,6 +35,32 @@ def test_it_is_where_its_relocations_say_and_has_what_they_fill_in() -> None:
     assert words == [BASE + 0x100 * n for n in range(len(POINTERS))]
 
 
+PACKED = range(0x1000, 0x1000 + 0x40 * 100, 0x40)
+"""Places of addresses that a packed list names itself: one more behind each is in its map."""
+
+
+def packed(*, targets: int = 0, before: tuple[int, ...] = (0,)) -> bytes:
+    data = bytearray(image()[:0x1000].ljust(0x5000, b"\0"))
+    struct.pack_into("<Q", data, 16, len(data))
+    for n, place in enumerate(PACKED):
+        struct.pack_into("<QQ", data, place, *[BASE + 0x80 * n + targets] * 2)
+        # As the list, and longer, but what it names holds no addresses.
+        struct.pack_into("<QQ", data, 0x2A00 + 16 * n, BASE + place + 8 * 3, BASE + place + 8 * 4)
+    entries = [word for place in PACKED for word in (BASE + place, 0b11)]
+    struct.pack_into(f"<{len(before)}Q", data, 0x4000, *before)
+    struct.pack_into("<200Q", data, 0x4000 + 8 * len(before), *entries)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("addend", [0, BASE + 0x100, BASE + 0x3000])
+def test_packed_relocations_say_where_it_is_and_change_nothing(addend: int) -> None:
+    """Plain ones that name symbols, or end in some address, are before them."""
+    data = packed(before=(BASE + 0x2000, 257, addend))
+
+    (segment,) = arm64_image.parse(data).segments
+    assert (segment.addr, segment.data) == (BASE, data)
+
+
 def test_the_kernels_own_build_id_is_the_last() -> None:
     assert arm64_image.parse(image()).build_id == b"real" * 5
 
@@ -45,9 +71,11 @@ def test_the_kernels_own_build_id_is_the_last() -> None:
         (image(flags=1), "big-endian"),
         (image(size=SIZE - 1), "longer than it says"),
         (image(places=SIZE), "a relocation is outside"),
-        (image(targets=-BASE), "no relocations of the plain kind"),
-        (image()[:0x2000], "no relocations of the plain kind"),
-        (image()[:0x40], "no relocations of the plain kind"),
+        (image(targets=-BASE), "compute no address"),
+        (image()[:0x2000], "no relocations"),
+        (image()[:0x40], "no relocations"),
+        (packed(targets=0x10000), "no relocations"),
+        (packed()[:0x4000], "no relocations"),
     ],
 )
 def test_what_cannot_be_placed_is_refused(data: bytes, why: str) -> None:

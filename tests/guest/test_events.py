@@ -22,7 +22,7 @@ import kprobes
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.lang import show
 from kprobes.model.layout import Field
-from kprobes.model.resolved import Operand, Resolved, can_fault
+from kprobes.model.resolved import Operand, Resolved, StackValue, can_fault
 from kprobes.resolve.format import format_text
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
@@ -38,6 +38,8 @@ _FILES = {
     "bookworm": ["events_6.1.txt"],
     "bookworm-backports": ["events_6.1.txt", "events_6.12.txt"],
 }
+_INLINED = {"k_sig", "y_sig", "z_enum"}
+"""Events of do_send_sig_info, which its callers in the 6.12 arm64 kernel have inlined."""
 _GROUP = 32
 _SIZE = 8192
 _AT_FDCWD = -100
@@ -84,6 +86,7 @@ def pointers(arch: str) -> bytes:
 class Run:
     """One group of definitions, recorded twice."""
 
+    is_newer_arm64: bool
     lines: list[str]
     probes: list[Resolved]
     listing: list[str]
@@ -121,7 +124,9 @@ def _recorded(session: Session, lines: list[str], arch: str) -> Run:
     fields = oracle.fields_of(trace)
     ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
     layouts = {b.layout.event: b.layout for events in trace.events for b in events.batches}
+    kernel = session.kernel
     return Run(
+        is_newer_arm64=kernel.arch == "aarch64" and kernel.version >= (6, 12),
         lines=lines,
         probes=probes,
         listing=listing,
@@ -148,7 +153,11 @@ def _differing(runs: Iterable[Run]) -> Generator[tuple[str, Field, list[tuple[st
                 if not is_fault and mine != theirs:
                     found[ours.event, index].append((mine, theirs))
         for (event, index), values in found.items():
-            is_memory = can_fault(run.operand(event, index))
+            operand = run.operand(event, index)
+            if isinstance(operand, StackValue) and {theirs for _, theirs in values} == {"0x0"}:
+                # What regs_get_kernel_argument() of arm64 says of arguments on the stack.
+                continue
+            is_memory = can_fault(operand)
             if not is_memory or len(values) > max(hits[event] // 50, 1):
                 yield event, run.fields[event][index], values[:5]
 
@@ -157,7 +166,8 @@ def test_every_definition_was_hit(runs: list[Run]) -> None:
     lines = [line for run in runs for line in run.lines]
     hit = {ours.event for run in runs for ours, _ in run.compared.pairs}
 
-    assert [line for line in lines if event_of(line) not in hit] == []
+    unhit = {event_of(line) for line in lines} - hit
+    assert unhit <= (_INLINED if runs[0].is_newer_arm64 else set())
     assert len(lines) >= 95
 
 

@@ -92,7 +92,7 @@ def test_a_per_cpu_object_is_where_the_kernel_s_table_says(session: Session, arc
 
 
 def test_enums_are_numbers_or_names(session: Session) -> None:
-    trace = _record(session, ["p do_send_sig_info sig type"])
+    trace = _record(session, ["p complete_signal sig type"])
 
     assert re.search(r" type=1\b", trace.to_text())
     out = BytesIO()
@@ -154,8 +154,10 @@ def test_a_module_s_own_types_name_its_parameters_and_members(
 
 
 @pytest.mark.parametrize("suite", ["bookworm-backports", "sid"])
-def test_the_kernel_itself_finds_no_names_behind_a_module_s(boot: Boot, suite: str) -> None:
-    machine = boot(suite=suite, files=modules(suite))
+def test_the_kernel_itself_finds_no_names_behind_a_module_s(
+    boot: Boot, arch: str, suite: str
+) -> None:
+    machine = boot(suite=suite, files=modules(suite, arch))
     assert machine.run(_DUMMY, 60).status == 0
 
     assert machine.run(_NATIVE % "dummy_xmit skb", 60).status == 0

@@ -99,6 +99,7 @@ class BorrowFacts:
         kick: what gives the CPU that calls it a timer interrupt at once, or None.
         code: what allocates memory within reach of the kernel's text.
         module_code: what allocates memory within reach of its modules, or None where the other is.
+        page_size: (memory) to bytes of the smallest page that can be mapped.
         free_code: names of what takes it back.
     """
 
@@ -117,6 +118,7 @@ class BorrowFacts:
     kick: Callable[[Looked, Kernel], Called | None]
     code: Callable[[Looked, Kernel, Wanted], Called]
     module_code: Callable[[Kernel, int], Called | None] | None
+    page_size: Callable[[Looked], int]
     free_code: tuple[str, ...]
 
 

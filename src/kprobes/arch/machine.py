@@ -20,6 +20,7 @@ class PagingFacts:
 
     Attributes:
         registers: that are needed beyond those which a stub shows all at once.
+        rare: others of which a guest's CPUs may have none.
         pc: the stub's name of the instruction pointer.
         check: raises TargetError for a vCPU that cannot run a 64-bit kernel yet.
         tables: (RAM, a vCPU's registers) to the page tables that may be the kernel's.
@@ -36,6 +37,7 @@ class PagingFacts:
     """
 
     registers: tuple[str, ...]
+    rare: tuple[str, ...]
     pc: str
     check: Callable[[Mapping[str, int]], None]
     tables: Callable[[Ram, Mapping[str, int]], Sequence[Tables]]

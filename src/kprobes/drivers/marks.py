@@ -22,10 +22,13 @@ from kprobes.drivers.kernel_marks import (
     trampolines,
 )
 from kprobes.drivers.specimen import Specimen
+from kprobes.model.symbol import name_of
 from kprobes.units import Addr
 
 _SITE = 5
 _MAX_NAMES = 6
+_POINTER, _FAR = 8, 16
+"""Bytes of a pointer to an ftrace_ops, and of more than is between it and its site."""
 
 
 def read_marks(specimen: Specimen, found: Bytes) -> tuple[Mark, ...]:
@@ -34,6 +37,7 @@ def read_marks(specimen: Specimen, found: Bytes) -> tuple[Mark, ...]:
     for voice in (
         _ours,
         _ftrace,
+        _operations,
         _kprobes,
         jump_labels,
         static_calls,
@@ -168,6 +172,27 @@ def _lead_mark(specimen: Specimen, site: Addr) -> Iterator[Mark]:
             says=f"ftrace site: {facts.idle}, which boot made of {facts.compiled}",
             is_changed=True,
         )
+
+
+def _operations(specimen: Specimen, found: Bytes) -> Iterator[Mark]:
+    # A pointer in front of a function, which belongs to the one before it by its symbol's size.
+    sites, place_of = specimen.sites, specimen.arch.site.operations
+    if sites is None or place_of is None:
+        return
+    edges = np.array([found.subject.start, found.subject.stop + _FAR], np.uint64)
+    low, high = np.searchsorted(sites.addrs, edges).tolist()
+    for place in map(place_of, sites.addrs[low:high].tolist()):
+        stop = Addr(place + _POINTER)
+        operations = int.from_bytes(read_text(specimen, place, _POINTER), "little")
+        if operations >> 63 and found.differs(place, stop):
+            yield Mark(
+                start=place,
+                stop=stop,
+                author=Author.FTRACE,
+                says="whom the ftrace site behind it is for, which boot put in place of two nops: "
+                f"{name_of(specimen.kernel.symbols, operations)}",
+                is_changed=True,
+            )
 
 
 def _tracing(specimen: Specimen, site: Addr, target: Addr) -> str:

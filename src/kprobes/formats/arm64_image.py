@@ -2,15 +2,21 @@
 
     u32 code0, code1; u64 text_offset, image_size, flags, res2, res3, res4; u32 magic, res5;
 
-Documentation/arch/arm64/booting.rst. The file has no addresses but in its relocations, and what
-they fill in is zero there (--no-apply-dynamic-relocs in arch/arm64/Makefile):
+Documentation/arch/arm64/booting.rst. The file has no addresses but in its relocations and in what
+they relocate. Those of the plain kind fill in what is zero in the file (--no-apply-dynamic-relocs
+in arch/arm64/Makefile):
 
     Elf64_Rela: u64 offset, u64 info, s64 addend                  // elf.h
 
-The lowest that one of them computes is ``_text``, from which the kernel's symbols count.
+The lowest that one of them computes is ``_text``, from which the kernel's symbols count. Where the
+linker packs them (CONFIG_RELR), the places hold their addresses already, and the list is of words
+that are even, the address of a place, or odd, a map of the 63 places behind the last one that was
+named (arch/arm64/kernel/pi/relocate.c). Then ``_text`` is where all those places hold addresses
+of the image.
 """
 
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +34,8 @@ _ENTRY = 3
 """Words of an Elf64_Rela."""
 _LEAST = 64
 """Entries of the shortest list that is believed."""
+_KERNEL = 1 << 63
+"""Where the kernel's half of the addresses begins."""
 _ALIGNMENT = 1 << 16
 
 _Words = NDArray[np.uint64]
@@ -49,16 +57,30 @@ def parse(data: bytes) -> elf.Image:
         raise FormatError("arm64 Image: it is longer than it says")
     if flags & _BIG_ENDIAN:
         raise FormatError("arm64 Image: big-endian kernels are not supported")
-    words = np.frombuffer(data, "<u8", len(data) // 8).astype(np.uint64)
-    relocations = _relocations(words)
-    start = _lowest(relocations[:, 2])
-    done = _relocated(words, relocations, start).tobytes() + data[len(words) * 8 :]
+    start, words = _linked(np.frombuffer(data, "<u8", len(data) // 8).astype(np.uint64), size)
+    done = words.tobytes() + data[len(words) * 8 :]
     # The vDSO's notes come before the kernel's own.
     ids = [value for _, value in elf.build_id_notes(done)]
     return elf.Image(
         machine=elf.EM_AARCH64,
         segments=(elf.Segment(addr=start, data=done),),
         build_id=ids[-1] if ids else b"",
+    )
+
+
+def _linked(words: _Words, size: int) -> tuple[int, _Words]:
+    # Where the image was linked, and its words as they are there.
+    relocations = _relocations(words)
+    if len(relocations):
+        start = _lowest(relocations[:, 2])
+        return start, _relocated(words, relocations, start)
+    for places in _packed(words):
+        for start in _starts(places, 8 * len(words)):
+            if _are_addresses(words[(places - np.uint64(start)) // np.uint64(8)], start, size):
+                return start, words
+    raise FormatError(
+        "arm64 Image: no relocations (Elf64_Rela, Elf64_Relr) say where it was linked; "
+        "give the vmlinux instead"
     )
 
 
@@ -76,13 +98,43 @@ def _relocations(words: _Words) -> _Words:
 
 
 def _lowest(addends: _Words) -> int:
-    kernel = addends[addends >= np.uint64(1 << 63)]
+    kernel = addends[addends >= np.uint64(_KERNEL)]
     if not len(kernel):
-        raise FormatError(
-            "arm64 Image: no relocations of the plain kind (Elf64_Rela) say where it was linked; "
-            "give the vmlinux instead"
-        )
+        raise FormatError("arm64 Image: its relocations compute no address of a kernel")
     return int(kernel.min()) & -_ALIGNMENT & U64
+
+
+def _packed(words: _Words) -> Iterator[_Words]:
+    # The places that each list which may be packed names itself, the longest first: other tables
+    # of addresses look like one.
+    is_map = words & np.uint64(1) == np.uint64(1)
+    is_place = (words >= np.uint64(_KERNEL)) & (words & np.uint64(7) == np.uint64(0))
+    ends = np.flatnonzero(~np.concatenate([[False], is_map | is_place, [False]]))
+    longest = np.argsort(np.diff(ends))[::-1]
+    for first, stop in zip(ends[longest], ends[longest + 1] - 1, strict=True):
+        if stop - first < _LEAST:
+            return
+        places = _rising(words[first:stop][is_place[first:stop]])
+        if len(places) >= _LEAST:
+            yield places
+
+
+def _rising(places: _Words) -> _Words:
+    # The addend of a plain relocation before the list may look as if it belonged to it.
+    pieces = np.split(places, np.flatnonzero(places[1:] <= places[:-1]) + 1)
+    return max(pieces, key=len)
+
+
+def _starts(places: _Words, size: int) -> range:
+    # Where an image of this size may begin that has all these places.
+    least = int(places[-1]) + 8 - size
+    return range(least + -least % _ALIGNMENT, int(places[0]) + 1, _ALIGNMENT)
+
+
+def _are_addresses(words: _Words, start: int, size: int) -> bool:
+    # All are but what _rising() may have left of others.
+    are_inside = (words >= np.uint64(start)) & (words - np.uint64(start) <= np.uint64(size))
+    return int(np.count_nonzero(are_inside)) > 0.9 * len(words)
 
 
 def _relocated(words: _Words, relocations: _Words, start: int) -> _Words:

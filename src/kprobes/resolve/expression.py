@@ -40,6 +40,7 @@ from kprobes.model.resolved import (
 )
 from kprobes.model.types import Prototype, Types
 from kprobes.resolve.members import Start, Value, find_member, walk
+from kprobes.resolve.passing import at_entry
 from kprobes.resolve.scope import Scope
 from kprobes.units import U64
 
@@ -129,12 +130,7 @@ def _argument(scope: Scope, fetch: Argument) -> Operand:
 
 
 def _at_entry(scope: Scope, number: int) -> Operand:
-    registers = scope.arch.arguments
-    if number <= len(registers):
-        value: Operand = RegisterValue(name=registers[number - 1])
-    else:
-        # Slot 0 is the return address.
-        value = StackValue(slot=number - len(registers))
+    value = at_entry(scope.arch, number)
     return EntryValue(base=value) if scope.is_return else value
 
 

@@ -44,6 +44,7 @@ from kprobes.model.resolved import (
     base_of,
 )
 from kprobes.model.spelled import Spelled, Word
+from kprobes.resolve.passing import number_of
 from kprobes.units import U64
 
 Version = tuple[int, int]
@@ -171,7 +172,7 @@ def _operand(operand: Operand, arch: Arch) -> str:
         case ReturnedValue():
             return "$retval"
         case EntryValue(base=base):
-            return f"$arg{_number(base, arch)}"
+            return f"$arg{number_of(arch, base)}"
         case Load():
             return _load(operand, arch)
         case _:
@@ -194,16 +195,6 @@ def _load(load: Load, arch: Arch) -> str:
     user = "u" if load.is_user else ""
     sign = "-" if load.offset < 0 else "+"
     return f"{sign}{user}{abs(load.offset)}({_operand(load.base, arch)})"
-
-
-def _number(base: Operand, arch: Arch) -> int:
-    match base:
-        case RegisterValue(name=name):
-            return arch.arguments.index(name) + 1
-        case StackValue(slot=slot):
-            return len(arch.arguments) + slot
-        case _:
-            raise TypeError(f"{base} is no argument")
 
 
 def _suffix(fetch: FieldFetch, version: Version) -> str:

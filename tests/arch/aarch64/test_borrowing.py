@@ -138,3 +138,9 @@ def test_code_for_modules_is_asked_for_where_modules_are(
 
     assert BORROWING.module_code is not None
     assert BORROWING.module_code(kernel, MIB) == called
+
+
+@pytest.mark.parametrize(("shift", "va_bits"), [(12, 48), (12, 52), (14, 47), (16, 48)])
+def test_pages_of_code_are_as_large_as_the_kernels(shift: int, va_bits: int) -> None:
+    """set_memory_ro() and its like count them."""
+    assert BORROWING.page_size(Text(tables=Built(shift, va_bits).tables)) == 1 << shift

@@ -2,7 +2,9 @@
 
 import pytest
 
-from kprobes.arch.aarch64.machine import TASK
+from kprobes.arch.aarch64.machine import PAGING, TASK
+from tests.build.a64_pages import tcr
+from tests.build.pages import FakeRam
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,13 @@ def test_what_was_interrupted_in_the_kernel_is_known_by_its_mode(
     mask, modes = TASK.interrupted
 
     assert (pstate & mask in modes) == is_kernel_s
+
+
+@pytest.mark.parametrize(("hcr", "root"), [(0, 0x4100_0000), (1 << 34, 0x4200_0000)])
+def test_a_kernel_at_el2_has_its_tables_in_that_level_s_registers(hcr: int, root: int) -> None:
+    """What boot left in the others may be anything."""
+    registers = {"HCR_EL2": hcr, "TTBR1_EL1": 0x4100_0000, "TTBR1_EL2": 0x4200_0000}
+    registers |= {"TCR_EL1": tcr(12, 48), "TCR_EL2": tcr(12, 48)}
+
+    assert PAGING.tables(FakeRam(16), registers)[0].root == root
+    PAGING.check(registers)

@@ -212,6 +212,15 @@ def test_a_kernels_own_note_leads_to_its_table() -> None:
     assert PAGING.noted(FakeRam(16), parse(b"OSRELEASE=6.1.0\n")) == ()
 
 
+@pytest.mark.parametrize("bits", [36, 39, 47, 48, 52])
+def test_user_space_has_as_many_addresses_as_the_kernel(bits: int) -> None:
+    """With 52 bits the kernel's own memory begins there where with 48 nothing is."""
+    tables = PageTables(FakeRam(16), 0, tcr=0b10 << 30 | (64 - bits) << 16)
+
+    assert PAGING.task_size(tables) == 1 << bits
+    assert tables.start == (1 << 64) - (1 << bits)
+
+
 @pytest.mark.parametrize("level", [2, 3])
 def test_attributes_are_those_of_a_page_whatever_maps_it(level: int) -> None:
     built = Built(12, 48)

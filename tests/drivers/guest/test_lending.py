@@ -28,6 +28,7 @@ class FakeTask:
     def __init__(self, interrupted: int) -> None:
         self.ledger = Ledger()
         self.landing = SimpleNamespace(facts=BORROWING)
+        self.memory = None
         self.is_away = False
         self.called: list[str] = []
         self._interrupted = interrupted

@@ -186,5 +186,6 @@ BORROWING = BorrowFacts(
     kick=_kick,
     code=_code,
     module_code=alloc_like_module,
+    page_size=lambda memory: 1 << _known(memory).layout.shift,
     free_code=("vfree",),
 )

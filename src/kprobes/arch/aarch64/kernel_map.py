@@ -8,8 +8,6 @@ from kprobes.arch.aarch64.paging import Layout, PageTables
 from kprobes.arch.paging import Run
 from kprobes.units import MIB, U64, Addr
 
-MOST_USER_BITS = 48
-"""More only a task that asks for them by an address hint (52-bit user space)."""
 LINK_STEP = 2 * MIB
 """MIN_KIMG_ALIGN; ``_stext``, the first symbol where data has none, is less behind ``_text``."""
 

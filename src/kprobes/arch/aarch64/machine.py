@@ -19,18 +19,26 @@ _TRAMPOLINES = (0, 2, 1)
 trampoline's table comes before the reserved one, which is before the kernel's (vmlinux.lds.S)."""
 _LAZY_SINCE = (6, 16)
 """Since "arm64: enable PREEMPT_LAZY" the lazy flag is the bit above TIF_NEED_RESCHED."""
+_E2H = 34
 _GRANULES = {4096: 0b10, 16384: 0b01, 65536: 0b11}
 
 
 def _check(registers: Mapping[str, int]) -> None:
-    if not registers.get("TTBR1_EL1"):
+    if not _in_use(registers)[0]:
         raise TargetError("the guest has paging turned off: still in firmware or a boot loader")
 
 
+def _in_use(registers: Mapping[str, int]) -> tuple[int, int]:
+    # HCR_EL2.E2H: a kernel at EL2 finds its own under EL1's names; those have what boot left.
+    level = "EL2" if registers.get("HCR_EL2", 0) >> _E2H & 1 else "EL1"
+    return registers.get(f"TTBR1_{level}", 0), registers.get(f"TCR_{level}", 0)
+
+
 def _tables(ram: Ram, registers: Mapping[str, int]) -> Sequence[PageTables]:
-    if not registers.get("TTBR1_EL1"):
+    root, tcr = _in_use(registers)
+    if not root:
         return ()
-    found = PageTables(ram, registers["TTBR1_EL1"], tcr=registers["TCR_EL1"])
+    found = PageTables(ram, root, tcr=tcr)
     page = 1 << found.layout.shift
     return [found.rooted(found.root + n * page) for n in _TRAMPOLINES]
 
@@ -61,6 +69,7 @@ def _known(tables: Tables) -> PageTables:
 
 PAGING = PagingFacts(
     registers=("TTBR1_EL1", "TCR_EL1"),
+    rare=("TTBR1_EL2", "TCR_EL2", "HCR_EL2"),
     pc="pc",
     check=_check,
     tables=_tables,
@@ -71,7 +80,8 @@ PAGING = PagingFacts(
     link=lambda tables, version: kernel_map.link(_known(tables).layout, version),
     link_step=kernel_map.LINK_STEP,
     master="swapper_pg_dir",
-    task_size=lambda tables: 1 << min(_known(tables).layout.va_bits, kernel_map.MOST_USER_BITS),
+    # TASK_SIZE in asm/processor.h: vabits_actual is of both halves.
+    task_size=lambda tables: 1 << _known(tables).layout.va_bits,
     signature=lambda tables: kernel_map.signature(_known(tables).layout),
 )
 

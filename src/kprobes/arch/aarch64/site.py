@@ -6,6 +6,9 @@ arch/arm64/kernel/ftrace.c, ftrace_init_nop and ftrace_make_call):
     mov x9, x30         since boot
     nop                 the site; ``bl T`` while traced
 
+Since 6.3 (CONFIG_DYNAMIC_FTRACE_WITH_CALL_OPS) a pointer to an ftrace_ops is in front of the
+function, by which the kernel's own tracer finds whom a call is for. T does not ask it.
+
 T finds the caller's return address in x9, where it goes on in x30, and x10 to x17 dead. It saves
 
     [x0 ... x30] [pstate] [where to go on] [-] | the probed code's stack
@@ -39,8 +42,14 @@ _GO_ON_AT = 8 * len(SAVED)
 _CHANGED = 18
 """The last register that a C function may change, x30 aside; x18 is its own matter."""
 _X9 = 9
+_BEFORE, _POINTER = 12, 8
 _GIVEN = GENERAL[:_X9]
 """Arguments, and where a large result is to be."""
+
+
+def operations(site: Addr) -> Addr:
+    """Return where a site's pointer to an ftrace_ops is: ftrace_rec_set_ops()."""
+    return Addr((site - _BEFORE) & -_POINTER)
 
 
 def saving_call(place: Addr, body: Addr) -> bytes:

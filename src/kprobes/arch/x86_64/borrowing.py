@@ -172,5 +172,6 @@ BORROWING = BorrowFacts(
     kick=_kick,
     code=_code,
     module_code=None,
+    page_size=lambda _memory: _PAGE,
     free_code=("execmem_free", "module_memfree"),
 )

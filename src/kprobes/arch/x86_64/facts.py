@@ -85,6 +85,7 @@ SITE = SiteFacts(
     branch=site.call,
     target=site.call_target,
     entry=site.entry,
+    operations=None,
 )
 
 LISTING = ListingFacts(

@@ -78,6 +78,7 @@ def _resched_mask(version: tuple[int, int]) -> int:
 
 PAGING = PagingFacts(
     registers=(),
+    rare=(),
     pc="rip",
     check=check_long_mode,
     tables=_tables,

@@ -92,19 +92,25 @@ def registers_of(stub: Stub, machine: Machine) -> list[Registers]:
     found = list[Registers]()
     for cpu in stub.ids():
         more = {name: stub.register(cpu, name) for name in machine.paging.registers}
-        found.append({**stub.registers(cpu), **more})
+        rare = _rare(stub, cpu, machine.paging.rare)
+        found.append({**stub.registers(cpu), **more, **rare})
     return found
 
 
 def _facts(stub: Stub, facts: Arch, vcpus: Sequence[Registers]) -> Arch:
     known = list[Registers]()
     for cpu, registers in zip(stub.ids(), vcpus, strict=True):
-        more = dict[str, int]()
-        for name in facts.code_registers:
-            with suppress(TargetError):
-                more[name] = stub.register(cpu, name)
-        known.append({**registers, **more})
+        known.append({**registers, **_rare(stub, cpu, facts.code_registers)})
     return replace(facts, code=facts.code_for(known))
+
+
+def _rare(stub: Stub, cpu: int, names: Sequence[str]) -> Registers:
+    # Those that a CPU has.
+    found = dict[str, int]()
+    for name in names:
+        with suppress(TargetError):
+            found[name] = stub.register(cpu, name)
+    return found
 
 
 def _with_image(kernel: Kernel, path: Path) -> Kernel:

@@ -15,7 +15,6 @@ from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.units import Addr
 
-_PAGE = 4096
 _INT = 0xFFFF_FFFF
 _SEAL = ("set_memory_ro", "set_memory_x")
 _UNSEAL = ("set_memory_nx", "set_memory_rw")
@@ -70,7 +69,7 @@ def unseal(task: Task, kernel: Kernel, seal: Loan) -> None:
 
     They have another mapping, which was made read-only too: whoever gets them next would fault.
     """
-    pages = seal.size // _PAGE
+    pages = seal.size // _page_size(task)
     task.call(first_of(kernel, _UNSEAL[0]), seal.addr, pages)
     task.call(first_of(kernel, _UNSEAL[1]), seal.addr, pages, returns=seal)
 
@@ -85,15 +84,19 @@ def _allocate(task: Task, kernel: Kernel, size: int, called: Called) -> CodeMemo
     addr = Addr(task.call(called.function, *called.args, lends=loan))
     if addr == 0:
         raise TargetError("the guest has no memory left for the probes' code")
-    (first, *_) = task.memory.tables.mapped_runs(addr, addr + _PAGE)
+    (first, *_) = task.memory.tables.mapped_runs(addr, addr + _page_size(task))
     if first.is_writable or not first.is_executable:
         _seal(task, kernel, Loan(kind=Kind.SEAL, addr=addr, size=size))
     return CodeMemory(addr=addr, size=size)
 
 
 def _seal(task: Task, kernel: Kernel, seal: Loan) -> None:
-    pages = seal.size // _PAGE
+    pages = seal.size // _page_size(task)
     # They return an int: the upper half of the register means nothing.
     read_only = task.call(first_of(kernel, _SEAL[0]), seal.addr, pages, lends=seal) & _INT
     if read_only or task.call(first_of(kernel, _SEAL[1]), seal.addr, pages) & _INT:
         raise TargetError("the guest refused to make the probes' code executable")
+
+
+def _page_size(task: Task) -> int:
+    return task.landing.facts.page_size(task.memory)
