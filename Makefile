@@ -13,6 +13,8 @@ APT_INSTALL := $(APT) update && $(APT) install -y --no-install-recommends
 # Tests and benchmarks mean guests, also on a machine whose own kernel can be probed.
 export KPROBES_TARGET ?= guest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Container images set it; every `kprobe` that a test starts would compile all its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check storm fuzz sweep bench fmt clean
 .DEFAULT_GOAL := help
