@@ -64,7 +64,6 @@ def _collect(count: int, change: Callable[[str], str]) -> list[str]:
     @settings(
         max_examples=count * 6,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )

@@ -25,6 +25,7 @@ OWNER = Owner(pid=42, started="7", session=1)
         (Restored(entry=ENTRY, outcome=Outcome.FORGOTTEN), "nothing was patched in it"),
         (Restored(entry=ENTRY, outcome=Outcome.STILL_TRACING), f"process {ENTRY.pid} is still"),
     ],
+    ids=["restored", "as before", "ended", "forgotten", "still tracing"],
 )
 def test_each_outcome_is_a_line_that_names_the_guest(restored: Restored, text: str) -> None:
     line = words_for(restored)

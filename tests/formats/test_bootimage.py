@@ -80,7 +80,7 @@ def test_what_is_no_boot_image_is_refused(data: bytes, why: str) -> None:
         bootimage.unpack(data)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(place=st.integers(0), value=st.integers(0, 255))
 def test_damage_is_a_format_error_or_a_kernel(place: int, value: int) -> None:
     image = bytearray(bzimage(gzip(vmlinux([(0x1000, b"small")]))))

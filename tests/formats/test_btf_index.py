@@ -65,7 +65,7 @@ def test_a_type_that_reaches_beyond_the_section_is_refused() -> None:
         btf_index.parse(b.build())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(place=st.integers(0), value=st.integers(0, 255), cut=st.integers(0, 40))
 def test_damage_is_a_format_error_or_an_index(place: int, value: int, cut: int) -> None:
     data = bytearray(kernel_types().build())

@@ -60,7 +60,7 @@ def test_what_is_no_whole_elf_is_refused(data: bytes) -> None:
         elf.parse(data)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(place=st.integers(0, len(FILE) - 1), value=st.integers(0, 255))
 def test_damage_is_a_format_error_or_an_image(place: int, value: int) -> None:
     data = bytearray(FILE)

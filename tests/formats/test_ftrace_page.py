@@ -2,7 +2,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kprobes.errors import RingError
@@ -32,7 +32,6 @@ def records_of_a_page(draw: st.DrawFn) -> list[Record]:
     return draw(st.lists(one, max_size=14))
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -52,7 +51,6 @@ def test_pages_read_as_the_slow_reader_reads_them(
     assert read.lost == sum(lost or 0 for _, _, lost in wanted)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, (1 << 63) - 1), records_of_a_page(), st.integers(0, 14)),
@@ -172,7 +170,6 @@ def test_bytes_that_no_kernel_wrote_raise_one_error(commit: int, words: list[int
         read_pages(pages(bytes(data)), PAGE)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=64), st.integers(0, 68))
 def test_any_bytes_are_read_or_refused(noise: bytes, used: int) -> None:
     data = bytearray(page(1, []))

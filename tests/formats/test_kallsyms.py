@@ -129,7 +129,7 @@ def test_a_symbol_without_a_name_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("layout", list(Layout))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_damage_gives_symbols_or_none_and_nothing_worse(
     layout: Layout, data: st.DataObject

@@ -38,6 +38,8 @@ def boot_or_skip(options: MachineOptions) -> Machine:
         pytest.skip(f"no guest: {e}")
 
 
+# First: else a test has one name in a run of everything, and another in a run of its file.
+@pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test on each of the architectures that its mark ``arches`` names.
 

@@ -35,7 +35,7 @@ from tests.build.victim import (
     witness_of,
 )
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.alone, pytest.mark.arches("amd64", "arm64")]
 LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
 
 _PATIENT = "nosoftlockup rcupdate.rcu_cpu_stall_suppress=1"

@@ -309,6 +309,7 @@ def test_handlers_that_come_while_one_records_have_room(kernel: Session) -> None
     assert all(probe.hits > 0 for probe in probes)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["retinsn", "rethook"])
 def test_a_guest_goes_on_when_its_tracer_is_killed_while_a_return_waits(
     tmp_path_factory: pytest.TempPathFactory, arch: str, way: str

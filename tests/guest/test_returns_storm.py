@@ -41,7 +41,7 @@ from tests.build.victim import (
     witness_of,
 )
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.alone, pytest.mark.arches("amd64", "arm64")]
 
 _log = logging.getLogger(__name__)
 

@@ -289,6 +289,7 @@ def test_the_monitor_answers(reached: Reached, facts: Facts) -> None:
         assert "unknown command" in stub.monitor("bogus")
 
 
+@pytest.mark.alone
 def test_a_second_client_is_told_and_the_guest_runs_after_both(reached: Reached) -> None:
     guest, address = reached
     with Stub.open(address) as stub:

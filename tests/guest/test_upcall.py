@@ -166,6 +166,7 @@ def test_where_the_guest_s_own_ftrace_is_both_see_every_hit(kernel: Kernel) -> N
     assert int(own) >= 1000
 
 
+@pytest.mark.alone
 def test_a_handler_that_is_too_slow_lets_the_cpu_go_on_and_is_counted(kernel: Kernel) -> None:
     upcall = kernel.upcall(kernel.asked_name, lambda _: time.sleep(1.0), timeout_s=_DEADLINE_S)
     start = time.monotonic()
@@ -179,6 +180,7 @@ def test_a_handler_that_is_too_slow_lets_the_cpu_go_on_and_is_counted(kernel: Ke
     assert missed >= 1000
 
 
+@pytest.mark.alone
 def test_after_a_slow_moment_hits_are_served_again(kernel: Kernel) -> None:
     seen: list[int] = []
 
@@ -293,6 +295,7 @@ def test_a_guest_whose_ram_is_behind_its_stub_only_is_refused(arch: str) -> None
             session.driver.prepare([])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
 def test_a_tracer_killed_while_a_cpu_waits_for_it_leaves_a_guest_that_runs(
     suite: str, arch: str, tmp_path_factory: pytest.TempPathFactory

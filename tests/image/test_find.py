@@ -220,7 +220,7 @@ def test_a_forged_build_id_gets_nobody_elses_symbols(tmp_path: Path) -> None:
     assert rows(found) == expected(guest)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_hostile_memory_is_a_kernel_or_a_clear_error(data: st.DataObject) -> None:
     guest = boot(replace(LinuxSpec(), told_slide=0x60_0000))

@@ -175,7 +175,7 @@ def test_a_damaged_btf_is_no_types() -> None:
     assert parse_types(b"\x9f\xeb\x01 and nothing sound") is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_hostile_types_answer_or_raise_what_is_promised(data: st.DataObject) -> None:
     damaged = bytearray(kernel_types().build())

@@ -53,7 +53,7 @@ def test_mutations_of_boot_parameters_are_accepted_or_refused() -> None:
     assert accepted > 20
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.text())
 def test_any_text_is_accepted_or_refused(text: str) -> None:
     accept_or_refuse(text)

@@ -44,7 +44,7 @@ def test_the_kernel_lists_how_many_calls_a_return_probe_watches(
     assert show(read(text), cpus=cpus).startswith(f"{head}kprobes/")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(definitions())
 def test_a_listing_reads_back_as_the_same_definition(text: str) -> None:
     found = read(text)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kprobes.lang.numbers import read_decimal, read_signed, read_unsigned
@@ -65,7 +65,6 @@ def test_thousands_of_digits_are_only_too_big() -> None:
     assert read_unsigned("9" * 5000) is None
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_every_number_is_read_in_every_base(value: int) -> None:
     texts = (str(value), hex(value), f"0{value:o}")

@@ -34,7 +34,7 @@ LAYOUTS = (
 )
 SHAPES = shapes(LAYOUTS)
 CLOCK = IdentityClock()
-EXAMPLES = settings(deadline=None, max_examples=50)
+EXAMPLES = settings(max_examples=50)
 
 Row = tuple[int, int, int, int, int, bytes, tuple[Value, ...], int | None]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -181,7 +181,6 @@ def test_records_that_no_kernel_wrote_raise_one_error(record: bytes) -> None:
         decoded(opening(1, b"good"), record)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=4, max_size=112), st.sampled_from([opening(1, b"abc"), opened(3)]))
 def test_any_record_is_read_or_refused(noise: bytes, good: bytes) -> None:
     noise = noise[: len(noise) // 4 * 4]

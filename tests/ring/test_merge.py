@@ -106,7 +106,7 @@ def test_rows_keep_their_values_through_splits_and_joins() -> None:
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=60), st.integers(1, 9))
 def test_no_event_is_lost_and_all_are_in_order_when_nobody_is_blocked(
     steps: list[tuple[int, int]], per_round: int

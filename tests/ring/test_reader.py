@@ -86,7 +86,7 @@ class World:
         self.ring.tail = self.reader.tail
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(STEPS)
 def test_every_record_comes_out_once_whatever_the_guest_and_host_interleave(
     steps: list[tuple[str, int]],

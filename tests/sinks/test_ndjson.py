@@ -68,7 +68,7 @@ def test_what_faulted_is_null_and_only_that() -> None:
     assert args == [{"a0": None, "a1": None}, {"a0": 5, "a1": ""}, {"a0": 0, "a1": "x"}]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.binary(max_size=20).map(lambda b: b.replace(b"\0", b"")), max_size=5))
 def test_no_byte_of_a_string_is_lost(texts: list[bytes]) -> None:
     layout = make_layout(1, ("string",))

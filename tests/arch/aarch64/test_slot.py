@@ -93,7 +93,7 @@ def test_a_slot_does_what_the_original_does(words: str, expected: str) -> None:
     assert not all(here.fault for here, _ in outcomes)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from([int(words, 16) for words, _ in FORMS])
     | st.sampled_from([0x34000000, 0x36000000, 0x10000000, 0x90000000, 0x54000000]),

@@ -83,7 +83,7 @@ def test_a_return_that_drops_arguments_is_refused() -> None:
         detour_of((first("c20800"),))
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(code=st.binary(min_size=1, max_size=15), state=st.integers(0, STATES - 1))
 def test_any_instruction_does_the_same_when_it_is_asked_about(code: bytes, state: int) -> None:
     function = decode_function("any", [TextPart(addr=Addr(START), code=code + b"\x90" * 20)])

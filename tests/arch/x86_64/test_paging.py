@@ -169,7 +169,7 @@ def test_a_large_bit_in_the_top_levels_is_not_a_page() -> None:
     assert tables.entry(KERNEL) is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(ENTRIES, max_size=40))
 def test_hostile_tables_fault_or_translate(entries: list[tuple[int, int, int]]) -> None:
     ram = FakeRam(1 << 16)
