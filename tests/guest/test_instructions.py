@@ -8,7 +8,8 @@ register: all that runs one runs the other, with the same registers.
 import itertools
 import subprocess
 import sys
-from collections.abc import Generator, Iterable, Sequence, Set
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,16 +84,29 @@ def test_hits_and_registers_are_those_of_the_kernel_s_own_breakpoint_before(
 ) -> None:
     found = [_both(sweeper, arch, strategy, number) for number in range(ROUNDS)]
 
-    for ours, native in found:
+    for ours, native, misses in found:
         assert ours.keys() == native.keys()
-        for stream, hits in ours.items():
-            assert hits == native[stream], stream
-    counts = [len(hits) for ours, _ in found for hits in ours.values()]
-    assert len({event for ours, _ in found for event, _ in ours}) >= 5
+        more = Counter[str]()
+        for (event, pid), hits in ours.items():
+            theirs = native[event, pid]
+            assert _is_within(theirs, hits), (event, pid)
+            more[event] += len(hits) - len(theirs)
+        # An interrupt that comes during a hit of the kernel's own: it counts what it does not show.
+        assert {event: n for event, n in more.items() if n > misses.get(event, 0)} == {}
+    counts = [len(hits) for ours, *_ in found for hits in ours.values()]
+    assert len({event for ours, *_ in found for event, _ in ours}) >= 5
     assert sum(counts) > 500
 
 
-def _both(sweeper: Sweeper, arch: str, strategy: Strategy, number: int) -> tuple[Hits, Hits]:
+def _is_within(some: Sequence[object], all_of_them: Sequence[object]) -> bool:
+    # In the same order.
+    rest = iter(all_of_them)
+    return all(each in rest for each in some)
+
+
+def _both(
+    sweeper: Sweeper, arch: str, strategy: Strategy, number: int
+) -> tuple[Hits, Hits, Mapping[str, int]]:
     session = sweeper.session
     tracefs = Tracefs(session)
     pairs = [_nth(_pairs(sweeper, arch, name, strategy), number) for name in FUNCTIONS]
@@ -112,7 +126,7 @@ def _both(sweeper: Sweeper, arch: str, strategy: Strategy, number: int) -> tuple
     # They began and ended while both were armed.
     pids = {hit.pid for hit in hits if hit.comm in PROGRAMS}
     theirs = oracle.native_hits(read, oracle.fields_of(trace))
-    return _by_stream(hits, pids), _by_stream(theirs, pids)
+    return _by_stream(hits, pids), _by_stream(theirs, pids), read.misses
 
 
 def _by_stream(hits: Iterable[Hit], pids: Set[int]) -> Hits:
