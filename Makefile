@@ -73,7 +73,7 @@ PROCESSES := -n auto --maxprocesses 4 --dist worksteal
 test: check $(STAMPS)/apt ## every test, with real kernels
 	@run() { KPROBES_NO_SKIP=1 $(BIN)/pytest --timeout 600 --durations=30 "$$@"; }; \
 	twice() { \
-		run -m "$$1" $$2 && return; status=$$?; [ $$status = 1 ] || return $$status; \
+		run -m "$$1" $$2 --cache-clear && return; status=$$?; [ $$status = 1 ] || return $$status; \
 		echo "== what failed above, once more in new guests"; \
 		run -m "$$1" --last-failed --last-failed-no-failures none; \
 	}; \

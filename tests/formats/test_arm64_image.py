@@ -61,6 +61,28 @@ def test_packed_relocations_say_where_it_is_and_change_nothing(addend: int) -> N
     assert (segment.addr, segment.data) == (BASE, data)
 
 
+@pytest.mark.parametrize("step", [-8, 8])
+def test_a_file_of_nothing_but_addresses_is_refused_in_time(step: int) -> None:
+    data = bytearray(1 << 22)
+    for at in range(0x1000, len(data), 0x1000):
+        page = [BASE + (at << 12) + 0x8800 + step * n for n in range(511)]
+        struct.pack_into("<511Q", data, at, *page)
+    data[:64] = image()[:64]
+    struct.pack_into("<Q", data, 16, len(data))
+
+    with pytest.raises(FormatError, match="no relocations"):
+        arm64_image.parse(bytes(data))
+
+
+def test_plain_relocations_beside_packed_ones_do_not_say_where_it_is() -> None:
+    plain = [word for n in range(100) for word in (BASE + 0x2000 + 8 * n, 1027, BASE + 0x30000)]
+    data = bytearray(packed(before=(*plain, 0)))
+
+    (segment,) = arm64_image.parse(bytes(data)).segments
+
+    assert segment.addr == BASE
+
+
 def test_the_kernels_own_build_id_is_the_last() -> None:
     assert arm64_image.parse(image()).build_id == b"real" * 5
 

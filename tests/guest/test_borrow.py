@@ -72,14 +72,19 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
     with guest.stub.paused():
         borrower = borrower_of(guest, ledger)
         arena = allocate(borrower, guest.kernel, ArenaSize(ring=64 * KIB), mark=MARK)
-        (run,) = guest.memory.tables.mapped_runs(arena.code.addr, arena.code.addr + 4096)
+        pieces = [code for code in (arena.code, arena.module_code) if code is not None]
+        runs = [guest.memory.tables.mapped_runs(code.addr, code.stop) for code in pieces]
     lent = areas(machine)
 
-    assert (run.is_executable, run.is_writable) == (True, False)
+    assert {(run.is_executable, run.is_writable) for found in runs for run in found} == {
+        (True, False)
+    }
+    assert [sum(run.size for run in found) for found in runs] == [1 * MIB] * len(pieces)
     assert arena.code.size == 1 * MIB
     start, stop = guest.kernel.text
     assert max(stop, arena.code.stop) - min(start, arena.code.addr) < REACH[arch]
-    assert len(lent) == 2
+    # And its data.
+    assert len(lent) == 1 + len(pieces) == {"amd64": 2, "arm64": 3}[arch]
 
     with guest.stub.paused(), borrower.task() as task:
         give_back(task, guest.kernel)

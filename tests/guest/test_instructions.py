@@ -42,6 +42,9 @@ ROUNDS = 2
 WORK = """
 for n in 1 2 3 4 5; do ls -l / /sys/kernel; md5sum /bin/busybox /proc/version; done > /dev/null"""
 PROGRAMS = {"ls", "md5sum"}
+_TYPES = {"flags": "x16"}
+"""The bit above is RF: where an interrupt has just returned to, a breakpoint's frame has it, and
+pushf, by which a jump saves the flags, has it never."""
 Hits = dict[tuple[str, int], list[tuple[object, ...]]]
 """CPU and registers of every hit, by event and pid, one after the other."""
 
@@ -142,7 +145,8 @@ def _nth(pairs: Sequence[Pair], number: int) -> Pair | None:
 
 
 def _definitions(number: int, pair: Pair) -> tuple[str, str]:
-    fetches = " ".join(f"{name}=%{name}:x64" for name in pair.registers)
+    types = {name: _TYPES.get(name, "x64") for name in pair.registers}
+    fetches = " ".join(f"{name}=%{name}:{type}" for name, type in types.items())
     return f"p:n{number} {pair.ours:#x} {fetches}", f"p:n{number} {pair.native} {fetches}"
 
 

@@ -128,7 +128,7 @@ def test_events_are_a_list_of_what_belongs_to_a_named_system(memory: Flat) -> No
     memory.write(events, struct.pack("<QQ", call, call))
     memory.write(call, struct.pack("<QQQ", events, events, group))
     memory.write(group, struct.pack("<Q", name))
-    memory.write(name, b"sched\0" + bytes(16))
+    memory.write(name, b"xhci-hcd\0" + bytes(16))
     known = build((update, b"trace_event_update_all"))
 
     assert with_unlisted(known, memory, FACTS, []).address(b"ftrace_events") == events

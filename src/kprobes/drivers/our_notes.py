@@ -74,12 +74,14 @@ class OurNotes:
         self._specimen = specimen
         self._per_cpu = loans.get(Kind.PER_CPU)
         described = [probe for probe in entry.probes if probe.site == mark.start]
-        self._touched = _touched(specimen, loans.get(Kind.DATA), pieces, described)
+        # What sites share has been linked before what is of this one alone.
+        start = mark.leads_to or Addr(0)
+        code = start, pieces
+        self._touched = _touched(specimen, loans.get(Kind.DATA), code, described)
         found = _reader_addrs(specimen.kernel)
         self._readers = found | _veneers(specimen.arch, pieces, found)
         self._current, self._preempt = _task(specimen.kernel)
-        starts = {addr for addr, _ in pieces}
-        self._bodies = starts - {_entry(described, pieces)} if pieces else starts
+        self._bodies = {addr for addr, _ in pieces} - {start}
         self._inside = [range(addr, addr + len(code)) for addr, code in pieces]
 
     def of(self, line: Listed) -> str:
@@ -105,21 +107,16 @@ class OurNotes:
         return "the preempt count" if line.per_cpu == self._preempt else ""
 
 
-def _entry(described: Sequence[Described], pieces: tuple[tuple[Addr, bytes], ...]) -> Addr:
-    # What sites share has been linked before what is of this one alone.
-    return next((probe.entry for probe in described), pieces[0][0])
-
-
 def _touched(
     specimen: Specimen,
     data: Loan | None,
-    pieces: tuple[tuple[Addr, bytes], ...],
+    code: tuple[Addr, tuple[tuple[Addr, bytes], ...]],
     described: Sequence[Described],
 ) -> Mapping[Addr, _Touched]:
-    if data is None or not pieces:
+    if data is None:
         return {}
     window = range(data.addr, data.addr + data.size)
-    found = specimen.arch.listing.reaches(_entry(described, pieces), pieces, window)
+    found = specimen.arch.listing.reaches(*code, window)
     # Each probe of a site computes its record's address once, one probe behind the other.
     records = {r.origin for r in found.values() if r.is_write and r.offset >= COUNTERS_SIZE}
     layouts = list(_layouts(specimen, described))

@@ -17,6 +17,7 @@ of the image.
 
 import struct
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,9 @@ _ENTRY = 3
 """Words of an Elf64_Rela."""
 _LEAST = 64
 """Entries of the shortest list that is believed."""
+_MOST_LISTS = 16
+"""Of the longest that may be packed: one is far longer than other tables are."""
+_SAMPLES = 4096
 _KERNEL = 1 << 63
 """Where the kernel's half of the addresses begins."""
 _ALIGNMENT = 1 << 16
@@ -70,14 +74,16 @@ def parse(data: bytes) -> elf.Image:
 
 def _linked(words: _Words, size: int) -> tuple[int, _Words]:
     # Where the image was linked, and its words as they are there.
+    # First: what cannot be packed is plain beside them, and says less.
+    for places in islice(_packed(words), _MOST_LISTS):
+        some = places[:: len(places) // _SAMPLES + 1]
+        for start in _starts(places, 8 * len(words)):
+            if _are_addresses(words[(some - np.uint64(start)) // np.uint64(8)], start, size):
+                return start, words
     relocations = _relocations(words)
     if len(relocations):
         start = _lowest(relocations[:, 2])
         return start, _relocated(words, relocations, start)
-    for places in _packed(words):
-        for start in _starts(places, 8 * len(words)):
-            if _are_addresses(words[(places - np.uint64(start)) // np.uint64(8)], start, size):
-                return start, words
     raise FormatError(
         "arm64 Image: no relocations (Elf64_Rela, Elf64_Relr) say where it was linked; "
         "give the vmlinux instead"
@@ -121,8 +127,10 @@ def _packed(words: _Words) -> Iterator[_Words]:
 
 def _rising(places: _Words) -> _Words:
     # The addend of a plain relocation before the list may look as if it belonged to it.
-    pieces = np.split(places, np.flatnonzero(places[1:] <= places[:-1]) + 1)
-    return max(pieces, key=len)
+    falls = np.flatnonzero(places[1:] <= places[:-1]) + 1
+    edges = np.concatenate([[0], falls, [len(places)]])
+    longest = int(np.diff(edges).argmax())
+    return places[edges[longest] : edges[longest + 1]]
 
 
 def _starts(places: _Words, size: int) -> range:

@@ -5,6 +5,7 @@ works with little else: of the addresses that its instructions name, the one tha
 looks like none of them stays unknown.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ _SAMPLES = 16
 _MAX_HZ = 1000
 _TRACE_HEAD = 64
 _NAME = 16
+_SYSTEM = re.compile(rb"[\w-]+(\0|$)")
 
 Test = Callable[[Memory, int], bool]
 """(memory, address) to whether that is what is looked for. MemoryFault means no."""
@@ -149,7 +151,7 @@ def _is_events(memory: Memory, addr: int) -> bool:
     if not _is_list(memory, addr):
         return False
     system = _u64(memory, _u64(memory, _u64(memory, addr) + 16))
-    return memory.read(system, _NAME).split(b"\0")[0].decode("ascii", "replace").isidentifier()
+    return _SYSTEM.match(memory.read(system, _NAME)) is not None
 
 
 def _is_probe_table(memory: Memory, addr: int) -> bool:

@@ -32,7 +32,9 @@ def test_atomics_are_used_where_all_cpus_are_known_to_have_them(
     [
         ({"cpsr": EL1}, "tpidr_el1"),
         ({"cpsr": 0x6040_0000 | EL2}, "tpidr_el2"),
-        ({"cpsr": EL0, "HCR_EL2": 1 << 34}, "tpidr_el2"),
+        ({"cpsr": EL0, "HCR_EL2": 1 << 34 | 1 << 27}, "tpidr_el2"),
+        ({"cpsr": EL0, "HCR_EL2": 1 << 34}, "tpidr_el1"),
+        ({"cpsr": EL1, "HCR_EL2": 1 << 34}, "tpidr_el1"),
         ({"cpsr": EL0, "HCR_EL2": 1 << 31}, "tpidr_el1"),
     ],
 )

@@ -31,10 +31,22 @@ def test_what_was_interrupted_in_the_kernel_is_known_by_its_mode(
     assert (pstate & mask in modes) == is_kernel_s
 
 
-@pytest.mark.parametrize(("hcr", "root"), [(0, 0x4100_0000), (1 << 34, 0x4200_0000)])
-def test_a_kernel_at_el2_has_its_tables_in_that_level_s_registers(hcr: int, root: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "hcr", "root"),
+    [
+        (0b0101, 0, 0x4100_0000),
+        (0b1001, 1 << 34 | 1 << 27, 0x4200_0000),
+        (0b0000, 1 << 34 | 1 << 27, 0x4200_0000),
+        # A hypervisor that protects its guests from the kernel keeps EL2 to itself.
+        (0b0101, 1 << 34, 0x4100_0000),
+        (0b0000, 1 << 34, 0x4100_0000),
+    ],
+)
+def test_a_kernel_at_el2_has_its_tables_in_that_level_s_registers(
+    mode: int, hcr: int, root: int
+) -> None:
     """What boot left in the others may be anything."""
-    registers = {"HCR_EL2": hcr, "TTBR1_EL1": 0x4100_0000, "TTBR1_EL2": 0x4200_0000}
+    registers = {"cpsr": mode, "HCR_EL2": hcr, "TTBR1_EL1": 0x4100_0000, "TTBR1_EL2": 0x4200_0000}
     registers |= {"TCR_EL1": tcr(12, 48), "TCR_EL2": tcr(12, 48)}
 
     assert PAGING.tables(FakeRam(16), registers)[0].root == root

@@ -13,6 +13,7 @@ from kprobes.units import MIB, U64
 from tests.build.a64_pages import DIRTY_WRITE, PXN, READ_ONLY, ROOT, TABLE, UXN, VALID, Built, tcr
 from tests.build.pages import FakeRam
 
+EL1 = 0b0101
 HALF = U64 + 1 - (1 << 47)
 
 
@@ -143,8 +144,8 @@ def test_a_guest_without_a_kernel_s_settings_is_refused(wrong: int) -> None:
 
 def test_firmware_is_told_from_a_kernel() -> None:
     with pytest.raises(TargetError, match="firmware"):
-        PAGING.check({"TTBR1_EL1": 0, "TCR_EL1": 0})
-    PAGING.check({"TTBR1_EL1": ROOT, "TCR_EL1": tcr(12, 48)})
+        PAGING.check({"cpsr": EL1, "TTBR1_EL1": 0, "TCR_EL1": 0})
+    PAGING.check({"cpsr": EL1, "TTBR1_EL1": ROOT, "TCR_EL1": tcr(12, 48)})
 
 
 def test_a_kernels_image_is_the_largest_code_and_what_lies_beside_it_in_memory() -> None:
@@ -192,11 +193,11 @@ def test_a_signature_may_be_in_every_bit_above_an_address_but_one() -> None:
 def test_in_user_mode_under_isolation_the_kernels_table_is_near() -> None:
     ram = FakeRam(16 * MIB)
 
-    found = PAGING.tables(ram, {"TTBR1_EL1": ROOT, "TCR_EL1": tcr(14, 47)})
+    found = PAGING.tables(ram, {"cpsr": EL1, "TTBR1_EL1": ROOT, "TCR_EL1": tcr(14, 47)})
 
     assert [each.root - ROOT for each in found] == [0, 0x8000, 0x4000]
     assert PAGING.tables(ram, PAGING.again(found[1]))[0].root == found[1].root
-    assert PAGING.tables(ram, {"TTBR1_EL1": 0, "TCR_EL1": 0}) == ()
+    assert PAGING.tables(ram, {"cpsr": EL1, "TTBR1_EL1": 0, "TCR_EL1": 0}) == ()
 
 
 def test_a_kernels_own_note_leads_to_its_table() -> None:

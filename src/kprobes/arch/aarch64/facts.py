@@ -16,7 +16,7 @@ from kprobes.arch.aarch64 import (
     veneer,
     ways,
 )
-from kprobes.arch.aarch64.machine import MACHINE
+from kprobes.arch.aarch64.machine import MACHINE, runs_at_el2
 from kprobes.arch.facts import (
     Arch,
     Base,
@@ -101,7 +101,6 @@ CODE = CodeFacts(
 
 _ATOMIC = 0b0010
 """ID_AA64ISAR0_EL1.Atomic: FEAT_LSE."""
-_EL2H = 0b1001
 
 
 def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeFacts:
@@ -119,15 +118,10 @@ def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeFacts:
 
 def _code_for(vcpus: Sequence[Mapping[str, int]]) -> CodeFacts:
     return code_facts(
-        is_hypervisor=any(_is_hypervisor(found) for found in vcpus),
+        is_hypervisor=any(map(runs_at_el2, vcpus)),
         # Pairs of exclusives are never wrong.
         has_lse=all(found.get("ID_AA64ISAR0_EL1", 0) >> 20 & 0xF >= _ATOMIC for found in vcpus),
     )
-
-
-def _is_hypervisor(registers: Mapping[str, int]) -> bool:
-    # In user mode only HCR_EL2.E2H tells.
-    return registers["cpsr"] & 0xF == _EL2H or bool(registers.get("HCR_EL2", 0) >> 34 & 1)
 
 
 BREAKPOINT = bytes.fromhex("800020d4")

@@ -19,7 +19,9 @@ _TRAMPOLINES = (0, 2, 1)
 trampoline's table comes before the reserved one, which is before the kernel's (vmlinux.lds.S)."""
 _LAZY_SINCE = (6, 16)
 """Since "arm64: enable PREEMPT_LAZY" the lazy flag is the bit above TIF_NEED_RESCHED."""
-_E2H = 34
+_EL1H, _EL2H = 0b0101, 0b1001
+_HOST = 1 << 34 | 1 << 27
+"""HCR_EL2.E2H and TGE."""
 _GRANULES = {4096: 0b10, 16384: 0b01, 65536: 0b11}
 
 
@@ -28,9 +30,19 @@ def _check(registers: Mapping[str, int]) -> None:
         raise TargetError("the guest has paging turned off: still in firmware or a boot loader")
 
 
+def runs_at_el2(registers: Mapping[str, int]) -> bool:
+    """Whether a vCPU runs a kernel at EL2 (VHE), or its user's code.
+
+    In user mode HCR_EL2 tells: E2H and TGE (DDI 0487, D19.2). Under a hypervisor that protects its
+    guests from the kernel E2H alone is set, and the kernel is at EL1.
+    """
+    mode = registers["cpsr"] & 0xF
+    return mode == _EL2H or (mode == 0 and registers.get("HCR_EL2", 0) & _HOST == _HOST)
+
+
 def _in_use(registers: Mapping[str, int]) -> tuple[int, int]:
-    # HCR_EL2.E2H: a kernel at EL2 finds its own under EL1's names; those have what boot left.
-    level = "EL2" if registers.get("HCR_EL2", 0) >> _E2H & 1 else "EL1"
+    # A kernel at EL2 finds its own under EL1's names; those have what boot left.
+    level = "EL2" if runs_at_el2(registers) else "EL1"
     return registers.get(f"TTBR1_{level}", 0), registers.get(f"TCR_{level}", 0)
 
 
@@ -44,7 +56,7 @@ def _tables(ram: Ram, registers: Mapping[str, int]) -> Sequence[PageTables]:
 
 
 def _again(tables: Tables) -> Mapping[str, int]:
-    return {"TTBR1_EL1": tables.root, "TCR_EL1": _known(tables).tcr}
+    return {"cpsr": _EL1H, "TTBR1_EL1": tables.root, "TCR_EL1": _known(tables).tcr}
 
 
 def _noted(ram: Ram, info: VmcoreInfo) -> Sequence[PageTables]:

@@ -50,14 +50,21 @@ def allocate_code(task: Task, kernel: Kernel, size: int, *, like: Addr) -> CodeM
         TargetError: the guest has none left, or refuses; the ledger tells what it has lent.
     """
     wanted = Wanted(size=size, like=like, caller=task.landing.place)
-    return _allocate(task, kernel, size, task.landing.facts.code(task.memory, kernel, wanted))
+    found = _allocate(task, kernel, size, task.landing.facts.code(task.memory, kernel, wanted))
+    if found is None:
+        raise TargetError("the guest has no memory left for the probes' code")
+    return found
 
 
 def allocate_module_code(task: Task, kernel: Kernel, size: int) -> CodeMemory | None:
-    """Allocate executable memory within reach of modules, None where the other is, or without any.
+    """Allocate executable memory within reach of modules.
+
+    Returns:
+        It, or None: where the other is in reach of them, without modules, and where none is left:
+        most probes are not of modules.
 
     Raises:
-        TargetError: the guest has none left, or refuses; the ledger tells what it has lent.
+        TargetError: the guest refuses to make it executable; the ledger tells what it has lent.
     """
     find = task.landing.facts.module_code
     called = find(kernel, size) if find is not None else None
@@ -79,11 +86,11 @@ def free_code(task: Task, kernel: Kernel, code: Loan) -> None:
     task.call(first_of(kernel, *task.landing.facts.free_code), code.addr, returns=code)
 
 
-def _allocate(task: Task, kernel: Kernel, size: int, called: Called) -> CodeMemory:
+def _allocate(task: Task, kernel: Kernel, size: int, called: Called) -> CodeMemory | None:
     loan = Loan(kind=Kind.CODE, addr=0, size=size)
     addr = Addr(task.call(called.function, *called.args, lends=loan))
     if addr == 0:
-        raise TargetError("the guest has no memory left for the probes' code")
+        return None
     (first, *_) = task.memory.tables.mapped_runs(addr, addr + _page_size(task))
     if first.is_writable or not first.is_executable:
         _seal(task, kernel, Loan(kind=Kind.SEAL, addr=addr, size=size))

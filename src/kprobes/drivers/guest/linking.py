@@ -121,10 +121,13 @@ class Linker:
         return self._areas[0]
 
     def _area_of(self, plan: Plan) -> Area:
-        site, reach = plan.site.addr, self._arch.reach
-        found = next((area for area in self._areas if area.away(site) <= reach), None)
+        # From its code a branch leads behind the site, or to whom the site calls already.
+        targets = [plan.site.addr] if plan.site.chain is None else [plan.site.addr, plan.site.chain]
+        reach = self._arch.reach
+        aways = [(max(map(area.away, targets)), area) for area in self._areas]
+        found = next((area for away, area in aways if away <= reach), None)
         if found is None:
-            away = min(area.away(site) for area in self._areas)
+            away = min(away for away, _ in aways)
             raise RefusedError(
                 f"{plan.name} cannot be probed: it is {away // MIB} MiB away from the memory for "
                 f"probes' code, and branches reach {reach // MIB + 1} MiB"
@@ -132,6 +135,7 @@ class Linker:
         return found
 
     def _open(self, area: Area, *, is_asking: bool) -> None:
+        # The first one, too: trampolines are there.
         for each in (self._first, area):
             if not each.called:
                 readers = {name: getattr(self._abi.readers, name) for name in _READERS}
