@@ -70,13 +70,16 @@ def test_far_code_records_reads_and_returns_and_is_given_back(machine: Machine) 
     assert first <= entry < stop
     text = str(trace)
     assert 'path="/proc/version"' in text
-    assert "(fault)" not in text
-    assert text.count("setup: (dummy_setup") == text.count("<- dummy_dev_init) arg1=0") == 1
+    (setup,) = (line for line in text.splitlines() if " setup: " in line)
+    assert "(dummy_setup" in setup
+    assert 'text="' in setup
+    assert text.count("<- dummy_dev_init) arg1=0") == 1
     assert taken == 2
     assert _pieces(machine) == lent
     assert machine.run("dmesg | grep -E 'BUG:|WARNING:|Oops|Call Trace'", 60).output == b""
 
 
 def _pieces(machine: Machine) -> list[str]:
-    found = machine.run(f"grep ' {_PIECE} ' /proc/vmallocinfo", 60).output
-    return found.decode().splitlines()
+    # What was given back stays in the list for a while, as unpurged.
+    listed = machine.run("cat /proc/vmallocinfo", 60).output.decode().splitlines()
+    return [area for area in listed if f" {_PIECE} " in area and " pages=" in area]
