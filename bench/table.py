@@ -88,7 +88,7 @@ def verdict_of(is_met: bool | None) -> Verdict:
 
 
 def _untold(ours: Spread) -> str:
-    return "cannot be told from the control" if ours.low <= 0 else "scatters by more than itself"
+    return "cannot be told from nothing" if ours.low <= 0 else "scatters by more than itself"
 
 
 def _ratio(ratio: Spread) -> str:

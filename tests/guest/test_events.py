@@ -86,6 +86,7 @@ def pointers(arch: str) -> bytes:
 class Run:
     """One group of definitions, recorded twice."""
 
+    is_arm64: bool
     is_newer_arm64: bool
     lines: list[str]
     probes: list[Resolved]
@@ -126,6 +127,7 @@ def _recorded(session: Session, lines: list[str], arch: str) -> Run:
     layouts = {b.layout.event: b.layout for events in trace.events for b in events.batches}
     kernel = session.kernel
     return Run(
+        is_arm64=kernel.arch == "aarch64",
         is_newer_arm64=kernel.arch == "aarch64" and kernel.version >= (6, 12),
         lines=lines,
         probes=probes,
@@ -154,8 +156,9 @@ def _differing(runs: Iterable[Run]) -> Generator[tuple[str, Field, list[tuple[st
                     found[ours.event, index].append((mine, theirs))
         for (event, index), values in found.items():
             operand = run.operand(event, index)
-            if isinstance(operand, StackValue) and {theirs for _, theirs in values} == {"0x0"}:
-                # What regs_get_kernel_argument() of arm64 says of arguments on the stack.
+            is_zero = {theirs for _, theirs in values} == {"0x0"}
+            if run.is_arm64 and isinstance(operand, StackValue) and is_zero:
+                # What its regs_get_kernel_argument() says of arguments on the stack.
                 continue
             is_memory = can_fault(operand)
             if not is_memory or len(values) > max(hits[event] // 50, 1):
