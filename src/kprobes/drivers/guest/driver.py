@@ -86,6 +86,7 @@ class GuestDriver:
         self._unkept = 0
         self._missed: Counter[int] = Counter()
         self._looked_s = 0.0
+        self._is_held = False
         self._changing = threading.RLock()
         self._watch = (
             watching(guest, self._preparer.locate, (self._module_comes, self._module_goes))
@@ -164,6 +165,18 @@ class GuestDriver:
             self._armory = armory
             armory.arm(patches)
         return recorder
+
+    def look_at_stub(self) -> None:
+        """Notice that the guest has ended, or that somebody else has stopped it.
+
+        Raises:
+            GuestGoneError: it has ended.
+        """
+        stub, was_held = self.guest.stub, self._is_held
+        stub.wait(0)
+        self._is_held = stub.is_held
+        if self._is_held and not was_held:
+            self.tell("somebody else has paused the guest; events come again when it goes on")
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
