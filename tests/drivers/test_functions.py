@@ -39,3 +39,11 @@ def test_functions_with_a_site_and_a_name_of_their_own_are_listed_by_name() -> N
 def test_when_none_is_left_it_says_why(pattern: str, why: str) -> None:
     with pytest.raises(TargetError, match=r"no function that can be probed matches .*" + why):
         names(pattern)
+
+
+def test_a_kernel_without_sites_has_its_functions_listed() -> None:
+    memory, _ = make_sites({})
+
+    found = probeable(memory, make_kernel(SYMBOLS), X86_64.site, pattern="vfs_*")
+
+    assert [function.symbol.name for function in found] == ["vfs_inlined", "vfs_read", "vfs_write"]

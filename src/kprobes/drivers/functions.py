@@ -7,7 +7,7 @@ from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.model.symbol import Symbol
 from kprobes.model.types import Prototype
-from kprobes.plan.ftrace import Sites, read_sites
+from kprobes.plan.ftrace import Sites, known_sites
 from kprobes.ports import Memory
 
 
@@ -27,6 +27,8 @@ class Function:
 def probeable(memory: Memory, kernel: Kernel, facts: SiteFacts, *, pattern: str) -> list[Function]:
     """Return the functions that match a shell pattern and can be probed, by name.
 
+    Where the kernel has no ftrace sites: all that match, though none can be probed.
+
     Args:
         memory: of the guest.
         kernel: that runs there.
@@ -34,10 +36,9 @@ def probeable(memory: Memory, kernel: Kernel, facts: SiteFacts, *, pattern: str)
         pattern: a name or a shell pattern.
 
     Raises:
-        RefusedError: the kernel was built without dynamic ftrace.
         TargetError: none is left; says how many match that cannot be probed.
     """
-    sites = read_sites(memory, kernel)
+    sites = known_sites(memory, kernel)
     found = {s.name: s for s in kernel.symbols.glob(pattern) if s.is_text}
     chosen = [found[name] for name in sorted(found) if _has_site(found[name], sites, facts)]
     # A name of two functions says too little.
@@ -53,7 +54,9 @@ def _prototype(kernel: Kernel, symbol: Symbol) -> Prototype | None:
 
 
 def _has_site(symbol: Symbol, sites: Sites, facts: SiteFacts) -> bool:
-    return any(sites.find(symbol.addr + offset) is not None for offset in facts.offsets)
+    return not len(sites.addrs) or any(
+        sites.find(symbol.addr + offset) is not None for offset in facts.offsets
+    )
 
 
 def _none(kernel: Kernel, pattern: str, found: dict[str, Symbol]) -> str:

@@ -11,7 +11,7 @@ from kprobes.arch.facts import SiteFacts
 from kprobes.drivers.journal import Entry
 from kprobes.errors import MemoryFault
 from kprobes.model.kernel import Kernel
-from kprobes.plan.ftrace import DISABLED, read_sites
+from kprobes.plan.ftrace import DISABLED, known_sites
 from kprobes.ports import Memory
 from kprobes.units import Addr
 
@@ -74,10 +74,9 @@ def look(memory: Memory, kernel: Kernel, facts: SiteFacts, entries: Iterable[Ent
         entries: journals of this guest.
 
     Raises:
-        RefusedError: its kernel has no ftrace sites.
         TargetError: its list of them is broken.
     """
-    sites = read_sites(memory, kernel)
+    sites = known_sites(memory, kernel)
     addrs, codes = read_codes(memory, sites.addrs, facts.size)
     is_armed = ~_is_idle(codes, facts.nops)
     known = {(undo.addr, undo.new): (undo, entry) for entry in entries for undo in entry.undos}

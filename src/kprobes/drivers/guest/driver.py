@@ -19,10 +19,11 @@ from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
 from kprobes.drivers.guest.lending import await_exit, settle
 from kprobes.drivers.guest.linking import frame_counts, frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
+from kprobes.drivers.guest.obstacles import check_possible
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, can_ask, check
 from kprobes.drivers.guest.recorder import Recorder
-from kprobes.drivers.guest.stacks import check_types, stopped_outside
+from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.places import Places
 from kprobes.errors import KprobesError
@@ -77,7 +78,7 @@ class GuestDriver:
         self.way: ReturnWay | None = None
         self._journal = journal
         self._size = size
-        self._preparer = Preparer(guest)
+        self._preparer = Preparer(guest, check_possible)
         self._arena: Arena | None = None
         self._armory: Armory | None = None
         self._clock: Addr | None = None
@@ -231,7 +232,7 @@ class GuestDriver:
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         if kernel is not self.guest.kernel:
             self.guest = replace(self.guest, kernel=kernel)
-            self._preparer = Preparer(self.guest)
+            self._preparer = Preparer(self.guest, check_possible)
 
     def _module_comes(self, record: int) -> None:
         del record
@@ -298,7 +299,6 @@ class GuestDriver:
             self._arena, self._reception, self._is_used = None, None, False
             settle(guest, self._journal.ledger)
         if self._arena is None or self.recorder is None:
-            self._check_kernel()
             journal = self._journal
             borrower = Borrower(guest.stub, guest.memory, guest.kernel, journal.ledger)
             with guest.stub.paused():
@@ -321,12 +321,6 @@ class GuestDriver:
         pieces = len(self.plans) + len(frame_counts(self.plans))
         code = max(self._size.code, -(-pieces * _CODE_OF_PLAN // MIB) * MIB)
         return replace(self._size, code=code, frames=frames)
-
-    def _check_kernel(self) -> None:
-        # Before anything is taken from the guest: it could be neither used nor given back.
-        task_abi(self.guest.kernel)
-        readers(self.guest.kernel)
-        check_types(self.guest.kernel)
 
     def _open_clock(self, arena: Arena) -> AnyClock:
         if self._clock is not None:
