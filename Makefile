@@ -49,8 +49,9 @@ $(STAMPS)/apt: Makefile
 		for package in $(QEMU_PACKAGES); do dpkg-query -W -f '$${Version}\n' $$package; done | \
 			{ while read -r version; do dpkg --compare-versions "$$version" lt 1:8.1 && exit 0; done; exit 1; }; then \
 		echo "== Debian packages: $(QEMU_PACKAGES) from bookworm-backports"; \
+		mirror=$${KPROBES_DEBIAN_MIRROR:-$$(apt-get indextargets --format '$$(REPO_URI)' 'Created-By: Packages' | grep -m 1 '/debian/*$$')}; \
 		{ cat /etc/apt/sources.list 2>/dev/null; \
-			echo 'deb http://deb.debian.org/debian bookworm-backports main'; } >$(BACKPORTS); \
+			echo "deb $$mirror bookworm-backports main"; } >$(BACKPORTS); \
 		{ $(APT) $(FROM_BACKPORTS) update && \
 			$(APT) $(FROM_BACKPORTS) install -y --no-install-recommends $(QEMU_PACKAGES) >/dev/null; } || \
 			echo "== not to be had: guests that patch their own text may crash in their emulator"; \

@@ -197,7 +197,9 @@ def _recipe(options: MachineOptions, progress: Progress) -> _Recipe:
         accel=choose(options.accel, board.native, signs=board.kvm),
         kernel=_kernel(options, progress),
         archive=initramfs.build(
-            busybox(arch=options.arch, progress=progress), options.files, agent=board.agent
+            busybox(arch=options.arch, mirror=options.mirror, progress=progress),
+            options.files,
+            agent=board.agent,
         ),
     )
 
@@ -213,7 +215,9 @@ def _program(options: MachineOptions) -> Path:
 
 def _kernel(options: MachineOptions, progress: Progress) -> Path:
     if options.kernel is None:
-        return kernel_image(suite=options.suite, arch=options.arch, progress=progress)
+        return kernel_image(
+            suite=options.suite, arch=options.arch, mirror=options.mirror, progress=progress
+        )
     try:
         with options.kernel.open("rb") as file:
             head = file.read(options.board.head_size)
