@@ -101,6 +101,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write events there")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument(
+        "--json-numbers",
+        choices=("string", "number"),
+        default="string",
+        help="64-bit arguments in JSON: many readers round such numbers (default: string)",
+    )
+    parser.add_argument(
         "--enum", action="store_true", help="print enums by name, where the kernel prints numbers"
     )
     parser.add_argument(

@@ -223,7 +223,8 @@ def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO) -> Output:
     if not session.definitions:
         return Output(stream, lambda _: NoEvents(), is_ours=stream is not out)
     sink = FORMATS[args.format]
-    origin = replace(session.origin, has_enum_names=args.enum)
+    has_wide_numbers = args.json_numbers == "number"
+    origin = replace(session.origin, has_enum_names=args.enum, has_wide_numbers=has_wide_numbers)
     return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out)
 
 
