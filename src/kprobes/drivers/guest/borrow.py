@@ -190,6 +190,7 @@ class Borrower:
 
     Attributes:
         memory: of the guest.
+        ledger: where tasks note what they lend and give back.
     """
 
     def __init__(self, debugger: Stub, memory: GuestMemory, kernel: Kernel, ledger: Ledger) -> None:
@@ -197,7 +198,7 @@ class Borrower:
         self._debugger = debugger
         self.memory = memory
         self._kernel = kernel
-        self._ledger = ledger
+        self.ledger = ledger
         self._way = self._facts.way(memory, kernel)
 
     @contextmanager
@@ -234,7 +235,7 @@ class Borrower:
             landing=landing,
             way=self._way,
             memory=self.memory,
-            ledger=self._ledger,
+            ledger=self.ledger,
             thread=thread,
         )
 
