@@ -120,6 +120,13 @@ class Tracer:
         """Return the pids of guardians of its target."""
         return guardians_of(self._target)
 
+    def kill_with_guardian(self) -> None:
+        """Kill its guardian and it, as one: it has no time to end by itself."""
+        self._process.send_signal(signal.SIGSTOP)
+        for pid in self.guardians():
+            kill_and_wait(pid)
+        self.kill()
+
     def kill(self) -> None:
         """Kill it, and return when it is dead."""
         self._process.kill()

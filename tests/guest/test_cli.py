@@ -87,8 +87,8 @@ def test_what_a_killed_tracer_left_is_shown_and_put_right(kprobe: Command, arch:
     tracer = kprobe.start("trace", "--target", target, OPEN, *(f"p {name}" for name in names))
     wait_until_armed(kprobe, target, 21)
 
-    guardian = guardian_of(tracer.pid)
-    os.kill(guardian, signal.SIGKILL)
+    tracer.send_signal(signal.SIGSTOP)
+    os.kill(guardian_of(tracer.pid), signal.SIGKILL)
     tracer.kill()
     tracer.wait()
 

@@ -60,6 +60,15 @@ def test_targets_are_read(target: str, address: str) -> None:
     assert parse_target(target) == address
 
 
+@pytest.mark.parametrize("target", ["./gdb.sock", "qemu:./gdb.sock", "unix:./gdb.sock"])
+def test_a_path_is_the_same_from_every_directory(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert parse_target(target) == str(tmp_path / "gdb.sock")
+
+
 @pytest.mark.parametrize("target", ["", "qemu:", "guest", "qemu:1234", "qemu:host:99999"])
 def test_what_is_no_target_is_a_usage_error(target: str) -> None:
     with pytest.raises(UsageError, match=r"qemu:HOST:PORT"):

@@ -55,6 +55,15 @@ def is_gone(places: Places) -> bool:
     return not places.directory.exists() and not places.ram_directory.exists()
 
 
+def test_qemu_stands_where_nobody_can_leave_it_a_firmware(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with Keeper(SLEEP, places) as keeper:
+        assert Path(f"/proc/{keeper.pid}/cwd").readlink() == Path("/")
+
+
 def test_close_ends_the_process_and_its_directories(places: Places) -> None:
     keeper = Keeper(SLEEP, places)
     assert keeper.is_alive

@@ -26,12 +26,15 @@ _TCP = re.compile(r"(?:tcp|telnet):(\[?.*?\]?):([0-9]+)(?:,server(?:=on)?)?$")
 def parse_target(target: str) -> str:
     """Return the address in ``qemu:HOST:PORT``, ``qemu:/path.sock``, or either without ``qemu:``.
 
+    A path comes back absolute: a guardian, or whoever restores, stands in another directory.
+
     Raises:
         UsageError: neither.
     """
     address = target.removeprefix(_PREFIX)
-    address = address.removeprefix("unix:") if is_path(address) else address
-    if not is_path(address) and parse_host_port(address) is None:
+    if is_path(address):
+        return str(Path(address.removeprefix("unix:")).absolute())
+    if parse_host_port(address) is None:
         raise UsageError(f"{target!r} is no target: use qemu:HOST:PORT or qemu:/path/of.sock")
     return address
 

@@ -210,7 +210,7 @@ def _program(options: MachineOptions) -> Path:
         raise UnreachableError(
             f"there is no {options.board.program}: install Debian's {options.board.package}"
         )
-    return Path(found)
+    return Path(found).absolute()
 
 
 def _kernel(options: MachineOptions, progress: Progress) -> Path:
@@ -225,7 +225,7 @@ def _kernel(options: MachineOptions, progress: Progress) -> Path:
         raise UnreachableError(f"cannot read the kernel {options.kernel}: {e.strerror}") from e
     if not options.board.boots(head):
         raise UnreachableError(f"{options.kernel} is not a bootable kernel for {options.arch}")
-    return options.kernel
+    return options.kernel.absolute()
 
 
 def _gone(places: Places) -> GuestGoneError:

@@ -85,6 +85,7 @@ class GuestDriver:
         self._unkept = 0
         self._looked_s = 0.0
         self._changing = threading.RLock()
+        self._ended: KprobesError | None = None
         self._watch = (
             watching(guest, self._preparer.locate, (self._module_comes, self._module_goes))
             if can_watch(guest)
@@ -137,6 +138,7 @@ class GuestDriver:
         Raises:
             TargetError: the guest changed a site, or has no memory; nothing is left patched.
         """
+        self.check()
         kept = self._left()
         arena, recorder = self._allocate()
         armory = Armory(self.guest, arena, self._abi(arena), self._journal, kept)
@@ -157,7 +159,23 @@ class GuestDriver:
             armory.load(programs)
             self._armory = armory
             armory.arm(patches)
+        if self._ended is not None:
+            # Since we began; whoever gave up may have found nothing to disarm.
+            self.disarm()
+            raise self._ended
         return recorder
+
+    def give_up(self, why: KprobesError) -> None:
+        """Disarm for good, from any thread; ``check`` and ``arm`` raise why."""
+        self._ended = why
+        with suppress(KprobesError):
+            # What cannot be put back now is tried, and told, by whoever closes us.
+            self.disarm()
+
+    def check(self) -> None:
+        """Raise what somebody has given up for, if so."""
+        if self._ended is not None:
+            raise self._ended
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
@@ -206,6 +224,7 @@ class GuestDriver:
         self.disarm()
         self._arena = self._reception = None
         settle(self.guest, self._journal.ledger)
+        self.check()
 
     def look_for_modules(self) -> None:
         """Find out what modules the guest has now."""
