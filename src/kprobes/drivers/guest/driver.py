@@ -138,6 +138,10 @@ class GuestDriver:
         Raises:
             TargetError: the guest changed a site, or has no memory; nothing is left patched.
         """
+        with self._changing:
+            return self._arm(is_new=is_new)
+
+    def _arm(self, *, is_new: bool) -> Recorder:
         self.check()
         kept = self._left()
         arena, recorder = self._allocate()
@@ -189,15 +193,22 @@ class GuestDriver:
         if time.monotonic() < self._looked_s + _LOOK_S:
             return
         self._looked_s = time.monotonic()
-        with self._changing:
-            armory, arena, recorder = self._armory, self._arena, self.recorder
-            if armory is None or arena is None or recorder is None or not armory.frames:
-                return
-            before, self._unkept = self._unkept, recorder.unkept
-            if self._unkept != before:
-                with self.guest.stub.paused():
-                    ranges = list(code_in_use(self.guest, self._journal.ledger))
-                    free_dead_calls(self.guest, armory.frames, ranges)
+        # Whoever arms waits for the guest, and rings must be drained meanwhile.
+        if self._changing.acquire(blocking=False):
+            try:
+                self._free_dead_calls()
+            finally:
+                self._changing.release()
+
+    def _free_dead_calls(self) -> None:
+        armory, arena, recorder = self._armory, self._arena, self.recorder
+        if armory is None or arena is None or recorder is None or not armory.frames:
+            return
+        before, self._unkept = self._unkept, recorder.unkept
+        if self._unkept != before:
+            with self.guest.stub.paused():
+                ranges = list(code_in_use(self.guest, self._journal.ledger))
+                free_dead_calls(self.guest, armory.frames, ranges)
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
