@@ -267,6 +267,8 @@ def test_the_pid_is_the_commands_own(here: Agent) -> None:
 
 def test_a_held_command_begins_when_it_may_with_an_exec_of_its_own(here: Agent) -> None:
     running = here.start("echo $$ $0; exit 3", 10, is_held=True)
+    # It waits where all of the agent's own execs are over.
+    assert b"read -r go" in Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")[2]
     with pytest.raises(TargetError, match="did not end"):
         running.wait(0.1)
     running.go()

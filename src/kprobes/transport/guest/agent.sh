@@ -28,13 +28,17 @@ keep() {
     : >"$dir/$1"
     if [ "$2" = held ]; then
         # Open here all the time, so that a word which comes early is not lost.
-        mkfifo "$dir/$1.go"
-        exec 5<>"$dir/$1.go"
-        set -- "$1" "$2" "$3" 'read -r go <&5; exec /bin/sh -c "$0" sh 5<&-'
+        mkfifo "$dir/$1.up" "$dir/$1.go"
+        exec 5<>"$dir/$1.go" 6<>"$dir/$1.up"
+        set -- "$1" "$2" "$3" 'echo >&6; read -r go <&5; exec /bin/sh -c "$0" sh 5<&- 6<&-'
     fi
     setsid sh -c "${4:-$3}" "$3" >"$dir/$1" 2>&1 3>&- 4>&- &
     pid=$!
     echo $pid >"$dir/$1.pid"
+    if [ "$2" = held ]; then
+        # Its next exec must be the command's own. Killed before, it says nothing.
+        until read -t 1 -r up <&6 || [ ! -e /proc/$pid/exe ]; do :; done
+    fi
     if [ "$2" != quiet ]; then
         read -r turn <&4
         echo "started $1 $pid" >&3
@@ -55,7 +59,7 @@ keep() {
     # What a child left behind still writes is not part of it.
     head -c "$sent" "$out" >&3
     echo >&4
-    rm -f "$dir/$1" "$dir/$1.pid" "$dir/$1.gz" "$dir/$1.go"
+    rm -f "$dir/$1" "$dir/$1.pid" "$dir/$1.gz" "$dir/$1.up" "$dir/$1.go"
 }
 
 # go ID: lets a command begin that is held.
