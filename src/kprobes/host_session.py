@@ -86,9 +86,22 @@ class HostSession:
         self.driver.prepare(definitions)
         self.definitions = [*definitions]
 
-    def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
-        """Record hits of some tasks only, from the next recording on: pids, names or patterns."""
-        self.driver.tasks = tasks_of(pids, comms)
+    def choose_tasks(
+        self,
+        *,
+        pids: Collection[int] = (),
+        comms: Collection[str] = (),
+        tgids: Collection[int] = (),
+        follow: bool = False,
+    ) -> None:
+        """Record hits of some tasks only, from the next recording on; as for a guest's session.
+
+        Raises:
+            UsageError: processes are chosen, which this kernel's filters do not know.
+        """
+        if tgids:
+            raise UsageError("this machine's own kernel filters by task, not by process: give pids")
+        self.driver.tasks = tasks_of(pids, comms, follow=follow)
 
     @contextmanager
     def record(self) -> Generator[Trace]:
@@ -163,7 +176,7 @@ class HostSession:
             UsageError: there is no such program.
             TargetError: it did not end in time; it is killed then.
         """
-        child = start(command)
+        child = self.start(command)
         try:
             return child.wait(timeout_s)
         except BaseException:
@@ -172,7 +185,17 @@ class HostSession:
 
     def start(self, command: Command) -> Child:
         """Start a command on this machine, as a child of this process; errors as for ``run``."""
-        return start(command)
+        if not self.driver.tasks.follow:
+            return start(command)
+        child = start(command, is_held=True)
+        try:
+            self.driver.follow(child.pid)
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            child.go()
+        return child
 
     def register_kprobe(self, *probes: object, **handlers: object) -> NoReturn:
         """Refuse, as everything does that takes handlers: see ``NO_HANDLERS``."""

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
+from kprobes.drivers.guest import following
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.attach import Access
 from kprobes.drivers.guest.driver import GuestDriver
@@ -66,6 +67,7 @@ class Session:
         self._engine = GuestEngine(driver)
         self.handlers = Registry(self._engine, self.live)
         self._lifetime = lifetime
+        self._is_following = False
 
     @property
     def kernel(self) -> Kernel:
@@ -118,14 +120,25 @@ class Session:
         except DefinitionError as error:
             raise places_of(guest).sooner(error) from error
 
-    def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
+    def choose_tasks(
+        self,
+        *,
+        pids: Collection[int] = (),
+        comms: Collection[str] = (),
+        tgids: Collection[int] = (),
+        follow: bool = False,
+    ) -> None:
         """Record hits of some tasks only, from the next recording on.
 
         Args:
             pids: of the tasks; none means any.
             comms: their names, or shell patterns; none means any.
+            tgids: of the processes that they are threads of; none means any.
+            follow: whether only commands that ``run`` and ``start`` run from now on, and whatever
+                descends from them, are recorded.
         """
-        self.driver.tasks = task_filter(pids, comms)
+        self.driver.tasks = task_filter(pids, comms, tgids=tgids, follow=follow)
+        self._is_following = follow
 
     @contextmanager
     def record(self) -> Generator[Trace]:
@@ -190,11 +203,23 @@ class Session:
             UsageError: the guest is somebody else's.
             TargetError: it did not end in time.
         """
-        return self._own().run(command, timeout_s)
+        if not self._is_following:
+            return self._own().run(command, timeout_s)
+        running = self.start(command)
+        try:
+            return running.wait(timeout_s)
+        except BaseException:
+            running.kill()
+            raise
 
     def start(self, command: Command) -> Running:
         """Start a command in a guest that we booted; errors as for ``run``."""
-        return self._own().start(command)
+        if not self._is_following:
+            return self._own().start(command)
+        running = self._own().start(command, is_held=True)
+        following.follow(self.driver.guest, running.pid)
+        running.go()
+        return running
 
     def register_kprobe(self, probe: _AnyProbe) -> _AnyProbe:
         """Arm a ``Kprobe`` or ``Kretprobe``; it is live until it is unregistered.

@@ -89,11 +89,46 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         ["trace", "p vfs_read", "--format", "xml"],
         ["trace", "p vfs_read", "--durat", "1s"],
         ["list", "vfs_*", "--", "ls"],
+        ["trace", "p f", "--follow", "--all-tasks", "--", "ls"],
     ],
 )
 def test_wrong_usage_exits_with_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)
+
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--duration", "0"], "argument --duration: invalid duration: '0' (use 10s, 500ms or 2m)"),
+        (["--duration", "-5s"], "argument --duration: invalid duration: '-5s' (use 10s,"),
+        (["--duration", "5 minutes"], "argument --duration: invalid duration: '5 minutes' (use"),
+        (["--duration", "5s", "--duration", "5s"], "argument --duration: given twice"),
+        (["--target", ""], "argument --target: expected a text that is not empty"),
+        (["--target="], "argument --target: expected a text that is not empty"),
+        (["--filter", ""], "argument --filter: expected a text that is not empty"),
+        (["--comm", ""], "argument --comm: expected a text that is not empty"),
+        ([""], "error: expected a text that is not empty"),
+        (["--target", "guest", "--target", "host"], "argument --target: given twice"),
+        (["-o", "a", "-o", "b"], "argument -o: given twice"),
+        (["--max-events", "1", "--max-events=1"], "argument --max-events: given twice"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["trace", "p vfs_read", *words])
+
+    assert caught.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_an_option_of_another_command_is_given_once_too() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["status", "--format", "json", "--format", "text"])
 
     assert caught.value.code == 2
 
@@ -107,6 +142,8 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
         ["--kernel", "/boot/vmlinuz", "--suite", "sid"],
         ["--memory", "1M"],
         ["-o", "/nonexistent/directory/out.txt"],
+        ["--follow"],
+        ["--target", "host", "--tgid", "7"],
     ],
 )
 def test_options_that_make_no_sense_exit_with_2(

@@ -135,6 +135,16 @@ def test_a_started_command_tells_its_pid_before_its_end() -> None:
     assert [line.split()[0] for line in script.sent] == [b"start", b"stop"]
 
 
+def test_a_held_command_is_told_when_to_go() -> None:
+    ours, script = agent([b"started 1 42\n"], [b"done 1 42 0 0 0 0\n"])
+
+    running = ours.start("ls", 5, is_held=True)
+    running.go()
+
+    assert running.wait(5).status == 0
+    assert script.sent == [b"start 1 held $'ls'\n", b"go 1\n"]
+
+
 def test_waiting_in_vain_leaves_the_command_running() -> None:
     ours, script = agent([b"started 1 42\n"])
     running = ours.start("sleep 100", 5)
@@ -253,6 +263,28 @@ def test_the_pid_is_the_commands_own(here: Agent) -> None:
     finished = here.run("echo $$", 10)
 
     assert finished.output == b"%d\n" % finished.pid
+
+
+def test_a_held_command_begins_when_it_may_with_an_exec_of_its_own(here: Agent) -> None:
+    running = here.start("echo $$ $0; exit 3", 10, is_held=True)
+    # It waits where all of the agent's own execs are over.
+    assert b"read -r go" in Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")[2]
+    with pytest.raises(TargetError, match="did not end"):
+        running.wait(0.1)
+    running.go()
+
+    finished = running.wait(10)
+    assert finished.output == b"%d sh\n" % running.pid
+    assert finished.status == 3
+
+
+def test_a_held_command_can_be_killed_and_told_too_late(here: Agent) -> None:
+    running = here.start("echo never", 10, is_held=True)
+    running.kill()
+
+    assert running.wait(10).status == 137
+    running.go()
+    assert here.run("echo next", 10).output == b"next\n"
 
 
 def test_a_background_child_does_not_hold_up_the_end(here: Agent) -> None:

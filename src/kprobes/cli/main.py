@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 import threading
 import traceback
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from kprobes.cli import check, doctor, guest, list_functions, restore, status, trace, xray
+from kprobes.cli.options import Once
 from kprobes.cli.words import say
 from kprobes.errors import KprobesError
 
@@ -36,6 +38,10 @@ examples:
 
 `kprobe COMMAND --help` has more. Exit status: 0 done, 1 error, 2 usage, 3 target unreachable,
 4 definition rejected, 5 a check found problems, 6 events lost under --strict."""
+
+
+_EMPTY = re.compile(r"(--[a-z-]+=)?\s*")
+_NO_OPTION = re.compile(r"-(:|\d+[a-z])")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,8 +80,13 @@ def guarded(act: Callable[[], int]) -> int:
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     own, command, has_command = _split(words)
     parser = _parser()
-    # argparse takes -:EVENT, a deletion, for an option; what begins with a blank never is.
-    args = parser.parse_args([f" {word}" if word.startswith("-:") else word for word in own])
+    empty = next((at for at, word in enumerate(own) if _EMPTY.fullmatch(word)), None)
+    if empty is not None:
+        option = own[empty].strip() or "".join(own[max(empty - 1, 0) : empty])
+        where = f"argument {option.rstrip('=')}: " if option.startswith("-") else ""
+        parser.error(f"{where}expected a text that is not empty")
+    # argparse takes -:EVENT, a deletion, and -5s for options; what begins with a blank never is.
+    args = parser.parse_args([f" {word}" if _NO_OPTION.match(word) else word for word in own])
     if has_command:
         if not hasattr(args, "command"):
             parser.error(f"{args.name} takes no command after --")
@@ -127,6 +138,8 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        own.register("action", None, Once)
+        own.register("action", "store", Once)
         module.add_arguments(own)
         own.set_defaults(run=module.run, name=module.NAME)
     return parser

@@ -39,8 +39,9 @@ A file for --python has handlers such as
 which docs/handlers.md describes.
 A filter is what the kernel's filter files take: FIELD OPERATOR VALUE, joined by && || ! and ().
 
-Ctrl-C finishes cleanly, a second one ends at once. Exit status: 0 done, 1 error, 2 usage,
-3 target unreachable, 4 definition rejected, 6 events lost or missed under --strict."""
+Ctrl-C finishes cleanly, a second one ends at once. Exit status: COMMAND's own (--exit-status), else
+0 done, 1 error, 2 usage, 3 target unreachable, 4 definition rejected, 6 events not written, or lost
+or missed under --strict, 130 interrupted before anything was armed, or twice."""
 _ONLY = "record only hits of tasks %s; can be given again"
 
 
@@ -91,9 +92,26 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="stop after TIME; without one: tell how long calls took, `duration` of every return",
     )
     parser.add_argument("--max-events", type=options.count, metavar="N", help="stop after N events")
+    tasks = parser.add_mutually_exclusive_group()
+    tasks.add_argument(
+        "--follow",
+        action="store_true",
+        help="record only what COMMAND and its children do, from its exec on: the default with a "
+        "COMMAND, but for --pid and --tgid",
+    )
+    tasks.add_argument("--all-tasks", action="store_true", help="record all tasks, also with one")
     parser.add_argument("--pid", type=options.count, action="append", help=_ONLY % "with this pid")
     parser.add_argument(
+        "--tgid", type=options.count, action="append", help=_ONLY % "of this process (its pid)"
+    )
+    parser.add_argument(
         "--comm", action="append", metavar="NAME", help=_ONLY % "of this name (or pattern)"
+    )
+    parser.add_argument(
+        "--exit-status",
+        choices=("command", "ignore"),
+        default="command",
+        help="when all went well: what COMMAND ended with (default), or 0",
     )
 
 
@@ -135,6 +153,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
     if args.clock is not None and not is_host(args):
         raise UsageError("--clock is for this machine's own kernel: --target host")
+    args.follow = is_following(args)
     groups = grouped(args.definitions, args.filters)
     arch = DEFAULT_ARCH if args.target is None and args.arch is None else args.arch
     texts = [(read_definitions(words, arch=arch), filter_text) for words, filter_text in groups]
@@ -145,3 +164,16 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.cli.tracing import trace
 
     return trace(args, texts, out, script)
+
+
+def is_following(args: argparse.Namespace) -> bool:
+    """Whether only what the command does is to be recorded.
+
+    Raises:
+        UsageError: it is wanted, and there is no command.
+    """
+    if args.follow and not args.command:
+        raise UsageError("--follow is for a command: kprobe trace ... -- COMMAND")
+    # Who names tasks means those, and not the command's.
+    others = args.all_tasks or args.pid or args.tgid
+    return args.follow or bool(args.command and not others)

@@ -49,7 +49,14 @@ class Tracer(Protocol):
         """Add definitions."""
         ...
 
-    def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
+    def choose_tasks(
+        self,
+        *,
+        pids: Collection[int] = (),
+        comms: Collection[str] = (),
+        tgids: Collection[int] = (),
+        follow: bool = False,
+    ) -> None:
         """Record hits of some tasks only."""
         ...
 
@@ -120,7 +127,12 @@ def trace(
             progress("resolving the definitions")
             if guest is not None:
                 guest.driver.strategy, guest.driver.way = strategy(args), way(args)
-            session.choose_tasks(pids=args.pid or (), comms=args.comm or ())
+            session.choose_tasks(
+                pids=args.pid or (),
+                comms=args.comm or (),
+                tgids=args.tgid or (),
+                follow=args.follow,
+            )
             for text, filter_text in texts:
                 session.probe(
                     text,
@@ -141,7 +153,9 @@ def trace(
         # Leaving the guest stops it once more: that counts too.
         summary = run.summary()
     _say(summary, is_quiet=args.quiet)
-    return _LOST if args.strict and not summary.is_complete else 0
+    if args.strict and not summary.is_complete:
+        return _LOST
+    return run.status if args.exit_status == "command" else 0
 
 
 @contextmanager
@@ -193,6 +207,11 @@ class _Run:
             if self._guest is not None:
                 self._calls = _calls(self._guest)
         self._output.check()
+
+    @property
+    def status(self) -> int:
+        """What the command ended with by itself, else 0."""
+        return self._workload.status if self._workload is not None else 0
 
     def summary(self) -> Summary:
         """Return what was counted."""

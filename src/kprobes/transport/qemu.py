@@ -131,9 +131,14 @@ class Machine:
         console.trim_log(self._places.console_log)
         return self._agent.run(command, timeout_s)
 
-    def start(self, command: Command, timeout_s: float | None = None) -> Running:
-        """Start a command in the guest; return when its pid is known, errors as for ``run``."""
-        return self._agent.start(command, timeout_s)
+    def start(
+        self, command: Command, timeout_s: float | None = None, *, is_held: bool = False
+    ) -> Running:
+        """Start a command in the guest; return when its pid is known, errors as for ``run``.
+
+        One that is held begins when it is told to ``go``.
+        """
+        return self._agent.start(command, timeout_s, is_held=is_held)
 
     def console_log(self) -> str:
         """Return what the kernel and the shell printed on the first serial port."""

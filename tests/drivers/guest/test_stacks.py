@@ -39,6 +39,8 @@ MEMBERS = {
     "task_struct.thread_node": (NODE, 16),
     "task_struct.signal": (SIGNAL, 8),
     "task_struct.pid": (0, 4),
+    "task_struct.tgid": (0, 4),
+    "task_struct.self_exec_id": (0, 8),
     "task_struct.comm": (0, 16),
     "task_struct.thread_info.flags": (0, 8),
     "task_struct.thread.sp": (SAVED, 8),

@@ -173,7 +173,7 @@ def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[tuple[in
     types, facts = types_of(guest.kernel), guest.arch.machine.task
     stack, saved = (types.offset("task_struct", path) for path in ("stack", facts.saved_sp))
     running = set(_running(guest, memory, vcpus))
-    bases = {t: memory.u64(t + stack) for t in {*_tasks(memory, guest.kernel), *running}}
+    bases = {t: memory.u64(t + stack) for t in {*each_task(memory, guest.kernel), *running}}
     standing = {pointer & -size for pointer in pointers}
     for pointer in pointers:
         # An interrupt's stack need not be aligned to its size. Behind a task's is something else:
@@ -233,7 +233,12 @@ def _has_task(guest: Guest, memory: GuestMemory, vcpu: Mapping[str, int]) -> boo
     return True
 
 
-def _tasks(memory: GuestMemory, kernel: Kernel) -> Iterator[int]:
+def each_task(memory: GuestMemory, kernel: Kernel) -> Iterator[int]:
+    """Yield the address of every task of a stopped guest but the idle ones of later CPUs.
+
+    Raises:
+        TargetError: the guest's task list has no end.
+    """
     types = types_of(kernel)
     tasks, node = types.offset("task_struct", "tasks"), types.offset("task_struct", "thread_node")
     signal = types.offset("task_struct", "signal")

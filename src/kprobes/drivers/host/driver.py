@@ -93,9 +93,19 @@ class HostDriver:
                 self._files.set_filter(each)
             self.reader = self._open_reader(self.machine, self._files, self.probes)
             self._is_on = True
-            self._files.enable()
+            if not self.tasks.follow:
+                self._files.enable()
             undo.pop_all()
             return self.reader
+
+    def follow(self, pid: int) -> None:
+        """Record what a task does that waits to begin, and what descends from it.
+
+        Without any there are no events: an empty list of pids would mean everybody.
+        """
+        if self._is_on:
+            self._files.follow(pid)
+            self._files.enable()
 
     def disarm(self) -> None:
         """Disable the events; what was recorded can still be drained.

@@ -30,10 +30,15 @@ NO_HANDLERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
-    """Whose hits are recorded: pids and names or patterns; none means any."""
+    """Whose hits are recorded: pids and names or patterns; none means any.
+
+    Attributes:
+        follow: whether only commands that are followed, and what descends from them.
+    """
 
     pids: tuple[int, ...] = ()
     comms: tuple[str, ...] = ()
+    follow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +144,6 @@ def _quoted(text: str) -> str:
     raise UsageError(f"the kernel's filters cannot name a task {text!r}, with both kinds of quotes")
 
 
-def tasks_of(pids: Collection[int], comms: Collection[str]) -> Tasks:
+def tasks_of(pids: Collection[int], comms: Collection[str], *, follow: bool = False) -> Tasks:
     """Return the tasks that a user chose."""
-    return Tasks(pids=tuple(pids), comms=tuple(comms))
+    return Tasks(pids=tuple(pids), comms=tuple(comms), follow=follow)
