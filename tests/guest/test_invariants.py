@@ -31,9 +31,9 @@ from tests.build.victim import (
     kill_and_wait,
     named_kernel,
     settle,
-    wait_until,
     witness_of,
 )
+from tests.build.waiting import wait_until
 
 pytestmark = [pytest.mark.guest, pytest.mark.alone, pytest.mark.arches("amd64", "arm64")]
 LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
@@ -138,7 +138,7 @@ def test_with_the_guardian_killed_while_the_guest_is_stopped_restoring_lets_it_r
 ) -> None:
     with scene.tracer(FEW, "--fail", "write:5") as tracer:
         tracer.wait_for("begin")
-        assert wait_until(lambda: bool(tracer.guardians()), 5) is not None
+        assert wait_until(lambda: bool(tracer.guardians())) is not None
         kill_and_wait(tracer.guardians()[0])
         tracer.wait()
     assert not scene.witness.runs_within(0.3)
