@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from kprobes.transport.qemu import Machine
 from tests.build.command import OPEN, WAIT_S, Command, events_of, wait_for_event
+from tests.build.waiting import becomes_true
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
@@ -179,9 +179,7 @@ def test_a_second_signal_ends_at_once_and_the_guest_is_put_right(
 
     assert process.returncode == 1
     assert b"ended at once" in words
-    deadline = time.monotonic() + WAIT_S
-    while not kprobe.is_idle(target):
-        assert time.monotonic() < deadline, "the guardian did not put it right"
+    assert becomes_true(lambda: kprobe.is_idle(target), WAIT_S)
     assert kprobe("restore").stdout.startswith(b"nothing to restore")
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from kprobes.errors import UnreachableError
 from kprobes.transport.keeper import Keeper, make_places
 from kprobes.transport.qemu_command import Places
+from tests.build.waiting import becomes_true
 
 SLEEP = ["sleep", "100"]
 PARENT = """
@@ -35,13 +35,6 @@ def places(tmp_path: Path) -> Places:
     made.ram_directory.mkdir()
     made.ram.touch()
     return made
-
-
-def becomes_true(claim: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not claim() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return claim()
 
 
 def is_running(pid: int) -> bool:

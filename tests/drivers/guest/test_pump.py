@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections import deque
 
 import pytest
@@ -13,6 +12,7 @@ from kprobes.model.batch import Events
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
 from tests.build.turns import quick_turns
+from tests.build.waiting import becomes_true
 
 LAYOUT = make_layout(1)
 
@@ -48,11 +48,13 @@ def _events(ts: int) -> Events:
 
 def _take_all(pump: ThreadPump, count: int) -> list[int]:
     found: list[int] = []
-    deadline = time.monotonic() + 5
-    while len(found) < count:
-        assert time.monotonic() < deadline, "nothing came in five seconds"
+
+    def are_all_there() -> bool:
         events = pump.take(0.1)
-        found += events.batches[0].ts.tolist() if events is not None else []
+        found.extend(events.batches[0].ts.tolist() if events is not None else [])
+        return len(found) >= count
+
+    assert becomes_true(are_all_there)
     return found
 
 
@@ -72,8 +74,7 @@ def test_what_was_taken_before_the_end_can_still_be_had() -> None:
     recorder = FakeRecorder()
     recorder.todo.extend(_events(ts) for ts in range(3))
     pump = ThreadPump(recorder)
-    while recorder.todo:
-        threading.Event().wait(0.001)
+    assert becomes_true(lambda: not recorder.todo)
 
     pump.stop()
 
