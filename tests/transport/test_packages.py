@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.errors import UnreachableError, UsageError
+from kprobes.errors import StateError, UnreachableError, UsageError
 from kprobes.transport import apt, packages
 from kprobes.transport.boards import BOARDS
 from kprobes.transport.image_cache import images
@@ -182,8 +182,37 @@ def test_a_cache_that_cannot_be_written_is_named(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
 
-    with pytest.raises(UnreachableError, match=r"cannot write the cache .*/file/kprobes"):
+    with pytest.raises(StateError, match=r"cannot make .*/file/kprobes"):
         packages.kernel_image()
+
+
+def test_the_cache_is_its_users_alone_whatever_the_umask(debian: FakeApt, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        kernel = packages.kernel_image()
+        calls = debian.calls
+        assert packages.kernel_image() == kernel
+    finally:
+        os.umask(before)
+
+    assert debian.calls == calls
+    root = images() / "linux-bookworm-amd64"
+    levels = (root, root.parent, root.parent.parent, tmp_path / "cache")
+    assert [level.stat().st_mode & 0o777 for level in levels] == [0o700] * 4
+    assert kernel.stat().st_mode & 0o022 == 0
+
+
+def test_the_cache_of_another_user_is_refused_with_what_helps(
+    debian: FakeApt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages.kernel_image()
+    calls = debian.calls
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    with pytest.raises(StateError, match=r"belongs to .*, or set XDG_CACHE_HOME to"):
+        packages.kernel_image()
+
+    assert debian.calls == calls
 
 
 def test_the_hosts_mirror_serves_every_suite(debian: FakeApt) -> None:

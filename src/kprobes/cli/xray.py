@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
-from kprobes.errors import UsageError
+from kprobes.errors import KprobesError, UsageError
 
 if TYPE_CHECKING:
     # The engine takes a third of a second to import.
@@ -200,7 +200,8 @@ def _tracer(target: str) -> "Entry | None":
     from kprobes.drivers.overlook import tracer_at_work
     from kprobes.drivers.restore import of_target
 
-    return tracer_at_work(of_target(entries(), target))
+    # Those that are broken are named when all that is armed is shown.
+    return tracer_at_work(of_target(entries(lambda _: None), target))
 
 
 @contextmanager
@@ -234,10 +235,13 @@ def _of_guest(
     booted: Path | None = None,
 ) -> "Specimen":
     from kprobes.cli.choose import is_host
+    from kprobes.cli.outcomes import say_broken
     from kprobes.drivers.journal import entries
     from kprobes.drivers.restore import of_target
     from kprobes.drivers.specimen import candidates, specimen_of_guest
 
-    found = [] if is_host(args) else of_target(entries(), target)
+    broken: list[KprobesError] = []
+    found = [] if is_host(args) else of_target(entries(broken.append), target)
+    say_broken(broken)
     images = candidates(kernel, found, given=args.vmlinux or booted)
     return specimen_of_guest(memory, kernel, images=images, entries=found)

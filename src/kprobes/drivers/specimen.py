@@ -19,7 +19,7 @@ from kprobes.model.kernel import Kernel
 from kprobes.model.text import TextTables
 from kprobes.plan.ftrace import Sites, read_sites, sites_in_image
 from kprobes.ports import Memory
-from kprobes.transport.image_cache import images
+from kprobes.transport.image_cache import cached
 
 _PLACES = ("boot/vmlinuz-{0}", "usr/lib/modules/{0}/vmlinuz", "lib/modules/{0}/vmlinuz")
 
@@ -145,7 +145,7 @@ def candidates(kernel: Kernel, entries: Sequence[Entry], *, given: Path | None) 
     # Nothing but a plain name may come out of a guest's memory into a path.
     if os.sep in kernel.release or not kernel.release:
         return
-    roots = [Path("/"), *sorted(images().glob("*"))]
+    roots = [Path("/"), *cached()]
     for root in roots:
         yield from (root / place.format(kernel.release) for place in _PLACES)
 

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections import deque
 
 import pytest
@@ -119,8 +120,7 @@ def test_nothing_is_lost_between_threads_that_take_turns_all_the_time() -> None:
     with quick_turns():
         pump = ThreadPump(recorder)
         # A backlog first: it is looked through while it is taken.
-        while len(recorder.todo) > 250:
-            time.sleep(0.001)
+        assert becomes_true(lambda: len(recorder.todo) <= 250)
         found = _take_all(pump, 500)
         with pytest.raises(TargetError):
             _take_all(pump, 1)
