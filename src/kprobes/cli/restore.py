@@ -49,18 +49,30 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     say_broken(broken)
     is_here = args.target in (None, AUTO, HOST)
     code, is_idle = (1, False) if broken else (0, True)
+    unwritten = None
     with Stop() as stop:
         # A kernel must not be left in the middle of it.
         stop.defer()
         for words, failed in chain(_guests(found), _here() if is_here else ()):
-            out.write(f"{words}\n".encode())
-            out.flush()
+            # Whoever does not read of it is not to keep others from being restored.
+            unwritten = unwritten or _write(out, words)
             code, is_idle = max(code, failed), False
             stop.check()
+    if unwritten is not None:
+        raise unwritten
     if is_idle:
         of = f" of {args.target}" if args.target else ""
         out.write(f"nothing to restore: no journal{of} was left behind\n".encode())
     return code
+
+
+def _write(out: BinaryIO, words: str) -> OSError | None:
+    try:
+        out.write(f"{words}\n".encode())
+        out.flush()
+    except OSError as error:
+        return error
+    return None
 
 
 def _guests(found: "Sequence[Entry]") -> "Iterator[tuple[str, int]]":

@@ -34,6 +34,7 @@ class Summary:
         pauses: how many seconds the guest stood still, and how often; None where there is none.
         command: what the guest ran, in words and how it ended, or "".
         handlers: what Python did.
+        unwritten: events that were to be written and were not, because nobody read in time.
     """
 
     written: int
@@ -44,6 +45,7 @@ class Summary:
     pauses: tuple[float, int] | None
     command: str = ""
     handlers: Sequence[Calls] = ()
+    unwritten: int = 0
 
     @property
     def recorded(self) -> int:
@@ -90,6 +92,8 @@ class Summary:
             self.unkept and f"{counted(self.unkept, 'return')} missed: {_NO_ROOM}",
             self.unserved
             and f"{counted(self.unserved, 'hit')} went on without a handler: one was slow",
+            self.unwritten
+            and f"{counted(self.unwritten, 'event')} not written: the output took them too slowly",
             self.lost and f"{counted(self.lost, 'event')} lost: a larger --buffer-size keeps more",
             self.damaged and f"{counted(self.damaged, 'damaged place')} in the rings",
             self.faulted and f"{counted(self.faulted, 'value')} could not be read (fault)",

@@ -148,12 +148,12 @@ def trace(
                     progress("running the handlers' file")
                     script.run(guest)
             stop.check()
-            run = _Run(args, session, guest, out)
+            run = _Run(args, session, guest, _output(args, session, out, stop))
             run.go(stop, progress)
         # Leaving the guest stops it once more: that counts too.
         summary = run.summary()
     _say(summary, is_quiet=args.quiet)
-    if args.strict and not summary.is_complete:
+    if summary.unwritten or (args.strict and not summary.is_complete):
         return _LOST
     return run.status if args.exit_status == "command" else 0
 
@@ -175,13 +175,13 @@ def _opened(
 
 class _Run:
     def __init__(
-        self, args: argparse.Namespace, session: Tracer, guest: "Session | None", out: BinaryIO
+        self, args: argparse.Namespace, session: Tracer, guest: "Session | None", output: Output
     ) -> None:
         self._args = args
         self._session = session
         self._guest = guest
         self._workload = Workload(session.start, args.command) if args.command else None
-        self._output = _output(args, session, out)
+        self._output = output
         self._tally = Tally(self._output, limit=args.max_events)
         self._counts: Counts | None = None
         self._hits: Sequence[Hits] = ()
@@ -219,7 +219,8 @@ class _Run:
         counts = self._counts
         stub = None if self._guest is None else self._guest.driver.guest.stub
         return Summary(
-            written=self._tally.events,
+            written=self._tally.events - self._output.unwritten,
+            unwritten=self._output.unwritten if self._output.is_late else 0,
             faulted=self._tally.faulted,
             probes=self._hits,
             lost=counts.lost,
@@ -237,14 +238,14 @@ class _Run:
                 say_bytes(finished.output)
 
 
-def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO) -> Output:
+def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO, stop: Stop) -> Output:
     stream = out if args.output is None else open_output(args.output)
     if not session.definitions:
-        return Output(stream, lambda _: NoEvents(), is_ours=stream is not out)
+        return Output(stream, lambda _: NoEvents(), is_ours=stream is not out, stop=stop)
     sink = FORMATS[args.format]
     has_wide_numbers = args.json_numbers == "number"
     origin = replace(session.origin, has_enum_names=args.enum, has_wide_numbers=has_wide_numbers)
-    return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out)
+    return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out, stop=stop)
 
 
 def _calls(session: "Session") -> list[Calls]:

@@ -193,6 +193,7 @@ def _specimen(args: argparse.Namespace) -> "Generator[Specimen]":
         _prepared(args, session),
     ):
         yield _of_session(args, session)
+        stop.check()
 
 
 def _tracer(target: str) -> "Entry | None":

@@ -40,8 +40,8 @@ class NdjsonSink:
 
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
-        for text in in_order(events, self._lines):
-            self._out.write(text)
+        for lines in in_order(events, self._lines):
+            self._out.writelines(lines)
         self._out.flush()
 
     def close(self) -> None:
