@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from kprobes.errors import KprobesError, UsageError
 from kprobes.model.batch import Events
 from kprobes.ports import Sink
+
+_NOTHING = Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
 
 
 class Output:
@@ -36,6 +40,12 @@ class Output:
         if self._error is None and self._poll is not None and self._poll.poll(0):
             self._error = BrokenPipeError()
         return self._error is not None
+
+    def begin(self) -> None:
+        """Write what stands before all events: the header of a text."""
+        with self._noting():
+            if self._error is None:
+                self._sink.write(_NOTHING)
 
     def write(self, events: Events) -> None:
         """Write events, or drop them when the output is gone."""
