@@ -5,6 +5,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.words import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,13 +50,13 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         # A kernel must not be left in the middle of it.
         stop.defer()
         for words, failed in chain(_guests(found), _here() if is_here else ()):
-            out.write(f"{words}\n".encode())
+            write_text(out, f"{words}\n")
             out.flush()
             code, is_idle = max(code, failed), False
             stop.check()
     if is_idle:
         of = f" of {args.target}" if args.target else ""
-        out.write(f"nothing to restore: no journal{of} was left behind\n".encode())
+        write_text(out, f"nothing to restore: no journal{of} was left behind\n")
     return code
 
 
