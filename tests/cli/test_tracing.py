@@ -35,6 +35,17 @@ class Silent:
         pass
 
 
+class Header(Silent):
+    """Writes a header, whatever comes."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.out = out
+
+    def write(self, events: Events) -> None:
+        assert not len(events)
+        self.out.write(b"header\n")
+
+
 class Ended:
     """A command that ends at once."""
 
@@ -51,8 +62,9 @@ def make_until(
     workload: Workload | None = None,
     duration_s: float = 1000,
     stream: BinaryIO | None = None,
+    make_sink: type[Silent] = Silent,
 ) -> Until:
-    output = Output(stream or io.BytesIO(), Silent)
+    output = Output(stream or io.BytesIO(), make_sink)
     return Until(
         stop=Stop(),
         output=output,
@@ -113,6 +125,21 @@ def test_the_command_starts_when_all_is_armed_and_its_end_ends_the_trace() -> No
 
     assert started == ["ls"]
     assert becomes_true(until)
+
+
+def test_the_header_and_the_word_come_before_the_command() -> None:
+    steps: list[str] = []
+
+    def start(command: Command) -> Ended:
+        steps.append(f"{command} after {len(stream.getvalue())} bytes")
+        return Ended()
+
+    stream = io.BytesIO()
+    until = make_until(workload=Workload(start, ["ls"]), stream=stream, make_sink=Header)
+    until.announce = lambda: steps.append("armed")
+    until()
+
+    assert steps == ["armed", "ls after 7 bytes"]
 
 
 def test_no_command_is_started_when_the_user_has_changed_their_mind() -> None:

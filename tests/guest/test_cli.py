@@ -43,6 +43,7 @@ def test_a_command_is_traced_in_a_guest_that_is_booted_for_it(
     assert any(b'path="/proc/self"' in line for line in events)
     assert all(line.lstrip().startswith(b"ls-") for line in events)
     words = done.stderr.decode()
+    assert re.search(r"^tracing \d+ functions; Ctrl-C ends\n", words, re.MULTILINE)
     assert "\ncmdline\n" in words
     assert re.search(r"\n\d+ events?, 0 missed, 0 lost; guest paused for [\d.]+ ms in", words)
     assert re.search(r"\n  open +\d+  do_sys_openat2\n", words)
@@ -52,11 +53,11 @@ def test_a_command_is_traced_in_a_guest_that_is_booted_for_it(
 
 @BOTH
 def test_a_failing_command_is_reported_and_its_trace_is_done(kprobe: Command, arch: str) -> None:
-    done = kprobe("trace", "--arch", arch, OPEN, "--format", "json", "--", "ls /absent; exit 3")
+    done = kprobe("trace", "--arch", arch, OPEN, "--format", "json", "--", "cat /absent; exit 3")
 
-    assert done.returncode == 0
-    assert b"/absent: No such file" in done.stderr
-    assert b"ls /absent; exit 3: exit status 3\n" in done.stderr
+    assert done.returncode == 3
+    assert b"can't open '/absent': No such file" in done.stderr
+    assert b"cat /absent; exit 3: exit status 3\n" in done.stderr
     paths = [json.loads(line)["args"]["path"] for line in done.stdout.splitlines()]
     assert "/absent" in paths or None in paths
 
@@ -75,7 +76,8 @@ def test_a_guest_that_dies_leaves_its_events_and_one_clear_line(
 
     assert process.returncode == 1
     events_of(out)
-    assert words.count(b"\n") == 1, words.decode()
+    assert words.startswith(b"tracing 1 function; Ctrl-C ends\n")
+    assert words.count(b"\n") == 2, words.decode()
 
 
 @BOTH

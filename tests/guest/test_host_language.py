@@ -53,7 +53,7 @@ _COMMS = ("sh", "cat", "dd", "head", "wc", "ls", "rm", "touch", "taskset", "poin
 """Tasks of the workload: what records inside is a task there, too."""
 _TRACE = (
     "kprobe trace -q --target host @/tmp/definitions -o /tmp/inside.txt --buffer-size 16M "
-    f"{' '.join(f'--comm {comm!r}' for comm in _COMMS)} -- "
+    f"--all-tasks {' '.join(f'--comm {comm!r}' for comm in _COMMS)} -- "
     "'touch /tmp/armed; until [ -e /tmp/end ]; do sleep 0.1; done'"
 )
 _PATIENCE_S = 120

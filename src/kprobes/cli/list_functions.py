@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.words import write_text
 from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
 
     found = _probeable(args)
     show = as_prototypes if args.verbose else as_names
-    out.write((as_json if args.format == "json" else show)(found).encode())
+    write_text(out, (as_json if args.format == "json" else show)(found))
 
 
 def _probeable(args: argparse.Namespace) -> "list[Function]":
@@ -97,9 +98,9 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
         facts = arch(text.kernel.arch).patch
         found = list(classified(text, facts, pattern=args.pattern or "*"))
     if args.format == "json":
-        out.write(as_json(found).encode())
+        write_text(out, as_json(found))
     else:
-        out.write(as_table(found, has_exits=args.verbose).encode())
+        write_text(out, as_table(found, has_exits=args.verbose))
     if not args.quiet:
         say(sum_up(found))
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from kprobes.cli.files import WholeFile
 from kprobes.cli.stop import Stop
 from kprobes.cli.words import counted
@@ -22,6 +24,8 @@ from kprobes.sinks.lines import WINDOW
 _FINISH_S = 1.5
 """With what is done besides, the output ends within two seconds after Ctrl-C."""
 _PART = 2 * WINDOW
+
+_NOTHING = Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
 
 
 class Output:
@@ -69,6 +73,12 @@ class Output:
     def is_late(self) -> bool:
         """Whether events were not written because they could not be in time."""
         return bool(self.unwritten) and (self._error is None or _is_late(self._error))
+
+    def begin(self) -> None:
+        """Write what stands before all events: the header of a text."""
+        with self._noting():
+            if self._error is None:
+                self._sink.write(_NOTHING)
 
     def write(self, events: Events) -> None:
         """Write events, or drop them when the output is gone."""

@@ -5,6 +5,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.words import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,13 +63,13 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         raise unwritten
     if is_idle:
         of = f" of {args.target}" if args.target else ""
-        out.write(f"nothing to restore: no journal{of} was left behind\n".encode())
+        write_text(out, f"nothing to restore: no journal{of} was left behind\n")
     return code
 
 
 def _write(out: BinaryIO, words: str) -> OSError | None:
     try:
-        out.write(f"{words}\n".encode())
+        write_text(out, f"{words}\n")
         out.flush()
     except OSError as error:
         return error

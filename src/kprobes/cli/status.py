@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.words import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,10 +62,10 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     is_brief, is_verbose = target is not None, args.verbose
     texts = [show.of_journal(entry, is_brief=is_brief, is_verbose=is_verbose) for entry in found]
     texts += [show.of_session(session, is_verbose=is_verbose) for session in here]
-    out.write("".join(texts).encode(errors="surrogateescape"))
+    write_text(out, "".join(texts))
     out.flush()
     if target is not None:
-        out.write(show.of_guest(_look(target, found), is_verbose=is_verbose).encode())
+        write_text(out, show.of_guest(_look(target, found), is_verbose=is_verbose))
     return 1 if broken else 0
 
 

@@ -136,6 +136,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clock", metavar="NAME", help="of time stamps on this machine: local, mono, boot, ..."
     )
+    parser.add_argument(
+        "--ready",
+        metavar="FD|FILE",
+        help="write the line `ready` there when everything is armed: to this descriptor, or a file "
+        "that appears then",
+    )
     parser.add_argument("--strict", action="store_true", help="exit 6 when an event is missing")
 
 
@@ -143,6 +149,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Trace; return the exit code."""
     from kprobes.cli.definitions import read_definitions
     from kprobes.cli.output import check_writable
+    from kprobes.cli.ready import check_ready
     from kprobes.cli.script import read_script
     from kprobes.transport.boards import DEFAULT_ARCH
 
@@ -159,6 +166,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     texts = [(read_definitions(words, arch=arch), filter_text) for words, filter_text in groups]
     if args.output is not None:
         check_writable(args.output)
+    if args.ready is not None:
+        check_ready(args.ready)
     script = None if args.python is None else read_script(args.python)
     # The engine takes a third of a second to import: what is wrong so far is said before.
     from kprobes.cli.tracing import trace

@@ -12,11 +12,12 @@ from kprobes.cli.choose import is_host
 from kprobes.cli.options import strategy, way
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.progress import Progress
+from kprobes.cli.ready import tell_ready
 from kprobes.cli.script import Script
 from kprobes.cli.stop import Stop
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
-from kprobes.cli.words import say, say_bytes
+from kprobes.cli.words import counted, say, say_bytes
 from kprobes.cli.workload import Job, Workload
 from kprobes.model.definition import Definition
 from kprobes.model.hits import Counts, Hits
@@ -84,6 +85,7 @@ class Until:
         workload: ends it, and is started here, or None.
         progress: is done.
         duration_s: counts from here.
+        announce: tells that everything is armed.
     """
 
     stop: Stop
@@ -92,6 +94,7 @@ class Until:
     workload: Workload | None
     progress: Progress
     duration_s: float = math.inf
+    announce: Callable[[], None] = lambda: None
     _deadline: float | None = None
 
     def __call__(self) -> bool:
@@ -110,6 +113,8 @@ class Until:
 
     def _begin(self) -> None:
         self.progress.done()
+        self.output.begin()
+        self.announce()
         if self.workload is not None:
             self.workload.start()
 
@@ -197,6 +202,7 @@ class _Run:
             workload=self._workload,
             progress=progress,
             duration_s=self._args.duration or math.inf,
+            announce=self._announce,
         )
         progress("arming")
         with ExitStack() as undo:
@@ -204,8 +210,7 @@ class _Run:
             self._counts = self._session.stream(self._tally, is_done=until)
             self._hits = self._session.hits()
             self._end_workload()
-            if self._guest is not None:
-                self._calls = _calls(self._guest)
+            self._calls = _calls(self._guest)
         self._output.check()
 
     @property
@@ -230,6 +235,14 @@ class _Run:
             handlers=self._calls,
         )
 
+    def _announce(self) -> None:
+        if not self._args.quiet:
+            functions = {hits.function for hits in self._session.hits()}
+            functions |= {calls.place for calls in _calls(self._guest)}
+            say(f"tracing {counted(len(functions), 'function')}; Ctrl-C ends")
+        if self._args.ready is not None:
+            tell_ready(self._args.ready)
+
     def _end_workload(self) -> None:
         if self._workload is not None:
             finished = self._workload.finish()
@@ -248,7 +261,8 @@ def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO, stop: Stop
     return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out, stop=stop)
 
 
-def _calls(session: "Session") -> list[Calls]:
+def _calls(session: "Session | None") -> list[Calls]:
+    probes = () if session is None else session.handlers.probes
     return [
         Calls(
             name=probe.name,
@@ -257,7 +271,7 @@ def _calls(session: "Session") -> list[Calls]:
             missed=probe.nmissed,
             errors=probe.errors,
         )
-        for probe in session.handlers.probes
+        for probe in probes
     ]
 
 

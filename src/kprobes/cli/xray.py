@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.words import write_text
 from kprobes.errors import KprobesError, UsageError
 
 if TYPE_CHECKING:
@@ -108,13 +109,13 @@ def _print(args: argparse.Namespace, shown: "str | list[Line]", out: BinaryIO) -
     from kprobes.cli.xray_text import as_text
 
     if isinstance(shown, str):
-        out.write(shown.encode())
+        write_text(out, shown)
     elif args.color == "always" or (args.color == "auto" and out.isatty()):
         from kprobes.cli.xray_color import as_colors
 
         out.write(as_colors(shown).encode())
     else:
-        out.write(as_text(shown).encode())
+        write_text(out, as_text(shown))
 
 
 def _check_options(args: argparse.Namespace) -> None:
