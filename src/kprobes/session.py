@@ -345,7 +345,7 @@ class Session:
             self.driver.check()
             if time.monotonic() > look_again:
                 # The guest's memory outlives it; only the stub tells that it is gone.
-                self.driver.guest.stub.wait(0)
+                self.driver.look_at_stub()
                 look_again = time.monotonic() + _STUB_CHECK_S
 
     def _finish(self, pump: Pump, sink: Sink) -> None:

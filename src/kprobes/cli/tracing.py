@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kprobes.session import Session
 
 _LOST = 6
+_LOOK_S = 0.1
+"""Between looks whether a paused guest goes on."""
 
 
 class Tracer(Protocol):
@@ -149,6 +151,7 @@ def trace(
                 guest.driver.tell = guest.handlers.report.tell = _tell
                 if not args.quiet:
                     _say_waiting(guest)
+                _await_cont(guest, stop)
                 if script is not None:
                     progress("running the handlers' file")
                     script.run(guest)
@@ -277,6 +280,15 @@ def _calls(session: "Session | None") -> list[Calls]:
 
 def _tell(problem: str) -> None:
     say(f"kprobe: {problem}")
+
+
+def _await_cont(session: "Session", stop: Stop) -> None:
+    stub = session.driver.guest.stub
+    if stub.stands():
+        _tell("the guest is paused; probes are armed when it goes on (`cont` in its monitor)")
+    while stub.stands():
+        stop.check()
+        time.sleep(_LOOK_S)
 
 
 def _say_waiting(session: "Session") -> None:

@@ -15,7 +15,7 @@ from kprobes.drivers.guest.guardian import Guardian, Rescued, rescue
 from kprobes.drivers.journal import Journal, Undo
 from kprobes.errors import FormatError, KprobesError, TargetError, UnreachableError
 from kprobes.units import Addr, Phys
-from tests.build.stub import FakeStub, listening
+from tests.build.stub import FakeStub, listening, packet, send
 
 OLD, NEW = b"\x0f\x1f\x44\x00\x00", b"\xe8abcd"
 
@@ -49,6 +49,21 @@ def test_every_byte_is_put_back_and_the_guest_runs() -> None:
     assert _places(stub) == [OLD, OLD]
     assert stub.is_running
     assert not journal.path.exists()
+
+
+def test_a_guest_that_somebody_else_has_paused_is_put_right_and_stays_paused() -> None:
+    stub = FakeStub(is_running=False)
+    stub.hooks[b"qRcmd,"] = send(
+        packet(b"O" + b"VM status: paused (prelaunch)\n".hex().encode()) + packet(b"OK")
+    )
+    journal = _patched(stub)
+
+    with listening(stub) as path, pytest.raises(KprobesError, match="paused"):
+        rescue(path, journal.path, was_killed=False)
+
+    assert _places(stub) == [OLD, OLD]
+    assert not stub.is_running
+    assert journal.path.exists()
 
 
 def test_a_guest_that_its_tracer_left_stopped_runs_again() -> None:
@@ -203,7 +218,8 @@ def test_memory_that_cannot_be_given_back_yet_is_tried_again(
 ) -> None:
     tried: list[str] = []
 
-    def fail_at_first(target: str, journal: Path) -> None:
+    def fail_at_first(target: str, journal: Path, *, was_killed: bool) -> None:
+        assert was_killed
         del journal
         tried.append(target)
         if len(tried) <= failures:

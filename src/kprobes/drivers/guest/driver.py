@@ -84,6 +84,7 @@ class GuestDriver:
         self._reception: Reception | None = None
         self._unkept = 0
         self._looked_s = 0.0
+        self._is_held = False
         self._changing = threading.RLock()
         self._ended: KprobesError | None = None
         self._watch = (
@@ -180,6 +181,18 @@ class GuestDriver:
         """Raise what somebody has given up for, if so."""
         if self._ended is not None:
             raise self._ended
+
+    def look_at_stub(self) -> None:
+        """Notice that the guest has ended, or that somebody else has stopped it.
+
+        Raises:
+            GuestGoneError: it has ended.
+        """
+        stub, was_held = self.guest.stub, self._is_held
+        stub.wait(0)
+        self._is_held = stub.is_held
+        if self._is_held and not was_held:
+            self.tell("somebody else has paused the guest; events come again when it goes on")
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""

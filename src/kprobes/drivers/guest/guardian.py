@@ -151,13 +151,16 @@ class Rescued:
     memory: int
 
 
-def rescue(target: str, journal: Path, *, patience_s: float = _PATIENCE_S) -> Rescued:
+def rescue(
+    target: str, journal: Path, *, patience_s: float = _PATIENCE_S, was_killed: bool = True
+) -> Rescued:
     """Put a guest's bytes back, let it run, and give it its memory back.
 
     Args:
         target: the stub's address.
         journal: that says what to put back; removed afterwards.
         patience_s: how long the stub may still serve the tracer that died.
+        was_killed: whether it may have been its tracer that has left the guest stopped.
 
     Raises:
         KprobesError: the guest cannot be reached, a place cannot be put back, or its memory
@@ -165,8 +168,11 @@ def rescue(target: str, journal: Path, *, patience_s: float = _PATIENCE_S) -> Re
     """
     with _connect(target, patience_s) as stub:
         # Inside: whatever is wrong with the journal, the guest must run again.
+        stub.is_held &= not was_killed
         entry = read(journal) if journal.exists() else None
         places = roll_back(entry.undos, stub) if entry else 0
+        if stub.is_held:
+            raise KprobesError("the guest is paused by somebody else")
         memory = _reclaim(stub, entry) if entry and not entry.ledger.is_settled else 0
     journal.unlink(missing_ok=True)
     return Rescued(places, memory)
@@ -205,11 +211,12 @@ def main(target: str, journal: str) -> int:
     with suppress(BrokenPipeError):
         # A tracer that is dead already is what we are for.
         os.write(1, _READY)
-    if sys.stdin.buffer.read(1) and _is_done(Path(journal)):
+    was_killed = not sys.stdin.buffer.read(1)
+    if not was_killed and _is_done(Path(journal)):
         return 0
     for _ in range(_ATTEMPTS):
         try:
-            rescue(target, Path(journal))
+            rescue(target, Path(journal), was_killed=was_killed)
         except TargetError:
             # Somebody was still in the code, or nobody could be borrowed: the guest goes on.
             time.sleep(_BETWEEN_S)

@@ -11,6 +11,7 @@ from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import first_of
 from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.loans import Kind, Ledger, Loan
+from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.model.returns import Frames
 from kprobes.ports import Text
@@ -31,6 +32,9 @@ def settle(guest: Guest, ledger: Ledger) -> None:
     if ledger.is_settled:
         return
     otherwise = f"its memory ({ledger.memory // 1024:,} KiB) cannot be given back yet"
+    if guest.stub.stands():
+        help_ = "let it go on (`cont` in its monitor), then use `kprobe restore`"
+        raise TargetError(f"the guest is paused: {otherwise}; {help_}")
     await_exit(guest, ledger, otherwise=otherwise)
     ledger.keep_frames(())
     borrower = Borrower(guest.stub, guest.memory, guest.kernel, ledger)
