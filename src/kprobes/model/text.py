@@ -48,6 +48,7 @@ class TextTables:
         annexes: by address, code elsewhere that functions run as part of themselves: repairs of
             faults, and what alternatives jump to until boot has rewritten them.
         forbidden: by address, overlapping nowhere.
+        probed: by address, what the kernel's own kprobes have at this moment; may overlap.
         forbidden_names: of the functions there: what compilers split from one, and name after
             it with a suffix, is forbidden too.
         returns: return thunks: a jump there is a return.
@@ -71,6 +72,7 @@ class TextTables:
     )
     annexes: Mapping[int, TextPart] = field(default_factory=dict[int, TextPart])
     forbidden: tuple[Forbidden, ...] = ()
+    probed: tuple[Forbidden, ...] = ()
     forbidden_names: frozenset[str] = frozenset()
     returns: frozenset[int] = frozenset()
     indirect: frozenset[int] = frozenset()

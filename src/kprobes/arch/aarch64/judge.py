@@ -8,7 +8,7 @@ from kprobes.arch.aarch64.exclusives import between_exclusives
 from kprobes.arch.aarch64.function import Flow, Function, Instruction
 from kprobes.arch.aarch64.refusals import refusal
 from kprobes.arch.aarch64.words import NOP, SIZE, Kind
-from kprobes.arch.forbidden import forbidden_place, in_alternative
+from kprobes.arch.forbidden import forbidden_place, in_alternative, probed_place
 from kprobes.arch.listed import Opinion
 from kprobes.model.text import TextTables
 
@@ -31,6 +31,7 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Opi
     assert instruction is not None
     why = (
         forbidden_place(function.name, function.parts, addr, tables)
+        or probed_place(addr, tables)
         or _reserved(instruction, tables)
         or refusal(instruction)
         or _around(function, instruction, tables)
