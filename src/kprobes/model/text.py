@@ -42,6 +42,7 @@ class TextTables:
         jump_labels: instructions that the kernel flips between nop and jump, to their target.
         static_calls: instructions that the kernel points elsewhere while it runs.
         ftrace: sites of the kernel's function tracer.
+        pointers: where it keeps eight bytes in front of functions, each an ftrace_ops' address.
         alternatives: (start, stop) of text that boot still rewrites: in images only.
         replacements: by such text's start: each code that boot may put there, where it is linked,
             and the first address behind the text.
@@ -66,6 +67,7 @@ class TextTables:
     jump_labels: Mapping[int, int] = field(default_factory=dict[int, int])
     static_calls: frozenset[int] = frozenset()
     ftrace: frozenset[int] = frozenset()
+    pointers: frozenset[int] = frozenset()
     alternatives: tuple[tuple[int, int], ...] = ()
     replacements: Mapping[int, tuple[tuple[TextPart, Addr], ...]] = field(
         default_factory=dict[int, tuple[tuple[TextPart, Addr], ...]]
