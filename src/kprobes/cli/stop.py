@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
+_FORCED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = b"\x1b[?25h"
 _WORDS = (
@@ -76,7 +77,7 @@ class Stop:
         del frame
         if self.is_asked:
             self._told[1]()
-            _end_at_once(number)
+            _end_at_once()
         self.is_asked, self.asked_s, self._number = True, time.monotonic(), number
         self._told[0]()
         if not self._is_deferring:
@@ -88,10 +89,10 @@ def status_of(number: int) -> int:
     return 128 + number
 
 
-def _end_at_once(number: int) -> None:
+def _end_at_once() -> None:
     # The progress line has hidden the cursor.
     os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _WORDS)
-    os._exit(status_of(number))  # no clean-up: it may be what hangs
+    os._exit(_FORCED)  # no clean-up: it may be what hangs
 
 
 def _do_nothing() -> None:
