@@ -1,10 +1,11 @@
 """The words at the end of a trace: what was recorded, what was not, and what it cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from kprobes.cli.words import aligned, counted
 from kprobes.model.hits import Hits
+from kprobes.sinks.json_fields import dumps
 
 _MAX_PROBES = 20
 _NO_ROOM = "more calls were in progress than there was room for; rN makes room for N"
@@ -33,6 +34,7 @@ class Summary:
         damaged: places in the rings that held no record.
         pauses: how many seconds the guest stood still, and how often; None where there is none.
         command: what the guest ran, in words and how it ended, or "".
+        status: what that ended with by itself.
         handlers: what Python did.
         unwritten: events that were to be written and were not, because nobody read in time.
     """
@@ -44,6 +46,7 @@ class Summary:
     damaged: int
     pauses: tuple[float, int] | None
     command: str = ""
+    status: int | None = None
     handlers: Sequence[Calls] = ()
     unwritten: int = 0
 
@@ -84,6 +87,16 @@ class Summary:
         if self.command:
             lines.append(f"  {self.command}\n")
         return "".join(lines)
+
+    def json(self) -> str:
+        """Return all of it as one line of JSON: docs/formats/json.md."""
+        pauses = (
+            None if self.pauses is None else dict(zip(("s", "stops"), self.pauses, strict=True))
+        )
+        figures = ("recorded", "missed", "unkept", "unserved", "is_complete")
+        return dumps(
+            asdict(self) | {"pauses": pauses} | {name: getattr(self, name) for name in figures}
+        )
 
     def losses(self) -> str:
         """Return what is missing in the events, which nobody may keep quiet about, or ""."""

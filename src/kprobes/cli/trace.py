@@ -142,7 +142,21 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="write the line `ready` there when everything is armed: to this descriptor, or a file "
         "that appears then",
     )
+    parser.add_argument(
+        "--summary",
+        type=_summary,
+        default=("text", None),
+        metavar="FORM[:FILE]",
+        help="what is told at the end, as text (default) or json, on standard error or in a file",
+    )
     parser.add_argument("--strict", action="store_true", help="exit 6 when an event is missing")
+
+
+def _summary(text: str) -> tuple[str, Path | None]:
+    form, _, path = text.partition(":")
+    if form not in ("text", "json"):
+        raise argparse.ArgumentTypeError(f"not a form of the summary: {form!r} (text, json)")
+    return form, Path(path) if path else None
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:

@@ -160,7 +160,7 @@ def trace(
             run.go(stop, progress)
         # Leaving the guest stops it once more: that counts too.
         summary = run.summary()
-    _say(summary, is_quiet=args.quiet)
+    _say(summary, args)
     if summary.unwritten or (args.strict and not summary.is_complete):
         return _LOST
     return run.status if args.exit_status == "command" else 0
@@ -235,6 +235,7 @@ class _Run:
             damaged=counts.damaged,
             pauses=None if stub is None else (stub.paused_s, stub.stops),
             command=self._ending,
+            status=self.status if self._ending else None,
             handlers=self._calls,
         )
 
@@ -296,7 +297,14 @@ def _say_waiting(session: "Session") -> None:
         say(f"{each.event} waits until module {each.place.module} is loaded\n")
 
 
-def _say(summary: Summary, *, is_quiet: bool) -> None:
-    text = summary.losses() if is_quiet else summary.text()
-    if text:
+def _say(summary: Summary, args: argparse.Namespace) -> None:
+    form, path = args.summary
+    if form == "json":
+        text = summary.json() + "\n"
+    else:
+        text = summary.losses() if args.quiet and path is None else summary.text()
+    if path is not None:
+        with open_output(path) as file:
+            file.write(text.encode())
+    elif text:
         say(text)
