@@ -13,7 +13,7 @@ from kprobes.drivers.guest_probes import GuestProbe
 from kprobes.drivers.instructions import Instructions, NoBoundaryError, Text
 from kprobes.errors import RefusedError
 from kprobes.model.exits import ExitKind
-from kprobes.model.plan import Patch
+from kprobes.model.plan import Patch, Strategy
 from kprobes.model.text import TextTables
 from kprobes.plan.choose import Wish
 from kprobes.units import Addr
@@ -129,6 +129,21 @@ def test_no_jump_of_ours_covers_the_guests_own_kprobe() -> None:
 
     assert site.strategy == "breakpoint"
     assert "f+0x4: the guest's own kprobe is there at f+0x4 (event nat)" in site.why
+
+
+def test_what_is_put_back_is_the_kernels_own_though_a_kprobe_came_meanwhile() -> None:
+    probes, jump = Probes(), X86_64.patch.jump(Addr(SITE + 4), DETOUR)
+    memory = SparseMemory({SITE: X86_CODE + bytes(64)})
+    text = replace(text_of(X86_64, X86_CODE, probes), open_memory=lambda: memory)
+    instructions, wish = Instructions(text, X86_64.patch), Wish(strategy=Strategy.BREAKPOINT)
+    instructions.site(Addr(SITE), wish)
+    probes.probes = (native(X86_64, X86_CODE, 4, detour=DETOUR),)
+    memory.pieces[SITE] = patched(X86_CODE, 4, jump) + bytes(64)
+
+    site = instructions.site(Addr(SITE + 6), wish)
+
+    # Arming finds something else there, and writes nothing.
+    assert site.old == X86_CODE[6:9]
 
 
 def test_one_that_the_kernel_may_optimise_any_time_is_given_room_for_it() -> None:

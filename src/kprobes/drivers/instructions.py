@@ -169,7 +169,8 @@ class Instructions:
             ways = self._ways(addr)
             if not ways.is_boundary:
                 raise NoBoundaryError(str(ways.breakpoint))
-            return choose(place, ways, self.memory, wish)
+            # What is compared before it is overwritten, and put back, is the kernel's own.
+            return choose(place, ways, self._compiled.memory, wish)
         except MemoryFault as fault:
             raise RefusedError(f"{place} cannot be probed: {fault}") from fault
 
