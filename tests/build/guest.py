@@ -123,7 +123,8 @@ def make_memory() -> GuestMemory:
     regions = [
         (TEXT, 0x10000),
         (CODE, _CODE_SIZE),
-        (DATA, data_size(CPUS, RING)),
+        # And the session's notes.
+        (DATA, data_size(CPUS, RING) + 2 * PAGE),
         *((base, PAGE) for base in PERCPU),
     ]
     places = [start + at for start, size in regions for at in range(0, size, PAGE)]

@@ -3,6 +3,7 @@
 Allocated once by borrowing a task; arming afterwards is only memory writes.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -37,6 +38,9 @@ COUNTERS_SIZE = 2 * MISSED_SIZE
 """Bytes of both kinds: missed hits, and calls that no frame was free for."""
 CATCHER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
+NOTES_PAGE = 4096
+UNDO_SIZE = 32
+"""Of the session's notes: their beginning, and how one patch is undone; see ``guest.notes``."""
 _LEAST_RING = 64 * KIB
 _DEFAULT_RING = 16 * MIB
 
@@ -49,11 +53,13 @@ class ArenaSize:
         code: bytes for the code of all probes.
         frames: bytes for calls in progress.
         ring: bytes of each CPU's ring, a power of two; None for what fits the guest.
+        undos: how many patches may be noted in the guest itself.
     """
 
     code: int = 1 * MIB
     ring: int | None = None
     frames: int = 0
+    undos: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that no ring can have."""
@@ -69,12 +75,13 @@ class Arena:
         code: executable memory within reach of the kernel's text.
         module_code: the same within reach of its modules; None where ``code`` is, or without any.
         data: the counters of missed hits and of unkept calls, then the rings, room for filters'
-            strings, the mailbox, our place in the guest's chain of callbacks for exceptions, and
-            calls in progress.
+            strings, the mailbox, our place in the guest's chain of callbacks for exceptions, calls
+            in progress, and the session's notes.
         percpu: per-CPU offset of PERCPU_SIZE bytes.
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
         ring_size: of each CPU's ring, slack not counted.
         frames_size: bytes for calls in progress.
+        undos: how many patches the notes have room for.
     """
 
     code: CodeMemory
@@ -84,11 +91,13 @@ class Arena:
     ring_size: int
     frames_size: int = 0
     module_code: CodeMemory | None = None
+    undos: int = 0
 
     def has_room(self, size: ArenaSize) -> bool:
         """Whether it is at least as large, its rings left aside."""
         is_code_enough = self.code.size >= size.code
-        return is_code_enough and self.frames_size >= size.frames
+        is_data_enough = self.frames_size >= size.frames and self.undos >= size.undos
+        return is_code_enough and is_data_enough
 
     @property
     def cpus(self) -> int:
@@ -148,6 +157,11 @@ class Arena:
         return Addr(self.block + BLOCK_SIZE)
 
     @property
+    def notes(self) -> Addr:
+        """Where the session's notes are."""
+        return Addr(_notes(self.frames + self.frames_size))
+
+    @property
     def catcher(self) -> Addr:
         """Where that callback's code is."""
         return self.code.addr
@@ -172,14 +186,17 @@ def data_size(cpus: int, ring_size: int, frames: int = 0) -> int:
     return COUNTERS_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE + frames
 
 
-def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes) -> Arena:
+def allocate(
+    borrower: Borrower, kernel: Kernel, size: ArenaSize, *, note: Callable[[Addr, Addr], None]
+) -> Arena:
     """Allocate an arena in a stopped guest, all or nothing; ``reset`` makes it ready.
 
     Args:
         borrower: of tasks of the guest.
         kernel: that runs there.
         size: of the arena.
-        mark: for the end of its data; who finds it there looks at the same boot.
+        note: writes the session's notes, whose mark tells whoever finds it that this is still the
+            guest that was lent the memory; is given their address and that of the data.
 
     Raises:
         TargetError: the guest has not enough memory, or no task could be borrowed.
@@ -190,7 +207,8 @@ def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes
     with borrower.task() as task, ExitStack() as undo:
         undo.callback(give_back, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
-        data = _allocate_data(task, kernel, data_size(len(bases), ring, size.frames), mark)
+        data = _allocate_data(task, kernel, data_size(len(bases), ring, size.frames), size.undos)
+        note(Addr(_notes(data + data_size(len(bases), ring, size.frames))), data)
         code = allocate_code(task, kernel, size.code, like=data)
         module_code = allocate_module_code(task, kernel, size.code)
         percpu = _allocate_percpu(task, kernel)
@@ -203,6 +221,7 @@ def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes
         bases=bases,
         ring_size=ring,
         frames_size=size.frames,
+        undos=size.undos,
     )
 
 
@@ -228,12 +247,15 @@ def forget_calls(arena: Arena, memory: GuestMemory) -> None:
     memory.write(arena.frames, bytes(arena.frames_size))
 
 
-def _allocate_data(task: Task, kernel: Kernel, size: int, mark: bytes) -> Addr:
-    loan = Loan(kind=Kind.DATA, addr=0, size=size + len(mark))
+def _notes(end: int) -> int:
+    return -(-end // NOTES_PAGE) * NOTES_PAGE
+
+
+def _allocate_data(task: Task, kernel: Kernel, size: int, undos: int) -> Addr:
+    whole = _notes(size) + NOTES_PAGE + undos * UNDO_SIZE
+    loan = Loan(kind=Kind.DATA, addr=0, size=whole)
     function = first_of(kernel, "vzalloc_noprof", "vzalloc")
-    found = _checked(task.call(function, loan.size, lends=loan), f"{size // MIB} MiB of rings")
-    task.memory.write(found + size, mark)
-    return found
+    return _checked(task.call(function, loan.size, lends=loan), f"{size // MIB} MiB of rings")
 
 
 def _allocate_percpu(task: Task, kernel: Kernel) -> int:

@@ -123,7 +123,9 @@ class Task:
 
         Raises:
             TargetError: it did not come back in time.
+            GuestReplacedError: another guest runs there meanwhile; nothing was called.
         """
+        self.ledger.check()
         if self.is_away:
             raise ValueError("the borrowed task has not come back from its last call")
         landing = self.landing
@@ -141,8 +143,14 @@ class Task:
 
         Raises:
             TargetError: it did not come back in time.
+            GuestReplacedError: nor will it, as another guest runs there.
         """
-        self.thread, result = self.landing.wait(timeout_s)
+        self.ledger.check()
+        try:
+            self.thread, result = self.landing.wait(timeout_s)
+        except TargetError:
+            self.ledger.check()
+            raise
         self.is_away = False
         self.ledger.end(result)
         return result
@@ -224,6 +232,7 @@ class Borrower:
             yield task
 
     def _frame(self, thread: int) -> Task:
+        self._ledger.check()
         frame, data = self._facts.keep(self._way, self._debugger.registers(thread))
         self.memory.write(frame, data)
         # Nothing may have been called yet when the caller fails: resuming must then be right.

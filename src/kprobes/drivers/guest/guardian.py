@@ -16,9 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kprobes.drivers.journal import Entry, Journal, read
+from kprobes.drivers.journal import FLAGS, Entry, Journal, read
 from kprobes.drivers.rollback import roll_back
-from kprobes.errors import FormatError, GuestGoneError, KprobesError, TargetError, UnreachableError
+from kprobes.errors import (
+    FormatError,
+    GuestGoneError,
+    GuestReplacedError,
+    KprobesError,
+    TargetError,
+    UnreachableError,
+)
 from kprobes.transport.connect import connect
 from kprobes.transport.stub import Stub
 
@@ -88,21 +95,40 @@ def rescue(target: str, journal: Path, *, patience_s: float = _PATIENCE_S) -> Re
         patience_s: how long the stub may still serve the tracer that died.
 
     Raises:
+        GuestReplacedError: it was rebooted, or restored to an earlier state; nothing there was
+            touched, and the journal is removed.
         KprobesError: the guest cannot be reached, a place cannot be put back, or its memory
             cannot be given back; it runs then too, and the journal says what is left to do.
     """
     with _connect(target, patience_s) as stub:
         # Inside: whatever is wrong with the journal, the guest must run again.
         entry = read(journal) if journal.exists() else None
-        places = roll_back(entry.undos, stub) if entry else 0
-        memory = _reclaim(stub, entry) if entry and not entry.ledger.is_settled else 0
+        try:
+            rescued = Rescued(0, 0) if entry is None or entry.is_done else _put_right(stub, entry)
+        except GuestReplacedError:
+            journal.unlink()
+            raise
     journal.unlink(missing_ok=True)
-    return Rescued(places, memory)
+    return rescued
+
+
+def _put_right(stub: Stub, entry: Entry) -> Rescued:
+    # What finds kernels takes a while to load, and a tracer that dies early leaves nothing to do.
+    from kprobes.drivers.guest.identity import check_stopped
+    from kprobes.drivers.guest.stopped import StoppedMemory
+    from kprobes.transport.find_ram import open_ram
+
+    ram = open_ram(stub)
+    check_stopped(entry, stub, ram)
+    if entry.undos and entry.mark_place is None:
+        raise TargetError("its journal does not say what proves that the guest is the same")
+    memory = StoppedMemory(stub, ram)
+    memory.note_data(undo.phys for undo in entry.undos if undo.what == FLAGS)
+    places = roll_back(entry.undos, memory)
+    return Rescued(places, 0 if entry.ledger.is_settled else _reclaim(stub, entry))
 
 
 def _reclaim(stub: Stub, entry: Entry) -> int:
-    # Most tracers that die leave nothing of the kind, or the guest to run at once: what finds
-    # kernels takes a while to load.
     from kprobes.drivers.guest.reclaim import reclaim
 
     return reclaim(stub, Journal.reopen(entry.path), image=entry.image)
@@ -136,6 +162,8 @@ def main() -> int:
     for _ in range(_ATTEMPTS):
         try:
             rescue(target, Path(journal))
+        except GuestReplacedError:
+            return 0
         except TargetError:
             # Somebody was still in the code, or nobody could be borrowed: the guest goes on.
             time.sleep(_BETWEEN_S)
