@@ -15,6 +15,7 @@
         ├── RefusedError         exit 4: a probe that cannot be placed, with the reason
         ├── TracefsError         a file of this machine's tracefs cannot be read or written
         └── GuestGoneError       the guest died or its stub hung up
+            └── GuestReplacedError   it was rebooted, or restored to another state
 
 ``ValueError`` is our own bug and never one of these.
 """
@@ -144,6 +145,10 @@ class NotLoadedError(RefusedError):
 
 class GuestGoneError(TargetError):
     """The guest died, or its stub hung up."""
+
+
+class GuestReplacedError(GuestGoneError):
+    """The guest was rebooted, or restored to another state: nothing there may be touched."""
 
 
 class TracefsError(TargetError):

@@ -346,6 +346,7 @@ class Session:
             if time.monotonic() > look_again:
                 # The guest's memory outlives it; only the stub tells that it is gone.
                 self.driver.look_at_stub()
+                self.driver.check_guest()
                 look_again = time.monotonic() + _STUB_CHECK_S
 
     def _finish(self, pump: Pump, sink: Sink) -> None:

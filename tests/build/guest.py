@@ -123,7 +123,8 @@ def make_memory() -> GuestMemory:
     regions = [
         (TEXT, 0x10000),
         (CODE, _CODE_SIZE),
-        (DATA, data_size(CPUS, RING)),
+        # And the session's notes.
+        (DATA, data_size(CPUS, RING) + 2 * PAGE),
         *((base, PAGE) for base in PERCPU),
     ]
     places = [start + at for start, size in regions for at in range(0, size, PAGE)]
@@ -143,6 +144,7 @@ def make_arena() -> Arena:
         bases=PERCPU,
         ring_size=RING,
         frames=Addr(DATA + data_size(CPUS, RING)),
+        notes=Addr(-(-(DATA + data_size(CPUS, RING)) // PAGE) * PAGE),
     )
 
 

@@ -54,6 +54,7 @@ def test_what_was_written_is_read_back() -> None:
         started=journal.process_start(os.getpid()),
         undos=tuple(UNDOS),
         mark=made.mark,
+        state=2,
     )
 
 

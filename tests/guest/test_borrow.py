@@ -23,7 +23,6 @@ REACH = {"amd64": 1 << 31, "arm64": 1 << 27}
 """How far a jump goes."""
 IDLE_S = 30.0
 ABANDONED = 10
-MARK = b"a tracer of a test's"
 
 
 @pytest.fixture
@@ -71,7 +70,8 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
     ledger = Ledger()
     with guest.stub.paused():
         borrower = borrower_of(guest, ledger)
-        arena = allocate(borrower, guest.kernel, ArenaSize(ring=64 * KIB), mark=MARK)
+        size = ArenaSize(ring=64 * KIB)
+        arena = allocate(borrower, guest.kernel, size, note=lambda _notes, _data: None)
         pieces = [code for code in (arena.code, arena.module_code) if code is not None]
         runs = [guest.memory.tables.mapped_runs(code.addr, code.stop) for code in pieces]
     lent = areas(machine)

@@ -14,6 +14,7 @@ import pytest
 
 from kprobes.drivers.guest.guardian import rescue
 from kprobes.drivers.journal import read
+from kprobes.errors import GuestReplacedError
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.harmed import (
@@ -124,22 +125,25 @@ def test_a_tracer_whose_guardian_is_killed_puts_the_guest_right_and_says_so(scen
     assert scene.home.journals == []
 
 
-def test_memory_without_the_dead_tracers_mark_is_left_to_the_guest(scene: Scene) -> None:
+def test_a_guest_without_the_dead_tracers_mark_is_left_alone(scene: Scene) -> None:
     with scene.tracer() as tracer:
         tracer.wait_for("armed")
         tracer.kill_with_guardian()
     (journal,) = scene.home.journals
     copy, entry = journal.read_bytes(), read(journal)
-    data = entry.ledger.loans[0]
-    place = data.addr + data.size - len(entry.mark)
-    memory = scene.witness.guest.memory
-    memory.write(place, bytes(len(entry.mark)))
+    ram, place = scene.witness.guest.memory.ram, entry.mark_place
+    assert place is not None
+    ram.write(place, bytes(len(entry.mark)))
+    changes = scene.witness.changes()
 
-    # As if the guest had been booted anew: what lies there is somebody else's.
-    assert rescue(scene.target, journal).memory == 0
+    # As if the guest had been put back to a snapshot: what lies there is somebody else's.
+    with pytest.raises(GuestReplacedError, match="the guest was restored to an earlier state"):
+        rescue(scene.target, journal)
 
+    assert scene.witness.changes() == changes
     assert len(scene.lent()) >= 2
-    memory.write(place, entry.mark)
+    assert not journal.exists()
+    ram.write(place, entry.mark)
     journal.write_bytes(copy)
     assert rescue(scene.target, journal).memory == entry.ledger.memory
 

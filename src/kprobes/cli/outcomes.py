@@ -28,6 +28,8 @@ def words_for(restored: Restored) -> str:
             text = "the guest has ended; its journal is removed"
         case Outcome.FORGOTTEN:
             text = "not there, and nothing was patched in it; its journal is removed"
+        case Outcome.REPLACED:
+            text = f"{restored.error}; nothing was touched, its journal is removed"
         case Outcome.STILL_TRACING:
             text = f"left alone: process {entry.pid} is still tracing it"
         case Outcome.FAILED:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kprobes.drivers.journal import Entry
+    from kprobes.drivers.restore import Restored
     from kprobes.errors import KprobesError
 
 NAME = "restore"
@@ -23,6 +24,8 @@ examples:
 
 A tracer that is killed leaves a guardian behind, which does this within a second. This is for
 when the guardian was killed, too. The guest has run on all the while; its probes drop events.
+With --target, probes of a tracer whose journal is not here are taken away too, by what the guest's
+own memory says of them: a snapshot has its probes, but not their journal.
 In this machine's own kernel a killed tracer leaves a tracing instance and events of its own, which
 are taken away; nothing of anybody else is touched.
 
@@ -54,7 +57,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     with Stop() as stop:
         # A kernel must not be left in the middle of it.
         stop.defer()
-        for words, failed in chain(_guests(found), _here() if is_here else ()):
+        noted = _noted(target, is_first=not found) if target is not None else ()
+        for words, failed in chain(_guests(found), noted, _here() if is_here else ()):
             # Whoever does not read of it is not to keep others from being restored.
             unwritten = unwritten or _write(out, words)
             code, is_idle = max(code, failed), False
@@ -63,7 +67,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         raise unwritten
     if is_idle:
         of = f" of {args.target}" if args.target else ""
-        write_text(out, f"nothing to restore: no journal{of} was left behind\n")
+        write_text(out, f"nothing to restore: no journal{of} was left behind{_nor(target)}\n")
     return code
 
 
@@ -76,12 +80,37 @@ def _write(out: BinaryIO, words: str) -> OSError | None:
     return None
 
 
+def _nor(target: str | None) -> str:
+    return ", and no probe of ours is in the guest" if target is not None else ""
+
+
 def _guests(found: "Sequence[Entry]") -> "Iterator[tuple[str, int]]":
-    from kprobes.cli.outcomes import words_for
     from kprobes.drivers.restore import restore
 
-    for each in restore(found):
-        yield words_for(each), each.error.exit_code if each.error else 0
+    return map(_told, restore(found))
+
+
+def _noted(target: str, *, is_first: bool) -> "Iterator[tuple[str, int]]":
+    from kprobes.drivers.journal import entries
+    from kprobes.drivers.restore import of_target, restore_noted
+    from kprobes.errors import UnreachableError
+
+    if of_target(entries(), target):
+        # A tracer is at work there, or what it left could not be put right: that is said already.
+        return
+    try:
+        yield from map(_told, restore_noted(target))
+    except UnreachableError:
+        if is_first:
+            raise
+
+
+def _told(each: "Restored") -> tuple[str, int]:
+    from kprobes.cli.outcomes import words_for
+    from kprobes.drivers.restore import Outcome
+
+    failed = each.error if each.outcome is Outcome.FAILED else None
+    return words_for(each), failed.exit_code if failed else 0
 
 
 def _here() -> "Iterator[tuple[str, int]]":

@@ -23,7 +23,8 @@ examples:
   kprobe status --format json | jq 'select(.is_at_work == false)'
 
 Every tracer keeps a journal of what it patched. With --target, every ftrace site of the guest is
-looked at as well: what the guest's own ftrace uses and what nobody here knows of shows up, too.
+looked at as well: what the guest's own ftrace uses and what nobody here knows of shows up, too,
+as do the probes that a snapshot of a guest was made with.
 A guest that is being traced right now has its stub in use: then only the journal can tell.
 What recordings have in this machine's own kernel is told by their journals and, to root, by the
 kernel: their events, as it lists them.
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 def _look(target: str, found: "Sequence[Entry]") -> "Status":
     from kprobes.cli.stop import Stop
+    from kprobes.drivers.guest.notes import can_search, find_notes
     from kprobes.drivers.look import looking
     from kprobes.drivers.status import look
 
@@ -78,6 +80,13 @@ def _look(target: str, found: "Sequence[Entry]") -> "Status":
         # Somebody else's guest must not be left in the middle of anything.
         stop.defer()
         with looking(target) as guest:
-            status = look(guest.memory, guest.kernel, guest.arch.site, found)
+            marks = {entry.mark for entry in found}
+            noted = [
+                undo
+                for notes in (find_notes(guest) if can_search(guest) else ())
+                if notes.mark not in marks
+                for undo in notes.undos or ()
+            ]
+            status = look(guest.memory, guest.kernel, guest.arch.site, found, noted)
         stop.check()
     return status

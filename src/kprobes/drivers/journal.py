@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kprobes import directories
-from kprobes.drivers.loans import Ledger
+from kprobes.drivers.loans import Kind, Ledger
 from kprobes.errors import FormatError, KprobesError, StateError
 from kprobes.units import Addr, Phys
 
@@ -31,6 +31,8 @@ _BROKEN = (
     RecursionError,
 )
 """What reading one raises that we did not write, or that was damaged since."""
+FLAGS = "dyn_ftrace.flags"
+"""What undos of the guest's ftrace records are for: these are no code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,33 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """Bytes of a guest's kernel that are random at each boot, and where they lie.
+
+    Attributes:
+        addr, phys: their kernel and their physical address.
+        value: what they are.
+    """
+
+    addr: Addr
+    phys: Phys
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkPlace:
+    """Where a session's mark lies in a guest's memory.
+
+    Attributes:
+        loan: the address of the memory that it is in.
+        phys: its physical address.
+    """
+
+    loan: Addr
+    phys: Phys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One session's journal as it lies on disk.
 
@@ -97,6 +126,9 @@ class Entry:
         undos: in the order in which they were to be written.
         mark: what the tracer left in the first memory that it was lent: who finds it there
             looks at the guest as it was then, and not as it was booted anew.
+        marked: where, or None.
+        state: how often its patches changed; it stands behind the mark.
+        boot: of the guest, or None where that was not found out.
         image: of the kernel, where the tracer was given one, else "".
         ledger: what the guest has lent.
         probes: that are armed; of one site in the order in which a hit runs them.
@@ -111,6 +143,9 @@ class Entry:
     started: str
     undos: tuple[Undo, ...]
     mark: bytes = b""
+    marked: MarkPlace | None = None
+    state: int = 0
+    boot: Boot | None = None
     image: str = ""
     ledger: Ledger = field(default_factory=Ledger, compare=False)
     probes: tuple[Described, ...] = field(default=(), compare=False)
@@ -120,6 +155,11 @@ class Entry:
     def is_done(self) -> bool:
         """Whether the guest is as it was before."""
         return not self.undos and self.ledger.is_settled
+
+    @property
+    def mark_place(self) -> Phys | None:
+        """Where its mark must be in the guest, or None while it need not be anywhere."""
+        return _mark_place(self.marked, self.ledger)
 
     @property
     def is_abandoned(self) -> bool:
@@ -133,20 +173,27 @@ class Journal:
 
     Attributes:
         mark: random bytes that name this session in the guest's memory.
+        state: how often the patches changed; it stands behind the mark.
+        boot: of the guest, or None before it is known.
         ledger: what the guest has lent; writes itself down here.
+        check: raises GuestReplacedError unless the guest is still the one that was attached to.
     """
 
     def __init__(self, path: Path, mark: bytes) -> None:
         self.path = path
         self.mark = mark
+        self.state = 0
+        self.boot: Boot | None = None
         self.ledger = Ledger(self._note)
+        self.check: Callable[[], None] = _nothing
+        self._marked: MarkPlace | None = None
         self._head = b""
         self._probes: list[Described] = []
         self._is_clear = True
 
     @classmethod
-    def create(cls, target: str) -> "Journal":
-        """Begin a journal for one target.
+    def create(cls, target: str, *, mark: bytes | None = None) -> "Journal":
+        """Begin a journal for one target, of a new session unless the mark of one is given.
 
         Raises:
             StateError: there is no place for it that is ours alone.
@@ -154,7 +201,9 @@ class Journal:
         folder = directory()
         directories.make(folder, top=directories.state())
         pid = os.getpid()
-        journal = cls(folder / f"{pid}-{secrets.token_hex(4)}.jsonl", secrets.token_bytes(_MARK))
+        journal = cls(
+            folder / f"{pid}-{secrets.token_hex(4)}.jsonl", mark or secrets.token_bytes(_MARK)
+        )
         who = {"pid": pid, "started": process_start(pid), "mark": journal.mark.hex()}
         journal._head = _line({"version": _VERSION, "target": target, **who})
         try:
@@ -171,7 +220,10 @@ class Journal:
         Raises:
             FormatError: it is no journal.
         """
-        journal = cls(path, read(path).mark)
+        entry = read(path)
+        journal = cls(path, entry.mark)
+        journal.state, journal.boot, journal._marked = entry.state, entry.boot, entry.marked
+        journal._is_clear = not entry.undos
         for line in _lines(path):
             journal.ledger.replay(line)
             if not _OF_PATCHES & line.keys():
@@ -183,6 +235,26 @@ class Journal:
     def is_clear(self) -> bool:
         """Whether nothing is left to put back."""
         return self._is_clear
+
+    @property
+    def mark_place(self) -> Phys | None:
+        """Where the mark must be in the guest, or None while it need not be anywhere."""
+        return _mark_place(self._marked, self.ledger)
+
+    def watch(self, check: Callable[[], None]) -> None:
+        """Have a check made before the guest is written to, or made to call anything."""
+        self.check = self.ledger.check = check
+
+    def note_boot(self, boot: Boot) -> None:
+        """Say which boot of the guest it is."""
+        self.boot = boot
+        value = {"addr": boot.addr, "phys": boot.phys, "value": boot.value.hex()}
+        self._say({"boot": value})
+
+    def note_mark(self, place: MarkPlace) -> None:
+        """Say where the mark is now."""
+        self._note({"marked": asdict(place)})
+        self._marked = place
 
     def identify(self, *, build_id: bytes, release: str, image: Path | None = None) -> None:
         """Say which kernel it is."""
@@ -204,7 +276,8 @@ class Journal:
     def record(self, undos: Iterable[Undo]) -> None:
         """Put undos on the disk; only then may their patches be made."""
         self._is_clear = False
-        self._append(_undos_line(undos), is_synced=True)
+        self.state += 1
+        self._append(_undos_line(undos, self.state), is_synced=True)
 
     def clear(self) -> None:
         """Forget all undos: the guest's text is as it was. More may be recorded."""
@@ -214,8 +287,9 @@ class Journal:
         """Forget all undos but some: what the others were for is as it was."""
         sites = {undo.addr for undo in undos}
         self._probes = [each for each in self._probes if each.site in sites]
-        kept = _probes_line(self._probes) + _undos_line(undos) if undos else b""
-        self._replace(kept, is_synced=bool(undos))
+        self.state += bool(undos or not self._is_clear)
+        lines = _probes_line(self._probes) + _undos_line(undos, self.state)
+        self._replace(lines, is_synced=bool(undos))
         self._is_clear = not undos
 
     def close(self) -> None:
@@ -310,6 +384,9 @@ def read(path: Path) -> Entry:
             started=str(facts["started"]),
             undos=tuple(_from_json(item) for line in values for item in line.get("undos", ())),
             mark=bytes.fromhex(facts.get("mark", "")),
+            marked=_marked_of(facts["marked"]) if "marked" in facts else None,
+            state=int(facts.get("state", 0)),
+            boot=_boot_of(facts["boot"]) if "boot" in facts else None,
             image=str(facts.get("image", "")),
             ledger=_ledger_of(values),
             probes=tuple(_described(item) for line in values for item in line.get("probes", ())),
@@ -333,6 +410,27 @@ def _reason(error: Exception) -> str:
             return str(error)
 
 
+def _nothing() -> None:
+    pass
+
+
+def _mark_place(marked: MarkPlace | None, ledger: Ledger) -> Phys | None:
+    # While the guest takes the memory back nobody knows what is in it.
+    returned = ledger.call.returns if ledger.call is not None else None
+    lent = [loan for loan in ledger.loans if loan.kind is Kind.DATA and loan != returned]
+    is_there = marked is not None and any(loan.addr == marked.loan for loan in lent)
+    return marked.phys if marked is not None and is_there else None
+
+
+def _boot_of(item: dict[str, Any]) -> Boot:
+    value = bytes.fromhex(item["value"])
+    return Boot(addr=Addr(int(item["addr"])), phys=Phys(int(item["phys"])), value=value)
+
+
+def _marked_of(item: dict[str, Any]) -> MarkPlace:
+    return MarkPlace(loan=Addr(int(item["loan"])), phys=Phys(int(item["phys"])))
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     with directories.open_own(path) as file:
         if os.fstat(file.fileno()).st_size > _MAX_SIZE:
@@ -353,8 +451,8 @@ def _probes_line(probes: Iterable[Described]) -> bytes:
     return _line({"probes": found})
 
 
-def _undos_line(undos: Iterable[Undo]) -> bytes:
-    return _line({"undos": [_to_json(undo) for undo in undos]})
+def _undos_line(undos: Iterable[Undo], state: int) -> bytes:
+    return _line({"undos": [_to_json(undo) for undo in undos], "state": state})
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -1,5 +1,6 @@
 """Plans to armed text and back: all or nothing, journal first, whatever write fails."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,15 @@ from kprobes.drivers import journal
 from kprobes.drivers.guest.arena import CATCHER_SIZE
 from kprobes.drivers.guest.arming import Armory
 from kprobes.drivers.guest.code_memory import CodeMemory
-from kprobes.drivers.journal import Journal
+from kprobes.drivers.journal import Journal, Undo
 from kprobes.drivers.rollback import roll_back
-from kprobes.errors import GuestGoneError, KprobesError, MemoryFault, TargetError
+from kprobes.errors import (
+    GuestGoneError,
+    GuestReplacedError,
+    KprobesError,
+    MemoryFault,
+    TargetError,
+)
 from kprobes.model.plan import Plan
 from kprobes.plan.ftrace import DISABLED
 from kprobes.units import Addr
@@ -311,3 +318,31 @@ def test_a_site_across_a_page_border_is_patched_and_put_back() -> None:
 
     assert site.call_target(made.sites[0], call) == CODE + CATCHER_SIZE
     assert made.text() == before
+
+
+def _is_another() -> None:
+    raise GuestReplacedError("the guest was rebooted")
+
+
+@pytest.mark.parametrize("step", ["load", "stage", "arm", "disarm", "withdraw"])
+def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    steps: dict[str, Callable[[], object]] = {
+        "load": lambda: armory.load(programs),
+        "stage": lambda: staged.extend(armory.stage(programs)),
+        "arm": lambda: armory.arm(staged),
+        "withdraw": lambda: armory.withdraw([(Addr(0), Addr(1 << 64))]),
+        "disarm": armory.disarm,
+    }
+    staged: list[Undo] = []
+    before = ["load", "stage", "arm"]
+    for each in before[: before.index(step) if step in before else None]:
+        steps[each]()
+    writes = made.stub.writes
+    written.watch(_is_another)
+
+    with pytest.raises(GuestReplacedError):
+        steps[step]()
+
+    assert made.stub.writes == writes

@@ -3,7 +3,7 @@
 Allocated once by borrowing a task; arming afterwards is only memory writes.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -39,6 +39,9 @@ COUNTERS_SIZE = 2 * MISSED_SIZE
 """Bytes of both kinds: missed hits, and calls that no frame was free for."""
 CATCHER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
+NOTES_PAGE = 4096
+UNDO_SIZE = 32
+"""Of the session's notes: their beginning, and how one patch is undone; see ``guest.notes``."""
 _LEAST_RING = 64 * KIB
 _DEFAULT_RING = 16 * MIB
 
@@ -51,11 +54,13 @@ class ArenaSize:
         code: bytes for the code of all probes.
         frames: bytes for calls in progress.
         ring: bytes of each CPU's ring, a power of two; None for what fits the guest.
+        undos: how many patches may be noted in the guest itself.
     """
 
     code: int = 1 * MIB
     ring: int | None = None
     frames: int = 0
+    undos: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that no ring can have."""
@@ -77,6 +82,8 @@ class Arena:
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
         ring_size: of each CPU's ring, slack not counted.
         frames, frames_size: where calls in progress are kept whose return is probed, in bytes.
+        notes: where the session's notes are, behind its data.
+        undos: how many patches the notes have room for.
     """
 
     catcher: Addr
@@ -86,8 +93,10 @@ class Arena:
     bases: tuple[int, ...]
     ring_size: int
     frames: Addr
+    notes: Addr
     frames_size: int = 0
     module_code: CodeMemory | None = None
+    undos: int = 0
 
     def beside(self, taken: Collection[Text]) -> "Arena":
         """Return it with what some ranges leave of its room for code and for calls."""
@@ -183,14 +192,17 @@ def data_size(cpus: int, ring_size: int, frames: int = 0) -> int:
     return COUNTERS_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE + frames
 
 
-def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes) -> Arena:
+def allocate(
+    borrower: Borrower, kernel: Kernel, size: ArenaSize, *, note: Callable[[Addr, Addr], None]
+) -> Arena:
     """Allocate an arena in a stopped guest, all or nothing; ``reset`` makes it ready.
 
     Args:
         borrower: of tasks of the guest.
         kernel: that runs there.
         size: of the arena.
-        mark: for the end of its data; who finds it there looks at the same boot.
+        note: writes the session's notes, whose mark tells whoever finds it that this is still the
+            guest that was lent the memory; is given their address and that of the data.
 
     Raises:
         TargetError: the guest has not enough memory, or no task could be borrowed.
@@ -201,7 +213,10 @@ def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes
     with borrower.task() as task, ExitStack() as undo:
         undo.callback(give_back, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
-        data = _allocate_data(task, kernel, data_size(len(bases), ring, size.frames), mark)
+        place = _notes(data_size(len(bases), ring, size.frames))
+        data = _allocate_data(task, kernel, place + NOTES_PAGE + size.undos * UNDO_SIZE)
+        notes = Addr(data + place)
+        note(notes, data)
         code = allocate_code(task, kernel, size.code, like=data)
         module_code = allocate_module_code(task, kernel, size.code)
         percpu = _allocate_percpu(task, kernel)
@@ -217,6 +232,8 @@ def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes
         ring_size=ring,
         frames=Addr(data + data_size(len(bases), ring)),
         frames_size=size.frames,
+        notes=notes,
+        undos=size.undos,
     )
 
 
@@ -272,12 +289,14 @@ def forget_calls(arena: Arena, memory: GuestMemory) -> None:
     memory.write(arena.frames, bytes(arena.frames_size))
 
 
-def _allocate_data(task: Task, kernel: Kernel, size: int, mark: bytes = b"") -> Addr:
-    loan = Loan(kind=Kind.DATA, addr=0, size=size + len(mark))
+def _notes(end: int) -> int:
+    return -(-end // NOTES_PAGE) * NOTES_PAGE
+
+
+def _allocate_data(task: Task, kernel: Kernel, size: int) -> Addr:
+    loan = Loan(kind=Kind.DATA, addr=0, size=size)
     function = first_of(kernel, "vzalloc_noprof", "vzalloc")
-    found = _checked(task.call(function, loan.size, lends=loan), f"{size // MIB} MiB of rings")
-    task.memory.write(found + size, mark)
-    return found
+    return _checked(task.call(function, loan.size, lends=loan), f"{size // MIB} MiB of rings")
 
 
 def _allocate_percpu(task: Task, kernel: Kernel) -> int:

@@ -5,7 +5,7 @@ leave stale translated code. Each goes to the journal first, and is compared wit
 saw at the moment of writing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 from kprobes.codegen.catcher import hash_table, table_mask
@@ -17,7 +17,7 @@ from kprobes.drivers.guest.linking import Linker, Program, Trampoline
 from kprobes.drivers.guest.memory import GuestMemory, remembering, write_code
 from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.guest.stopped import StoppedMemory
-from kprobes.drivers.journal import Described, Journal, Undo
+from kprobes.drivers.journal import FLAGS, Described, Journal, Undo
 from kprobes.drivers.rollback import roll_back
 from kprobes.errors import TargetError
 from kprobes.model.abi import GuestAbi
@@ -32,6 +32,10 @@ _FLAGS = 8
 """Offset of dyn_ftrace.flags."""
 
 
+def _nothing(undos: Sequence[Undo]) -> None:
+    del undos
+
+
 class Armory:
     """Puts programs into a guest's arena and its text, and takes them out.
 
@@ -43,6 +47,9 @@ class Armory:
         abi: what the code knows of the guest.
         journal: of what is done.
         kept: that calls of earlier recordings will return to.
+
+    Attributes:
+        note: writes into the guest, beside the journal, how it is put right.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class Armory:
         kept: Sequence[Trampoline] = (),
     ) -> None:
         self._kept = kept
+        self.note: Callable[[Sequence[Undo]], None] = _nothing
         self._guest = guest
         self._arena = arena
         self._journal = journal
@@ -117,6 +125,7 @@ class Armory:
         """Write code to the arena, where nothing calls it yet."""
         if not programs:
             return
+        self._journal.check()
         codes = [*self._linker.take_routines(), *((p.entry, p.code) for p in programs)]
         for first, stop in self._arena.programs:
             self._load(sorted(code for code in codes if first <= code[0] < stop))
@@ -159,6 +168,8 @@ class Armory:
         self._journal.ledger.keep_frames([f for f in self.frames if f.trampoline])
         self._journal.describe(_described(programs))
         self._journal.record(patches)
+        self._journal.check()
+        self.note([*self._undos, *patches])
         return patches
 
     def arm(self, patches: Sequence[Undo]) -> None:
@@ -167,10 +178,11 @@ class Armory:
         Raises:
             TargetError: a site no longer holds what planning saw; nothing is left patched.
         """
+        self._journal.check()
         try:
             self._verify(patches)
         except TargetError:
-            self._journal.keep(self._undos)
+            self._keep(self._undos)
             raise
         # Before the writes: what cannot be taken back now is for the next attempt to disarm.
         self._undos += patches
@@ -189,22 +201,29 @@ class Armory:
         def is_gone(undo: Undo) -> bool:
             return any(start <= self._owners[undo.phys] < stop for start, stop in ranges)
 
+        self._journal.check()
         gone = [undo for undo in self._undos if is_gone(undo)]
         roll_back(gone, self._stopped)
         self._undos = [undo for undo in self._undos if not is_gone(undo)]
-        self._journal.keep(self._undos)
+        self._keep(self._undos)
 
     def disarm(self) -> None:
         """Put all text and records back and verify them.
 
         Raises:
             TargetError: somebody else has changed a site meanwhile; the rest is as it was.
+            GuestReplacedError: another guest runs there, or another state of it.
         """
+        self._journal.check()
         roll_back(self._undos, self._stopped)
         self._undos = []
-        self._journal.clear()
+        self._keep(())
         if self._guest.arch.returns.comes_back:
             give_callers_back(self._guest.memory, self.frames)
+
+    def _keep(self, undos: Sequence[Undo]) -> None:
+        self._journal.keep(undos)
+        self.note(undos)
 
     def _undo(self, program: Program, memory: GuestMemory) -> list[Undo]:
         site = program.plan.site
@@ -274,7 +293,7 @@ def _flag_undo(site: Site, memory: GuestMemory) -> list[Undo]:
     old, new = ((site.flags | bit).to_bytes(8, "little") for bit in (0, DISABLED))
     assert site.record is not None
     patch = Patch(addr=Addr(site.record + _FLAGS), old=old, new=new)
-    return _place(patch, "dyn_ftrace.flags", memory)
+    return _place(patch, FLAGS, memory)
 
 
 def _place(patch: Patch, what: str, memory: GuestMemory) -> list[Undo]:

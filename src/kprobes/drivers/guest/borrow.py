@@ -124,7 +124,9 @@ class Task:
 
         Raises:
             TargetError: it did not come back in time.
+            GuestReplacedError: another guest runs there meanwhile; nothing was called.
         """
+        self.ledger.check()
         if self.is_away:
             raise ValueError("the borrowed task has not come back from its last call")
         landing = self.landing
@@ -142,8 +144,14 @@ class Task:
 
         Raises:
             TargetError: it did not come back in time.
+            GuestReplacedError: nor will it, as another guest runs there.
         """
-        self.thread, result = self.landing.wait(timeout_s)
+        self.ledger.check()
+        try:
+            self.thread, result = self.landing.wait(timeout_s)
+        except TargetError:
+            self.ledger.check()
+            raise
         self.is_away = False
         self.ledger.end(result)
         return result
@@ -232,6 +240,7 @@ class Borrower:
             yield task
 
     def _frame(self, thread: int) -> Task:
+        self.ledger.check()
         frame, data = self._facts.keep(self._way, self._debugger.registers(thread))
         self.memory.write(frame, data)
         # Nothing may have been called yet when the caller fails: resuming must then be right.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from kprobes.drivers.guest import arena as arenas
 from kprobes.drivers.guest.arena import Arena, ArenaSize
@@ -14,10 +15,12 @@ from kprobes.drivers.guest.borrow import Borrower
 from kprobes.drivers.guest.callers import find_caller, free_dead_calls
 from kprobes.drivers.guest.clock import AnyClock, GuestClock, clock_function, open_clock
 from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.identity import check_stopped
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
 from kprobes.drivers.guest.lending import await_leaving, code_in_use, free_unused, settle
 from kprobes.drivers.guest.linking import Trampoline, frame_counts, frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
+from kprobes.drivers.guest.notes import begin_notes, write_notes
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, check
 from kprobes.drivers.guest.recorder import Recorder
@@ -39,6 +42,8 @@ from kprobes.units import MIB, Addr
 _CODE_OF_PLAN = 1024
 """Bytes of code that a plan, or a trampoline, takes on average at most."""
 _AWAITED_FRAMES = _SPARE_FRAMES = 1 * MIB
+_UNDOS_OF_PLAN, _SPARE_UNDOS = 2, 1024
+"""A site and its ftrace record; what crosses pages, comes late, or has a handler."""
 _LOOK_S = 0.5
 """Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
@@ -85,6 +90,7 @@ class GuestDriver:
         self._unkept = 0
         self._looked_s = 0.0
         self._is_held = False
+        self._jiffies = b""
         self._changing = threading.RLock()
         self._ended: KprobesError | None = None
         self._watch = (
@@ -144,9 +150,12 @@ class GuestDriver:
 
     def _arm(self, *, is_new: bool) -> Recorder:
         self.check()
+        self._journal.check()
         kept = self._left()
         arena, recorder = self._allocate()
+        self._journal.check()
         armory = Armory(self.guest, arena, self._abi(arena), self._journal, kept)
+        armory.note = partial(write_notes, self.guest.memory, arena, self._journal)
         programs = armory.link(self.plans)
         layouts = _layouts(self.plans)
         if is_new:
@@ -220,6 +229,7 @@ class GuestDriver:
         before, self._unkept = self._unkept, recorder.unkept
         if self._unkept != before:
             with self.guest.stub.paused():
+                self._journal.check()
                 ranges = list(code_in_use(self.guest, self._journal.ledger))
                 free_dead_calls(self.guest, armory.frames, ranges)
 
@@ -237,6 +247,7 @@ class GuestDriver:
         with self._changing:
             if self._armory is not None:
                 with self.guest.stub.paused():
+                    self._check_stopped()
                     self._armory.disarm()
             # Not before: what an exception has left armed is for the next attempt.
             self._armory = None
@@ -247,8 +258,30 @@ class GuestDriver:
         """Disarm, and give the guest its memory back as soon as nothing runs in it."""
         self.disarm()
         self._arena = self._reception = None
+        if not self._journal.ledger.is_settled:
+            with self.guest.stub.paused():
+                self._check_stopped()
         settle(self.guest, self._journal.ledger)
-        self.check()
+        self.check_guest()
+
+    def check_guest(self) -> None:
+        """Check that the guest is still the one that was attached to; to be called often.
+
+        It stands still for a moment where its time seems to.
+
+        Raises:
+            GuestReplacedError: it was rebooted, or restored to an earlier state.
+        """
+        self._journal.check()
+        jiffies = self.guest.kernel.symbols.find("jiffies_64")
+        now = self.guest.memory.read(jiffies.addr, 8) if jiffies is not None else b""
+        if now == self._jiffies:
+            with self.guest.stub.paused():
+                self._check_stopped()
+        self._jiffies = now
+
+    def _check_stopped(self) -> None:
+        check_stopped(self._journal, self.guest.stub, self.guest.memory.ram)
 
     def look_for_modules(self) -> None:
         """Find out what modules the guest has now."""
@@ -307,7 +340,7 @@ class GuestDriver:
     def _attended(self, arena: Arena, questions: Sequence[Question]) -> Generator[None]:
         # From before the first hit on; not when there will be none.
         if questions and self._reception is None:
-            self._reception = Reception(self.guest, arena)
+            self._reception = Reception(self.guest, arena, self._journal.check)
         with ExitStack() as undo:
             if self._reception is not None:
                 undo.callback(self._reception.end)
@@ -341,16 +374,19 @@ class GuestDriver:
             self._check_kernel()
             with guest.stub.paused():
                 arena = arenas.allocate(
-                    self._borrower(), guest.kernel, size, mark=self._journal.mark
+                    self._borrower(), guest.kernel, size, note=self._begin_notes
                 )
+            write_notes(guest.memory, arena, self._journal)
             # Nobody knows of this memory yet, so the guest may run on meanwhile.
             arenas.reset(arena, guest.memory)
             self._arena = arena
             self._clock = clock_function(guest.memory, guest.kernel)
             self.recorder = Recorder(arena, guest.memory, self._open_clock(arena))
+            self.recorder.check = self._journal.check
         if not self._free(self._arena).has_room(needed):
             with guest.stub.paused():
                 self._arena = arenas.grow(self._borrower(), guest.kernel, self._arena, size)
+            write_notes(guest.memory, self._arena, self._journal)
         return self._free(self._arena), self.recorder
 
     def _free(self, arena: Arena) -> Arena:
@@ -368,13 +404,17 @@ class GuestDriver:
         frames = needed.frames + _SPARE_FRAMES
         return replace(needed, code=max(self._size.code, code), frames=frames)
 
+    def _begin_notes(self, addr: Addr, loan: Addr) -> None:
+        begin_notes(self.guest.memory, addr, loan, self._journal)
+
     def _needed(self) -> ArenaSize:
         # Functions that are waited for may need frames, too.
         awaited = sum(each.kind is Kind.RETURN for each in self.waiting)
         frames = frames_size(self.plans) + (_AWAITED_FRAMES if awaited else 0)
         # A function whose returns are taken over has a trampoline besides.
         pieces = len(self.plans) + len(frame_counts(self.plans))
-        return replace(self._size, code=pieces * _CODE_OF_PLAN, frames=frames)
+        undos = _UNDOS_OF_PLAN * len(self.plans) + _SPARE_UNDOS
+        return replace(self._size, code=pieces * _CODE_OF_PLAN, frames=frames, undos=undos)
 
     def _check_kernel(self) -> None:
         # Before anything is taken from the guest: it could be neither used nor given back.

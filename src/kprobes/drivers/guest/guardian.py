@@ -24,9 +24,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kprobes.drivers.journal import Entry, Journal, read
+from kprobes.drivers.journal import FLAGS, Entry, Journal, read
 from kprobes.drivers.rollback import roll_back
-from kprobes.errors import FormatError, GuestGoneError, KprobesError, TargetError, UnreachableError
+from kprobes.errors import (
+    FormatError,
+    GuestGoneError,
+    GuestReplacedError,
+    KprobesError,
+    TargetError,
+    UnreachableError,
+)
 from kprobes.transport.connect import connect
 from kprobes.transport.stub import Stub
 
@@ -163,6 +170,8 @@ def rescue(
         was_killed: whether it may have been its tracer that has left the guest stopped.
 
     Raises:
+        GuestReplacedError: it was rebooted, or restored to an earlier state; nothing there was
+            touched, and the journal is removed.
         KprobesError: the guest cannot be reached, a place cannot be put back, or its memory
             cannot be given back; it runs then too, and the journal says what is left to do.
     """
@@ -170,17 +179,36 @@ def rescue(
         # Inside: whatever is wrong with the journal, the guest must run again.
         stub.is_held &= not was_killed
         entry = read(journal) if journal.exists() else None
-        places = roll_back(entry.undos, stub) if entry else 0
-        if stub.is_held:
-            raise KprobesError("the guest is paused by somebody else")
-        memory = _reclaim(stub, entry) if entry and not entry.ledger.is_settled else 0
+        try:
+            rescued = Rescued(0, 0) if entry is None or entry.is_done else _put_right(stub, entry)
+        except GuestReplacedError:
+            journal.unlink()
+            raise
     journal.unlink(missing_ok=True)
-    return Rescued(places, memory)
+    return rescued
+
+
+def _put_right(stub: Stub, entry: Entry) -> Rescued:
+    # What finds kernels takes a while to load, and a tracer that dies early leaves nothing to do.
+    from kprobes.drivers.guest.identity import check_stopped
+    from kprobes.drivers.guest.stopped import StoppedMemory
+    from kprobes.transport.find_ram import open_ram
+
+    ram = open_ram(stub)
+    check_stopped(entry, stub, ram)
+    if entry.undos and entry.mark_place is None:
+        raise TargetError("its journal does not say what proves that the guest is the same")
+    memory = StoppedMemory(stub, ram)
+    memory.note_data(undo.phys for undo in entry.undos if undo.what == FLAGS)
+    places = roll_back(entry.undos, memory)
+    if entry.ledger.is_settled:
+        return Rescued(places, 0)
+    if stub.is_held:
+        raise KprobesError("the guest is paused by somebody else")
+    return Rescued(places, _reclaim(stub, entry))
 
 
 def _reclaim(stub: Stub, entry: Entry) -> int:
-    # Most tracers that die leave nothing of the kind, or the guest to run at once: what finds
-    # kernels takes a while to load.
     from kprobes.drivers.guest.reclaim import reclaim
 
     return reclaim(stub, Journal.reopen(entry.path), image=entry.image)
@@ -217,6 +245,8 @@ def main(target: str, journal: str) -> int:
     for _ in range(_ATTEMPTS):
         try:
             rescue(target, Path(journal), was_killed=was_killed)
+        except GuestReplacedError:
+            return 0
         except TargetError:
             # Somebody was still in the code, or nobody could be borrowed: the guest goes on.
             time.sleep(_BETWEEN_S)

@@ -54,6 +54,7 @@ def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
     """
 
     def nobody_comes() -> bool:
+        ledger.check()
         # Who is in our code now may still lead a call to us: so each time anew.
         if guest.arch.returns.comes_back:
             give_callers_back(guest.memory, ledger.frames)

@@ -10,9 +10,10 @@ from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.attach import Access, attach
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.guardian import Guardian
+from kprobes.drivers.guest.identity import check, read_boot
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.overlook import point_out
-from kprobes.errors import GuestGoneError
+from kprobes.errors import GuestGoneError, GuestReplacedError
 from kprobes.transport.connect import parse_target
 from kprobes.transport.stub import Stub
 
@@ -50,6 +51,8 @@ def open_driver(
     undo.push(partial(_detach, guest.stub))
     image = access.image.resolve() if access and access.image else None
     journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
+    journal.note_boot(read_boot(guest))
+    journal.watch(partial(check, journal, guest.memory.ram.read))
     point_out(guest, journal)
     driver = GuestDriver(guest, journal, size or ArenaSize())
     undo.callback(_leave if is_ours else _close, driver, journal)
@@ -87,6 +90,10 @@ def _leave(driver: GuestDriver, journal: Journal) -> None:
 def _close(driver: GuestDriver, journal: Journal) -> None:
     try:
         driver.close()
+    except GuestReplacedError:
+        # Nothing is left to put right, and nothing may be.
+        journal.remove()
+        raise
     except GuestGoneError:
         if driver.guest.stub.has_ended:
             # Nothing is left to put right. A stub that fell silent is the guardian's.

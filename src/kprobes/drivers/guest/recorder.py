@@ -2,12 +2,14 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from kprobes.drivers.guest.arena import MISSED_SIZE, Arena
 from kprobes.drivers.guest.clock import AnyClock
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.rings import Window, open_rings
+from kprobes.errors import GuestReplacedError
 from kprobes.model.abi import SLACK
 from kprobes.model.batch import Events
 from kprobes.model.hits import Counts, Hits
@@ -36,11 +38,19 @@ def hits_of(plans: Sequence[Plan], counts: Counts) -> list[Hits]:
     ]
 
 
+def _nothing() -> None:
+    pass
+
+
 class Recorder:
     """Reads every ring of one arena, whether the guest runs or not.
 
     One thread at a time drains. Others may ``add`` and count meanwhile: what is expected, and all
     that is counted, is under ``_lock``.
+
+    Attributes:
+        layouts: of all records that may come.
+        check: raises GuestReplacedError unless the rings are still ours.
     """
 
     def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
@@ -49,6 +59,7 @@ class Recorder:
         self._clock = clock
         self._lock = threading.RLock()
         self.layouts: Sequence[RecordLayout] = ()
+        self.check: Callable[[], None] = _nothing
         self._recorded: Counter[int] = Counter()
         self._rings = open_rings(arena, memory)
         self._readers = [
@@ -90,7 +101,8 @@ class Recorder:
 
     def rest(self) -> Iterator[Events]:
         """Yield everything that is left; no probe is armed any more."""
-        yield self.drain()
+        with suppress(GuestReplacedError):
+            yield self.drain()
         yield self._merger.finish()
 
     def counts(self) -> Counts:
@@ -121,6 +133,7 @@ class Recorder:
         )
 
     def _read(self) -> list[Decoded]:
+        self.check()
         self._clock.refresh()
         found: list[Decoded] = []
         for ring, reader in zip(self._rings, self._readers, strict=True):
