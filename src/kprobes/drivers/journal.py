@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kprobes.drivers.loans import Kind, Ledger
 from kprobes.errors import FormatError
@@ -22,15 +22,17 @@ from kprobes.units import Addr, Phys
 _VERSION = 1
 _MAX_SIZE = 64 << 20
 _MARK = 16
-_OF_PATCHES = frozenset({"undos", "probes"})
-"""Lines that are forgotten with the patches."""
+_OF_PATCHES = (b'{"undos"', b'{"probes"')
+"""How lines begin that are forgotten with the patches."""
 FLAGS = "dyn_ftrace.flags"
 """What undos of the guest's ftrace records are for: these are no code."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Undo:
+class Undo(NamedTuple):
     """One write to a guest's RAM: where, what was there and what we put there.
+
+    69,038 of them are read while a guest is to be put right within a second: a tuple takes a fifth
+    of a dataclass's time.
 
     Attributes:
         phys, addr: its physical and its kernel address.
@@ -45,8 +47,7 @@ class Undo:
     what: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class Described(NamedTuple):
     """One probe as it was armed, for whoever looks at its code.
 
     Attributes:
@@ -199,20 +200,15 @@ class Journal:
         return journal
 
     @classmethod
-    def reopen(cls, path: Path) -> "Journal":
-        """Go on with the journal of a dead tracer whose undos are all done.
-
-        Raises:
-            FormatError: it is no journal.
-        """
-        entry = read(path)
-        journal = cls(path, entry.mark)
+    def reopen(cls, entry: Entry) -> "Journal":
+        """Go on with the journal of a dead tracer whose undos are all done."""
+        journal = cls(entry.path, entry.mark)
         journal.state, journal.boot, journal._marked = entry.state, entry.boot, entry.marked
         journal._is_clear = not entry.undos
-        for line in _lines(path):
-            journal.ledger.replay(line)
-            if not _OF_PATCHES & line.keys():
-                journal._head += _line(line)
+        for line in _raw_lines(entry.path):
+            if not line.startswith(_OF_PATCHES):
+                journal.ledger.replay(json.loads(line))
+                journal._head += line + b"\n"
         journal.clear()
         return journal
 
@@ -258,7 +254,7 @@ class Journal:
         # What is to be put back does not depend on it: the next record takes it to the disk.
         self._append(_probes_line(found), is_synced=False)
 
-    def record(self, undos: Iterable[Undo]) -> None:
+    def record(self, undos: Sequence[Undo]) -> None:
         """Put undos on the disk; only then may their patches be made."""
         self._is_clear = False
         self.state += 1
@@ -354,7 +350,7 @@ def read(path: Path) -> Entry:
             release=str(facts.get("release", "")),
             pid=int(facts["pid"]),
             started=str(facts["started"]),
-            undos=tuple(_from_json(item) for line in values for item in line.get("undos", ())),
+            undos=tuple(undo for line in values for undo in _undos_of(line.get("undos", []))),
             mark=bytes.fromhex(facts.get("mark", "")),
             marked=_marked_of(facts["marked"]) if "marked" in facts else None,
             state=int(facts.get("state", 0)),
@@ -390,8 +386,11 @@ def _marked_of(item: dict[str, Any]) -> MarkPlace:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_bytes()[:_MAX_SIZE].split(b"\n")[:-1]
-    return [cast("dict[str, Any]", json.loads(line)) for line in lines]
+    return [cast("dict[str, Any]", json.loads(line)) for line in _raw_lines(path)]
+
+
+def _raw_lines(path: Path) -> list[bytes]:
+    return path.read_bytes()[:_MAX_SIZE].split(b"\n")[:-1]
 
 
 def _ledger_of(lines: Iterable[dict[str, Any]]) -> Ledger:
@@ -406,8 +405,8 @@ def _probes_line(probes: Iterable[Described]) -> bytes:
     return _line({"probes": found})
 
 
-def _undos_line(undos: Iterable[Undo], state: int) -> bytes:
-    return _line({"undos": [_to_json(undo) for undo in undos], "state": state})
+def _undos_line(undos: Sequence[Undo], state: int) -> bytes:
+    return _line({"undos": _columns(undos), "state": state})
 
 
 def _line(value: dict[str, Any]) -> bytes:
@@ -424,25 +423,31 @@ def process_start(pid: int) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
-def _to_json(undo: Undo) -> dict[str, Any]:
-    # Not by ``asdict``, which takes 30 ms for a thousand probes.
+def _columns(undos: Sequence[Undo]) -> dict[str, list[Any]]:
+    # 69,038 of them are read in a third of the time that as many objects take.
     return {
-        "phys": undo.phys,
-        "addr": undo.addr,
-        "old": undo.old.hex(),
-        "new": undo.new.hex(),
-        "what": undo.what,
+        "phys": [undo.phys for undo in undos],
+        "addr": [undo.addr for undo in undos],
+        "old": [undo.old.hex() for undo in undos],
+        "new": [undo.new.hex() for undo in undos],
+        "what": [undo.what for undo in undos],
     }
 
 
-def _from_json(item: dict[str, Any]) -> Undo:
-    return Undo(
-        phys=Phys(int(item["phys"])),
-        addr=Addr(int(item["addr"])),
-        old=bytes.fromhex(item["old"]),
-        new=bytes.fromhex(item["new"]),
-        what=str(item["what"]),
+def _undos_of(found: Any) -> Iterator[Undo]:
+    if isinstance(found, list):
+        # Of a release that wrote an object for each.
+        items = cast("list[dict[str, Any]]", found)
+        rows = [[item[name] for name in Undo._fields] for item in items]
+        columns = list(zip(*rows, strict=True)) or [()] * len(Undo._fields)
+    else:
+        columns = [found[name] for name in Undo._fields]
+    phys, addr, old, new, what = columns
+    numbers, texts = (
+        (map(int, phys), map(int, addr)),
+        (map(bytes.fromhex, old), map(bytes.fromhex, new)),
     )
+    return map(Undo._make, zip(*numbers, *texts, map(str, what), strict=True))
 
 
 def _window(item: dict[str, Any]) -> Window | None:

@@ -224,7 +224,7 @@ class GuestDriver:
         if not self._journal.ledger.is_settled:
             with self.guest.stub.paused():
                 self._check_stopped()
-        settle(self.guest, self._journal.ledger)
+        settle(self.guest, self._journal.ledger, self.tell)
 
     def check(self) -> None:
         """Check that the guest is still the one that was attached to; to be called often.

@@ -7,8 +7,11 @@ not, the guardian connects to the stub, puts back what the journal says, and let
 then it gives the guest back what it had lent.
 """
 
+import gc
+import importlib
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +34,8 @@ from kprobes.transport.stub import Stub
 
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.02
+_LOAD_S = 1.0
+"""Until then its tracer has better use of the CPU."""
 _ATTEMPTS, _BETWEEN_S = 5, 1.0
 """At giving the guest its memory back; its text is put back with the first."""
 
@@ -112,6 +117,12 @@ def rescue(target: str, journal: Path, *, patience_s: float = _PATIENCE_S) -> Re
     return rescued
 
 
+def _load() -> None:
+    # What putting right needs and waiting does not, before it is in a hurry.
+    importlib.import_module("kprobes.drivers.guest.reclaim")
+    importlib.import_module("kprobes.transport.find_ram")
+
+
 def _put_right(stub: Stub, entry: Entry) -> Rescued:
     # What finds kernels takes a while to load, and a tracer that dies early leaves nothing to do.
     from kprobes.drivers.guest.identity import check_stopped
@@ -131,7 +142,7 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
 def _reclaim(stub: Stub, entry: Entry) -> int:
     from kprobes.drivers.guest.reclaim import reclaim
 
-    return reclaim(stub, Journal.reopen(entry.path), image=entry.image)
+    return reclaim(stub, Journal.reopen(entry), image=entry.image)
 
 
 def _connect(target: str, patience_s: float) -> Stub:
@@ -157,6 +168,9 @@ def _is_done(journal: Path) -> bool:
 def main() -> int:
     """Wait for the tracer's end and act on it."""
     target, journal = sys.argv[1:]
+    loading = threading.Timer(_LOAD_S, _load)
+    loading.daemon = True
+    loading.start()
     if sys.stdin.buffer.read(1) and _is_done(Path(journal)):
         return 0
     for _ in range(_ATTEMPTS):
@@ -176,4 +190,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # Tens of thousands of undos are read at once while the guest stands still.
+    gc.disable()
     sys.exit(main())
