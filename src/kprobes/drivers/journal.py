@@ -123,6 +123,7 @@ class Entry:
         marked: where, or None.
         state: how often its patches changed; it stands behind the mark.
         boot: of the guest, or None where that was not found out.
+        guardian: its process and when that began; 0 and "" without one.
         image: of the kernel, where the tracer was given one, else "".
         ledger: what the guest has lent.
         probes: that are armed; of one site in the order in which a hit runs them.
@@ -140,6 +141,7 @@ class Entry:
     marked: MarkPlace | None = None
     state: int = 0
     boot: Boot | None = None
+    guardian: tuple[int, str] = (0, "")
     image: str = ""
     ledger: Ledger = field(default_factory=Ledger, compare=False)
     probes: tuple[Described, ...] = field(default=(), compare=False)
@@ -154,6 +156,12 @@ class Entry:
     def mark_place(self) -> Phys | None:
         """Where its mark must be in the guest, or None while it need not be anywhere."""
         return _mark_place(self.marked, self.ledger)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its guardian lives, who puts the guest right if nobody else does."""
+        pid, began = self.guardian
+        return bool(began) and process_start(pid) == began
 
     @property
     def is_abandoned(self) -> bool:
@@ -231,6 +239,10 @@ class Journal:
         self.boot = boot
         value = {"addr": boot.addr, "phys": boot.phys, "value": boot.value.hex()}
         self._say({"boot": value})
+
+    def note_guardian(self, pid: int) -> None:
+        """Say who watches over us."""
+        self._note({"guardian": [pid, process_start(pid)]})
 
     def note_mark(self, place: MarkPlace) -> None:
         """Say where the mark is now."""
@@ -324,6 +336,18 @@ def entries() -> Iterator[Entry]:
             yield read(path)
 
 
+def left_behind() -> Iterator[Entry]:
+    """Yield the journals of tracers that were killed, as were their guardians."""
+    for path in directory().glob("*.jsonl"):
+        # Named after their process: one at work is not read, which may take a while.
+        if Path("/proc", path.name.partition("-")[0]).exists():
+            continue
+        with suppress(FormatError, FileNotFoundError):
+            entry = read(path)
+            if entry.is_abandoned and not entry.is_watched:
+                yield entry
+
+
 def _written_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
@@ -355,6 +379,7 @@ def read(path: Path) -> Entry:
             marked=_marked_of(facts["marked"]) if "marked" in facts else None,
             state=int(facts.get("state", 0)),
             boot=_boot_of(facts["boot"]) if "boot" in facts else None,
+            guardian=_guardian_of(*facts.get("guardian", (0, ""))),
             image=str(facts.get("image", "")),
             ledger=_ledger_of(values),
             probes=tuple(_described(item) for line in values for item in line.get("probes", ())),
@@ -374,6 +399,10 @@ def _mark_place(marked: MarkPlace | None, ledger: Ledger) -> Phys | None:
     lent = [loan for loan in ledger.loans if loan.kind is Kind.DATA and loan != returned]
     is_there = marked is not None and any(loan.addr == marked.loan for loan in lent)
     return marked.phys if marked is not None and is_there else None
+
+
+def _guardian_of(pid: int, began: str) -> tuple[int, str]:
+    return int(pid), str(began)
 
 
 def _boot_of(item: dict[str, Any]) -> Boot:

@@ -43,7 +43,7 @@ def open_driver(
     undo.callback(journal.close)
     if not is_ours:
         # A guest of our own ends with us; anybody else's must live on if we are killed.
-        undo.enter_context(Guardian(target, journal.path))
+        journal.note_guardian(undo.enter_context(Guardian(target, journal.path)).pid)
     # LLVM's library loads while the guest is looked at: that needs no Python.
     threading.Thread(target=load_compiler, name="kprobes-llvm", daemon=True).start()
     guest = attach(target, access=access)
