@@ -339,3 +339,12 @@ def test_what_is_kept_is_there_with_its_probes_and_the_rest_is_forgotten() -> No
 
 def _of(written: Undo) -> Described:
     return Described(site=written.addr, entry=Addr(1), event_id=2, definition=written.what)
+
+
+def test_a_state_that_the_guest_has_not_heard_of_outlasts_every_attempt_to_put_it_right() -> None:
+    made = _written()
+
+    for _ in range(3):
+        Journal.reopen(journal.read(made.path))
+
+    assert (journal.read(made.path).state, journal.read(made.path).undos) == (made.state, ())

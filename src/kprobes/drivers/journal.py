@@ -209,10 +209,12 @@ class Journal:
 
     @classmethod
     def reopen(cls, entry: Entry) -> "Journal":
-        """Go on with the journal of a dead tracer whose undos are all done."""
+        """Go on with the journal of a dead tracer whose undos are all done.
+
+        Its state stays as it is: the guest has not heard of another, and may be one behind.
+        """
         journal = cls(entry.path, entry.mark)
         journal.state, journal.boot, journal._marked = entry.state, entry.boot, entry.marked
-        journal._is_clear = not entry.undos
         for line in _raw_lines(entry.path):
             if not line.startswith(_OF_PATCHES):
                 journal.ledger.replay(json.loads(line))
