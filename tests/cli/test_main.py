@@ -1,13 +1,16 @@
 """The command line as a whole: help, dispatch, errors and exit codes."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from kprobes.cli.main import COMMANDS, guarded, main
+from kprobes.drivers.journal import process_start
 from kprobes.errors import (
     DefinitionError,
     KprobesError,
@@ -16,8 +19,14 @@ from kprobes.errors import (
     UnreachableError,
     UsageError,
 )
+from tests.build.journals import dead_pid, write_journal
 
 NAMES = [module.NAME for module in COMMANDS]
+
+
+@pytest.fixture(autouse=True)
+def _own_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 def raising(error: BaseException) -> Callable[[], int]:
@@ -262,3 +271,22 @@ def test_output_that_nobody_reads_is_not_complained_about() -> None:
 
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("guardian", "is_told"), [((0, ""), True), ((os.getpid(), process_start(os.getpid())), False)]
+)
+def test_the_next_command_says_that_tracer_and_guardian_were_killed(
+    capfd: pytest.CaptureFixture[str],
+    guardian: tuple[int, str],
+    *,
+    is_told: bool,
+) -> None:
+    entry = write_journal("localhost:1", name=f"{dead_pid()}-1")
+    with entry.path.open("a") as file:
+        file.write(f"{json.dumps({'guardian': guardian})}\n")
+
+    main(["check", "p f", "--image", "/nonexistent"])
+
+    words = f"kprobe: process {entry.pid}, which used localhost:1, was killed, as was its guardian"
+    assert (words in capfd.readouterr().err) == is_told

@@ -68,7 +68,12 @@ def _tracer(entry: Entry) -> str:
         return f"process {entry.pid}, which is at work"
     if has_ended(entry):
         return f"process {entry.pid}: both have ended; `kprobe restore` removes the journal"
-    return f"process {entry.pid}, which was killed: `kprobe restore` puts it right"
+    if entry.is_watched:
+        return f"process {entry.pid}, which was killed: its guardian is putting it right"
+    return (
+        f"process {entry.pid}, which was killed: `kprobe restore` puts it right; the guest may "
+        "stand still until then"
+    )
 
 
 def _sites(sites: Sequence[ArmedSite], *, is_verbose: bool) -> str:

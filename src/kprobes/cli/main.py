@@ -29,6 +29,8 @@ COMMANDS: tuple[ModuleType, ...] = (
     restore,
     doctor,
 )
+_SAYING_THEMSELVES = frozenset({guest.NAME, status.NAME, restore.NAME})
+"""Commands that need no word on what killed tracers left."""
 _DESCRIPTION = (
     "Probe running Linux kernels: guests under QEMU, as they are, and this machine's own."
 )
@@ -56,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def act() -> int:
         args = _parse(words)
+        if args.name not in _SAYING_THEMSELVES:
+            _warn()
         return args.run(args, out)
 
     before, threading.excepthook = threading.excepthook, _on_thread_error
@@ -63,6 +67,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return guarded(act)
     finally:
         threading.excepthook = before
+
+
+def _warn() -> None:
+    from kprobes.drivers.journal import left_behind
+
+    for entry in left_behind():
+        from kprobes.drivers.restore import has_ended
+
+        if not has_ended(entry):
+            say(
+                f"kprobe: process {entry.pid}, which used {entry.target}, was killed, as was its "
+                "guardian; that guest may stand still since: `kprobe restore` puts it right"
+            )
 
 
 def guarded(act: Callable[[], int]) -> int:

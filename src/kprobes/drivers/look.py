@@ -22,7 +22,8 @@ def looking(target: str) -> Generator[Guest]:
     journal = Journal.create(target)
     try:
         # Connecting stops the guest: if we are killed right then, somebody must let it go on.
-        with Guardian(target, journal.path):
+        with Guardian(target, journal.path) as guardian:
+            journal.note_guardian(guardian.pid)
             guest = attach(target)
             try:
                 yield guest

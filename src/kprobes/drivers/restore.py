@@ -6,11 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kprobes.drivers.guest.guardian import rescue
-from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.identity import read_boot
-from kprobes.drivers.guest.notes import Notes, as_journal, can_search, find_notes
 from kprobes.drivers.journal import Entry, entries, read
-from kprobes.drivers.look import looking
 from kprobes.errors import (
     GuestReplacedError,
     KprobesError,
@@ -23,6 +19,10 @@ from kprobes.transport.connect import parse_target
 
 _PATIENCE_S = 2.0
 _OWN_PREFIX = "kprobes-"
+_UNSEARCHED = (
+    "the guest's RAM can be read through its stub only, which is too slow to look for probes of a "
+    "tracer whose journal is not here; run kprobes as QEMU's user"
+)
 _UNNOTED = (
     "it has more probes than its memory has notes of: `kprobe status --target` lists them; only "
     "the journal of its tracer, or a reboot, puts it right"
@@ -93,9 +93,16 @@ def restore_noted(target: str, *, patience_s: float = _PATIENCE_S) -> Iterator[R
         UnreachableError: nothing answers there, or somebody else uses the stub.
         TargetError: no Linux that we understand runs there.
     """
+    # What finds kernels takes a while to load, and most journals need none of it.
+    from kprobes.drivers.guest.identity import read_boot
+    from kprobes.drivers.guest.notes import as_journal, can_search, find_notes
+    from kprobes.drivers.look import looking
+
     known = {entry.mark for entry in entries()}
     with looking(target) as guest:
-        found = [notes for notes in _search(guest) if notes.mark not in known]
+        if not can_search(guest):
+            raise TargetError(_UNSEARCHED)
+        found = [notes for notes in find_notes(guest) if notes.mark not in known]
         boot = read_boot(guest)
     for notes in found:
         entry = read(as_journal(notes, target, boot).path)
@@ -104,15 +111,6 @@ def restore_noted(target: str, *, patience_s: float = _PATIENCE_S) -> Iterator[R
             yield Restored(entry=entry, outcome=Outcome.FAILED, error=TargetError(_UNNOTED))
         else:
             yield _restore(entry, patience_s)
-
-
-def _search(guest: Guest) -> Iterator[Notes]:
-    if not can_search(guest):
-        raise TargetError(
-            "the guest's RAM can be read through its stub only, which is too slow to look for "
-            "probes of a tracer whose journal is not here; run kprobes as QEMU's user"
-        )
-    return find_notes(guest)
 
 
 def has_ended(entry: Entry) -> bool:

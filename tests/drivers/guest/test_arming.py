@@ -346,3 +346,26 @@ def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
         steps[step]()
 
     assert made.stub.writes == writes
+
+
+@pytest.mark.parametrize("number", range(2 * len(TEXTS) - 1))
+def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    patches = armory.stage(programs)
+    before = made.text()
+    made.stub.writes = 0
+
+    def load(addr: int, data: bytes) -> None:
+        del addr, data
+        if made.stub.writes == number:
+            for undo in patches:
+                made.stub.ram.write(undo.phys, undo.old)
+            written.watch(_is_another)
+
+    made.stub.before_write = load
+    with pytest.raises(GuestReplacedError):
+        armory.arm(patches)
+
+    assert made.text() == before

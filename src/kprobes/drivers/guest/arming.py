@@ -19,7 +19,7 @@ from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.guest.stopped import StoppedMemory
 from kprobes.drivers.journal import FLAGS, Described, Journal, Undo
 from kprobes.drivers.rollback import roll_back
-from kprobes.errors import TargetError
+from kprobes.errors import GuestReplacedError, TargetError
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
 from kprobes.model.returns import Frames
@@ -189,6 +189,7 @@ class Armory:
         with ExitStack() as undo:
             undo.callback(self.disarm)
             self._stopped.write_physical_many([(u.phys, u.new) for u in patches])
+            self._check_written(patches)
             undo.pop_all()
 
     def withdraw(self, ranges: Sequence[Text]) -> None:
@@ -220,6 +221,15 @@ class Armory:
         self._keep(())
         if self._guest.arch.returns.comes_back:
             give_callers_back(self._guest.memory, self.frames)
+
+    def _check_written(self, patches: Sequence[Undo]) -> None:
+        # A monitor's ``loadvm`` may have come after the check before. The guest has not run since:
+        # what was written into the other state goes again before it does.
+        try:
+            self._journal.check()
+        except GuestReplacedError:
+            roll_back(patches, self._stopped)
+            raise
 
     def _keep(self, undos: Sequence[Undo]) -> None:
         self._journal.keep(undos)

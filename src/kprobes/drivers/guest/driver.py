@@ -261,7 +261,7 @@ class GuestDriver:
         if not self._journal.ledger.is_settled:
             with self.guest.stub.paused():
                 self._check_stopped()
-        settle(self.guest, self._journal.ledger)
+        settle(self.guest, self._journal.ledger, self.tell)
         self.check_guest()
 
     def check_guest(self) -> None:

@@ -11,6 +11,8 @@ stand in. Its standard output is a pipe to the tracer: a line when it is ready, 
 patched; the end of the pipe is its death, after which the tracer goes on no longer.
 """
 
+import gc
+import importlib
 import os
 import select
 import subprocess
@@ -39,6 +41,8 @@ from kprobes.transport.stub import Stub
 
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.02
+_LOAD_S = 1.0
+"""Until then its tracer has better use of the CPU."""
 _ATTEMPTS, _BETWEEN_S = 5, 1.0
 """At giving the guest its memory back; its text is put back with the first."""
 _START_S = 30.0
@@ -188,6 +192,12 @@ def rescue(
     return rescued
 
 
+def _load() -> None:
+    # What putting right needs and waiting does not, before it is in a hurry.
+    importlib.import_module("kprobes.drivers.guest.reclaim")
+    importlib.import_module("kprobes.transport.find_ram")
+
+
 def _put_right(stub: Stub, entry: Entry) -> Rescued:
     # What finds kernels takes a while to load, and a tracer that dies early leaves nothing to do.
     from kprobes.drivers.guest.identity import check_stopped
@@ -211,7 +221,7 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
 def _reclaim(stub: Stub, entry: Entry) -> int:
     from kprobes.drivers.guest.reclaim import reclaim
 
-    return reclaim(stub, Journal.reopen(entry.path), image=entry.image)
+    return reclaim(stub, Journal.reopen(entry), image=entry.image)
 
 
 def _connect(target: str, patience_s: float) -> Stub:
@@ -236,9 +246,14 @@ def _is_done(journal: Path) -> bool:
 
 def main(target: str, journal: str) -> int:
     """Wait for the tracer's end and act on it."""
+    # Tens of thousands of undos are read at once while the guest stands still.
+    gc.disable()
     with suppress(BrokenPipeError):
         # A tracer that is dead already is what we are for.
         os.write(1, _READY)
+    loading = threading.Timer(_LOAD_S, _load)
+    loading.daemon = True
+    loading.start()
     was_killed = not sys.stdin.buffer.read(1)
     if not was_killed and _is_done(Path(journal)):
         return 0

@@ -94,6 +94,8 @@ def check_stopped(journal: Identified, stub: Stub, ram: Ram) -> None:
     """
     check(journal, ram.read)
     if journal.boot is not None and not _is_mapped(journal.boot, stub, ram):
+        # A ``loadvm`` may have come between the looks at registers and at what they lead to.
+        check(journal, ram.read)
         raise GuestReplacedError(REBOOTED)
 
 

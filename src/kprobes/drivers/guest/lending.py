@@ -1,7 +1,8 @@
 """Giving back what a guest has lent, by calling its own functions."""
 
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import assert_never
 
 from kprobes.drivers.guest.borrow import Borrower, Task
@@ -18,12 +19,26 @@ from kprobes.ports import Text
 from kprobes.units import Addr
 
 _PATIENCE_S = 2.0
+_FOR_EXIT = "waiting until no task of the guest is inside the probes' code, which is freed then"
+_FOR_TASK = (
+    "the probes are gone; waiting for a task of the guest that can free their memory: does a CPU "
+    "of the guest hang? A second Ctrl-C does not wait"
+)
 
 
-def settle(guest: Guest, ledger: Ledger) -> None:
+def _say_nothing(words: str) -> None:
+    del words
+
+
+def settle(guest: Guest, ledger: Ledger, tell: Callable[[str], None] = _say_nothing) -> None:
     """Give back all that a guest has lent, as soon as nothing runs in it.
 
     The guest may run, and runs on. No probe may be armed.
+
+    Args:
+        guest: that has lent it.
+        ledger: what it has lent.
+        tell: is told what is waited for, when it takes a while.
 
     Raises:
         TargetError: a task sleeps in the code, or none could be borrowed; the ledger tells what
@@ -35,11 +50,23 @@ def settle(guest: Guest, ledger: Ledger) -> None:
     if guest.stub.stands():
         help_ = "let it go on (`cont` in its monitor), then use `kprobe restore`"
         raise TargetError(f"the guest is paused: {otherwise}; {help_}")
-    await_exit(guest, ledger, otherwise=otherwise)
+    with telling(tell, _FOR_EXIT):
+        await_exit(guest, ledger, otherwise=otherwise)
     ledger.keep_frames(())
     borrower = Borrower(guest.stub, guest.memory, guest.kernel, ledger)
-    with guest.stub.paused(), borrower.task() as task:
+    with telling(tell, _FOR_TASK), guest.stub.paused(), borrower.task() as task:
         give_back(task, guest.kernel)
+
+
+@contextmanager
+def telling(tell: Callable[[str], None], words: str) -> Generator[None]:
+    """Tell somebody what is waited for inside, when it takes a while."""
+    timer = threading.Timer(_PATIENCE_S, tell, [words])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:

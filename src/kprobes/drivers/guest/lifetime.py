@@ -45,6 +45,8 @@ def open_driver(
     undo.callback(journal.close)
     # A guest of our own ends with us; anybody else's must live on if we are killed.
     guardian = None if is_ours else undo.enter_context(Guardian(target, journal.path))
+    if guardian is not None:
+        journal.note_guardian(guardian.pid)
     # LLVM's library loads while the guest is looked at: that needs no Python.
     threading.Thread(target=load_compiler, name="kprobes-llvm", daemon=True).start()
     guest = attach(target, access=access)
