@@ -117,7 +117,7 @@ class Stub:
         # A running guest was stopped by the connection: QEMU before 8.1 says so unasked. One
         # that was stopped already brings no such packet: never wait for it. The empty answer
         # is to the empty packet that came first.
-        while (answer := self._wire.receive(self._wire.timeout_s)) is not None:
+        for answer in self._wire.until(time.monotonic() + self._wire.timeout_s):
             if answer and not rsp.is_stop(answer):
                 return answer
         raise GuestGoneError(f"no answer within {self._wire.timeout_s:g} s")
@@ -231,8 +231,7 @@ class Stub:
         return reply
 
     def _stop_reply(self, timeout_s: float) -> rsp.StopReply | None:
-        deadline = time.monotonic() + timeout_s
-        while (packet := self._wire.receive(deadline - time.monotonic())) is not None:
+        for packet in self._wire.until(time.monotonic() + timeout_s):
             if rsp.is_stop(packet):
                 return rsp.parse_stop(packet)
         return None
@@ -257,11 +256,12 @@ class Stub:
     def ids(self) -> tuple[int, ...]:
         """Return the stub's thread ids, one per vCPU."""
         self._must_be_stopped()
+        deadline = time.monotonic() + self._wire.timeout_s
         ids = rsp.parse_thread_list(self._wire.ask(b"qfThreadInfo"))
         while more := rsp.parse_thread_list(self._wire.ask(b"qsThreadInfo")):
             ids += more
-            if len(ids) > _MAX_CPUS:
-                raise FormatError(f"a gdb stub with more than {_MAX_CPUS} vCPUs")
+            if len(ids) > _MAX_CPUS or time.monotonic() > deadline:
+                raise FormatError(f"a gdb stub with more than {len(ids)} vCPUs")
         return ids
 
     def registers(self, cpu: int) -> Mapping[str, int]:
