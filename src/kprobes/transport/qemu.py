@@ -214,6 +214,9 @@ def _program(options: MachineOptions) -> Path:
 def _kernel(options: MachineOptions, progress: Progress) -> Path:
     if options.kernel is None:
         return kernel_image(suite=options.suite, arch=options.arch, progress=progress)
+    if options.kernel.exists() and not options.kernel.is_file():
+        # A FIFO would be waited for.
+        raise UnreachableError(f"cannot read the kernel {options.kernel}: not a regular file")
     try:
         with options.kernel.open("rb") as file:
             head = file.read(options.board.head_size)
