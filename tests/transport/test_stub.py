@@ -1,5 +1,7 @@
 # pyright: reportPrivateUsage=false
 # A clock, and requests that were interrupted, are put in from below.
+import os
+import signal
 import socket
 import threading
 import time
@@ -181,6 +183,27 @@ def test_both_close_and_detach_can_be_called_again() -> None:
         stub.close()
 
     assert closed == [1]
+
+
+@pytest.mark.parametrize("request_", [b"qSupported", b"QStartNoAckMode", b"vCont?", b"D;1"])
+def test_an_interrupt_on_the_way_in_or_out_lets_the_guest_run(request_: bytes) -> None:
+    fake = FakeStub()
+
+    def interrupt(sock: socket.socket) -> None:
+        del sock
+        fake.hooks.clear()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    fake.hooks[request_] = interrupt
+
+    def come_and_go(path: str) -> None:
+        Stub.open(path).detach()
+
+    with listening(fake) as path, pytest.raises(KeyboardInterrupt):
+        come_and_go(path)
+
+    assert fake.is_running
+    assert not fake.hooks
 
 
 def _flood(payload: bytes) -> Callable[[socket.socket], None]:

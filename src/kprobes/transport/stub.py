@@ -95,10 +95,10 @@ class Stub:
         try:
             stub._shake_hands()
         except (FormatError, GuestGoneError) as e:
-            stub.close()
+            stub.close(resume=True)
             raise UnreachableError(f"{address}: not a gdb stub that we know: {e}") from e
         except BaseException:
-            stub.close()
+            stub.close(resume=True)
             raise
         return stub
 
@@ -370,8 +370,10 @@ class Stub:
         try:
             if not self._wire.is_gone:
                 self._leave(resume)
-        finally:
-            self.close()
+        except BaseException:
+            self.close(resume=resume)
+            raise
+        self.close()
 
     def _leave(self, resume: bool) -> None:
         if resume:
@@ -384,11 +386,15 @@ class Stub:
             for addr in tuple(self._breakpoints):
                 self.remove_breakpoint(addr)
 
-    def close(self) -> None:
-        """Close the connection at once; ``detach`` is the polite way."""
+    def close(self, *, resume: bool = False) -> None:
+        """Close the connection at once; ``detach`` is the polite way.
+
+        Args:
+            resume: let the guest run, without waiting for an answer.
+        """
         if self._is_closed:
             return
         self._is_closed = True
-        self._wire.close(*((FAREWELL,) if self._wire.is_gone else ()))
+        self._wire.close(*((FAREWELL,) if resume or self._wire.is_gone else ()))
         if self._on_close is not None:
             self._on_close()
