@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import struct
 from typing import Any
 
 import pytest
@@ -57,6 +58,16 @@ def test_build_id_notes_are_found_anywhere() -> None:
     data = b"x" * 40 + build_id_note(ID) + b"y" * 7 + build_id_note(ID[::-1]) + b"\x04\0\0\0"
 
     assert list(elf.build_id_notes(data)) == [(40, ID), (83, ID[::-1])]
+
+
+def test_segments_are_no_more_than_the_file() -> None:
+    # Each would be a copy of nearly all of it.
+    many = bytearray(vmlinux([(addr, b"") for addr in range(200)] + [(0, bytes(1 << 20))]))
+    for at in range(64, 64 + 56 * 200, 56):
+        struct.pack_into("<QQQQ", many, at + 8, 0, 0, 0, 1 << 20)
+
+    with pytest.raises(FormatError, match="damaged"):
+        elf.parse(bytes(many))
 
 
 @pytest.mark.parametrize(

@@ -179,3 +179,18 @@ def test_a_long_directory_name_does_not_break_the_sockets(
 def test_a_guest_larger_than_this_machine_is_refused() -> None:
     with pytest.raises(UnreachableError, match="1048576 MiB does not fit"):
         make_places(1 << 20)
+
+
+def test_a_runtime_directory_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    made = make_places(64)
+
+    try:
+        assert tmp_path not in made.directory.parents
+    finally:
+        for path in {made.directory, made.ram_directory}:
+            path.rmdir()

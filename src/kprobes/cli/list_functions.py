@@ -77,15 +77,17 @@ def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
 def _probeable(args: argparse.Namespace) -> "list[Function]":
     from kprobes.cli.choose import is_host
 
+    is_typed = args.verbose or args.format == "json"
     if is_host(args):
         from kprobes.cli.target import this_machine
         from kprobes.drivers.host.functions import probeable_here
 
-        return probeable_here(this_machine(), pattern=args.pattern)
+        return probeable_here(this_machine(), pattern=args.pattern, is_typed=is_typed)
     from kprobes.drivers.functions import probeable
 
     with _guest(args) as guest:
-        return probeable(guest.memory, guest.kernel, guest.arch.site, pattern=args.pattern)
+        memory, kernel, facts = guest.memory, guest.kernel, guest.arch.site
+        return probeable(memory, kernel, facts, pattern=args.pattern, is_typed=is_typed)
 
 
 def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:

@@ -72,13 +72,14 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 def _look(target: str, found: "Sequence[Entry]") -> "Status":
     from kprobes.cli.stop import Stop
+    from kprobes.cli.target import ATTACHING_S
     from kprobes.drivers.guest.notes import can_search, find_notes
     from kprobes.drivers.look import looking
     from kprobes.drivers.status import look
 
     with Stop() as stop:
         # Somebody else's guest must not be left in the middle of anything.
-        stop.defer()
+        stop.defer(at_most_s=ATTACHING_S)
         with looking(target) as guest:
             marks = {entry.mark for entry in found}
             noted = [

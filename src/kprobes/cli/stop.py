@@ -1,13 +1,15 @@
 """Ctrl-C and its relatives: the first one asks us to finish, the second one makes us.
 
 A signal that comes while something must not be torn in two is kept, and acted on where it is
-safe to: ``is_asked`` is looked at, or ``check`` raises. The second ends this process at once.
+safe to: ``is_asked`` is looked at, or ``check`` raises. Where others can keep us from getting
+there, it is kept for a while only. The second ends this process at once.
 That harms nobody: the guardian puts an attached guest right, and one of our own ends with us.
 """
 
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -36,6 +38,9 @@ class Stop:
         self._told: tuple[Callable[[], None], Callable[[], None]] = (_do_nothing, _do_nothing)
         self._number: int = signal.SIGINT
         self._is_deferring = False
+        self._at_most_s = 0.0
+        self._is_overdue = False
+        self._timer: threading.Timer | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -53,6 +58,7 @@ class Stop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._cancel()
         for number, before in self._before.items():
             signal.signal(number, before)  # pyright: ignore[reportArgumentType] - from getsignal
 
@@ -61,9 +67,15 @@ class Stop:
         if self.is_asked:
             raise KeyboardInterrupt(self._number)
 
-    def defer(self) -> None:
-        """Keep the first signal from now on, instead of raising KeyboardInterrupt at once."""
+    def defer(self, *, at_most_s: float = 0.0) -> None:
+        """Keep the first signal from now on, instead of raising KeyboardInterrupt at once.
+
+        Args:
+            at_most_s: after which KeyboardInterrupt is raised all the same; 0 means never.
+        """
+        self._cancel()
         self._is_deferring = True
+        self._at_most_s = at_most_s
 
     def tell(self, first: Callable[[], None], second: Callable[[], None]) -> None:
         """Call ``first`` in the first signal's handler, ``second`` before the other ends us."""
@@ -75,6 +87,9 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if self._is_overdue:
+            self._is_overdue = False
+            raise KeyboardInterrupt(number)
         if self.is_asked:
             self._told[1]()
             _end_at_once()
@@ -82,6 +97,20 @@ class Stop:
         self._told[0]()
         if not self._is_deferring:
             raise KeyboardInterrupt(number)
+        if self._at_most_s:
+            self._timer = threading.Timer(self._at_most_s, self._come_again, (number,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _come_again(self, number: int) -> None:
+        self._is_overdue = True
+        # To the process, so that it ends what the main thread waits for.
+        os.kill(os.getpid(), number)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def status_of(number: int) -> int:

@@ -89,7 +89,7 @@ def _gzip(payload: bytes) -> bytes:
 
 
 def _xz(payload: bytes) -> bytes:
-    return lzma.LZMADecompressor().decompress(payload, _MAX_SIZE)
+    return lzma.LZMADecompressor(memlimit=_MAX_SIZE).decompress(payload, _MAX_SIZE)
 
 
 def _bzip2(payload: bytes) -> bytes:

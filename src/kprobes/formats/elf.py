@@ -71,6 +71,9 @@ def parse(data: bytes) -> Image:
     if size != _PROGRAM.size or count > _MAX_SEGMENTS or table + size * count > len(data):
         raise FormatError("ELF: the program headers are damaged")
     headers = [_PROGRAM.unpack_from(data, table + size * i) for i in range(count)]
+    if sum(header[5] for header in headers if header[0] in (_PT_LOAD, _PT_NOTE)) > 2 * len(data):
+        # Each is copied; a note may lie in what is loaded.
+        raise FormatError("ELF: the program headers are damaged")
     loads = [_segment(data, header) for header in headers if header[0] == _PT_LOAD]
     notes = [_segment(data, header) for header in headers if header[0] == _PT_NOTE]
     ids = (build_id(note.data) for note in notes)

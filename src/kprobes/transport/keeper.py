@@ -117,11 +117,17 @@ def remove(places: Places) -> None:
 
 def _base() -> Path:
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    if runtime.is_absolute() and os.access(runtime, os.W_OK | os.X_OK):
-        base = runtime
-    else:
-        base = Path(tempfile.gettempdir())
+    base = runtime if runtime.is_absolute() and _is_own(runtime) else Path(tempfile.gettempdir())
     return base if len(os.fsencode(base)) < _LONGEST_DIRECTORY - 20 else Path("/tmp")
+
+
+def _is_own(directory: Path) -> bool:
+    # Under sudo it may be another's, who could put something else in our place.
+    try:
+        owner = directory.stat().st_uid
+    except OSError:
+        return False
+    return owner == os.geteuid() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def _has_room(directory: Path, size: int) -> bool:

@@ -223,6 +223,9 @@ def _kernel(options: MachineOptions, progress: Progress) -> Path:
         return kernel_image(
             suite=options.suite, arch=options.arch, mirror=options.mirror, progress=progress
         )
+    if options.kernel.exists() and not options.kernel.is_file():
+        # A FIFO would be waited for.
+        raise UnreachableError(f"cannot read the kernel {options.kernel}: not a regular file")
     try:
         with options.kernel.open("rb") as file:
             head = file.read(options.board.head_size)
