@@ -1,14 +1,15 @@
 """Everything goes back to the guest, in an order that cannot hurt it, whatever comes between."""
 
-from contextlib import nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from kprobes.arch.x86_64.borrowing import BORROWING
-from kprobes.drivers.guest.borrow import Task
-from kprobes.drivers.guest.lending import give_back
+from kprobes.drivers.guest.borrow import Borrower, Task
+from kprobes.drivers.guest.lending import free_unused, give_back
 from kprobes.drivers.loans import Call, Kind, Ledger, Loan
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
@@ -101,3 +102,35 @@ def test_the_guest_s_callback_is_taken_back_once_before_any_memory_is(interrupte
 
     assert task.called[0] == "unregister_die_notifier"
     assert task.called.count("unregister_die_notifier") == 1
+
+
+class FakeBorrower:
+    """Always finds the same task."""
+
+    def __init__(self, task: FakeTask) -> None:
+        self.ledger = task.ledger
+        self._task = task
+
+    @contextmanager
+    def task(self) -> Generator[FakeTask]:
+        yield self._task
+
+
+@pytest.mark.parametrize(
+    ("used", "called"),
+    [
+        ((CODE + 8, 0x1FFF), []),
+        ((0x1000,), ["set_memory_nx", "set_memory_rw", "module_memfree"]),
+        ((CODE,), ["vfree"]),
+    ],
+)
+def test_memory_that_nothing_is_in_goes_back_and_what_every_recording_needs_stays(
+    used: tuple[int, ...], called: list[str]
+) -> None:
+    task = FakeTask(-1)
+
+    free_unused(cast("Borrower", FakeBorrower(task)), KERNEL, used)
+
+    assert task.called == called
+    kinds = {loan.kind for loan in task.ledger.loans}
+    assert {Kind.PER_CPU, Kind.CATCHER} < kinds
