@@ -1,15 +1,14 @@
 """Everything goes back to the guest, in an order that cannot hurt it, whatever comes between."""
 
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from kprobes.arch.x86_64.borrowing import BORROWING
-from kprobes.drivers.guest.borrow import Borrower, Task
-from kprobes.drivers.guest.lending import free_unused, give_back
+from kprobes.drivers.guest.borrow import Task
+from kprobes.drivers.guest.lending import give_back, unused
 from kprobes.drivers.loans import Call, Kind, Ledger, Loan
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
@@ -104,18 +103,6 @@ def test_the_guest_s_callback_is_taken_back_once_before_any_memory_is(interrupte
     assert task.called.count("unregister_die_notifier") == 1
 
 
-class FakeBorrower:
-    """Always finds the same task."""
-
-    def __init__(self, task: FakeTask) -> None:
-        self.ledger = task.ledger
-        self._task = task
-
-    @contextmanager
-    def task(self) -> Generator[FakeTask]:
-        yield self._task
-
-
 @pytest.mark.parametrize(
     ("used", "called"),
     [
@@ -129,7 +116,7 @@ def test_memory_that_nothing_is_in_goes_back_and_what_every_recording_needs_stay
 ) -> None:
     task = FakeTask(-1)
 
-    free_unused(cast("Borrower", FakeBorrower(task)), KERNEL, used)
+    give_back(cast("Task", task), KERNEL, unused(task.ledger, used))
 
     assert task.called == called
     kinds = {loan.kind for loan in task.ledger.loans}
