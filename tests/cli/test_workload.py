@@ -18,7 +18,7 @@ class FakeJob:
         self._status, self._error = status, error
 
     def wait(self) -> Finished:
-        assert self.may_end.wait(5)
+        assert self.may_end.wait(60)
         if self._error is not None:
             raise self._error
         return Finished(status=137 if self.was_killed else self._status, output=b"out", pid=7)

@@ -10,13 +10,13 @@ from kprobes.transport.child import start
 
 
 def test_a_command_ends_with_its_status_and_output() -> None:
-    finished = start("echo out; echo err >&2; exit 3").wait(10)
+    finished = start("echo out; echo err >&2; exit 3").wait(60)
 
     assert (finished.status, finished.output) == (3, b"out\nerr\n")
 
 
 def test_words_reach_the_command_as_they_are() -> None:
-    assert start(["printf", "%s", "a b $HOME"]).wait(10).output == b"a b $HOME"
+    assert start(["printf", "%s", "a b $HOME"]).wait(60).output == b"a b $HOME"
 
 
 def test_a_killed_command_takes_its_children_along() -> None:
@@ -27,7 +27,7 @@ def test_a_killed_command_takes_its_children_along() -> None:
     with pytest.raises(TargetError, match="did not end in time"):
         child.wait(0.3)
     child.kill()
-    finished = child.wait(10)
+    finished = child.wait(60)
 
     assert finished.status == 128 + 9
     child.kill()

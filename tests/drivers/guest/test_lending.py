@@ -10,7 +10,7 @@ import pytest
 from kprobes.arch.x86_64.borrowing import BORROWING
 from kprobes.drivers.guest import lending
 from kprobes.drivers.guest.borrow import Task
-from kprobes.drivers.guest.lending import give_back, telling
+from kprobes.drivers.guest.lending import give_back, telling, unused
 from kprobes.drivers.loans import Call, Kind, Ledger, Loan
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
@@ -122,3 +122,23 @@ def test_who_does_not_wait_is_told_nothing() -> None:
         pass
 
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("used", "called"),
+    [
+        ((CODE + 8, 0x1FFF), []),
+        ((0x1000,), ["set_memory_nx", "set_memory_rw", "module_memfree"]),
+        ((CODE,), ["vfree"]),
+    ],
+)
+def test_memory_that_nothing_is_in_goes_back_and_what_every_recording_needs_stays(
+    used: tuple[int, ...], called: list[str]
+) -> None:
+    task = FakeTask(-1)
+
+    give_back(cast("Task", task), KERNEL, unused(task.ledger, used))
+
+    assert task.called == called
+    kinds = {loan.kind for loan in task.ledger.loans}
+    assert {Kind.PER_CPU, Kind.CATCHER} < kinds

@@ -17,7 +17,13 @@ from kprobes.drivers.guest.clock import AnyClock, GuestClock, clock_function, op
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.identity import check_stopped
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
-from kprobes.drivers.guest.lending import await_leaving, code_in_use, free_unused, settle
+from kprobes.drivers.guest.lending import (
+    await_leaving,
+    code_in_use,
+    give_back,
+    settle,
+    unused,
+)
 from kprobes.drivers.guest.linking import Trampoline, frame_counts, frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
 from kprobes.drivers.guest.notes import begin_notes, write_notes
@@ -360,12 +366,20 @@ class GuestDriver:
         if new:
             silence(guest, arena, self._abi(arena), new)
         self._trampolines = [each.silenced for each in kept]
-        parts = (piece for each in self._trampolines for piece in (each.text[0], each.frames.addr))
-        # Else next time: no task may be there to be borrowed.
-        with suppress(TargetError), guest.stub.paused():
-            free_unused(self._borrower(), guest.kernel, {*arena.parts, *parts})
+        # Before their memory goes: there is nothing more to be looked for.
+        ledger.keep_frames([each.frames for each in self._trampolines])
+        self._give_back_unused(arena)
         arenas.forget_calls(self._free(arena), guest.memory)
         return self._trampolines
+
+    def _give_back_unused(self, arena: Arena) -> None:
+        guest, ledger = self.guest, self._journal.ledger
+        kept = (addr for each in self._trampolines for addr in (each.text[0], each.frames.addr))
+        loans = unused(ledger, {*arena.parts, *kept})
+        if loans:
+            # Else next time: no task may be there to be borrowed.
+            with suppress(TargetError), guest.stub.paused(), self._borrower().task() as task:
+                give_back(task, guest.kernel, loans)
 
     def _allocate(self) -> tuple[Arena, Recorder]:
         guest, needed = self.guest, self._needed()

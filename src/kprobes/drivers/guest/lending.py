@@ -111,23 +111,14 @@ def await_leaving(guest: Guest, ledger: Ledger, *, otherwise: str) -> list[Frame
         return awaited(guest, ledger.frames)
 
 
-def free_unused(borrower: Borrower, kernel: Kernel, used: Collection[int]) -> None:
-    """Give back the memory for code and data in which none of some addresses is.
-
-    The guest is stopped. Nothing may run or return into it any more.
-
-    Raises:
-        TargetError: no task could be borrowed.
-    """
+def unused(ledger: Ledger, used: Collection[int]) -> list[Loan]:
+    """Return the memory for code and data in which none of some addresses is."""
     pieces = (Kind.CODE, Kind.SEAL, Kind.DATA)
-    unused = [
+    return [
         loan
-        for loan in borrower.ledger.loans
+        for loan in ledger.loans
         if loan.kind in pieces and not any(0 <= addr - loan.addr < loan.size for addr in used)
     ]
-    if unused:
-        with borrower.task() as task:
-            give_back(task, kernel, unused)
 
 
 def code_in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
