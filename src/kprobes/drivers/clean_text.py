@@ -28,13 +28,14 @@ class CleanText:
         """
         self._memory = memory
         self._read_patches = read_patches
-        self._latest: Iterable[Patch] = ()
+        self._latest: Iterable[Patch] | None = None
         self._patches: list[Patch] = []
 
     def read(self, addr: int, size: int) -> bytes:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
-        # Who patches while this runs is known before the bytes are read, or after.
-        self._look()
+        # What is patched while this runs is known before the bytes are read, or after.
+        if self._latest is None:
+            self._look()
         code = self._memory.read(addr, size)
         self._look()
         near = self._near(addr, addr + size)

@@ -216,5 +216,6 @@ def text_of(guest: Guest, sites: Sites) -> Text:
         read_tables=partial(
             read_tables, remembering(guest.memory), guest.kernel, ftrace=sites.addrs.tolist()
         ),
-        probes=GuestProbes(guest.memory, guest.kernel),
+        # Static data and what kmalloc() gives stay where they are.
+        probes=GuestProbes(remembering(guest.memory), guest.kernel),
     )

@@ -117,7 +117,7 @@ def test_disarming_leaves_text_and_records_as_they_were() -> None:
     _arm(made, armory)
     assert made.text() != before
 
-    armory.disarm()
+    assert armory.disarm() == 0
 
     assert made.text() == before
     assert not armory.is_armed
@@ -248,7 +248,19 @@ def test_a_write_that_fails_while_disarming_can_be_made_good_later(n: int) -> No
         armory.disarm()
 
     assert not written.is_clear
-    armory.disarm()
+    assert armory.disarm() == 0
+    assert made.text() == before
+    assert written.is_clear
+
+
+def test_a_site_that_somebody_else_put_back_meanwhile_is_well_and_counted() -> None:
+    made, armory, written = _make()
+    before = made.text()
+    _arm(made, armory)
+    made.guest.memory.write(made.sites[2], NOP)
+
+    assert armory.disarm() == 1
+
     assert made.text() == before
     assert written.is_clear
 

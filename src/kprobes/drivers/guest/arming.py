@@ -71,6 +71,7 @@ class Armory:
         self._undos: list[Undo] = []
         self._owners: dict[Phys, Addr] = {}
         self._detours: dict[Addr, Addr] = {}
+        self._is_retried = False
 
     @property
     def is_armed(self) -> bool:
@@ -208,19 +209,27 @@ class Armory:
         self._undos = [undo for undo in self._undos if not is_gone(undo)]
         self._keep(self._undos)
 
-    def disarm(self) -> None:
+    def disarm(self) -> int:
         """Put all text and records back and verify them.
+
+        Returns:
+            How many places somebody else has put back before.
 
         Raises:
             TargetError: somebody else has changed a site meanwhile; the rest is as it was.
             GuestReplacedError: another guest runs there, or another state of it.
         """
         self._journal.check()
-        roll_back(self._undos, self._stopped)
+        # What an attempt that failed has put back, nobody else has.
+        is_first, self._is_retried = not self._is_retried, True
+        patched = sum(undo.new != undo.old for undo in self._undos)
+        count = patched - roll_back(self._undos, self._stopped)
+        self._is_retried = False
         self._undos = []
         self._keep(())
         if self._guest.arch.returns.comes_back:
             give_callers_back(self._guest.memory, self.frames)
+        return count if is_first else 0
 
     def _check_written(self, patches: Sequence[Undo]) -> None:
         # A monitor's ``loadvm`` may have come after the check before. The guest has not run since:

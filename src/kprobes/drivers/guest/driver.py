@@ -254,7 +254,12 @@ class GuestDriver:
             if self._armory is not None:
                 with self.guest.stub.paused():
                     self._check_stopped()
-                    self._armory.disarm()
+                    count = self._armory.disarm()
+                if count:
+                    self.tell(
+                        f"{count} places held the guest's own bytes again: somebody else has put "
+                        "them back, and there was no hit from then on"
+                    )
             # Not before: what an exception has left armed is for the next attempt.
             self._armory = None
         if self._reception is not None:
