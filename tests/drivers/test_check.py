@@ -8,6 +8,7 @@ from kprobes.drivers.check import Checker, Verdict, checker_of_guest, checker_of
 from kprobes.errors import DefinitionError, RefusedError, TargetError
 from tests.build.guest import GuestWithSites
 from tests.build.named_guest import make_named_guest
+from tests.build.work import is_linear
 
 
 def make_scene() -> GuestWithSites:
@@ -115,3 +116,12 @@ def test_nothing_is_written_into_the_guest() -> None:
 def test_a_file_that_is_no_kernel_is_told(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="cannot read"):
         checker_of_image(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("line", ["p:e{} vfs_read", "p vfs_{}*"])
+def test_many_definitions_are_no_more_work_each_than_few(line: str) -> None:
+    def check(count: int) -> None:
+        checker = checker_of_guest(make_scene().guest)
+        checker.check("\n".join(line.format(at) for at in range(count)))
+
+    assert is_linear(check)
