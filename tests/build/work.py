@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from types import FrameType
-
+from typing import Any
 
 COUNTS = (8, 32, 256)
 """How many things ``is_linear`` takes."""
@@ -13,7 +13,7 @@ def bytecodes(act: Callable[[], object]) -> int:
     """Run something and return how many bytecodes Python has executed for it."""
     done = 0
 
-    def trace(frame: FrameType, event: str, _: object) -> object:
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal done
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         done += event == "opcode"
