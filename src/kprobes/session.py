@@ -14,7 +14,6 @@ from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.layout import kretprobe_trampoline
 from kprobes.drivers.guest.lifetime import open_driver
 from kprobes.drivers.guest.pump import Pump, open_pump
-from kprobes.drivers.guest.recorder import hits_of
 from kprobes.drivers.places import places_of
 from kprobes.errors import DefinitionError, UsageError
 from kprobes.handlers import decorate
@@ -174,13 +173,11 @@ class Session:
 
     def counts(self) -> Counts:
         """Return what was counted since the first probe was armed."""
-        if self.driver.recorder is None:
-            return Counts(recorded={}, missed={}, lost=0, damaged=0)
-        return self.driver.recorder.counts()
+        return self.driver.counts()
 
     def hits(self) -> list[Hits]:
-        """Return what was counted of every probe, in the order of their sites."""
-        return hits_of(self.driver.plans, self.counts())
+        """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        return self.driver.hits()
 
     def run(self, command: Command, timeout_s: float | None = None) -> Finished:
         """Run a command in a guest that we booted.

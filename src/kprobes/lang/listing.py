@@ -42,6 +42,13 @@ def show_place(place: Place) -> str:
     return f"{symbol}+{place.offset}" if place.offset else symbol
 
 
+def place_as_given(definition: Definition) -> str:
+    """Return a definition's place as it was written; of a pattern, the function."""
+    place = definition.place
+    written = definition.command[place.span.start : place.span.stop]
+    return written if place.addr is not None or place.symbol in written else show_place(place)
+
+
 def show_arguments(definition: Definition) -> tuple[str, ...]:
     """Return the arguments as a listing has them."""
     args = definition.args

@@ -23,6 +23,7 @@ from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, can_ask, check
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.guest.stacks import check_types, stopped_outside
+from kprobes.drivers.hits import hits_of
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.places import Places
 from kprobes.errors import KprobesError
@@ -31,8 +32,10 @@ from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
+from kprobes.model.hits import Counts, Hits
 from kprobes.model.layout import RecordLayout
 from kprobes.model.plan import Plan, Strategy
+from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import Question, Upcall
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
@@ -86,6 +89,7 @@ class GuestDriver:
         self._unkept = 0
         self._missed: Counter[int] = Counter()
         self._looked_s = 0.0
+        self._recorded: list[Resolved] = []
         self._changing = threading.RLock()
         self._watch = (
             watching(guest, self._preparer.locate, (self._module_comes, self._module_goes))
@@ -150,9 +154,11 @@ class GuestDriver:
         self._is_used = True
         layouts = _layouts(self.plans)
         if is_new:
+            self._recorded.clear()
             recorder.begin(layouts)
         else:
             recorder.add(layouts)
+        self._recorded += _probes(self.plans)
         armory.catch(self.plans, more=bool(self.waiting))
         patches = armory.stage(programs)
         covered = [text for plan in self.plans for text in plan.site.covered]
@@ -164,6 +170,16 @@ class GuestDriver:
             self._armory = armory
             armory.arm(patches)
         return recorder
+
+    def counts(self) -> Counts:
+        """Return what was counted since the recording began, or in the last one."""
+        if self.recorder is None:
+            return Counts(recorded={}, missed={}, lost=0, damaged=0)
+        return self.recorder.counts()
+
+    def hits(self) -> list[Hits]:
+        """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        return hits_of(self._recorded, _probes(self.plans), self.counts())
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
@@ -243,6 +259,7 @@ class GuestDriver:
             self._preparer.wait_again(plans)
             raise
         recorder.add(_layouts(plans))
+        self._recorded += _probes(plans)
         patches = armory.stage(programs)
         # Whoever looks a breakpoint up must not find half of another table.
         covered = [armory.lookup, *(text for plan in plans for text in plan.site.covered)]
@@ -347,8 +364,11 @@ def _questions(programs: Sequence[Program], armory: Armory) -> list[Question]:
 
 def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:
     # A return probe is in as many plans as its function has exits.
-    probes = (probe for plan in plans for probe in plan.recorded)
-    return list({probe.layout.event_id: probe.layout for probe in probes}.values())
+    return list({probe.layout.event_id: probe.layout for probe in _probes(plans)}.values())
+
+
+def _probes(plans: Sequence[Plan]) -> list[Resolved]:
+    return [probe for plan in plans for probe in plan.recorded]
 
 
 def _is_inside(addr: int, ranges: Sequence[Text]) -> bool:
