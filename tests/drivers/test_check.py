@@ -69,6 +69,17 @@ def test_what_is_refused_comes_with_what_would_work(
     assert bool(verdict.advice) == bool(advice)
 
 
+def test_a_pattern_leaves_out_whose_returns_cannot_be_probed() -> None:
+    made = make_named_guest("vfs_read", "vfs_write")
+    made.guest.memory.write(made.sites[1], b"\xcc" * 5)
+    checker = checker_of_guest(made.guest)
+
+    pattern, named = checker.check("r vfs_*\nr vfs_write")
+
+    assert [each.probe.layout.function for each in pattern.placed] == ["vfs_read"]
+    assert "another tracer has it" in str(named.error)
+
+
 def test_a_module_that_is_not_loaded_is_waited_for(checker: Checker) -> None:
     verdict = only(checker.check("p nosuch:thing a=%di"))
 

@@ -15,6 +15,7 @@ from kprobes.drivers.places import Places, places_of
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.image.file import read_image
 from kprobes.lang.append import Definitions
+from kprobes.lang.listing import is_of_pattern
 from kprobes.lang.parser import parse_statement
 from kprobes.lang.source import lines_of
 from kprobes.model.definition import Definition, Deletion, Kind, Statement
@@ -278,7 +279,7 @@ class _ByPatching:
         if probes[0].definition.kind is Kind.RETURN:
             terms = self._terms
             planner = ReturnPlanner(self._places, way=terms.way, strategy=terms.strategy)
-            return tuple(self._place_return(probe, planner) for probe in probes)
+            return self._place_returns(probes, planner)
         return tuple(
             Placed(probe=probe, site=self._look(probe.layout.ip, probe.definition))
             for probe in probes
@@ -291,6 +292,21 @@ class _ByPatching:
             return self._places.exits(self._places.resolve(definition, event_id=1))
         except RefusedError:
             return None
+
+    def _place_returns(
+        self, probes: Sequence[Resolved], planner: ReturnPlanner
+    ) -> tuple[Placed, ...]:
+        placed: list[Placed] = []
+        refused: list[RefusedError] = []
+        for probe in probes:
+            try:
+                placed.append(self._place_return(probe, planner))
+            except RefusedError as error:
+                refused.append(error)
+        # Of a pattern's functions those are left out.
+        if refused and not (placed and is_of_pattern(probes[0].definition)):
+            raise refused[0]
+        return tuple(placed)
 
     def _place_return(self, probe: Resolved, planner: ReturnPlanner) -> Placed:
         entry = probe.layout.ip

@@ -44,9 +44,17 @@ def show_place(place: Place) -> str:
 
 def place_as_given(definition: Definition) -> str:
     """Return a definition's place as it was written; of a pattern, the function."""
+    if is_of_pattern(definition):
+        return show_place(definition.place)
+    span = definition.place.span
+    return definition.command[span.start : span.stop]
+
+
+def is_of_pattern(definition: Definition) -> bool:
+    """Whether a definition is a pattern, or what ``at_function`` has made of one."""
     place = definition.place
     written = definition.command[place.span.start : place.span.stop]
-    return written if place.addr is not None or place.symbol in written else show_place(place)
+    return place.addr is None and replace(place, symbol=written).is_glob
 
 
 def show_arguments(definition: Definition) -> tuple[str, ...]:

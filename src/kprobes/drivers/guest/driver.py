@@ -26,7 +26,7 @@ from kprobes.drivers.guest.stacks import check_types, stopped_outside
 from kprobes.drivers.hits import hits_of
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.places import Places
-from kprobes.errors import KprobesError
+from kprobes.errors import KprobesError, RefusedError
 from kprobes.image.loaded import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
@@ -133,6 +133,11 @@ class GuestDriver:
     def waiting(self) -> Sequence[Definition]:
         """What was prepared and waits for modules that are not loaded."""
         return tuple(self._preparer.waiting.values())
+
+    @property
+    def left_out(self) -> Sequence[RefusedError]:
+        """Why functions that patterns match are not probed at their returns."""
+        return self._preparer.left_out
 
     def arm(self, *, is_new: bool = True) -> Recorder:
         """Compile what was prepared and patch its sites: all of them, or none.
