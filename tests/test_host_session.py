@@ -117,3 +117,13 @@ def test_sinks_know_whether_times_are_nanoseconds(
     tracefs: FakeTracefs, clock: str, *, has_ns: bool
 ) -> None:
     assert session_of(tracefs, HostOptions(clock=clock)).origin.has_ns is has_ns
+
+
+def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(tracefs: FakeTracefs) -> None:
+    kernel = session_of(tracefs)
+    kernel.close()
+
+    assert repr(kernel).startswith("<HostSession with Linux")
+    assert "closed" in repr(kernel)
+    with pytest.raises(UsageError, match="this session is closed"):
+        kernel.probe("p:a vfs_read")

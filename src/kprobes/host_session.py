@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from kprobes.drivers.host.driver import HostDriver, HostOptions, OpenReader
 from kprobes.drivers.host.machine import HostMachine, open_machine
@@ -47,6 +47,12 @@ class HostSession:
     def __init__(self, driver: HostDriver) -> None:
         self.driver = driver
         self.definitions: list[Definition] = []
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        """Return what it is: which kernel."""
+        state = ", closed" if self._is_closed else ""
+        return f"<HostSession with Linux {self.kernel.release} ({self.kernel.arch}){state}>"
 
     @property
     def kernel(self) -> Kernel:
@@ -77,6 +83,7 @@ class HostSession:
                 cannot record.
             RefusedError: a function cannot be probed.
         """
+        self._check_open()
         extras = Extras(duration=duration, exit=exits)
         statements = [
             replace(each, filter=filter, extras=extras) if isinstance(each, Definition) else each
@@ -141,14 +148,14 @@ class HostSession:
                 events = pump.take(_TICK_S)
                 if events is not None:
                     yield from each_event(events)
-            rest = _Rest()
+            rest = Trace(self.origin)
             self._finish(pump, rest)
-            for events in rest.events:
-                yield from each_event(events)
+            yield from rest
 
     @contextmanager
     def recording(self) -> Generator[Pump]:
         """Keep probes armed and their records flowing into the pump that is yielded."""
+        self._check_open()
         if not self.definitions:
             raise UsageError("nothing to probe: no definition was given")
         self.driver.prepare(self.definitions)
@@ -208,6 +215,7 @@ class HostSession:
 
     def close(self) -> None:
         """Put the kernel back as it was."""
+        self._is_closed = True
         self.driver.close()
 
     def __enter__(self) -> Self:
@@ -228,6 +236,10 @@ class HostSession:
         except DefinitionError as error:
             raise HostPlaces(machine).sooner(error) from error
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this session is closed: call kprobes.host() again")
+
     def _finish(self, pump: Pump, sink: Sink) -> None:
         try:
             self.driver.disarm()
@@ -238,17 +250,6 @@ class HostSession:
             if self.driver.reader is not None:
                 for events in self.driver.reader.rest():
                     sink.write(events)
-
-
-class _Rest:
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def write(self, events: Any) -> None:
-        self.events.append(events)
-
-    def close(self) -> None:
-        pass
 
 
 def host(

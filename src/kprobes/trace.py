@@ -1,11 +1,13 @@
 """What one recording brought, and how it is printed."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
 from kprobes.model.batch import Events
+from kprobes.model.event import Event, each_event
 from kprobes.model.hits import Counts, Hits
 from kprobes.sinks import FORMATS
 from kprobes.sinks.origin import Origin
@@ -14,7 +16,8 @@ from kprobes.sinks.origin import Origin
 class Trace:
     """What one recording brought: events in the order of time, and what was counted.
 
-    ``str(trace)`` is the kernel's own trace text.
+    ``str(trace)`` is the kernel's own trace text; ``for event in trace`` yields its events, and
+    ``trace["open"]`` is a list of those of one name.
 
     Attributes:
         events: what was recorded.
@@ -31,6 +34,26 @@ class Trace:
     def __len__(self) -> int:
         """Return the number of events."""
         return sum(map(len, self.events))
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield the events one by one, oldest first."""
+        return chain.from_iterable(map(each_event, self.events))
+
+    def __getitem__(self, name: str) -> list[Event]:
+        """Return the events of one name, oldest first.
+
+        Raises:
+            KeyError: no probe has an event of this name.
+        """
+        found = [event for events in self.events for event in each_event(events, name)]
+        if not found and all(hits.event != name for hits in self.hits):
+            raise KeyError(f"no such event: {name!r}")
+        return found
+
+    def __repr__(self) -> str:
+        """Return what it is: how many events so far."""
+        is_over = "" if self.counts is not None else ", still recording"
+        return f"<Trace: {len(self)} events{is_over}>"
 
     def write(self, events: Events) -> None:
         """Take more events; a trace is a sink."""

@@ -10,8 +10,9 @@ import pytest
 from kprobes.cli.output import Output
 from kprobes.cli.progress import Progress
 from kprobes.cli.stop import Stop
-from kprobes.cli.tracing import Until
+from kprobes.cli.tracing import Until, reasons
 from kprobes.cli.workload import Workload
+from kprobes.errors import RefusedError
 from kprobes.model.batch import Events
 from kprobes.sinks.tally import Tally
 from kprobes.transport.agent import Command, Finished
@@ -150,3 +151,13 @@ def test_no_command_is_started_when_the_user_has_changed_their_mind() -> None:
     until.stop.is_asked = True
 
     assert until()
+
+
+def test_what_is_left_out_is_counted_by_reason() -> None:
+    refusals = [
+        RefusedError("do_exit: its returns cannot be probed: it never returns"),
+        RefusedError("__die: its returns cannot be probed: the blacklist has it"),
+        RefusedError("panic: its returns cannot be probed: it never returns"),
+    ]
+
+    assert [*reasons(refusals).items()] == [("it never returns", 2), ("the blacklist has it", 1)]

@@ -8,6 +8,7 @@ from kprobes.drivers.check import Checker, Verdict, checker_of_guest, checker_of
 from kprobes.errors import DefinitionError, RefusedError, TargetError
 from tests.build.guest import GuestWithSites
 from tests.build.named_guest import make_named_guest
+from tests.build.work import is_linear
 
 
 def make_scene() -> GuestWithSites:
@@ -68,6 +69,17 @@ def test_what_is_refused_comes_with_what_would_work(
     assert bool(verdict.advice) == bool(advice)
 
 
+def test_a_pattern_leaves_out_whose_returns_cannot_be_probed() -> None:
+    made = make_named_guest("vfs_read", "vfs_write")
+    made.guest.memory.write(made.sites[1], b"\xcc" * 5)
+    checker = checker_of_guest(made.guest)
+
+    pattern, named = checker.check("r vfs_*\nr vfs_write")
+
+    assert [each.probe.layout.function for each in pattern.placed] == ["vfs_read"]
+    assert "another tracer has it" in str(named.error)
+
+
 def test_a_module_that_is_not_loaded_is_waited_for(checker: Checker) -> None:
     verdict = only(checker.check("p nosuch:thing a=%di"))
 
@@ -115,3 +127,12 @@ def test_nothing_is_written_into_the_guest() -> None:
 def test_a_file_that_is_no_kernel_is_told(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="cannot read"):
         checker_of_image(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("line", ["p:e{} vfs_read", "p vfs_{}*"])
+def test_many_definitions_are_no_more_work_each_than_few(line: str) -> None:
+    def check(count: int) -> None:
+        checker = checker_of_guest(make_scene().guest)
+        checker.check("\n".join(line.format(at) for at in range(count)))
+
+    assert is_linear(check)

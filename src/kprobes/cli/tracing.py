@@ -3,6 +3,7 @@
 import argparse
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
 from kprobes.cli.words import counted, say, say_bytes
 from kprobes.cli.workload import Job, Workload
+from kprobes.errors import RefusedError
 from kprobes.model.definition import Definition
 from kprobes.model.hits import Counts, Hits
 from kprobes.ports import Sink
@@ -295,6 +297,17 @@ def _await_cont(session: "Session", stop: Stop) -> None:
 def _say_waiting(session: "Session") -> None:
     for each in session.driver.waiting:
         say(f"{each.event} waits until module {each.place.module} is loaded\n")
+
+    for reason, number in reasons(session.driver.left_out).items():
+        say(f"{counted(number, 'function')} left out: {reason}\n")
+
+
+def reasons(refusals: Sequence[RefusedError]) -> Counter[str]:
+    """Count why functions were left out, the most frequent reason first."""
+    # Each begins with the function's name.
+    texts = (str(each).partition(": ")[2] or str(each) for each in refusals)
+    found = Counter(text.removeprefix("its returns cannot be probed: ") for text in texts)
+    return Counter(dict(found.most_common()))
 
 
 def _say(summary: Summary, args: argparse.Namespace) -> None:

@@ -129,6 +129,16 @@ def test_what_was_counted_can_be_had_when_all_is_gone(tracefs: FakeTracefs) -> N
     ]
 
 
+def test_a_newer_probe_has_no_hits_of_the_one_before_it(tracefs: FakeTracefs) -> None:
+    driver = driver_of(tracefs, "p:a vfs_read")
+    driver.arm()
+    driver.withdraw()
+
+    driver.prepare([read("p:b many")])
+
+    assert [(hits.event, hits.recorded) for hits in driver.hits()] == [("a", 5), ("b", 0)]
+
+
 def test_misses_are_ours_though_others_have_events_of_the_same_name(tracefs: FakeTracefs) -> None:
     tracefs.lines.append("p:theirs/a many")
     driver = driver_of(tracefs, "p:a vfs_read")

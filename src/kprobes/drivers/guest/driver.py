@@ -31,16 +31,19 @@ from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, check
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.guest.stacks import check_types, stopped_outside
+from kprobes.drivers.hits import hits_of
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.places import Places
-from kprobes.errors import KprobesError, TargetError
+from kprobes.errors import KprobesError, RefusedError, TargetError
 from kprobes.image.loaded import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
+from kprobes.model.hits import Counts, Hits
 from kprobes.model.layout import RecordLayout
 from kprobes.model.plan import Plan, Strategy
+from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import Question, Upcall
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
@@ -97,6 +100,7 @@ class GuestDriver:
         self._looked_s = 0.0
         self._is_held = False
         self._jiffies = b""
+        self._recorded: list[Resolved] = []
         self._changing = threading.RLock()
         self._ended: KprobesError | None = None
         self._watch = (
@@ -142,6 +146,11 @@ class GuestDriver:
         """What was prepared and waits for modules that are not loaded."""
         return tuple(self._preparer.waiting.values())
 
+    @property
+    def left_out(self) -> Sequence[RefusedError]:
+        """Why functions that patterns match are not probed at their returns."""
+        return self._preparer.left_out
+
     def arm(self, *, is_new: bool = True) -> Recorder:
         """Compile what was prepared and patch its sites: all of them, or none.
 
@@ -165,9 +174,11 @@ class GuestDriver:
         programs = armory.link(self.plans)
         layouts = _layouts(self.plans)
         if is_new:
+            self._recorded.clear()
             recorder.begin(layouts)
         else:
             recorder.add(layouts)
+        self._recorded += _probes(self.plans)
         armory.catch(self.plans, more=bool(self.waiting))
         patches = armory.stage(programs)
         self._trampolines = armory.trampolines
@@ -208,6 +219,16 @@ class GuestDriver:
         self._is_held = stub.is_held
         if self._is_held and not was_held:
             self.tell("somebody else has paused the guest; events come again when it goes on")
+
+    def counts(self) -> Counts:
+        """Return what was counted since the recording began, or in the last one."""
+        if self.recorder is None:
+            return Counts(recorded={}, missed={}, lost=0, damaged=0)
+        return self.recorder.counts()
+
+    def hits(self) -> list[Hits]:
+        """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        return hits_of(self._recorded, _probes(self.plans), self.counts())
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
@@ -324,6 +345,7 @@ class GuestDriver:
             self._preparer.wait_again(plans)
             raise
         recorder.add(_layouts(plans))
+        self._recorded += _probes(plans)
         patches = armory.stage(programs)
         self._trampolines = armory.trampolines
         # Whoever looks a breakpoint up must not find half of another table.
@@ -473,8 +495,11 @@ def _questions(programs: Sequence[Program], armory: Armory) -> list[Question]:
 
 def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:
     # A return probe is in as many plans as its function has exits.
-    probes = (probe for plan in plans for probe in plan.recorded)
-    return list({probe.layout.event_id: probe.layout for probe in probes}.values())
+    return list({probe.layout.event_id: probe.layout for probe in _probes(plans)}.values())
+
+
+def _probes(plans: Sequence[Plan]) -> list[Resolved]:
+    return [probe for plan in plans for probe in plan.recorded]
 
 
 def _hull(texts: Sequence[Text]) -> Text:

@@ -78,10 +78,12 @@ class Preparer:
     Attributes:
         places: what resolves definitions.
         waiting: definitions in modules that are not loaded, by event id.
+        left_out: why functions that patterns match are not probed at their returns.
     """
 
     def __init__(self, guest: Guest) -> None:
         self.waiting: dict[int, Definition] = {}
+        self.left_out: Sequence[RefusedError] = ()
         self._guest = guest
         self.places = places_of(guest)
         self._wanted = Wanted()
@@ -187,6 +189,7 @@ class Preparer:
         # Every hit runs them in this order: add_new_kprobe() puts the new one first.
         returns = {addr: found[::-1] for addr, found in probes.by_return.items()}
         roles = planner.plan(returns, _by_addr(asked.at_returns))
+        self.left_out = planner.left_out
         asking = _by_addr([*asked.at_sites, *asked.watch])
         for addr, upcalls in _at_exits(roles):
             asking.setdefault(addr, []).extend(upcalls)

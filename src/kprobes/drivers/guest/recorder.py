@@ -12,30 +12,12 @@ from kprobes.drivers.guest.rings import Window, open_rings
 from kprobes.errors import GuestReplacedError
 from kprobes.model.abi import SLACK
 from kprobes.model.batch import Events
-from kprobes.model.hits import Counts, Hits
+from kprobes.model.hits import Counts
 from kprobes.model.layout import RecordLayout
-from kprobes.model.plan import Plan
 from kprobes.ring.chunk import Decoded
 from kprobes.ring.merge import Merger
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.ring.shapes import shapes
-
-
-def hits_of(plans: Sequence[Plan], counts: Counts) -> list[Hits]:
-    """Return what was counted of every probe of some plans."""
-    probes = (probe.layout for plan in plans for probe in plan.recorded)
-    # A return probe is at every exit of its function.
-    layouts = {layout.event_id: layout for layout in probes}
-    return [
-        Hits(
-            event=layout.event,
-            function=layout.function,
-            recorded=counts.recorded.get(event_id, 0),
-            missed=counts.missed.get(event_id, 0),
-            unkept=counts.unkept.get(event_id, 0),
-        )
-        for event_id, layout in layouts.items()
-    ]
 
 
 def _nothing() -> None:

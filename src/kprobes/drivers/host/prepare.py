@@ -106,12 +106,13 @@ def _check_siblings(probes: Sequence[Resolved]) -> None:
 def _names(probes: Sequence[Resolved]) -> Iterator[str]:
     # Each probe is an event of its own, so that records and counts tell which one was hit.
     used: set[str] = set()
+    numbers: dict[str, int] = {}
     for probe in probes:
         wanted = probe.definition.event[:_NAME_LENGTH]
-        name, number = wanted, 1
+        name = wanted
         while name in used:
-            number += 1
-            name = f"{wanted}_{number}"
+            numbers[wanted] = numbers.get(wanted, 1) + 1
+            name = f"{wanted}_{numbers[wanted]}"
         used.add(name)
         yield name
 
