@@ -8,7 +8,7 @@ import pytest
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.journal import Journal
-from kprobes.errors import DefinitionError
+from kprobes.errors import DefinitionError, TargetError
 from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from tests.build.named_guest import make_named_guest
@@ -91,3 +91,11 @@ def test_a_return_probe_is_counted_once_however_many_places_it_has(session: Sess
         ("b", "vfs_read", 0),
         ("c", "vfs_read", 0),
     ]
+
+
+def test_nothing_is_armed_once_its_guardian_is_dead(session: Session) -> None:
+    session.probe("p:a vfs_read")
+    session.driver.give_up(TargetError("the guardian was killed"))
+
+    with pytest.raises(TargetError, match="the guardian was killed"):
+        session.driver.arm()

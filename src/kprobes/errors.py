@@ -4,6 +4,7 @@
     ├── UsageError               exit 2: options that make no sense together
     ├── UnreachableError         exit 3: no QEMU, no kernel, port closed, stub busy
     ├── DefinitionError          exit 4: a probe definition is wrong; has code, text and span
+    ├── StateError               a directory or file of our own cannot be used, or is not our own
     ├── FormatError              bytes that are not what they should be
     │   └── RingError            ring bytes that no writer of ours wrote
     └── TargetError              the guest, or its kernel, is not as we need it
@@ -70,6 +71,10 @@ class DefinitionError(KprobesError):
             " " * (11 + self.column) + "^",
         ]
         return "\n".join([*lines, f"  {self.hint}"] if self.hint else lines)
+
+
+class StateError(KprobesError):
+    """A directory or file of our own that cannot be used, or that others may have written."""
 
 
 class FormatError(KprobesError):

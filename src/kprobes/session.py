@@ -151,6 +151,7 @@ class Session:
         with self.recording() as pump:
             yield trace
             self._finish(pump, trace)
+            self.driver.check()
         trace.counts, trace.hits = self.counts(), self.hits()
 
     def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
@@ -341,9 +342,10 @@ class Session:
             events = pump.take(_TICK_S)
             if events is not None:
                 sink.write(events)
+            self.driver.check()
             if time.monotonic() > look_again:
                 # The guest's memory outlives it; only the stub tells that it is gone.
-                self.driver.guest.stub.wait(0)
+                self.driver.look_at_stub()
                 look_again = time.monotonic() + _STUB_CHECK_S
 
     def _finish(self, pump: Pump, sink: Sink) -> None:

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from kprobes.model.batch import Events
 from kprobes.model.hits import Counts, Hits
@@ -42,16 +43,17 @@ class Trace:
         """Return the trace as the kernel prints it; undecodable bytes as backslash escapes."""
         return self._through("text").decode(errors="backslashreplace")
 
-    def to_json(self) -> str:
-        """Return one JSON object per line."""
-        return self._through("json").decode()
+    def to_json(self, *, numbers: Literal["string", "number"] = "string") -> str:
+        """Return one JSON object per line, with arguments of 64 bits as strings or numbers."""
+        return self._through("json", has_wide_numbers=numbers == "number").decode()
 
     def __str__(self) -> str:
         return self.to_text()
 
-    def _through(self, form: str) -> bytes:
+    def _through(self, form: str, *, has_wide_numbers: bool = False) -> bytes:
         out = io.BytesIO()
-        sink = FORMATS[form](out, replace(self._origin, entries=len(self)))
+        origin = replace(self._origin, entries=len(self), has_wide_numbers=has_wide_numbers)
+        sink = FORMATS[form](out, origin)
         for events in self.events:
             sink.write(events)
         sink.close()

@@ -73,6 +73,17 @@ def wait_for_event(process: subprocess.Popen[bytes]) -> None:
     assert _LINE.fullmatch(line), line or process.communicate()[1]
 
 
+def wait_for_words(process: subprocess.Popen[bytes], words: bytes) -> None:
+    """Return when a command has said something on its standard error; it must come."""
+    assert process.stderr is not None
+    while True:
+        ready, _, _ = select.select([process.stderr], [], [], WAIT_S)
+        line = process.stderr.readline() if ready else b""
+        assert line, f"{words!r} was not said"
+        if words in line:
+            return
+
+
 def events_of(text: bytes) -> list[bytes]:
     """Return the lines of events; there must be no others but comments."""
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith(b"#")]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
-from kprobes.drivers.guest.arena import Arena, data_size
+from kprobes.drivers.guest.arena import CATCHER_SIZE, Arena, data_size
 from kprobes.drivers.guest.code_memory import CodeMemory
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory
@@ -136,11 +136,13 @@ def make_memory() -> GuestMemory:
 def make_arena() -> Arena:
     """Return the arena that ``make_memory`` has room for."""
     return Arena(
-        code=CodeMemory(addr=Addr(CODE), size=_CODE_SIZE),
+        catcher=Addr(CODE),
+        code=CodeMemory(addr=Addr(CODE + CATCHER_SIZE), size=_CODE_SIZE - CATCHER_SIZE),
         data=Addr(DATA),
         percpu=0x100,
         bases=PERCPU,
         ring_size=RING,
+        frames=Addr(DATA + data_size(CPUS, RING)),
     )
 
 

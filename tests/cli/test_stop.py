@@ -64,6 +64,6 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
 
-    assert (done.returncode, done.stdout) == (1, b"finishing\n")
+    assert (done.returncode, done.stdout) == (130, b"finishing\n")
     assert b"ended at once" in done.stderr
     assert b"Traceback" not in done.stderr

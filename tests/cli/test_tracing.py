@@ -17,6 +17,7 @@ from kprobes.sinks.tally import Tally
 from kprobes.transport.agent import Command, Finished
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
+from tests.build.waiting import becomes_true
 
 EVENTS = make_events([make_batch(make_layout(1), [Row(), Row()])])
 
@@ -123,10 +124,7 @@ def test_the_command_starts_when_all_is_armed_and_its_end_ends_the_trace() -> No
     until()
 
     assert started == ["ls"]
-    deadline = time.monotonic() + 5
-    while not until() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert until()
+    assert becomes_true(until)
 
 
 def test_the_header_and_the_word_come_before_the_command() -> None:

@@ -38,6 +38,13 @@ def test_pyelftools_reads_the_same() -> None:
     assert found["n_desc"] == image.build_id.hex()
 
 
+def test_a_program_with_an_interpreter_needs_a_loader() -> None:
+    dynamic = vmlinux([(0x1000, b"text")], interpreter=b"/lib64/ld-linux-x86-64.so.2\0")
+
+    assert elf.parse(dynamic).needs_loader
+    assert not elf.parse(FILE).needs_loader
+
+
 def test_the_build_id_is_found_among_other_notes() -> None:
     notes = note(b"Linux", 1, b"abc") + note(b"GNU", 1, b"ABI tag.") + build_id_note(ID)
 

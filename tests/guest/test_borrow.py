@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 REACH = {"amd64": 1 << 31, "arm64": 1 << 27}
 """How far a jump goes."""
-IDLE_S = 8.0
+IDLE_S = 30.0
 ABANDONED = 10
 MARK = b"a tracer of a test's"
 

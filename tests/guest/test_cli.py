@@ -4,13 +4,13 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.build.command import OPEN, WAIT_S, Command, events_of, read_line, wait_for_event
+from tests.build.waiting import becomes_true
 from tests.guest.conftest import Boot
 
 pytestmark = pytest.mark.guest
@@ -89,8 +89,8 @@ def test_what_a_killed_tracer_left_is_shown_and_put_right(kprobe: Command, arch:
     tracer = kprobe.start("trace", "--target", target, OPEN, *(f"p {name}" for name in names))
     wait_until_armed(kprobe, target, 21)
 
-    guardian = guardian_of(tracer.pid)
-    os.kill(guardian, signal.SIGKILL)
+    tracer.send_signal(signal.SIGSTOP)
+    os.kill(guardian_of(tracer.pid), signal.SIGKILL)
     tracer.kill()
     tracer.wait()
 
@@ -113,11 +113,8 @@ def test_what_a_killed_tracer_left_is_shown_and_put_right(kprobe: Command, arch:
 
 
 def wait_until_armed(kprobe: Command, target: str, count: int) -> None:
-    deadline = time.monotonic() + WAIT_S
-    text = f": {count} sites armed by process"
-    while text.encode() not in kprobe("status", "--target", target).stdout:
-        assert time.monotonic() < deadline, "nothing is armed"
-        time.sleep(0.1)
+    text = f": {count} sites armed by process".encode()
+    assert becomes_true(lambda: text in kprobe("status", "--target", target).stdout, WAIT_S)
 
 
 def guardian_of(tracer: int) -> int:

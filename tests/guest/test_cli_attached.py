@@ -3,15 +3,16 @@
 import json
 import re
 import signal
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from kprobes.transport.monitor import Monitor
 from kprobes.transport.qemu import Machine
-from tests.build.command import OPEN, WAIT_S, Command, events_of, wait_for_event
+from tests.build.command import OPEN, WAIT_S, Command, events_of, wait_for_event, wait_for_words
+from tests.build.waiting import becomes_true
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
@@ -177,11 +178,9 @@ def test_a_second_signal_ends_at_once_and_the_guest_is_put_right(
     process.send_signal(signal.SIGTERM)
     _, words = process.communicate(timeout=WAIT_S)
 
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert b"ended at once" in words
-    deadline = time.monotonic() + WAIT_S
-    while not kprobe.is_idle(target):
-        assert time.monotonic() < deadline, "the guardian did not put it right"
+    assert becomes_true(lambda: kprobe.is_idle(target), WAIT_S)
     assert kprobe("restore").stdout.startswith(b"nothing to restore")
 
 
@@ -258,3 +257,62 @@ def test_the_guests_own_image_is_accepted(kprobe: Command, guest: Machine, targe
     done = kprobe("trace", "--target", target, OPEN, *words)
 
     assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.fixture
+def monitor(guest: Machine) -> Iterator[Monitor]:
+    """The shared guest's monitor; the guest runs afterwards."""
+    with Monitor.open(str(guest.qmp_address)) as monitor:
+        yield monitor
+        monitor.command("cont")
+
+
+@pytest.mark.parametrize("words", [("list", "vfs_read"), ("status",)])
+def test_a_paused_guest_stays_so_when_it_is_only_read(
+    kprobe: Command, target: str, monitor: Monitor, words: tuple[str, ...]
+) -> None:
+    monitor.command("stop")
+
+    done = kprobe(*words, "--target", target)
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert monitor.command("info status") == "VM status: paused\n"
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_trace_waits_for_who_has_paused_its_guest(
+    kprobe: Command, target: str, monitor: Monitor
+) -> None:
+    monitor.command("stop")
+    tracer = kprobe.start("trace", "--target", target, OPEN)
+    wait_for_words(tracer, b"probes are armed when it goes on")
+    monitor.command("cont")
+    wait_for_event(tracer)
+
+    monitor.command("stop")
+    wait_for_words(tracer, b"somebody else has paused the guest")
+    assert monitor.command("info status") == "VM status: paused\n"
+    monitor.command("cont")
+    tracer.send_signal(signal.SIGINT)
+    _, said = tracer.communicate(timeout=WAIT_S)
+
+    assert tracer.returncode == 0, said.decode()
+    assert kprobe.is_idle(target)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_trace_that_ends_leaves_a_guest_paused(
+    kprobe: Command, target: str, monitor: Monitor
+) -> None:
+    tracer = kprobe.start("trace", "--target", target, OPEN)
+    wait_for_event(tracer)
+
+    monitor.command("stop")
+    tracer.send_signal(signal.SIGINT)
+    _, said = tracer.communicate(timeout=WAIT_S)
+
+    assert (tracer.returncode, b"`kprobe restore`" in said) == (1, True), said.decode()
+    assert monitor.command("info status") == "VM status: paused\n"
+    assert kprobe.is_idle(target)
+    monitor.command("cont")
+    assert kprobe("restore", "--target", target).returncode == 0

@@ -5,7 +5,6 @@ and recorded by its own kernel, outside they are patched into its text. Every va
 """
 
 import base64
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from kprobes.lang import parse
 from kprobes.session import Session, Trace
 from kprobes.transport.qemu import Machine
 from kprobes.units import MIB
+from tests.build.waiting import becomes_true
 from tests.guest import oracle
 from tests.guest.oracle import Comparison
 from tests.guest.oracle_definitions import definitions
@@ -110,9 +110,8 @@ def _put(guest: Machine, path: str, data: bytes) -> None:
 
 
 def _await(guest: Machine, path: str, running: object) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while guest.run(f"[ -e {path} ]").status:
-        assert time.monotonic() < deadline, running
+    is_there = becomes_true(lambda: guest.run(f"[ -e {path} ]").status == 0, _PATIENCE_S)
+    assert is_there, running
 
 
 def test_every_value_is_the_same(both: Both) -> None:

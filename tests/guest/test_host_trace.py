@@ -3,11 +3,11 @@
 import json
 import re
 import shlex
-import time
 
 import pytest
 
 from kprobes.transport.qemu import Machine
+from tests.build.waiting import becomes_true
 from tests.guest.foreign import (
     NO_OTHERS,
     OTHERS,
@@ -228,6 +228,4 @@ def test_obstacles_are_told_with_what_helps(any_host_guest: Machine) -> None:
 
 
 def _await(guest: Machine, condition: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while guest.run(condition).status:
-        assert time.monotonic() < deadline, condition
+    assert becomes_true(lambda: guest.run(condition).status == 0, _PATIENCE_S), condition

@@ -7,7 +7,6 @@ import select
 import shutil
 import subprocess
 import threading
-import time
 import tty
 from collections import deque
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from kprobes.errors import GuestGoneError, TargetError, UsageError
 from kprobes.transport.agent import Agent, Finished
+from tests.build.waiting import becomes_true
 
 LIMIT = 1 << 20
 
@@ -331,7 +331,4 @@ def test_a_killed_command_takes_its_children_along(here: Agent) -> None:
     assert finished.status == 137
     child = finished.output.strip().decode()
     # The child may not have been told yet when the kill came, nor be gone at once after it.
-    deadline = time.monotonic() + 5
-    while child and Path(f"/proc/{child}/exe").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not child or not Path(f"/proc/{child}/exe").exists()
+    assert not child or becomes_true(lambda: not Path(f"/proc/{child}/exe").exists())

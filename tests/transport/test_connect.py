@@ -11,7 +11,7 @@ import pytest
 from kprobes.errors import UnreachableError, UsageError
 from kprobes.transport.connect import connect, parse_target
 from tests.build.monitor import FakeMonitor
-from tests.build.stub import FakeStub, listening, serving
+from tests.build.stub import FakeStub, listening, packet, serving
 
 
 class FakeQemu(FakeMonitor):
@@ -60,6 +60,15 @@ def test_targets_are_read(target: str, address: str) -> None:
     assert parse_target(target) == address
 
 
+@pytest.mark.parametrize("target", ["./gdb.sock", "qemu:./gdb.sock", "unix:./gdb.sock"])
+def test_a_path_is_the_same_from_every_directory(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert parse_target(target) == str(tmp_path / "gdb.sock")
+
+
 @pytest.mark.parametrize("target", ["", "qemu:", "guest", "qemu:1234", "qemu:host:99999"])
 def test_what_is_no_target_is_a_usage_error(target: str) -> None:
     with pytest.raises(UsageError, match=r"qemu:HOST:PORT"):
@@ -89,6 +98,35 @@ def test_a_monitor_opens_a_stub_for_us_and_closes_it(
     assert not qemu.is_forsaken
 
 
+@pytest.mark.parametrize("status", ["paused", "paused (prelaunch)"])
+def test_a_guest_that_its_monitor_calls_paused_stays_so(
+    tmp_path: Path, stack: ExitStack, status: str
+) -> None:
+    qemu = FakeQemu(stack)
+    qemu.answers["info status"] = lambda _: f"VM status: {status}\n"
+    stack.enter_context(serving(tmp_path / "monitor", qemu.serve_human))
+
+    with connect(str(tmp_path / "monitor")) as stub:
+        assert stub.is_held
+
+    assert not qemu.stub.is_running
+
+
+@pytest.mark.parametrize(
+    ("status", "is_held"), [("paused", False), ("paused (prelaunch)", True), ("running", False)]
+)
+def test_a_stub_tells_of_a_guest_that_has_not_started(status: str, is_held: bool) -> None:
+    fake = FakeStub()
+    fake.hooks[b"qRcmd," + b"info status".hex().encode()] = lambda sock: sock.sendall(
+        packet(b"O" + f"VM status: {status}\r\n".encode().hex().encode()) + packet(b"OK")
+    )
+
+    with listening(fake) as path, connect(path) as stub:
+        assert stub.is_held == is_held
+
+    assert fake.is_running != is_held
+
+
 def test_a_stub_that_is_there_already_is_used_and_stays(tmp_path: Path, stack: ExitStack) -> None:
     qemu = FakeQemu(stack)
     monitor = tmp_path / "monitor"
@@ -101,7 +139,7 @@ def test_a_stub_that_is_there_already_is_used_and_stays(tmp_path: Path, stack: E
         with connect(str(monitor)) as stub:
             assert stub.address == path
 
-    assert all(command == "info chardev" for command in qemu.ran)
+    assert set(qemu.ran) == {"info status", "info chardev"}
 
 
 def test_a_stub_that_another_debugger_uses_is_left_alone(tmp_path: Path, stack: ExitStack) -> None:
@@ -112,7 +150,7 @@ def test_a_stub_that_another_debugger_uses_is_left_alone(tmp_path: Path, stack: 
     with pytest.raises(UnreachableError, match="already in use"):
         connect(str(tmp_path / "monitor"))
 
-    assert qemu.ran == ["info chardev"]
+    assert qemu.ran == ["info status", "info chardev"]
 
 
 def test_a_stub_of_another_kind_is_named(tmp_path: Path, stack: ExitStack) -> None:

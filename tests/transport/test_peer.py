@@ -1,10 +1,11 @@
 import os
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
-from kprobes.transport.peer import find_inode, peer_pid, table_address
+from kprobes.transport.peer import find_inode, listener_pid, peer_pid, table_address
 
 TABLE = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -57,3 +58,16 @@ def test_the_process_behind_a_port_is_found() -> None:
         theirs, _ = server.accept()
         with theirs:
             assert peer_pid(ours) == os.getpid()
+
+
+def test_who_listens_is_found_without_connecting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server, socket.create_server(("127.0.0.1", 0)) as port:
+        server.bind("gdb.sock")
+        server.listen()
+
+        assert listener_pid(str(tmp_path / "gdb.sock")) == os.getpid()
+        assert listener_pid(f"localhost:{port.getsockname()[1]}") == os.getpid()
+        assert listener_pid(str(tmp_path / "other" / "gdb.sock")) is None

@@ -166,7 +166,7 @@ def test_a_guest_that_is_silent_is_waited_for_until_the_time_is_over(
         with pytest.raises(TargetError, match="did not end in the guest in time"):
             machine.run("true", 0.2)
 
-        assert 0.2 <= time.monotonic() - start < 5
+        assert 0.2 <= time.monotonic() - start < 60
 
 
 def test_a_guest_that_reads_nothing_more_is_told(qemu: Path, options: MachineOptions) -> None:

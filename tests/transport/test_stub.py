@@ -1,5 +1,6 @@
 # pyright: reportPrivateUsage=false
 # A clock, and requests that were interrupted, are put in from below.
+import select
 import socket
 import threading
 from contextlib import ExitStack
@@ -181,3 +182,47 @@ def test_both_close_and_detach_can_be_called_again() -> None:
         stub.close()
 
     assert closed == [1]
+
+
+def test_what_somebody_else_has_stopped_stays_so_until_they_let_it_run() -> None:
+    fake = FakeStub()
+
+    def paused_by_a_monitor(sock: socket.socket) -> None:
+        fake.stop(sock, b"T02thread:01;")
+
+    fake.hooks[b"vCont;c"] = paused_by_a_monitor
+    with opened(fake) as stub:
+        stub.resume()
+        stub.wait(5)
+        assert (stub.is_held, stub.stands(), fake.is_running) == (True, True, False)
+
+        del fake.hooks[b"vCont;c"]
+        fake.is_running = True
+        assert (stub.stands(), stub.is_held, stub.is_running) == (False, False, True)
+
+
+def test_a_stop_of_somebody_else_is_not_taken_for_ours() -> None:
+    fake = FakeStub()
+    fake.hooks[b"vCont;c"] = lambda sock: fake.stop(sock, b"T02thread:01;")
+    with opened(fake) as stub:
+        stub.resume()
+        select.select([stub.fileno()], [], [], 5)
+
+        with stub.paused():
+            assert stub.ids() == (1, 2)
+        pauses = stub.paused_s
+
+        assert (stub.is_held, fake.is_running, stub.paused_s) == (True, False, pauses)
+    assert not fake.is_running
+
+
+def test_a_pause_inside_one_of_a_stopped_guest_asks_nothing() -> None:
+    fake = FakeStub(is_running=False)
+    with opened(fake) as stub:
+        stub.is_held = True
+        with stub.paused(), stub.paused():
+            fake.asked.clear()
+            assert stub.ids() == (1, 2)
+
+    assert fake.asked[0] == b"qfThreadInfo"
+    assert not fake.is_running

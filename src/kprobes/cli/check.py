@@ -108,3 +108,4 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
         opened(args, stop=stop, progress=progress) as session,
     ):
         yield checker_of_guest(session.driver.guest, terms)
+        stop.check()

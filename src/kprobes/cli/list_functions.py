@@ -117,6 +117,7 @@ def _guest(args: argparse.Namespace) -> Generator["Guest"]:
         opened(args, stop=stop, progress=progress) as session,
     ):
         yield session.driver.guest
+        stop.check()
 
 
 @contextmanager

@@ -3,17 +3,22 @@
 import argparse
 import os
 import re
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import TypeVar
 
 from kprobes.cli import check, doctor, guest, list_functions, restore, status, trace, xray
+from kprobes.cli.files import UnwrittenError, WholeFile, own_streams
 from kprobes.cli.options import Once
+from kprobes.cli.stop import status_of
 from kprobes.cli.words import say
 from kprobes.errors import KprobesError
 
+_Code = TypeVar("_Code", int, str | int | None)
 COMMANDS: tuple[ModuleType, ...] = (
     trace,
     check,
@@ -48,10 +53,11 @@ _NO_OPTION = re.compile(r"-(:|\d+[a-z])")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = [*(sys.argv[1:] if argv is None else argv)]
+    out = own_streams() if argv is None else sys.stdout.buffer
 
     def act() -> int:
         args = _parse(words)
-        return args.run(args, sys.stdout.buffer)
+        return args.run(args, out)
 
     before, threading.excepthook = threading.excepthook, _on_thread_error
     try:
@@ -66,16 +72,19 @@ def guarded(act: Callable[[], int]) -> int:
         code = act()
     except KprobesError as error:
         code = _failed(error)
-    except KeyboardInterrupt:
-        say("kprobe: interrupted")
-        code = 1
+    except KeyboardInterrupt as error:
+        code = _interrupted(*error.args)
     except BrokenPipeError:
         # The reader has what it wanted.
         code = 0
+    except UnwrittenError as error:
+        code = _unwritten(error)
+    except SystemExit as error:
+        # argparse has said why.
+        sys.exit(_flushed(error.code))
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours
         code = _broken(error)
-    _flush()
-    return code
+    return _flushed(code)
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
@@ -173,14 +182,36 @@ def _on_thread_error(args: threading.ExceptHookArgs) -> None:
         _broken(args.exc_value)
 
 
-def _flush() -> None:
-    # What Python still holds for a reader that is gone would be complained about at the end.
+def _interrupted(number: int = signal.SIGINT) -> int:
+    name = signal.Signals(number).name
+    say("kprobe: interrupted" if number == signal.SIGINT else f"kprobe: ended by {name}")
+    return status_of(number)
+
+
+def _unwritten(error: OSError) -> int:
+    say(f"kprobe: cannot write to standard output: {error.strerror}")
+    return 1
+
+
+def _flushed(code: _Code) -> _Code:
+    error = _flush()
+    if error is None or isinstance(error, BrokenPipeError):
+        return code
+    return code or _unwritten(error)
+
+
+def _flush() -> OSError | None:
     try:
         sys.stdout.flush()
-    except OSError:
+    except OSError as error:
+        # What Python still holds for a reader that is gone would be complained about at the end.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
+        return error
+    # argparse minds no error.
+    file = sys.stdout.buffer
+    return file.failed if isinstance(file, WholeFile) else None
 
 
 def _wants_traceback() -> bool:

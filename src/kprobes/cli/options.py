@@ -164,6 +164,11 @@ def add_boot(parser: argparse.ArgumentParser) -> None:
         "--suite", metavar="NAME", help="boot the kernel of this Debian suite (default: bookworm)"
     )
     group.add_argument(
+        "--mirror",
+        metavar="URL",
+        help="of Debian's archive (default: $KPROBES_DEBIAN_MIRROR, else this machine's own)",
+    )
+    group.add_argument(
         "--memory", type=memory_mib, metavar="SIZE", help="of the guest (default: 512M)"
     )
     group.add_argument("--cpus", type=count, metavar="N", help="of the guest (default: 2)")
@@ -193,5 +198,5 @@ def check_image(args: argparse.Namespace) -> None:
         raise UsageError(f"--{given[0]} is for a guest; with --image there is none")
 
 
-BOOT_OPTIONS = ("arch", "kernel", "suite", "memory", "cpus", "append", "file", "accel")
+BOOT_OPTIONS = ("arch", "kernel", "suite", "mirror", "memory", "cpus", "append", "file", "accel")
 """What ``add_boot`` sets; None when it is not given."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kprobes.drivers.journal import Entry
+    from kprobes.errors import KprobesError
 
 NAME = "restore"
 HELP = "put kernels back as they were before a tracer was killed"
@@ -38,26 +39,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Restore; return the exit code."""
     from kprobes.cli.choose import AUTO, GUEST, HOST
+    from kprobes.cli.outcomes import say_broken
     from kprobes.cli.stop import Stop
     from kprobes.drivers.journal import entries
     from kprobes.drivers.restore import of_target
 
     target = None if args.target in (AUTO, GUEST, HOST) else args.target
-    found = [] if args.target == HOST else of_target(entries(), target)
+    broken: list[KprobesError] = []
+    found = [] if args.target == HOST else of_target(entries(broken.append), target)
+    say_broken(broken)
     is_here = args.target in (None, AUTO, HOST)
-    code, is_idle = 0, True
+    code, is_idle = (1, False) if broken else (0, True)
+    unwritten = None
     with Stop() as stop:
         # A kernel must not be left in the middle of it.
         stop.defer()
         for words, failed in chain(_guests(found), _here() if is_here else ()):
-            write_text(out, f"{words}\n")
-            out.flush()
+            # Whoever does not read of it is not to keep others from being restored.
+            unwritten = unwritten or _write(out, words)
             code, is_idle = max(code, failed), False
             stop.check()
+    if unwritten is not None:
+        raise unwritten
     if is_idle:
         of = f" of {args.target}" if args.target else ""
         write_text(out, f"nothing to restore: no journal{of} was left behind\n")
     return code
+
+
+def _write(out: BinaryIO, words: str) -> OSError | None:
+    try:
+        write_text(out, f"{words}\n")
+        out.flush()
+    except OSError as error:
+        return error
+    return None
 
 
 def _guests(found: "Sequence[Entry]") -> "Iterator[tuple[str, int]]":

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from kprobes.drivers.journal import Entry
     from kprobes.drivers.status import Status
+    from kprobes.errors import KprobesError
 
 NAME = "status"
 HELP = "show what is armed, and by whom"
@@ -43,17 +44,20 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Show; return the exit code."""
     from kprobes.cli import armed, armed_json
     from kprobes.cli.choose import AUTO, GUEST, HOST
+    from kprobes.cli.outcomes import say_broken
     from kprobes.drivers.host.sessions import sessions
     from kprobes.drivers.journal import entries
     from kprobes.drivers.restore import of_target
 
     show = armed_json if args.format == "json" else armed
     of_guest = None if args.target in (AUTO, GUEST, HOST) else args.target
-    found = [] if args.target == HOST else of_target(entries(), of_guest)
+    broken: list[KprobesError] = []
+    found = [] if args.target == HOST else of_target(entries(broken.append), of_guest)
     here = sessions() if args.target in (None, AUTO, HOST) else []
     # A stub that is in use tells nobody else.
     target = of_guest if all(entry.is_abandoned for entry in found) else None
-    if not found and not here and args.format == "text":
+    say_broken(broken)
+    if not (found or here or broken) and args.format == "text":
         out.write(b"no journal on this machine: no kprobe is at work, none was killed\n")
     is_brief, is_verbose = target is not None, args.verbose
     texts = [show.of_journal(entry, is_brief=is_brief, is_verbose=is_verbose) for entry in found]
@@ -62,7 +66,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     out.flush()
     if target is not None:
         write_text(out, show.of_guest(_look(target, found), is_verbose=is_verbose))
-    return 0
+    return 1 if broken else 0
 
 
 def _look(target: str, found: "Sequence[Entry]") -> "Status":

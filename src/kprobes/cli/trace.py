@@ -119,6 +119,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write events there")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument(
+        "--json-numbers",
+        choices=("string", "number"),
+        default="string",
+        help="64-bit arguments in JSON: many readers round such numbers (default: string)",
+    )
+    parser.add_argument(
         "--enum", action="store_true", help="print enums by name, where the kernel prints numbers"
     )
     parser.add_argument(
@@ -136,7 +142,21 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="write the line `ready` there when everything is armed: to this descriptor, or a file "
         "that appears then",
     )
+    parser.add_argument(
+        "--summary",
+        type=_summary,
+        default=("text", None),
+        metavar="FORM[:FILE]",
+        help="what is told at the end, as text (default) or json, on standard error or in a file",
+    )
     parser.add_argument("--strict", action="store_true", help="exit 6 when an event is missing")
+
+
+def _summary(text: str) -> tuple[str, Path | None]:
+    form, _, path = text.partition(":")
+    if form not in ("text", "json"):
+        raise argparse.ArgumentTypeError(f"not a form of the summary: {form!r} (text, json)")
+    return form, Path(path) if path else None
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kprobes.session import Session
 
 _LOST = 6
+_LOOK_S = 0.1
+"""Between looks whether a paused guest goes on."""
 
 
 class Tracer(Protocol):
@@ -149,16 +151,17 @@ def trace(
                 guest.driver.tell = guest.handlers.report.tell = _tell
                 if not args.quiet:
                     _say_waiting(guest)
+                _await_cont(guest, stop)
                 if script is not None:
                     progress("running the handlers' file")
                     script.run(guest)
             stop.check()
-            run = _Run(args, session, guest, out)
+            run = _Run(args, session, guest, _output(args, session, out, stop))
             run.go(stop, progress)
         # Leaving the guest stops it once more: that counts too.
         summary = run.summary()
-    _say(summary, is_quiet=args.quiet)
-    if args.strict and not summary.is_complete:
+    _say(summary, args)
+    if summary.unwritten or (args.strict and not summary.is_complete):
         return _LOST
     return run.status if args.exit_status == "command" else 0
 
@@ -180,13 +183,13 @@ def _opened(
 
 class _Run:
     def __init__(
-        self, args: argparse.Namespace, session: Tracer, guest: "Session | None", out: BinaryIO
+        self, args: argparse.Namespace, session: Tracer, guest: "Session | None", output: Output
     ) -> None:
         self._args = args
         self._session = session
         self._guest = guest
         self._workload = Workload(session.start, args.command) if args.command else None
-        self._output = _output(args, session, out)
+        self._output = output
         self._tally = Tally(self._output, limit=args.max_events)
         self._counts: Counts | None = None
         self._hits: Sequence[Hits] = ()
@@ -224,13 +227,15 @@ class _Run:
         counts = self._counts
         stub = None if self._guest is None else self._guest.driver.guest.stub
         return Summary(
-            written=self._tally.events,
+            written=self._tally.events - self._output.unwritten,
+            unwritten=self._output.unwritten if self._output.is_late else 0,
             faulted=self._tally.faulted,
             probes=self._hits,
             lost=counts.lost,
             damaged=counts.damaged,
             pauses=None if stub is None else (stub.paused_s, stub.stops),
             command=self._ending,
+            status=self.status if self._ending else None,
             handlers=self._calls,
         )
 
@@ -250,13 +255,14 @@ class _Run:
                 say_bytes(finished.output)
 
 
-def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO) -> Output:
+def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO, stop: Stop) -> Output:
     stream = out if args.output is None else open_output(args.output)
     if not session.definitions:
-        return Output(stream, lambda _: NoEvents(), is_ours=stream is not out)
+        return Output(stream, lambda _: NoEvents(), is_ours=stream is not out, stop=stop)
     sink = FORMATS[args.format]
-    origin = replace(session.origin, has_enum_names=args.enum)
-    return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out)
+    has_wide_numbers = args.json_numbers == "number"
+    origin = replace(session.origin, has_enum_names=args.enum, has_wide_numbers=has_wide_numbers)
+    return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out, stop=stop)
 
 
 def _calls(session: "Session | None") -> list[Calls]:
@@ -277,12 +283,28 @@ def _tell(problem: str) -> None:
     say(f"kprobe: {problem}")
 
 
+def _await_cont(session: "Session", stop: Stop) -> None:
+    stub = session.driver.guest.stub
+    if stub.stands():
+        _tell("the guest is paused; probes are armed when it goes on (`cont` in its monitor)")
+    while stub.stands():
+        stop.check()
+        time.sleep(_LOOK_S)
+
+
 def _say_waiting(session: "Session") -> None:
     for each in session.driver.waiting:
         say(f"{each.event} waits until module {each.place.module} is loaded\n")
 
 
-def _say(summary: Summary, *, is_quiet: bool) -> None:
-    text = summary.losses() if is_quiet else summary.text()
-    if text:
+def _say(summary: Summary, args: argparse.Namespace) -> None:
+    form, path = args.summary
+    if form == "json":
+        text = summary.json() + "\n"
+    else:
+        text = summary.losses() if args.quiet and path is None else summary.text()
+    if path is not None:
+        with open_output(path) as file:
+            file.write(text.encode())
+    elif text:
         say(text)

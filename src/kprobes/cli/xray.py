@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
 from kprobes.cli.words import write_text
-from kprobes.errors import UsageError
+from kprobes.errors import KprobesError, UsageError
 
 if TYPE_CHECKING:
     # The engine takes a third of a second to import.
@@ -194,6 +194,7 @@ def _specimen(args: argparse.Namespace) -> "Generator[Specimen]":
         _prepared(args, session),
     ):
         yield _of_session(args, session)
+        stop.check()
 
 
 def _tracer(target: str) -> "Entry | None":
@@ -201,7 +202,8 @@ def _tracer(target: str) -> "Entry | None":
     from kprobes.drivers.overlook import tracer_at_work
     from kprobes.drivers.restore import of_target
 
-    return tracer_at_work(of_target(entries(), target))
+    # Those that are broken are named when all that is armed is shown.
+    return tracer_at_work(of_target(entries(lambda _: None), target))
 
 
 @contextmanager
@@ -235,10 +237,13 @@ def _of_guest(
     booted: Path | None = None,
 ) -> "Specimen":
     from kprobes.cli.choose import is_host
+    from kprobes.cli.outcomes import say_broken
     from kprobes.drivers.journal import entries
     from kprobes.drivers.restore import of_target
     from kprobes.drivers.specimen import candidates, specimen_of_guest
 
-    found = [] if is_host(args) else of_target(entries(), target)
+    broken: list[KprobesError] = []
+    found = [] if is_host(args) else of_target(entries(broken.append), target)
+    say_broken(broken)
     images = candidates(kernel, found, given=args.vmlinux or booted)
     return specimen_of_guest(memory, kernel, images=images, entries=found)

@@ -7,23 +7,30 @@ byte back. What was lent only has to outlive the tracer, not the machine: it is 
 """
 
 import json
+import logging
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from kprobes import directories
 from kprobes.drivers.loans import Ledger
-from kprobes.errors import FormatError
+from kprobes.errors import FormatError, KprobesError, StateError
 from kprobes.units import Addr, Phys
 
+_log = logging.getLogger(__name__)
 _VERSION = 1
-_MAX_SIZE = 64 << 20
+_MAX_SIZE = 256 << 20
 _MARK = 16
 _OF_PATCHES = frozenset({"undos", "probes"})
 """Lines that are forgotten with the patches."""
+_BROKEN = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError),
+    RecursionError,
+)
+"""What reading one raises that we did not write, or that was damaged since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +146,22 @@ class Journal:
 
     @classmethod
     def create(cls, target: str) -> "Journal":
-        """Begin a journal for one target."""
+        """Begin a journal for one target.
+
+        Raises:
+            StateError: there is no place for it that is ours alone.
+        """
         folder = directory()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directories.make(folder, top=directories.state())
         pid = os.getpid()
         journal = cls(folder / f"{pid}-{secrets.token_hex(4)}.jsonl", secrets.token_bytes(_MARK))
         who = {"pid": pid, "started": process_start(pid), "mark": journal.mark.hex()}
-        journal._say({"version": _VERSION, "target": target, **who})
-        _sync_directory(folder)
+        journal._head = _line({"version": _VERSION, "target": target, **who})
+        try:
+            journal._replace(b"", is_synced=True)
+            _sync_directory(folder)
+        except OSError as error:
+            raise StateError(f"cannot write {journal.path}: {error.strerror}") from error
         return journal
 
     @classmethod
@@ -199,15 +214,8 @@ class Journal:
         """Forget all undos but some: what the others were for is as it was."""
         sites = {undo.addr for undo in undos}
         self._probes = [each for each in self._probes if each.site in sites]
-        # In one step: a journal without its first lines would help nobody.
-        new = self.path.with_suffix(".new")
-        with new.open("wb") as file:
-            file.write(self._head)
-            if undos:
-                file.write(_probes_line(self._probes) + _undos_line(undos))
-                file.flush()
-                os.fsync(file.fileno())
-        new.replace(self.path)
+        kept = _probes_line(self._probes) + _undos_line(undos) if undos else b""
+        self._replace(kept, is_synced=bool(undos))
         self._is_clear = not undos
 
     def close(self) -> None:
@@ -230,6 +238,16 @@ class Journal:
         self._append(line, is_synced=is_synced)
         self._head += line
 
+    def _replace(self, lines: bytes, *, is_synced: bool) -> None:
+        # In one step: a journal without its first lines would help nobody.
+        new = self.path.with_suffix(".new")
+        with directories.create_own(new) as file:
+            file.write(self._head + lines)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
+        new.replace(self.path)
+
     def _append(self, line: bytes, *, is_synced: bool) -> None:
         with self.path.open("ab") as file:
             file.write(line)
@@ -240,25 +258,32 @@ class Journal:
 
 def directory() -> Path:
     """Return where journals are kept."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "kprobes" / "journal"
+    return directories.state() / "journal"
 
 
-def entries() -> Iterator[Entry]:
-    """Yield every journal on this machine that can be read, oldest first."""
+def entries(tell: Callable[[KprobesError], None] = _log.warning) -> Iterator[Entry]:
+    """Yield every journal on this machine, oldest first; ``tell`` gets why a file is none.
+
+    Raises:
+        StateError: the directory is somebody else's.
+    """
     folder = directory()
-    if not folder.is_dir():
+    if not directories.check(folder, top=directories.state()):
         return
     for path in sorted(folder.glob("*.jsonl"), key=_written_at):
-        # Gone meanwhile: its session has just ended.
-        with suppress(FormatError, FileNotFoundError):
+        try:
             yield read(path)
+        except (FormatError, StateError) as error:
+            tell(error)
+        except FileNotFoundError:
+            # Its session has just ended.
+            continue
 
 
 def _written_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:
+    except OSError:
         return 0.0
 
 
@@ -270,6 +295,8 @@ def read(path: Path) -> Entry:
 
     Raises:
         FormatError: it is no journal.
+        StateError: it is no file, or somebody else's.
+        FileNotFoundError: there is none.
     """
     try:
         values = _lines(path)
@@ -288,13 +315,30 @@ def read(path: Path) -> Entry:
             probes=tuple(_described(item) for line in values for item in line.get("probes", ())),
             window=_window(facts["window"]) if "window" in facts else None,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise FormatError(f"{path} is no journal of ours: {error}") from error
+    except FileNotFoundError:
+        raise
+    except _BROKEN as error:
+        raise FormatError(f"{path} is no journal of ours: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case RecursionError():
+            return "nested too deep"
+        case KeyError():
+            return f"it has no {error}"
+        case OSError():
+            return str(error.strerror)
+        case _:
+            return str(error)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_bytes()[:_MAX_SIZE].split(b"\n")[:-1]
-    return [cast("dict[str, Any]", json.loads(line)) for line in lines]
+    with directories.open_own(path) as file:
+        if os.fstat(file.fileno()).st_size > _MAX_SIZE:
+            raise ValueError(f"larger than {_MAX_SIZE >> 20} MiB")
+        data = file.read()
+    return [cast("dict[str, Any]", json.loads(line)) for line in data.split(b"\n")[:-1]]
 
 
 def _ledger_of(lines: Iterable[dict[str, Any]]) -> Ledger:

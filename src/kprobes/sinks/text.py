@@ -53,8 +53,8 @@ class TextSink:
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
         written = self._begin()
-        for text in in_order(events, self._lines):
-            self._out.write(text)
+        for lines in in_order(events, self._lines):
+            self._out.writelines(lines)
         self._written = written + len(events)
         self._out.flush()
 

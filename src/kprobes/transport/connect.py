@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from kprobes.errors import KprobesError, UnreachableError, UsageError
+from kprobes.errors import KprobesError, TargetError, UnreachableError, UsageError
 from kprobes.transport.address import dial, is_path, parse_host_port
 from kprobes.transport.hello import say_hello
 from kprobes.transport.monitor import Monitor, is_monitor, leave
 from kprobes.transport.peer import peer_pid
+from kprobes.transport.run_state import is_running
 from kprobes.transport.stub import Stub
 
 _PREFIX = "qemu:"
@@ -20,24 +21,31 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _DISCONNECTED = "disconnected:"
 _CHARDEV = re.compile(r"^gdb: filename=(.*)$", re.MULTILINE)
 _UNIX = re.compile(r"unix:(.+?)(?:,server(?:=on)?)?$")
+_STANDS = re.compile(r"VM status: (?!running|paused\n)")
+"""After our connection has stopped a guest that ran it is just paused, and not (prelaunch)."""
 _TCP = re.compile(r"(?:tcp|telnet):(\[?.*?\]?):([0-9]+)(?:,server(?:=on)?)?$")
 
 
 def parse_target(target: str) -> str:
     """Return the address in ``qemu:HOST:PORT``, ``qemu:/path.sock``, or either without ``qemu:``.
 
+    A path comes back absolute: a guardian, or whoever restores, stands in another directory.
+
     Raises:
         UsageError: neither.
     """
     address = target.removeprefix(_PREFIX)
-    address = address.removeprefix("unix:") if is_path(address) else address
-    if not is_path(address) and parse_host_port(address) is None:
+    if is_path(address):
+        return str(Path(address.removeprefix("unix:")).absolute())
+    if parse_host_port(address) is None:
         raise UsageError(f"{target!r} is no target: use qemu:HOST:PORT or qemu:/path/of.sock")
     return address
 
 
 def connect(target: str, *, timeout_s: float = 5.0) -> Stub:
     """Connect to a guest's gdb stub; the guest is stopped afterwards.
+
+    ``is_held`` of the stub tells whether it was stopped before, as far as that can be known.
 
     When a QMP or human monitor answers instead, its QEMU is told to open a stub (``gdbserver``)
     on a private socket, which is closed again with the connection.
@@ -47,19 +55,34 @@ def connect(target: str, *, timeout_s: float = 5.0) -> Stub:
         UnreachableError: no stub, a busy one, or none that we know.
     """
     address = parse_target(target)
+    # Before the connection, which stops it.
+    is_held = is_running(address) is False
+    stub = _connect(address, is_held=is_held, timeout_s=timeout_s)
+    stub.is_held = stub.is_held or _stands(stub)
+    return stub
+
+
+def _stands(stub: Stub) -> bool:
+    with contextlib.suppress(TargetError):
+        return bool(_STANDS.match(stub.monitor("info status")))
+    return False
+
+
+def _connect(address: str, *, is_held: bool, timeout_s: float) -> Stub:
     sock = dial(address, timeout_s=timeout_s)
     first = say_hello(sock, address, timeout_s=timeout_s)
     if not is_monitor(first):
-        return Stub.adopt(sock, address, timeout_s=timeout_s)
+        return Stub.adopt(sock, address, timeout_s=timeout_s, is_held=is_held)
     if first == b"{":
         leave(sock, timeout_s=timeout_s)
     else:
         sock.close()
-    return _through_monitor(address, timeout_s)
+    return _through_monitor(address, is_held=is_held, timeout_s=timeout_s)
 
 
-def _through_monitor(monitor_address: str, timeout_s: float) -> Stub:
+def _through_monitor(monitor_address: str, *, is_held: bool, timeout_s: float) -> Stub:
     with Monitor.open(monitor_address, timeout_s=timeout_s) as monitor:
+        is_held |= monitor.command("info status").startswith("VM status: paused")
         address = _existing(monitor, monitor_address)
         undo = None
         if address is None:
@@ -71,7 +94,7 @@ def _through_monitor(monitor_address: str, timeout_s: float) -> Stub:
         if undo is not None:
             undo()
         raise
-    return Stub.adopt(sock, address, timeout_s=timeout_s, on_close=undo)
+    return Stub.adopt(sock, address, timeout_s=timeout_s, is_held=is_held, on_close=undo)
 
 
 def _existing(monitor: Monitor, monitor_address: str) -> str | None:

@@ -36,6 +36,8 @@ class Keeper:
         process = subprocess.Popen(
             # Its own session: Ctrl-C in our terminal is for us to handle, not for QEMU.
             ["/bin/sh", "-c", script.read_text(), "kprobes-keeper", *directories, *command],
+            # QEMU takes its firmware from the directory where it stands, if it is there.
+            cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # With a buffer, the end of a QEMU that ends at once would be read along with its pid,

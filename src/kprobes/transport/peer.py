@@ -11,9 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+from kprobes.transport.address import is_path, parse_host_port
+
 _UCRED = struct.Struct("3i")
 _FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6}
 _MAPPED = "::ffff:"
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_LISTENING = "0A"
+_ACCEPTS = 0x10000
+"""SO_ACCEPTCON of ``/proc/net/unix``."""
 
 
 def peer_pid(sock: socket.socket) -> int | None:
@@ -26,6 +32,42 @@ def peer_pid(sock: socket.socket) -> int | None:
         return _UCRED.unpack(found)[0] or None
     inode = _peer_inode(sock)
     return _owner(inode) if inode else None
+
+
+def listener_pid(address: str) -> int | None:
+    """Return the pid of the process that listens at an address; nobody connects to it.
+
+    None when it is elsewhere, hidden, or not the only one.
+    """
+    if is_path(address):
+        owners = _path_owners(Path(address))
+    else:
+        host, port = parse_host_port(address) or ("", 0)
+        owners = _port_owners(port) if host in _LOOPBACK else set[int]()
+    return next(iter(owners)) if len(owners) == 1 else None
+
+
+def _path_owners(path: Path) -> set[int]:
+    # Num RefCount Protocol Flags Type St Inode Path, this as it was given to bind(2).
+    owners = set[int]()
+    for line in Path("/proc/net/unix").read_text("utf-8", "surrogateescape").splitlines()[1:]:
+        words = line.split(maxsplit=7)
+        if len(words) == 8 and int(words[3], 16) & _ACCEPTS and Path(words[7]).name == path.name:
+            pid = _owner(int(words[6]))
+            with contextlib.suppress(OSError):
+                if pid and Path(f"/proc/{pid}/cwd", words[7]).samefile(path):
+                    owners.add(pid)
+    return owners
+
+
+def _port_owners(port: int) -> set[int]:
+    owners = set[int]()
+    for table in (Path("/proc/net", name) for name in _FAMILIES):
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            words = line.split()
+            if words[3] == _LISTENING and int(words[1].rsplit(":", 1)[1], 16) == port:
+                owners.add(_owner(int(words[9])) or 0)
+    return owners - {0}
 
 
 def find_inode(table: str, local: str, remote: str) -> int | None:

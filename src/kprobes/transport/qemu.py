@@ -202,7 +202,9 @@ def _recipe(options: MachineOptions, progress: Progress) -> _Recipe:
         accel=choose(options.accel, board.native, signs=board.kvm),
         kernel=_kernel(options, progress),
         archive=initramfs.build(
-            busybox(arch=options.arch, progress=progress), options.files, agent=board.agent
+            busybox(arch=options.arch, mirror=options.mirror, progress=progress),
+            options.files,
+            agent=board.agent,
         ),
     )
 
@@ -213,12 +215,14 @@ def _program(options: MachineOptions) -> Path:
         raise UnreachableError(
             f"there is no {options.board.program}: install Debian's {options.board.package}"
         )
-    return Path(found)
+    return Path(found).absolute()
 
 
 def _kernel(options: MachineOptions, progress: Progress) -> Path:
     if options.kernel is None:
-        return kernel_image(suite=options.suite, arch=options.arch, progress=progress)
+        return kernel_image(
+            suite=options.suite, arch=options.arch, mirror=options.mirror, progress=progress
+        )
     try:
         with options.kernel.open("rb") as file:
             head = file.read(options.board.head_size)
@@ -226,7 +230,7 @@ def _kernel(options: MachineOptions, progress: Progress) -> Path:
         raise UnreachableError(f"cannot read the kernel {options.kernel}: {e.strerror}") from e
     if not options.board.boots(head):
         raise UnreachableError(f"{options.kernel} is not a bootable kernel for {options.arch}")
-    return options.kernel
+    return options.kernel.absolute()
 
 
 def _gone(places: Places) -> GuestGoneError:

@@ -23,17 +23,21 @@ from kprobes.transport.stub_registers import StubRegisters
 from kprobes.transport.wire import Wire, check_ok
 
 _MAX_CPUS = 4096
+_SIGTRAP = 5
+"""Of a breakpoint or a step; a stop by a monitor, or of QEMU's own accord, has another."""
 
 
 class Stub:
     """A guest through its gdb stub. Implements ``ports.Cpus`` and, with ``read``, ``ports.Memory``.
 
     The guest is stopped when the connection opens and runs when it is closed, whatever happened
-    in between. Not to be shared by threads.
+    in between, unless somebody else had stopped it. Not to be shared by threads.
 
     Attributes:
         address: where it listens; another process reconnects there.
         is_running: whether the guest runs.
+        is_held: whether somebody else has stopped the guest, who may have let it run since:
+            ``stands`` finds out. It is never us who let it run then.
         stops: how often we, or a breakpoint of ours, stopped the guest, connecting included.
     """
 
@@ -46,7 +50,7 @@ class Stub:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.address = address
-        self.is_running = False
+        self.is_running = self.is_held = False
         self.stops = 1
         self._wire = wire
         self._clock = clock
@@ -59,6 +63,7 @@ class Stub:
         self._can_vcont = False
         self._is_closed = False
         self._turn = threading.RLock()
+        self._pauses = 0
 
     @classmethod
     def open(cls, address: str, *, timeout_s: float = 5.0) -> Self:
@@ -78,6 +83,7 @@ class Stub:
         address: str,
         *,
         timeout_s: float = 5.0,
+        is_held: bool = False,
         on_close: Callable[[], None] | None = None,
     ) -> Self:
         """Take over a socket on which ``say_hello`` was said.
@@ -86,12 +92,14 @@ class Stub:
             sock: closed with the stub.
             address: where a new connection can be had.
             timeout_s: for every single answer.
+            is_held: whether somebody else had stopped the guest before the connection did.
             on_close: called once, after the connection is closed.
 
         Raises:
             UnreachableError: as for ``open``.
         """
         stub = cls(Wire(sock, timeout_s=timeout_s), address, on_close=on_close)
+        stub.is_held = is_held
         try:
             stub._shake_hands()
         except (FormatError, GuestGoneError) as e:
@@ -154,8 +162,9 @@ class Stub:
 
     @property
     def paused_s(self) -> float:
-        """Seconds the guest has been stopped since the connection, until now."""
-        return self._paused_s + (0.0 if self.is_running else self._clock() - self._stopped_at)
+        """Seconds we have stopped the guest since the connection, until now."""
+        is_ours = not (self.is_running or self.is_held)
+        return self._paused_s + (self._clock() - self._stopped_at if is_ours else 0.0)
 
     # Running and stopping.
 
@@ -165,17 +174,31 @@ class Stub:
         One that stands on a breakpoint stops there again at once: remove it and ``step`` first.
         """
         self._must_be_stopped()
+        if self.is_held:
+            raise ValueError("somebody else has stopped the guest")
         self._wire.tell(b"vCont;c" if self._can_vcont else b"c")
         self._mark_running()
 
+    def let_run(self) -> None:
+        """Let every vCPU run, unless somebody else has stopped the guest."""
+        if not self.is_held:
+            self.resume()
+
+    def stands(self) -> bool:
+        """Return whether somebody else has stopped the guest and not let it run again."""
+        with self.paused():
+            return self.is_held
+
     def stop(self) -> rsp.StopReply:
-        """Stop a running guest.
+        """Stop a running guest, unless somebody else has just done it.
 
         Raises:
             GuestGoneError: it does not stop within the timeout, or has ended.
         """
         if not self.is_running:
             raise ValueError("the guest is stopped already")
+        if self._wire.is_readable and (reply := self._stop_reply(0)) is not None:
+            return self._note_stop(reply)
         self._wire.interrupt()
         return self._must_stop()
 
@@ -185,12 +208,10 @@ class Stub:
         Threads take turns.
         """
         with self._turn:
-            if not self.is_running:
+            if not (self.is_running or self.is_held):
                 raise ValueError("the guest is stopped already")
             reply = self._stop_reply(timeout_s)
-            if reply is not None:
-                self._mark_stopped()
-            return reply
+            return None if reply is None else self._note_stop(reply)
 
     def step(self, cpu: int) -> rsp.StopReply:
         """Run one instruction of one vCPU; the others stay where they are."""
@@ -214,14 +235,25 @@ class Stub:
         Threads take turns.
         """
         with self._turn:
-            was_running = self.is_running
-            if was_running:
-                self.stop()
+            is_ours = self._take()
+            self._pauses += 1
             try:
                 yield
             finally:
-                if was_running and not self.is_running and not self._wire.is_gone:
+                self._pauses -= 1
+                if is_ours and not self.is_running and not self._wire.is_gone:
                     self.resume()
+
+    def _take(self) -> bool:
+        # Whether the guest ran: it is stopped now, and ours to let run again.
+        if self.is_running:
+            self.stop()
+            return not self.is_held
+        if not self.is_held or self._pauses or not self._wire.halt():
+            return False
+        self.is_held = False
+        self._mark_stopped()
+        return True
 
     def _must_stop(self) -> rsp.StopReply:
         reply = self._stop_reply(self._wire.timeout_s)
@@ -236,6 +268,11 @@ class Stub:
             if rsp.is_stop(packet):
                 return rsp.parse_stop(packet)
         return None
+
+    def _note_stop(self, reply: rsp.StopReply) -> rsp.StopReply:
+        self._mark_stopped()
+        self.is_held = reply.signal != _SIGTRAP
+        return reply
 
     def _mark_stopped(self) -> None:
         self.is_running = False
@@ -361,6 +398,8 @@ class Stub:
     def detach(self, *, resume: bool = True) -> None:
         """Remove our breakpoints, let the guest run, and close the connection.
 
+        What somebody else has stopped stays stopped.
+
         Args:
             resume: False leaves a stopped guest stopped, for another client to go on.
 
@@ -369,7 +408,7 @@ class Stub:
         """
         try:
             if not self._wire.is_gone:
-                self._leave(resume)
+                self._leave(resume and not self.stands())
         finally:
             self.close()
 
@@ -389,6 +428,6 @@ class Stub:
         if self._is_closed:
             return
         self._is_closed = True
-        self._wire.close(*((FAREWELL,) if self._wire.is_gone else ()))
+        self._wire.close(*((FAREWELL,) if self._wire.is_gone and not self.is_held else ()))
         if self._on_close is not None:
             self._on_close()

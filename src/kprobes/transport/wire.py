@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ MAX_OUTPUT = 16 * MIB
 _BATCH = 64
 """Requests in one write. Two batches are under way at most: QEMU's main loop blocks while its
 answers are not read, and a few hundred small ones fill a unix socket."""
+_ACK = b"+"
 _CHUNK = 256 * 1024
 _log = logging.getLogger("kprobes.wire")
 
@@ -41,6 +43,11 @@ class Wire:
     def is_gone(self) -> bool:
         """Whether the other end hung up, fell silent or talked nonsense."""
         return bool(self._gone)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether something has come that was not read."""
+        return bool(self._stream) or bool(select.select([self.sock], [], [], 0)[0])
 
     def ask(self, payload: bytes, *, output: list[bytes] | None = None) -> bytes:
         """Send one request and return its answer.
@@ -87,6 +94,19 @@ class Wire:
     def interrupt(self) -> None:
         """Stop a running guest; its stop reply comes through ``receive``."""
         self._write(rsp.INTERRUPT)
+
+    def halt(self) -> bool:
+        """Stop a guest of which nobody knows whether it runs; return whether it did."""
+        self._settle()
+        self._owed += 1
+        # QEMU drops what comes before its last packet is acknowledged, but for a new one's "$",
+        # which would stop the guest and be lost. One that stands drops both bytes, and answers.
+        self._write(_ACK + rsp.INTERRUPT + rsp.frame(b"qC"))
+        was_running = False
+        while rsp.is_stop(self._answer(None)):
+            self._owed += 1
+            was_running = True
+        return was_running
 
     def receive(self, timeout_s: float) -> bytes | None:
         """Return the next packet, or None when none came in time.

@@ -9,6 +9,7 @@ from kprobes.drivers.guest.attendant import Attendant
 from kprobes.model.upcall import Question, Upcall, Waiting
 from kprobes.units import Addr
 from tests.build.callers import REGISTERS, SP, Callers
+from tests.build.waiting import becomes_true
 
 
 def _question(serve: Callable[[Waiting], None], number: int = 1) -> Question:
@@ -88,8 +89,7 @@ def test_after_a_slow_handler_let_one_give_up_the_next_is_served() -> None:
         callers.give_up(0)
         assert not callers.is_anyone_there
         slow.set()
-        while not callers.is_anyone_there:
-            time.sleep(0.001)
+        assert becomes_true(lambda: callers.is_anyone_there)
 
         assert callers.wait_for(0, callers.ask(0))
 
@@ -103,8 +103,7 @@ def test_who_gave_up_before_its_turn_is_not_served() -> None:
 
     with _attended(callers, _question(serve)):
         first = callers.ask(0)
-        while not seen:
-            time.sleep(0.001)
+        assert becomes_true(lambda: seen)
         callers.ask(4)
         callers.give_up(4)
         slow.set()
@@ -159,7 +158,6 @@ def test_it_may_be_stopped_by_a_handler() -> None:
     made.append(Attendant(callers.mailbox, {1: _question(lambda _: made[0].stop())}))
 
     callers.ask(0)
-    while callers.is_anyone_there:
-        time.sleep(0.001)
+    assert becomes_true(lambda: not callers.is_anyone_there)
 
     assert callers.answered(0) == 0

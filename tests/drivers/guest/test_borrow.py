@@ -46,6 +46,7 @@ class FakeCpus:
     script: list[Callable[[], int | None]] = field(default_factory=list[Callable[[], "int | None"]])
     breakpoints: set[int] = field(default_factory=set[int])
     is_running: bool = False
+    is_held: bool = False
     is_gone: bool = False
     seen: list[set[int]] = field(default_factory=list[set[int]])
     memory: GuestMemory | None = None
@@ -341,3 +342,27 @@ def test_without_the_syscall_switch_every_busy_syscall_is_watched() -> None:
         pass
 
     assert cpus.seen == [{found.addr for found in rest}]
+
+
+def test_nobody_is_borrowed_of_a_guest_that_somebody_else_has_paused() -> None:
+    cpus, _, borrower = _guest()
+    cpus.is_held = True
+
+    with pytest.raises(TargetError, match="the guest is paused"), borrower.task():
+        raise AssertionError("it must run for this")
+
+    assert not cpus.is_running
+
+
+def test_a_guest_that_is_paused_while_a_task_is_waited_for_is_told() -> None:
+    cpus, _, borrower = _guest()
+
+    def pause() -> int:
+        cpus.is_held = True
+        return 1
+
+    cpus.script.append(pause)
+    with pytest.raises(TargetError, match="the guest is paused"), borrower.task():
+        raise AssertionError("it must run for this")
+
+    assert cpus.breakpoints == set()

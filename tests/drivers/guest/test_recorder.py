@@ -1,5 +1,7 @@
 """Rings of an arena to events in order, and to counts."""
 
+import threading
+
 import numpy as np
 
 from kprobes.drivers.guest.arena import Arena, reset
@@ -11,6 +13,7 @@ from kprobes.model.batch import Events
 from kprobes.model.layout import RecordLayout
 from tests.build.guest import CPUS, RING, make_arena, make_memory
 from tests.build.ring import Hit, make_layout, record
+from tests.build.turns import quick_turns
 
 PLAIN, TEXT = make_layout(1, ["u32"]), make_layout(2, ["string", "s16"])
 
@@ -136,3 +139,21 @@ def test_strings_and_signs_come_through() -> None:
     values = [np.concatenate([batch.values[n] for batch in batches]).tolist() for n in (0, 1)]
     assert values == [[b"abc", None], [-5, 5]]
     assert {cpu for batch in batches for cpu in batch.cpu.tolist()} == {1}
+
+
+def test_probes_that_join_a_recording_can_be_counted_at_any_time() -> None:
+    recorder, writers, _, _ = _guest(PLAIN)
+    joining = threading.Thread(
+        target=lambda: [recorder.add([make_layout(event_id)]) for event_id in range(3, 60)]
+    )
+
+    with quick_turns():
+        joining.start()
+        for ts in range(200):
+            writers[0].write(Hit(layout=PLAIN, counter=ts, values=(ts,)))
+            recorder.drain()
+            assert recorder.counts().missed[1] == 0
+        joining.join()
+
+    assert set(recorder.counts().missed) == {1, *range(3, 60)}
+    assert recorder.counts().recorded == {1: 200}

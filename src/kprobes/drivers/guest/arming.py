@@ -13,8 +13,9 @@ from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.callers import give_callers_back
 from kprobes.drivers.guest.catcher import Catcher
 from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.linking import Linker, Program
+from kprobes.drivers.guest.linking import Linker, Program, Trampoline
 from kprobes.drivers.guest.memory import GuestMemory, remembering, write_code
+from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.guest.stopped import StoppedMemory
 from kprobes.drivers.journal import Described, Journal, Undo
 from kprobes.drivers.rollback import roll_back
@@ -35,9 +36,24 @@ class Armory:
     """Puts programs into a guest's arena and its text, and takes them out.
 
     ``load``, ``arm``, ``withdraw`` and ``disarm`` need a stopped guest.
+
+    Args:
+        guest: whose text is patched.
+        arena: for the code; nothing in it is in use.
+        abi: what the code knows of the guest.
+        journal: of what is done.
+        kept: that calls of earlier recordings will return to.
     """
 
-    def __init__(self, guest: Guest, arena: Arena, abi: GuestAbi, journal: Journal) -> None:
+    def __init__(
+        self,
+        guest: Guest,
+        arena: Arena,
+        abi: GuestAbi,
+        journal: Journal,
+        kept: Sequence[Trampoline] = (),
+    ) -> None:
+        self._kept = kept
         self._guest = guest
         self._arena = arena
         self._journal = journal
@@ -55,8 +71,13 @@ class Armory:
 
     @property
     def frames(self) -> Sequence[Frames]:
-        """Where calls in progress are kept."""
-        return self._linker.frames
+        """Where calls in progress are kept, also those of earlier recordings."""
+        return [*(each.frames for each in self._kept), *self._linker.frames]
+
+    @property
+    def trampolines(self) -> Sequence[Trampoline]:
+        """What calls in progress may return to, also those of earlier recordings."""
+        return [*self._kept, *self._linker.trampolines]
 
     @property
     def landings(self) -> Sequence[Question]:
@@ -212,6 +233,26 @@ class Armory:
 
     def _write_code(self, addr: Addr, code: bytes) -> None:
         write_code(self._guest.stub, self._guest.memory, addr, code)
+
+
+def silence(guest: Guest, arena: Arena, abi: GuestAbi, trampolines: Sequence[Trampoline]) -> None:
+    """Have calls only return from trampolines: what a recording before this did there is over.
+
+    Args:
+        guest: which runs, and runs on; nothing is armed.
+        arena: of the session.
+        abi: what the code knows of the guest.
+        trampolines: that are to be silent.
+
+    Raises:
+        TargetError: somebody stays in their code for seconds.
+    """
+    linker = Linker(guest.arch, abi, arena)
+    codes = [(each.text[0], linker.silent(each)) for each in trampolines]
+    texts = [each.text for each in trampolines]
+    with stopped_outside(guest, texts, otherwise="new probes cannot be armed yet"):
+        for addr, code in codes:
+            write_code(guest.stub, guest.memory, addr, code)
 
 
 def _described(programs: Sequence[Program]) -> list[Described]:

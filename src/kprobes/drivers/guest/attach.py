@@ -1,6 +1,5 @@
 """A stub's address to an attached guest: connect, find RAM, find the kernel in it."""
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ class Access:
 
 
 def attach(target: str, *, access: Access | None = None, timeout_s: float = 5.0) -> Guest:
-    """Connect to a guest; it runs again afterwards.
+    """Connect to a guest; it runs again afterwards, unless somebody else has stopped it.
 
     Args:
         target: of its stub or monitor.
@@ -51,6 +50,11 @@ def attach(target: str, *, access: Access | None = None, timeout_s: float = 5.0)
     stub = connect(target, timeout_s=timeout_s)
     try:
         return look(stub, access or Access())
+    except TargetError as error:
+        stub.detach()
+        if stub.is_held:
+            raise TargetError(f"{error} (the guest is paused; has it booted?)") from error
+        raise
     except BaseException:
         stub.detach()
         raise
@@ -58,6 +62,8 @@ def attach(target: str, *, access: Access | None = None, timeout_s: float = 5.0)
 
 def look(stub: Stub, access: Access) -> Guest:
     """Find RAM and kernel of a guest that a stub has stopped; it runs again afterwards.
+
+    One that somebody else has stopped stays so.
 
     Raises:
         TargetError: no Linux that we understand runs there, or not the image's.
@@ -70,8 +76,8 @@ def look(stub: Stub, access: Access) -> Guest:
     machine.paging.check(vcpus[0])
     spaces = find_spaces(ram, machine, vcpus)
     # The rest takes 50 ms and looks only at what does not change.
-    stub.resume()
-    found = read_kernel(spaces, cache=KernelCache(default_root(os.environ)))
+    stub.let_run()
+    found = read_kernel(spaces, cache=KernelCache(default_root()))
     kernel = found.kernel
     if access.image is not None:
         kernel = _with_image(kernel, access.image)

@@ -23,6 +23,7 @@ from kprobes.transport.stub import Stub
 from kprobes.units import Addr
 
 _WORD = 8
+_PAUSED = "the guest is paused, and must run for this: let it go on (`cont` in its monitor)"
 _BUSY_WAIT_S = 0.03
 _CALL_S = 10.0
 
@@ -171,6 +172,9 @@ def run_until_stop(debugger: Stub, deadline: float) -> int | None:
     """Let the guest run until a vCPU stops it; return that vCPU, or None at the deadline.
 
     The guest is stopped again in either case.
+
+    Raises:
+        TargetError: somebody else has stopped the guest.
     """
     debugger.resume()
     try:
@@ -179,10 +183,11 @@ def run_until_stop(debugger: Stub, deadline: float) -> int | None:
         # Ctrl-C, too: whoever takes breakpoints away needs a stopped guest.
         debugger.stop()
         raise
-    if stopped is not None:
-        return stopped.cpu
-    debugger.stop()
-    return None
+    if stopped is None:
+        debugger.stop()
+    if debugger.is_held:
+        raise TargetError(_PAUSED)
+    return None if stopped is None else stopped.cpu
 
 
 class Borrower:
@@ -190,6 +195,7 @@ class Borrower:
 
     Attributes:
         memory: of the guest.
+        ledger: where tasks note what they lend and give back.
     """
 
     def __init__(self, debugger: Stub, memory: GuestMemory, kernel: Kernel, ledger: Ledger) -> None:
@@ -197,7 +203,7 @@ class Borrower:
         self._debugger = debugger
         self.memory = memory
         self._kernel = kernel
-        self._ledger = ledger
+        self.ledger = ledger
         self._way = self._facts.way(memory, kernel)
 
     @contextmanager
@@ -205,8 +211,10 @@ class Borrower:
         """Borrow a task in process context that may sleep.
 
         Raises:
-            TargetError: none came by in time.
+            TargetError: none came by in time, or somebody else has stopped the guest.
         """
+        if self._debugger.is_held:
+            raise TargetError(_PAUSED)
         places = self._sleepable()
         thread = self._catch(places, min(_BUSY_WAIT_S, timeout_s))
         if thread is None:
@@ -234,7 +242,7 @@ class Borrower:
             landing=landing,
             way=self._way,
             memory=self.memory,
-            ledger=self._ledger,
+            ledger=self.ledger,
             thread=thread,
         )
 

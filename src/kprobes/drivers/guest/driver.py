@@ -3,29 +3,28 @@
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from kprobes.drivers.guest import arena as arenas
 from kprobes.drivers.guest.arena import Arena, ArenaSize
-from kprobes.drivers.guest.arming import Armory, Program
+from kprobes.drivers.guest.arming import Armory, Program, silence
 from kprobes.drivers.guest.borrow import Borrower
 from kprobes.drivers.guest.callers import find_caller, free_dead_calls
 from kprobes.drivers.guest.clock import AnyClock, GuestClock, clock_function, open_clock
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
-from kprobes.drivers.guest.lending import await_exit, settle
-from kprobes.drivers.guest.linking import frame_counts, frames_size
+from kprobes.drivers.guest.lending import await_leaving, code_in_use, free_unused, settle
+from kprobes.drivers.guest.linking import Trampoline, frame_counts, frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
-from kprobes.drivers.guest.reception import Reception, can_ask, check
+from kprobes.drivers.guest.reception import Reception, check
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.guest.stacks import check_types, stopped_outside
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.places import Places
-from kprobes.errors import KprobesError
+from kprobes.errors import KprobesError, TargetError
 from kprobes.image.loaded import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
@@ -39,7 +38,7 @@ from kprobes.units import MIB, Addr
 
 _CODE_OF_PLAN = 1024
 """Bytes of code that a plan, or a trampoline, takes on average at most."""
-_AWAITED_FRAMES = _ASKED_FRAMES = 1 * MIB
+_AWAITED_FRAMES = _SPARE_FRAMES = 1 * MIB
 _LOOK_S = 0.5
 """Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
@@ -81,12 +80,13 @@ class GuestDriver:
         self._arena: Arena | None = None
         self._armory: Armory | None = None
         self._clock: Addr | None = None
-        self._is_used = False
+        self._trampolines: Sequence[Trampoline] = ()
         self._reception: Reception | None = None
         self._unkept = 0
-        self._missed: Counter[int] = Counter()
         self._looked_s = 0.0
+        self._is_held = False
         self._changing = threading.RLock()
+        self._ended: KprobesError | None = None
         self._watch = (
             watching(guest, self._preparer.locate, (self._module_comes, self._module_goes))
             if can_watch(guest)
@@ -139,15 +139,15 @@ class GuestDriver:
         Raises:
             TargetError: the guest changed a site, or has no memory; nothing is left patched.
         """
-        arena, recorder = self._allocate(is_new=is_new)
-        armory = Armory(self.guest, arena, self._abi(arena), self._journal)
+        with self._changing:
+            return self._arm(is_new=is_new)
+
+    def _arm(self, *, is_new: bool) -> Recorder:
+        self.check()
+        kept = self._left()
+        arena, recorder = self._allocate()
+        armory = Armory(self.guest, arena, self._abi(arena), self._journal, kept)
         programs = armory.link(self.plans)
-        if self._is_used:
-            # The last recording's code is about to be overwritten.
-            ledger = self._journal.ledger
-            await_exit(self.guest, ledger, otherwise="new probes cannot be armed yet")
-            arenas.forget_calls(arena, self.guest.memory)
-        self._is_used = True
         layouts = _layouts(self.plans)
         if is_new:
             recorder.begin(layouts)
@@ -155,6 +155,7 @@ class GuestDriver:
             recorder.add(layouts)
         armory.catch(self.plans, more=bool(self.waiting))
         patches = armory.stage(programs)
+        self._trampolines = armory.trampolines
         covered = [text for plan in self.plans for text in plan.site.covered]
         with (
             self._attended(arena, _questions(programs, armory)),
@@ -163,12 +164,39 @@ class GuestDriver:
             armory.load(programs)
             self._armory = armory
             armory.arm(patches)
+        if self._ended is not None:
+            # Since we began; whoever gave up may have found nothing to disarm.
+            self.disarm()
+            raise self._ended
         return recorder
+
+    def give_up(self, why: KprobesError) -> None:
+        """Disarm for good, from any thread; ``check`` and ``arm`` raise why."""
+        self._ended = why
+        with suppress(KprobesError):
+            # What cannot be put back now is tried, and told, by whoever closes us.
+            self.disarm()
+
+    def check(self) -> None:
+        """Raise what somebody has given up for, if so."""
+        if self._ended is not None:
+            raise self._ended
+
+    def look_at_stub(self) -> None:
+        """Notice that the guest has ended, or that somebody else has stopped it.
+
+        Raises:
+            GuestGoneError: it has ended.
+        """
+        stub, was_held = self.guest.stub, self._is_held
+        stub.wait(0)
+        self._is_held = stub.is_held
+        if self._is_held and not was_held:
+            self.tell("somebody else has paused the guest; events come again when it goes on")
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
-        lately = 0 if self._reception is None else self._reception.missed(number)
-        return self._missed[number] + lately
+        return 0 if self._reception is None else self._reception.missed(number)
 
     def free_dead_calls(self) -> None:
         """Have room again for calls in progress, where tasks that died have left too little.
@@ -178,14 +206,22 @@ class GuestDriver:
         if time.monotonic() < self._looked_s + _LOOK_S:
             return
         self._looked_s = time.monotonic()
-        with self._changing:
-            armory, arena, recorder = self._armory, self._arena, self.recorder
-            if armory is None or arena is None or recorder is None or not armory.frames:
-                return
-            before, self._unkept = self._unkept, recorder.unkept
-            if self._unkept != before:
-                with self.guest.stub.paused():
-                    free_dead_calls(self.guest, armory.frames, arena.programs)
+        # Whoever arms waits for the guest, and rings must be drained meanwhile.
+        if self._changing.acquire(blocking=False):
+            try:
+                self._free_dead_calls()
+            finally:
+                self._changing.release()
+
+    def _free_dead_calls(self) -> None:
+        armory, arena, recorder = self._armory, self._arena, self.recorder
+        if armory is None or arena is None or recorder is None or not armory.frames:
+            return
+        before, self._unkept = self._unkept, recorder.unkept
+        if self._unkept != before:
+            with self.guest.stub.paused():
+                ranges = list(code_in_use(self.guest, self._journal.ledger))
+                free_dead_calls(self.guest, armory.frames, ranges)
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
@@ -212,6 +248,7 @@ class GuestDriver:
         self.disarm()
         self._arena = self._reception = None
         settle(self.guest, self._journal.ledger)
+        self.check()
 
     def look_for_modules(self) -> None:
         """Find out what modules the guest has now."""
@@ -244,6 +281,7 @@ class GuestDriver:
             raise
         recorder.add(_layouts(plans))
         patches = armory.stage(programs)
+        self._trampolines = armory.trampolines
         # Whoever looks a breakpoint up must not find half of another table.
         covered = [armory.lookup, *(text for plan in plans for text in plan.site.covered)]
         with stopped_outside(self.guest, covered, otherwise=_COVERED):
@@ -277,37 +315,66 @@ class GuestDriver:
             yield
             undo.pop_all()
 
-    def _allocate(self, *, is_new: bool) -> tuple[Arena, Recorder]:
-        guest, size = self.guest, self._needed()
-        if self._arena is not None and is_new and not self._arena.has_room(size):
-            if self._reception is not None:
-                self._missed += self._reception.all_missed()
-            self._arena, self._reception, self._is_used = None, None, False
-            settle(guest, self._journal.ledger)
+    def _left(self) -> Sequence[Trampoline]:
+        # What the recording before has left: where tasks sleep in calls that return to us its code
+        # stays, and the rest is about to be overwritten.
+        arena, guest, ledger = self._arena, self.guest, self._journal.ledger
+        if arena is None:
+            return ()
+        tables = await_leaving(guest, ledger, otherwise="new probes cannot be armed yet")
+        kept = [each for each in self._trampolines if each.frames in tables]
+        new = [each.silenced for each in kept if not each.is_silent]
+        if new:
+            silence(guest, arena, self._abi(arena), new)
+        self._trampolines = [each.silenced for each in kept]
+        parts = (piece for each in self._trampolines for piece in (each.text[0], each.frames.addr))
+        # Else next time: no task may be there to be borrowed.
+        with suppress(TargetError), guest.stub.paused():
+            free_unused(self._borrower(), guest.kernel, {*arena.parts, *parts})
+        arenas.forget_calls(self._free(arena), guest.memory)
+        return self._trampolines
+
+    def _allocate(self) -> tuple[Arena, Recorder]:
+        guest, needed = self.guest, self._needed()
+        size = self._rounded(needed)
         if self._arena is None or self.recorder is None:
             self._check_kernel()
-            journal = self._journal
-            borrower = Borrower(guest.stub, guest.memory, guest.kernel, journal.ledger)
             with guest.stub.paused():
-                arena = arenas.allocate(borrower, guest.kernel, size, mark=journal.mark)
+                arena = arenas.allocate(
+                    self._borrower(), guest.kernel, size, mark=self._journal.mark
+                )
             # Nobody knows of this memory yet, so the guest may run on meanwhile.
             arenas.reset(arena, guest.memory)
             self._arena = arena
             self._clock = clock_function(guest.memory, guest.kernel)
             self.recorder = Recorder(arena, guest.memory, self._open_clock(arena))
-        return self._arena, self.recorder
+        if not self._free(self._arena).has_room(needed):
+            with guest.stub.paused():
+                self._arena = arenas.grow(self._borrower(), guest.kernel, self._arena, size)
+        return self._free(self._arena), self.recorder
+
+    def _free(self, arena: Arena) -> Arena:
+        # What of an arena is not kept.
+        kept = self._trampolines
+        frames = [(each.frames.addr, Addr(each.frames.addr + each.frames.size)) for each in kept]
+        return arena.beside([*frames, *(each.text for each in kept)])
+
+    def _borrower(self) -> Borrower:
+        guest = self.guest
+        return Borrower(guest.stub, guest.memory, guest.kernel, self._journal.ledger)
+
+    def _rounded(self, needed: ArenaSize) -> ArenaSize:
+        code = -(-(needed.code + arenas.CATCHER_SIZE) // MIB) * MIB
+        frames = needed.frames + _SPARE_FRAMES
+        return replace(needed, code=max(self._size.code, code), frames=frames)
 
     def _needed(self) -> ArenaSize:
         # Functions that are waited for may need frames, too.
         awaited = sum(each.kind is Kind.RETURN for each in self.waiting)
         frames = frames_size(self.plans) + (_AWAITED_FRAMES if awaited else 0)
-        if can_ask(self.guest):
-            # Handlers come while a recording runs, whose memory must stay.
-            frames += _ASKED_FRAMES
         # A function whose returns are taken over has a trampoline besides.
         pieces = len(self.plans) + len(frame_counts(self.plans))
-        code = max(self._size.code, -(-pieces * _CODE_OF_PLAN // MIB) * MIB)
-        return replace(self._size, code=code, frames=frames)
+        return replace(self._size, code=pieces * _CODE_OF_PLAN, frames=frames)
 
     def _check_kernel(self) -> None:
         # Before anything is taken from the guest: it could be neither used nor given back.
@@ -328,7 +395,7 @@ class GuestDriver:
             percpu=arena.percpu,
             missed=arena.missed,
             unkept=arena.unkept,
-            code=arena.programs[0],
+            code=_hull([arena.programs[0], *(each.text for each in self._trampolines)]),
             rings=arena.rings,
             texts=arena.texts,
             ring_size=arena.ring_size,
@@ -349,6 +416,10 @@ def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:
     # A return probe is in as many plans as its function has exits.
     probes = (probe for plan in plans for probe in plan.recorded)
     return list({probe.layout.event_id: probe.layout for probe in probes}.values())
+
+
+def _hull(texts: Sequence[Text]) -> Text:
+    return min(start for start, _ in texts), max(stop for _, stop in texts)
 
 
 def _is_inside(addr: int, ranges: Sequence[Text]) -> bool:

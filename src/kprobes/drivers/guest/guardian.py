@@ -5,11 +5,19 @@ standard input that the tracer holds. A byte in the pipe means that the tracer i
 of the pipe without one means that it died. Then, and when the tracer is done but its journal is
 not, the guardian connects to the stub, puts back what the journal says, and lets the guest run;
 then it gives the guest back what it had lent.
+
+It runs code from where the tracer found its own, and from no directory that somebody happens to
+stand in. Its standard output is a pipe to the tracer: a line when it is ready, before anything is
+patched; the end of the pipe is its death, after which the tracer goes on no longer.
 """
 
+import os
+import select
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,18 +34,36 @@ _PATIENCE_S = 10.0
 _PAUSE_S = 0.02
 _ATTEMPTS, _BETWEEN_S = 5, 1.0
 """At giving the guest its memory back; its text is put back with the first."""
+_START_S = 30.0
+_READY = b"ready\n"
+_MAX_SAID = 1 << 16
+_START = """
+import sys
+name, target, journal, *sys.path = sys.argv[1:]
+from importlib import import_module
+sys.exit(import_module(name).main(target, journal))
+"""
+_NOT_STARTED = "the guardian, which puts the guest right if kprobe is killed, does not start"
+_DEAD = (
+    "the guardian, which puts the guest right if kprobe is killed, was killed itself: "
+    "tracing has ended and the guest is as before; start it again"
+)
 
 
 class Guardian:
-    """A tracer's end of the pipe."""
+    """A tracer's end of the pipes."""
 
     def __init__(self, target: str, journal: Path) -> None:
-        """Start the process that watches over us."""
+        """Start the process that watches over us; a path in ``target`` is absolute."""
+        self._is_dismissed = False
+        self._watcher: threading.Thread | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, target, str(journal)],
+            [sys.executable, "-I", "-c", _START, __name__, target, str(journal), *_path()],
+            cwd="/",
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
             start_new_session=True,
         )
 
@@ -45,6 +71,18 @@ class Guardian:
     def pid(self) -> int:
         """The guardian's process."""
         return self._process.pid
+
+    def watch(self, on_death: Callable[[KprobesError], None]) -> None:
+        """Wait until it is ready; from then on its death is told at once, in another thread.
+
+        Raises:
+            TargetError: it does not start.
+        """
+        self._await_ready()
+        self._watcher = threading.Thread(
+            target=self._await_death, args=(on_death,), name="kprobes-guardian", daemon=True
+        )
+        self._watcher.start()
 
     def __enter__(self) -> Self:
         return self
@@ -59,11 +97,45 @@ class Guardian:
 
     def dismiss(self) -> None:
         """Say that we are done: the guest needs nothing any more."""
+        self._is_dismissed = True
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(b"q")
-                self._process.stdin.close()
+            self._process.stdin.close()
         self._process.wait()
+        if self._watcher is not None:
+            self._watcher.join()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _await_ready(self) -> None:
+        said = b""
+        deadline = time.monotonic() + _START_S
+        while _READY not in said:
+            more = self._read(deadline - time.monotonic())
+            if not more:
+                why = said.decode(errors="replace").strip().rpartition("\n")[2]
+                raise TargetError(f"{_NOT_STARTED}: {why or 'it says nothing'}")
+            said += more
+
+    def _read(self, timeout_s: float) -> bytes:
+        out = self._process.stdout
+        assert out is not None
+        ready, _, _ = select.select([out], [], [], max(timeout_s, 0))
+        return out.read(_MAX_SAID) if ready else b""
+
+    def _await_death(self, on_death: Callable[[KprobesError], None]) -> None:
+        assert self._process.stdout is not None
+        while self._process.stdout.read(_MAX_SAID):
+            pass
+        if not self._is_dismissed:
+            on_death(TargetError(_DEAD))
+
+
+def _path() -> list[str]:
+    # As we found our own modules, whatever PYTHONPATH or --user say; but not where somebody stands.
+    own = str(Path(__file__).parents[3])
+    return [own, *(each for each in sys.path if Path(each).is_absolute() and each != own)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +151,16 @@ class Rescued:
     memory: int
 
 
-def rescue(target: str, journal: Path, *, patience_s: float = _PATIENCE_S) -> Rescued:
+def rescue(
+    target: str, journal: Path, *, patience_s: float = _PATIENCE_S, was_killed: bool = True
+) -> Rescued:
     """Put a guest's bytes back, let it run, and give it its memory back.
 
     Args:
         target: the stub's address.
         journal: that says what to put back; removed afterwards.
         patience_s: how long the stub may still serve the tracer that died.
+        was_killed: whether it may have been its tracer that has left the guest stopped.
 
     Raises:
         KprobesError: the guest cannot be reached, a place cannot be put back, or its memory
@@ -93,8 +168,11 @@ def rescue(target: str, journal: Path, *, patience_s: float = _PATIENCE_S) -> Re
     """
     with _connect(target, patience_s) as stub:
         # Inside: whatever is wrong with the journal, the guest must run again.
+        stub.is_held &= not was_killed
         entry = read(journal) if journal.exists() else None
         places = roll_back(entry.undos, stub) if entry else 0
+        if stub.is_held:
+            raise KprobesError("the guest is paused by somebody else")
         memory = _reclaim(stub, entry) if entry and not entry.ledger.is_settled else 0
     journal.unlink(missing_ok=True)
     return Rescued(places, memory)
@@ -128,14 +206,17 @@ def _is_done(journal: Path) -> bool:
         return False
 
 
-def main() -> int:
+def main(target: str, journal: str) -> int:
     """Wait for the tracer's end and act on it."""
-    target, journal = sys.argv[1:]
-    if sys.stdin.buffer.read(1) and _is_done(Path(journal)):
+    with suppress(BrokenPipeError):
+        # A tracer that is dead already is what we are for.
+        os.write(1, _READY)
+    was_killed = not sys.stdin.buffer.read(1)
+    if not was_killed and _is_done(Path(journal)):
         return 0
     for _ in range(_ATTEMPTS):
         try:
-            rescue(target, Path(journal))
+            rescue(target, Path(journal), was_killed=was_killed)
         except TargetError:
             # Somebody was still in the code, or nobody could be borrowed: the guest goes on.
             time.sleep(_BETWEEN_S)
@@ -145,7 +226,3 @@ def main() -> int:
             return 0
     # The journal stays for `kprobe restore`, which can tell somebody.
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,17 +1,19 @@
 """Giving back what a guest has lent, by calling its own functions."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from typing import assert_never
 
 from kprobes.drivers.guest.borrow import Borrower, Task
-from kprobes.drivers.guest.callers import give_callers_back, is_awaited
+from kprobes.drivers.guest.callers import awaited, give_callers_back
 from kprobes.drivers.guest.code_memory import free_code, unseal
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import first_of
 from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.loans import Kind, Ledger, Loan
+from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
+from kprobes.model.returns import Frames
 from kprobes.ports import Text
 from kprobes.units import Addr
 
@@ -30,6 +32,9 @@ def settle(guest: Guest, ledger: Ledger) -> None:
     if ledger.is_settled:
         return
     otherwise = f"its memory ({ledger.memory // 1024:,} KiB) cannot be given back yet"
+    if guest.stub.stands():
+        help_ = "let it go on (`cont` in its monitor), then use `kprobe restore`"
+        raise TargetError(f"the guest is paused: {otherwise}; {help_}")
     await_exit(guest, ledger, otherwise=otherwise)
     ledger.keep_frames(())
     borrower = Borrower(guest.stub, guest.memory, guest.kernel, ledger)
@@ -52,14 +57,53 @@ def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
         # Who is in our code now may still lead a call to us: so each time anew.
         if guest.arch.returns.comes_back:
             give_callers_back(guest.memory, ledger.frames)
-        return not is_awaited(guest, ledger.frames)
+        return not awaited(guest, ledger.frames)
 
-    in_use = list(_in_use(guest, ledger))
+    in_use = list(code_in_use(guest, ledger))
     with stopped_outside(guest, in_use, otherwise=otherwise, also=nobody_comes):
         pass
 
 
-def _in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
+def await_leaving(guest: Guest, ledger: Ledger, *, otherwise: str) -> list[Frames]:
+    """Return the tables of calls that will still return to us, when nobody else is in our code.
+
+    The guest may run, and runs on. No probe may be armed: from now on they only become fewer.
+
+    Raises:
+        TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
+    """
+
+    def give_back_what_can_be() -> bool:
+        if guest.arch.returns.comes_back:
+            give_callers_back(guest.memory, ledger.frames)
+        return True
+
+    in_use = list(code_in_use(guest, ledger))
+    with stopped_outside(guest, in_use, otherwise=otherwise, also=give_back_what_can_be):
+        return awaited(guest, ledger.frames)
+
+
+def free_unused(borrower: Borrower, kernel: Kernel, used: Collection[int]) -> None:
+    """Give back the memory for code and data in which none of some addresses is.
+
+    The guest is stopped. Nothing may run or return into it any more.
+
+    Raises:
+        TargetError: no task could be borrowed.
+    """
+    pieces = (Kind.CODE, Kind.SEAL, Kind.DATA)
+    unused = [
+        loan
+        for loan in borrower.ledger.loans
+        if loan.kind in pieces and not any(0 <= addr - loan.addr < loan.size for addr in used)
+    ]
+    if unused:
+        with borrower.task() as task:
+            give_back(task, kernel, unused)
+
+
+def code_in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
+    """Yield the ranges of code that nobody may be inside when it is changed or given back."""
     # All at once: who is still on the way to our callback would be in the code a moment later.
     facts = guest.arch.patch.trap
     trap = None if facts is None else guest.kernel.symbols.find(facts.symbol)
@@ -71,13 +115,16 @@ def _in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
             yield trap.addr, Addr(trap.addr + trap.size)
 
 
-def give_back(task: Task, kernel: Kernel) -> None:
-    """Give back everything in a task's ledger, the last first, whatever fails on the way."""
+def give_back(task: Task, kernel: Kernel, loans: Iterable[Loan] | None = None) -> None:
+    """Give back some loans, or everything in a task's ledger.
+
+    The last first, whatever fails on the way.
+    """
     # Interrupted in the middle of a call: what it lends belongs to what is given back.
     _come_back(task)
     with ExitStack() as all_of_it:
         all_of_it.callback(_come_back, task)
-        for loan in task.ledger.loans:
+        for loan in task.ledger.loans if loans is None else loans:
             all_of_it.callback(_give_back, task, kernel, loan)
 
 

@@ -13,6 +13,7 @@ from kprobes.drivers.guest.guardian import Guardian
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.overlook import point_out
 from kprobes.errors import GuestGoneError
+from kprobes.transport.connect import parse_target
 from kprobes.transport.stub import Stub
 
 
@@ -37,12 +38,12 @@ def open_driver(
         UnreachableError: nothing answers there, or somebody else uses the stub.
         TargetError: no Linux that we understand runs there.
     """
+    target = parse_target(target)
     journal = Journal.create(target)
     # Last: the guardian needs it if the guest could not be put right.
     undo.callback(journal.close)
-    if not is_ours:
-        # A guest of our own ends with us; anybody else's must live on if we are killed.
-        undo.enter_context(Guardian(target, journal.path))
+    # A guest of our own ends with us; anybody else's must live on if we are killed.
+    guardian = None if is_ours else undo.enter_context(Guardian(target, journal.path))
     # LLVM's library loads while the guest is looked at: that needs no Python.
     threading.Thread(target=load_compiler, name="kprobes-llvm", daemon=True).start()
     guest = attach(target, access=access)
@@ -52,6 +53,8 @@ def open_driver(
     point_out(guest, journal)
     driver = GuestDriver(guest, journal, size or ArenaSize())
     undo.callback(_leave if is_ours else _close, driver, journal)
+    if guardian is not None:
+        guardian.watch(driver.give_up)
     return driver
 
 

@@ -60,11 +60,6 @@ class Reception:
         found = [q for q in self._questions if any(upcall == each.number for each in q.upcalls)]
         return self._missed[upcall] + sum(map(self._lately, found))
 
-    def all_missed(self) -> Counter[int]:
-        """Return that by the numbers of all upcalls."""
-        numbers = {each.number for question in self._questions for each in question.upcalls}
-        return Counter({number: self.missed(number) for number in {*self._missed, *numbers}})
-
     def _lately(self, question: Question) -> int:
         return self._mailbox.missed(question.number) - self._before[question.number]
 

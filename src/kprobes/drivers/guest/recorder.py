@@ -1,5 +1,6 @@
 """The records of an arena's rings as events in time order, and what was counted on the way."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -36,12 +37,17 @@ def hits_of(plans: Sequence[Plan], counts: Counts) -> list[Hits]:
 
 
 class Recorder:
-    """Reads every ring of one arena, whether the guest runs or not."""
+    """Reads every ring of one arena, whether the guest runs or not.
+
+    One thread at a time drains. Others may ``add`` and count meanwhile: what is expected, and all
+    that is counted, is under ``_lock``.
+    """
 
     def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
         self._missed = Window(memory, arena.missed, MISSED_SIZE)
         self._unkept = Window(memory, arena.unkept, MISSED_SIZE)
         self._clock = clock
+        self._lock = threading.RLock()
         self.layouts: Sequence[RecordLayout] = ()
         self._recorded: Counter[int] = Counter()
         self._rings = open_rings(arena, memory)
@@ -61,20 +67,22 @@ class Recorder:
         """
         if self.layouts:
             self._read()
-        self.layouts = layouts
-        self._shapes = shapes(layouts)
-        self._merger = Merger()
-        self._recorded.clear()
-        self._before = self._totals()
+        with self._lock:
+            self.layouts = layouts
+            self._shapes = shapes(layouts)
+            self._merger = Merger()
+            self._recorded.clear()
+            self._before = self._totals()
 
     def add(self, layouts: Sequence[RecordLayout]) -> None:
         """Expect records of more layouts, which nobody writes yet; another thread may drain."""
-        known = {layout.event_id for layout in self.layouts}
-        self.layouts = [*self.layouts, *(at for at in layouts if at.event_id not in known)]
-        self._shapes = shapes(self.layouts)
-        now, before = self._totals(), self._before
-        before.missed.update({at: n for at, n in now.missed.items() if at not in known})
-        before.unkept.update({at: n for at, n in now.unkept.items() if at not in known})
+        with self._lock:
+            known = {layout.event_id for layout in self.layouts}
+            self.layouts = [*self.layouts, *(at for at in layouts if at.event_id not in known)]
+            self._shapes = shapes(self.layouts)
+            now, before = self._totals(), self._before
+            before.missed.update({at: n for at, n in now.missed.items() if at not in known})
+            before.unkept.update({at: n for at, n in now.unkept.items() if at not in known})
 
     def drain(self) -> Events:
         """Return what is safe to show of all that the guest has recorded so far."""
@@ -87,14 +95,15 @@ class Recorder:
 
     def counts(self) -> Counts:
         """Return what was counted since the recording began."""
-        now, before = self._totals(), self._before
-        return Counts(
-            recorded=dict(self._recorded),
-            missed={event_id: n - before.missed[event_id] for event_id, n in now.missed.items()},
-            lost=now.lost - before.lost,
-            damaged=now.damaged - before.damaged,
-            unkept={event_id: n - before.unkept[event_id] for event_id, n in now.unkept.items()},
-        )
+        with self._lock:
+            now, before, recorded = self._totals(), self._before, dict(self._recorded)
+            return Counts(
+                recorded=recorded,
+                missed={number: n - before.missed[number] for number, n in now.missed.items()},
+                lost=now.lost - before.lost,
+                damaged=now.damaged - before.damaged,
+                unkept={number: n - before.unkept[number] for number, n in now.unkept.items()},
+            )
 
     @property
     def unkept(self) -> int:
@@ -115,12 +124,14 @@ class Recorder:
         self._clock.refresh()
         found: list[Decoded] = []
         for ring, reader in zip(self._rings, self._readers, strict=True):
+            # The shapes after the head: whatever stands before it was expected already.
             parts = reader.read(ring.head, self._shapes, self._clock)
             if parts:
                 ring.free(reader.tail)
             reader.note_lost(ring.lost)
             found += parts
-        for decoded in found:
-            for batch in decoded.batches:
-                self._recorded[batch.layout.event_id] += len(batch)
+        with self._lock:
+            for decoded in found:
+                for batch in decoded.batches:
+                    self._recorded[batch.layout.event_id] += len(batch)
         return found

@@ -106,7 +106,7 @@ def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
         return True
     memory = remembering(guest.memory)
     for first, last, is_running in _live(guest, memory, vcpus):
-        words = np.frombuffer(read_mapped(memory, first, last), np.uint64)
+        words = np.frombuffer(_read_mapped(memory, first, last), np.uint64)
         if is_running and np.any(_inside(words | signature, starts, stops)):
             return True
         # struct pt_regs has what was interrupted as it is, not signed.
@@ -190,7 +190,7 @@ def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[tuple[in
             yield first, base + size, is_running
 
 
-def read_mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
+def _read_mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
     """Return what is there of a stack's words.
 
     Exception stacks are smaller and lie between guard pages, a vCPU may be in user mode, a task may
