@@ -63,7 +63,7 @@ demo: $(STAMPS)/venv $(STAMPS)/apt ## boot a kernel, probe it, print its events 
 	$(BIN)/kprobe trace --target guest --arch $(ARCH) --comm ls --comm cat \
 	  'p:open do_sys_openat2 dfd=$$arg1:s32 path=+0($$arg2):ustring flags=+0($$arg3):x64' \
 	  'p:write vfs_write bytes=$$arg3:u64 task=$$comm' \
-	  -- 'ls /; cat /proc/version; cat /no/such/file'
+	  -- 'cat /no/such/file; ls /; cat /proc/version'
 
 # Each process goes through its own part of the files in order, so that tests share their guests; who
 # is done takes half of what another has left. A guest has two CPUs and up to 2 GiB.

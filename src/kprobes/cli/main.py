@@ -1,4 +1,4 @@
-"""The ``kprobe`` command: parse, dispatch, show errors, and the exit codes of DESIGN 11."""
+"""The ``kprobe`` command: parse, dispatch, show errors, and the exit codes of docs/trace.md."""
 
 import argparse
 import os
@@ -34,17 +34,18 @@ _SAYING_THEMSELVES = frozenset({guest.NAME, status.NAME, restore.NAME})
 _DESCRIPTION = (
     "Probe running Linux kernels: guests under QEMU, as they are, and this machine's own."
 )
-_EPILOG = """\
+EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
-  kprobe trace --target host 'p vfs_read count' --comm ls -- ls /
+  kprobe trace --target host 'p vfs_read count' -- ls /
   kprobe trace --target qemu:localhost:1234 'p vfs_*' --duration 10s -o out.txt
   kprobe check 'p vfs_read file->f_mode' --image /boot/vmlinuz
   kprobe list 'do_sys_*' -v
   kprobe doctor
 
 `kprobe COMMAND --help` has more. Exit status: 0 done, 1 error, 2 usage, 3 target unreachable,
-4 definition rejected, 5 a check found problems, 6 events lost under --strict."""
+4 definition rejected, 5 a check found problems, 6 events not written, or lost or missed under
+--strict, 130 interrupted; `kprobe trace ... -- COMMAND` else ends with COMMAND's own."""
 
 
 _EMPTY = re.compile(r"(--[a-z-]+=)?\s*")
@@ -149,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kprobe",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
