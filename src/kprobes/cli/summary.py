@@ -93,7 +93,7 @@ class Summary:
             self.unserved
             and f"{counted(self.unserved, 'hit')} went on without a handler: one was slow",
             self.unwritten
-            and f"{counted(self.unwritten, 'event')} not written: no time was left after the wish to end",
+            and f"{counted(self.unwritten, 'event')} not written: the output took them too slowly",
             self.lost and f"{counted(self.lost, 'event')} lost: a larger --buffer-size keeps more",
             self.damaged and f"{counted(self.damaged, 'damaged place')} in the rings",
             self.faulted and f"{counted(self.faulted, 'value')} could not be read (fault)",
