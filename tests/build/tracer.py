@@ -21,7 +21,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ def _fail_at_record(number: int, fail: Fail) -> None:
     record = Journal.record
     left = itertools.count(number, -1)
 
-    def told(self: Journal, undos: Iterable[Undo]) -> None:
+    def told(self: Journal, undos: Sequence[Undo]) -> None:
         if next(left) == 0:
             fail()
         record(self, undos)

@@ -49,7 +49,9 @@ class Definitions:
     def check(self, new: Definition) -> None:
         """Refuse a definition that cannot be added; errors as for ``append``."""
         # A pattern without an event name makes an event of its own for each function.
-        same = self._same(new.group, new.event) if new.event else {}
+        same: Mapping[tuple[object, ...], int] = (
+            self._same(new.group, new.event) if new.event else {}
+        )
         if same:
             _check_alike(self._all[next(iter(same.values()))], new)
         if _identity(new) in same:
