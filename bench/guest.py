@@ -34,11 +34,11 @@ class ByHand(GuestDriver):
 
     def abi(self) -> GuestAbi:
         """Return the constants that code for this guest has."""
-        return self._abi(self._allocate(is_new=False)[0])
+        return self._abi(self._allocate()[0])
 
     def arm_template(self, written: HandWritten) -> Recorder:
         """Arm what was prepared with code written by hand; else as ``arm``."""
-        arena, recorder = self._allocate(is_new=True)
+        arena, recorder = self._allocate()
         recorder.begin([probe.layout for plan in self.plans for probe in plan.probes])
         abi = self.abi()
         armory = _OneTemplate(self.guest, arena, abi, self._journal)

@@ -1,10 +1,35 @@
-"""What all tests need: a default target that is nobody's own machine, and time."""
+"""What all tests need: a default target that is nobody's own machine, time, and second tries."""
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("KPROBES_TARGET", "guest")
 # How long one example takes is told by whatever else this machine does.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the file of second tries, which is what a run with --last-failed is."""
+    parser.addoption("--second-tries", type=Path, help="tests that passed then, to show at the end")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Note what passed at the second try, and count it: each is a defect."""
+    file: Path | None = config.getoption("second_tries")
+    if file is None:
+        return
+    names = file.read_text().splitlines() if file.exists() else []
+    if config.getoption("lf"):
+        passed = terminalreporter.getreports("passed")
+        names += [report.nodeid for report in passed if report.when == "call"]
+        file.write_text("".join(f"{name}\n" for name in names))
+    for name in names:
+        terminalreporter.write_line(f"passed at the second try: {name}")
+    if names:
+        terminalreporter.write_line(f"defects, passed at the second try only: {len(names)}")

@@ -44,6 +44,20 @@ def test_an_error_in_a_recording_leaves_nothing(tracefs: FakeTracefs) -> None:
     assert (tracefs.lines, tracefs.instances) == ([], {})
 
 
+def test_a_command_that_is_followed_runs_when_it_is_named(tracefs: FakeTracefs) -> None:
+    kernel = session_of(tracefs)
+    kernel.probe("p:a vfs_read")
+    kernel.choose_tasks(follow=True)
+    with kernel.record():
+        finished = kernel.run("echo $$")
+
+    pids = [text for name, text in tracefs.written if name.endswith("set_event_pid")]
+    assert pids == [f"{finished.pid}\n"]
+    assert finished.output.decode() == pids[0]
+    with pytest.raises(UsageError, match="give pids"):
+        kernel.choose_tasks(tgids=[1])
+
+
 def test_nothing_is_written_before_recording(tracefs: FakeTracefs) -> None:
     kernel = session_of(tracefs)
 
@@ -103,3 +117,13 @@ def test_sinks_know_whether_times_are_nanoseconds(
     tracefs: FakeTracefs, clock: str, *, has_ns: bool
 ) -> None:
     assert session_of(tracefs, HostOptions(clock=clock)).origin.has_ns is has_ns
+
+
+def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(tracefs: FakeTracefs) -> None:
+    kernel = session_of(tracefs)
+    kernel.close()
+
+    assert repr(kernel).startswith("<HostSession with Linux")
+    assert "closed" in repr(kernel)
+    with pytest.raises(UsageError, match="this session is closed"):
+        kernel.probe("p:a vfs_read")

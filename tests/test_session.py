@@ -8,7 +8,7 @@ import pytest
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.journal import Journal
-from kprobes.errors import DefinitionError
+from kprobes.errors import DefinitionError, TargetError, UsageError
 from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from tests.build.named_guest import make_named_guest
@@ -82,6 +82,18 @@ def test_extra_fields_are_for_the_definitions_that_they_are_asked_for_with(
     assert fields == {"a": ["duration", "exit"], "b": []}
 
 
+def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(session: Session) -> None:
+    assert "closed" not in repr(session)
+    session.close()
+
+    assert "Linux" in repr(session)
+    assert "closed" in repr(session)
+    with pytest.raises(UsageError, match="this session is closed"):
+        session.probe("p:a vfs_read")
+    with pytest.raises(UsageError, match="this session is closed"):
+        session.kprobe("vfs_read")
+
+
 def test_a_return_probe_is_counted_once_however_many_places_it_has(session: Session) -> None:
     session.driver.way = ReturnWay.RETHOOK
     session.probe("r:a vfs_read\np:b vfs_read\nr:c vfs_read")
@@ -91,3 +103,11 @@ def test_a_return_probe_is_counted_once_however_many_places_it_has(session: Sess
         ("b", "vfs_read", 0),
         ("c", "vfs_read", 0),
     ]
+
+
+def test_nothing_is_armed_once_its_guardian_is_dead(session: Session) -> None:
+    session.probe("p:a vfs_read")
+    session.driver.give_up(TargetError("the guardian was killed"))
+
+    with pytest.raises(TargetError, match="the guardian was killed"):
+        session.driver.arm()

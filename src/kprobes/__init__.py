@@ -17,14 +17,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # For type checkers only: importing the engine takes NumPy's 0.1 s, and `kprobe --help`
     # does without it.
+    from kprobes.drivers.host.driver import HostOptions
     from kprobes.handlers.kprobe import Kprobe
     from kprobes.handlers.kretprobe import Kretprobe
     from kprobes.host_session import host
     from kprobes.session import attach, boot
+    from kprobes.transport.qemu_command import MachineOptions
 
-__all__ = ["Kprobe", "Kretprobe", "attach", "boot", "host"]
+__all__ = ["HostOptions", "Kprobe", "Kretprobe", "MachineOptions", "attach", "boot", "host"]
 _HOMES = {
     "host": "kprobes.host_session",
+    "HostOptions": "kprobes.drivers.host.driver",
+    "MachineOptions": "kprobes.transport.qemu_command",
     "Kprobe": "kprobes.handlers.kprobe",
     "Kretprobe": "kprobes.handlers.kretprobe",
 }
@@ -34,3 +38,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module(_HOMES.get(name, "kprobes.session")), name)
     raise AttributeError(f"module 'kprobes' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

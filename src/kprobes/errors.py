@@ -4,6 +4,7 @@
     ├── UsageError               exit 2: options that make no sense together
     ├── UnreachableError         exit 3: no QEMU, no kernel, port closed, stub busy
     ├── DefinitionError          exit 4: a probe definition is wrong; has code, text and span
+    ├── StateError               a directory or file of our own cannot be used, or is not our own
     ├── FormatError              bytes that are not what they should be
     │   └── RingError            ring bytes that no writer of ours wrote
     └── TargetError              the guest, or its kernel, is not as we need it
@@ -14,6 +15,7 @@
         ├── RefusedError         exit 4: a probe that cannot be placed, with the reason
         ├── TracefsError         a file of this machine's tracefs cannot be read or written
         └── GuestGoneError       the guest died or its stub hung up
+            └── GuestReplacedError   it was rebooted, or restored to another state
 
 ``ValueError`` is our own bug and never one of these.
 """
@@ -70,6 +72,10 @@ class DefinitionError(KprobesError):
             " " * (11 + self.column) + "^",
         ]
         return "\n".join([*lines, f"  {self.hint}"] if self.hint else lines)
+
+
+class StateError(KprobesError):
+    """A directory or file of our own that cannot be used, or that others may have written."""
 
 
 class FormatError(KprobesError):
@@ -139,6 +145,10 @@ class NotLoadedError(RefusedError):
 
 class GuestGoneError(TargetError):
     """The guest died, or its stub hung up."""
+
+
+class GuestReplacedError(GuestGoneError):
+    """The guest was rebooted, or restored to another state: nothing there may be touched."""
 
 
 class TracefsError(TargetError):

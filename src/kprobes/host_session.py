@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from kprobes.drivers.host.driver import HostDriver, HostOptions, OpenReader
 from kprobes.drivers.host.machine import HostMachine, open_machine
@@ -47,6 +47,12 @@ class HostSession:
     def __init__(self, driver: HostDriver) -> None:
         self.driver = driver
         self.definitions: list[Definition] = []
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        """Return what it is: which kernel."""
+        state = ", closed" if self._is_closed else ""
+        return f"<HostSession with Linux {self.kernel.release} ({self.kernel.arch}){state}>"
 
     @property
     def kernel(self) -> Kernel:
@@ -77,6 +83,7 @@ class HostSession:
                 cannot record.
             RefusedError: a function cannot be probed.
         """
+        self._check_open()
         extras = Extras(duration=duration, exit=exits)
         statements = [
             replace(each, filter=filter, extras=extras) if isinstance(each, Definition) else each
@@ -86,9 +93,22 @@ class HostSession:
         self.driver.prepare(definitions)
         self.definitions = [*definitions]
 
-    def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
-        """Record hits of some tasks only, from the next recording on: pids, names or patterns."""
-        self.driver.tasks = tasks_of(pids, comms)
+    def choose_tasks(
+        self,
+        *,
+        pids: Collection[int] = (),
+        comms: Collection[str] = (),
+        tgids: Collection[int] = (),
+        follow: bool = False,
+    ) -> None:
+        """Record hits of some tasks only, from the next recording on; as for a guest's session.
+
+        Raises:
+            UsageError: processes are chosen, which this kernel's filters do not know.
+        """
+        if tgids:
+            raise UsageError("this machine's own kernel filters by task, not by process: give pids")
+        self.driver.tasks = tasks_of(pids, comms, follow=follow)
 
     @contextmanager
     def record(self) -> Generator[Trace]:
@@ -128,14 +148,14 @@ class HostSession:
                 events = pump.take(_TICK_S)
                 if events is not None:
                     yield from each_event(events)
-            rest = _Rest()
+            rest = Trace(self.origin)
             self._finish(pump, rest)
-            for events in rest.events:
-                yield from each_event(events)
+            yield from rest
 
     @contextmanager
     def recording(self) -> Generator[Pump]:
         """Keep probes armed and their records flowing into the pump that is yielded."""
+        self._check_open()
         if not self.definitions:
             raise UsageError("nothing to probe: no definition was given")
         self.driver.prepare(self.definitions)
@@ -163,7 +183,7 @@ class HostSession:
             UsageError: there is no such program.
             TargetError: it did not end in time; it is killed then.
         """
-        child = start(command)
+        child = self.start(command)
         try:
             return child.wait(timeout_s)
         except BaseException:
@@ -172,7 +192,17 @@ class HostSession:
 
     def start(self, command: Command) -> Child:
         """Start a command on this machine, as a child of this process; errors as for ``run``."""
-        return start(command)
+        if not self.driver.tasks.follow:
+            return start(command)
+        child = start(command, is_held=True)
+        try:
+            self.driver.follow(child.pid)
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            child.go()
+        return child
 
     def register_kprobe(self, *probes: object, **handlers: object) -> NoReturn:
         """Refuse, as everything does that takes handlers: see ``NO_HANDLERS``."""
@@ -185,6 +215,7 @@ class HostSession:
 
     def close(self) -> None:
         """Put the kernel back as it was."""
+        self._is_closed = True
         self.driver.close()
 
     def __enter__(self) -> Self:
@@ -205,6 +236,10 @@ class HostSession:
         except DefinitionError as error:
             raise HostPlaces(machine).sooner(error) from error
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this session is closed: call kprobes.host() again")
+
     def _finish(self, pump: Pump, sink: Sink) -> None:
         try:
             self.driver.disarm()
@@ -215,17 +250,6 @@ class HostSession:
             if self.driver.reader is not None:
                 for events in self.driver.reader.rest():
                     sink.write(events)
-
-
-class _Rest:
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def write(self, events: Any) -> None:
-        self.events.append(events)
-
-    def close(self) -> None:
-        pass
 
 
 def host(

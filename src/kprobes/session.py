@@ -1,20 +1,21 @@
 """Text in, events out: a session with one kernel owns everything between the two."""
 
+import math
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
+from kprobes.drivers.guest import following
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.attach import Access
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.layout import kretprobe_trampoline
 from kprobes.drivers.guest.lifetime import open_driver
 from kprobes.drivers.guest.pump import Pump, open_pump
-from kprobes.drivers.guest.recorder import hits_of
 from kprobes.drivers.places import places_of
 from kprobes.errors import DefinitionError, UsageError
 from kprobes.handlers import decorate
@@ -26,7 +27,9 @@ from kprobes.handlers.registry import Registry
 from kprobes.lang.append import apply
 from kprobes.lang.parser import parse_statements
 from kprobes.lang.tasks import task_filter
+from kprobes.model.batch import Events
 from kprobes.model.definition import Definition, Statement
+from kprobes.model.event import Event, each_event
 from kprobes.model.extras import Extras
 from kprobes.model.hits import Counts, Hits
 from kprobes.model.kernel import Kernel
@@ -66,6 +69,14 @@ class Session:
         self._engine = GuestEngine(driver)
         self.handlers = Registry(self._engine, self.live)
         self._lifetime = lifetime
+        self._is_following = False
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        """Return what it is: which kernel, and how many definitions it has."""
+        how = "booted" if self.machine is not None else "attached to"
+        state = ", closed" if self._is_closed else ""
+        return f"<Session with Linux {self.kernel.release} ({self.kernel.arch}), {how}{state}>"
 
     @property
     def kernel(self) -> Kernel:
@@ -101,6 +112,7 @@ class Session:
             DefinitionError: one is wrong, or names what this kernel has not.
             RefusedError: a function cannot be probed.
         """
+        self._check_open()
         extras = Extras(duration=duration, exit=exits)
         statements = [
             replace(each, filter=filter, extras=extras) if isinstance(each, Definition) else each
@@ -118,14 +130,25 @@ class Session:
         except DefinitionError as error:
             raise places_of(guest).sooner(error) from error
 
-    def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
+    def choose_tasks(
+        self,
+        *,
+        pids: Collection[int] = (),
+        comms: Collection[str] = (),
+        tgids: Collection[int] = (),
+        follow: bool = False,
+    ) -> None:
         """Record hits of some tasks only, from the next recording on.
 
         Args:
             pids: of the tasks; none means any.
             comms: their names, or shell patterns; none means any.
+            tgids: of the processes that they are threads of; none means any.
+            follow: whether only commands that ``run`` and ``start`` run from now on, and whatever
+                descends from them, are recorded.
         """
-        self.driver.tasks = task_filter(pids, comms)
+        self.driver.tasks = task_filter(pids, comms, tgids=tgids, follow=follow)
+        self._is_following = follow
 
     @contextmanager
     def record(self) -> Generator[Trace]:
@@ -138,6 +161,7 @@ class Session:
         with self.recording() as pump:
             yield trace
             self._finish(pump, trace)
+            self.driver.check()
         trace.counts, trace.hits = self.counts(), self.hits()
 
     def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
@@ -155,9 +179,24 @@ class Session:
                 self._finish(pump, sink)
         return self.counts()
 
+    def events(self, *, timeout_s: float | None = None) -> Iterator[Event]:
+        """Arm what was added and yield its events one by one, until nobody asks for more.
+
+        Args:
+            timeout_s: how long to record; None for as long as the iterator is used.
+        """
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        with self.recording() as pump:
+            for events in self._batches(pump, lambda: time.monotonic() >= until):
+                yield from each_event(events)
+            rest = Trace(self.origin)
+            self._finish(pump, rest)
+            yield from rest
+
     @contextmanager
     def recording(self) -> Generator[Pump]:
         """Keep probes armed and their records flowing into the pump that is yielded."""
+        self._check_open()
         if not self.definitions and not self.handlers.probes:
             raise UsageError("nothing to probe: no definition was given")
         with ExitStack() as undo:
@@ -174,13 +213,11 @@ class Session:
 
     def counts(self) -> Counts:
         """Return what was counted since the first probe was armed."""
-        if self.driver.recorder is None:
-            return Counts(recorded={}, missed={}, lost=0, damaged=0)
-        return self.driver.recorder.counts()
+        return self.driver.counts()
 
     def hits(self) -> list[Hits]:
-        """Return what was counted of every probe, in the order of their sites."""
-        return hits_of(self.driver.plans, self.counts())
+        """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        return self.driver.hits()
 
     def run(self, command: Command, timeout_s: float | None = None) -> Finished:
         """Run a command in a guest that we booted.
@@ -189,11 +226,23 @@ class Session:
             UsageError: the guest is somebody else's.
             TargetError: it did not end in time.
         """
-        return self._own().run(command, timeout_s)
+        if not self._is_following:
+            return self._own().run(command, timeout_s)
+        running = self.start(command)
+        try:
+            return running.wait(timeout_s)
+        except BaseException:
+            running.kill()
+            raise
 
     def start(self, command: Command) -> Running:
         """Start a command in a guest that we booted; errors as for ``run``."""
-        return self._own().start(command)
+        if not self._is_following:
+            return self._own().start(command)
+        running = self._own().start(command, is_held=True)
+        following.follow(self.driver.guest, running.pid)
+        running.go()
+        return running
 
     def register_kprobe(self, probe: _AnyProbe) -> _AnyProbe:
         """Arm a ``Kprobe`` or ``Kretprobe``; it is live until it is unregistered.
@@ -202,12 +251,12 @@ class Session:
             DefinitionError: there is no such place.
             RefusedError: no probe can be there, or Python cannot be asked in this guest.
         """
-        self.handlers.register([probe])
+        self.register_kprobes([probe])
         return probe
 
     def register_kprobes(self, probes: Sequence[Probe]) -> None:
         """Arm several probes: all of them, or none; errors as for ``register_kprobe``."""
-        self.handlers.register(probes)
+        self._registry.register(probes)
 
     def unregister_kprobe(self, probe: Probe) -> None:
         """Disarm a probe for good."""
@@ -232,7 +281,7 @@ class Session:
             place: a function, ``MODULE:FUNCTION``, ``FUNCTION+OFFSET`` or an address.
             handlers: ``post_handler``, ``fault_handler`` and ``timeout_s`` of the ``Kprobe``.
         """
-        return decorate.kprobe(self.handlers, place, handlers)
+        return decorate.kprobe(self._registry, place, handlers)
 
     def entry(self, place: str, **handlers: Unpack[decorate.Others]) -> decorate.AsEntry:
         """Call the function that is decorated with a kernel function's arguments, typed.
@@ -244,7 +293,7 @@ class Session:
         Raises:
             UsageError: the handler takes what the function has not.
         """
-        return decorate.entry(self.handlers, place, handlers)
+        return decorate.entry(self._registry, place, handlers)
 
     def returns(self, place: str, **others: Unpack[decorate.ReturnOthers]) -> decorate.AsReturn:
         """Call the function that is decorated with what a kernel function returns, typed.
@@ -260,7 +309,7 @@ class Session:
         Raises:
             UsageError: the handler takes what the function has not.
         """
-        return decorate.returns(self.handlers, place, others)
+        return decorate.returns(self._registry, place, others)
 
     def read(self, addr: SupportsIndex, size: int) -> bytes:
         """Return exactly ``size`` bytes of the kernel's memory, or raise MemoryFault."""
@@ -292,6 +341,7 @@ class Session:
 
     def close(self) -> None:
         """Put the kernel back as it was and let go of it."""
+        self._is_closed = True
         self._lifetime.close()
 
     def __enter__(self) -> Self:
@@ -303,22 +353,39 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._is_closed = True
         self._lifetime.__exit__(kind, error, trace)
 
+    @property
+    def _registry(self) -> Registry:
+        self._check_open()
+        return self.handlers
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this session is closed: boot or attach again")
+
     def _own(self) -> Machine:
+        self._check_open()
         if self.machine is None:
             raise UsageError("commands can be run only in a guest that kprobes booted")
         return self.machine
 
     def _pass_on(self, pump: Pump, sink: Sink, is_done: Callable[[], bool]) -> None:
+        for events in self._batches(pump, is_done):
+            sink.write(events)
+
+    def _batches(self, pump: Pump, is_done: Callable[[], bool]) -> Iterator[Events]:
         look_again = 0.0
         while not is_done():
             events = pump.take(_TICK_S)
             if events is not None:
-                sink.write(events)
+                yield events
+            self.driver.check()
             if time.monotonic() > look_again:
                 # The guest's memory outlives it; only the stub tells that it is gone.
                 self.driver.look_at_stub()
+                self.driver.check_guest()
                 look_again = time.monotonic() + _STUB_CHECK_S
 
     def _finish(self, pump: Pump, sink: Sink) -> None:

@@ -1,10 +1,13 @@
 """What one recording brought, and how it is printed."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
+from typing import Literal
 
 from kprobes.model.batch import Events
+from kprobes.model.event import Event, each_event
 from kprobes.model.hits import Counts, Hits
 from kprobes.sinks import FORMATS
 from kprobes.sinks.origin import Origin
@@ -13,7 +16,8 @@ from kprobes.sinks.origin import Origin
 class Trace:
     """What one recording brought: events in the order of time, and what was counted.
 
-    ``str(trace)`` is the kernel's own trace text.
+    ``str(trace)`` is the kernel's own trace text; ``for event in trace`` yields its events, and
+    ``trace["open"]`` is a list of those of one name.
 
     Attributes:
         events: what was recorded.
@@ -31,6 +35,26 @@ class Trace:
         """Return the number of events."""
         return sum(map(len, self.events))
 
+    def __iter__(self) -> Iterator[Event]:
+        """Yield the events one by one, oldest first."""
+        return chain.from_iterable(map(each_event, self.events))
+
+    def __getitem__(self, name: str) -> list[Event]:
+        """Return the events of one name, oldest first.
+
+        Raises:
+            KeyError: no probe has an event of this name.
+        """
+        found = [event for events in self.events for event in each_event(events, name)]
+        if not found and all(hits.event != name for hits in self.hits):
+            raise KeyError(f"no such event: {name!r}")
+        return found
+
+    def __repr__(self) -> str:
+        """Return what it is: how many events so far."""
+        is_over = "" if self.counts is not None else ", still recording"
+        return f"<Trace: {len(self)} events{is_over}>"
+
     def write(self, events: Events) -> None:
         """Take more events; a trace is a sink."""
         self.events.append(events)
@@ -42,16 +66,17 @@ class Trace:
         """Return the trace as the kernel prints it; undecodable bytes as backslash escapes."""
         return self._through("text").decode(errors="backslashreplace")
 
-    def to_json(self) -> str:
-        """Return one JSON object per line."""
-        return self._through("json").decode()
+    def to_json(self, *, numbers: Literal["string", "number"] = "string") -> str:
+        """Return one JSON object per line, with arguments of 64 bits as strings or numbers."""
+        return self._through("json", has_wide_numbers=numbers == "number").decode()
 
     def __str__(self) -> str:
         return self.to_text()
 
-    def _through(self, form: str) -> bytes:
+    def _through(self, form: str, *, has_wide_numbers: bool = False) -> bytes:
         out = io.BytesIO()
-        sink = FORMATS[form](out, replace(self._origin, entries=len(self)))
+        origin = replace(self._origin, entries=len(self), has_wide_numbers=has_wide_numbers)
+        sink = FORMATS[form](out, origin)
         for events in self.events:
             sink.write(events)
         sink.close()

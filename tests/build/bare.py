@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from kprobes.transport.boards import BOARDS
-from tests.build.victim import wait_until
+from tests.build.waiting import wait_until
 
 _ORG = 0x7C00
 _CODE32, _DATA, _CODE64 = 0x08, 0x10, 0x18
@@ -49,7 +49,7 @@ def bare_guest(directory: Path, arch: str, what: str) -> Generator[str]:
             command, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     try:
-        assert wait_until((directory / "gdb.sock").exists, 10) is not None
+        assert wait_until((directory / "gdb.sock").exists) is not None
         time.sleep(2)
         yield str(directory / "gdb.sock")
     finally:

@@ -1,7 +1,6 @@
 """A guest's vCPUs as the mailbox sees them: they ask, give up and take answers."""
 
 import struct
-import time
 from dataclasses import replace
 
 from kprobes.arch.x86_64.facts import X86_64
@@ -11,6 +10,7 @@ from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.model.mailbox import REQUEST_HEAD, MailboxLayout, registers_of
 from tests.build.guest import make_arena, make_memory
 from tests.build.pages import FakeRam
+from tests.build.waiting import PATIENCE_S, becomes_true
 
 SAVED = X86_64.upcall.saved
 REGISTERS = registers_of(SAVED)
@@ -66,11 +66,6 @@ class Callers:
         present = self.get(self.layout.present)
         return present not in (0, self.get(self.layout.absent))
 
-    def wait_for(self, slot: int, seq: int, timeout_s: float = 5.0) -> bool:
+    def wait_for(self, slot: int, seq: int, timeout_s: float = PATIENCE_S) -> bool:
         """Wait as a vCPU does; whether an answer came."""
-        deadline = time.monotonic() + timeout_s
-        while self.answered(slot) != seq:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.0005)
-        return True
+        return becomes_true(lambda: self.answered(slot) == seq, timeout_s)

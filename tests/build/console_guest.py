@@ -13,6 +13,7 @@ from kprobes.transport import initramfs
 from kprobes.transport.accel import Accel
 from kprobes.transport.boards import BOARDS
 from kprobes.transport.packages import busybox, kernel_image
+from tests.build.waiting import becomes_true
 
 _BOOT_S = 90.0
 _PROMPT = b"guest# "
@@ -118,15 +119,6 @@ def _free_port() -> int:
 
 
 def _connected(path: Path) -> socket.socket:
-    deadline = time.monotonic() + 10
-    while True:
-        console = socket.socket(socket.AF_UNIX)
-        try:
-            console.connect(str(path))
-        except OSError:
-            console.close()
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return console
+    console = socket.socket(socket.AF_UNIX)
+    assert becomes_true(lambda: console.connect_ex(str(path)) == 0)
+    return console

@@ -18,10 +18,15 @@ def build_id_note(build_id: bytes) -> bytes:
 
 
 def vmlinux(
-    segments: Sequence[tuple[int, bytes]], *, notes: bytes = b"", machine: int = EM_X86_64
+    segments: Sequence[tuple[int, bytes]],
+    *,
+    notes: bytes = b"",
+    machine: int = EM_X86_64,
+    interpreter: bytes = b"",
 ) -> bytes:
-    """An ELF file that loads (address, bytes) pairs, with a note segment."""
+    """An ELF file that loads (address, bytes) pairs, with a note segment and an interpreter."""
     pieces = [(1, addr, data) for addr, data in segments] + [(4, 0, notes)] * bool(notes)
+    pieces += [(3, 0, interpreter)] * bool(interpreter)
     offset = 64 + 56 * len(pieces)
     headers = b""
     for kind, addr, data in pieces:

@@ -24,7 +24,7 @@ from kprobes.model.resolved import Resolved
 from kprobes.resolve.filter import filter_fields
 from tests.build import reference
 from tests.build.kernel import make_probe
-from tests.build.machine import Machine
+from tests.build.machine import EXEC_ID, TASK, TGID, Machine
 from tests.build.records import Value
 from tests.build.reference import State
 
@@ -38,7 +38,7 @@ def known_of(probe: Resolved) -> Known:
     def function(place: str | int) -> tuple[int, int] | None:
         return FUNCTION if place == "g" or place in range(*FUNCTION) else None
 
-    return Known(fields=filter_fields(probe), cpus=CPUS, function=function)
+    return Known(fields=filter_fields(probe, of_guest=True), cpus=CPUS, function=function)
 
 
 def make_filtered(text: str, filter_text: str, *, event_id: int = 1, **places: int) -> Resolved:
@@ -103,6 +103,8 @@ def _number(machine: Machine, source: Source, at: tuple[Resolved, State]) -> int
     pid, context, _ = reference.header(machine, state, preempt_count=count)
     numbers = {
         Header.PID: pid,
+        Header.TGID: machine.cpu.number(TASK + TGID, 4),
+        Header.EXEC_ID: machine.cpu.number(TASK + EXEC_ID, 8),
         Header.TYPE: probe.layout.event_id,
         Header.IP: probe.layout.ip,
         Header.CPU: machine.number,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
-from kprobes.drivers.guest.arena import Arena, data_size
+from kprobes.drivers.guest.arena import CATCHER_SIZE, Arena, data_size
 from kprobes.drivers.guest.code_memory import CodeMemory
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory
@@ -123,7 +123,8 @@ def make_memory() -> GuestMemory:
     regions = [
         (TEXT, 0x10000),
         (CODE, _CODE_SIZE),
-        (DATA, data_size(CPUS, RING)),
+        # And the session's notes.
+        (DATA, data_size(CPUS, RING) + 2 * PAGE),
         *((base, PAGE) for base in PERCPU),
     ]
     places = [start + at for start, size in regions for at in range(0, size, PAGE)]
@@ -136,11 +137,14 @@ def make_memory() -> GuestMemory:
 def make_arena() -> Arena:
     """Return the arena that ``make_memory`` has room for."""
     return Arena(
-        code=CodeMemory(addr=Addr(CODE), size=_CODE_SIZE),
+        catcher=Addr(CODE),
+        code=CodeMemory(addr=Addr(CODE + CATCHER_SIZE), size=_CODE_SIZE - CATCHER_SIZE),
         data=Addr(DATA),
         percpu=0x100,
         bases=PERCPU,
         ring_size=RING,
+        frames=Addr(DATA + data_size(CPUS, RING)),
+        notes=Addr(-(-(DATA + data_size(CPUS, RING)) // PAGE) * PAGE),
     )
 
 

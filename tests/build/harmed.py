@@ -9,7 +9,8 @@ from kprobes.model.plan import Strategy
 from kprobes.transport.qemu import Machine
 from tests.build import hot
 from tests.build.sweep import Sweeper
-from tests.build.victim import Home, Load, Tracer, Witness, guardians_of, wait_until
+from tests.build.victim import Home, Load, Tracer, Witness, guardians_of
+from tests.build.waiting import wait_until
 
 AGAIN_S = 1.0
 """Within this a guest whose tracer died must run and be as before."""

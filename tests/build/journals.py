@@ -4,11 +4,48 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from kprobes.drivers.journal import Entry, Undo, directory, process_start, read
+from kprobes.drivers.journal import Entry, Journal, MarkPlace, Undo, directory, process_start, read
+from kprobes.drivers.loans import Call, Kind, Loan
 from kprobes.units import Addr, Phys
+from tests.build.stub import FakeStub
+
+MARK = bytes(range(16))
+MARK_AT = Phys(0x3000)
+_LENT = Loan(kind=Kind.DATA, addr=0x5000, size=4096)
+_MTREE = """FlatView #0
+ AS "memory", root: system
+ Root memory region: system
+  0000000000000000-0000000000003fff (prio 0, ram): pc.ram
+"""
+
+
+def lend(stub: FakeStub, journal: Journal, *, state: int | None = None) -> None:
+    """Put a session's mark into a guest, which has lent it memory.
+
+    Args:
+        stub: of the guest.
+        journal: of the session.
+        state: how often its patches have changed; by default as often as the journal says.
+    """
+    journal.ledger.begin(Call(frame=0, landing=0, lends=_LENT))
+    journal.ledger.end(0)
+    journal.note_mark(MarkPlace(loan=Addr(_LENT.addr), phys=MARK_AT))
+    mark_guest(stub, journal.mark, journal.state if state is None else state)
+
+
+def mark_guest(stub: FakeStub, mark: bytes = MARK, state: int = 0) -> None:
+    """Put a mark into a guest, and have its monitor say where its RAM is."""
+    stub.physical[MARK_AT : MARK_AT + 24] = mark + state.to_bytes(8, "little")
+    for asked, said in (
+        (b"info mtree -f", _MTREE.encode()),
+        (b"gpa2hva", b"Host virtual address for 0x0 (pc.ram) is 0x1000"),
+    ):
+        stub.answers[b"qRcmd," + asked.hex().encode()] = said.hex().encode()
 
 
 @cache
@@ -48,7 +85,9 @@ def write_journal(target: str, *undos: Undo, name: str = "1", is_live: bool = Fa
             "target": target,
             "pid": os.getpid() if is_live else dead_pid(),
             "started": process_start(os.getpid()),
+            "mark": MARK.hex(),
         },
+        *([] if not undos else _marked()),
         {"build_id": "", "release": "6.1.0-56-cloud-amd64"},
         {
             "undos": [
@@ -65,3 +104,9 @@ def write_journal(target: str, *undos: Undo, name: str = "1", is_live: bool = Fa
     ]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return read(path)
+
+
+def _marked() -> list[dict[str, Any]]:
+    call = Call(frame=0, landing=0, lends=_LENT)
+    marked = {"loan": _LENT.addr, "phys": MARK_AT}
+    return [{"begin": asdict(call)}, {"end": 0}, {"marked": marked}]

@@ -45,7 +45,7 @@ USER = 0x40_0000
 DATA_SIZE = 0x4000
 """Of KERNEL and USER each, where things to fetch are."""
 
-PID, COMM, FLAGS, MIGRATION = 1424, 2000, 0, 800
+PID, TGID, EXEC_ID, COMM, FLAGS, MIGRATION = 1424, 1428, 1440, 2000, 0, 800
 SOFTIRQ, HARDIRQ, NMI = 0x100, 0x10000, 0x100000
 ARITHMETIC, IRQS_ON = 0x8D5, 0x200
 NO_RESCHED = 1 << 31
@@ -55,6 +55,8 @@ ABI = GuestAbi(
         current=0x1FBC0,
         preempt_count=0x1FBD0,
         pid=PID,
+        tgid=TGID,
+        exec_id=EXEC_ID,
         comm=COMM,
         flags=FLAGS,
         migration_disabled=(MIGRATION, 2),

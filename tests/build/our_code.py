@@ -23,6 +23,8 @@ ABI = GuestAbi(
         current=0x1FB80,
         preempt_count=0x1FB40,
         pid=0x970,
+        tgid=0x974,
+        exec_id=0x980,
         comm=0xBA0,
         flags=0,
         migration_disabled=None,
@@ -79,7 +81,7 @@ def ours(*definitions: str, veneer: bytes = b"") -> Specimen:
         Loan(kind=Kind.PER_CPU, addr=PER_CPU, size=64),
     )
     entry = replace(
-        make_entry("qemu:/s.sock", replace(undo, addr=Addr(SITE)), is_live=True),
+        make_entry("qemu:/s.sock", undo._replace(addr=Addr(SITE)), is_live=True),
         ledger=ledger,
         probes=tuple(
             Described(site=Addr(SITE), entry=Addr(CODE), event_id=n, definition=text)

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from kprobes.formats import cpio
 from kprobes.transport.accel import Accel
 from kprobes.transport.boards import BOARDS
 from kprobes.transport.packages import busybox, kernel_image
+from tests.build.waiting import PATIENCE_S, becomes_true
 
 _INIT = b"""#!/bin/busybox sh
 while :; do
@@ -38,18 +38,13 @@ class PlainGuest:
         """Return how often the guest's init has come round."""
         return (self.directory / "console").read_bytes().count(b"tick")
 
-    def is_ticking(self, timeout_s: float = 10) -> bool:
+    def is_ticking(self, timeout_s: float = PATIENCE_S) -> bool:
         """Whether the guest comes round within a time."""
         return self.wait_for_ticks(self.ticks() + 2, timeout_s)
 
     def wait_for_ticks(self, count: int, timeout_s: float) -> bool:
         """Whether the guest has come round so often within a time."""
-        deadline = time.monotonic() + timeout_s
-        while self.ticks() < count:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
+        return becomes_true(lambda: self.ticks() >= count, timeout_s)
 
 
 def kernel(arch: str = "amd64") -> Path:

@@ -242,10 +242,24 @@ def listening(stub: FakeStub) -> Generator[str]:
 @contextmanager
 def serving(path: Path, serve: Callable[[socket.socket], None]) -> Generator[None]:
     """Serve clients of a unix socket one after the other; a failure in ``serve`` is raised."""
-    failures: list[BaseException] = []
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen(4)
+        with _serving(server, serve):
+            yield
+
+
+@contextmanager
+def serving_port(serve: Callable[[socket.socket], None], *, port: int = 0) -> Generator[str]:
+    """Serve clients of a TCP port likewise; yields its address."""
+    with socket.create_server(("127.0.0.1", port)) as server, _serving(server, serve):
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def _serving(server: socket.socket, serve: Callable[[socket.socket], None]) -> Generator[None]:
+    failures: list[BaseException] = []
+    with server:
         run = threading.Thread(target=_accept, args=(server, serve, failures), daemon=True)
         run.start()
         try:

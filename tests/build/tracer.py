@@ -1,11 +1,12 @@
 """A tracer to be killed: a process of its own that arms probes and says where it is.
 
     python -m tests.build.tracer TARGET DEFINITIONS [--cycles N] [--fail POINT:N] [--interrupt]
-        [--strategy STRATEGY] [--returns WAY] [--asks FUNCTION]
+        [--with-guardian] [--strategy STRATEGY] [--returns WAY] [--asks FUNCTION]
 
 Words go to standard output, one JSON object per line. A line of standard input ends a cycle.
 
-It kills itself with SIGKILL at a POINT, or with ``--interrupt`` raises KeyboardInterrupt there:
+It kills itself with SIGKILL at a POINT, ``--with-guardian`` that too, or with ``--interrupt``
+raises KeyboardInterrupt there:
 
     write   before the n-th place is written, by the stub or past it, those before it being written
     record  before (n even) or after (n odd) a group of undos reaches the disk
@@ -20,7 +21,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def main() -> int:
     args = _arguments()
     if args.fail:
         point, number = args.fail.split(":")
-        _POINTS[point](int(number), _interrupt if args.interrupt else _die)
+        die = _die_with_guardian if args.with_guardian else _die
+        _POINTS[point](int(number), _interrupt if args.interrupt else die)
     say("begin")
     try:
         _trace(args)
@@ -115,6 +117,7 @@ def _arguments() -> Any:
     parser.add_argument("--cycles", type=int, default=1)
     parser.add_argument("--fail", default="")
     parser.add_argument("--interrupt", action="store_true")
+    parser.add_argument("--with-guardian", action="store_true")
     parser.add_argument("--ring", type=int, default=0)
     parser.add_argument("--code", type=int, default=1, help="MiB for the code of probes")
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
@@ -126,6 +129,13 @@ def _arguments() -> Any:
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_with_guardian() -> None:
+    # Of our threads only one has children: that which started the guardian.
+    (child,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    _die()
 
 
 def _interrupt() -> None:
@@ -156,7 +166,7 @@ def _fail_at_record(number: int, fail: Fail) -> None:
     record = Journal.record
     left = itertools.count(number, -1)
 
-    def told(self: Journal, undos: Iterable[Undo]) -> None:
+    def told(self: Journal, undos: Sequence[Undo]) -> None:
         if next(left) == 0:
             fail()
         record(self, undos)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -19,13 +19,13 @@ from kprobes.drivers.guest.guest import Guest
 from kprobes.plan.ftrace import read_sites
 from kprobes.transport.image_cache import images
 from kprobes.transport.qemu import Machine
+from tests.build.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 _COMPLAINTS = re.compile(
     r"BUG|WARNING|Oops|cut here|Call Trace|general protection|\blockup|rcu: INFO|Kernel panic"
     r"|ftrace failed|segfault|traps:|bad page"
 )
-_STEP_S = 0.002
 _RECORD_SIZE = 16
 LOAD_FILES = {
     "/load.sh": rb"""
@@ -119,6 +119,13 @@ class Tracer:
     def guardians(self) -> list[int]:
         """Return the pids of guardians of its target."""
         return guardians_of(self._target)
+
+    def kill_with_guardian(self) -> None:
+        """Kill its guardian and it, as one: it has no time to end by itself."""
+        self._process.send_signal(signal.SIGSTOP)
+        for pid in self.guardians():
+            kill_and_wait(pid)
+        self.kill()
 
     def kill(self) -> None:
         """Kill it, and return when it is dead."""
@@ -233,7 +240,7 @@ class Load:
         found = self._machine.run(f"cat {files} 2> /dev/null", 20).output
         return sum(map(int, found.split()))
 
-    def goes_on(self, timeout_s: float = 10) -> bool:
+    def goes_on(self, timeout_s: float = PATIENCE_S) -> bool:
         """Whether more is done within a time."""
         then = self.rounds()
         return wait_until(lambda: self.rounds() > then, timeout_s) is not None
@@ -255,16 +262,6 @@ def is_complaint(line: str) -> bool:
     return line == "bad" or _COMPLAINTS.search(line) is not None
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float) -> float | None:
-    """Return how long it took until something was true, or None."""
-    start = time.monotonic()
-    while not is_true():
-        if time.monotonic() > start + timeout_s:
-            return None
-        time.sleep(_STEP_S)
-    return time.monotonic() - start
-
-
 def guardians_of(target: str) -> list[int]:
     """Return the pids of the guardians that watch over a target."""
     found: list[int] = []
@@ -279,7 +276,7 @@ def guardians_of(target: str) -> list[int]:
 def kill_and_wait(pid: int) -> None:
     """Kill somebody who need not be our child, and return when it is dead."""
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: not _is_alive(pid), 5) is not None
+    assert wait_until(lambda: not _is_alive(pid)) is not None
 
 
 def _is_alive(pid: int) -> bool:

@@ -21,7 +21,11 @@ FLAGS = make_undo(0x9000, what="dyn_ftrace.flags")
     ("target", "is_live", "text"),
     [
         ("localhost:1234", True, "which is at work"),
-        ("localhost:1234", False, "which was killed: `kprobe restore` puts it right"),
+        (
+            "localhost:1234",
+            False,
+            "`kprobe restore` puts it right; the guest may stand still until then",
+        ),
         (
             "/tmp/kprobes-zzzzzzzz/gdb.sock",
             False,

@@ -37,9 +37,17 @@ def test_a_time_ends_the_trace_and_none_adds_the_field(
     assert (args.duration, args.has_duration) == (seconds, has_duration)
 
 
-def test_what_is_no_time_is_said_to_be_none() -> None:
-    with pytest.raises(argparse.ArgumentError, match="'soon' is no duration: use 10s"):
-        parsed("r f", "--duration", "soon")
+@pytest.mark.parametrize("word", ["soon", "0", "0ms", "-5", " -5s", "5 minutes", "1e3"])
+def test_what_is_no_time_is_said_to_be_none(word: str) -> None:
+    with pytest.raises(
+        argparse.ArgumentError, match=f"invalid duration: '{word.strip()}' .use 10s"
+    ):
+        parsed("r f", "--duration", word)
+
+
+def test_a_time_is_given_once() -> None:
+    with pytest.raises(argparse.ArgumentError, match="given twice"):
+        parsed("r f", "--duration", "5s", "--duration", "6s")
 
 
 def test_a_filter_is_for_the_definition_before_it() -> None:

@@ -34,6 +34,28 @@ def test_a_filter_is_for_the_definition_before_it(
 
 
 @pytest.mark.parametrize(
+    ("words", "is_following"),
+    [
+        (["--", "ls"], True),
+        (["--comm", "ls", "--comm", "cat", "--", "ls"], True),
+        (["--all-tasks", "--", "ls"], False),
+        (["--pid", "1", "--", "ls"], False),
+        (["--tgid", "1", "--", "ls"], False),
+        (["--pid", "1", "--follow", "--", "ls"], True),
+        ([], False),
+    ],
+)
+def test_a_command_is_followed_unless_other_tasks_are_named(
+    words: list[str], is_following: bool
+) -> None:
+    words, command = (words[:-2], ["ls"]) if "--" in words else (words, [])
+    args = _parsed("p a", *words)
+    args.command = command
+
+    assert trace.is_following(args) is is_following
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["--filter", "x", "p a"],

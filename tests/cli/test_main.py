@@ -1,13 +1,16 @@
 """The command line as a whole: help, dispatch, errors and exit codes."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from kprobes.cli.main import COMMANDS, guarded, main
+from kprobes.drivers.journal import process_start
 from kprobes.errors import (
     DefinitionError,
     KprobesError,
@@ -16,8 +19,14 @@ from kprobes.errors import (
     UnreachableError,
     UsageError,
 )
+from tests.build.journals import dead_pid, write_journal
 
 NAMES = [module.NAME for module in COMMANDS]
+
+
+@pytest.fixture(autouse=True)
+def _own_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 def raising(error: BaseException) -> Callable[[], int]:
@@ -89,11 +98,46 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         ["trace", "p vfs_read", "--format", "xml"],
         ["trace", "p vfs_read", "--durat", "1s"],
         ["list", "vfs_*", "--", "ls"],
+        ["trace", "p f", "--follow", "--all-tasks", "--", "ls"],
     ],
 )
 def test_wrong_usage_exits_with_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)
+
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--duration", "0"], "argument --duration: invalid duration: '0' (use 10s, 500ms or 2m)"),
+        (["--duration", "-5s"], "argument --duration: invalid duration: '-5s' (use 10s,"),
+        (["--duration", "5 minutes"], "argument --duration: invalid duration: '5 minutes' (use"),
+        (["--duration", "5s", "--duration", "5s"], "argument --duration: given twice"),
+        (["--target", ""], "argument --target: expected a text that is not empty"),
+        (["--target="], "argument --target: expected a text that is not empty"),
+        (["--filter", ""], "argument --filter: expected a text that is not empty"),
+        (["--comm", ""], "argument --comm: expected a text that is not empty"),
+        ([""], "error: expected a text that is not empty"),
+        (["--target", "guest", "--target", "host"], "argument --target: given twice"),
+        (["-o", "a", "-o", "b"], "argument -o: given twice"),
+        (["--max-events", "1", "--max-events=1"], "argument --max-events: given twice"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["trace", "p vfs_read", *words])
+
+    assert caught.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_an_option_of_another_command_is_given_once_too() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["status", "--format", "json", "--format", "text"])
 
     assert caught.value.code == 2
 
@@ -107,6 +151,8 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
         ["--kernel", "/boot/vmlinuz", "--suite", "sid"],
         ["--memory", "1M"],
         ["-o", "/nonexistent/directory/out.txt"],
+        ["--follow"],
+        ["--target", "host", "--tgid", "7"],
     ],
 )
 def test_options_that_make_no_sense_exit_with_2(
@@ -155,7 +201,7 @@ def test_notes_say_where_a_definition_stands(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_interrupt_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(raising(KeyboardInterrupt())) == 1
+    assert guarded(raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err == "kprobe: interrupted\n"
 
 
@@ -225,3 +271,22 @@ def test_output_that_nobody_reads_is_not_complained_about() -> None:
 
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("guardian", "is_told"), [((0, ""), True), ((os.getpid(), process_start(os.getpid())), False)]
+)
+def test_the_next_command_says_that_tracer_and_guardian_were_killed(
+    capfd: pytest.CaptureFixture[str],
+    guardian: tuple[int, str],
+    *,
+    is_told: bool,
+) -> None:
+    entry = write_journal("localhost:1", name=f"{dead_pid()}-1")
+    with entry.path.open("a") as file:
+        file.write(f"{json.dumps({'guardian': guardian})}\n")
+
+    main(["check", "p f", "--image", "/nonexistent"])
+
+    words = f"kprobe: process {entry.pid}, which used localhost:1, was killed, as was its guardian"
+    assert (words in capfd.readouterr().err) == is_told

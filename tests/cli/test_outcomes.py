@@ -1,9 +1,11 @@
 """What became of a journal, in words."""
 
 import errno
+from pathlib import Path
 
 import pytest
 
+from kprobes.cli.main import main
 from kprobes.cli.outcomes import words_for, words_for_host
 from kprobes.drivers.host.leftovers import Removed
 from kprobes.drivers.host.names import Owner
@@ -57,3 +59,21 @@ def test_a_failure_says_why_and_where_the_journal_is() -> None:
 )
 def test_what_was_left_in_this_machines_kernel(removed: Removed, words: str) -> None:
     assert words_for_host(removed).startswith(f"this machine's kernel: {words}")
+
+
+@pytest.mark.parametrize("command", ["restore", "status"])
+def test_a_broken_journal_is_named_and_told_by_the_exit_status(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    broken = tmp_path / "kprobes" / "journal" / "broken.jsonl"
+    broken.mkdir(parents=True)
+
+    code = main([command, "--target", "guest"])
+
+    out, words = capfd.readouterr()
+    assert (code, out) == (1, "")
+    assert words.startswith(f"kprobe: {broken} is no file\n")

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -22,6 +23,26 @@ def test_a_kept_signal_is_told_and_raised_where_it_is_safe(number: signal.Signal
         assert stop.is_asked
         with pytest.raises(KeyboardInterrupt):
             stop.check()
+
+
+def test_a_signal_is_not_kept_for_ever_where_others_could_keep_us() -> None:
+    with Stop() as stop:
+        stop.defer(at_most_s=0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)
+
+
+def test_a_signal_is_kept_again_when_nobody_can() -> None:
+    with Stop() as stop:
+        stop.defer(at_most_s=0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+        stop.defer()
+
+        time.sleep(0.1)
+
+        assert stop.is_asked
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -64,6 +85,6 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
 
-    assert (done.returncode, done.stdout) == (1, b"finishing\n")
+    assert (done.returncode, done.stdout) == (130, b"finishing\n")
     assert b"ended at once" in done.stderr
     assert b"Traceback" not in done.stderr

@@ -1,5 +1,6 @@
 """The words at the end of a trace."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -97,3 +98,30 @@ def test_handlers_are_listed_with_what_went_wrong() -> None:
         "  2 hits went on without a handler: one was slow",
     ]
     assert not summary.is_complete
+
+
+def test_json_has_every_figure() -> None:
+    summary = make_summary(
+        hits("open", 8, 1, 2),
+        lost=3,
+        damaged=4,
+        faulted=5,
+        unwritten=6,
+        command="ls: exit status 7",
+        status=7,
+        handlers=(Calls(name="h", place="vfs_read", calls=9, missed=10, errors=11),),
+    )
+
+    found = json.loads(summary.json())
+
+    numbers = ("written", "recorded", "missed", "unkept", "lost", "damaged", "faulted", "unwritten")
+    assert [found[name] for name in numbers] == [8, 8, 1, 2, 3, 4, 5, 6]
+    assert (found["unserved"], found["is_complete"], found["status"]) == (10, False, 7)
+    assert found["pauses"] == {"s": 0.0123, "stops": 3}
+    assert found["probes"] == [
+        {"event": "open", "function": "do_open", "recorded": 8, "missed": 1, "unkept": 2}
+    ]
+    assert found["handlers"] == [
+        {"name": "h", "place": "vfs_read", "calls": 9, "missed": 10, "errors": 11}
+    ]
+    assert "\n" not in summary.json()

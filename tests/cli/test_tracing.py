@@ -10,13 +10,15 @@ import pytest
 from kprobes.cli.output import Output
 from kprobes.cli.progress import Progress
 from kprobes.cli.stop import Stop
-from kprobes.cli.tracing import Until
+from kprobes.cli.tracing import Until, reasons
 from kprobes.cli.workload import Workload
+from kprobes.errors import RefusedError
 from kprobes.model.batch import Events
 from kprobes.sinks.tally import Tally
 from kprobes.transport.agent import Command, Finished
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
+from tests.build.waiting import becomes_true
 
 EVENTS = make_events([make_batch(make_layout(1), [Row(), Row()])])
 
@@ -32,6 +34,17 @@ class Silent:
 
     def close(self) -> None:
         pass
+
+
+class Header(Silent):
+    """Writes a header, whatever comes."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.out = out
+
+    def write(self, events: Events) -> None:
+        assert not len(events)
+        self.out.write(b"header\n")
 
 
 class Ended:
@@ -50,8 +63,9 @@ def make_until(
     workload: Workload | None = None,
     duration_s: float = 1000,
     stream: BinaryIO | None = None,
+    make_sink: type[Silent] = Silent,
 ) -> Until:
-    output = Output(stream or io.BytesIO(), Silent)
+    output = Output(stream or io.BytesIO(), make_sink)
     return Until(
         stop=Stop(),
         output=output,
@@ -111,10 +125,22 @@ def test_the_command_starts_when_all_is_armed_and_its_end_ends_the_trace() -> No
     until()
 
     assert started == ["ls"]
-    deadline = time.monotonic() + 5
-    while not until() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert until()
+    assert becomes_true(until)
+
+
+def test_the_header_and_the_word_come_before_the_command() -> None:
+    steps: list[str] = []
+
+    def start(command: Command) -> Ended:
+        steps.append(f"{command} after {len(stream.getvalue())} bytes")
+        return Ended()
+
+    stream = io.BytesIO()
+    until = make_until(workload=Workload(start, ["ls"]), stream=stream, make_sink=Header)
+    until.announce = lambda: steps.append("armed")
+    until()
+
+    assert steps == ["armed", "ls after 7 bytes"]
 
 
 def test_no_command_is_started_when_the_user_has_changed_their_mind() -> None:
@@ -125,3 +151,13 @@ def test_no_command_is_started_when_the_user_has_changed_their_mind() -> None:
     until.stop.is_asked = True
 
     assert until()
+
+
+def test_what_is_left_out_is_counted_by_reason() -> None:
+    refusals = [
+        RefusedError("do_exit: its returns cannot be probed: it never returns"),
+        RefusedError("__die: its returns cannot be probed: the blacklist has it"),
+        RefusedError("panic: its returns cannot be probed: it never returns"),
+    ]
+
+    assert [*reasons(refusals).items()] == [("it never returns", 2), ("the blacklist has it", 1)]

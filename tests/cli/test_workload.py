@@ -18,7 +18,7 @@ class FakeJob:
         self._status, self._error = status, error
 
     def wait(self) -> Finished:
-        assert self.may_end.wait(5)
+        assert self.may_end.wait(60)
         if self._error is not None:
             raise self._error
         return Finished(status=137 if self.was_killed else self._status, output=b"out", pid=7)
@@ -73,6 +73,7 @@ def test_a_command_that_ended_tells_how(status: int, text: str) -> None:
 
     assert finished is not None
     assert finished.output == b"out"
+    assert workload.status == status
     assert workload.ending(finished) == text
     assert not job.was_killed
 
@@ -85,11 +86,15 @@ def test_a_command_that_runs_on_is_killed_with_the_trace() -> None:
     finished = workload.finish()
 
     assert job.was_killed
+    assert workload.status == 0
     assert workload.ending(finished) == "sleep 1000: killed, because the trace was over"
 
 
 def test_a_command_that_was_never_started_has_no_end() -> None:
-    assert Workload(lambda _: FakeJob(), ["ls"]).finish() is None
+    workload = Workload(lambda _: FakeJob(), ["ls"])
+
+    assert workload.finish() is None
+    assert workload.status == 0
 
 
 @pytest.mark.parametrize("error", [TargetError("nonsense"), GuestGoneError("gone")])

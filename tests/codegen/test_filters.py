@@ -1,10 +1,12 @@
 """Filters as machine code: which hits are recorded, and what the others leave alone."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from kprobes.codegen.filters import quick_steps
+from kprobes.lang.tasks import FOLLOWED, task_filter
 from kprobes.model.resolved import Resolved
 from tests.build import reference
 from tests.build.cpu import GPRS
@@ -15,6 +17,7 @@ from tests.build.machine import (
     ABI_HIGH,
     COMM,
     DATA_SIZE,
+    EXEC_ID,
     HARDIRQ,
     KERNEL,
     NMI,
@@ -22,6 +25,7 @@ from tests.build.machine import (
     PID,
     SOFTIRQ,
     TASK,
+    TGID,
     USER,
     GuestAbi,
     Loaded,
@@ -50,6 +54,7 @@ FILTERS = [
     (NUMBERS, "w.function == g || a < 128"),
     (NUMBERS, "w.function != 0xffffffff81000010 && a & 1"),
     (NUMBERS, "common_pid & 1 && common_type == 1 && __probe_ip & 0xff00000000000000"),
+    (NUMBERS, "tgid == 3 || tgid == 1 && a & 1"),
     (NUMBERS, "common_type != 1 || common_flags & 0x1c"),
     (NUMBERS, "common_preempt_count & 0x11 && common_flags & 0x68"),
     (NUMBERS, "cpu == 1 || a & 1"),
@@ -95,7 +100,9 @@ def _fill(machine: Machine, random: Random) -> None:
         # A string that ends where memory does: only as much of it is read as tells.
         machine.cpu.write(start + DATA_SIZE - 1, b"\0")
     machine.cpu.write(TASK + COMM, random.choice(COMMS).ljust(16, b"\0"))
-    machine.cpu.set_number(TASK + PID, random.randrange(4), 4)
+    pid = random.randrange(4)
+    machine.cpu.set_number(TASK + PID, pid, 4)
+    machine.cpu.set_number(TASK + TGID, pid ^ 1, 4)
     context = random.choice([0, 0, 1, SOFTIRQ, HARDIRQ | 3, NMI | HARDIRQ])
     machine.preempt_count = context | random.choice([0, NO_RESCHED])
 
@@ -134,6 +141,18 @@ def _check_many(abi: GuestAbi, text: str, filter_text: str) -> set[bool]:
 @pytest.mark.parametrize(("text", "filter_text"), FILTERS)
 def test_the_hits_that_pass_are_recorded_and_no_others(text: str, filter_text: str) -> None:
     assert _check_many(ABI, text, filter_text) == {True, False}
+
+
+def test_only_what_has_descended_from_a_followed_command_is_recorded() -> None:
+    machine = Machine(ABI)
+    probe = replace(make_probe("p f"), filter=task_filter(follow=True))
+    loaded = machine.load([probe])
+    found: list[bool] = []
+    for exec_id in (0, 7, FOLLOWED - 1, FOLLOWED, FOLLOWED + 3):
+        machine.cpu.set_number(TASK + EXEC_ID, exec_id, 8)
+        found.append(_check(machine, loaded, random_state(Random(0))))
+
+    assert found == [False, False, False, True, True]
 
 
 @pytest.mark.parametrize("filter_text", ["cpu == 0 && n & 1", 's ~ "*b*" || common_pid & 1'])

@@ -11,6 +11,7 @@ from kprobes.errors import DefinitionError, RefusedError, TargetError
 from tests.build.definitions import read
 from tests.build.guest import GuestWithSites
 from tests.build.named_guest import make_named_guest
+from tests.build.work import is_linear
 
 
 def make_scene() -> GuestWithSites:
@@ -69,6 +70,17 @@ def test_what_is_refused_comes_with_what_would_work(
     assert isinstance(verdict.error, DefinitionError | RefusedError)
     assert verdict.advice.startswith(advice)
     assert bool(verdict.advice) == bool(advice)
+
+
+def test_a_pattern_leaves_out_whose_returns_cannot_be_probed() -> None:
+    made = make_named_guest("vfs_read", "vfs_write")
+    made.guest.memory.write(made.sites[1], b"\xcc" * 5)
+    checker = checker_of_guest(made.guest)
+
+    pattern, named = checker.check("r vfs_*\nr vfs_write")
+
+    assert [each.probe.layout.function for each in pattern.placed] == ["vfs_read"]
+    assert "another tracer has it" in str(named.error)
 
 
 def test_a_module_that_is_not_loaded_is_waited_for(checker: Checker) -> None:
@@ -133,3 +145,12 @@ def test_check_and_trace_refuse_alike_where_nothing_can_be_probed() -> None:
 
     assert str(verdict.error) == str(caught.value)
     assert verdict.advice == ""
+
+
+@pytest.mark.parametrize("line", ["p:e{} vfs_read", "p vfs_{}*"])
+def test_many_definitions_are_no_more_work_each_than_few(line: str) -> None:
+    def check(count: int) -> None:
+        checker = checker_of_guest(make_scene().guest)
+        checker.check("\n".join(line.format(at) for at in range(count)))
+
+    assert is_linear(check)

@@ -1,10 +1,14 @@
 """Which functions can be probed by name."""
 
+from dataclasses import replace
+from typing import cast
+
 import pytest
 
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.drivers.functions import probeable
 from kprobes.errors import TargetError
+from kprobes.model.types import Types
 from tests.build.armed_sites import NOP, make_sites
 from tests.build.kernel import TEXT, make_kernel, symbol
 
@@ -47,3 +51,18 @@ def test_a_kernel_without_sites_has_its_functions_listed() -> None:
     found = probeable(memory, make_kernel(SYMBOLS), X86_64.site, pattern="vfs_*")
 
     assert [function.symbol.name for function in found] == ["vfs_inlined", "vfs_read", "vfs_write"]
+
+
+class _Untouched:
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"types were asked for {name}")
+
+
+def test_names_alone_need_no_types() -> None:
+    memory, kernel = make_sites(SITES)
+    pages = kernel.symbols.named("ftrace_pages_start")
+    kernel = replace(make_kernel([*SYMBOLS, pages]), types=cast("Types", _Untouched()))
+
+    found = probeable(memory, kernel, X86_64.site, pattern="vfs_*", is_typed=False)
+
+    assert [function.symbol.name for function in found] == ["vfs_read", "vfs_write"]

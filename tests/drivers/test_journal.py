@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from kprobes.drivers import journal
 from kprobes.drivers.journal import Described, Entry, Journal, Undo, Window
 from kprobes.drivers.loans import Call, Kind, Loan
-from kprobes.errors import FormatError
+from kprobes.errors import FormatError, KprobesError, StateError
 from kprobes.units import Addr, Phys
 from tests.build.journals import make_entry
 
@@ -53,6 +54,7 @@ def test_what_was_written_is_read_back() -> None:
         started=journal.process_start(os.getpid()),
         undos=tuple(UNDOS),
         mark=made.mark,
+        state=2,
     )
 
 
@@ -121,7 +123,7 @@ def test_a_dead_tracer_s_journal_goes_on_without_its_descriptions() -> None:
     made.describe([_described()])
     made.record(UNDOS)
 
-    assert journal.read(Journal.reopen(made.path).path).probes == ()
+    assert journal.read(Journal.reopen(journal.read(made.path)).path).probes == ()
 
 
 def test_a_window_to_the_guest_is_read_back_and_outlasts_the_patches() -> None:
@@ -156,7 +158,7 @@ def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
     with made.path.open("ab") as file:
         file.write(b'{"undos": [{"ph')
 
-    again = Journal.reopen(made.path)
+    again = Journal.reopen(journal.read(made.path))
     again.ledger.begin(Call(frame=1, landing=2, returns=loan))
 
     entry = journal.read(made.path)
@@ -164,10 +166,114 @@ def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
     assert entry.ledger.call == Call(frame=1, landing=2, returns=loan)
 
 
-def test_a_journal_is_for_its_user_s_eyes_only() -> None:
-    made = Journal.create(TARGET)
+@pytest.fixture
+def _no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
 
-    assert made.path.parent.stat().st_mode & 0o077 == 0
+
+@pytest.mark.usefixtures("_no_umask")
+def test_a_journal_is_its_user_s_alone_at_each_level(tmp_path: Path) -> None:
+    made = Journal.create(TARGET)
+    made.record(UNDOS)
+    made.keep(UNDOS[:1])
+
+    levels = [made.path, *made.path.parents]
+    ours = levels[: levels.index(tmp_path)]
+    assert [path.stat().st_mode & 0o777 for path in ours] == [0o600, 0o700, 0o700]
+
+
+def test_wider_directories_of_ours_are_narrowed(tmp_path: Path) -> None:
+    _written()
+    for name in ("kprobes/journal", "kprobes"):
+        (tmp_path / name).chmod(0o777)
+
+    assert len(list(journal.entries(_raise))) == 1
+
+    assert [
+        (tmp_path / name).stat().st_mode & 0o777 for name in ("kprobes", "kprobes/journal")
+    ] == [
+        0o700,
+        0o700,
+    ]
+
+
+def test_the_journals_of_another_user_are_refused_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = _written()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    for act in (lambda: list(journal.entries()), lambda: Journal.create(TARGET)):
+        with pytest.raises(StateError, match=r"kprobes belongs to .*set XDG_STATE_HOME to"):
+            act()
+    with pytest.raises(StateError, match="belongs to"):
+        journal.read(made.path)
+
+
+def test_a_relative_home_would_be_another_in_each_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+
+    assert journal.directory() == Path.home() / ".local/state/kprobes/journal"
+
+
+def _raise(error: KprobesError) -> None:
+    raise error
+
+
+def _make_deep(path: Path) -> None:
+    path.write_bytes(b"[" * 100_000 + b"\n")
+
+
+def _make_torn(path: Path) -> None:
+    path.write_bytes(b'{"target": "x", "pi')
+
+
+def _make_writable(path: Path) -> None:
+    path.write_bytes(_written().path.read_bytes())
+    path.chmod(0o666)
+
+
+def _make_huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+
+
+def _make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (_make_deep, "nested too deep"),
+        (Path.mkdir, "is no file"),
+        (os.mkfifo, "is no file"),
+        (_make_torn, "it has no 'target'"),
+        (Path.touch, "it has no 'target'"),
+        (_make_writable, "can be written by others"),
+        (_make_huge, "larger than 256 MiB"),
+        (_make_loop, "symbolic links"),
+    ],
+)
+def test_a_broken_journal_is_named_and_stops_no_other(
+    spoil: Callable[[Path], None], why: str
+) -> None:
+    kept = _written()
+    broken = journal.directory() / "broken.jsonl"
+    spoil(broken)
+    told: list[KprobesError] = []
+
+    found = [entry.path for entry in journal.entries(told.append)]
+
+    assert kept.path in found
+    assert broken not in found
+    (error,) = told
+    assert str(broken) in str(error)
+    assert why in str(error)
 
 
 def test_two_journals_of_one_process_are_two() -> None:
@@ -310,7 +416,7 @@ def test_a_journal_is_lines_of_json_that_people_can_read() -> None:
     lines = [json.loads(line) for line in made.path.read_text().splitlines()]
 
     assert lines[0]["target"] == TARGET
-    assert lines[2]["undos"][0]["old"] == "0f1f440000"
+    assert lines[2]["undos"]["old"] == ["0f1f440000"]
 
 
 def test_a_process_that_got_a_dead_tracers_number_is_not_the_tracer() -> None:
@@ -338,3 +444,12 @@ def test_what_is_kept_is_there_with_its_probes_and_the_rest_is_forgotten() -> No
 
 def _of(written: Undo) -> Described:
     return Described(site=written.addr, entry=Addr(1), event_id=2, definition=written.what)
+
+
+def test_a_state_that_the_guest_has_not_heard_of_outlasts_every_attempt_to_put_it_right() -> None:
+    made = _written()
+
+    for _ in range(3):
+        Journal.reopen(journal.read(made.path))
+
+    assert (journal.read(made.path).state, journal.read(made.path).undos) == (made.state, ())

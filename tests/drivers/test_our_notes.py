@@ -78,7 +78,7 @@ def test_a_reader_that_is_called_by_a_veneer_is_told() -> None:
 def test_a_definition_that_this_kernel_has_not_leaves_offsets() -> None:
     specimen = ours()
     entry = specimen.entries[0]
-    strange = [replace(probe, definition="p:first nosuch one=%di") for probe in entry.probes]
+    strange = [probe._replace(definition="p:first nosuch one=%di") for probe in entry.probes]
     specimen = replace(specimen, entries=(replace(entry, probes=tuple(strange)),))
 
     assert "record at 0x28" in notes(specimen)

@@ -1,25 +1,35 @@
 """Journals of killed tracers, and guests that are put right from them."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kprobes.drivers.guest import guardian
 from kprobes.drivers.journal import entries
 from kprobes.drivers.restore import Outcome, Restored, of_target, restore
 from kprobes.errors import TargetError, UnreachableError, UsageError
-from tests.build.journals import make_undo, write_journal
+from tests.build.journals import MARK_AT, make_undo, mark_guest, write_journal
 from tests.build.stub import FakeStub, listening
+
+
+def _take_nothing_back(*_: object) -> int:
+    return 0
 
 
 @pytest.fixture(autouse=True)
 def _own_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    # No kernel runs there that could take memory back.
+    monkeypatch.setattr(guardian, "_reclaim", _take_nothing_back)
 
 
 @pytest.fixture
 def stub() -> FakeStub:
-    return FakeStub()
+    made = FakeStub()
+    mark_guest(made)
+    return made
 
 
 @pytest.fixture
@@ -68,6 +78,55 @@ def test_strange_bytes_are_left_alone_and_the_journal_is_kept(stub: FakeStub, ta
     assert (stub.physical[16:20], stub.physical[32:36]) == (b"else", b"old!")
     assert stub.is_running
     assert entry.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (bytes(24), "the guest was restored to an earlier state"),
+        (bytes(range(16)) + b"\x07" + bytes(7), "in which it has probes of ours"),
+    ],
+)
+def test_a_guest_in_another_state_is_not_touched_and_its_journal_is_closed(
+    stub: FakeStub, target: str, held: bytes, words: str
+) -> None:
+    stub.physical[16:20] = b"new!"
+    stub.physical[MARK_AT : MARK_AT + 24] = held
+    entry = write_journal(target, make_undo(16))
+
+    (restored,) = restore_all()
+
+    assert restored.outcome is Outcome.REPLACED
+    assert words in str(restored.error)
+    assert not any(request.startswith((b"M", b"G", b"P", b"Z")) for request in stub.asked)
+    assert stub.is_running
+    assert not entry.path.exists()
+
+
+def test_a_rebooted_guest_is_not_touched(stub: FakeStub, target: str) -> None:
+    stub.physical[16:20] = b"new!"
+    entry = write_journal(target, make_undo(16))
+    boot = {"addr": 0x9000, "phys": 0x40, "value": "0102030405060708"}
+    with entry.path.open("a") as file:
+        file.write(f"{json.dumps({'boot': boot})}\n")
+
+    (restored,) = restore_all()
+
+    assert restored.outcome is Outcome.REPLACED
+    assert str(restored.error) == "the guest was rebooted"
+    assert stub.physical[16:20] == b"new!"
+
+
+def test_a_journal_without_a_mark_leads_to_no_write(stub: FakeStub, target: str) -> None:
+    stub.physical[16:20] = b"new!"
+    entry = write_journal(target, make_undo(16))
+    lines = entry.path.read_text().splitlines(keepends=True)
+    entry.path.write_text("".join(line for line in lines if '"marked"' not in line))
+
+    (restored,) = restore_all()
+
+    assert restored.outcome is Outcome.FAILED
+    assert stub.physical[16:20] == b"new!"
 
 
 def test_what_a_later_tracer_patched_over_is_taken_back_first(stub: FakeStub, target: str) -> None:

@@ -50,6 +50,22 @@ def test_a_journal_with_other_bytes_for_the_site_says_nothing_of_it() -> None:
     assert (site.owner, site.entry) == (Owner.TRACER, None)
 
 
+def test_what_a_tracer_without_a_journal_noted_is_listed_at_sites_and_elsewhere() -> None:
+    memory, kernel = make_sites({SITE: CALL, SITE + 64: NOP}, flags={SITE: ENABLED})
+    memory.pieces[TEXT + 0x1000] = b"\xcc\x90"
+    chained = make_undo(0x40, old=b"\xe8abcd", new=CALL, what="a probe")
+    elsewhere = make_undo(0x1000, old=b"\x90", new=b"\xcc", what="a probe")
+    gone = make_undo(0x1001, old=b"\x55", new=b"\xcc", what="a probe")
+
+    status = look(memory, kernel, X86_64.site, (), [chained, elsewhere, gone])
+
+    found = [(site.addr, site.owner, site.event) for site in status.armed]
+    assert found == [
+        (SITE, Owner.TRACER, "a probe"),
+        (TEXT + 0x1000, Owner.TRACER, "a probe"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("code", "flags", "owner"),
     [

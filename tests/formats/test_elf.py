@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import struct
 from typing import Any
 
 import pytest
@@ -38,6 +39,13 @@ def test_pyelftools_reads_the_same() -> None:
     assert found["n_desc"] == image.build_id.hex()
 
 
+def test_a_program_with_an_interpreter_needs_a_loader() -> None:
+    dynamic = vmlinux([(0x1000, b"text")], interpreter=b"/lib64/ld-linux-x86-64.so.2\0")
+
+    assert elf.parse(dynamic).needs_loader
+    assert not elf.parse(FILE).needs_loader
+
+
 def test_the_build_id_is_found_among_other_notes() -> None:
     notes = note(b"Linux", 1, b"abc") + note(b"GNU", 1, b"ABI tag.") + build_id_note(ID)
 
@@ -50,6 +58,16 @@ def test_build_id_notes_are_found_anywhere() -> None:
     data = b"x" * 40 + build_id_note(ID) + b"y" * 7 + build_id_note(ID[::-1]) + b"\x04\0\0\0"
 
     assert list(elf.build_id_notes(data)) == [(40, ID), (83, ID[::-1])]
+
+
+def test_segments_are_no_more_than_the_file() -> None:
+    # Each would be a copy of nearly all of it.
+    many = bytearray(vmlinux([(addr, b"") for addr in range(200)] + [(0, bytes(1 << 20))]))
+    for at in range(64, 64 + 56 * 200, 56):
+        struct.pack_into("<QQQQ", many, at + 8, 0, 0, 0, 1 << 20)
+
+    with pytest.raises(FormatError, match="damaged"):
+        elf.parse(bytes(many))
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,6 @@ _WORDS = {
 """Types of numbers whose text is none."""
 ROUNDING_US = 1
 _NEVER = 1 << 62
-_TAIL_US = {True: 5_000, False: 50_000}
-"""Of hits so close to the end the second record may be too late to be known as theirs, by whether
-ours is the first: between the two an emulated CPU may have to wait for one of this machine's."""
 RESCHED, INTERRUPT = 1, 2
 """Where in the flags column a character says "to be rescheduled", and the kind of interrupt."""
 
@@ -63,6 +60,11 @@ class Hit:
         """What hits share that come one after the other, never nested or at the same time."""
         place = self.pid or -1 - self.cpu
         return self.event, place, self.flags[INTERRUPT]
+
+    @property
+    def both(self) -> tuple[object, ...]:
+        """What both records of a hit share."""
+        return self.stream, self.cpu, self.where
 
     @property
     def in_interrupt(self) -> bool:
@@ -262,6 +264,9 @@ def compare(
 ) -> Comparison:
     """Pair the hits; of those that come second none before the others' first or after their last.
 
+    But for what was going on when the first ended: between its two records an emulated CPU may have
+    to wait for one of this machine's, for as long as that likes.
+
     Args:
         ours: all our hits.
         native: the kernel's.
@@ -280,13 +285,14 @@ def compare(
     mine = _by_stream(ours)
     since = min(hits[0].ts_us for hits in mine.values())
     until = max(hits[-1].ts_us for hits in mine.values())
-    # Later ones may be of hits after our disarming: nothing tells.
-    theirs = _by_stream(hit for hit in native if hit.ts_us <= until)
+    last = _last_hits(hit for hits in mine.values() for hit in hits)
+    pending = {hit.both for hit in last if not hit.in_interrupt}
+    # Other later ones may be of hits after our disarming: nothing tells.
+    theirs = _by_stream(h for h in native if h.ts_us <= until or h.both in pending)
     for stream in mine.keys() | theirs.keys():
         _pair(mine[stream], theirs[stream], result)
     result.pairs.sort(key=lambda pair: pair[0].ts_us)
-    last = until - _TAIL_US[is_ours_first]
-    result.ours_only = [hit for hit in result.ours_only if hit.ts_us < last]
+    result.ours_only = [hit for hit in result.ours_only if hit not in last]
     result.native_only = [hit for hit in result.native_only if since < hit.ts_us < until]
     return result
 
@@ -306,6 +312,24 @@ def _lines(text: str) -> list[str]:
         elif found:
             found[-1] += f"\n{line}"
     return found
+
+
+def _last_hits(hits: Iterable[Hit]) -> set[Hit]:
+    # What was recorded of the last hit in every context of every CPU.
+    contexts: defaultdict[tuple[int, str], list[Hit]] = defaultdict(list)
+    for hit in sorted(hits, key=lambda hit: hit.ts_us):
+        contexts[hit.cpu, hit.flags[INTERRUPT]].append(hit)
+    return {hit for found in contexts.values() for hit in _last_hit(found)}
+
+
+def _last_hit(hits: Sequence[Hit]) -> Iterable[Hit]:
+    # An event is in it once.
+    found: dict[str, Hit] = {}
+    for hit in reversed(hits):
+        if hit.event in found or (hit.pid, hit.where) != (hits[-1].pid, hits[-1].where):
+            break
+        found[hit.event] = hit
+    return found.values()
 
 
 def _by_stream(hits: Iterable[Hit]) -> defaultdict[Stream, list[Hit]]:

@@ -10,9 +10,18 @@ from collections.abc import Iterator
 import pytest
 
 import kprobes
+from kprobes.arch.aarch64.facts import AARCH64
+from kprobes.arch.aarch64.landings import pointer
+from kprobes.drivers.instructions import text_of_image
+from kprobes.drivers.places import Look, Places
+from kprobes.errors import RefusedError
+from kprobes.image.file import read_image
 from kprobes.model.returns import ReturnWay
+from kprobes.plan.choose import Wish
+from kprobes.plan.ftrace import sites_in_image
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
+from kprobes.units import Addr
 from tests.guest import oracle
 from tests.guest.conftest import SUITES
 from tests.guest.event_definitions import definitions, event_of
@@ -25,6 +34,8 @@ pytestmark = pytest.mark.guest
 _WORKLOAD = b"""#!/bin/sh
 for i in 1 2 3 4 5; do cat /proc/version /etc/passwd /no/such/file; ls /; done >/dev/null 2>&1
 """
+_EACH = 61
+"""Which of the tracer's sites are looked at."""
 _RETURNS = ["r:got vfs_read got=$retval:s64", "r:put vfs_write put=$retval:s64"]
 
 
@@ -95,3 +106,30 @@ def test_instructions_inside_a_function_are_hit_as_its_entry_is(session: Session
     ]
     assert by_event[0] == by_event[1] == by_event[2]
     assert len(by_event[0]) > 30
+
+
+def test_pointers_in_front_of_functions_are_never_taken_for_code(session: Session) -> None:
+    """They belong to the function before by its symbol's size, and their bytes are KASLR's."""
+    places = session.driver.places
+    look, sites = places.look(Wish()), places.sites.addrs.tolist()
+    words = [pointer(site) + at for site in sites[::_EACH] for at in (0, 4)]
+
+    accepted = [hex(addr) for addr in words if _is_accepted(look, addr)]
+
+    assert len(words) > 1000
+    assert accepted == []
+    # The same of its file, where they are nops yet.
+    assert session.machine is not None
+    image = read_image(session.machine.kernel)
+    text = text_of_image(image)
+    found = Places(text, AARCH64, sites_in_image(image, text.kernel))
+    look = found.look(Wish())
+    assert [hex(a) for a in words if _is_accepted(look, a - session.kernel.slide)] == []
+
+
+def _is_accepted(look: Look, addr: int) -> bool:
+    try:
+        look(Addr(addr))
+    except RefusedError:
+        return False
+    return True

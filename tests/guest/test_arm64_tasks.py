@@ -2,7 +2,9 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 
@@ -20,7 +22,7 @@ from kprobes.ports import Text
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
-from tests.build.victim import wait_until
+from tests.build.waiting import wait_until
 
 pytestmark = pytest.mark.guest
 TRACE = "/sys/kernel/tracing"
@@ -33,7 +35,28 @@ echo 0 > events/kprobes/enable
 cat trace
 echo > kprobe_events"""
 _STAMPED = re.compile(r"-(\d+) .* (\d+\.\d+): (\w+): \(.*\) pc=(\S+) lr=(\S+)")
-_NEAR_S = 0.005
+_ROUNDING_US = 1
+"""Between two stamps of one moment, as they are shown."""
+
+
+class _Mark(NamedTuple):
+    """A line of a trace, in the order of its task's."""
+
+    pid: str
+    us: int
+    is_ours: bool
+    regs: tuple[str, ...]
+
+
+def _mark(line: Sequence[str]) -> _Mark:
+    pid, stamp, event, *regs = line
+    is_ours = event == "ours"
+    us = int(stamp.replace(".", "")) + _ROUNDING_US * is_ours
+    return _Mark(pid, us, is_ours, tuple(regs))
+
+
+def _is_same(theirs: _Mark, then: _Mark) -> bool:
+    return then.is_ours and (then.pid, then.regs) == (theirs.pid, theirs.regs)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +87,7 @@ def test_the_registers_have_the_running_tasks(arm64: Session) -> None:
     idle = {b"swapper/0", b"swapper/1"}, {bytes(4)}
 
     # Something may be going on just then, right after the boot above all.
-    assert wait_until(lambda: _running(guest, abi) == idle, 10) is not None
+    assert wait_until(lambda: _running(guest, abi) == idle) is not None
 
 
 def test_who_idles_is_inside_what_it_returns_to_and_in_nothing_else(arm64: Session) -> None:
@@ -86,7 +109,7 @@ def test_who_idles_is_inside_what_it_returns_to_and_in_nothing_else(arm64: Sessi
             }
 
     # Something may be going on just then.
-    assert wait_until(lambda: inside() == expected, 10) is not None
+    assert wait_until(lambda: inside() == expected) is not None
 
 
 def test_its_counter_tells_the_local_clock(arm64: Session) -> None:
@@ -121,13 +144,12 @@ def test_hits_are_when_and_where_the_guests_own_probe_has_them(arm64: Session) -
     theirs = [found.groups() for found in _STAMPED.finditer(told)]
     ours = [found.groups() for found in _STAMPED.finditer(str(trace))]
     assert len(theirs) >= 2
-    for pid, stamp, _, *regs in theirs:
-        near = [
-            abs(float(each[1]) - float(stamp))
-            for each in ours
-            if (each[0], each[3:]) == (pid, tuple(regs))
-        ]
-        assert min(near) < _NEAR_S
+    # Of every hit theirs is recorded first, then ours, and then the task goes on.
+    found = sorted([*map(_mark, theirs), *map(_mark, ours)])
+    assert [
+        each for each, then in pairwise(found) if not each.is_ours and not _is_same(each, then)
+    ] == []
+    assert found[-1].is_ours
 
 
 def test_a_function_that_the_guests_own_probe_is_on_already(arm64: Session) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from kprobes.errors import GuestGoneError, TargetError, UnreachableError
 from kprobes.transport import console
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.waiting import becomes_true
 from tests.guest.conftest import SUITES, Boot
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -34,13 +34,6 @@ machine = Machine.boot()
 print(machine.pid, machine.stub_address.parent, machine.ram_path.parent, flush=True)
 time.sleep(100)
 """
-
-
-def becomes_true(claim: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not claim() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return claim()
 
 
 def is_running(pid: int) -> bool:

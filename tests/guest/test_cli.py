@@ -4,13 +4,13 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.build.command import OPEN, WAIT_S, Command, events_of, read_line, wait_for_event
+from tests.build.waiting import becomes_true
 from tests.guest.conftest import Boot
 
 pytestmark = pytest.mark.guest
@@ -43,6 +43,7 @@ def test_a_command_is_traced_in_a_guest_that_is_booted_for_it(
     assert any(b'path="/proc/self"' in line for line in events)
     assert all(line.lstrip().startswith(b"ls-") for line in events)
     words = done.stderr.decode()
+    assert re.search(r"^tracing \d+ functions; Ctrl-C ends\n", words, re.MULTILINE)
     assert "\ncmdline\n" in words
     assert re.search(r"\n\d+ events?, 0 missed, 0 lost; guest paused for [\d.]+ ms in", words)
     assert re.search(r"\n  open +\d+  do_sys_openat2\n", words)
@@ -52,11 +53,11 @@ def test_a_command_is_traced_in_a_guest_that_is_booted_for_it(
 
 @BOTH
 def test_a_failing_command_is_reported_and_its_trace_is_done(kprobe: Command, arch: str) -> None:
-    done = kprobe("trace", "--arch", arch, OPEN, "--format", "json", "--", "ls /absent; exit 3")
+    done = kprobe("trace", "--arch", arch, OPEN, "--format", "json", "--", "cat /absent; exit 3")
 
-    assert done.returncode == 0
-    assert b"/absent: No such file" in done.stderr
-    assert b"ls /absent; exit 3: exit status 3\n" in done.stderr
+    assert done.returncode == 3
+    assert b"can't open '/absent': No such file" in done.stderr
+    assert b"cat /absent; exit 3: exit status 3\n" in done.stderr
     paths = [json.loads(line)["args"]["path"] for line in done.stdout.splitlines()]
     assert "/absent" in paths or None in paths
 
@@ -75,7 +76,8 @@ def test_a_guest_that_dies_leaves_its_events_and_one_clear_line(
 
     assert process.returncode == 1
     events_of(out)
-    assert words.count(b"\n") == 1, words.decode()
+    assert words.startswith(b"tracing 1 function; Ctrl-C ends\n")
+    assert words.count(b"\n") == 2, words.decode()
 
 
 @BOTH
@@ -87,8 +89,8 @@ def test_what_a_killed_tracer_left_is_shown_and_put_right(kprobe: Command, arch:
     tracer = kprobe.start("trace", "--target", target, OPEN, *(f"p {name}" for name in names))
     wait_until_armed(kprobe, target, 21)
 
-    guardian = guardian_of(tracer.pid)
-    os.kill(guardian, signal.SIGKILL)
+    tracer.send_signal(signal.SIGSTOP)
+    os.kill(guardian_of(tracer.pid), signal.SIGKILL)
     tracer.kill()
     tracer.wait()
 
@@ -111,11 +113,8 @@ def test_what_a_killed_tracer_left_is_shown_and_put_right(kprobe: Command, arch:
 
 
 def wait_until_armed(kprobe: Command, target: str, count: int) -> None:
-    deadline = time.monotonic() + WAIT_S
-    text = f": {count} sites armed by process"
-    while text.encode() not in kprobe("status", "--target", target).stdout:
-        assert time.monotonic() < deadline, "nothing is armed"
-        time.sleep(0.1)
+    text = f": {count} sites armed by process".encode()
+    assert becomes_true(lambda: text in kprobe("status", "--target", target).stdout, WAIT_S)
 
 
 def guardian_of(tracer: int) -> int:

@@ -51,7 +51,7 @@ def _record(session: Session, lines: list[str]) -> Trace:
 
 
 def _events(trace: Trace) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in trace.to_json().splitlines()]
+    return [json.loads(line) for line in trace.to_json(numbers="number").splitlines()]
 
 
 def test_each_form_fetches_what_an_explicit_dereference_does(session: Session, arch: str) -> None:

@@ -66,7 +66,7 @@ def test_arguments_are_what_a_compiled_probe_records_of_the_same_hits(kernel: Se
     with kernel.record() as trace:
         kernel.run(list(READ))
 
-    events = [json.loads(line) for line in trace.to_json().splitlines()]
+    events = [json.loads(line) for line in trace.to_json(numbers="number").splitlines()]
     args = [event["args"] for event in events if event["comm"] == "cat"]
     recorded = Counter((int(a["dfd"]), a["path"], int(a["flags"])) for a in args)
     assert seen == recorded

@@ -5,7 +5,6 @@ and recorded by its own kernel, outside they are patched into its text. Every va
 """
 
 import base64
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from kprobes.lang import parse
 from kprobes.session import Session, Trace
 from kprobes.transport.qemu import Machine
 from kprobes.units import MIB
+from tests.build.waiting import becomes_true
 from tests.guest import oracle
 from tests.guest.oracle import Comparison
 from tests.guest.oracle_definitions import definitions
@@ -53,7 +53,7 @@ _COMMS = ("sh", "cat", "dd", "head", "wc", "ls", "rm", "touch", "taskset", "poin
 """Tasks of the workload: what records inside is a task there, too."""
 _TRACE = (
     "kprobe trace -q --target host @/tmp/definitions -o /tmp/inside.txt --buffer-size 16M "
-    f"{' '.join(f'--comm {comm!r}' for comm in _COMMS)} -- "
+    f"--all-tasks {' '.join(f'--comm {comm!r}' for comm in _COMMS)} -- "
     "'touch /tmp/armed; until [ -e /tmp/end ]; do sleep 0.1; done'"
 )
 _PATIENCE_S = 120
@@ -110,9 +110,8 @@ def _put(guest: Machine, path: str, data: bytes) -> None:
 
 
 def _await(guest: Machine, path: str, running: object) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while guest.run(f"[ -e {path} ]").status:
-        assert time.monotonic() < deadline, running
+    is_there = becomes_true(lambda: guest.run(f"[ -e {path} ]").status == 0, _PATIENCE_S)
+    assert is_there, running
 
 
 def test_every_value_is_the_same(both: Both) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import re
-import time
+import shlex
 
 import pytest
 
 from kprobes.transport.qemu import Machine
+from tests.build.waiting import becomes_true
 from tests.guest.foreign import (
     NO_OTHERS,
     OTHERS,
@@ -58,8 +59,8 @@ _once = pytest.mark.parametrize("any_host_guest", ["bookworm"], ids=["6.1"], ind
 def test_a_trace_of_a_command_on_this_machine(any_host_guest: Machine) -> None:
     guest = any_host_guest
 
-    shown = run(guest, f"kprobe trace {_OPEN} 'r:back do_sys_openat2 $retval' --comm cat -- "
-                "'cat /proc/version /no/such'")  # fmt: skip
+    shown = run(guest, f"kprobe trace {_OPEN} 'r:back do_sys_openat2 $retval' --comm cat "
+                "--exit-status=ignore -- 'cat /proc/version /no/such'")  # fmt: skip
 
     assert re.search(r"cat-\d+ .*: open: \(do_sys_openat2\+0x\w+/0x\w+\) dfd=-100 "
                      r'path="/no/such" arg3=\d+\n', shown)  # fmt: skip
@@ -67,6 +68,24 @@ def test_a_trace_of_a_command_on_this_machine(any_host_guest: Machine) -> None:
     assert re.search(r"open +2 +do_sys_openat2", shown)
     assert "cat /proc/version /no/such: exit status 1" in shown
     assert "guest" not in shown
+    assert ours(guest) == ""
+
+
+@_once
+def test_a_command_and_its_children_are_recorded_and_nobody_else(any_host_guest: Machine) -> None:
+    guest = any_host_guest
+    others = guest.start("while :; do cat /etc/group; done")
+    command = "cat /etc/passwd; setsid sh -c 'cat /etc/passwd; echo up $$' & wait; exit 3"
+    try:
+        told = attempt(guest, f"kprobe trace {_OPEN} 'r:got vfs_read' -- {shlex.quote(command)}")
+    finally:
+        others.kill()
+
+    shown = text_of(told)
+    assert told.status == 3, shown
+    assert len(re.findall(r' cat-\d+ .* path="/etc/passwd"', shown)) == 2
+    assert "/etc/group" not in shown
+    assert not re.search(r" (kprobe|python3?|kworker\S*)-\d+ +\[", shown)
     assert ours(guest) == ""
 
 
@@ -140,7 +159,7 @@ def test_events_that_somebody_takes_away_end_the_trace(any_host_guest: Machine) 
 def test_a_ring_that_overruns_is_told_with_the_kernels_own_counts(any_host_guest: Machine) -> None:
     guest = any_host_guest
     running = guest.start(
-        "kprobe trace 'p:many vfs_write' --comm dd --strict --buffer-size 64K "
+        "kprobe trace 'p:many vfs_write' --all-tasks --comm dd --strict --buffer-size 64K "
         f"-o /dev/null -- {_HELD}"
     )
     _await(guest, "[ -e /tmp/up ]")
@@ -209,6 +228,4 @@ def test_obstacles_are_told_with_what_helps(any_host_guest: Machine) -> None:
 
 
 def _await(guest: Machine, condition: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while guest.run(condition).status:
-        assert time.monotonic() < deadline, condition
+    assert becomes_true(lambda: guest.run(condition).status == 0, _PATIENCE_S), condition

@@ -14,6 +14,7 @@ import pytest
 
 from kprobes.drivers.guest.guardian import rescue
 from kprobes.drivers.journal import read
+from kprobes.errors import GuestReplacedError
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.harmed import (
@@ -31,7 +32,6 @@ from tests.build.victim import (
     kill_and_wait,
     named_kernel,
     settle,
-    wait_until,
     witness_of,
 )
 
@@ -93,10 +93,8 @@ def test_with_the_guardian_killed_too_the_guest_works_on_until_it_is_restored(
     # Small rings: they are full at once, and what comes then is dropped.
     with scene.tracer("\n".join(scene.hot_probes()), "--ring", "65536") as tracer:
         tracer.wait_for("armed")
-        (guardian,) = tracer.guardians()
 
-        kill_and_wait(guardian)
-        tracer.kill()
+        tracer.kill_with_guardian()
 
         assert scene.load.goes_on()
         assert scene.load.goes_on()
@@ -112,23 +110,40 @@ def test_with_the_guardian_killed_too_the_guest_works_on_until_it_is_restored(
     assert scene.witness.changes() == []
 
 
-def test_memory_without_the_dead_tracers_mark_is_left_to_the_guest(scene: Scene) -> None:
+def test_a_tracer_whose_guardian_is_killed_puts_the_guest_right_and_says_so(scene: Scene) -> None:
     with scene.tracer() as tracer:
         tracer.wait_for("armed")
-        kill_and_wait(tracer.guardians()[0])
-        tracer.kill()
+        (guardian,) = tracer.guardians()
+
+        kill_and_wait(guardian)
+
+        # At once, though the tracer itself is in the middle of something else.
+        assert scene.is_well_within(AGAIN_S) is not None, scene.witness.changes()
+        tracer.go_on()
+        assert "guardian" in tracer.wait_for("error")["text"]
+        assert tracer.wait() == 1
+    assert scene.home.journals == []
+
+
+def test_a_guest_without_the_dead_tracers_mark_is_left_alone(scene: Scene) -> None:
+    with scene.tracer() as tracer:
+        tracer.wait_for("armed")
+        tracer.kill_with_guardian()
     (journal,) = scene.home.journals
     copy, entry = journal.read_bytes(), read(journal)
-    data = entry.ledger.loans[0]
-    place = data.addr + data.size - len(entry.mark)
-    memory = scene.witness.guest.memory
-    memory.write(place, bytes(len(entry.mark)))
+    ram, place = scene.witness.guest.memory.ram, entry.mark_place
+    assert place is not None
+    ram.write(place, bytes(len(entry.mark)))
+    changes = scene.witness.changes()
 
-    # As if the guest had been booted anew: what lies there is somebody else's.
-    assert rescue(scene.target, journal).memory == 0
+    # As if the guest had been put back to a snapshot: what lies there is somebody else's.
+    with pytest.raises(GuestReplacedError, match="the guest was restored to an earlier state"):
+        rescue(scene.target, journal)
 
+    assert scene.witness.changes() == changes
     assert len(scene.lent()) >= 2
-    memory.write(place, entry.mark)
+    assert not journal.exists()
+    ram.write(place, entry.mark)
     journal.write_bytes(copy)
     assert rescue(scene.target, journal).memory == entry.ledger.memory
 
@@ -136,10 +151,7 @@ def test_memory_without_the_dead_tracers_mark_is_left_to_the_guest(scene: Scene)
 def test_with_the_guardian_killed_while_the_guest_is_stopped_restoring_lets_it_run(
     scene: Scene,
 ) -> None:
-    with scene.tracer(FEW, "--fail", "write:5") as tracer:
-        tracer.wait_for("begin")
-        assert wait_until(lambda: bool(tracer.guardians()), 5) is not None
-        kill_and_wait(tracer.guardians()[0])
+    with scene.tracer(FEW, "--fail", "write:5", "--with-guardian") as tracer:
         tracer.wait()
     assert not scene.witness.runs_within(0.3)
     (journal,) = scene.home.journals
@@ -174,8 +186,7 @@ def test_patched_instructions_without_tracer_and_guardian_work_on_until_restored
     options = ("--strategy", strategy, "--ring", "65536")
     with scene.tracer("\n".join(scene.instructions(strategy)), *options) as tracer:
         tracer.wait_for("armed")
-        kill_and_wait(tracer.guardians()[0])
-        tracer.kill()
+        tracer.kill_with_guardian()
         assert scene.load.goes_on()
     (journal,) = scene.home.journals
 

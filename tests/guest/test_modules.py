@@ -74,8 +74,23 @@ def test_a_probe_waits_for_its_module_and_is_there_before_its_init(session: Sess
     setup, opened = counts(trace)
     assert setup == 2
     assert opened > 2
+    hits = {each.event: (each.recorded, each.function) for each in trace.hits}
+    assert hits == {"setup": (2, "dummy:dummy_setup"), "open": (opened, "do_sys_openat2")}
+    session.probe("-:setup\np:write vfs_write")
+    assert {each.event: each.recorded for each in session.hits()}["write"] == 0
     assert str(trace).count("[dummy]) dev=0xff") == 2
     assert "insmod" in next(line for line in str(trace).splitlines() if "dummy_setup" in line)
+
+
+def test_events_come_one_by_one_while_a_command_runs(session: Session) -> None:
+    session.probe("p:open do_sys_openat2 path=+0($arg2):ustring")
+    running = session.start("for i in 1 2 3 4 5 6 7 8 9; do cat /proc/version; sleep 1; done")
+
+    found = next(event for event in session.events(timeout_s=60) if event.comm == "cat")
+
+    running.kill()
+    running.wait(60)
+    assert (found.name, found.function) == ("open", "do_sys_openat2")
 
 
 def test_waiting_goes_on_in_the_next_recording_and_ends_when_it_is_there(session: Session) -> None:

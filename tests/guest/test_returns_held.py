@@ -58,6 +58,50 @@ def test_a_guest_of_our_own_ends_with_a_call_that_its_own_probe_holds(arch: str)
     assert list(journal.entries()) == []
 
 
+def test_other_probes_are_armed_and_recorded_while_a_task_sleeps_in_a_call_of_ours(
+    arch: str,
+) -> None:
+    with kprobes.boot(MachineOptions(arch=arch)) as session:
+        machine = session.machine
+        assert machine is not None
+        hold_a_call(machine, session)
+
+        again = recorded(session, "p:in do_nanosleep\nr:out do_nanosleep", "sleep 0.01")
+        # More than there was room for.
+        many = recorded(session, "r:many vfs_*", "cat /proc/version")
+        ended = recorded(
+            session, "r:out do_nanosleep", "kill $(cat /tmp/asleep); sleep 0.01; cat /tmp/asleep"
+        )
+        # Again more: then what is between the first memory and the last is given back.
+        recorded(session, "r4096:more vfs_*", "cat /proc/version")
+        lent = memory_lent()
+        after = recorded(session, "r:out do_nanosleep", "sleep 0.01")
+
+        assert (counted(again, "in"), counted(again, "out")) == (1, 1)
+        assert counted(many, "many") > 0
+        # It has returned, and not to what records now.
+        assert counted(ended, "out") == counted(after, "out") == 1
+        assert memory_lent() < lent
+        said = machine.run("cat /proc/*/comm | grep -c sleep; dmesg", 20).output.decode()
+        assert said.startswith("0\n")
+        assert [line for line in said.splitlines() if is_complaint(line)] == []
+
+
+def memory_lent() -> int:
+    """Return the bytes that a guest has lent, by the only journal."""
+    (found,) = journal.entries()
+    return found.ledger.memory
+
+
+def recorded(session: Session, definitions: str, command: str) -> Trace:
+    """Record some definitions alone while a command runs."""
+    session.definitions.clear()
+    session.probe(definitions)
+    with session.record() as trace:
+        session.run(["sh", "-c", command], 20)
+    return trace
+
+
 def test_somebody_else_s_guest_is_waited_for_until_the_call_has_returned(arch: str) -> None:
     with Machine.boot(MachineOptions(arch=arch)) as machine:
         session = kprobes.attach(str(machine.stub_address))

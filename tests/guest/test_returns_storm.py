@@ -37,9 +37,9 @@ from tests.build.victim import (
     Witness,
     guardians_of,
     settle,
-    wait_until,
     witness_of,
 )
+from tests.build.waiting import wait_until
 
 pytestmark = [pytest.mark.guest, pytest.mark.alone, pytest.mark.arches("amd64", "arm64")]
 
@@ -103,7 +103,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Generator[Scen
         machine.start("sh /net.sh 1000")
         machine.start("sh /variety.sh 1000")
         # What the first packets flip in the text, they flip before it is looked at.
-        assert wait_until(lambda: _has_net(machine), 30) is not None
+        assert wait_until(lambda: _has_net(machine)) is not None
         assert load.goes_on()
         witness = witness_of(str(machine.stub_address), home)
         yield Scene(machine=machine, home=home, witness=witness, load=load)

@@ -22,7 +22,8 @@ from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
 from tests.build.running import NET_FILES, found_running
 from tests.build.sweep import Sweeper, Swept
-from tests.build.victim import LOAD_FILES, Home, Load, Witness, settle, wait_until, witness_of
+from tests.build.victim import LOAD_FILES, Home, Load, Witness, settle, witness_of
+from tests.build.waiting import wait_until
 from tests.guest.conftest import STRATEGIES
 
 pytestmark = [pytest.mark.sweep, pytest.mark.arches("amd64", "arm64")]
@@ -67,7 +68,7 @@ def scene(
         machine.start("sh /net.sh 1000")
         target = str(machine.stub_address)
         # What the first packets flip in the text, they flip before it is looked at.
-        assert wait_until(lambda: "\n" in _net(machine), 30) is not None
+        assert wait_until(lambda: "\n" in _net(machine)) is not None
         assert load.goes_on()
         witness = witness_of(target, home)
         size = ArenaSize(code=8 * MIB)

@@ -189,7 +189,8 @@ def test_a_native_breakpoint_in_a_function_is_named_and_its_slot_shown(
     mark = mark_by(seen, "kprobe")
     assert f"breakpoint; event mid; before: {facts.first}" in mark["says"]
     assert held(seen, mark, "memory") == facts.breakpoint
-    assert seen["probe"]["verdict"] == "copy"
+    assert seen["probe"]["verdict"] == "refuse"
+    assert "the guest's own kprobe is there at vfs_read+" in seen["probe"]["why"]
     (slot,) = seen["detours"]
     assert slot["text"][0]["bytes"] == facts.plain
 

@@ -1,5 +1,6 @@
 """Kernels seen before."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -155,5 +156,39 @@ def test_only_so_many_kernels_are_kept(tmp_path: Path) -> None:
         ({}, Path.home() / ".cache/kprobes/kernels"),
     ],
 )
-def test_the_cache_is_where_xdg_says(environment: dict[str, str], root: Path) -> None:
-    assert default_root(environment) == root
+def test_the_cache_is_where_xdg_says(
+    environment: dict[str, str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert default_root() == root
+
+
+def test_what_somebody_else_may_have_written_names_no_symbols(tmp_path: Path) -> None:
+    cache, path, memory, build = stored(tmp_path)
+
+    path.chmod(0o666)
+    assert cache.match(memory, LinuxSpec().text) is None
+
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.match(memory, LinuxSpec().text) is None
+
+    path.unlink()
+    cache.store(build)
+    assert cache.match(memory, LinuxSpec().text) is not None
+
+
+def test_the_cache_of_another_user_is_neither_used_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, path, memory, build = stored(tmp_path)
+    before = path.stat().st_mtime_ns
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    cache.store(build)
+
+    assert cache.match(memory, LinuxSpec().text) is None
+    assert path.stat().st_mtime_ns == before

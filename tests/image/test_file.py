@@ -1,5 +1,7 @@
 """Kernel files to kernels."""
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,3 +79,36 @@ def test_a_kernel_for_another_machine_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(TargetError, match="number 243 is not supported"):
         read_image(tmp_path / "vmlinux")
+
+
+def _make_huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate((4 << 30) + 1)
+
+
+def _make_zero(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _make_none(path: Path) -> None:
+    del path
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (_make_zero, "not a regular file"),
+        (Path.mkdir, "not a regular file"),
+        (_make_huge, "larger than 4 GiB"),
+        (_make_none, "No such file"),
+    ],
+)
+def test_what_has_no_end_is_not_read(
+    tmp_path: Path, make: Callable[[Path], None], why: str
+) -> None:
+    path = tmp_path / "vmlinux"
+    make(path)
+
+    with pytest.raises(TargetError, match=rf"^cannot read {path}: {why}"):
+        read_image(path)

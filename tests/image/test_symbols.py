@@ -165,3 +165,11 @@ def test_bytes_that_are_no_text_are_shown_as_escapes() -> None:
     odd = table_of([b"\xff\xfe"], np.array([BASE], np.uint64), b"t")
 
     assert SymbolMap(odd).glob("*")[0].name == "\\xff\\xfe"
+
+
+def test_many_symbols_at_once_are_what_each_is_by_itself() -> None:
+    found = symbols().glob("*")
+
+    assert len(found) == len(symbols())
+    for symbol in found:
+        assert symbol in symbols().all_named(symbol.name)

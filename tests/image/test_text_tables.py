@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,20 @@ def test_tables_are_read_and_what_boot_has_freed_is_left_out() -> None:
     assert found.static_calls == {F + 5}
     assert found.ftrace == {F}
     assert found.landings == {G + 1, F + 9, G + 8}
+
+
+@pytest.mark.parametrize(
+    ("names", "pointers"), [(["ftrace_ops_nop_func"], {G - 8, F - 8}), ([], set[int]())]
+)
+def test_the_tracer_s_pointers_are_where_its_sites_say(
+    names: list[str], pointers: set[int]
+) -> None:
+    kernel = replace(make_kernel([symbol(name, G) for name in names]), arch="aarch64")
+
+    # Without and with bti c before the tracer's words.
+    found = read_tables(SparseMemory({F: bytes(16), G: bytes(16)}), kernel, ftrace=[F + 4, G + 8])
+
+    assert found.pointers == pointers
 
 
 def test_a_kernel_without_tables_has_none() -> None:

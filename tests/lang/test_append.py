@@ -2,8 +2,9 @@ import pytest
 
 from kprobes.errors import DefinitionError
 from kprobes.lang import apply, parse_statements, show
-from kprobes.model.definition import Definition
+from kprobes.model.definition import Definition, Statement
 from tests.build.definitions import REGISTERS, marked_error
+from tests.build.work import COUNTS, is_linear
 
 
 def run(*lines: str) -> tuple[Definition, ...]:
@@ -90,3 +91,16 @@ def test_a_deletion_must_match_something(deletion: str) -> None:
         run("p:a/x f+0x4 %di", deletion)
 
     assert marked_error(caught.value) == ("NO_EVENT", f"^{deletion}")
+
+
+@pytest.mark.parametrize(
+    "lines", [("p:e{} f",), ("p:e f{} %di",), ("p:g{}/e f",), ("p f*",), ("p:e{} f", "-:e{}")]
+)
+def test_many_definitions_are_no_more_work_each_than_few(lines: tuple[str, ...]) -> None:
+    def statements(count: int) -> tuple[Statement, ...]:
+        text = "\n".join(line.format(at) for line in lines for at in range(count))
+        return parse_statements(text, registers=REGISTERS)
+
+    read = {count: statements(count) for count in COUNTS}
+
+    assert is_linear(lambda count: apply(read[count]))

@@ -6,7 +6,7 @@ import pytest
 
 from kprobes.lang.glob import matches
 from kprobes.lang.tasks import task_filter
-from kprobes.model.filter import ACCEPT, REJECT, Compare, Filter, Matches
+from kprobes.model.filter import ACCEPT, REJECT, Compare, Filter, Header, Matches
 
 
 def _passes(chosen: Filter, pid: int, comm: bytes) -> bool:
@@ -44,6 +44,14 @@ def test_the_chosen_tasks_pass(
     assert chosen is not None
     tasks = [(7, b"ls"), (8, b"sh"), (9, b"kworker/0:1")]
     assert [task for task in tasks if _passes(chosen, *task)] == wanted
+
+
+def test_processes_are_chosen_as_tasks_are() -> None:
+    chosen = task_filter(tgids=[7, 8], follow=True)
+
+    assert chosen is not None
+    assert chosen.sources == {Header.TGID, Header.EXEC_ID}
+    assert _passes(chosen, 8, b"") is False
 
 
 def test_no_choice_is_no_filter() -> None:

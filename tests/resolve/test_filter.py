@@ -36,10 +36,17 @@ def test_every_event_has_the_kernel_s_own() -> None:
     }
 
 
-def test_an_argument_comes_before_a_field_of_its_name() -> None:
-    fields = filter_fields(make_probe("p f comm=$arg1:u8 cpu=$comm"))
+def test_an_event_of_a_guest_has_its_process_too() -> None:
+    fields = filter_fields(make_probe("p f"), of_guest=True)
 
-    assert fields["comm"].source == 0
+    assert fields["tgid"].source is Header.TGID
+    assert "tgid" not in filter_fields(make_probe("p f"))
+
+
+def test_an_argument_comes_before_a_field_of_its_name() -> None:
+    fields = filter_fields(make_probe("p f comm=$arg1:u8 cpu=$comm tgid=$arg2"), of_guest=True)
+
+    assert (fields["comm"].source, fields["tgid"].source) == (0, 2)
     assert fields["cpu"] == fields["COMM"]
 
 

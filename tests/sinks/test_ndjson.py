@@ -1,27 +1,38 @@
 import io
 import json
+import re
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kprobes.model.batch import Events
 from kprobes.sinks import FORMATS
+from kprobes.sinks.json_fields import dumps, valid_text
 from kprobes.sinks.origin import Origin
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
 
 
-def written(events: Events) -> bytes:
+def written(events: Events, *, has_wide_numbers: bool = False) -> bytes:
     out = io.BytesIO()
-    sink = FORMATS["json"](out, Origin(version=(5, 10), cpus=2))
+    origin = Origin(version=(5, 10), cpus=2, has_wide_numbers=has_wide_numbers)
+    sink = FORMATS["json"](out, origin)
     sink.write(events)
     sink.close()
     return out.getvalue()
 
 
-def objects(events: Events) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in written(events).splitlines()]
+def objects(events: Events, *, has_wide_numbers: bool = False) -> list[dict[str, Any]]:
+    text = written(events, has_wide_numbers=has_wide_numbers)
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def unescaped(text: str) -> bytes:
+    """Undo the escapes, as docs/formats/json.md says."""
+    escape = re.compile(rb"\\x([0-9a-f]{2})")
+    return escape.sub(lambda found: bytes.fromhex(found[1].decode()), text.encode())
 
 
 def test_a_clock_that_counts_no_nanoseconds_says_so() -> None:
@@ -54,7 +65,7 @@ def test_an_event_is_one_line_with_everything_in_it() -> None:
     assert text == (
         b'{"event":"open","group":"kprobes","ts_ns":4435259123,"cpu":1,"pid":89,'
         b'"comm":"a\\"b","flags":"d..3.","function":"vfs_read","ip":"0xffffffff81000080",'
-        b'"args":{"dfd":-100,"path":"/etc/passwd","ip":18446744073709551615,'
+        b'"args":{"dfd":-100,"path":"/etc/passwd","ip":"0xffffffffffffffff",'
         b'"comm":"a\\"b"}}\n'
     )
 
@@ -65,7 +76,7 @@ def test_what_faulted_is_null_and_only_that() -> None:
 
     args = [event["args"] for event in objects(make_events([make_batch(layout, rows)]))]
 
-    assert args == [{"a0": None, "a1": None}, {"a0": 5, "a1": ""}, {"a0": 0, "a1": "x"}]
+    assert args == [{"a0": None, "a1": None}, {"a0": "5", "a1": ""}, {"a0": "0", "a1": "x"}]
 
 
 @settings(max_examples=50)
@@ -76,7 +87,52 @@ def test_no_byte_of_a_string_is_lost(texts: list[bytes]) -> None:
 
     shown = [event["args"]["a0"] for event in objects(make_events([batch]))]
 
-    assert [text.encode("utf-8", "surrogateescape") for text in shown] == texts
+    assert [unescaped(text) for text in shown] == texts
+
+
+@pytest.mark.parametrize(
+    ("held", "shown"),
+    [
+        (b"\xff\xfeabc", r"\xff\xfeabc"),
+        ("żółw".encode(), "żółw"),
+        (rb"C:\dir", r"C:\dir"),
+        (rb"\xff", r"\x5cxff"),
+        (rb"\\x41", r"\\x5cx41"),
+        ("\ud800".encode("utf-8", "surrogatepass"), r"\xed\xa0\x80"),
+    ],
+)
+def test_text_is_valid_unicode_and_lossless(held: bytes, shown: str) -> None:
+    assert valid_text(held) == shown
+    assert unescaped(shown) == held
+
+
+@given(st.binary(max_size=20))
+def test_any_bytes_are_valid_unicode_and_lossless(held: bytes) -> None:
+    assert unescaped(valid_text(held)) == held
+    valid_text(held).encode("utf-8")
+
+
+def test_texts_anywhere_in_an_object_are_valid_unicode() -> None:
+    name = b"a\xff".decode("utf-8", "surrogateescape")
+
+    (text,) = {dumps({name: [name, (1, None)]})}
+
+    assert json.loads(text) == {r"a\xff": [r"a\xff", [1, None]]}
+
+
+@pytest.mark.parametrize("value", [0, 1, (1 << 53) + 1, (1 << 64) - 1])
+def test_what_is_a_number_goes_by_its_type_and_not_its_value(value: int) -> None:
+    types = ("u64", "s64", "x64", "u32", "x32", "x64[2]")
+    narrow = value & 0xFFFF_FFFF
+    signed = value - (1 << 64) if value >> 63 else value
+    values = (value, signed, value, narrow, narrow, (value, value))
+    events = make_events([make_batch(make_layout(1, types), [Row(values=values)])])
+
+    (texts,) = (event["args"].values() for event in objects(events))
+    (numbers,) = (event["args"].values() for event in objects(events, has_wide_numbers=True))
+
+    assert list(texts) == [str(value), str(signed), hex(value), narrow, narrow, [hex(value)] * 2]
+    assert list(numbers) == [value, signed, value, narrow, narrow, [value, value]]
 
 
 def test_the_output_is_ascii_so_any_reader_can_split_it_into_lines() -> None:
@@ -109,7 +165,7 @@ def test_a_return_has_its_caller_by_name_and_number() -> None:
 
     assert (event["caller"], event["caller_ip"]) == ("0xfffffffffffffff0",) * 2
     assert event["function"] == "vfs_read"
-    assert event["args"] == {"duration": 250, "exit": "0x0"}
+    assert event["args"] == {"duration": "250", "exit": "0x0"}
 
 
 def test_an_entry_has_no_caller() -> None:

@@ -26,6 +26,13 @@ NEW = Origin(version=(6, 1), cpus=2)
 NOTHING = make_events([])
 
 
+class Terminal(io.BytesIO):
+    """A stream that people see."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def lines_of(events: Events, origin: Origin = NEW) -> list[bytes]:
     out = io.BytesIO()
     TextSink(out, origin).write(events)
@@ -48,6 +55,19 @@ def test_a_real_trace_file_comes_out_byte_for_byte(release: str) -> None:
 
     assert len(lines) >= 30
     assert out.getvalue() == text
+
+
+def test_on_a_terminal_a_string_forges_no_line_and_moves_no_cursor() -> None:
+    layout = make_layout(1, ("string",), event="open", where="f+0x0/0x10", names=("path",))
+    row = Row(comm=b"a\x1b[2J", values=(b"x\n sh-1 [000]\xff\x9b",))
+    events = make_events([make_batch(layout, [row])])
+    screen = Terminal()
+    TextSink(screen, NEW).write(events)
+
+    assert b"a\x1b[2J-1 " in lines_of(events)[0]
+    (line,) = [line for line in screen.getvalue().splitlines() if line[:1] != b"#"]
+    assert line.lstrip().startswith(rb"a\x1b[2J-1 ")
+    assert line.endswith(rb'path="x\n sh-1 [000]\xff\x9b"')
 
 
 def test_numbers_print_as_their_type_says() -> None:

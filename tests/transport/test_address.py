@@ -1,3 +1,6 @@
+import socket
+from pathlib import Path
+
 import pytest
 
 from kprobes.errors import UsageError
@@ -31,3 +34,16 @@ def test_a_slash_makes_a_path() -> None:
 def test_what_is_neither_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="neither HOST:PORT"):
         dial("localhost", timeout_s=1)
+
+
+def test_a_path_may_be_longer_than_a_sockets_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.chdir(deep)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("gdb.sock")
+        server.listen()
+
+        dial(str(deep / "gdb.sock"), timeout_s=1).close()

@@ -1,17 +1,18 @@
 import os
 import re
 import socket
-import threading
 from collections.abc import Generator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kprobes.errors import UnreachableError, UsageError
+from kprobes.transport import connect as connect_module
 from kprobes.transport.connect import connect, parse_target
 from tests.build.monitor import FakeMonitor
-from tests.build.stub import FakeStub, listening, packet, serving
+from tests.build.stub import FakeStub, listening, packet, serving, serving_port
 
 
 class FakeQemu(FakeMonitor):
@@ -58,6 +59,15 @@ def stack() -> Generator[ExitStack]:
 )
 def test_targets_are_read(target: str, address: str) -> None:
     assert parse_target(target) == address
+
+
+@pytest.mark.parametrize("target", ["./gdb.sock", "qemu:./gdb.sock", "unix:./gdb.sock"])
+def test_a_path_is_the_same_from_every_directory(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert parse_target(target) == str(tmp_path / "gdb.sock")
 
 
 @pytest.mark.parametrize("target", ["", "qemu:", "guest", "qemu:1234", "qemu:host:99999"])
@@ -153,40 +163,73 @@ def test_a_stub_of_another_kind_is_named(tmp_path: Path, stack: ExitStack) -> No
         connect(str(tmp_path / "monitor"))
 
 
-def test_a_qemu_that_opens_no_stub_says_why(tmp_path: Path, stack: ExitStack) -> None:
+@pytest.mark.parametrize("said", ["Failed to bind socket\nCould not open gdbserver\n", "\n", ""])
+def test_a_qemu_that_opens_no_stub_says_why_and_opens_no_port(
+    tmp_path: Path, stack: ExitStack, said: str
+) -> None:
     qemu = FakeQemu(stack, has_sandbox=True)
+    qemu.answers["gdbserver unix:"] = lambda _: said
     stack.enter_context(serving(tmp_path / "monitor", qemu.serve_qmp))
 
-    with pytest.raises(UnreachableError, match="Failed to bind socket"):
+    with pytest.raises(UnreachableError, match=r"no gdb stub: (Failed to bind socket|it does not)"):
         connect(str(tmp_path / "monitor"))
 
-    assert qemu.ran[-1].startswith("gdbserver tcp:127.0.0.1:")
+    assert qemu.ran[-1] == "gdbserver none"
+    assert not any("tcp:" in command for command in qemu.ran)
 
 
-def test_a_qemu_in_a_sandbox_opens_a_port(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_qemu_in_a_sandbox_opens_a_socket_beside_its_monitors(
+    tmp_path: Path, stack: ExitStack
+) -> None:
     qemu = FakeQemu(stack, has_sandbox=True)
-
-    def open_port(command: str) -> str:
-        server = stack.enter_context(
-            socket.create_server(("127.0.0.1", int(command.rsplit(":", 1)[1])))
-        )
-        bridge(server, qemu.stub, stack)
-        return "Waiting for gdb connection\n"
-
-    qemu.answers = {"gdbserver tcp:": open_port, **qemu.answers}
+    qemu.answers = {f"gdbserver unix:{tmp_path}/kprobes-": qemu.open_stub, **qemu.answers}
     stack.enter_context(serving(tmp_path / "monitor", qemu.serve_qmp))
 
     with connect(str(tmp_path / "monitor")) as stub:
+        assert Path(stub.address).parent == tmp_path
+        assert stub.ids() == (1, 2)
+
+
+def _open_port(qemu: FakeQemu, stack: ExitStack, command: str) -> str:
+    stack.enter_context(serving_port(qemu.stub.serve, port=int(command.rsplit(":", 1)[1])))
+    return "Waiting for gdb connection\n"
+
+
+@pytest.fixture
+def sandboxed(stack: ExitStack) -> FakeQemu:
+    qemu = FakeQemu(stack, has_sandbox=True)
+    qemu.answers = {"gdbserver tcp:": partial(_open_port, qemu, stack), **qemu.answers}
+    return qemu
+
+
+def test_a_qemu_with_a_port_for_its_monitor_opens_another(
+    sandboxed: FakeQemu, stack: ExitStack
+) -> None:
+    monitor = stack.enter_context(serving_port(sandboxed.serve_human))
+
+    with connect(monitor) as stub:
         assert stub.address.startswith("127.0.0.1:")
         assert stub.ids() == (1, 2)
 
 
-def bridge(server: socket.socket, fake: FakeStub, stack: ExitStack) -> None:
-    def run() -> None:
-        client, _ = server.accept()
-        with client:
-            fake.serve(client)
+@pytest.mark.parametrize("owners", [[1000, 1001], [None, None]])
+def test_a_port_that_another_user_may_have_taken_is_left_at_once(
+    sandboxed: FakeQemu,
+    stack: ExitStack,
+    owners: list[int | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monitor = stack.enter_context(serving_port(sandboxed.serve_human))
+    left = iter(owners)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    stack.callback(thread.join, 5)
+    def peer_uid(sock: socket.socket) -> int | None:
+        del sock
+        return next(left)
+
+    # Nobody but the kernel says who has a port.
+    monkeypatch.setattr(connect_module, "peer_uid", peer_uid)
+
+    with pytest.raises(UnreachableError, match="another user's"):
+        connect(monitor)
+
+    assert sandboxed.ran[-1] == "gdbserver none"

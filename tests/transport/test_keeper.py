@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from kprobes.errors import UnreachableError
 from kprobes.transport.keeper import Keeper, make_places
 from kprobes.transport.qemu_command import Places
+from tests.build.waiting import becomes_true
 
 SLEEP = ["sleep", "100"]
 PARENT = """
@@ -37,13 +37,6 @@ def places(tmp_path: Path) -> Places:
     return made
 
 
-def becomes_true(claim: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not claim() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return claim()
-
-
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -53,6 +46,15 @@ def is_running(pid: int) -> bool:
 
 def is_gone(places: Places) -> bool:
     return not places.directory.exists() and not places.ram_directory.exists()
+
+
+def test_qemu_stands_where_nobody_can_leave_it_a_firmware(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with Keeper(SLEEP, places) as keeper:
+        assert Path(f"/proc/{keeper.pid}/cwd").readlink() == Path("/")
 
 
 def test_close_ends_the_process_and_its_directories(places: Places) -> None:
@@ -177,3 +179,18 @@ def test_a_long_directory_name_does_not_break_the_sockets(
 def test_a_guest_larger_than_this_machine_is_refused() -> None:
     with pytest.raises(UnreachableError, match="1048576 MiB does not fit"):
         make_places(1 << 20)
+
+
+def test_a_runtime_directory_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    made = make_places(64)
+
+    try:
+        assert tmp_path not in made.directory.parents
+    finally:
+        for path in {made.directory, made.ram_directory}:
+            path.rmdir()

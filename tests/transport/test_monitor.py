@@ -1,4 +1,5 @@
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ def test_both_kinds_run_commands(tmp_path: Path, fake: FakeMonitor, kind: str) -
         (b'{"QMP": {}}\r\n' + b'{"event": "A"}\r\n' * 2000, FormatError),
         (b'{"QMP": {}}\r\n{"error": {}}\r\n', FormatError),
         (b"{" + b" " * (5 << 20), FormatError),
+        (b'{"QMP": {}}\r\n' + b'{"return":' * 100_000 + b"\r\n", FormatError),
+        (b'{"QMP": ' + b"[" * 100_000 + b"\r\n", FormatError),
         (b"QEMU 7.2 monitor\r\n", UnreachableError),
         (b"", UnreachableError),
     ],
@@ -50,6 +53,19 @@ def test_what_is_no_monitor_is_refused(
         sock.recv(1000)
 
     with serving(path, serve), pytest.raises(error):
+        Monitor.open(str(path), timeout_s=0.3)
+
+
+def test_a_monitor_that_sends_events_without_end_has_a_deadline(tmp_path: Path) -> None:
+    path = tmp_path / "monitor"
+
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(b'{"QMP": {}}\r\n')
+        while True:
+            sock.sendall(b'{"event": "A"}\r\n')
+            time.sleep(0.01)
+
+    with serving(path, serve), pytest.raises(FormatError, match="nothing but events"):
         Monitor.open(str(path), timeout_s=0.3)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.errors import UnreachableError
+from kprobes.errors import StateError, UnreachableError, UsageError
 from kprobes.transport import apt, packages
 from kprobes.transport.boards import BOARDS
 from kprobes.transport.image_cache import images
@@ -182,8 +182,37 @@ def test_a_cache_that_cannot_be_written_is_named(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
 
-    with pytest.raises(UnreachableError, match=r"cannot write the cache .*/file/kprobes"):
+    with pytest.raises(StateError, match=r"cannot make .*/file/kprobes"):
         packages.kernel_image()
+
+
+def test_the_cache_is_its_users_alone_whatever_the_umask(debian: FakeApt, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        kernel = packages.kernel_image()
+        calls = debian.calls
+        assert packages.kernel_image() == kernel
+    finally:
+        os.umask(before)
+
+    assert debian.calls == calls
+    root = images() / "linux-bookworm-amd64"
+    levels = (root, root.parent, root.parent.parent, tmp_path / "cache")
+    assert [level.stat().st_mode & 0o777 for level in levels] == [0o700] * 4
+    assert kernel.stat().st_mode & 0o022 == 0
+
+
+def test_the_cache_of_another_user_is_refused_with_what_helps(
+    debian: FakeApt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages.kernel_image()
+    calls = debian.calls
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    with pytest.raises(StateError, match=r"belongs to .*, or set XDG_CACHE_HOME to"):
+        packages.kernel_image()
+
+    assert debian.calls == calls
 
 
 def test_the_hosts_mirror_serves_every_suite(debian: FakeApt) -> None:
@@ -199,15 +228,44 @@ def test_the_hosts_mirror_serves_every_suite(debian: FakeApt) -> None:
     assert "#clear APT::Update::Post-Invoke;" in debian.configuration
 
 
-def test_a_host_that_is_not_debian_uses_debians_own_mirror(debian: FakeApt) -> None:
-    debian.use_mirrors("http://archive.ubuntu.com/ubuntu/\n")
-    debian.add("linux-image-cloud-arm64", files=KERNEL_FILES)
+def test_a_host_that_is_not_debian_must_name_a_mirror(debian: FakeApt) -> None:
+    debian.use_mirrors("http://archive.example/ubuntu/\n")
 
-    packages.kernel_image(suite="bookworm-backports", arch="arm64")
+    with pytest.raises(UnreachableError, match=r"no Debian mirror: .* --mirror URL"):
+        packages.kernel_image()
+
+
+@pytest.mark.parametrize("is_option", [True, False])
+def test_a_mirror_that_is_named_comes_before_the_hosts(
+    debian: FakeApt, monkeypatch: pytest.MonkeyPatch, is_option: bool
+) -> None:
+    debian.use_mirrors("http://archive.example/ubuntu/\n")
+    debian.add("linux-image-cloud-arm64", files=KERNEL_FILES)
+    named = "http://named/debian"
+    monkeypatch.setenv("KPROBES_DEBIAN_MIRROR", "http://other" if is_option else named)
+
+    packages.kernel_image(
+        suite="bookworm-backports", arch="arm64", mirror=named if is_option else ""
+    )
 
     (line,) = debian.sources.splitlines()
     assert line.startswith("deb [arch=arm64 signed-by=/")
-    assert line.endswith("] http://deb.debian.org/debian bookworm-backports main")
+    assert line.endswith(f"] {named} bookworm-backports main")
+
+
+def test_what_is_no_url_of_a_mirror_is_refused(debian: FakeApt) -> None:
+    del debian
+    with pytest.raises(UsageError, match="not the URL of a Debian mirror: 'near by'"):
+        packages.kernel_image(mirror="near by")
+
+
+def test_no_source_names_a_mirror() -> None:
+    root = Path(__file__).parents[2]
+    sources = [root / "Makefile", *root.glob("src/**/*.py"), *root.glob("tests/**/*.py")]
+    host = b"deb." + b"debian.org"
+
+    assert len(sources) > 100
+    assert [path for path in sources if host in path.read_bytes()] == []
 
 
 def test_progress_is_told_in_words(debian: FakeApt) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.transport.peer import find_inode, listener_pid, peer_pid, table_address
+from kprobes.transport.peer import End, find_end, listener_pid, peer_pid, table_address
 
 TABLE = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -31,16 +31,16 @@ def test_addresses_are_spelled_as_the_kernel_does(host: str, family: int, words:
 
 
 def test_a_connection_is_found_by_both_ends() -> None:
-    assert find_inode(TABLE, "0100007F:04D2", "0100007F:C350") == 77
+    assert find_end(TABLE, "0100007F:04D2", "0100007F:C350") == End(uid=0, inode=77)
 
 
 def test_a_connection_that_waits_to_be_accepted_has_no_inode() -> None:
-    assert find_inode(TABLE, "0100007F:04D2", "0100007F:C351") is None
+    assert find_end(TABLE, "0100007F:04D2", "0100007F:C351") is None
 
 
 def test_a_connection_elsewhere_is_not_in_the_table() -> None:
-    assert find_inode(TABLE, "0100007F:0001", "0100007F:C350") is None
-    assert find_inode("", "0100007F:04D2", "0100007F:C350") is None
+    assert find_end(TABLE, "0100007F:0001", "0100007F:C350") is None
+    assert find_end("", "0100007F:04D2", "0100007F:C350") is None
 
 
 def test_the_process_behind_a_unix_socket_is_found() -> None:

@@ -144,6 +144,15 @@ def test_a_kernel_that_is_none_is_refused(
     assert left_behind(qemu) == []
 
 
+def test_a_kernel_that_is_no_file_is_not_waited_for(qemu: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "kernel")
+
+    with pytest.raises(UnreachableError, match="not a regular file"):
+        Machine.boot(MachineOptions(kernel=tmp_path / "kernel"))
+
+    assert left_behind(qemu) == []
+
+
 def test_a_dead_guest_runs_nothing(qemu: Path, options: MachineOptions) -> None:
     qemu.write_text(_PLACES + ANSWERS)
     with Machine.boot(options) as machine:
@@ -166,7 +175,7 @@ def test_a_guest_that_is_silent_is_waited_for_until_the_time_is_over(
         with pytest.raises(TargetError, match="did not end in the guest in time"):
             machine.run("true", 0.2)
 
-        assert 0.2 <= time.monotonic() - start < 5
+        assert 0.2 <= time.monotonic() - start < 60
 
 
 def test_a_guest_that_reads_nothing_more_is_told(qemu: Path, options: MachineOptions) -> None:

@@ -1,17 +1,19 @@
 # pyright: reportPrivateUsage=false
 # A clock, and requests that were interrupted, are put in from below.
+import os
 import select
+import signal
 import socket
 import threading
-from contextlib import ExitStack
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from kprobes.errors import (
-    FormatError,
-)
+from kprobes.errors import FormatError, GuestGoneError, TargetError, UnreachableError
 from kprobes.transport.stub import Stub
-from tests.build.stub import FakeStub, listening
+from tests.build.stub import FakeStub, listening, packet
 from tests.build.stub_client import abandoned, opened
 
 
@@ -226,3 +228,77 @@ def test_a_pause_inside_one_of_a_stopped_guest_asks_nothing() -> None:
 
     assert fake.asked[0] == b"qfThreadInfo"
     assert not fake.is_running
+
+
+@pytest.mark.parametrize("request_", [b"qSupported", b"QStartNoAckMode", b"vCont?", b"D;1"])
+def test_an_interrupt_on_the_way_in_or_out_lets_the_guest_run(request_: bytes) -> None:
+    fake = FakeStub()
+
+    def interrupt(sock: socket.socket) -> None:
+        del sock
+        fake.hooks.clear()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    fake.hooks[request_] = interrupt
+
+    def come_and_go(path: str) -> None:
+        Stub.open(path).detach()
+
+    with listening(fake) as path, pytest.raises(KeyboardInterrupt):
+        come_and_go(path)
+
+    assert fake.is_running
+    assert not fake.hooks
+
+
+def _flood(payload: bytes) -> Callable[[socket.socket], None]:
+    def send(sock: socket.socket) -> None:
+        # Until the client hangs up.
+        while True:
+            sock.sendall(packet(payload) * 100)
+
+    return send
+
+
+@pytest.mark.parametrize("request_", [b"qSupported", b"?", b"vCont?"])
+@pytest.mark.parametrize("payload", [b"T05thread:01;", b"O", b""])
+def test_packets_without_end_have_a_deadline(request_: bytes, payload: bytes) -> None:
+    fake = FakeStub(hooks={request_: _flood(payload)})
+
+    with listening(fake) as path, suppress(UnreachableError, GuestGoneError, TargetError):
+        Stub.open(path, timeout_s=0.3).close()
+
+
+def test_a_guest_that_is_to_stop_and_never_says_so_has_a_deadline() -> None:
+    class Endless(FakeStub):
+        def stop(self, sock: socket.socket, reply: bytes) -> None:
+            del reply
+            _flood(b"OK")(sock)
+
+    with listening(Endless(is_running=False)) as path:
+        stub = Stub.open(path, timeout_s=0.3)
+        stub.resume()
+
+        with pytest.raises(GuestGoneError, match="did not stop within"):
+            stub.stop()
+        stub.close()
+
+
+def test_vcpus_and_files_without_end_have_a_deadline() -> None:
+    fake = FakeStub(hooks={b"qsThreadInfo": _slowly(b"m02"), b"qXfer": _slowly(b"m ")})
+
+    with listening(fake) as path:
+        stub = Stub.open(path, timeout_s=0.3)
+        with pytest.raises(FormatError, match="vCPUs"):
+            stub.ids()
+        with pytest.raises(FormatError, match="has no end"):
+            _ = stub.architecture
+        stub.close()
+
+
+def _slowly(payload: bytes) -> Callable[[socket.socket], None]:
+    def send(sock: socket.socket) -> None:
+        time.sleep(0.01)
+        sock.sendall(packet(payload))
+
+    return send

@@ -144,7 +144,6 @@ class SiteFacts:
         branch: (place, destination) to the bytes that call a probe from a site.
         target: (place, bytes) to where a site calls, or None when it is no call.
         entry: what a site calls.
-        operations: (site) to where its pointer to an ftrace_ops may be; None where none has one.
     """
 
     size: int
@@ -158,7 +157,6 @@ class SiteFacts:
     branch: Callable[[Addr, Addr], bytes]
     target: Callable[[Addr, bytes], Addr | None]
     entry: MakeEntry
-    operations: Callable[[Addr], Addr] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,11 @@ def forbidden_place(
     return None
 
 
+def probed_place(addr: int, tables: TextTables) -> str | None:
+    """Return why the kernel's own kprobes leave no room for one of ours, or None."""
+    return next((each.why for each in tables.probed if each.start <= addr < each.stop), None)
+
+
 def in_alternative(start: int, stop: int, tables: TextTables) -> bool:
     """Return whether some bytes overlap with an alternative that boot still rewrites."""
     last = bisect.bisect_left(tables.alternatives, (stop,)) - 1

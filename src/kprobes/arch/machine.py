@@ -66,6 +66,9 @@ class TextFacts:
         has_landings: (memory, the function tracer's sites) to whether calls through pointers land
             only where functions begin with an instruction for that.
         exception_words: (major and minor) to the s32 words of an exception table's entry.
+        pointer: (site of the function tracer) to where its pointer to an ftrace_ops is; None where
+            none has one.
+        with_pointers: a kernel that has this symbol has them.
         listed_sites: (memory, what a file's list of the tracer's sites has) to the sites.
         references: (code, address) to the addresses of data that it names, or may name.
     """
@@ -77,6 +80,8 @@ class TextFacts:
     without_jump_tables: str
     has_landings: Callable[[Read, Iterable[int]], bool]
     exception_words: Callable[[tuple[int, int]], int]
+    pointer: Callable[[int], Addr] | None
+    with_pointers: str
     listed_sites: Callable[[Read, Sequence[int]], Sequence[int]]
     references: Callable[[bytes, int], Iterable[int]]
 

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 
 from kprobes.cli.words import aligned, counted
 from kprobes.drivers.host.sessions import Session
-from kprobes.drivers.journal import Entry, Undo
+from kprobes.drivers.journal import FLAGS, Entry, Undo
 from kprobes.drivers.restore import has_ended
 from kprobes.drivers.status import ArmedSite, Owner, Status
 
 _MAX_SITES = 20
 _WHO = {
     Owner.JOURNAL: "armed by kprobe on this machine",
-    Owner.TRACER: "armed by a kprobe whose journal is not on this machine",
+    Owner.TRACER: "armed by a kprobe whose journal is not on this machine "
+    "(`kprobe restore --target` puts them right)",
     Owner.GUEST: "used by the guest's own ftrace",
     Owner.UNKNOWN: "holding bytes that are neither a nop nor a call",
 }
-_RECORD = "dyn_ftrace.flags"
 
 
 def of_journal(entry: Entry, *, is_brief: bool, is_verbose: bool) -> str:
@@ -62,7 +62,7 @@ def of_guest(status: Status, *, is_verbose: bool) -> str:
 
 def patches(entry: Entry) -> list[Undo]:
     """Return what a journal has of text, without the marks beside it."""
-    return [undo for undo in entry.undos if undo.what != _RECORD]
+    return [undo for undo in entry.undos if undo.what != FLAGS]
 
 
 def _tracer(entry: Entry) -> str:
@@ -70,7 +70,12 @@ def _tracer(entry: Entry) -> str:
         return f"process {entry.pid}, which is at work"
     if has_ended(entry):
         return f"process {entry.pid}: both have ended; `kprobe restore` removes the journal"
-    return f"process {entry.pid}, which was killed: `kprobe restore` puts it right"
+    if entry.is_watched:
+        return f"process {entry.pid}, which was killed: its guardian is putting it right"
+    return (
+        f"process {entry.pid}, which was killed: `kprobe restore` puts it right; the guest may "
+        "stand still until then"
+    )
 
 
 def _sites(sites: Sequence[ArmedSite], *, is_verbose: bool) -> str:

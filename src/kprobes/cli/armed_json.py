@@ -1,12 +1,11 @@
 """What is armed, and by whom, as one JSON object per line; addresses are hexadecimal strings."""
 
-import json
-
 from kprobes.cli.armed import patches
 from kprobes.drivers.host.sessions import Session
 from kprobes.drivers.journal import Entry
 from kprobes.drivers.restore import has_ended
 from kprobes.drivers.status import Status
+from kprobes.sinks.json_fields import dumps
 
 
 def of_journal(entry: Entry, *, is_brief: bool, is_verbose: bool) -> str:
@@ -52,4 +51,4 @@ def of_guest(status: Status, *, is_verbose: bool) -> str:
 
 
 def _line(**members: object) -> str:
-    return f"{json.dumps(members)}\n"
+    return f"{dumps(members)}\n"

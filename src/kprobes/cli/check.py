@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.words import write_text
 from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     if not found:
         raise UsageError("nothing to check: no definition was given")
     show = as_json if args.format == "json" else as_text
-    out.write(show(found, has_format=args.event_format).encode(errors="surrogateescape"))
+    write_text(out, show(found, has_format=args.event_format))
     return 0 if all(verdict.is_accepted for _, verdict in found) else _PROBLEMS
 
 
@@ -114,3 +115,4 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
         opened(args, stop=stop, progress=progress) as session,
     ):
         yield checker_of_guest(session.driver.guest, terms, check=check_possible)
+        stop.check()

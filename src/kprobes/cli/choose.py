@@ -20,6 +20,7 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "vmlinux": (None, "--vmlinux"),
     "python": (None, "--python"),
     "arm": (None, "--arm"),
+    "tgid": (None, "--tgid"),
     "strategy": ("auto", "--strategy"),
     "returns": ("auto", "--returns"),
     "exits": (False, "--exits"),

@@ -4,6 +4,7 @@ import argparse
 from typing import BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.words import write_text
 
 NAME = "doctor"
 HELP = "check what this machine and a target can do, and what to install"
@@ -42,5 +43,5 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
             stop.defer()
             found += check_target(args.target)
             stop.check()
-    out.write((as_json if args.format == "json" else as_text)(found).encode())
+    write_text(out, (as_json if args.format == "json" else as_text)(found))
     return _PROBLEMS if any(each.verdict is Verdict.MISSING for each in found) else 0

@@ -1,6 +1,5 @@
 """Ways out of functions, as lines for people or programs. ``docs/returns.md`` describes both."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from kprobes.cli.words import aligned, counted
 from kprobes.drivers.exits import Classified
 from kprobes.model.exits import Exit, ReturnWay
+from kprobes.sinks.json_fields import dumps
 
 
 def as_table(found: Sequence[Classified], *, has_exits: bool) -> str:
@@ -19,7 +19,7 @@ def as_table(found: Sequence[Classified], *, has_exits: bool) -> str:
 
 def as_json(found: Sequence[Classified]) -> str:
     """Return one JSON object per line."""
-    return "".join(f"{json.dumps(_object(each))}\n" for each in found)
+    return "".join(f"{dumps(_object(each))}\n" for each in found)
 
 
 def sum_up(found: Sequence[Classified]) -> str:

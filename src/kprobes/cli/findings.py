@@ -1,11 +1,11 @@
 """Findings of a check-up, as lines for people or programs."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from kprobes.cli.words import aligned, counted
 from kprobes.drivers.finding import Finding, Verdict
+from kprobes.sinks.json_fields import dumps
 
 _MARKS = {Verdict.OK: "ok", Verdict.NOTE: "--", Verdict.MISSING: "NO"}
 
@@ -27,4 +27,4 @@ def as_text(findings: Sequence[Finding]) -> str:
 
 def as_json(findings: Sequence[Finding]) -> str:
     """Return one JSON object per line."""
-    return "".join(f"{json.dumps(asdict(finding))}\n" for finding in findings)
+    return "".join(f"{dumps(asdict(finding))}\n" for finding in findings)

@@ -1,11 +1,11 @@
 """Functions that can be probed, as lines for people or programs."""
 
-import json
 from collections.abc import Sequence
 
 from kprobes.cli.words import aligned
 from kprobes.drivers.functions import Function
 from kprobes.model.types import Parameter, Prototype
+from kprobes.sinks.json_fields import dumps
 
 
 def as_names(functions: Sequence[Function]) -> str:
@@ -20,7 +20,7 @@ def as_prototypes(functions: Sequence[Function]) -> str:
 
 def as_json(functions: Sequence[Function]) -> str:
     """Return one JSON object per line."""
-    return "".join(f"{json.dumps(_object(function))}\n" for function in functions)
+    return "".join(f"{dumps(_object(function))}\n" for function in functions)
 
 
 def declare(parameter: Parameter) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.words import write_text
 from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,22 +71,24 @@ def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
 
     found = _probeable(args)
     show = as_prototypes if args.verbose else as_names
-    out.write((as_json if args.format == "json" else show)(found).encode())
+    write_text(out, (as_json if args.format == "json" else show)(found))
 
 
 def _probeable(args: argparse.Namespace) -> "list[Function]":
     from kprobes.cli.choose import is_host
 
+    is_typed = args.verbose or args.format == "json"
     if is_host(args):
         from kprobes.cli.target import this_machine
         from kprobes.drivers.host.functions import probeable_here
 
-        return probeable_here(this_machine(), pattern=args.pattern)
+        return probeable_here(this_machine(), pattern=args.pattern, is_typed=is_typed)
     from kprobes.drivers.functions import probeable
 
     with _guest(args) as guest:
         _say_why_not(guest)
-        return probeable(guest.memory, guest.kernel, guest.arch.site, pattern=args.pattern)
+        memory, kernel, facts = guest.memory, guest.kernel, guest.arch.site
+        return probeable(memory, kernel, facts, pattern=args.pattern, is_typed=is_typed)
 
 
 def _say_why_not(guest: "Guest") -> None:
@@ -109,9 +112,9 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
         facts = arch(text.kernel.arch).patch
         found = list(classified(text, facts, pattern=args.pattern or "*"))
     if args.format == "json":
-        out.write(as_json(found).encode())
+        write_text(out, as_json(found))
     else:
-        out.write(as_table(found, has_exits=args.verbose).encode())
+        write_text(out, as_table(found, has_exits=args.verbose))
     if not args.quiet:
         say(sum_up(found))
 
@@ -128,6 +131,7 @@ def _guest(args: argparse.Namespace) -> Generator["Guest"]:
         opened(args, stop=stop, progress=progress) as session,
     ):
         yield session.driver.guest
+        stop.check()
 
 
 @contextmanager

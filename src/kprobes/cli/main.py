@@ -1,17 +1,24 @@
-"""The ``kprobe`` command: parse, dispatch, show errors, and the exit codes of DESIGN 11."""
+"""The ``kprobe`` command: parse, dispatch, show errors, and the exit codes of docs/trace.md."""
 
 import argparse
 import os
+import re
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import TypeVar
 
 from kprobes.cli import check, doctor, guest, list_functions, restore, status, trace, xray
+from kprobes.cli.files import UnwrittenError, WholeFile, own_streams
+from kprobes.cli.options import Once
+from kprobes.cli.stop import status_of
 from kprobes.cli.words import say
 from kprobes.errors import KprobesError
 
+_Code = TypeVar("_Code", int, str | int | None)
 COMMANDS: tuple[ModuleType, ...] = (
     trace,
     check,
@@ -22,29 +29,39 @@ COMMANDS: tuple[ModuleType, ...] = (
     restore,
     doctor,
 )
+_SAYING_THEMSELVES = frozenset({guest.NAME, status.NAME, restore.NAME})
+"""Commands that need no word on what killed tracers left."""
 _DESCRIPTION = (
     "Probe running Linux kernels: guests under QEMU, as they are, and this machine's own."
 )
-_EPILOG = """\
+EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
-  kprobe trace --target host 'p vfs_read count' --comm ls -- ls /
+  kprobe trace --target host 'p vfs_read count' -- ls /
   kprobe trace --target qemu:localhost:1234 'p vfs_*' --duration 10s -o out.txt
   kprobe check 'p vfs_read file->f_mode' --image /boot/vmlinuz
   kprobe list 'do_sys_*' -v
   kprobe doctor
 
 `kprobe COMMAND --help` has more. Exit status: 0 done, 1 error, 2 usage, 3 target unreachable,
-4 definition rejected, 5 a check found problems, 6 events lost under --strict."""
+4 definition rejected, 5 a check found problems, 6 events not written, or lost or missed under
+--strict, 130 interrupted; `kprobe trace ... -- COMMAND` else ends with COMMAND's own."""
+
+
+_EMPTY = re.compile(r"(--[a-z-]+=)?\s*")
+_NO_OPTION = re.compile(r"-(:|\d+[a-z])")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = [*(sys.argv[1:] if argv is None else argv)]
+    out = own_streams() if argv is None else sys.stdout.buffer
 
     def act() -> int:
         args = _parse(words)
-        return args.run(args, sys.stdout.buffer)
+        if args.name not in _SAYING_THEMSELVES:
+            _warn()
+        return args.run(args, out)
 
     before, threading.excepthook = threading.excepthook, _on_thread_error
     try:
@@ -53,29 +70,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         threading.excepthook = before
 
 
+def _warn() -> None:
+    from kprobes.drivers.journal import left_behind
+
+    for entry in left_behind():
+        from kprobes.drivers.restore import has_ended
+
+        if not has_ended(entry):
+            say(
+                f"kprobe: process {entry.pid}, which used {entry.target}, was killed, as was its "
+                "guardian; that guest may stand still since: `kprobe restore` puts it right"
+            )
+
+
 def guarded(act: Callable[[], int]) -> int:
     """Return what a function returns, or the exit code for what it raises, which is shown."""
     try:
         code = act()
     except KprobesError as error:
         code = _failed(error)
-    except KeyboardInterrupt:
-        say("kprobe: interrupted")
-        code = 1
+    except KeyboardInterrupt as error:
+        code = _interrupted(*error.args)
     except BrokenPipeError:
         # The reader has what it wanted.
         code = 0
+    except UnwrittenError as error:
+        code = _unwritten(error)
+    except SystemExit as error:
+        # argparse has said why.
+        sys.exit(_flushed(error.code))
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours
         code = _broken(error)
-    _flush()
-    return code
+    return _flushed(code)
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     own, command, has_command = _split(words)
     parser = _parser()
-    # argparse takes -:EVENT, a deletion, for an option; what begins with a blank never is.
-    args = parser.parse_args([f" {word}" if word.startswith("-:") else word for word in own])
+    empty = next((at for at, word in enumerate(own) if _EMPTY.fullmatch(word)), None)
+    if empty is not None:
+        option = own[empty].strip() or "".join(own[max(empty - 1, 0) : empty])
+        where = f"argument {option.rstrip('=')}: " if option.startswith("-") else ""
+        parser.error(f"{where}expected a text that is not empty")
+    # argparse takes -:EVENT, a deletion, and -5s for options; what begins with a blank never is.
+    args = parser.parse_args([f" {word}" if _NO_OPTION.match(word) else word for word in own])
     if has_command:
         if not hasattr(args, "command"):
             parser.error(f"{args.name} takes no command after --")
@@ -112,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kprobe",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
@@ -127,6 +165,8 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        own.register("action", None, Once)
+        own.register("action", "store", Once)
         module.add_arguments(own)
         own.set_defaults(run=module.run, name=module.NAME)
     return parser
@@ -159,14 +199,36 @@ def _on_thread_error(args: threading.ExceptHookArgs) -> None:
         _broken(args.exc_value)
 
 
-def _flush() -> None:
-    # What Python still holds for a reader that is gone would be complained about at the end.
+def _interrupted(number: int = signal.SIGINT) -> int:
+    name = signal.Signals(number).name
+    say("kprobe: interrupted" if number == signal.SIGINT else f"kprobe: ended by {name}")
+    return status_of(number)
+
+
+def _unwritten(error: OSError) -> int:
+    say(f"kprobe: cannot write to standard output: {error.strerror}")
+    return 1
+
+
+def _flushed(code: _Code) -> _Code:
+    error = _flush()
+    if error is None or isinstance(error, BrokenPipeError):
+        return code
+    return code or _unwritten(error)
+
+
+def _flush() -> OSError | None:
     try:
         sys.stdout.flush()
-    except OSError:
+    except OSError as error:
+        # What Python still holds for a reader that is gone would be complained about at the end.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
+        return error
+    # argparse minds no error.
+    file = sys.stdout.buffer
+    return file.failed if isinstance(file, WholeFile) else None
 
 
 def _wants_traceback() -> bool:

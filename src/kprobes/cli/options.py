@@ -17,6 +17,7 @@ _SIZE = re.compile(r"([0-9]+)([KMG]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _LEAST_RING, _LARGEST_RING = 1 << 16, 1 << 30
 _MIB = 1 << 20
+TWICE = "given twice"
 TARGET_HELP = "a running guest: qemu:HOST:PORT or qemu:/path.sock of its gdb stub or monitor"
 _TARGETS = (
     f"host: this machine's own kernel; guest: one that is booted; {TARGET_HELP}; "
@@ -24,12 +25,34 @@ _TARGETS = (
 )
 
 
+class Once(argparse.Action):
+    """Stores an option's value, and refuses to do so twice: registered as argparse's ``store``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value."""
+        del parser
+        given = namespace.__dict__.setdefault("given", set())
+        if option_string is not None and self.dest in given:
+            raise argparse.ArgumentError(self, TWICE)
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 def duration(text: str) -> float:
     """Return the seconds in ``10s``, ``500ms``, ``2m``, ``1h`` or ``10``."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration: use 10s, 500ms or 2m")
-    return float(found[1]) * _SECONDS[found[2]]
+    found = _DURATION.fullmatch(text.strip())
+    seconds = 0.0 if found is None else float(found[1]) * _SECONDS[found[2]]
+    if not seconds:
+        raise argparse.ArgumentTypeError(
+            f"invalid duration: {text.strip()!r} (use 10s, 500ms or 2m)"
+        )
+    return seconds
 
 
 def size(text: str) -> int:
@@ -141,6 +164,11 @@ def add_boot(parser: argparse.ArgumentParser) -> None:
         "--suite", metavar="NAME", help="boot the kernel of this Debian suite (default: bookworm)"
     )
     group.add_argument(
+        "--mirror",
+        metavar="URL",
+        help="of Debian's archive (default: $KPROBES_DEBIAN_MIRROR, else this machine's own)",
+    )
+    group.add_argument(
         "--memory", type=memory_mib, metavar="SIZE", help="of the guest (default: 512M)"
     )
     group.add_argument("--cpus", type=count, metavar="N", help="of the guest (default: 2)")
@@ -170,5 +198,5 @@ def check_image(args: argparse.Namespace) -> None:
         raise UsageError(f"--{given[0]} is for a guest; with --image there is none")
 
 
-BOOT_OPTIONS = ("arch", "kernel", "suite", "memory", "cpus", "append", "file", "accel")
+BOOT_OPTIONS = ("arch", "kernel", "suite", "mirror", "memory", "cpus", "append", "file", "accel")
 """What ``add_boot`` sets; None when it is not given."""

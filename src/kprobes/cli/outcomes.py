@@ -1,10 +1,18 @@
 """What became of a journal, in words."""
 
+from collections.abc import Iterable
 from typing import assert_never
 
-from kprobes.cli.words import counted
+from kprobes.cli.words import counted, say
 from kprobes.drivers.host.leftovers import Removed
 from kprobes.drivers.restore import Outcome, Restored
+from kprobes.errors import KprobesError
+
+
+def say_broken(errors: Iterable[KprobesError]) -> None:
+    """Name the journals that cannot be used."""
+    for error in errors:
+        say(f"kprobe: {error}\n  left alone: remove it if its guest has ended")
 
 
 def words_for(restored: Restored) -> str:
@@ -20,6 +28,8 @@ def words_for(restored: Restored) -> str:
             text = "the guest has ended; its journal is removed"
         case Outcome.FORGOTTEN:
             text = "not there, and nothing was patched in it; its journal is removed"
+        case Outcome.REPLACED:
+            text = f"{restored.error}; nothing was touched, its journal is removed"
         case Outcome.STILL_TRACING:
             text = f"left alone: process {entry.pid} is still tracing it"
         case Outcome.FAILED:

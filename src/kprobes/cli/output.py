@@ -1,34 +1,66 @@
 """Where events go: standard output or a file, and what happens when it takes no more."""
 
+import errno
 import os
 import select
 import stat
-from collections.abc import Callable, Generator
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
+from kprobes.cli.files import WholeFile
+from kprobes.cli.stop import Stop
+from kprobes.cli.words import counted
 from kprobes.errors import KprobesError, UsageError
 from kprobes.model.batch import Events
 from kprobes.ports import Sink
+from kprobes.sinks.lines import WINDOW
+
+_FINISH_S = 1.5
+"""With what is done besides, the output ends within two seconds after Ctrl-C."""
+_PART = 2 * WINDOW
+
+_NOTHING = Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
 
 
 class Output:
     """A sink that writes until its output is gone. Implements ``ports.Sink``.
 
     A reader that has left, as ``head`` does, is no error: nobody wants the rest. A full disk is
-    one, but the guest is put right first: ``check`` raises it.
+    one, but the guest is put right first: ``check`` raises it. After the user's wish to end,
+    ``write`` comes back at once, and what is left has ``_FINISH_S`` from then on.
+
+    Attributes:
+        unwritten: events that were to be written and were not.
     """
 
     def __init__(
-        self, stream: BinaryIO, make_sink: Callable[[BinaryIO], Sink], *, is_ours: bool = False
+        self,
+        stream: BinaryIO,
+        make_sink: Callable[[BinaryIO], Sink],
+        *,
+        is_ours: bool = False,
+        stop: Stop | None = None,
     ) -> None:
         """Write with a sink to a stream, which is closed at the end if it is ours."""
+        self.unwritten = 0
         self._stream = stream
+        self._file = stream if isinstance(stream, WholeFile) else None
         self._is_ours = is_ours
+        self._stop = stop or Stop()
         self._sink = make_sink(stream)
         self._poll = _watched(stream)
+        self._todo: deque[Events] = deque()
+        self._has_paused = False
         self._error: OSError | None = None
+        self._stop.tell(self._hurry, self._rest)
+        if self._stop.is_asked:
+            self._hurry()
 
     @property
     def is_gone(self) -> bool:
@@ -37,17 +69,33 @@ class Output:
             self._error = BrokenPipeError()
         return self._error is not None
 
-    def write(self, events: Events) -> None:
-        """Write events, or drop them when the output is gone."""
+    @property
+    def is_late(self) -> bool:
+        """Whether events were not written because they could not be in time."""
+        return bool(self.unwritten) and (self._error is None or _is_late(self._error))
+
+    def begin(self) -> None:
+        """Write what stands before all events: the header of a text."""
         with self._noting():
             if self._error is None:
-                self._sink.write(events)
+                self._sink.write(_NOTHING)
+
+    def write(self, events: Events) -> None:
+        """Write events, or drop them when the output is gone."""
+        self._todo.extend(_parts(events))
+        if not self._stop.is_asked or self._has_paused:
+            self._write_parts()
+        self._has_paused = self._stop.is_asked
 
     def close(self) -> None:
         """Write what is still to be written."""
+        self._has_paused = True
+        self._write_parts()
         with self._noting():
             if self._error is None:
                 self._sink.close()
+        self._stop.tell_nobody()
+        self._rest()
         with self._noting():
             if self._is_ours:
                 # What could not be written before fails once more.
@@ -59,9 +107,34 @@ class Output:
         Raises:
             KprobesError: the output could not be written.
         """
-        if self._error is not None and not isinstance(self._error, BrokenPipeError):
-            why = self._error.strerror or str(self._error)
-            raise KprobesError(f"cannot write the events: {why}") from self._error
+        error = self._error
+        if error is None or isinstance(error, BrokenPipeError) or _is_late(error):
+            return
+        lost = f"; {counted(self.unwritten, 'event')} not written" if self.unwritten else ""
+        why = error.strerror or str(error)
+        raise KprobesError(f"cannot write the events: {why}{lost}") from error
+
+    def _write_parts(self) -> None:
+        while self._todo and (self._has_paused or not self._stop.is_asked):
+            part = self._todo.popleft()
+            before = self._lines
+            with self._noting():
+                if self._error is None and time.monotonic() < self._stop.asked_s + _FINISH_S:
+                    self._sink.write(part)
+                    continue
+            self.unwritten += len(part) - (self._lines - before)
+
+    @property
+    def _lines(self) -> int:
+        return 0 if self._file is None else self._file.lines
+
+    def _hurry(self) -> None:
+        if self._file is not None:
+            self._file.hurry(self._stop.asked_s + _FINISH_S)
+
+    def _rest(self) -> None:
+        if self._file is not None:
+            self._file.rest()
 
     @contextmanager
     def _noting(self) -> Generator[None]:
@@ -69,6 +142,16 @@ class Output:
             yield
         except OSError as error:
             self._error = self._error or error
+
+
+def _parts(events: Events) -> Iterator[Events]:
+    for start in range(0, len(events), _PART):
+        own = slice(start, start + _PART)
+        yield Events(batches=events.batches, batch=events.batch[own], row=events.row[own])
+
+
+def _is_late(error: OSError) -> bool:
+    return error.errno == errno.EAGAIN
 
 
 class NoEvents:
@@ -95,14 +178,14 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
-def open_output(path: Path) -> BinaryIO:
+def open_output(path: Path) -> WholeFile:
     """Open a file for events, emptied; a regular one so that it can be read and sought, too.
 
     Raises:
         KprobesError: it cannot be written.
     """
     try:
-        return path.open("w+b" if path.is_file() else "wb")
+        return WholeFile(path, "w+b" if path.is_file() else "wb")
     except OSError as error:
         raise KprobesError(f"cannot write {path}: {error.strerror}") from error
 

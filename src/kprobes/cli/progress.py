@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from kprobes.cli.words import is_terminal
+from kprobes.model.visible import visible
 
 
 class _Line(Protocol):
@@ -40,7 +41,7 @@ class Progress:
         """Show these words instead of the ones before."""
         if self._line is not None:
             # rich reads [words in brackets] as its own markup.
-            self._line.update(words.replace("[", r"\["))
+            self._line.update(visible(words).replace("[", r"\["))
 
     def done(self) -> None:
         """Take the line away for good."""

@@ -4,12 +4,14 @@ import argparse
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
+from kprobes.cli.words import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kprobes.drivers.journal import Entry
     from kprobes.drivers.status import Status
+    from kprobes.errors import KprobesError
 
 NAME = "status"
 HELP = "show what is armed, and by whom"
@@ -21,7 +23,8 @@ examples:
   kprobe status --format json | jq 'select(.is_at_work == false)'
 
 Every tracer keeps a journal of what it patched. With --target, every ftrace site of the guest is
-looked at as well: what the guest's own ftrace uses and what nobody here knows of shows up, too.
+looked at as well: what the guest's own ftrace uses and what nobody here knows of shows up, too,
+as do the probes that a snapshot of a guest was made with.
 A guest that is being traced right now has its stub in use: then only the journal can tell.
 What recordings have in this machine's own kernel is told by their journals and, to root, by the
 kernel: their events, as it lists them.
@@ -42,37 +45,49 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Show; return the exit code."""
     from kprobes.cli import armed, armed_json
     from kprobes.cli.choose import AUTO, GUEST, HOST
+    from kprobes.cli.outcomes import say_broken
     from kprobes.drivers.host.sessions import sessions
     from kprobes.drivers.journal import entries
     from kprobes.drivers.restore import of_target
 
     show = armed_json if args.format == "json" else armed
     of_guest = None if args.target in (AUTO, GUEST, HOST) else args.target
-    found = [] if args.target == HOST else of_target(entries(), of_guest)
+    broken: list[KprobesError] = []
+    found = [] if args.target == HOST else of_target(entries(broken.append), of_guest)
     here = sessions() if args.target in (None, AUTO, HOST) else []
     # A stub that is in use tells nobody else.
     target = of_guest if all(entry.is_abandoned for entry in found) else None
-    if not found and not here and args.format == "text":
+    say_broken(broken)
+    if not (found or here or broken) and args.format == "text":
         out.write(b"no journal on this machine: no kprobe is at work, none was killed\n")
     is_brief, is_verbose = target is not None, args.verbose
     texts = [show.of_journal(entry, is_brief=is_brief, is_verbose=is_verbose) for entry in found]
     texts += [show.of_session(session, is_verbose=is_verbose) for session in here]
-    out.write("".join(texts).encode(errors="surrogateescape"))
+    write_text(out, "".join(texts))
     out.flush()
     if target is not None:
-        out.write(show.of_guest(_look(target, found), is_verbose=is_verbose).encode())
-    return 0
+        write_text(out, show.of_guest(_look(target, found), is_verbose=is_verbose))
+    return 1 if broken else 0
 
 
 def _look(target: str, found: "Sequence[Entry]") -> "Status":
     from kprobes.cli.stop import Stop
+    from kprobes.cli.target import ATTACHING_S
+    from kprobes.drivers.guest.notes import can_search, find_notes
     from kprobes.drivers.look import looking
     from kprobes.drivers.status import look
 
     with Stop() as stop:
         # Somebody else's guest must not be left in the middle of anything.
-        stop.defer()
+        stop.defer(at_most_s=ATTACHING_S)
         with looking(target) as guest:
-            status = look(guest.memory, guest.kernel, guest.arch.site, found)
+            marks = {entry.mark for entry in found}
+            noted = [
+                undo
+                for notes in (find_notes(guest) if can_search(guest) else ())
+                if notes.mark not in marks
+                for undo in notes.undos or ()
+            ]
+            status = look(guest.memory, guest.kernel, guest.arch.site, found, noted)
         stop.check()
     return status

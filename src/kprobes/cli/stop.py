@@ -1,16 +1,22 @@
 """Ctrl-C and its relatives: the first one asks us to finish, the second one makes us.
 
 A signal that comes while something must not be torn in two is kept, and acted on where it is
-safe to: ``is_asked`` is looked at, or ``check`` raises. The second ends this process at once.
+safe to: ``is_asked`` is looked at, or ``check`` raises. Where others can keep us from getting
+there, it is kept for a while only. The second ends this process at once.
 That harms nobody: the guardian puts an attached guest right, and one of our own ends with us.
 """
 
+import math
 import os
 import signal
+import threading
+import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
-_FORCED = 1
+_FORCED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = b"\x1b[?25h"
 _WORDS = (
     b"\nkprobe: ended at once; a guest that was attached to is being put right "
@@ -23,15 +29,22 @@ class Stop:
 
     Attributes:
         is_asked: whether one has come.
+        asked_s: when it came, by ``time.monotonic``; infinite before.
     """
 
     def __init__(self) -> None:
         self.is_asked = False
+        self.asked_s = math.inf
+        self._told: tuple[Callable[[], None], Callable[[], None]] = (_do_nothing, _do_nothing)
+        self._number: int = signal.SIGINT
         self._is_deferring = False
+        self._at_most_s = 0.0
+        self._is_overdue = False
+        self._timer: threading.Timer | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in SIGNALS:
             before = signal.getsignal(number)
             # nohup means it.
             if number != signal.SIGHUP or before is not signal.SIG_IGN:
@@ -45,28 +58,71 @@ class Stop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._cancel()
         for number, before in self._before.items():
             signal.signal(number, before)  # pyright: ignore[reportArgumentType] - from getsignal
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal was kept; nothing is in the middle of anything."""
         if self.is_asked:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(self._number)
 
-    def defer(self) -> None:
-        """Keep the first signal from now on, instead of raising KeyboardInterrupt at once."""
+    def defer(self, *, at_most_s: float = 0.0) -> None:
+        """Keep the first signal from now on, instead of raising KeyboardInterrupt at once.
+
+        Args:
+            at_most_s: after which KeyboardInterrupt is raised all the same; 0 means never.
+        """
+        self._cancel()
         self._is_deferring = True
+        self._at_most_s = at_most_s
+
+    def tell(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        """Call ``first`` in the first signal's handler, ``second`` before the other ends us."""
+        self._told = first, second
+
+    def tell_nobody(self) -> None:
+        """Call nothing any more."""
+        self._told = _do_nothing, _do_nothing
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+        del frame
+        if self._is_overdue:
+            self._is_overdue = False
+            raise KeyboardInterrupt(number)
         if self.is_asked:
+            self._told[1]()
             _end_at_once()
-        self.is_asked = True
+        self.is_asked, self.asked_s, self._number = True, time.monotonic(), number
+        self._told[0]()
         if not self._is_deferring:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
+        if self._at_most_s:
+            self._timer = threading.Timer(self._at_most_s, self._come_again, (number,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _come_again(self, number: int) -> None:
+        self._is_overdue = True
+        # To the process, so that it ends what the main thread waits for.
+        os.kill(os.getpid(), number)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def status_of(number: int) -> int:
+    """Return the exit status of what a signal has ended, as shells have it."""
+    return 128 + number
 
 
 def _end_at_once() -> None:
     # The progress line has hidden the cursor.
     os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _WORDS)
     os._exit(_FORCED)  # no clean-up: it may be what hangs
+
+
+def _do_nothing() -> None:
+    pass

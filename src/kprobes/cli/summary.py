@@ -1,10 +1,11 @@
 """The words at the end of a trace: what was recorded, what was not, and what it cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from kprobes.cli.words import aligned, counted
 from kprobes.model.hits import Hits
+from kprobes.sinks.json_fields import dumps
 
 _MAX_PROBES = 20
 _NO_ROOM = "more calls were in progress than there was room for; rN makes room for N"
@@ -33,7 +34,9 @@ class Summary:
         damaged: places in the rings that held no record.
         pauses: how many seconds the guest stood still, and how often; None where there is none.
         command: what the guest ran, in words and how it ended, or "".
+        status: what that ended with by itself.
         handlers: what Python did.
+        unwritten: events that were to be written and were not, because nobody read in time.
     """
 
     written: int
@@ -43,7 +46,9 @@ class Summary:
     damaged: int
     pauses: tuple[float, int] | None
     command: str = ""
+    status: int | None = None
     handlers: Sequence[Calls] = ()
+    unwritten: int = 0
 
     @property
     def recorded(self) -> int:
@@ -83,6 +88,16 @@ class Summary:
             lines.append(f"  {self.command}\n")
         return "".join(lines)
 
+    def json(self) -> str:
+        """Return all of it as one line of JSON: docs/formats/json.md."""
+        pauses = (
+            None if self.pauses is None else dict(zip(("s", "stops"), self.pauses, strict=True))
+        )
+        figures = ("recorded", "missed", "unkept", "unserved", "is_complete")
+        return dumps(
+            asdict(self) | {"pauses": pauses} | {name: getattr(self, name) for name in figures}
+        )
+
     def losses(self) -> str:
         """Return what is missing in the events, which nobody may keep quiet about, or ""."""
         parts = [
@@ -90,6 +105,8 @@ class Summary:
             self.unkept and f"{counted(self.unkept, 'return')} missed: {_NO_ROOM}",
             self.unserved
             and f"{counted(self.unserved, 'hit')} went on without a handler: one was slow",
+            self.unwritten
+            and f"{counted(self.unwritten, 'event')} not written: the output took them too slowly",
             self.lost and f"{counted(self.lost, 'event')} lost: a larger --buffer-size keeps more",
             self.damaged and f"{counted(self.damaged, 'damaged place')} in the rings",
             self.faulted and f"{counted(self.faulted, 'value')} could not be read (fault)",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kprobes.ports import Memory
     from kprobes.session import Session
 
+ATTACHING_S = 2.0
+"""How long a first Ctrl-C waits for a guest that is being looked at. An interrupt lets it go on."""
 _RENAMED = {"memory": "memory_mib", "file": "files"}
 
 
@@ -74,8 +76,9 @@ def opened(
         KeyboardInterrupt: the user does not want to wait.
     """
     if args.target is not None:
-        # Somebody else's guest must not be left in the middle of anything.
-        stop.defer()
+        # Somebody else's guest must not be left in the middle of anything, but its stub may be
+        # as slow as it likes.
+        stop.defer(at_most_s=ATTACHING_S)
     with _session(args, progress) as session:
         stop.defer()
         stop.check()

@@ -17,14 +17,14 @@ EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
   kprobe trace 'p vfs_*' --comm ls --max-events 100 -- 'ls / | wc -l'
-  kprobe trace --target host 'p vfs_read count' --comm ls -- ls /    # this machine's own kernel
+  kprobe trace --target host 'p vfs_read count' -- ls /    # this machine's own kernel
   kprobe trace --target qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
   kprobe trace --kernel ./bzImage --file /bin/test=./a.out 'p ksys_read' -- /bin/test
-  kprobe trace 'p:read vfs_read count' --filter 'count > 4096 && comm != "cat"' -- ls /
+  kprobe trace 'p:read vfs_read count' --filter 'count > 4096 && comm != "cat"' -- dd if=/init bs=1M
   kprobe trace --python handlers.py -- ls /
-  kprobe trace 'r:read vfs_read got=$retval:s64 file' --duration --exits -- ls /
-  kprobe trace 'r vfs_read $retval' --returns rethook -- ls /
-  kprobe trace 'p vfs_read+0x1c ax=%ax' --strategy breakpoint -- ls /
+  kprobe trace 'r:read vfs_read got=$retval:s64 file' --duration --exits -- head /init
+  kprobe trace 'r vfs_read $retval' --returns rethook -- head /init
+  kprobe trace 'p vfs_read+0x1c ax=%ax' --strategy breakpoint -- head /init
   kprobe trace 'p:rm do_unlinkat path=+0(+0($arg2)):string' --format json | jq .args
 
 A definition is what the kernel's kprobe_events file takes:
@@ -39,8 +39,9 @@ A file for --python has handlers such as
 which docs/handlers.md describes.
 A filter is what the kernel's filter files take: FIELD OPERATOR VALUE, joined by && || ! and ().
 
-Ctrl-C finishes cleanly, a second one ends at once. Exit status: 0 done, 1 error, 2 usage,
-3 target unreachable, 4 definition rejected, 6 events lost or missed under --strict."""
+Ctrl-C finishes cleanly, a second one ends at once. Exit status: COMMAND's own (--exit-status), else
+0 done, 1 error, 2 usage, 3 target unreachable, 4 definition rejected, 6 events not written, or lost
+or missed under --strict, 130 interrupted before anything was armed, or twice."""
 _ONLY = "record only hits of tasks %s; can be given again"
 
 
@@ -91,15 +92,38 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="stop after TIME; without one: tell how long calls took, `duration` of every return",
     )
     parser.add_argument("--max-events", type=options.count, metavar="N", help="stop after N events")
+    tasks = parser.add_mutually_exclusive_group()
+    tasks.add_argument(
+        "--follow",
+        action="store_true",
+        help="record only what COMMAND and its children do, from its exec on: the default with a "
+        "COMMAND, but for --pid and --tgid",
+    )
+    tasks.add_argument("--all-tasks", action="store_true", help="record all tasks, also with one")
     parser.add_argument("--pid", type=options.count, action="append", help=_ONLY % "with this pid")
     parser.add_argument(
+        "--tgid", type=options.count, action="append", help=_ONLY % "of this process (its pid)"
+    )
+    parser.add_argument(
         "--comm", action="append", metavar="NAME", help=_ONLY % "of this name (or pattern)"
+    )
+    parser.add_argument(
+        "--exit-status",
+        choices=("command", "ignore"),
+        default="command",
+        help="when all went well: what COMMAND ended with (default), or 0",
     )
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write events there")
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--json-numbers",
+        choices=("string", "number"),
+        default="string",
+        help="64-bit arguments in JSON: many readers round such numbers (default: string)",
+    )
     parser.add_argument(
         "--enum", action="store_true", help="print enums by name, where the kernel prints numbers"
     )
@@ -112,13 +136,34 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clock", metavar="NAME", help="of time stamps on this machine: local, mono, boot, ..."
     )
+    parser.add_argument(
+        "--ready",
+        metavar="FD|FILE",
+        help="write the line `ready` there when everything is armed: to this descriptor, or a file "
+        "that appears then",
+    )
+    parser.add_argument(
+        "--summary",
+        type=_summary,
+        default=("text", None),
+        metavar="FORM[:FILE]",
+        help="what is told at the end, as text (default) or json, on standard error or in a file",
+    )
     parser.add_argument("--strict", action="store_true", help="exit 6 when an event is missing")
+
+
+def _summary(text: str) -> tuple[str, Path | None]:
+    form, _, path = text.partition(":")
+    if form not in ("text", "json"):
+        raise argparse.ArgumentTypeError(f"not a form of the summary: {form!r} (text, json)")
+    return form, Path(path) if path else None
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Trace; return the exit code."""
     from kprobes.cli.definitions import read_definitions
     from kprobes.cli.output import check_writable
+    from kprobes.cli.ready import check_ready
     from kprobes.cli.script import read_script
     from kprobes.transport.boards import DEFAULT_ARCH
 
@@ -129,13 +174,29 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
     if args.clock is not None and not is_host(args):
         raise UsageError("--clock is for this machine's own kernel: --target host")
+    args.follow = is_following(args)
     groups = grouped(args.definitions, args.filters)
     arch = DEFAULT_ARCH if args.target is None and args.arch is None else args.arch
     texts = [(read_definitions(words, arch=arch), filter_text) for words, filter_text in groups]
     if args.output is not None:
         check_writable(args.output)
+    if args.ready is not None:
+        check_ready(args.ready)
     script = None if args.python is None else read_script(args.python)
     # The engine takes a third of a second to import: what is wrong so far is said before.
     from kprobes.cli.tracing import trace
 
     return trace(args, texts, out, script)
+
+
+def is_following(args: argparse.Namespace) -> bool:
+    """Whether only what the command does is to be recorded.
+
+    Raises:
+        UsageError: it is wanted, and there is no command.
+    """
+    if args.follow and not args.command:
+        raise UsageError("--follow is for a command: kprobe trace ... -- COMMAND")
+    # Who names tasks means those, and not the command's.
+    others = args.all_tasks or args.pid or args.tgid
+    return args.follow or bool(args.command and not others)

@@ -3,6 +3,7 @@
 import argparse
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -12,12 +13,14 @@ from kprobes.cli.choose import is_host
 from kprobes.cli.options import strategy, way
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.progress import Progress
+from kprobes.cli.ready import tell_ready
 from kprobes.cli.script import Script
 from kprobes.cli.stop import Stop
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
-from kprobes.cli.words import say, say_bytes
+from kprobes.cli.words import counted, say, say_bytes
 from kprobes.cli.workload import Job, Workload
+from kprobes.errors import RefusedError
 from kprobes.model.definition import Definition
 from kprobes.model.hits import Counts, Hits
 from kprobes.ports import Sink
@@ -51,7 +54,14 @@ class Tracer(Protocol):
         """Add definitions."""
         ...
 
-    def choose_tasks(self, *, pids: Collection[int] = (), comms: Collection[str] = ()) -> None:
+    def choose_tasks(
+        self,
+        *,
+        pids: Collection[int] = (),
+        comms: Collection[str] = (),
+        tgids: Collection[int] = (),
+        follow: bool = False,
+    ) -> None:
         """Record hits of some tasks only."""
         ...
 
@@ -79,6 +89,7 @@ class Until:
         workload: ends it, and is started here, or None.
         progress: is done.
         duration_s: counts from here.
+        announce: tells that everything is armed.
     """
 
     stop: Stop
@@ -87,6 +98,7 @@ class Until:
     workload: Workload | None
     progress: Progress
     duration_s: float = math.inf
+    announce: Callable[[], None] = lambda: None
     _deadline: float | None = None
 
     def __call__(self) -> bool:
@@ -105,6 +117,8 @@ class Until:
 
     def _begin(self) -> None:
         self.progress.done()
+        self.output.begin()
+        self.announce()
         if self.workload is not None:
             self.workload.start()
 
@@ -122,7 +136,12 @@ def trace(
             progress("resolving the definitions")
             if guest is not None:
                 guest.driver.strategy, guest.driver.way = strategy(args), way(args)
-            session.choose_tasks(pids=args.pid or (), comms=args.comm or ())
+            session.choose_tasks(
+                pids=args.pid or (),
+                comms=args.comm or (),
+                tgids=args.tgid or (),
+                follow=args.follow,
+            )
             for text, filter_text in texts:
                 session.probe(
                     text,
@@ -139,12 +158,14 @@ def trace(
                     progress("running the handlers' file")
                     script.run(guest)
             stop.check()
-            run = _Run(args, session, guest, out)
+            run = _Run(args, session, guest, _output(args, session, out, stop))
             run.go(stop, progress)
         # Leaving the guest stops it once more: that counts too.
         summary = run.summary()
-    _say(summary, is_quiet=args.quiet)
-    return _LOST if args.strict and not summary.is_complete else 0
+    _say(summary, args)
+    if summary.unwritten or (args.strict and not summary.is_complete):
+        return _LOST
+    return run.status if args.exit_status == "command" else 0
 
 
 @contextmanager
@@ -164,13 +185,13 @@ def _opened(
 
 class _Run:
     def __init__(
-        self, args: argparse.Namespace, session: Tracer, guest: "Session | None", out: BinaryIO
+        self, args: argparse.Namespace, session: Tracer, guest: "Session | None", output: Output
     ) -> None:
         self._args = args
         self._session = session
         self._guest = guest
         self._workload = Workload(session.start, args.command) if args.command else None
-        self._output = _output(args, session, out)
+        self._output = output
         self._tally = Tally(self._output, limit=args.max_events)
         self._counts: Counts | None = None
         self._hits: Sequence[Hits] = ()
@@ -186,6 +207,7 @@ class _Run:
             workload=self._workload,
             progress=progress,
             duration_s=self._args.duration or math.inf,
+            announce=self._announce,
         )
         progress("arming")
         with ExitStack() as undo:
@@ -193,9 +215,13 @@ class _Run:
             self._counts = self._session.stream(self._tally, is_done=until)
             self._hits = self._session.hits()
             self._end_workload()
-            if self._guest is not None:
-                self._calls = _calls(self._guest)
+            self._calls = _calls(self._guest)
         self._output.check()
+
+    @property
+    def status(self) -> int:
+        """What the command ended with by itself, else 0."""
+        return self._workload.status if self._workload is not None else 0
 
     def summary(self) -> Summary:
         """Return what was counted."""
@@ -203,15 +229,25 @@ class _Run:
         counts = self._counts
         stub = None if self._guest is None else self._guest.driver.guest.stub
         return Summary(
-            written=self._tally.events,
+            written=self._tally.events - self._output.unwritten,
+            unwritten=self._output.unwritten if self._output.is_late else 0,
             faulted=self._tally.faulted,
             probes=self._hits,
             lost=counts.lost,
             damaged=counts.damaged,
             pauses=None if stub is None else (stub.paused_s, stub.stops),
             command=self._ending,
+            status=self.status if self._ending else None,
             handlers=self._calls,
         )
+
+    def _announce(self) -> None:
+        if not self._args.quiet:
+            functions = {hits.function for hits in self._session.hits()}
+            functions |= {calls.place for calls in _calls(self._guest)}
+            say(f"tracing {counted(len(functions), 'function')}; Ctrl-C ends")
+        if self._args.ready is not None:
+            tell_ready(self._args.ready)
 
     def _end_workload(self) -> None:
         if self._workload is not None:
@@ -221,16 +257,18 @@ class _Run:
                 say_bytes(finished.output)
 
 
-def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO) -> Output:
+def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO, stop: Stop) -> Output:
     stream = out if args.output is None else open_output(args.output)
     if not session.definitions:
-        return Output(stream, lambda _: NoEvents(), is_ours=stream is not out)
+        return Output(stream, lambda _: NoEvents(), is_ours=stream is not out, stop=stop)
     sink = FORMATS[args.format]
-    origin = replace(session.origin, has_enum_names=args.enum)
-    return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out)
+    has_wide_numbers = args.json_numbers == "number"
+    origin = replace(session.origin, has_enum_names=args.enum, has_wide_numbers=has_wide_numbers)
+    return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out, stop=stop)
 
 
-def _calls(session: "Session") -> list[Calls]:
+def _calls(session: "Session | None") -> list[Calls]:
+    probes = () if session is None else session.handlers.probes
     return [
         Calls(
             name=probe.name,
@@ -239,7 +277,7 @@ def _calls(session: "Session") -> list[Calls]:
             missed=probe.nmissed,
             errors=probe.errors,
         )
-        for probe in session.handlers.probes
+        for probe in probes
     ]
 
 
@@ -260,8 +298,26 @@ def _say_waiting(session: "Session") -> None:
     for each in session.driver.waiting:
         say(f"{each.event} waits until module {each.place.module} is loaded\n")
 
+    for reason, number in reasons(session.driver.left_out).items():
+        say(f"{counted(number, 'function')} left out: {reason}\n")
 
-def _say(summary: Summary, *, is_quiet: bool) -> None:
-    text = summary.losses() if is_quiet else summary.text()
-    if text:
+
+def reasons(refusals: Sequence[RefusedError]) -> Counter[str]:
+    """Count why functions were left out, the most frequent reason first."""
+    # Each begins with the function's name.
+    texts = (str(each).partition(": ")[2] or str(each) for each in refusals)
+    found = Counter(text.removeprefix("its returns cannot be probed: ") for text in texts)
+    return Counter(dict(found.most_common()))
+
+
+def _say(summary: Summary, args: argparse.Namespace) -> None:
+    form, path = args.summary
+    if form == "json":
+        text = summary.json() + "\n"
+    else:
+        text = summary.losses() if args.quiet and path is None else summary.text()
+    if path is not None:
+        with open_output(path) as file:
+            file.write(text.encode())
+    elif text:
         say(text)

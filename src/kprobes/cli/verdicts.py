@@ -1,6 +1,5 @@
 """Verdicts on definitions, as lines for people or programs. ``docs/check.md`` describes both."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from kprobes.model.resolved import FieldFetch, Resolved, can_fault
 from kprobes.model.returns import Returns
 from kprobes.resolve.explain import explain, explain_kept
 from kprobes.resolve.format import format_text
+from kprobes.sinks.json_fields import dumps
 
 _MAX_PLACES = 10
 
@@ -34,7 +34,7 @@ def as_text(found: Found, *, has_format: bool) -> str:
 
 def as_json(found: Found, *, has_format: bool) -> str:
     """Return one JSON object per line."""
-    return "".join(f"{json.dumps(_object(*each, has_format=has_format))}\n" for each in found)
+    return "".join(f"{dumps(_object(*each, has_format=has_format))}\n" for each in found)
 
 
 def _paragraph(origin: str, verdict: Verdict, *, has_format: bool) -> Iterator[str]:

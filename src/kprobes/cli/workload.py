@@ -48,6 +48,11 @@ class Workload:
         """Whether it has ended, or can no longer be waited for."""
         return self._is_over.is_set()
 
+    @property
+    def status(self) -> int:
+        """As the shell counts it; 0 where it has not ended by itself."""
+        return 0 if self._finished is None or self._was_killed else self._finished.status
+
     def start(self) -> None:
         """Start it in the guest.
 

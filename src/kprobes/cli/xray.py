@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
-from kprobes.errors import UsageError
+from kprobes.cli.words import write_text
+from kprobes.errors import KprobesError, UsageError
 
 if TYPE_CHECKING:
     # The engine takes a third of a second to import.
@@ -108,13 +109,13 @@ def _print(args: argparse.Namespace, shown: "str | list[Line]", out: BinaryIO) -
     from kprobes.cli.xray_text import as_text
 
     if isinstance(shown, str):
-        out.write(shown.encode())
+        write_text(out, shown)
     elif args.color == "always" or (args.color == "auto" and out.isatty()):
         from kprobes.cli.xray_color import as_colors
 
         out.write(as_colors(shown).encode())
     else:
-        out.write(as_text(shown).encode())
+        write_text(out, as_text(shown))
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -193,6 +194,7 @@ def _specimen(args: argparse.Namespace) -> "Generator[Specimen]":
         _prepared(args, session),
     ):
         yield _of_session(args, session)
+        stop.check()
 
 
 def _tracer(target: str) -> "Entry | None":
@@ -200,7 +202,8 @@ def _tracer(target: str) -> "Entry | None":
     from kprobes.drivers.overlook import tracer_at_work
     from kprobes.drivers.restore import of_target
 
-    return tracer_at_work(of_target(entries(), target))
+    # Those that are broken are named when all that is armed is shown.
+    return tracer_at_work(of_target(entries(lambda _: None), target))
 
 
 @contextmanager
@@ -234,10 +237,13 @@ def _of_guest(
     booted: Path | None = None,
 ) -> "Specimen":
     from kprobes.cli.choose import is_host
+    from kprobes.cli.outcomes import say_broken
     from kprobes.drivers.journal import entries
     from kprobes.drivers.restore import of_target
     from kprobes.drivers.specimen import candidates, specimen_of_guest
 
-    found = [] if is_host(args) else of_target(entries(), target)
+    broken: list[KprobesError] = []
+    found = [] if is_host(args) else of_target(entries(broken.append), target)
+    say_broken(broken)
     images = candidates(kernel, found, given=args.vmlinux or booted)
     return specimen_of_guest(memory, kernel, images=images, entries=found)

@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 
 from kprobes.cli.xray_text import Line
+from kprobes.model.visible import visible
 
 
 def as_colors(lines: Sequence[Line]) -> str:
@@ -15,5 +16,5 @@ def as_colors(lines: Sequence[Line]) -> str:
     # No line is broken: a terminal does that itself, and nothing is lost in a pager.
     console = Console(file=out, force_terminal=True, highlight=False, soft_wrap=True)
     for line in lines:
-        console.print(Text.assemble(*line))
+        console.print(Text.assemble(*((visible(text), style) for text, style in line)))
     return out.getvalue()

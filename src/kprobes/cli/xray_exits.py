@@ -1,6 +1,5 @@
 """X-rays of whole functions with their ways out: marked in the listing, the proof below it."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ from kprobes.cli.xray_json import as_object
 from kprobes.cli.xray_text import Line, as_lines, part_lines
 from kprobes.drivers.anatomy import Anatomy, Row, Side
 from kprobes.drivers.exits import Classified
+from kprobes.sinks.json_fields import dumps
 from kprobes.units import Addr
 
 _END = "its path ends here"
@@ -42,7 +42,7 @@ def exits_as_lines(
 def exits_as_json(parts: Sequence[Anatomy], found: Classified) -> str:
     """Return a function's x-ray as a line of JSON."""
     whole, *colds = (as_object(with_exits(part, found)) for part in parts)
-    return json.dumps(whole | {"exits": exits_as_object(found), "cold": colds}) + "\n"
+    return dumps(whole | {"exits": exits_as_object(found), "cold": colds}) + "\n"
 
 
 def _says(found: Classified) -> dict[Addr, str]:

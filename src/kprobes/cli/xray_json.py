@@ -1,15 +1,15 @@
 """X-rays as one JSON object; docs/xray.md has its members."""
 
-import json
 from typing import Any
 
 from kprobes.drivers.anatomy import Anatomy, Detour, Mark, Row
 from kprobes.model.symbol import name_of
+from kprobes.sinks.json_fields import dumps
 
 
 def as_json(anatomy: Anatomy) -> str:
     """Return an x-ray as a line of JSON."""
-    return json.dumps(as_object(anatomy)) + "\n"
+    return dumps(as_object(anatomy)) + "\n"
 
 
 def as_object(anatomy: Anatomy) -> dict[str, Any]:

@@ -141,8 +141,8 @@ class Emitter:
     def _header(self, source: Header) -> Value:
         context, f = self.context, self.context.out
         match source:
-            case Header.PID:
-                return f.load(f.op("add", per_cpu.task(context), context.abi.task.pid), "i32")
+            case Header.PID | Header.TGID | Header.EXEC_ID:
+                return _of_task(context, source)
             case Header.TYPE:
                 return f.address_of(self.event)
             case Header.IP:
@@ -170,6 +170,16 @@ def _needs_guard(probe: Resolved, test: Test) -> bool:
             return probe.fetches[source].calls_guest
         case _:
             assert_never(test)
+
+
+def _of_task(context: Context, source: Header) -> Value:
+    f, task = context.out, context.abi.task
+    offset, type_ = {
+        Header.PID: (task.pid, "i32"),
+        Header.TGID: (task.tgid, "i32"),
+        Header.EXEC_ID: (task.exec_id, "i64"),
+    }[source]
+    return f.load(f.op("add", per_cpu.task(context), offset), type_)
 
 
 def _word(context: Context) -> Value:

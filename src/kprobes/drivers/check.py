@@ -14,7 +14,8 @@ from kprobes.drivers.instructions import text_of_image
 from kprobes.drivers.places import Places, places_of, unchecked
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.image.file import read_image
-from kprobes.lang.append import apply
+from kprobes.lang.append import Definitions
+from kprobes.lang.listing import is_of_pattern
 from kprobes.lang.parser import parse_statement
 from kprobes.lang.source import lines_of
 from kprobes.model.definition import Definition, Deletion, Kind, Statement
@@ -139,7 +140,7 @@ class Checker:
     def __init__(self, judge: Judge, terms: Terms = NO_TERMS) -> None:
         self._judge = judge
         self._terms = terms
-        self._definitions: tuple[Definition, ...] = ()
+        self._definitions = Definitions()
         self._first: dict[tuple[str, str], Resolved] = {}
 
     def check(self, text: str) -> list[Verdict]:
@@ -182,21 +183,21 @@ class Checker:
         return replace(statement, extras=self._terms.extras)
 
     def _accepted(self, statement: Statement, number: int) -> Verdict:
-        before = self._definitions
-        after = apply([statement], existing=before)
-        placed, module = self._place(statement)
-        self._definitions = after
-        self._remember(placed)
-        gone = tuple(old for old in before if old not in after)
-        return Verdict(
-            command=statement.command, line=number, placed=placed, deleted=gone, waits_for=module
-        )
-
-    def _place(self, statement: Statement) -> tuple[tuple[Placed, ...], str]:
         if isinstance(statement, Deletion):
-            return (), ""
+            gone = self._definitions.delete(statement)
+            self._forget(gone)
+            return Verdict(command=statement.command, line=number, deleted=gone)
+        self._definitions.check(statement)
+        placed, module = self._place(statement)
+        self._definitions.append(statement)
+        for each in placed:
+            layout = each.probe.layout
+            self._first.setdefault((layout.group, layout.event), each.probe)
+        return Verdict(command=statement.command, line=number, placed=placed, waits_for=module)
+
+    def _place(self, definition: Definition) -> tuple[tuple[Placed, ...], str]:
         try:
-            return self._place_now(statement), ""
+            return self._place_now(definition), ""
         except NotLoadedError as error:
             return (), error.module
 
@@ -208,13 +209,16 @@ class Checker:
                 check_alike(first, probe)
         return self._judge.place(probes)
 
-    def _remember(self, placed: tuple[Placed, ...]) -> None:
-        left = {(definition.group, definition.event) for definition in self._definitions}
+    def _forget(self, gone: tuple[Definition, ...]) -> None:
+        for each in gone:
+            name = each.group, each.event
+            if each.event and name not in self._definitions:
+                self._first.pop(name, None)
         # A pattern's functions have events of their own, which no definition names.
-        self._first = {name: probe for name, probe in self._first.items() if name in left}
-        for each in placed:
-            layout = each.probe.layout
-            self._first.setdefault((layout.group, layout.event), each.probe)
+        patterns = {each.command for each in gone if not each.event}
+        if patterns:
+            first = self._first.items()
+            self._first = {n: p for n, p in first if p.definition.command not in patterns}
 
     def _advice(self, definition: Definition) -> str:
         near = self._near(definition)
@@ -275,7 +279,7 @@ class _ByPatching:
         if probes[0].definition.kind is Kind.RETURN:
             terms = self._terms
             planner = ReturnPlanner(self._places, way=terms.way, strategy=terms.strategy)
-            return tuple(self._place_return(probe, planner) for probe in probes)
+            return self._place_returns(probes, planner)
         return tuple(
             Placed(probe=probe, site=self._look(probe.layout.ip, probe.definition))
             for probe in probes
@@ -288,6 +292,21 @@ class _ByPatching:
             return self._places.exits(self._places.resolve(definition, event_id=1))
         except RefusedError:
             return None
+
+    def _place_returns(
+        self, probes: Sequence[Resolved], planner: ReturnPlanner
+    ) -> tuple[Placed, ...]:
+        placed: list[Placed] = []
+        refused: list[RefusedError] = []
+        for probe in probes:
+            try:
+                placed.append(self._place_return(probe, planner))
+            except RefusedError as error:
+                refused.append(error)
+        # Of a pattern's functions those are left out.
+        if refused and not (placed and is_of_pattern(probes[0].definition)):
+            raise refused[0]
+        return tuple(placed)
 
     def _place_return(self, probe: Resolved, planner: ReturnPlanner) -> Placed:
         entry = probe.layout.ip

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kprobes.arch.facts import PatchFacts
-from kprobes.drivers.instructions import Text
+from kprobes.drivers.instructions import CompiledText, Text
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.image.function_text import read_function
 from kprobes.model.exits import Exits
@@ -41,8 +41,9 @@ class Prover:
     def __init__(self, text: Text, facts: PatchFacts) -> None:
         self._text = text
         self._facts = facts
-        self._memory = text.open_memory()
-        self._tables = text.tables
+        compiled = CompiledText(text, facts)
+        self._memory = compiled.memory
+        self._tables = compiled.tables
         self._known: dict[Addr, Exits] = {}
 
     def classify(self, function: Symbol) -> Classified:

@@ -1,5 +1,6 @@
 """Which functions of a guest can be probed by name, and what their arguments are."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from kprobes.arch.facts import SiteFacts
@@ -7,7 +8,7 @@ from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.model.symbol import Symbol
 from kprobes.model.types import Prototype
-from kprobes.plan.ftrace import Sites, known_sites
+from kprobes.plan.ftrace import known_sites
 from kprobes.ports import Memory
 
 
@@ -17,14 +18,16 @@ class Function:
 
     Attributes:
         symbol: where it is.
-        prototype: its signature, or None when the kernel's types have none.
+        prototype: its signature, or None when the kernel's types have none, or nobody asked.
     """
 
     symbol: Symbol
     prototype: Prototype | None
 
 
-def probeable(memory: Memory, kernel: Kernel, facts: SiteFacts, *, pattern: str) -> list[Function]:
+def probeable(
+    memory: Memory, kernel: Kernel, facts: SiteFacts, *, pattern: str, is_typed: bool = True
+) -> list[Function]:
     """Return the functions that match a shell pattern and can be probed, by name.
 
     Where the kernel has no ftrace sites: all that match, though none can be probed.
@@ -34,29 +37,33 @@ def probeable(memory: Memory, kernel: Kernel, facts: SiteFacts, *, pattern: str)
         kernel: that runs there.
         facts: of its architecture's sites.
         pattern: a name or a shell pattern.
+        is_typed: whether with prototypes, which take the longest.
 
     Raises:
         TargetError: none is left; says how many match that cannot be probed.
     """
-    sites = known_sites(memory, kernel)
-    found = {s.name: s for s in kernel.symbols.glob(pattern) if s.is_text}
-    chosen = [found[name] for name in sorted(found) if _has_site(found[name], sites, facts)]
-    # A name of two functions says too little.
-    chosen = [symbol for symbol in chosen if len(kernel.symbols.all_named(symbol.name)) == 1]
+    sites = frozenset(known_sites(memory, kernel).addrs.tolist())
+    every = kernel.symbols.glob(pattern)
+    found = {s.name: s for s in every if s.is_text}
+    # A name of two symbols says too little; all that have it match.
+    counts = Counter(s.name for s in every)
+    chosen = [
+        found[name]
+        for name in sorted(found)
+        if counts[name] == 1
+        and (not sites or any(found[name].addr + off in sites for off in facts.offsets))
+    ]
     if not chosen:
         raise TargetError(_none(kernel, pattern, found))
-    return [Function(symbol=symbol, prototype=_prototype(kernel, symbol)) for symbol in chosen]
+    return [
+        Function(symbol=symbol, prototype=_prototype(kernel, symbol) if is_typed else None)
+        for symbol in chosen
+    ]
 
 
 def _prototype(kernel: Kernel, symbol: Symbol) -> Prototype | None:
     types = kernel.types_for(symbol.module)
     return types.function(symbol.name) if types else None
-
-
-def _has_site(symbol: Symbol, sites: Sites, facts: SiteFacts) -> bool:
-    return not len(sites.addrs) or any(
-        sites.find(symbol.addr + offset) is not None for offset in facts.offsets
-    )
 
 
 def _none(kernel: Kernel, pattern: str, found: dict[str, Symbol]) -> str:

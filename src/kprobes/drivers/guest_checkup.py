@@ -72,7 +72,12 @@ def _memory(guest: Guest) -> str:
     ram = guest.memory.ram
     size = sum(size for _, size in ram.runs) >> 20
     start, _ = ram.runs[0]
-    how = "read through the stub only (slow)" if ram.view(start, 1) is None else "mapped: no copies"
+    if ram.view(start, 1) is not None:
+        how = "mapped: no copies"
+    elif guest.host is not None:
+        how = f"read from QEMU's own memory (/proc/{guest.host.pid}/mem)"
+    else:
+        how = "read through the stub only (slow)"
     return f"{size} MiB, {how}"
 
 

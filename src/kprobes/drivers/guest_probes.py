@@ -16,9 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from kprobes.arch.facts import PatchFacts
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
 from kprobes.image.table import PROBE_BUCKETS
 from kprobes.model.kernel import Kernel
+from kprobes.model.plan import Patch
+from kprobes.model.symbol import Symbols, name_of
+from kprobes.model.text import Forbidden
 from kprobes.model.types import Types
 from kprobes.ports import Memory
 from kprobes.units import U64, Addr
@@ -27,6 +31,7 @@ _GONE, _DISABLED, _OPTIMIZED, _FTRACE = 1, 2, 4, 8
 _MAX_CHILDREN = 1 << 12
 _MAX_PROBES = 1 << 16
 _MAX_NAME = 64
+_MAX_NAMES = 3
 _MEMBERS = (
     "kprobe.hlist",
     "kprobe.list",
@@ -35,14 +40,19 @@ _MEMBERS = (
     "kprobe.opcode",
     "kprobe.ainsn",
     "kprobe.flags",
+)
+_EVENTS = (
     "trace_kprobe.rp.kp",
     "trace_kprobe.tp.event",
     "trace_probe_event.call",
     "trace_event_call.name",
 )
+"""Where the kernel has kprobe events."""
 _OPTIMISED = ("optimized_kprobe.optinsn", "optimized_kprobe.optinsn.insn")
 """Where the architecture optimises probes."""
 _MAX_OPCODE = 4
+_ALLOWED = "kprobes_allow_optimization"
+"""A bool: /proc/sys/debug/kprobes-optimization."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +65,10 @@ class GuestProbe:
         is_ftrace: whether the guest's ftrace calls it, and no breakpoint.
         is_disabled: whether nothing is armed.
         slot: where a copy of the instruction is, or None.
-        detour: that an optimised one's jump leads to; else None.
-        copied: the bytes behind the first that an optimised one's jump replaces.
+        detour: that a jump leads to where it is, or can be, optimised; else None.
+        copied: the bytes behind the first that such a jump replaces, where it is there.
+        is_optimised: whether the kernel has put the jump there, or is about to.
+        may_be: whether it may do so at any time.
     """
 
     addr: Addr
@@ -67,20 +79,101 @@ class GuestProbe:
     slot: Addr | None
     detour: Addr | None
     copied: bytes
+    is_optimised: bool = False
+    may_be: bool = False
+
+
+class GuestProbes:
+    """The guest's kprobes, read again when one has come or gone."""
+
+    def __init__(self, memory: Memory, kernel: Kernel) -> None:
+        """Read them from a guest that may run."""
+        self._memory = memory
+        self._kernel = kernel
+        self._table = kernel.symbols.find("kprobe_table")
+        self._heads = bytes(8 * PROBE_BUCKETS)
+        self._found: tuple[GuestProbe, ...] = ()
+
+    def read(self) -> tuple[GuestProbe, ...]:
+        """Return them as they are now; the same tuple as long as its table begins alike."""
+        if self._table is None:
+            return ()
+        # A new one is the first of its bucket: hlist_add_head_rcu().
+        heads = self._memory.read(self._table.addr, len(self._heads))
+        if heads != self._heads:
+            self._heads, self._found = heads, read_guest_probes(self._memory, self._kernel)
+        return self._found
+
+    def missing(self) -> str:
+        """Return in words what tells of kprobes that are there and was not found, or ""."""
+        why = missing_probes(self._kernel)
+        if not why or (self._table is not None and not any(self._heads)):
+            return ""
+        return f"what the guest's own kprobes have changed ({why}) was"
+
+
+def patches_of(probe: GuestProbe, facts: PatchFacts) -> Iterator[Patch]:
+    """Yield what a kprobe's kernel may have written to the text for it, the longest first."""
+    jump, old = _jump(probe, facts), probe.opcode + probe.copied
+    if jump and len(jump) == len(old):
+        yield Patch(addr=probe.addr, old=old, new=jump)
+        # While it is made or taken away: text_poke_bp().
+        half = facts.breakpoint + jump[len(facts.breakpoint) :]
+        yield Patch(addr=probe.addr, old=old, new=half)
+    if len(probe.opcode) == len(facts.breakpoint):
+        yield Patch(addr=probe.addr, old=probe.opcode, new=facts.breakpoint)
+
+
+def taken(
+    probes: Iterable[GuestProbe], symbols: Symbols, memory: Memory, facts: PatchFacts
+) -> tuple[Forbidden, ...]:
+    """Return the text that the guest's own kprobes have, or may have at any time, and why.
+
+    Args:
+        probes: of the guest.
+        symbols: of its kernel.
+        memory: its text as it is now.
+        facts: of its architecture.
+    """
+    found = [_taken(p, symbols, memory, facts) for p in probes if not p.is_ftrace]
+    return tuple(sorted(found, key=lambda each: each.start))
+
+
+def _taken(probe: GuestProbe, symbols: Symbols, memory: Memory, facts: PatchFacts) -> Forbidden:
+    who = f"at {name_of(symbols, probe.addr)} ({', '.join(probe.handlers[:_MAX_NAMES])})"
+    jump, start = _jump(probe, facts), probe.addr
+    tail = jump[len(facts.breakpoint) :]
+    is_there = bool(tail) and _holds(memory, start + len(facts.breakpoint), tail)
+    if jump and (probe.is_optimised or is_there):
+        why = f"it is under the guest's own optimised kprobe {who}"
+    elif jump and probe.may_be:
+        why = f"the guest's kernel may optimise its own kprobe {who}, which then covers it"
+    else:
+        jump, why = b"", f"the guest's own kprobe is there {who}"
+    return Forbidden(start=start, stop=Addr(start + len(jump or facts.breakpoint)), why=why)
+
+
+def _jump(probe: GuestProbe, facts: PatchFacts) -> bytes:
+    try:
+        return b"" if probe.detour is None else facts.jump(probe.addr, probe.detour)
+    except ValueError:
+        # The guest says so, and no jump reaches it.
+        return b""
+
+
+def _holds(memory: Memory, addr: int, code: bytes) -> bool:
+    try:
+        return memory.read(addr, len(code)) == code
+    except MemoryFault:
+        return False
 
 
 def read_guest_probes(memory: Memory, kernel: Kernel) -> tuple[GuestProbe, ...]:
     """Return the guest's kprobes; none where it has no kprobes or its types do not tell."""
-    table = kernel.symbols.find("kprobe_table")
-    if table is None or kernel.types is None:
+    table, at = kernel.symbols.find("kprobe_table"), _layout(kernel.types)
+    if table is None or kernel.types is None or not at:
         return ()
-    try:
-        at = _offsets(kernel.types, _MEMBERS)
-        size = kernel.types.member_size("kprobe", "opcode")
-    except (UnknownTypeError, FormatError):
-        return ()
-    with suppress(UnknownTypeError, FormatError):
-        at |= _offsets(kernel.types, _OPTIMISED)
+    size = kernel.types.member_size("kprobe", "opcode")
     reader = _Reader(memory, kernel, at, opcode=min(size, _MAX_OPCODE))
     found = (reader.probe(each) for each in reader.table(table.addr))
     return tuple(probe for probe in found if probe is not None)
@@ -92,9 +185,22 @@ def missing_probes(kernel: Kernel) -> str:
         return ""
     if kernel.symbols.find("kprobe_table") is None:
         return "its table of them (kprobe_table) was not found"
-    if kernel.types is None:
+    if not _layout(kernel.types):
         return "it has no types (BTF) that say how they look"
     return ""
+
+
+def _layout(types: Types | None) -> dict[str, int]:
+    if types is None:
+        return {}
+    try:
+        at = _offsets(types, _MEMBERS)
+    except (UnknownTypeError, FormatError):
+        return {}
+    for more in (_EVENTS, _OPTIMISED):
+        with suppress(UnknownTypeError, FormatError):
+            at |= _offsets(types, more)
+    return at
 
 
 def _offsets(types: Types, names: Iterable[str]) -> dict[str, int]:
@@ -113,6 +219,9 @@ class _Reader:
         self._aggregate = aggregate.addr if aggregate else 0
         dispatcher = kernel.symbols.find("kprobe_dispatcher")
         self._dispatcher = dispatcher.addr if dispatcher else 0
+        allowed = kernel.symbols.find(_ALLOWED)
+        # What is not known may be.
+        self._is_allowed = allowed is None or self._is_set(allowed.addr)
 
     def table(self, addr: int) -> Iterator[int]:
         seen: set[int] = set()
@@ -132,7 +241,7 @@ class _Reader:
             return None
         if flags & _GONE:
             return None
-        is_optimised = bool(flags & _OPTIMIZED) and _OPTIMISED[0] in at
+        detour = self._detour(kprobe)
         return GuestProbe(
             addr=Addr(self._word(kprobe + at["kprobe.addr"])),
             opcode=opcode,
@@ -140,8 +249,10 @@ class _Reader:
             is_ftrace=bool(flags & _FTRACE),
             is_disabled=bool(flags & _DISABLED),
             slot=Addr(self._word(kprobe + at["kprobe.ainsn"])) or None,
-            detour=self._detour(kprobe) if is_optimised else None,
-            copied=self._copied(kprobe) if is_optimised else b"",
+            detour=detour,
+            copied=self._copied(kprobe) if detour is not None else b"",
+            is_optimised=detour is not None and bool(flags & _OPTIMIZED),
+            may_be=detour is not None and self._is_allowed,
         )
 
     def _handlers(self, kprobe: int) -> Iterator[str]:
@@ -158,7 +269,7 @@ class _Reader:
             node = self._word(node)
 
     def _name(self, kprobe: int, handler: int) -> str:
-        if handler and handler == self._dispatcher:
+        if handler and handler == self._dispatcher and _EVENTS[0] in self._at:
             event = self._event(kprobe)
             if event:
                 return f"event {event}"
@@ -172,6 +283,10 @@ class _Reader:
         return self._text(self._word(call + at["trace_event_call.name"])) if event else ""
 
     def _detour(self, kprobe: int) -> Addr | None:
+        # Only an aggregate is an optimized_kprobe.
+        handler = self._word(kprobe + self._at["kprobe.pre_handler"])
+        if _OPTIMISED[0] not in self._at or not handler or handler != self._aggregate:
+            return None
         return Addr(self._word(kprobe + self._at["optimized_kprobe.optinsn.insn"])) or None
 
     def _copied(self, kprobe: int) -> bytes:
@@ -179,6 +294,12 @@ class _Reader:
             return self._memory.read(kprobe + self._at["optimized_kprobe.optinsn"], 4)
         except MemoryFault:
             return b""
+
+    def _is_set(self, addr: int) -> bool:
+        try:
+            return self._memory.read(addr, 1) != b"\0"
+        except MemoryFault:
+            return True
 
     def _word(self, addr: int) -> int:
         try:

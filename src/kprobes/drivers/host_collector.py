@@ -1,7 +1,6 @@
 """Pages taken out of the kernel's rings on the side: no ring waits until they are decoded."""
 
 import threading
-from collections import deque
 
 from kprobes.errors import KprobesError
 from kprobes.model.host_pages import Pages
@@ -9,19 +8,26 @@ from kprobes.transport.tracefs_pages import Rings
 
 _BUSY_S = 0.001
 _IDLE_S = 0.02
-_MOST_HELD = 1 << 30
-"""Bytes of pages that wait to be decoded. Beyond, the rings fill, and the kernel counts."""
+_ROOM = 64 << 20
+"""Bytes of pages that may wait to be decoded. Beyond, the rings fill, and the kernel counts."""
 
 
 class Collector:
-    """A thread that empties rings, all of them in every round, from the first ``take`` on."""
+    """A thread that empties rings, all of them in every round, from the first ``take`` on.
 
-    def __init__(self, rings: Rings) -> None:
+    That thread alone reads the rings, until ``stop`` has joined it; what it found, and how it
+    ended, is under ``_lock``.
+    """
+
+    def __init__(self, rings: Rings, *, room: int = _ROOM) -> None:
+        """Empty rings, until ``room`` bytes of pages wait to be taken."""
         self._rings = rings
-        self._held: deque[Pages] = deque()
+        self._room = room
         self._lock = threading.Lock()
+        self._held: list[Pages] = []
         self._has_looked = False
         self._error: KprobesError | None = None
+        self._is_broken = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kprobes-pages", daemon=True)
 
@@ -29,19 +35,19 @@ class Collector:
         """Return what whole rounds have brought, None when none was done since the last time.
 
         Raises:
-            TargetError: the rings are gone.
+            TargetError: the rings are gone; all that was read before was taken.
         """
         if self._thread.ident is None and not self._stopping.is_set():
             self._thread.start()
         with self._lock:
+            if self._has_looked:
+                taken, self._held, self._has_looked = self._held, [], False
+                return taken
             if self._error is not None:
                 raise self._error
-            if not self._has_looked:
-                return None
-            self._has_looked = False
-            taken = list(self._held)
-            self._held.clear()
-            return taken
+            if self._is_broken:
+                raise KprobesError("reading the rings ended by an error of our own")
+            return None
 
     def stop(self) -> None:
         """End the thread and look once more; ``take`` gives the rest."""
@@ -54,18 +60,28 @@ class Collector:
 
     def _run(self) -> None:
         pause = _BUSY_S
-        while not self._stopping.wait(pause):
-            if sum(pages.data.nbytes for pages in list(self._held)) < _MOST_HELD:
-                pause = _BUSY_S if self._look() else min(2 * pause, _IDLE_S)
+        try:
+            while not self._stopping.wait(pause):
+                if self._has_room():
+                    pause = _BUSY_S if self._look() else min(2 * pause, _IDLE_S)
+        except BaseException:
+            self._is_broken = True
+            raise
+
+    def _has_room(self) -> bool:
+        with self._lock:
+            return sum(pages.data.nbytes for pages in self._held) < self._room
 
     def _look(self) -> bool:
+        found: list[Pages] = []
+        error = None
         try:
-            found = list(self._rings.read())
-        except KprobesError as error:
-            self._error = error
+            found.extend(self._rings.read())
+        except KprobesError as e:
+            error = e
             self._stopping.set()
-            return False
         with self._lock:
             self._held += found
-            self._has_looked = True
+            self._has_looked = self._has_looked or error is None or bool(found)
+            self._error = error
         return bool(found)

@@ -1,12 +1,14 @@
 """The events of a tracing instance of this machine's kernel, out of its rings into batches."""
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kprobes.drivers.host_collector import Collector
+from kprobes.errors import TargetError
 from kprobes.formats.event_format import PageFormat, parse_event, parse_page
 from kprobes.model.batch import Events
 from kprobes.model.host_event import EventFormat, HostEvent
@@ -47,20 +49,25 @@ class HostKernel:
 
 
 class TracefsReader:
-    """Implements ``model.host_event.HostReader``; ``open_reader`` makes it."""
+    """Implements ``model.host_event.HostReader``; ``open_reader`` makes it.
+
+    One thread at a time drains; others may ask what was recorded, which is under ``_lock``.
+    """
 
     def __init__(self, rings: Rings, shapes: HostShapes, names: TaskNames) -> None:
         self._rings = rings
         self._shapes = shapes
         self._names = names
         self._merger = HostMerger()
+        self._lock = threading.Lock()
         self._recorded: Counter[int] = Counter()
         self._collector = Collector(rings)
 
     @property
     def recorded(self) -> Mapping[int, int]:
         """Events read so far, by their layouts' event ids."""
-        return self._recorded
+        with self._lock:
+            return dict(self._recorded)
 
     @property
     def lost(self) -> int:
@@ -77,27 +84,43 @@ class TracefsReader:
             RingError: pages that no kernel wrote.
             TargetError: the instance is gone.
         """
-        taken = self._collector.take()
-        if taken is None:
-            return _NO_EVENTS
-        return self._named(self._merger.push([self._decoded(pages) for pages in taken]))
+        events = self._next()
+        return _NO_EVENTS if events is None else events
 
     def rest(self) -> Iterator[Events]:
-        """Yield everything that is left; the events are disabled."""
+        """Yield everything that is left; the events are disabled.
+
+        Raises:
+            TargetError: the instance is gone; what was read before was yielded.
+        """
         self._collector.stop()
-        yield self.drain()
+        error = None
+        try:
+            while (events := self._next()) is not None:
+                yield events
+        except TargetError as e:
+            error = e
         yield self._named(self._merger.finish())
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         """Let go of the instance, which could not be removed before."""
         self._collector.stop()
         self._rings.close()
 
+    def _next(self) -> Events | None:
+        taken = self._collector.take()
+        if taken is None:
+            return None
+        return self._named(self._merger.push([self._decoded(pages) for pages in taken]))
+
     def _decoded(self, pages: Pages) -> HostDecoded:
         decoded = decode_pages(pages, self._shapes)
         self._names.note(decoded.namings)
-        for batch in decoded.batches:
-            self._recorded[batch.layout.event_id] += len(batch)
+        with self._lock:
+            for batch in decoded.batches:
+                self._recorded[batch.layout.event_id] += len(batch)
         return decoded
 
     def _named(self, events: Events) -> Events:

@@ -60,6 +60,10 @@ def _say_nothing(line: dict[str, Any]) -> None:
     del line
 
 
+def _nothing() -> None:
+    pass
+
+
 class Ledger:
     """Everything that one guest has lent.
 
@@ -67,6 +71,7 @@ class Ledger:
         loans: in the order in which they were made.
         call: the one that is under way, or None.
         frames: of calls whose return addresses may be ours, in memory that is lent.
+        check: raises GuestReplacedError unless it is still the guest that has lent it.
     """
 
     def __init__(self, say: Callable[[dict[str, Any]], None] = _say_nothing) -> None:
@@ -74,6 +79,7 @@ class Ledger:
         self.loans: tuple[Loan, ...] = ()
         self.call: Call | None = None
         self.frames: tuple[Frames, ...] = ()
+        self.check: Callable[[], None] = _nothing
         self._say = say
 
     @property

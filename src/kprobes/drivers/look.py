@@ -7,6 +7,7 @@ from kprobes.drivers.guest.attach import attach
 from kprobes.drivers.guest.guardian import Guardian
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.journal import Journal
+from kprobes.transport.connect import parse_target
 
 
 @contextmanager
@@ -17,10 +18,12 @@ def looking(target: str) -> Generator[Guest]:
         UnreachableError: nothing answers there, or somebody else uses the stub.
         TargetError: no Linux that we understand runs there.
     """
+    target = parse_target(target)
     journal = Journal.create(target)
     try:
         # Connecting stops the guest: if we are killed right then, somebody must let it go on.
-        with Guardian(target, journal.path):
+        with Guardian(target, journal.path) as guardian:
+            journal.note_guardian(guardian.pid)
             guest = attach(target)
             try:
                 yield guest

@@ -7,9 +7,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from kprobes import directories
 from kprobes.drivers.finding import Finding, Verdict, ok
 from kprobes.drivers.journal import directory
-from kprobes.errors import KprobesError
+from kprobes.errors import KprobesError, StateError
 from kprobes.transport.accel import Accel, choose
 from kprobes.transport.boards import BOARDS, DEFAULT_ARCH, Board
 from kprobes.transport.image_cache import images
@@ -108,6 +109,10 @@ def _busybox() -> Finding:
 
 
 def _writable(subject: str, path: Path) -> Finding:
+    try:
+        directories.check(path, top=path.parent)
+    except StateError as error:
+        return _missing(subject, str(error), "nothing is traced before that")
     # What does not exist yet is made in the nearest directory that does.
     base = next(parent for parent in (path, *path.parents) if parent.exists())
     if not os.access(base, os.W_OK | os.X_OK):

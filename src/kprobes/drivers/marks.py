@@ -27,8 +27,8 @@ from kprobes.units import Addr
 
 _SITE = 5
 _MAX_NAMES = 6
-_POINTER, _FAR = 8, 16
-"""Bytes of a pointer to an ftrace_ops, and of more than is between it and its site."""
+_POINTER = 8
+"""Bytes of a pointer to an ftrace_ops."""
 
 
 def read_marks(specimen: Specimen, found: Bytes) -> tuple[Mark, ...]:
@@ -176,17 +176,13 @@ def _lead_mark(specimen: Specimen, site: Addr) -> Iterator[Mark]:
 
 def _operations(specimen: Specimen, found: Bytes) -> Iterator[Mark]:
     # A pointer in front of a function, which belongs to the one before it by its symbol's size.
-    sites, place_of = specimen.sites, specimen.arch.site.operations
-    if sites is None or place_of is None:
-        return
-    edges = np.array([found.subject.start, found.subject.stop + _FAR], np.uint64)
-    low, high = np.searchsorted(sites.addrs, edges).tolist()
-    for place in map(place_of, sites.addrs[low:high].tolist()):
+    start = found.subject.start - found.subject.start % _POINTER
+    for place in range(start, found.subject.stop, _POINTER):
         stop = Addr(place + _POINTER)
-        operations = int.from_bytes(read_text(specimen, place, _POINTER), "little")
-        if operations >> 63 and found.differs(place, stop):
+        if place in specimen.tables.pointers and found.differs(Addr(place), stop):
+            operations = int.from_bytes(read_text(specimen, place, _POINTER), "little")
             yield Mark(
-                start=place,
+                start=Addr(place),
                 stop=stop,
                 author=Author.FTRACE,
                 says="whom the ftrace site behind it is for, which boot put in place of two nops: "

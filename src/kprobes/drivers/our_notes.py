@@ -13,7 +13,6 @@ import numpy as np
 from kprobes.arch.facts import Arch
 from kprobes.arch.listed import Listed, Reach
 from kprobes.drivers.anatomy import Mark
-from kprobes.drivers.clean_text import CleanText
 from kprobes.drivers.guest.arena import COUNTERS_SIZE
 from kprobes.drivers.guest.layout import readers, task_abi
 from kprobes.drivers.instructions import Text
@@ -129,7 +128,7 @@ def _touched(
 def _layouts(specimen: Specimen, described: Sequence[Described]) -> Iterator[RecordLayout]:
     text = Text(
         kernel=specimen.kernel,
-        open_memory=lambda: CleanText(specimen),
+        open_memory=specimen.compiled,
         read_tables=lambda: specimen.tables,
     )
     places = Places(text, specimen.arch, specimen.sites or _NO_SITES)

@@ -4,7 +4,6 @@ A stub serves one client. The tracer's journal says where the guest's RAM is in 
 where its page table is; that is enough to read the kernel, and nothing can be written.
 """
 
-import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
@@ -63,7 +62,7 @@ def overlooking(window: Window) -> Generator[tuple[GuestMemory, Kernel]]:
         raise TargetError(f"QEMU, process {window.pid}, cannot be looked into: {error}") from error
     try:
         spaces = find_spaces(ram, machine(window.arch), [window.registers])
-        found = read_kernel(spaces, cache=KernelCache(default_root(os.environ)))
+        found = read_kernel(spaces, cache=KernelCache(default_root()))
         yield GuestMemory(ram, found.tables), found.kernel
     finally:
         ram.close()

@@ -10,6 +10,7 @@ from kprobes.drivers.exits import Classified, Prover
 from kprobes.drivers.guest.events import read_events
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import remembering
+from kprobes.drivers.guest_probes import GuestProbes
 from kprobes.drivers.instructions import Instructions, NoBoundaryError, Text, first
 from kprobes.errors import DefinitionError, RefusedError
 from kprobes.image.text_tables import read_tables
@@ -242,4 +243,6 @@ def text_of(guest: Guest, sites: Sites) -> Text:
         read_tables=partial(
             read_tables, remembering(guest.memory), guest.kernel, ftrace=sites.addrs.tolist()
         ),
+        # Static data and what kmalloc() gives stay where they are.
+        probes=GuestProbes(remembering(guest.memory), guest.kernel),
     )

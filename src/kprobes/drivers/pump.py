@@ -15,7 +15,7 @@ from kprobes.model.batch import Events
 
 _BUSY_S = 0.001
 _IDLE_S = 0.02
-_MOST_READY = 20_000_000
+_ROOM = 64 << 20
 
 
 def nothing() -> None:
@@ -47,17 +47,43 @@ class Recorder(Protocol):
 
 
 class ThreadPump:
-    """Drains a recorder in a thread of its own until it is stopped."""
+    """Drains a recorder in a thread of its own until it is stopped.
 
-    def __init__(self, recorder: Recorder, between: Callable[[], None] = nothing) -> None:
+    That thread alone drains; what it found, and how it ended, is under ``_lock``.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        between: Callable[[], None] = nothing,
+        *,
+        room: int = _ROOM,
+    ) -> None:
+        """Start.
+
+        Args:
+            recorder: what is drained.
+            between: is called after each look, in the pump's thread.
+            room: bytes of events that may wait to be taken. When they fill it nothing is drained:
+                the rings fill, and what does not fit there is lost and counted there.
+        """
         self._recorder = recorder
         self._between = between
-        self._ready: deque[Events] = deque()
+        self._room = room
+        self._lock = threading.Condition()
+        self._ready: deque[tuple[Events, int]] = deque()
+        self._waiting = 0
         self._error: KprobesError | None = None
-        self._arrived = threading.Event()
+        self._is_over = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kprobes-pump", daemon=True)
         self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of events that wait to be taken."""
+        with self._lock:
+            return self._waiting
 
     def take(self, timeout_s: float) -> Events | None:
         """Return the next events, or None when none came in time.
@@ -65,16 +91,19 @@ class ThreadPump:
         Raises:
             KprobesError: what went wrong while draining.
         """
-        if not self._ready:
-            self._arrived.wait(timeout_s)
-            self._arrived.clear()
-        if self._ready:
-            return self._ready.popleft()
-        if self._error is not None:
-            raise self._error
-        if not self._thread.is_alive() and not self._stopping.is_set():
-            raise KprobesError("draining ended by an error of our own; what came before is whole")
-        return None
+        with self._lock:
+            self._lock.wait_for(lambda: self._ready or self._is_over, timeout_s)
+            if self._ready:
+                events, size = self._ready.popleft()
+                self._waiting -= size
+                return events
+            if self._error is not None:
+                raise self._error
+            if self._is_over and not self._stopping.is_set():
+                raise KprobesError(
+                    "draining ended by an error of our own; what came before is whole"
+                )
+            return None
 
     def stop(self) -> None:
         """End the thread; what it took can still be had with ``take``."""
@@ -82,24 +111,31 @@ class ThreadPump:
         self._thread.join()
 
     def _run(self) -> None:
-        # Whoever formats must let us have Python's lock soon.
-        with soon():
-            self._drain()
+        try:
+            # Whoever formats must let us have Python's lock soon.
+            with soon():
+                self._drain()
+        except KprobesError as error:
+            self._error = error
+        finally:
+            with self._lock:
+                self._is_over = True
+                self._lock.notify_all()
 
     def _drain(self) -> None:
         pause = _BUSY_S
         while not self._stopping.wait(pause):
-            if sum(map(len, self._ready)) > _MOST_READY:
-                # Whoever prints is too slow: the rings fill, and count what they drop.
+            if self.waiting >= self._room:
                 continue
-            try:
-                events = self._recorder.drain()
-                self._between()
-            except KprobesError as error:
-                self._error = error
-                self._arrived.set()
-                return
+            events = self._recorder.drain()
             pause = _BUSY_S if len(events) else min(2 * pause, _IDLE_S)
             if len(events):
-                self._ready.append(events)
-                self._arrived.set()
+                self._add(events)
+            self._between()
+
+    def _add(self, events: Events) -> None:
+        size = events.nbytes
+        with self._lock:
+            self._ready.append((events, size))
+            self._waiting += size
+            self._lock.notify_all()

@@ -6,13 +6,27 @@ from enum import StrEnum
 from pathlib import Path
 
 from kprobes.drivers.guest.guardian import rescue
-from kprobes.drivers.journal import Entry
-from kprobes.errors import KprobesError, UnreachableError, UsageError
+from kprobes.drivers.journal import Entry, entries, read
+from kprobes.errors import (
+    GuestReplacedError,
+    KprobesError,
+    TargetError,
+    UnreachableError,
+    UsageError,
+)
 from kprobes.transport.address import is_path
 from kprobes.transport.connect import parse_target
 
 _PATIENCE_S = 2.0
 _OWN_PREFIX = "kprobes-"
+_UNSEARCHED = (
+    "the guest's RAM can be read through its stub only, which is too slow to look for probes of a "
+    "tracer whose journal is not here; run kprobes as QEMU's user"
+)
+_UNNOTED = (
+    "it has more probes than its memory has notes of: `kprobe status --target` lists them; only "
+    "the journal of its tracer, or a reboot, puts it right"
+)
 
 
 class Outcome(StrEnum):
@@ -21,6 +35,7 @@ class Outcome(StrEnum):
     RESTORED = "restored"
     GUEST_ENDED = "guest ended"
     FORGOTTEN = "forgotten"
+    REPLACED = "replaced"
     STILL_TRACING = "still tracing"
     FAILED = "failed"
 
@@ -33,7 +48,7 @@ class Restored:
         entry: as it was; its file is gone unless the outcome is FAILED or STILL_TRACING.
         count: places that were put back.
         memory: bytes that the guest got back.
-        error: why it FAILED, else None.
+        error: why it FAILED, or how the guest was REPLACED; else None.
     """
 
     entry: Entry
@@ -43,29 +58,57 @@ class Restored:
     error: KprobesError | None = None
 
 
-def of_target(entries: Iterable[Entry], target: str | None) -> list[Entry]:
+def of_target(found: Iterable[Entry], target: str | None) -> list[Entry]:
     """Return the journals of one target, however it is spelt; all of them for None."""
-    found = list(entries)
     if target is None:
-        return found
+        return list(found)
     address = parse_target(target)
     return [entry for entry in found if _address(entry) == address]
 
 
-def restore(entries: Iterable[Entry], *, patience_s: float = _PATIENCE_S) -> Iterator[Restored]:
+def restore(found: Iterable[Entry], *, patience_s: float = _PATIENCE_S) -> Iterator[Restored]:
     """Roll back every journal whose tracer is gone, the newest first.
 
     Args:
-        entries: oldest first.
+        found: oldest first.
         patience_s: how long a stub may be busy with a tracer that has just died.
     """
     # A later tracer may have patched over what an earlier one left.
-    for entry in reversed(list(entries)):
+    for entry in reversed(list(found)):
         if not entry.is_abandoned:
             yield Restored(entry=entry, outcome=Outcome.STILL_TRACING)
         elif has_ended(entry):
             entry.path.unlink(missing_ok=True)
             yield Restored(entry=entry, outcome=Outcome.GUEST_ENDED)
+        else:
+            yield _restore(entry, patience_s)
+
+
+def restore_noted(target: str, *, patience_s: float = _PATIENCE_S) -> Iterator[Restored]:
+    """Put right what tracers without a journal here have left in a guest, by their own notes.
+
+    So it is in a guest that was put back to a snapshot with probes in it.
+
+    Raises:
+        UnreachableError: nothing answers there, or somebody else uses the stub.
+        TargetError: no Linux that we understand runs there.
+    """
+    # What finds kernels takes a while to load, and most journals need none of it.
+    from kprobes.drivers.guest.identity import read_boot
+    from kprobes.drivers.guest.notes import as_journal, can_search, find_notes
+    from kprobes.drivers.look import looking
+
+    known = {entry.mark for entry in entries()}
+    with looking(target) as guest:
+        if not can_search(guest):
+            raise TargetError(_UNSEARCHED)
+        found = [notes for notes in find_notes(guest) if notes.mark not in known]
+        boot = read_boot(guest)
+    for notes in found:
+        entry = read(as_journal(notes, target, boot).path)
+        if notes.undos is None or notes.frames is None:
+            entry.path.unlink()
+            yield Restored(entry=entry, outcome=Outcome.FAILED, error=TargetError(_UNNOTED))
         else:
             yield _restore(entry, patience_s)
 
@@ -92,6 +135,8 @@ def _restore(entry: Entry, patience_s: float) -> Restored:
         rescued = rescue(entry.target, entry.path, patience_s=patience_s)
     except UnreachableError as error:
         return _unreachable(entry, error)
+    except GuestReplacedError as error:
+        return Restored(entry=entry, outcome=Outcome.REPLACED, error=error)
     except KprobesError as error:
         return Restored(entry=entry, outcome=Outcome.FAILED, error=error)
     return Restored(

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kprobes.arch.facts import Arch
 from kprobes.arch.registry import arch
-from kprobes.drivers.guest_probes import GuestProbe, read_guest_probes
+from kprobes.drivers.clean_text import CleanText
+from kprobes.drivers.guest_probes import GuestProbe, patches_of, read_guest_probes, taken
 from kprobes.drivers.guest_tracers import Tracers
 from kprobes.drivers.journal import Entry
 from kprobes.errors import KprobesError, MemoryFault, RefusedError
@@ -16,10 +17,11 @@ from kprobes.image.file import KernelImage, check_same_build, kernel_from_image,
 from kprobes.image.init_tables import read_image_tables
 from kprobes.image.text_tables import read_tables
 from kprobes.model.kernel import Kernel
+from kprobes.model.plan import Patch
 from kprobes.model.text import TextTables
 from kprobes.plan.ftrace import Sites, read_sites, sites_in_image
 from kprobes.ports import Memory
-from kprobes.transport.image_cache import images
+from kprobes.transport.image_cache import cached
 
 _PLACES = ("boot/vmlinuz-{0}", "usr/lib/modules/{0}/vmlinuz", "lib/modules/{0}/vmlinuz")
 
@@ -68,6 +70,24 @@ class Specimen:
             return self.image.read(start - self.kernel.slide, size)
         return None
 
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes of what runs, else of what would, or raise MemoryFault."""
+        found = self.now(addr, size)
+        if found is None:
+            found = self.was(addr, size)
+        if found is None:
+            raise MemoryFault(addr, size)
+        return found
+
+    def compiled(self) -> CleanText:
+        """Return the text as it was compiled: without the kernel's own probes, and ours."""
+        facts = self.arch.patch
+        theirs = (p for each in self.probes if not each.is_ftrace for p in patches_of(each, facts))
+        undos = (undo for entry in self.entries for undo in entry.undos)
+        ours = (Patch(addr=undo.addr, old=undo.old, new=undo.new) for undo in undos)
+        patches = (*theirs, *ours)
+        return CleanText(self, lambda: patches)
+
 
 def specimen_of_guest(
     memory: Memory, kernel: Kernel, *, images: Iterable[Path], entries: Iterable[Entry]
@@ -88,16 +108,18 @@ def specimen_of_guest(
     with suppress(RefusedError):
         sites = read_sites(memory, kernel)
     addrs = sites.addrs.tolist() if sites is not None else ()
+    known, probes = arch(kernel.arch), read_guest_probes(memory, kernel)
+    probed = taken(probes, kernel.symbols, memory, known.patch)
     return Specimen(
         kernel=kernel,
-        arch=arch(kernel.arch),
+        arch=known,
         memory=memory,
         image=image,
         linked=kernel_from_image(image) if image is not None else None,
         why_no_image=why,
         sites=sites,
-        tables=read_tables(memory, kernel, ftrace=addrs),
-        probes=read_guest_probes(memory, kernel),
+        tables=replace(read_tables(memory, kernel, ftrace=addrs), probed=probed),
+        probes=probes,
         tracers=Tracers(memory, kernel),
         entries=tuple(entries),
     )
@@ -145,7 +167,7 @@ def candidates(kernel: Kernel, entries: Sequence[Entry], *, given: Path | None) 
     # Nothing but a plain name may come out of a guest's memory into a path.
     if os.sep in kernel.release or not kernel.release:
         return
-    roots = [Path("/"), *sorted(images().glob("*"))]
+    roots = [Path("/"), *cached()]
     for root in roots:
         yield from (root / place.format(kernel.release) for place in _PLACES)
 

@@ -1,6 +1,10 @@
-"""What is armed in a guest, and by whom: its ftrace sites as they are, beside our journals."""
+"""What is armed in a guest, and by whom: its ftrace sites as they are, beside our journals.
 
-from collections.abc import Iterable
+Of jumps and breakpoints, which are anywhere, journals tell, and what tracers note in the guest.
+"""
+
+from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -8,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.arch.facts import SiteFacts
-from kprobes.drivers.journal import Entry
+from kprobes.drivers.journal import FLAGS, Entry, Undo
 from kprobes.errors import MemoryFault
 from kprobes.model.kernel import Kernel
 from kprobes.plan.ftrace import DISABLED, known_sites
@@ -29,7 +33,7 @@ class Owner(StrEnum):
     JOURNAL = "journal"
     """A tracer of this machine, whose journal has these very bytes."""
     TRACER = "tracer"
-    """A kprobes tracer of another machine, or one whose journal is lost."""
+    """A kprobes tracer of another machine, or one whose journal is lost: in a snapshot, say."""
     GUEST = "guest"
     """The guest's own ftrace: a tracer, kprobe event or BPF program in it."""
     UNKNOWN = "unknown"
@@ -57,14 +61,20 @@ class ArmedSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A guest's ftrace sites: how many there are, and those that are armed."""
+    """A guest's ftrace sites: how many there are; and what is armed, any other site included."""
 
     release: str
     sites: int
     armed: tuple[ArmedSite, ...]
 
 
-def look(memory: Memory, kernel: Kernel, facts: SiteFacts, entries: Iterable[Entry]) -> Status:
+def look(
+    memory: Memory,
+    kernel: Kernel,
+    facts: SiteFacts,
+    entries: Iterable[Entry],
+    noted: Iterable[Undo] = (),
+) -> Status:
     """Compare every ftrace site of a guest with what it holds when idle.
 
     Args:
@@ -72,6 +82,7 @@ def look(memory: Memory, kernel: Kernel, facts: SiteFacts, entries: Iterable[Ent
         kernel: that runs there.
         facts: of its architecture's sites.
         entries: journals of this guest.
+        noted: patches of tracers that have no journal here.
 
     Raises:
         TargetError: its list of them is broken.
@@ -79,7 +90,9 @@ def look(memory: Memory, kernel: Kernel, facts: SiteFacts, entries: Iterable[Ent
     sites = known_sites(memory, kernel)
     addrs, codes = read_codes(memory, sites.addrs, facts.size)
     is_armed = ~_is_idle(codes, facts.nops)
-    known = {(undo.addr, undo.new): (undo, entry) for entry in entries for undo in entry.undos}
+    theirs = [(undo, None) for undo in noted]
+    ours = [*theirs, *((undo, entry) for entry in entries for undo in entry.undos)]
+    known = {(undo.addr, undo.new): (undo, entry) for undo, entry in ours}
     armed: list[ArmedSite] = []
     for number, row in zip(addrs[is_armed].tolist(), codes[is_armed], strict=True):
         addr, code = Addr(number), row.tobytes()
@@ -89,12 +102,41 @@ def look(memory: Memory, kernel: Kernel, facts: SiteFacts, entries: Iterable[Ent
             addr=addr,
             where=_where(kernel, addr),
             code=code,
-            owner=Owner.JOURNAL if entry else _owner(memory, sites.find(addr), is_call=is_call),
+            owner=_known_owner(undo, entry) or _owner(memory, sites.find(addr), is_call=is_call),
             event=undo.what if undo else "",
             entry=entry,
         )
         armed.append(site)
+    armed += _elsewhere(memory, kernel, ours, {site.addr for site in armed})
     return Status(release=kernel.release, sites=len(sites.addrs), armed=tuple(armed))
+
+
+def _known_owner(undo: Undo | None, entry: Entry | None) -> Owner | None:
+    if undo is None:
+        return None
+    return Owner.TRACER if entry is None else Owner.JOURNAL
+
+
+def _elsewhere(
+    memory: Memory,
+    kernel: Kernel,
+    ours: Iterable[tuple[Undo, Entry | None]],
+    found: Container[Addr],
+) -> Iterator[ArmedSite]:
+    # Jumps and breakpoints, which no list of the kernel's has.
+    for undo, entry in ours:
+        if undo.what == FLAGS or undo.addr in found or undo.new == undo.old:
+            continue
+        with suppress(MemoryFault):
+            if memory.read(undo.addr, len(undo.new)) == undo.new:
+                yield ArmedSite(
+                    addr=undo.addr,
+                    where=_where(kernel, undo.addr),
+                    code=undo.new,
+                    owner=Owner.JOURNAL if entry else Owner.TRACER,
+                    event=undo.what,
+                    entry=entry,
+                )
 
 
 def read_codes(

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from kprobes.arch.listed import Listed, Opinion, Study, Syntax
 from kprobes.drivers.anatomy import Anatomy, Detour, Row, Side, Subject
-from kprobes.drivers.clean_text import CleanText
 from kprobes.drivers.detours import read_detours, row_of
 from kprobes.drivers.marks import Bytes, read_marks
 from kprobes.drivers.specimen import Specimen
@@ -90,7 +89,7 @@ def _read(specimen: Specimen, subject: Subject) -> tuple[bytes | None, bytes | N
 
 def _study(specimen: Specimen, addr: int) -> Study | None:
     try:
-        name, parts = read_function(CleanText(specimen), specimen.kernel, addr)
+        name, parts = read_function(specimen.compiled(), specimen.kernel, addr)
     except (RefusedError, MemoryFault):
         return None
     return specimen.arch.listing.study(name, parts, specimen.tables)

@@ -1,7 +1,6 @@
 """X-rays of whole functions: their parts, and every way out of them."""
 
 from kprobes.drivers.anatomy import Subject
-from kprobes.drivers.clean_text import CleanText
 from kprobes.drivers.exits import Classified, Prover
 from kprobes.drivers.instructions import Text
 from kprobes.drivers.specimen import Specimen
@@ -19,7 +18,7 @@ def parts_at(specimen: Specimen, addr: Addr) -> tuple[Subject, ...]:
     """
     alone = function_at(specimen, addr)
     try:
-        _, parts = read_function(CleanText(specimen), specimen.kernel, addr)
+        _, parts = read_function(specimen.compiled(), specimen.kernel, addr)
     except (RefusedError, MemoryFault):
         return (alone,)
     return tuple(Subject(start=part.addr, stop=Addr(part.addr + len(part.code))) for part in parts)
@@ -35,7 +34,7 @@ def exits_at(specimen: Specimen, addr: Addr) -> Classified:
     assert symbol is not None
     text = Text(
         kernel=specimen.kernel,
-        open_memory=lambda: CleanText(specimen),
+        open_memory=specimen.compiled,
         read_tables=lambda: specimen.tables,
     )
     return Prover(text, specimen.arch.patch).classify(symbol)

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from kprobes.errors import FormatError, TargetError
+from kprobes.errors import FormatError
 from kprobes.formats import arm64_image, elf
 
 _SECTOR = 512
@@ -89,7 +89,7 @@ def _gzip(payload: bytes) -> bytes:
 
 
 def _xz(payload: bytes) -> bytes:
-    return lzma.LZMADecompressor().decompress(payload, _MAX_SIZE)
+    return lzma.LZMADecompressor(memlimit=_MAX_SIZE).decompress(payload, _MAX_SIZE)
 
 
 def _bzip2(payload: bytes) -> bytes:
@@ -97,10 +97,8 @@ def _bzip2(payload: bytes) -> bytes:
 
 
 def _zstd(payload: bytes) -> bytes:
-    try:
-        import zstandard
-    except ImportError as e:
-        raise TargetError(_missing("zstandard")) from e
+    import zstandard
+
     try:
         return zstandard.ZstdDecompressor().stream_reader(payload).read(_MAX_SIZE)
     except zstandard.ZstdError as e:
@@ -117,10 +115,7 @@ class _Lz4Block(Protocol):
 def _lz4(payload: bytes) -> bytes:
     # u32 magic, then per chunk u32 size and a raw block; the kernel's build appends the size
     # of the whole, which must not be taken for one more chunk.
-    try:
-        block = cast(_Lz4Block, importlib.import_module("lz4.block"))
-    except ImportError as e:
-        raise TargetError(_missing("lz4")) from e
+    block = cast(_Lz4Block, importlib.import_module("lz4.block"))
     at, total, chunks = 4, 0, list[bytes]()
     while at + 8 <= len(payload) and total < _MAX_SIZE:
         (size,) = struct.unpack_from("<I", payload, at)
@@ -132,10 +127,6 @@ def _lz4(payload: bytes) -> bytes:
         chunks.append(chunk)
         total, at = total + len(chunk), at + 4 + size
     return b"".join(chunks)
-
-
-def _missing(package: str) -> str:
-    return f"this kernel file needs the Python package {package}: pip install 'kprobes[images]'"
 
 
 _COMPRESSIONS: dict[bytes, Callable[[bytes], bytes]] = {

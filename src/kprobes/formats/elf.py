@@ -19,7 +19,7 @@ MAGIC = b"\x7fELF\x02\x01"
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM = struct.Struct("<IIQQQQQQ")
 _NOTE = struct.Struct("<III")
-_PT_LOAD, _PT_NOTE = 1, 4
+_PT_LOAD, _PT_INTERP, _PT_NOTE = 1, 3, 4
 _NT_GNU_BUILD_ID = 3
 _MAX_SEGMENTS = 256
 _MAX_NOTES = 1024
@@ -50,11 +50,13 @@ class Image:
         machine: the ISA, an ``EM_`` number.
         segments: by address.
         build_id: b"" when it has none.
+        needs_loader: it names an interpreter (PT_INTERP), as dynamic programs do.
     """
 
     machine: int
     segments: tuple[Segment, ...]
     build_id: bytes
+    needs_loader: bool = False
 
 
 def parse(data: bytes) -> Image:
@@ -69,6 +71,9 @@ def parse(data: bytes) -> Image:
     if size != _PROGRAM.size or count > _MAX_SEGMENTS or table + size * count > len(data):
         raise FormatError("ELF: the program headers are damaged")
     headers = [_PROGRAM.unpack_from(data, table + size * i) for i in range(count)]
+    if sum(header[5] for header in headers if header[0] in (_PT_LOAD, _PT_NOTE)) > 2 * len(data):
+        # Each is copied; a note may lie in what is loaded.
+        raise FormatError("ELF: the program headers are damaged")
     loads = [_segment(data, header) for header in headers if header[0] == _PT_LOAD]
     notes = [_segment(data, header) for header in headers if header[0] == _PT_NOTE]
     ids = (build_id(note.data) for note in notes)
@@ -76,6 +81,7 @@ def parse(data: bytes) -> Image:
         machine=machine,
         segments=tuple(sorted(loads, key=lambda segment: segment.addr)),
         build_id=next((found for found in ids if found), b""),
+        needs_loader=any(header[0] == _PT_INTERP for header in headers),
     )
 
 

@@ -15,14 +15,15 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kprobes.errors import MemoryFault
+from kprobes import directories
+from kprobes.errors import MemoryFault, StateError
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.image.build import Build, Source, digest_of
 from kprobes.ports import Memory
@@ -34,15 +35,13 @@ _MAX_HEADER = 1 << 16
 _MAX_FILES = 64
 _MAX_SOURCE = 1 << 28
 _BYTES_EACH = 8 + 4 + 1
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)
+_UNREADABLE = (StateError, OSError, ValueError, KeyError, TypeError, RecursionError)
 """What a file may raise that we did not write, or that was damaged since."""
 
 
-def default_root(environment: Mapping[str, str]) -> Path:
-    """Return where kernels are cached, by the XDG base directory rules."""
-    cache = environment.get("XDG_CACHE_HOME", "")
-    base = Path(cache) if cache.startswith("/") else Path("~/.cache").expanduser()
-    return base / "kprobes" / "kernels"
+def default_root() -> Path:
+    """Return where kernels are cached: ``$XDG_CACHE_HOME/kprobes/kernels``."""
+    return directories.cache() / "kernels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +59,11 @@ class _Header:
 class KernelCache:
     """Kernels seen before, one file each. Losing one costs a tenth of a second.
 
+    Nothing is taken from a directory or a file that somebody else may have written.
+
     Args:
-        root: the directory; made when the first kernel is stored.
+        root: the directory; made when the first kernel is stored. It and the one that it is in
+            are ours.
     """
 
     def __init__(self, root: Path) -> None:
@@ -86,15 +88,16 @@ class KernelCache:
         if link is None:
             return
         path = self.root / (build.build_id.hex() or "no-build-id") / build.digest.hex()
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError, StateError):
+            directories.make(path.parent, top=self.root.parent)
             _write(path, _packed(build, link))
             self._prune()
 
     def _files(self) -> list[Path]:
         # The newest first. A file may vanish at any moment: other sessions prune too.
         files: list[tuple[float, Path]] = []
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StateError):
+            directories.check(self.root, top=self.root.parent)
             for path in self.root.glob("*/*"):
                 with contextlib.suppress(OSError):
                     files.append((path.stat().st_mtime, path))
@@ -123,7 +126,7 @@ def _match(path: Path, memory: Memory, text: int) -> Build | None:
 
 def _peek(path: Path) -> _Header | None:
     try:
-        with path.open("rb") as file:
+        with directories.open_own(path) as file:
             return _parse_header(file.read(_MAX_HEADER))
     except _UNREADABLE:
         return None
@@ -158,7 +161,8 @@ def _pieces(header: _Header, memory: Memory, slide: int) -> Iterator[bytes]:
 
 def _load(path: Path, btf: bytes) -> Build | None:
     try:
-        data = path.read_bytes()
+        with directories.open_own(path) as file:
+            data = file.read()
         if data[:_FIRST_LINE] != _first_line(memoryview(data)[_FIRST_LINE:]):
             return None
         header = _parse_header(data)

@@ -1,5 +1,6 @@
 """A kernel file (vmlinux or boot image) to a Kernel at link addresses, and to readable memory."""
 
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from kprobes.image.build import Region, extract, kernel_of
 from kprobes.image.types import parse_types
 from kprobes.image.unlisted import with_unlisted
 from kprobes.model.kernel import Kernel
-from kprobes.units import Addr
+from kprobes.units import GIB, Addr
+
+_MAX_SIZE = 4 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +48,7 @@ def read_image(path: Path) -> KernelImage:
         TargetError: the file cannot be read, or is of another architecture.
         FormatError: it is no kernel, or damaged.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise TargetError(f"cannot read {path}: {e.strerror}") from e
+    data = _read(path)
     try:
         image = _parse(bootimage.unpack(data))
     except FormatError as e:
@@ -63,6 +63,19 @@ def read_image(path: Path) -> KernelImage:
         build_id=image.build_id,
         regions=tuple(Region(addr=Addr(s.addr), data=s.data) for s in image.segments),
     )
+
+
+def _read(path: Path) -> bytes:
+    # A FIFO would be waited for, and a device has no end.
+    try:
+        found = path.stat()
+        is_file = stat.S_ISREG(found.st_mode)
+        if is_file and found.st_size <= _MAX_SIZE:
+            return path.read_bytes()
+    except OSError as e:
+        raise TargetError(f"cannot read {path}: {e.strerror}") from e
+    why = f"larger than {_MAX_SIZE // GIB} GiB" if is_file else "not a regular file"
+    raise TargetError(f"cannot read {path}: {why}")
 
 
 def _parse(data: bytes) -> elf.Image:

@@ -162,11 +162,11 @@ class _Part:
     # The kernel, or all modules together: columns in table order, and an order by address.
     def __init__(self, owners: Sequence[ModuleSymbols]) -> None:
         tables = [owner.table for owner in owners]
-        self._labels = [owner.name for owner in owners]
+        self._labels: list[str] = [owner.name for owner in owners]
         self._owner: NDArray[np.intp] = np.repeat(
             np.arange(len(tables)), [len(table.addrs) for table in tables]
         )
-        self._types = b"".join(table.types for table in tables)
+        self._types: bytes = b"".join(table.types for table in tables)
         self._addrs = np.concatenate([table.addrs for table in tables])
         self.names = Names(*_joined(tables))
         order: NDArray[np.intp] = np.argsort(self._addrs, kind="stable")
@@ -198,7 +198,21 @@ class _Part:
         return self.symbol(int(self._order[first]))
 
     def matching(self, regex: bytes) -> Iterator[Symbol]:
-        return map(self.symbol, self.names.matching(regex).tolist())
+        # As ``symbol``, all at once: one by one 90,000 of them take a second.
+        numbers = self.names.matching(regex)
+        addrs = self._addrs[numbers]
+        found: list[int] = numbers.tolist()
+        stops: list[int] = self._stops(addrs).tolist()
+        owners: list[int] = self._owner[numbers].tolist()
+        rows = zip(found, addrs.tolist(), stops, owners, strict=True)
+        for number, addr, stop, owner in rows:
+            yield Symbol(
+                addr=Addr(addr),
+                name=_text(self.names.name(number)),
+                type=chr(self._types[number]),
+                size=stop - addr,
+                module=self._labels[owner],
+            )
 
     def near(self, name: str) -> list[str]:
         # Names that share a half with the wanted one, those of about its length first.
@@ -218,6 +232,18 @@ class _Part:
             return owned[1] if owned else addr
         stop = int(self._sorted[following])
         return min(stop, owned[1]) if owned else stop
+
+    def _stops(self, addrs: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        # What ``_stop`` says of each.
+        following = np.searchsorted(self._sorted, addrs, "right")
+        stops = np.append(self._sorted, np.uint64(0))[following]
+        is_last = following == len(self._sorted)
+        stops[is_last] = addrs[is_last]
+        for owned in reversed(self._ranges):
+            start, stop = (np.uint64(min(edge, U64)) for edge in owned)
+            inside = (addrs >= start) & (addrs < stop)
+            stops[inside] = np.where(is_last, stop, np.minimum(stops, stop))[inside]
+        return stops
 
     def _range_of(self, addr: int) -> Range | None:
         if not 0 <= addr <= U64:

@@ -13,6 +13,7 @@ not fit into the text is left out, and what has no end ends somewhere.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from kprobes.arch.machine import TextFacts
 from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.image.module_tables import read_module_tables
@@ -101,6 +102,7 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
         jump_labels=pairs(jump_labels) | modules.jump_labels,
         static_calls=frozenset(static_calls[0].tolist()) | modules.static_calls,
         ftrace=sites,
+        pointers=frozenset(_pointers(kernel, known, sites)),
         annexes=annexes(memory, _elsewhere(kernel, repairs)),
         forbidden=barred,
         forbidden_names=frozenset(names_in(barred, kernel)),
@@ -237,6 +239,11 @@ def _fields(kernel: Kernel) -> tuple[int, int]:
 
 def _u64(data: bytes) -> int:
     return int.from_bytes(data[:8], "little") & U64
+
+
+def _pointers(kernel: Kernel, known: TextFacts, sites: Iterable[int]) -> Iterator[int]:
+    if known.pointer is not None and kernel.symbols.find(known.with_pointers) is not None:
+        yield from map(known.pointer, sites)
 
 
 def _named(kernel: Kernel, names: Iterable[str]) -> Iterator[int]:

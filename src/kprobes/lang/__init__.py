@@ -1,6 +1,6 @@
 """Text to Definition and back, with the kernel's errors and carets."""
 
-from kprobes.lang.append import append, apply, delete
+from kprobes.lang.append import Definitions, apply
 from kprobes.lang.listing import at_function, show
 from kprobes.lang.parser import (
     parse,
@@ -14,10 +14,9 @@ from kprobes.lang.types import TYPES
 
 __all__ = [
     "TYPES",
-    "append",
+    "Definitions",
     "apply",
     "at_function",
-    "delete",
     "parse",
     "parse_boot",
     "parse_prefix",

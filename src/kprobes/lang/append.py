@@ -1,6 +1,7 @@
 """Several definitions on one event, and the deletion of some: what the kernel allows of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 
 from kprobes.lang.listing import show_arguments, show_place
 from kprobes.lang.types import is_string_alone
@@ -16,10 +17,97 @@ from kprobes.model.definition import (
     Statement,
 )
 
-Definitions = tuple[Definition, ...]
+Name = tuple[str, str]
+"""Group and event."""
+_Identity = tuple[object, ...]
 
 
-def apply(statements: Sequence[Statement], *, existing: Definitions = ()) -> Definitions:
+class Definitions:
+    """The definitions that are there, oldest first; those of one event are found by its name."""
+
+    def __init__(self, existing: Iterable[Definition] = ()) -> None:
+        self._next = count()
+        self._all: dict[int, Definition] = {}
+        # By event, by group: the place and arguments of each, and its number.
+        self._events: dict[str, dict[str, dict[_Identity, int]]] = {}
+        for definition in existing:
+            self._add(definition)
+
+    def __iter__(self) -> Iterator[Definition]:
+        """Yield them, oldest first."""
+        return iter(self._all.values())
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._all)
+
+    def __contains__(self, name: Name) -> bool:
+        """Whether an event of this group and name is there."""
+        group, event = name
+        return bool(self._same(group, event))
+
+    def check(self, new: Definition) -> None:
+        """Refuse a definition that cannot be added; errors as for ``append``."""
+        # A pattern without an event name makes an event of its own for each function.
+        same: Mapping[tuple[object, ...], int] = (
+            self._same(new.group, new.event) if new.event else {}
+        )
+        if same:
+            _check_alike(self._all[next(iter(same.values()))], new)
+        if _identity(new) in same:
+            raise rejection(Code.SAME_PROBE, command=new.command, column=0)
+
+    def append(self, new: Definition) -> None:
+        """Add a definition.
+
+        Definitions of one event probe several places, and must agree in all that its records have.
+
+        Raises:
+            DefinitionError: DIFF_PROBE_TYPE, DIFF_ARG_TYPE or SAME_PROBE.
+        """
+        self.check(new)
+        self._add(new)
+
+    def delete(self, deletion: Deletion) -> tuple[Definition, ...]:
+        """Take away the definitions that match, and return them.
+
+        Raises:
+            DefinitionError: NO_EVENT, when none does.
+        """
+        gone = [at for at in self._candidates(deletion) if _matches(self._all[at], deletion)]
+        if not gone:
+            raise rejection(Code.NO_EVENT, command=deletion.command, column=0)
+        return tuple(map(self._remove, sorted(gone)))
+
+    def _same(self, group: str, event: str) -> Mapping[_Identity, int]:
+        return self._events.get(event, {}).get(group, {})
+
+    def _candidates(self, deletion: Deletion) -> Iterable[int]:
+        if not deletion.event:
+            return self._all
+        groups = self._events.get(deletion.event, {})
+        chosen = groups.values() if deletion.group is None else [groups.get(deletion.group, {})]
+        return [at for same in chosen for at in same.values()]
+
+    def _add(self, new: Definition) -> None:
+        number = next(self._next)
+        self._all[number] = new
+        groups = self._events.setdefault(new.event, {})
+        groups.setdefault(new.group, {})[_key(new, number)] = number
+
+    def _remove(self, number: int) -> Definition:
+        gone = self._all.pop(number)
+        groups = self._events[gone.event]
+        same = groups[gone.group]
+        del same[_key(gone, number)]
+        if not same:
+            del groups[gone.group]
+        return gone
+
+
+def apply(
+    statements: Iterable[Statement], *, existing: Iterable[Definition] = ()
+) -> tuple[Definition, ...]:
     """Return the definitions that are there after all statements, in order.
 
     Args:
@@ -27,44 +115,15 @@ def apply(statements: Sequence[Statement], *, existing: Definitions = ()) -> Def
         existing: what was there before them.
 
     Raises:
-        DefinitionError: from ``append`` and ``delete``, for the first that is wrong.
+        DefinitionError: from ``Definitions``, for the first that is wrong.
     """
-    found = existing
+    found = Definitions(existing)
     for statement in statements:
         if isinstance(statement, Deletion):
-            found = delete(found, statement)
+            found.delete(statement)
         else:
-            found = append(found, statement)
-    return found
-
-
-def append(existing: Definitions, new: Definition) -> Definitions:
-    """Return the definitions with a new one behind them.
-
-    Definitions of one event probe several places, and must agree in all that its records have.
-
-    Raises:
-        DefinitionError: DIFF_PROBE_TYPE, DIFF_ARG_TYPE or SAME_PROBE.
-    """
-    # A pattern without an event name makes an event of its own for each function.
-    same = [old for old in existing if new.event and _name(old) == _name(new)]
-    if same:
-        _check_alike(same[0], new)
-        if any(_identity(old) == _identity(new) for old in same):
-            raise rejection(Code.SAME_PROBE, command=new.command, column=0)
-    return (*existing, new)
-
-
-def delete(existing: Definitions, deletion: Deletion) -> Definitions:
-    """Return the definitions without those that match.
-
-    Raises:
-        DefinitionError: NO_EVENT, when none does.
-    """
-    kept = tuple(old for old in existing if not _matches(old, deletion))
-    if len(kept) == len(existing):
-        raise rejection(Code.NO_EVENT, command=deletion.command, column=0)
-    return kept
+            found.append(statement)
+    return tuple(found)
 
 
 def _check_alike(old: Definition, new: Definition) -> None:
@@ -101,12 +160,13 @@ def _stored(arg: FetchArg) -> tuple[str, int | None] | None:
     return ("string" if arg.type.startswith("%") else arg.spec.base), arg.spec.count
 
 
-def _name(definition: Definition) -> tuple[str, str]:
-    return definition.group, definition.event
-
-
-def _identity(definition: Definition) -> tuple[str, ...]:
+def _identity(definition: Definition) -> _Identity:
     return show_place(definition.place), *(arg.text for arg in definition.args)
+
+
+def _key(definition: Definition, number: int) -> _Identity:
+    # A pattern may be there twice.
+    return _identity(definition) if definition.event else (number,)
 
 
 def _matches(definition: Definition, deletion: Deletion) -> bool:

@@ -42,6 +42,21 @@ def show_place(place: Place) -> str:
     return f"{symbol}+{place.offset}" if place.offset else symbol
 
 
+def place_as_given(definition: Definition) -> str:
+    """Return a definition's place as it was written; of a pattern, the function."""
+    if is_of_pattern(definition):
+        return show_place(definition.place)
+    span = definition.place.span
+    return definition.command[span.start : span.stop]
+
+
+def is_of_pattern(definition: Definition) -> bool:
+    """Whether a definition is a pattern, or what ``at_function`` has made of one."""
+    place = definition.place
+    written = definition.command[place.span.start : place.span.stop]
+    return place.addr is None and replace(place, symbol=written).is_glob
+
+
 def show_arguments(definition: Definition) -> tuple[str, ...]:
     """Return the arguments as a listing has them."""
     args = definition.args

@@ -34,7 +34,8 @@ class TaskAbi:
     Attributes:
         current: per-CPU offset of the pointer to the running task; 0 where a register has it.
         preempt_count: per-CPU offset of the preempt count, or where a register has the task, in it.
-        pid, comm, flags: offsets of ``pid``, ``comm`` and ``thread_info.flags``.
+        pid, tgid, comm, flags: offsets of ``pid``, ``tgid``, ``comm`` and ``thread_info.flags``.
+        exec_id: offset of ``self_exec_id``, a u64 that fork copies and every exec adds 1 to.
         migration_disabled: offset and size, or None on kernels without it.
         resched_mask: of the flags: need-resched, and perhaps above it need-resched-lazy.
     """
@@ -42,6 +43,8 @@ class TaskAbi:
     current: int
     preempt_count: int
     pid: int
+    tgid: int
+    exec_id: int
     comm: int
     flags: int
     migration_disabled: tuple[int, int] | None

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from kprobes.model.layout import RecordLayout
 
 Column = NDArray[Any]
+_STRING = 40
+"""Bytes of a ``bytes`` object beside its own."""
 Rows = slice | NDArray[np.integer[Any]] | NDArray[np.bool_]
 
 
@@ -45,6 +47,13 @@ class Batch:
         """Return the number of events."""
         return len(self.ts)
 
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes it keeps: all that its columns are views of, and its strings."""
+        columns = (self.ts, self.cpu, self.pid, self.context, self.comm, *self.values)
+        kept = {id(owner): owner.nbytes for owner in map(_owner, columns)}
+        return sum(kept.values()) + sum(map(_strings, self.values))
+
     def take(self, rows: Rows) -> "Batch":
         """Return some rows: views for a slice, copies for indices or a mask."""
         return Batch(
@@ -77,3 +86,22 @@ class Events:
     def __len__(self) -> int:
         """Return the number of events."""
         return len(self.batch)
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes it keeps; see ``Batch.nbytes``."""
+        own = self.batch.nbytes + self.row.nbytes
+        return own + sum(batch.nbytes for batch in self.batches)
+
+
+def _owner(column: Column) -> Column:
+    while isinstance(column.base, np.ndarray):
+        column = column.base
+    return column
+
+
+def _strings(column: Column) -> int:
+    if column.dtype != object:
+        return 0
+    strings: list[bytes | None] = column.ravel().tolist()
+    return len(strings) * _STRING + sum(map(len, filter(None, strings)))

@@ -39,12 +39,13 @@ class Event:
         return self.args[name]
 
 
-def each_event(events: Events) -> Iterator[Event]:
-    """Yield events one by one, oldest first."""
+def each_event(events: Events, name: str | None = None) -> Iterator[Event]:
+    """Yield events one by one, oldest first; those of one name if it is given."""
     batches: list[int] = events.batch.tolist()
     rows: list[int] = events.row.tolist()
     for batch, row in zip(batches, rows, strict=True):
-        yield _event(events.batches[batch], row)
+        if name in (None, events.batches[batch].layout.event):
+            yield _event(events.batches[batch], row)
 
 
 def _event(batch: Batch, row: int) -> Event:

@@ -18,6 +18,8 @@ class Header(StrEnum):
     """What every event has; the value is the kernel's name of the field."""
 
     PID = "common_pid"
+    TGID = "tgid"
+    EXEC_ID = "self_exec_id"
     TYPE = "common_type"
     FLAGS = "common_flags"
     PREEMPT_COUNT = "common_preempt_count"

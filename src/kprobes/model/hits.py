@@ -29,7 +29,8 @@ class Hits:
     """One probe's numbers.
 
     Attributes:
-        event, function: names.
+        event: its name.
+        function: what it probes, as it was given; of a pattern, one of its functions.
         recorded: hits that became events.
         missed: hits that did not, as another one was in progress in the same context there.
         unkept: calls whose return is not seen, as too many others were in progress.

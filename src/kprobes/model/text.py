@@ -42,12 +42,14 @@ class TextTables:
         jump_labels: instructions that the kernel flips between nop and jump, to their target.
         static_calls: instructions that the kernel points elsewhere while it runs.
         ftrace: sites of the kernel's function tracer.
+        pointers: where it keeps eight bytes in front of functions, each an ftrace_ops' address.
         alternatives: (start, stop) of text that boot still rewrites: in images only.
         replacements: by such text's start: each code that boot may put there, where it is linked,
             and the first address behind the text.
         annexes: by address, code elsewhere that functions run as part of themselves: repairs of
             faults, and what alternatives jump to until boot has rewritten them.
         forbidden: by address, overlapping nowhere.
+        probed: by address, what the kernel's own kprobes have at this moment; may overlap.
         forbidden_names: of the functions there: what compilers split from one, and name after
             it with a suffix, is forbidden too.
         returns: return thunks: a jump there is a return.
@@ -65,12 +67,14 @@ class TextTables:
     jump_labels: Mapping[int, int] = field(default_factory=dict[int, int])
     static_calls: frozenset[int] = frozenset()
     ftrace: frozenset[int] = frozenset()
+    pointers: frozenset[int] = frozenset()
     alternatives: tuple[tuple[int, int], ...] = ()
     replacements: Mapping[int, tuple[tuple[TextPart, Addr], ...]] = field(
         default_factory=dict[int, tuple[tuple[TextPart, Addr], ...]]
     )
     annexes: Mapping[int, TextPart] = field(default_factory=dict[int, TextPart])
     forbidden: tuple[Forbidden, ...] = ()
+    probed: tuple[Forbidden, ...] = ()
     forbidden_names: frozenset[str] = frozenset()
     returns: frozenset[int] = frozenset()
     indirect: frozenset[int] = frozenset()

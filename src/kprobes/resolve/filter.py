@@ -11,6 +11,7 @@ _COMMON = {
     "common_preempt_count": FilterField(kind=FieldKind.NUMBER, source=Header.PREEMPT_COUNT, size=1),
     "common_pid": FilterField(kind=FieldKind.NUMBER, source=Header.PID, size=4, is_signed=True),
 }
+_TGID = FilterField(kind=FieldKind.NUMBER, source=Header.TGID, size=4, is_signed=True)
 _CPU = FilterField(kind=FieldKind.CPU, source=Header.CPU, is_signed=True)
 _COMM = FilterField(kind=FieldKind.TEXT, source=Header.COMM)
 _STACK = FilterField(kind=FieldKind.STACK, source=Header.IP)
@@ -23,10 +24,12 @@ _ADDRESS = FilterField(kind=FieldKind.NUMBER, source=Header.IP, size=8)
 _IP = {Kind.ENTRY: {"__probe_ip": _ADDRESS}, Kind.RETURN: {"__probe_func": _ADDRESS}}
 
 
-def filter_fields(probe: Resolved) -> dict[str, FilterField]:
-    """Return the fields of a probe's event by name, its own first."""
+def filter_fields(probe: Resolved, *, of_guest: bool = False) -> dict[str, FilterField]:
+    """Return the fields of a probe's event by name, its own first; of a guest also ``tgid``."""
     own = {field.name: _field(field) for field in probe.layout.fields}
     others = _IP[probe.definition.kind] | _GENERIC | _COMMON
+    if of_guest:
+        others |= {"tgid": _TGID}
     return {**own, **{k: v for k, v in others.items() if k not in own}}
 
 

@@ -1,7 +1,9 @@
-"""One field's column as JSON: a %-format, and the columns that go into it."""
+"""One field's column as JSON: a %-format, and the columns that go into it; text of any bytes."""
 
+import json
+import re
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +17,40 @@ Shown = tuple[bytes, list[list[Any]]]
 """The format, and one column for each of its conversions."""
 
 _NULL = b"null"
+_WIDE = 8
+_LIKE_AN_ESCAPE = re.compile(rb"\\(?=x[0-9a-f]{2})")
+
+
+def valid_text(value: bytes) -> str:
+    r"""Return bytes as valid Unicode, losslessly.
+
+    A byte that is not UTF-8 becomes ``\xNN``, and so does a backslash that would look like the
+    start of one: replacing every ``\xNN`` by its byte gives back what was there.
+    """
+    return _LIKE_AN_ESCAPE.sub(rb"\\x5c", value).decode("utf-8", "backslashreplace")
 
 
 def quoted(value: bytes) -> bytes:
-    """Return bytes as a JSON string; see the sink for those that are no UTF-8."""
-    return encode_basestring_ascii(value.decode("utf-8", "surrogateescape")).encode("ascii")
+    """Return bytes as a JSON string of ``valid_text``."""
+    return encode_basestring_ascii(valid_text(value)).encode("ascii")
+
+
+def dumps(value: object) -> str:
+    """Return a value as JSON on one line; texts, decoded by surrogateescape, by ``valid_text``."""
+    return json.dumps(_valid(value))
+
+
+def _valid(value: object) -> object:
+    match value:
+        case str():
+            return valid_text(value.encode("utf-8", "surrogateescape"))
+        case dict():
+            items = cast("dict[str, object]", value).items()
+            return {_valid(key): _valid(member) for key, member in items}
+        case list() | tuple():
+            return [_valid(member) for member in cast("list[object]", value)]
+        case _:
+            return value
 
 
 def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> Shown:
@@ -29,7 +60,9 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
     if field.storage not in (Storage.NUMBER, Storage.DURATION):
         return _strings(field, values)
     bad = faulted if faulted is not None and faulted.any() else None
-    form, columns = _array(field, _named(field, names), values)
+    name = _named(field, names)
+    form = _number_form(field, names) if name is None else b"%b"
+    form, columns = _array(field, form, name, values)
     if bad is None:
         return form, columns
     rows = zip(*columns, strict=True)
@@ -45,15 +78,22 @@ def _named(field: Field, names: Names) -> Name | None:
             return lambda addr: quoted(names.symbol(addr))
         case _:
             name = names.enumerator_of(field)
-            return None if name is None else lambda number: _enum(name(number), number)
+            form = _number_form(field, names)
+            return None if name is None else lambda number: _enum(name(number), form % number)
 
 
-def _enum(name: bytes | None, number: int) -> bytes:
-    return b"%d" % number if name is None else quoted(name)
+def _enum(name: bytes | None, number: bytes) -> bytes:
+    return number if name is None else quoted(name)
 
 
-def _array(field: Field, name: Name | None, values: Column) -> Shown:
-    form = b"%d" if name is None else b"%b"
+def _number_form(field: Field, names: Names) -> bytes:
+    # By the type, never by the value: a column has one type in all lines.
+    if field.size < _WIDE or names.has_wide_numbers:
+        return b"%d"
+    return b'"0x%x"' if field.type == "x64" else b'"%d"'
+
+
+def _array(field: Field, form: bytes, name: Name | None, values: Column) -> Shown:
     if field.count is None:
         return form, [_column(values, name)]
     columns = [_column(values[:, i], name) for i in range(field.count)]

@@ -1,6 +1,6 @@
 """Events to lines in the order of time, a window of them at once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,12 @@ Format = Callable[[Batch], list[bytes]]
 """A batch to one line per row, newlines included."""
 
 
-def in_order(events: Events, form: Format) -> Iterator[bytes]:
-    """Format events, oldest first; every item is the text of a window of them."""
+def in_order(events: Events, form: Format) -> Iterator[Iterable[bytes]]:
+    """Format events, oldest first; every item has the lines of a window of them, one of each."""
     for start in range(0, len(events), WINDOW):
         which = events.batch[start : start + WINDOW]
         rows = events.row[start : start + WINDOW]
-        yield b"".join(_window(events.batches, which, rows, form))
+        yield _window(events.batches, which, rows, form)
 
 
 def _window(
@@ -28,7 +28,7 @@ def _window(
     which: NDArray[np.uint16],
     rows: NDArray[np.uint32],
     form: Format,
-) -> Iterator[bytes]:
+) -> Iterable[bytes]:
     lines: list[bytes] = []
     places = np.empty(len(which), np.int64)
     for index in np.flatnonzero(np.bincount(which)).tolist():

@@ -26,6 +26,11 @@ class Names:
         self._symbols = _Symbols(origin.symbol_at)
         self._callers = _Symbols(origin.symbol_at)
 
+    @property
+    def has_wide_numbers(self) -> bool:
+        """Whether numbers of 64 bits are numbers in JSON, too."""
+        return self._origin.has_wide_numbers
+
     def symbol(self, addr: int) -> bytes:
         """Return what the kernel's ``%pS`` prints for an address."""
         if len(self._symbols) > _REMEMBERED:

@@ -9,21 +9,16 @@ from, with the symbol that the address lies in and as a number:
 
      "caller": "ksys_read+0x6a/0xa0", "caller_ip": "0xffffffff8130125a",
 
-A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. A duration is in nanoseconds.
-A faulted value is null. Numbers are whole, up to 64 bits; an array is one, null as a whole when its
-numbers could not be read. Characters and symbols are strings, enums too if their names are asked
-for. ``flags`` are the five characters of the newest kernels, whatever kernel is traced. Bytes that
-are no UTF-8 are kept as Python's surrogateescape does, 0xNN as ``\\udcNN``: such a string's
-``encode("utf-8", "surrogateescape")`` is what the guest held.
+A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. docs/formats/json.md is for
+those who read it.
 """
 
-from json.encoder import encode_basestring_ascii
 from typing import Any, BinaryIO
 
 from kprobes.model.batch import Batch, Events
 from kprobes.model.layout import RecordLayout
 from kprobes.sinks.flags import NEWEST, flags
-from kprobes.sinks.json_fields import quoted, shown
+from kprobes.sinks.json_fields import dumps, quoted, shown
 from kprobes.sinks.lines import in_order
 from kprobes.sinks.names import Names
 from kprobes.sinks.origin import Origin
@@ -45,8 +40,8 @@ class NdjsonSink:
 
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
-        for text in in_order(events, self._lines):
-            self._out.write(text)
+        for lines in in_order(events, self._lines):
+            self._out.writelines(lines)
         self._out.flush()
 
     def close(self) -> None:
@@ -62,7 +57,7 @@ class NdjsonSink:
         fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
         for field, values, faulted in fields:
             spec, found = shown(field, values, faulted, self._names)
-            specs.append(_literal(_quoted(field.name)) + b":" + spec)
+            specs.append(_literal(dumps(field.name)) + b":" + spec)
             columns += found
         form = _form(batch.layout, b",".join(specs), self._time)
         return list(map(form.__mod__, zip(*columns, strict=True)))
@@ -89,15 +84,11 @@ class _Tasks(dict[_Task, bytes]):
 
 
 def _form(layout: RecordLayout, args: bytes, time: str) -> bytes:
-    begin = f'{{"event":{_quoted(layout.event)},"group":{_quoted(layout.group)},"{time}":'
-    middle = f',"function":{_quoted(layout.function)},"ip":"{layout.ip:#x}","args":{{'
+    begin = f'{{"event":{dumps(layout.event)},"group":{dumps(layout.group)},"{time}":'
+    middle = f',"function":{dumps(layout.function)},"ip":"{layout.ip:#x}","args":{{'
     caller = b"" if layout.caller_offset is None else b',"caller":%b,"caller_ip":"0x%x"'
     return _literal(begin) + b"%d,%b" + caller + _literal(middle) + args + b"}}\n"
 
 
 def _literal(text: str) -> bytes:
     return text.replace("%", "%%").encode()
-
-
-def _quoted(text: str) -> str:
-    return encode_basestring_ascii(text)

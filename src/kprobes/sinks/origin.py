@@ -22,6 +22,7 @@ class Origin:
             where its trace file has no name for that; else None.
         has_ns: whether times are nanoseconds, as all clocks of guests have them; else they are
             whatever the clock counts, and shown as they are.
+        has_wide_numbers: whether JSON has numbers of 64 bits as numbers and not as strings.
         has_enum_names: whether enums are shown by name, where the kernel shows numbers.
     """
 
@@ -31,4 +32,5 @@ class Origin:
     symbol_at: Callable[[int], str] = _number
     trampoline: int | None = None
     has_ns: bool = True
+    has_wide_numbers: bool = False
     has_enum_names: bool = False

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.model.batch import Batch, Events
+from kprobes.model.visible import visible_line
 from kprobes.sinks.flags import flags
 from kprobes.sinks.header import after_counts, before_counts, counts
 from kprobes.sinks.lines import in_order
@@ -28,8 +29,9 @@ _Task = tuple[bytes, int, int, int]  # comm, pid, cpu, context
 class TextSink:
     """Writes the trace file of a kernel. Does not close the output.
 
-    The header counts the events. While they are still coming it says 0/0, as a kernel's empty
-    buffer does; at the end the counts are put in if the output can be read and sought.
+    On a terminal control characters are escapes. The header counts the events. While they are still
+    coming it says 0/0, as a kernel's empty buffer does; at the end the counts are put in if the
+    output can be read and sought.
     """
 
     def __init__(self, out: BinaryIO, origin: Origin) -> None:
@@ -45,12 +47,14 @@ class TextSink:
         self._names = Names(origin)
         self._written: int | None = None
         self._counts_at: int | None = None
+        # There a guest's text could change what else is shown, and look like another event.
+        self._is_terminal = out.isatty()
 
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
         written = self._begin()
-        for text in in_order(events, self._lines):
-            self._out.write(text)
+        for lines in in_order(events, self._lines):
+            self._out.writelines(lines)
         self._written = written + len(events)
         self._out.flush()
 
@@ -89,7 +93,8 @@ class TextSink:
             spec, found = shown(field, values, faulted, self._names)
             form += _literal(f" {field.name}=") + spec
             columns += found
-        return list(map((form + b"\n").__mod__, zip(*columns, strict=True)))
+        lines = map((form + b"\n").__mod__, zip(*columns, strict=True))
+        return list(map(visible_line, lines) if self._is_terminal else lines)
 
     def _heads(self, batch: Batch) -> list[bytes]:
         if len(self._tasks) > _REMEMBERED:

@@ -1,5 +1,6 @@
 """Where a stub or a monitor listens, as text to a connected socket."""
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -41,7 +42,7 @@ def dial(address: str, *, timeout_s: float) -> socket.socket:
 
 def _dial_path(path: Path, timeout_s: float) -> socket.socket:
     if len(bytes(path)) > _MAX_PATH:
-        raise UnreachableError(f"{path}: longer than the {_MAX_PATH} bytes of a socket's path")
+        return _dial_long_path(path, timeout_s)
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(timeout_s)
     try:
@@ -50,6 +51,17 @@ def _dial_path(path: Path, timeout_s: float) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _dial_long_path(path: Path, timeout_s: float) -> socket.socket:
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        short = Path(f"/proc/self/fd/{directory}", path.name)
+        if len(bytes(short)) > _MAX_PATH:
+            raise UnreachableError(f"{path}: longer than the {_MAX_PATH} bytes of a socket's path")
+        return _dial_path(short, timeout_s)
+    finally:
+        os.close(directory)
 
 
 def _dial_port(address: str, timeout_s: float) -> socket.socket:

@@ -2,7 +2,7 @@
 
 A request is one line that the agent's shell evaluates:
 
-    start ID told|quiet $'COMMAND'      stop ID      size ROWS COLUMNS
+    start ID told|quiet|held $'COMMAND'      go ID      stop ID      size ROWS COLUMNS
 
 An answer is one line, and after ``done`` all that the command wrote:
 
@@ -102,10 +102,15 @@ class Agent:
         with self._started_command(command, "quiet", deadline) as number:
             return self._end_of(number, command, deadline)
 
-    def start(self, command: Command, timeout_s: float | None = None) -> "Running":
-        """Start a command and return when its pid is known; errors as for ``run``."""
+    def start(
+        self, command: Command, timeout_s: float | None = None, *, is_held: bool = False
+    ) -> "Running":
+        """Start a command and return when its pid is known; errors as for ``run``.
+
+        One that is held has not begun yet: it does when it is told to ``go``.
+        """
         deadline = _deadline(timeout_s)
-        with self._started_command(command, "told", deadline) as number:
+        with self._started_command(command, "held" if is_held else "told", deadline) as number:
             what = "the guest did not start a command"
             pid = self._take(self._pids, number, deadline=deadline, what=what)
         return Running(self, number, command=command, pid=pid)
@@ -113,6 +118,10 @@ class Agent:
     def resize(self, rows: int, columns: int) -> None:
         """Tell the shell on the console how large the user's terminal is."""
         self._wire.write(b"size %d %d\n" % (rows, columns), _TURN_S)
+
+    def go(self, number: int) -> None:
+        """Let a command begin that is held."""
+        self._wire.write(b"go %d\n" % number, _TURN_S)
 
     def stop(self, number: int) -> None:
         """Kill a command."""
@@ -235,6 +244,10 @@ class Running:
         if self._finished is None:
             self._finished = self._agent.wait(self._number, self._command, timeout_s)
         return self._finished
+
+    def go(self) -> None:
+        """Let it begin, if it was started held: from its exec on it is the user's command."""
+        self._agent.go(self._number)
 
     def kill(self) -> None:
         """Kill it and the processes that it started; ``wait`` then tells how it ended."""

@@ -4,15 +4,15 @@ The host's suite, pins, hooks and package lists do not matter here; its mirrors 
 do. Nothing is installed: packages are downloaded into a directory, signatures checked by apt.
 """
 
+import os
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from kprobes.errors import UnreachableError
+from kprobes.errors import UnreachableError, UsageError
 
-_MIRROR = "http://deb.debian.org/debian"
-_SECURITY_MIRROR = "http://deb.debian.org/debian-security"
+_VARIABLE = "KPROBES_DEBIAN_MIRROR"
 _KEYRINGS = tuple(
     Path("/usr/share/keyrings", f"debian-archive-keyring.{kind}") for kind in ("gpg", "pgp")
 )
@@ -75,8 +75,15 @@ class Apt:
         return sorted(self.root.glob("*.deb"))
 
 
-def open_apt(root: Path, *, suite: str, arch: str) -> Apt:
+def open_apt(root: Path, *, suite: str, arch: str, mirror: str = "") -> Apt:
     """Read the package lists of a suite into ``root``, an empty directory.
+
+    Args:
+        root: where apt's state and the packages go.
+        suite: such as ``bookworm``.
+        arch: Debian's name.
+        mirror: the URL of Debian's archive; ``""`` for $KPROBES_DEBIAN_MIRROR, else that of this
+            host's own apt sources.
 
     Raises:
         UnreachableError: no apt, no Debian keys, no network, or no such suite.
@@ -86,7 +93,8 @@ def open_apt(root: Path, *, suite: str, arch: str) -> Apt:
     for directory in ("state/lists/partial", "cache/archives/partial"):
         (root / directory).mkdir(parents=True)
     (root / "status").touch()
-    (root / "sources.list").write_text(sources(suite, arch=arch, keyring=_keyring()))
+    options = f"[arch={arch} signed-by={_keyring()}]"
+    (root / "sources.list").write_text(_sources(suite, options, mirror))
     (root / "apt.conf").write_text(_CONFIGURATION.format(root=root, arch=arch))
     command = ["apt-get", "-c", str(root / "apt.conf"), "-q", "update"]
     _output(command, cwd=root, doing=f"read the package lists of Debian {suite}")
@@ -96,29 +104,6 @@ def open_apt(root: Path, *, suite: str, arch: str) -> Apt:
 def unpack(deb: Path, into: Path) -> None:
     """Unpack a package's files, without running anything of it."""
     _output(["dpkg-deb", "-x", str(deb), str(into)], cwd=into, doing=f"unpack {deb.name}")
-
-
-def sources(suite: str, *, arch: str, keyring: Path) -> str:
-    """Return the sources.list of a suite and its security updates."""
-    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
-    main, security = mirrors(_output(command, cwd=Path("/"), doing="read the apt sources"))
-    options = f"[arch={arch} signed-by={keyring}]"
-    lines = [f"deb {options} {main} {suite} main"]
-    if not _ROLLING.fullmatch(suite):
-        lines.append(f"deb {options} {security} {suite}-security main")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def mirrors(uris: str) -> tuple[str, str]:
-    """Return this host's mirrors of Debian and its security archive, else Debian's own.
-
-    Args:
-        uris: the repositories of this host's apt, one per line.
-    """
-    found = [uri.strip().rstrip("/") for uri in uris.splitlines()]
-    main = [uri for uri in found if uri.endswith("/debian")]
-    security = [uri for uri in found if uri.endswith("/debian-security")]
-    return [*main, _MIRROR][0], [*security, _SECURITY_MIRROR][0]
 
 
 def parse_package(stanza: str) -> Package:
@@ -131,6 +116,31 @@ def parse_package(stanza: str) -> Package:
         version=fields["Version"],
         depends=tuple(words[0] for words in depends if words),
         size=int(fields["Size"]),
+    )
+
+
+def _sources(suite: str, options: str, mirror: str) -> str:
+    # Security updates come from where this host's own do: a mirror need not have them.
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    uris = _output(command, cwd=Path("/"), doing="read the apt sources").split()
+    found = [uri.rstrip("/") for uri in uris]
+    security = [uri for uri in found if uri.endswith("/debian-security")]
+    lines = [f"deb {options} {_mirror(mirror, found)} {suite} main"]
+    if security and not _ROLLING.fullmatch(suite):
+        lines.append(f"deb {options} {security[0]} {suite}-security main")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _mirror(given: str, found: list[str]) -> str:
+    named = given or os.environ.get(_VARIABLE, "")
+    if named and not re.fullmatch(r"[a-z+]+:[!-~]+", named):
+        raise UsageError(f"not the URL of a Debian mirror: {named!r}")
+    own = [uri for uri in found if uri.endswith("/debian")]
+    if named or own:
+        return named or own[0]
+    raise UnreachableError(
+        "this machine's apt has no Debian mirror: name one by --mirror URL "
+        f"or {_VARIABLE}, or a kernel of your own by --kernel"
     )
 
 

@@ -1,5 +1,6 @@
 """Commands on this machine: children of ours whose output is kept until they end."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,6 +13,12 @@ from kprobes.transport.agent import Command, Finished
 
 _SHELL = "/bin/sh"
 _BY_SIGNAL = 128
+# <linux/ptrace.h>
+_TRACE_ME, _DETACH = 0, 17
+# Found before there is a fork: behind it no library is loaded.
+_PTRACE = ctypes.CDLL(None, use_errno=True).ptrace
+_PTRACE.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+_PTRACE.restype = ctypes.c_long
 
 
 class Child:
@@ -40,6 +47,10 @@ class Child:
             self._finished = self._wait(timeout_s)
         return self._finished
 
+    def go(self) -> None:
+        """Let it begin, if it was started held; by the thread that did so."""
+        _PTRACE(_DETACH, self.pid, None, None)
+
     def kill(self) -> None:
         """Kill it and the processes that it started; ``wait`` then tells how it ended."""
         with suppress(ProcessLookupError):
@@ -59,11 +70,14 @@ class Child:
         )
 
 
-def start(command: Command) -> Child:
+def start(command: Command, *, is_held: bool = False) -> Child:
     """Start a command: words, or a line for the shell.
 
+    One that is held stands where its exec is over and it has done nothing yet, until it is told to
+    ``go``.
+
     Raises:
-        UsageError: there is no such program.
+        UsageError: there is no such program, or nobody may hold one.
     """
     words = [_SHELL, "-c", command] if isinstance(command, str) else list(command)
     output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the command has ended
@@ -74,8 +88,20 @@ def start(command: Command) -> Child:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_stop_at_exec if is_held else None,  # noqa: PLW1509 - one call of C
         )
+    except subprocess.SubprocessError as e:
+        output.close()
+        raise UsageError("ptrace is forbidden here: --all-tasks does without it") from e
     except (OSError, ValueError) as e:
         output.close()
         raise UsageError(f"cannot run {words[0]}: {getattr(e, 'strerror', None) or e}") from e
+    if is_held:
+        # The trap behind its exec: ptrace(2), PTRACE_TRACEME.
+        os.waitpid(process.pid, os.WUNTRACED)
     return Child(process, output, command)
+
+
+def _stop_at_exec() -> None:
+    if _PTRACE(_TRACE_ME, 0, None, None) < 0:
+        raise OSError(ctypes.get_errno(), "ptrace")

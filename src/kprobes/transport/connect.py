@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import secrets
 import shutil
 import socket
 import tempfile
@@ -12,13 +13,14 @@ from kprobes.errors import KprobesError, TargetError, UnreachableError, UsageErr
 from kprobes.transport.address import dial, is_path, parse_host_port
 from kprobes.transport.hello import say_hello
 from kprobes.transport.monitor import Monitor, is_monitor, leave
-from kprobes.transport.peer import peer_pid
+from kprobes.transport.peer import peer_pid, peer_uid
 from kprobes.transport.run_state import is_running
 from kprobes.transport.stub import Stub
 
 _PREFIX = "qemu:"
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _DISCONNECTED = "disconnected:"
+_MAX_WORDS = 200
 _CHARDEV = re.compile(r"^gdb: filename=(.*)$", re.MULTILINE)
 _UNIX = re.compile(r"unix:(.+?)(?:,server(?:=on)?)?$")
 _STANDS = re.compile(r"VM status: (?!running|paused\n)")
@@ -29,12 +31,15 @@ _TCP = re.compile(r"(?:tcp|telnet):(\[?.*?\]?):([0-9]+)(?:,server(?:=on)?)?$")
 def parse_target(target: str) -> str:
     """Return the address in ``qemu:HOST:PORT``, ``qemu:/path.sock``, or either without ``qemu:``.
 
+    A path comes back absolute: a guardian, or whoever restores, stands in another directory.
+
     Raises:
         UsageError: neither.
     """
     address = target.removeprefix(_PREFIX)
-    address = address.removeprefix("unix:") if is_path(address) else address
-    if not is_path(address) and parse_host_port(address) is None:
+    if is_path(address):
+        return str(Path(address.removeprefix("unix:")).absolute())
+    if parse_host_port(address) is None:
         raise UsageError(f"{target!r} is no target: use qemu:HOST:PORT or qemu:/path/of.sock")
     return address
 
@@ -81,12 +86,14 @@ def _through_monitor(monitor_address: str, *, is_held: bool, timeout_s: float) -
     with Monitor.open(monitor_address, timeout_s=timeout_s) as monitor:
         is_held |= monitor.command("info status").startswith("VM status: paused")
         address = _existing(monitor, monitor_address)
-        undo = None
+        undo, owner = None, peer_uid(monitor.peer())
         if address is None:
             address, undo = _start(monitor, monitor_address, timeout_s)
     try:
         sock = dial(address, timeout_s=timeout_s)
         say_hello(sock, address, timeout_s=timeout_s)
+        if undo is not None and not is_path(address):
+            _check_owner(sock, owner, address)
     except BaseException:
         if undo is not None:
             undo()
@@ -133,25 +140,50 @@ def _start(monitor: Monitor, address: str, timeout_s: float) -> tuple[str, Calla
         shutil.rmtree(directory, ignore_errors=True)
 
     try:
-        return _open_stub(monitor, directory), undo
+        return _open_stub(monitor, directory, address), undo
     except BaseException:
         # No stub is open, and undo would wait for the monitor that we still hold.
         shutil.rmtree(directory, ignore_errors=True)
         raise
 
 
-def _open_stub(monitor: Monitor, directory: Path) -> str:
-    path = directory / "gdb.sock"
-    said = monitor.command(f"gdbserver unix:{_escaped(path)},server=on,wait=off")
-    if path.is_socket():
-        return str(path)
-    # A QEMU of another user, or in a sandbox, cannot make a socket there.
+def _open_stub(monitor: Monitor, directory: Path, address: str) -> str:
+    paths = [directory / "gdb.sock"]
+    if is_path(address):
+        # A QEMU of another user, or in a sandbox, cannot make a socket in a directory of ours, but
+        # could where its monitor's is. Never a port: any local user could have the guest there.
+        paths.append(Path(address).with_name(f"kprobes-{secrets.token_hex(8)}.sock"))
+    said = ""
+    for path in paths:
+        said += monitor.command(f"gdbserver unix:{_escaped(path)},server=on,wait=off")
+        if path.is_socket():
+            return str(path)
+    if is_path(address):
+        monitor.command("gdbserver none")
+        raise _no_stub(said)
+    return _open_port(monitor, said)
+
+
+def _open_port(monitor: Monitor, said: str) -> str:
+    # The monitor's own port is as open to local users.
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    said += monitor.command(f"gdbserver tcp:127.0.0.1:{port}")
-    if "ould not" in said.splitlines()[-1]:
-        raise UnreachableError(f"QEMU opens no gdb stub: {said.splitlines()[0]}")
+    answer = monitor.command(f"gdbserver tcp:127.0.0.1:{port}")
+    if "ould not" in answer:
+        raise _no_stub(said + answer)
     return f"127.0.0.1:{port}"
+
+
+def _check_owner(sock: socket.socket, owner: int | None, address: str) -> None:
+    # Another user may have been quicker to take the port.
+    if owner is None or peer_uid(sock) != owner:
+        sock.close()
+        raise UnreachableError(f"{address}: another user's, or not to be told from another user's")
+
+
+def _no_stub(said: str) -> UnreachableError:
+    first = said.strip().partition("\n")[0][:_MAX_WORDS]
+    return UnreachableError(f"QEMU opens no gdb stub: {first or 'it does not say why'}")
 
 
 def _escaped(path: Path) -> str:

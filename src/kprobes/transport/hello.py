@@ -35,6 +35,9 @@ def say_hello(sock: socket.socket, address: str, *, timeout_s: float) -> bytes:
     except OSError as e:
         sock.close()
         raise UnreachableError(f"{address}: {_CLOSED}") from e
+    except BaseException:
+        _forsake(sock)
+        raise
     if not first:
         sock.close()
         raise UnreachableError(f"{address}: {_CLOSED}")

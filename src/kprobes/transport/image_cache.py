@@ -3,26 +3,35 @@
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kprobes.errors import UnreachableError
+from kprobes import directories
+from kprobes.errors import StateError, UnreachableError
 
 Progress = Callable[[str], None]
 """Takes a few words on what happens now, for a person who waits."""
 
 _SEAL = ".kprobes.json"
+_MAX_SEAL = 1 << 16
+_OTHERS_WRITE = 0o022
 
 
 def images() -> Path:
     """Return where unpacked packages are kept: ``$XDG_CACHE_HOME/kprobes/images``."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if home.startswith("/") else Path.home() / ".cache"
-    return base / "kprobes" / "images"
+    return directories.cache() / "images"
+
+
+def cached() -> list[Path]:
+    """Return the directories that were filled, by name; none where somebody else may have."""
+    try:
+        directories.check(images(), top=directories.cache())
+        return sorted(images().glob("*"))
+    except StateError:
+        return []
 
 
 def filled(name: str, fill: Callable[[Path], Path], *, progress: Progress) -> Path:
@@ -35,9 +44,11 @@ def filled(name: str, fill: Callable[[Path], Path], *, progress: Progress) -> Pa
         progress: told when another process is at it.
 
     Raises:
-        UnreachableError: the cache cannot be written; or what ``fill`` raises.
+        StateError: the cache is somebody else's, or cannot be made.
+        UnreachableError: it cannot be written; or what ``fill`` raises.
     """
     root = images() / name
+    directories.make(root.parent, top=directories.cache())
     if (found := _sealed(root)) is not None:
         return found
     try:
@@ -50,10 +61,12 @@ def filled(name: str, fill: Callable[[Path], Path], *, progress: Progress) -> Pa
 def _fill(root: Path, fill: Callable[[Path], Path]) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
         fresh = Path(scratch, "image")
-        fresh.mkdir()
+        fresh.mkdir(mode=0o700)
         main = fill(fresh)
+        main.chmod(main.stat().st_mode & ~_OTHERS_WRITE)
         seal = {"main": str(main.relative_to(fresh)), "sha256": _digest(main)}
-        (fresh / _SEAL).write_text(json.dumps(seal))
+        with directories.create_own(fresh / _SEAL) as file:
+            file.write(json.dumps(seal).encode())
         # Only a directory whose seal is broken can be in the way: it is rebuilt.
         shutil.rmtree(root, ignore_errors=True)
         fresh.rename(root)
@@ -62,21 +75,22 @@ def _fill(root: Path, fill: Callable[[Path], Path]) -> Path:
 
 def _sealed(root: Path) -> Path | None:
     try:
-        seal = json.loads((root / _SEAL).read_text())
+        directories.check(root, top=directories.cache())
+        with directories.open_own(root / _SEAL) as file:
+            seal = json.loads(file.read(_MAX_SEAL))
         main = root / str(seal["main"])
         return main if _digest(main) == seal["sha256"] else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, StateError):
         return None
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with directories.open_own(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def _locked(root: Path, progress: Progress) -> Generator[None]:
-    root.parent.mkdir(parents=True, exist_ok=True)
     with (root.parent / f".{root.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

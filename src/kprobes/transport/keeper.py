@@ -36,6 +36,8 @@ class Keeper:
         process = subprocess.Popen(
             # Its own session: Ctrl-C in our terminal is for us to handle, not for QEMU.
             ["/bin/sh", "-c", script.read_text(), "kprobes-keeper", *directories, *command],
+            # QEMU takes its firmware from the directory where it stands, if it is there.
+            cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # With a buffer, the end of a QEMU that ends at once would be read along with its pid,
@@ -115,11 +117,17 @@ def remove(places: Places) -> None:
 
 def _base() -> Path:
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    if runtime.is_absolute() and os.access(runtime, os.W_OK | os.X_OK):
-        base = runtime
-    else:
-        base = Path(tempfile.gettempdir())
+    base = runtime if runtime.is_absolute() and _is_own(runtime) else Path(tempfile.gettempdir())
     return base if len(os.fsencode(base)) < _LONGEST_DIRECTORY - 20 else Path("/tmp")
+
+
+def _is_own(directory: Path) -> bool:
+    # Under sudo it may be another's, who could put something else in our place.
+    try:
+        owner = directory.stat().st_uid
+    except OSError:
+        return False
+    return owner == os.geteuid() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def _has_room(directory: Path, size: int) -> bool:

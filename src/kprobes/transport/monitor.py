@@ -16,6 +16,8 @@ from kprobes.units import MIB
 
 _PROMPT = b"(qemu) "
 _MAX_ANSWER = 4 * MIB
+_MAX_WORDS = 200
+_MAX_EVENTS = 1000
 _LAST = b"kprobes-leaves"
 
 
@@ -34,8 +36,11 @@ def leave(sock: socket.socket, *, timeout_s: float) -> None:
         sock.settimeout(timeout_s)
         # A newline ends what is no JSON, and this is answered last.
         sock.sendall(b'\n{"execute": "qmp_capabilities", "id": "%s"}\n' % _LAST)
-        said = b""
-        while _LAST not in said and len(said) < _MAX_ANSWER and (data := sock.recv(65536)):
+        said, deadline = b"", time.monotonic() + timeout_s
+        while _LAST not in said and len(said) < _MAX_ANSWER and time.monotonic() < deadline:
+            data = sock.recv(65536)
+            if not data:
+                break
             said += data
     sock.close()
 
@@ -98,7 +103,7 @@ class _Lines:
     def __init__(self, sock: socket.socket, address: str, timeout_s: float) -> None:
         self.sock = sock
         self._address = address
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._data = bytearray()
 
     def send(self, data: bytes) -> None:
@@ -108,13 +113,13 @@ class _Lines:
             raise UnreachableError(f"{self._address}: {e.strerror or 'takes nothing'}") from e
 
     def take_first(self) -> bytes:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while not self._data:
             self._fill(deadline)
         return bytes(self._data[:1])
 
     def take(self, end: bytes) -> bytes:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         searched = 0
         while (found := self._data.find(end, searched)) < 0:
             searched = max(len(self._data) - len(end), 0)
@@ -128,7 +133,7 @@ class _Lines:
             self.sock.settimeout(max(deadline - time.monotonic(), 1e-4))
             data = self.sock.recv(65536)
         except TimeoutError as e:
-            why = f"the monitor does not answer within {self._timeout_s:g} s: already in use?"
+            why = f"the monitor does not answer within {self.timeout_s:g} s: already in use?"
             raise UnreachableError(f"{self._address}: {why}") from e
         except OSError as e:
             raise UnreachableError(f"{self._address}: {e.strerror}") from e
@@ -172,18 +177,22 @@ class _Qmp:
     def _execute(self, request: dict[str, object]) -> object:
         self._lines.send(json.dumps(request).encode() + b"\n")
         # Events may come before the answer.
-        for _ in range(1000):
+        deadline = time.monotonic() + self._lines.timeout_s
+        for _ in range(_MAX_EVENTS):
             message = self._message()
             if "error" in message:
-                raise FormatError(f"QMP refuses {request['execute']}: {message['error']}")
+                why = str(message["error"])[:_MAX_WORDS]
+                raise FormatError(f"QMP refuses {request['execute']}: {why}")
             if "return" in message:
                 return message["return"]
+            if time.monotonic() > deadline:
+                break
         raise FormatError("QMP sends nothing but events")
 
     def _message(self) -> dict[str, object]:
         try:
             message = json.loads(self._lines.take(b"\n"))
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise FormatError(f"no JSON from QMP: {e}") from e
         if not isinstance(message, dict):
             raise FormatError("no JSON object from QMP")

@@ -9,9 +9,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from kprobes.errors import UnreachableError
+from kprobes.errors import FormatError, UnreachableError
+from kprobes.formats import elf
 from kprobes.transport.apt import Package, open_apt, unpack
 from kprobes.transport.boards import BOARDS, DEFAULT_ARCH
 from kprobes.transport.image_cache import Progress, filled
@@ -28,7 +30,11 @@ def _quiet(words: str) -> None:
 
 
 def kernel_image(
-    *, suite: str = "bookworm", arch: str = DEFAULT_ARCH, progress: Progress = _quiet
+    *,
+    suite: str = "bookworm",
+    arch: str = DEFAULT_ARCH,
+    mirror: str = "",
+    progress: Progress = _quiet,
 ) -> Path:
     """Return the boot image of a Debian suite's cloud kernel, downloaded the first time.
 
@@ -40,7 +46,8 @@ def kernel_image(
     """
 
     def fill(root: Path) -> Path:
-        _fetch_into(root, f"linux-image-cloud-{arch}", suite=suite, arch=arch, progress=progress)
+        debian = _Debian(suite=suite, arch=arch, mirror=mirror)
+        _fetch_into(root, f"linux-image-cloud-{arch}", debian, progress)
         return _only(root, "boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz", "lib/modules/*/vmlinuz")
 
     return filled(f"linux-{suite}-{arch}", fill, progress=progress)
@@ -55,7 +62,7 @@ def modules_of(kernel: Path) -> Path | None:
     return None
 
 
-def busybox(*, arch: str = DEFAULT_ARCH, progress: Progress = _quiet) -> Path:
+def busybox(*, arch: str = DEFAULT_ARCH, mirror: str = "", progress: Progress = _quiet) -> Path:
     """Return a static busybox: the installed one, else Debian's package from the cache.
 
     Raises:
@@ -66,7 +73,8 @@ def busybox(*, arch: str = DEFAULT_ARCH, progress: Progress = _quiet) -> Path:
         return Path(installed)
 
     def fill(root: Path) -> Path:
-        _fetch_into(root, "busybox-static", suite=_BUSYBOX_SUITE, arch=arch, progress=progress)
+        debian = _Debian(suite=_BUSYBOX_SUITE, arch=arch, mirror=mirror)
+        _fetch_into(root, "busybox-static", debian, progress)
         return _only(root, "bin/busybox", "usr/bin/busybox")
 
     return filled(f"busybox-{arch}", fill, progress=progress)
@@ -74,20 +82,11 @@ def busybox(*, arch: str = DEFAULT_ARCH, progress: Progress = _quiet) -> Path:
 
 def is_static(path: Path, *, arch: str) -> bool:
     """Return whether a file is an ELF program of this machine that needs no loader."""
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.enums import ENUM_E_MACHINE
-
     try:
-        with path.open("rb") as file:
-            elf = ELFFile(file)
-            kinds = {segment.header.p_type for segment in elf.iter_segments()}
-            return (
-                ENUM_E_MACHINE[elf.header.e_machine] == BOARDS[arch].elf
-                and "PT_INTERP" not in kinds
-            )
-    except ELFError:
+        program = elf.parse(path.read_bytes())
+    except FormatError:
         return False
+    return program.machine == BOARDS[arch].elf and not program.needs_loader
 
 
 def kernel_parts(find: Callable[[str], Package], name: str) -> list[Package]:
@@ -105,10 +104,17 @@ def kernel_parts(find: Callable[[str], Package], name: str) -> list[Package]:
     return parts[1:] or parts
 
 
-def _fetch_into(root: Path, name: str, *, suite: str, arch: str, progress: Progress) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Debian:
+    suite: str
+    arch: str
+    mirror: str
+
+
+def _fetch_into(root: Path, name: str, debian: _Debian, progress: Progress) -> None:
     with tempfile.TemporaryDirectory(prefix=".apt-", dir=root.parent) as scratch:
-        progress(f"reading the package lists of Debian {suite}")
-        apt = open_apt(Path(scratch), suite=suite, arch=arch)
+        progress(f"reading the package lists of Debian {debian.suite}")
+        apt = open_apt(Path(scratch), suite=debian.suite, arch=debian.arch, mirror=debian.mirror)
         packages = kernel_parts(apt.package, name)
         size = sum(package.size for package in packages) / MIB
         progress(f"downloading {packages[-1].name} ({size:.0f} MB, only the first time)")

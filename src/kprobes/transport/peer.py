@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from kprobes.transport.address import is_path, parse_host_port
 
@@ -30,8 +30,8 @@ def peer_pid(sock: socket.socket) -> int | None:
     if sock.family == socket.AF_UNIX:
         found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         return _UCRED.unpack(found)[0] or None
-    inode = _peer_inode(sock)
-    return _owner(inode) if inode else None
+    found = _peer_end(sock)
+    return _owner(found.inode) if found is not None else None
 
 
 def listener_pid(address: str) -> int | None:
@@ -70,15 +70,30 @@ def _port_owners(port: int) -> set[int]:
     return owners - {0}
 
 
-def find_inode(table: str, local: str, remote: str) -> int | None:
-    """Return the inode of the connection between two addresses in the words of the table.
+def peer_uid(sock: socket.socket) -> int | None:
+    """Return whose process has the other end of a TCP connection, or None when it is elsewhere."""
+    if sock.family == socket.AF_UNIX:
+        return None
+    found = _peer_end(sock)
+    return found.uid if found is not None else None
+
+
+class End(NamedTuple):
+    """One end of a TCP connection, on this machine."""
+
+    uid: int
+    inode: int
+
+
+def find_end(table: str, local: str, remote: str) -> End | None:
+    """Return the end of the connection between two addresses in the words of the table.
 
     A connection that nobody has accepted yet has none.
     """
     for line in table.splitlines()[1:]:
         words = line.split()
-        if len(words) > 9 and (words[1], words[2]) == (local, remote):
-            return int(words[9]) or None
+        if len(words) > 9 and (words[1], words[2]) == (local, remote) and int(words[9]):
+            return End(uid=int(words[7]), inode=int(words[9]))
     return None
 
 
@@ -92,7 +107,7 @@ def table_address(host: str, port: int, family: int) -> str:
     return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
 
-def _peer_inode(sock: socket.socket) -> int | None:
+def _peer_end(sock: socket.socket) -> End | None:
     ours = cast("tuple[str, int]", sock.getsockname()[:2])
     theirs = cast("tuple[str, int]", sock.getpeername()[:2])
     # QEMU may have an IPv4 connection on an IPv6 socket.
@@ -102,9 +117,9 @@ def _peer_inode(sock: socket.socket) -> int | None:
         table = Path("/proc/net", name)
         if table.exists():
             near, far = table_address(*ours, family), table_address(*theirs, family)
-            inode = find_inode(table.read_text(), far, near)
-            if inode:
-                return inode
+            found = find_end(table.read_text(), far, near)
+            if found is not None:
+                return found
     return None
 
 

@@ -131,9 +131,14 @@ class Machine:
         console.trim_log(self._places.console_log)
         return self._agent.run(command, timeout_s)
 
-    def start(self, command: Command, timeout_s: float | None = None) -> Running:
-        """Start a command in the guest; return when its pid is known, errors as for ``run``."""
-        return self._agent.start(command, timeout_s)
+    def start(
+        self, command: Command, timeout_s: float | None = None, *, is_held: bool = False
+    ) -> Running:
+        """Start a command in the guest; return when its pid is known, errors as for ``run``.
+
+        One that is held begins when it is told to ``go``.
+        """
+        return self._agent.start(command, timeout_s, is_held=is_held)
 
     def console_log(self) -> str:
         """Return what the kernel and the shell printed on the first serial port."""
@@ -197,7 +202,9 @@ def _recipe(options: MachineOptions, progress: Progress) -> _Recipe:
         accel=choose(options.accel, board.native, signs=board.kvm),
         kernel=_kernel(options, progress),
         archive=initramfs.build(
-            busybox(arch=options.arch, progress=progress), options.files, agent=board.agent
+            busybox(arch=options.arch, mirror=options.mirror, progress=progress),
+            options.files,
+            agent=board.agent,
         ),
     )
 
@@ -208,12 +215,17 @@ def _program(options: MachineOptions) -> Path:
         raise UnreachableError(
             f"there is no {options.board.program}: install Debian's {options.board.package}"
         )
-    return Path(found)
+    return Path(found).absolute()
 
 
 def _kernel(options: MachineOptions, progress: Progress) -> Path:
     if options.kernel is None:
-        return kernel_image(suite=options.suite, arch=options.arch, progress=progress)
+        return kernel_image(
+            suite=options.suite, arch=options.arch, mirror=options.mirror, progress=progress
+        )
+    if options.kernel.exists() and not options.kernel.is_file():
+        # A FIFO would be waited for.
+        raise UnreachableError(f"cannot read the kernel {options.kernel}: not a regular file")
     try:
         with options.kernel.open("rb") as file:
             head = file.read(options.board.head_size)
@@ -221,7 +233,7 @@ def _kernel(options: MachineOptions, progress: Progress) -> Path:
         raise UnreachableError(f"cannot read the kernel {options.kernel}: {e.strerror}") from e
     if not options.board.boots(head):
         raise UnreachableError(f"{options.kernel} is not a bootable kernel for {options.arch}")
-    return options.kernel
+    return options.kernel.absolute()
 
 
 def _gone(places: Places) -> GuestGoneError:

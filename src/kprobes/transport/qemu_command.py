@@ -19,6 +19,7 @@ class MachineOptions:
         files: absolute path in the guest to a file or directory of this machine, or to bytes.
         accel: ``auto``, ``kvm`` or ``tcg``.
         arch: Debian's name of it.
+        mirror: URL of Debian's archive, or "" for $KPROBES_DEBIAN_MIRROR, else this host's own.
         boot_timeout_s: how long the guest may take until it can run commands.
     """
 
@@ -30,6 +31,7 @@ class MachineOptions:
     accel: str = "auto"
     arch: str = DEFAULT_ARCH
     suite: str = "bookworm"
+    mirror: str = ""
     boot_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:

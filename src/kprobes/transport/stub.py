@@ -103,10 +103,10 @@ class Stub:
         try:
             stub._shake_hands()
         except (FormatError, GuestGoneError) as e:
-            stub.close()
+            stub.close(resume=True)
             raise UnreachableError(f"{address}: not a gdb stub that we know: {e}") from e
         except BaseException:
-            stub.close()
+            stub.close(resume=True)
             raise
         return stub
 
@@ -125,7 +125,7 @@ class Stub:
         # A running guest was stopped by the connection: QEMU before 8.1 says so unasked. One
         # that was stopped already brings no such packet: never wait for it. The empty answer
         # is to the empty packet that came first.
-        while (answer := self._wire.receive(self._wire.timeout_s)) is not None:
+        for answer in self._wire.until(time.monotonic() + self._wire.timeout_s):
             if answer and not rsp.is_stop(answer):
                 return answer
         raise GuestGoneError(f"no answer within {self._wire.timeout_s:g} s")
@@ -263,8 +263,7 @@ class Stub:
         return reply
 
     def _stop_reply(self, timeout_s: float) -> rsp.StopReply | None:
-        deadline = time.monotonic() + timeout_s
-        while (packet := self._wire.receive(deadline - time.monotonic())) is not None:
+        for packet in self._wire.until(time.monotonic() + timeout_s):
             if rsp.is_stop(packet):
                 return rsp.parse_stop(packet)
         return None
@@ -294,11 +293,12 @@ class Stub:
     def ids(self) -> tuple[int, ...]:
         """Return the stub's thread ids, one per vCPU."""
         self._must_be_stopped()
+        deadline = time.monotonic() + self._wire.timeout_s
         ids = rsp.parse_thread_list(self._wire.ask(b"qfThreadInfo"))
         while more := rsp.parse_thread_list(self._wire.ask(b"qsThreadInfo")):
             ids += more
-            if len(ids) > _MAX_CPUS:
-                raise FormatError(f"a gdb stub with more than {_MAX_CPUS} vCPUs")
+            if len(ids) > _MAX_CPUS or time.monotonic() > deadline:
+                raise FormatError(f"a gdb stub with more than {len(ids)} vCPUs")
         return ids
 
     def registers(self, cpu: int) -> Mapping[str, int]:
@@ -409,8 +409,10 @@ class Stub:
         try:
             if not self._wire.is_gone:
                 self._leave(resume and not self.stands())
-        finally:
-            self.close()
+        except BaseException:
+            self.close(resume=resume)
+            raise
+        self.close()
 
     def _leave(self, resume: bool) -> None:
         if resume:
@@ -423,11 +425,16 @@ class Stub:
             for addr in tuple(self._breakpoints):
                 self.remove_breakpoint(addr)
 
-    def close(self) -> None:
-        """Close the connection at once; ``detach`` is the polite way."""
+    def close(self, *, resume: bool = False) -> None:
+        """Close the connection at once; ``detach`` is the polite way.
+
+        Args:
+            resume: let the guest run, without waiting for an answer.
+        """
         if self._is_closed:
             return
         self._is_closed = True
-        self._wire.close(*((FAREWELL,) if self._wire.is_gone and not self.is_held else ()))
+        is_left = resume or self._wire.is_gone
+        self._wire.close(*((FAREWELL,) if is_left and not self.is_held else ()))
         if self._on_close is not None:
             self._on_close()

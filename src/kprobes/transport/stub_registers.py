@@ -1,5 +1,6 @@
 """Registers of the vCPUs in packets, by the names of the stub's target description."""
 
+import time
 from collections.abc import Mapping
 
 from kprobes.errors import FormatError, TargetError
@@ -88,7 +89,8 @@ class StubRegisters:
         content = b""
         # Fits a packet also when every byte of the answer is escaped.
         size = self.packet_size // 2 - 8
-        while len(content) <= _MAX_FILE:
+        deadline = time.monotonic() + self._wire.timeout_s
+        while len(content) <= _MAX_FILE and time.monotonic() < deadline:
             part = self._wire.ask(
                 b"qXfer:features:read:%s:%x,%x" % (name.encode(), len(content), size)
             )
@@ -97,4 +99,4 @@ class StubRegisters:
                 return content
             if part[:1] != b"m" or len(part) == 1:
                 raise FormatError(f"the gdb stub answers {part[:32]!r} for its {name}")
-        raise FormatError(f"{name} of the gdb stub is longer than {_MAX_FILE} bytes")
+        raise FormatError(f"{name} of the gdb stub has no end: {len(content)} bytes so far")

@@ -89,19 +89,24 @@ class Rings:
         """Yield all that is in the rings now, some at once.
 
         Raises:
-            TargetError: the rings are gone.
+            TargetError: the rings are gone; what was read before was yielded.
         """
-        room, count = self._room(), 0
-        for ring in self._rings:
-            # A ring that fills as fast as it is read would never be empty.
-            left = ring.pages
-            while left > 0 and (got := _take(ring, room, slice(count, count + left))):
-                count, left = count + got, left - got
-                if count == _AT_ONCE:
-                    yield room
-                    room, count = self._room(), 0
+        room, count, error = self._room(), 0, None
+        try:
+            for ring in self._rings:
+                # A ring that fills as fast as it is read would never be empty.
+                left = ring.pages
+                while left > 0 and (got := _take(ring, room, slice(count, count + left))):
+                    count, left = count + got, left - got
+                    if count == _AT_ONCE:
+                        yield room
+                        room, count = self._room(), 0
+        except TargetError as e:
+            error = e
         if count:
             yield Pages(data=room.data[:count], cpu=room.cpu[:count], skips=room.skips[:count])
+        if error is not None:
+            raise error
 
     def _room(self) -> Pages:
         return Pages(

@@ -5,7 +5,7 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from kprobes.errors import FormatError, GuestGoneError, MemoryFault, TargetError
 from kprobes.formats import rsp
@@ -128,6 +128,17 @@ class Wire:
                 # repeat only its last packet, which is another when many are under way.
                 raise self._broken("a packet with a wrong checksum")
 
+    def until(self, deadline: float) -> Generator[bytes]:
+        """Yield packets that come before a time, the first also when it has come already.
+
+        Raises:
+            GuestGoneError, FormatError: as for ``receive``.
+        """
+        while (packet := self.receive(deadline - time.monotonic())) is not None:
+            yield packet
+            if time.monotonic() > deadline:
+                return
+
     def close(self, *parting: bytes) -> None:
         """Close the connection; ``parting`` is sent as it is, if that can be done at once."""
         self._gone = self._gone or "closed"
@@ -161,10 +172,7 @@ class Wire:
 
     def _answer(self, output: list[bytes] | None) -> bytes:
         room = MAX_OUTPUT
-        while True:
-            payload = self.receive(self.timeout_s)
-            if payload is None:
-                raise self._lost(f"the gdb stub did not answer within {self.timeout_s:g} s")
+        for payload in self.until(time.monotonic() + self.timeout_s):
             if not rsp.is_output(payload):
                 self._owed = max(self._owed - 1, 0)
                 return payload
@@ -173,6 +181,7 @@ class Wire:
                 raise self._broken(f"more than {MAX_OUTPUT} bytes of console text")
             if output is not None:
                 output.append(payload)
+        raise self._lost(f"the gdb stub did not answer within {self.timeout_s:g} s")
 
     def _next(self) -> rsp.Packet | None:
         try:

@@ -160,6 +160,21 @@ def test_a_tracer_s_site_is_its_call_and_the_move_before_it() -> None:
     assert found == [True, True, False]
 
 
+@pytest.mark.parametrize("words", [f"{RET} {RET}", f"{NOP} 14000000", "aa0003e5 58000040"])
+def test_a_pointer_in_front_of_the_next_function_is_no_code_whatever_it_looks_like(
+    words: str,
+) -> None:
+    # mov x5, x0; br x16, and the pointer
+    code, tables = f"aa0003e5 d61f0200 {words}", TextTables(pointers=frozenset({START + 8}))
+
+    found = [judge(function(code, tables=tables), START + at, tables) for at in (8, 12)]
+
+    assert [opinion.is_refused for opinion in found] == [True, True]
+    assert all("pointer of the kernel's function tracer" in opinion.why for opinion in found)
+    assert judge(function(code, tables=tables), START, tables).verdict == "copy"
+    assert START + 8 not in function(code, tables=tables).targets
+
+
 def test_bytes_behind_the_last_whole_word_are_no_instruction() -> None:
     part = TextPart(addr=Addr(START), code=code_of(RET) + b"\x1f\x20")
 

@@ -1,6 +1,7 @@
 """The arena's map: nothing overlaps, and a guest's own numbers are not believed blindly."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +12,11 @@ from kprobes.drivers.guest.arena import (
     fitting_ring,
     per_cpu_bases,
 )
+from kprobes.drivers.guest.code_memory import CodeMemory
 from kprobes.errors import TargetError
 from kprobes.model.abi import MAX_STRING, SLACK, TEXT_SLOTS
 from kprobes.transport.boards import BOARDS
-from kprobes.units import GIB, MIB
+from kprobes.units import GIB, MIB, Addr
 from tests.build.guest import CPUS, DATA, PERCPU, RING, make_arena, make_memory
 from tests.build.kernel import make_kernel, symbol
 
@@ -87,3 +89,28 @@ def test_what_the_firmware_takes_does_not_halve_the_rings(memory_mib: int) -> No
 
 def test_the_ring_s_size_is_the_guest_s_by_default() -> None:
     assert not ArenaSize().ring
+
+
+def test_new_code_and_calls_go_where_nothing_is_kept() -> None:
+    arena = replace(make_arena(), frames_size=0x1000)
+    code, frames = arena.code, arena.frames
+    text = Addr(code.addr + 0x100), Addr(code.addr + 0x1F1)
+    kept = [text, (Addr(frames + 0xC00), Addr(frames + 0xD00)), (Addr(8), Addr(16))]
+
+    free = arena.beside(kept)
+
+    assert free.code == CodeMemory(addr=Addr(code.addr + 0x200), size=code.size - 0x200)
+    assert (free.frames, free.frames_size) == (frames, 0xC00)
+    assert (free.catcher, free.lookup) == (arena.catcher, arena.lookup)
+    assert arena.has_room(ArenaSize(code=code.size, frames=0x1000))
+    assert not free.has_room(ArenaSize(code=code.size))
+    assert not free.has_room(ArenaSize(code=0, frames=0xC01))
+
+
+def test_an_arena_that_is_full_has_no_room() -> None:
+    arena = make_arena()
+
+    free = arena.beside([(arena.code.addr, arena.code.stop)])
+
+    assert (free.code.size, free.frames_size) == (0, 0)
+    assert arena.beside([]) == arena

@@ -1,5 +1,6 @@
 """Plans to armed text and back: all or nothing, journal first, whatever write fails."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,15 @@ from kprobes.drivers import journal
 from kprobes.drivers.guest.arena import CATCHER_SIZE
 from kprobes.drivers.guest.arming import Armory
 from kprobes.drivers.guest.code_memory import CodeMemory
-from kprobes.drivers.journal import Journal
+from kprobes.drivers.journal import Journal, Undo
 from kprobes.drivers.rollback import roll_back
-from kprobes.errors import GuestGoneError, KprobesError, MemoryFault, TargetError
+from kprobes.errors import (
+    GuestGoneError,
+    GuestReplacedError,
+    KprobesError,
+    MemoryFault,
+    TargetError,
+)
 from kprobes.model.plan import Plan
 from kprobes.plan.ftrace import DISABLED
 from kprobes.units import Addr
@@ -110,7 +117,7 @@ def test_disarming_leaves_text_and_records_as_they_were() -> None:
     _arm(made, armory)
     assert made.text() != before
 
-    armory.disarm()
+    assert armory.disarm() == 0
 
     assert made.text() == before
     assert not armory.is_armed
@@ -241,7 +248,19 @@ def test_a_write_that_fails_while_disarming_can_be_made_good_later(n: int) -> No
         armory.disarm()
 
     assert not written.is_clear
-    armory.disarm()
+    assert armory.disarm() == 0
+    assert made.text() == before
+    assert written.is_clear
+
+
+def test_a_site_that_somebody_else_put_back_meanwhile_is_well_and_counted() -> None:
+    made, armory, written = _make()
+    before = made.text()
+    _arm(made, armory)
+    made.guest.memory.write(made.sites[2], NOP)
+
+    assert armory.disarm() == 1
+
     assert made.text() == before
     assert written.is_clear
 
@@ -310,4 +329,55 @@ def test_a_site_across_a_page_border_is_patched_and_put_back() -> None:
     armory.disarm()
 
     assert site.call_target(made.sites[0], call) == CODE + CATCHER_SIZE
+    assert made.text() == before
+
+
+def _is_another() -> None:
+    raise GuestReplacedError("the guest was rebooted")
+
+
+@pytest.mark.parametrize("step", ["load", "stage", "arm", "disarm", "withdraw"])
+def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    steps: dict[str, Callable[[], object]] = {
+        "load": lambda: armory.load(programs),
+        "stage": lambda: staged.extend(armory.stage(programs)),
+        "arm": lambda: armory.arm(staged),
+        "withdraw": lambda: armory.withdraw([(Addr(0), Addr(1 << 64))]),
+        "disarm": armory.disarm,
+    }
+    staged: list[Undo] = []
+    before = ["load", "stage", "arm"]
+    for each in before[: before.index(step) if step in before else None]:
+        steps[each]()
+    writes = made.stub.writes
+    written.watch(_is_another)
+
+    with pytest.raises(GuestReplacedError):
+        steps[step]()
+
+    assert made.stub.writes == writes
+
+
+@pytest.mark.parametrize("number", range(2 * len(TEXTS) - 1))
+def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    patches = armory.stage(programs)
+    before = made.text()
+    made.stub.writes = 0
+
+    def load(addr: int, data: bytes) -> None:
+        del addr, data
+        if made.stub.writes == number:
+            for undo in patches:
+                made.stub.ram.write(undo.phys, undo.old)
+            written.watch(_is_another)
+
+    made.stub.before_write = load
+    with pytest.raises(GuestReplacedError):
+        armory.arm(patches)
+
     assert made.text() == before

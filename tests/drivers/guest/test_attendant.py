@@ -9,6 +9,7 @@ from kprobes.drivers.guest.attendant import Attendant
 from kprobes.model.upcall import Question, Upcall, Waiting
 from kprobes.units import Addr
 from tests.build.callers import REGISTERS, SP, Callers
+from tests.build.waiting import PATIENCE_S, becomes_true
 
 
 def _question(serve: Callable[[Waiting], None], number: int = 1) -> Question:
@@ -18,7 +19,7 @@ def _question(serve: Callable[[Waiting], None], number: int = 1) -> Question:
 
 def _until(event: threading.Event) -> Callable[[Waiting], None]:
     def serve(_: Waiting) -> None:
-        event.wait(20)
+        event.wait(PATIENCE_S)
 
     return serve
 
@@ -88,8 +89,7 @@ def test_after_a_slow_handler_let_one_give_up_the_next_is_served() -> None:
         callers.give_up(0)
         assert not callers.is_anyone_there
         slow.set()
-        while not callers.is_anyone_there:
-            time.sleep(0.001)
+        assert becomes_true(lambda: callers.is_anyone_there)
 
         assert callers.wait_for(0, callers.ask(0))
 
@@ -99,12 +99,11 @@ def test_who_gave_up_before_its_turn_is_not_served() -> None:
 
     def serve(waiting: Waiting) -> None:
         seen.append(waiting.cpu)
-        slow.wait(5)
+        slow.wait(PATIENCE_S)
 
     with _attended(callers, _question(serve)):
         first = callers.ask(0)
-        while not seen:
-            time.sleep(0.001)
+        assert becomes_true(lambda: seen)
         callers.ask(4)
         callers.give_up(4)
         slow.set()
@@ -120,13 +119,13 @@ def test_who_asks_while_it_stops_still_gets_an_answer_and_then_nobody_waits() ->
     def serve(waiting: Waiting) -> None:
         del waiting
         begun.set()
-        slow.wait(5)
+        slow.wait(PATIENCE_S)
 
     questions = {1: _question(serve), 2: _question(lambda _: None, number=2)}
     attendant = Attendant(callers.mailbox, questions)
     callers.ask(0)
     # Before that, stopping would find nobody to wait for.
-    assert begun.wait(5)
+    assert begun.wait(PATIENCE_S)
     stopping = threading.Thread(target=attendant.stop)
     stopping.start()
     seq = callers.ask(3, upcall=2)
@@ -159,7 +158,6 @@ def test_it_may_be_stopped_by_a_handler() -> None:
     made.append(Attendant(callers.mailbox, {1: _question(lambda _: made[0].stop())}))
 
     callers.ask(0)
-    while callers.is_anyone_there:
-        time.sleep(0.001)
+    assert becomes_true(lambda: not callers.is_anyone_there)
 
     assert callers.answered(0) == 0

@@ -12,7 +12,7 @@ from kprobes.arch.x86_64.registers import NAMES, STUB_NAMES
 from kprobes.drivers.guest.borrow import Borrower
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.loans import Ledger
-from kprobes.errors import GuestGoneError, TargetError
+from kprobes.errors import GuestGoneError, GuestReplacedError, TargetError
 from kprobes.formats.rsp import StopReply
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
@@ -365,4 +365,43 @@ def test_a_guest_that_is_paused_while_a_task_is_waited_for_is_told() -> None:
     with pytest.raises(TargetError, match="the guest is paused"), borrower.task():
         raise AssertionError("it must run for this")
 
+    assert cpus.breakpoints == set()
+
+
+def test_nothing_is_called_in_a_guest_that_is_another_one() -> None:
+    cpus, memory, borrower = _guest()
+    ledger = Ledger()
+    borrower = Borrower(cast("Stub", cpus), memory, KERNEL, ledger)
+    _caught(cpus)
+
+    def is_another() -> None:
+        raise GuestReplacedError("the guest was rebooted")
+
+    with borrower.task() as task:
+        frame = memory.read(task.landing.frame, 64)
+        before = dict(cpus.vcpus[1])
+        ledger.check = is_another
+        with pytest.raises(GuestReplacedError):
+            task.call(Addr(FUNCTION), 1)
+
+    assert cpus.vcpus[1] == before
+    assert memory.read(task.landing.frame, 64) == frame
+    assert ledger.call is None
+
+
+def test_who_is_caught_in_a_guest_that_is_another_one_is_let_go() -> None:
+    cpus, memory, _ = _guest()
+    ledger = Ledger()
+    stack = memory.read(STACK - 0x400, 0x400)
+    borrower = Borrower(cast("Stub", cpus), memory, KERNEL, ledger)
+    _caught(cpus)
+
+    def is_another() -> None:
+        raise GuestReplacedError("the guest was restored to an earlier state")
+
+    ledger.check = is_another
+    with pytest.raises(GuestReplacedError), borrower.task():
+        pass
+
+    assert memory.read(STACK - 0x400, 0x400) == stack
     assert cpus.breakpoints == set()

@@ -3,7 +3,7 @@
 import struct
 from dataclasses import replace
 
-from kprobes.drivers.guest.callers import find_caller, give_callers_back, home, is_awaited
+from kprobes.drivers.guest.callers import awaited, find_caller, give_callers_back, home
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.model.returns import FRAME_VALUES, Frames
 from kprobes.units import Addr
@@ -125,10 +125,10 @@ def test_a_call_that_the_kernels_own_return_probe_has_taken_from_us_is_waited_fo
     enter(named.memory, F, STACK, CALLER)
 
     named.memory.set_u64(STACK, theirs)
-    assert is_awaited(named, [F])
+    assert awaited(named, [F])
 
     named.memory.set_u64(STACK, CALLER)
-    assert not is_awaited(named, [F])
+    assert not awaited(named, [F])
 
 
 def test_the_caller_is_found_whoever_has_taken_the_return_over() -> None:

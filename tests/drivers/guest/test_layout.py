@@ -12,6 +12,8 @@ TASK_STRUCT = {
     f"task_struct.{name}": place
     for name, place in {
         "pid": (1352, 4),
+        "tgid": (1356, 4),
+        "self_exec_id": (1368, 8),
         "comm": (1912, 16),
         "thread_info.flags": (0, 8),
         "thread_info.preempt.count": (8, 4),

@@ -1,14 +1,16 @@
 """Everything goes back to the guest, in an order that cannot hurt it, whatever comes between."""
 
 from contextlib import nullcontext
+from queue import Queue
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from kprobes.arch.x86_64.borrowing import BORROWING
+from kprobes.drivers.guest import lending
 from kprobes.drivers.guest.borrow import Task
-from kprobes.drivers.guest.lending import give_back
+from kprobes.drivers.guest.lending import give_back, telling, unused
 from kprobes.drivers.loans import Call, Kind, Ledger, Loan
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
@@ -101,3 +103,42 @@ def test_the_guest_s_callback_is_taken_back_once_before_any_memory_is(interrupte
 
     assert task.called[0] == "unregister_die_notifier"
     assert task.called.count("unregister_die_notifier") == 1
+
+
+def test_who_waits_for_a_guest_that_hangs_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "_PATIENCE_S", 0)
+    said = Queue[str]()
+
+    with telling(said.put, "waiting for a task"):
+        told = said.get(timeout=20)
+
+    assert told == "waiting for a task"
+
+
+def test_who_does_not_wait_is_told_nothing() -> None:
+    said: list[str] = []
+
+    with telling(said.append, "waiting for a task"):
+        pass
+
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("used", "called"),
+    [
+        ((CODE + 8, 0x1FFF), []),
+        ((0x1000,), ["set_memory_nx", "set_memory_rw", "module_memfree"]),
+        ((CODE,), ["vfree"]),
+    ],
+)
+def test_memory_that_nothing_is_in_goes_back_and_what_every_recording_needs_stays(
+    used: tuple[int, ...], called: list[str]
+) -> None:
+    task = FakeTask(-1)
+
+    give_back(cast("Task", task), KERNEL, unused(task.ledger, used))
+
+    assert task.called == called
+    kinds = {loan.kind for loan in task.ledger.loans}
+    assert {Kind.PER_CPU, Kind.CATCHER} < kinds

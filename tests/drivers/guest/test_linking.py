@@ -12,7 +12,8 @@ from kprobes.errors import RefusedError
 from kprobes.model.abi import Readers
 from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Plan
-from kprobes.model.returns import Returning, Returns, Role
+from kprobes.model.resolved import Operand, RegisterValue
+from kprobes.model.returns import TRAMPOLINE_HEADER, Returning, Returns, Role
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.units import MIB, Addr
 from tests.build.guest import make_arena, make_guest
@@ -66,10 +67,41 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
     assert code[start][at : at + 1] == b"\xc3"
 
 
+@pytest.mark.parametrize("kept", [(), (RegisterValue(name="di"),)])
+@pytest.mark.parametrize("is_asking", [False, True])
+def test_a_silent_trampoline_fits_its_place_and_leads_to_the_same_frames(
+    is_asking: bool, kept: tuple[Operand, ...]
+) -> None:
+    (plan,) = make_guest(["r f"]).plans
+    upcalls = (_upcall(3, plan.site.addr),) if is_asking else ()
+    returns = Returns(
+        entry=plan.site.addr,
+        way=ReturnWay.RETHOOK,
+        probes=plan.probes,
+        upcalls=upcalls,
+        kept=kept,
+        is_timed=True,
+    )
+    plans = [replace(plan, probes=(), returning=(Returning(role=Role.HOOK, returns=returns),))]
+    linker = _linker(plans)
+    linker.link(plans)
+    (trampoline,) = linker.trampolines
+    loud = dict(linker.take_routines())[trampoline.text[0]]
+
+    code = _linker(plans).silent(trampoline.silenced)
+
+    assert trampoline.silenced.is_silent
+    assert not trampoline.is_silent
+    assert len(code) < trampoline.text[1] - trampoline.text[0] == len(loud)
+    # The words that lead to the frames, and what tells a trampoline from other code of ours.
+    start = TRAMPOLINE_HEADER + len(X86_64.returns.mark)
+    assert code[:start] == loud[:start]
+
+
 def _far_linker(plans: list[Plan]) -> tuple[Linker, CodeMemory, CodeMemory]:
     # Of an architecture whose branches go less far than modules are away.
     arena = replace(make_arena(), frames_size=frames_size(plans))
-    near, far = arena.code, CodeMemory(addr=Addr(arena.code.addr + 64 * MIB), size=1 * MIB)
+    near, far = arena.code, CodeMemory(addr=Addr(arena.catcher + 64 * MIB), size=1 * MIB)
     arch = replace(X86_64, reach=32 * MIB, code=replace(X86_64.code, veneer=_veneer))
     functions = ("copy_kernel", "copy_user", "string_kernel", "string_user")
     readers = Readers(**dict.fromkeys(functions, near.addr))

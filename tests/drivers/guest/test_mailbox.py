@@ -2,6 +2,7 @@
 
 import pytest
 
+from kprobes.errors import GuestReplacedError
 from kprobes.units import U64
 from tests.build.callers import REGISTERS, SP, Callers
 
@@ -132,3 +133,16 @@ def test_a_guest_that_writes_nonsense_everywhere_is_read_without_harm(callers: C
     seen = list(callers.mailbox.asking())
 
     assert all(callers.mailbox.read(slot) is None for slot in seen)
+
+
+def test_a_mailbox_of_a_guest_that_is_another_one_is_not_written(callers: Callers) -> None:
+    def is_another() -> None:
+        raise GuestReplacedError("the guest was rebooted")
+
+    callers.mailbox.check = is_another
+
+    for step in (callers.mailbox.open, callers.mailbox.close):
+        with pytest.raises(GuestReplacedError):
+            step()
+
+    assert callers.is_anyone_there

@@ -1,16 +1,21 @@
 """Rings of an arena to events in order, and to counts."""
 
+import threading
+
 import numpy as np
+import pytest
 
 from kprobes.drivers.guest.arena import Arena, reset
 from kprobes.drivers.guest.clock import GuestClock
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.recorder import Recorder
+from kprobes.errors import GuestReplacedError
 from kprobes.model.abi import CPU_SHIFT, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD
 from kprobes.model.batch import Events
 from kprobes.model.layout import RecordLayout
 from tests.build.guest import CPUS, RING, make_arena, make_memory
 from tests.build.ring import Hit, make_layout, record
+from tests.build.turns import quick_turns
 
 PLAIN, TEXT = make_layout(1, ["u32"]), make_layout(2, ["string", "s16"])
 
@@ -136,3 +141,42 @@ def test_strings_and_signs_come_through() -> None:
     values = [np.concatenate([batch.values[n] for batch in batches]).tolist() for n in (0, 1)]
     assert values == [[b"abc", None], [-5, 5]]
     assert {cpu for batch in batches for cpu in batch.cpu.tolist()} == {1}
+
+
+def test_probes_that_join_a_recording_can_be_counted_at_any_time() -> None:
+    recorder, writers, _, _ = _guest(PLAIN)
+    joining = threading.Thread(
+        target=lambda: [recorder.add([make_layout(event_id)]) for event_id in range(3, 60)]
+    )
+
+    with quick_turns():
+        joining.start()
+        for ts in range(200):
+            writers[0].write(Hit(layout=PLAIN, counter=ts, values=(ts,)))
+            recorder.drain()
+            assert recorder.counts().missed[1] == 0
+        joining.join()
+
+    assert set(recorder.counts().missed) == {1, *range(3, 60)}
+    assert recorder.counts().recorded == {1: 200}
+
+
+def _is_another() -> None:
+    raise GuestReplacedError("the guest was rebooted")
+
+
+def test_rings_of_a_guest_that_is_another_one_are_neither_read_nor_written() -> None:
+    recorder, writers, memory, arena = _guest(PLAIN)
+    for ts in range(4):
+        writers[ts % CPUS].write(Hit(layout=PLAIN, counter=ts, values=(ts,)))
+    shown = _times(recorder.drain())
+    limits = [memory.u64(arena.words(cpu) + PERCPU_LIMIT) for cpu in range(CPUS)]
+    writers[0].write(Hit(layout=PLAIN, counter=9, values=(9,)))
+    recorder.check = _is_another
+
+    with pytest.raises(GuestReplacedError):
+        recorder.drain()
+
+    # What was read before is shown all the same.
+    assert shown + _rest(recorder) == [0, 1, 2, 3]
+    assert [memory.u64(arena.words(cpu) + PERCPU_LIMIT) for cpu in range(CPUS)] == limits

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from kprobes.arch.x86_64.facts import X86_64
-from kprobes.drivers.guest.callers import free_dead_calls, is_awaited
+from kprobes.drivers.guest.callers import awaited, free_dead_calls, home
 from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.lending import await_exit
+from kprobes.drivers.guest.lending import await_exit, await_leaving
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.stacks import is_anyone_inside
 from kprobes.drivers.loans import Call, Kind, Ledger, Loan
@@ -39,6 +39,8 @@ MEMBERS = {
     "task_struct.thread_node": (NODE, 16),
     "task_struct.signal": (SIGNAL, 8),
     "task_struct.pid": (0, 4),
+    "task_struct.tgid": (0, 4),
+    "task_struct.self_exec_id": (0, 8),
     "task_struct.comm": (0, 16),
     "task_struct.thread_info.flags": (0, 8),
     "task_struct.thread.sp": (SAVED, 8),
@@ -362,19 +364,42 @@ def _waiting_guest() -> tuple[Guest, Vcpus, GuestMemory]:
     return replace(guest, arch=replace(guest.arch, returns=returns)), vcpus, memory
 
 
-def test_where_callers_cannot_be_given_back_a_signed_return_to_us_is_waited_for() -> None:
+def _enter(memory: GuestMemory, slot: Addr) -> None:
+    at = home(TAKEN.count, slot) * TAKEN.stride
+    memory.write(Addr(TAKEN.addr + at), struct.pack("<QQQ", slot, TEXT + 8, TEXT + 8))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_where_callers_cannot_be_given_back_a_call_in_progress_is_waited_for(number: int) -> None:
     guest, _, memory = _waiting_guest()
-    assert not is_awaited(guest, [TAKEN])
+    assert not awaited(guest, [TAKEN])
+
+    _enter(memory, Addr(_stack(number) + SIZE - 128))
+
+    assert awaited(guest, [TAKEN]) == [TAKEN]
+    assert not awaited(guest, [replace(TAKEN, trampoline=Addr(0))])
+
+
+def test_what_a_call_that_has_returned_left_on_a_stack_or_in_a_register_is_not_waited_for() -> None:
+    guest, vcpus, memory = _waiting_guest()
 
     memory.set_u64(_stack(3) + SIZE - 128, TRAMPOLINE ^ 0x5A << 56)
-
-    assert is_awaited(guest, [TAKEN])
-    assert not is_awaited(guest, [replace(TAKEN, trampoline=Addr(0))])
-
-
-def test_where_callers_cannot_be_given_back_a_register_that_leads_to_us_is_waited_for() -> None:
-    guest, vcpus, _ = _waiting_guest()
-
     vcpus.all[2]["rbx"] = TRAMPOLINE
 
-    assert is_awaited(guest, [TAKEN])
+    assert not awaited(guest, [TAKEN])
+
+
+def test_a_task_that_sleeps_in_a_call_that_returns_to_us_keeps_nobody_waiting() -> None:
+    guest, _, memory = _waiting_guest()
+    other = replace(TAKEN, addr=Addr(TAKEN.addr + TAKEN.size))
+    _enter(memory, Addr(_stack(3) + SIZE - 128))
+    ledger = Ledger()
+    loan = Loan(kind=Kind.CODE, addr=CODE, size=0x1000)
+    ledger.begin(Call(frame=1, landing=2, lends=loan))
+    ledger.end(0)
+    ledger.keep_frames([other, TAKEN])
+
+    stub = cast("Stub", Wanderer([TEXT]))
+    left = await_leaving(replace(guest, stub=stub), ledger, otherwise="")
+
+    assert left == [TAKEN]

@@ -7,6 +7,7 @@ import pytest
 
 from kprobes.drivers.host.driver import HostDriver, HostOptions
 from kprobes.drivers.host.journal import noted
+from kprobes.drivers.host.prepare import tasks_of
 from kprobes.errors import DefinitionError, TargetError, TracefsError
 from tests.build.host_machine import make_machine, open_fake
 from tests.build.kernel import read
@@ -50,6 +51,22 @@ def test_events_are_defined_filtered_and_enabled_in_an_instance_of_our_own(
     assert files[f"events/{group}/enable"] == "1"
     assert (files["trace_clock"], files["buffer_size_kb"]) == ("local", "4096")
     assert tracefs.instances["theirs"].files == {}
+    driver.close()
+    assert is_clean(tracefs)
+
+
+def test_a_followed_command_is_named_before_anything_is_enabled(tracefs: FakeTracefs) -> None:
+    driver = driver_of(tracefs, "p:a vfs_read")
+    driver.tasks = tasks_of((), (), follow=True)
+    driver.follow(5)
+    driver.arm()
+    armed = [name for name, _ in tracefs.written]
+    driver.follow(77)
+
+    assert not [name for name in armed if name.endswith(("enable", "set_event_pid"))]
+    written = [(name.split("/", 2)[2], text) for name, text in tracefs.written[len(armed) :]]
+    assert written[:2] == [("options/event-fork", "1"), ("set_event_pid", "77\n")]
+    assert [(name.rpartition("/")[2], text) for name, text in written[2:]] == [("enable", "1")]
     driver.close()
     assert is_clean(tracefs)
 
@@ -110,6 +127,16 @@ def test_what_was_counted_can_be_had_when_all_is_gone(tracefs: FakeTracefs) -> N
         ("a", 5, 3),
         ("b", 0, 0),
     ]
+
+
+def test_a_newer_probe_has_no_hits_of_the_one_before_it(tracefs: FakeTracefs) -> None:
+    driver = driver_of(tracefs, "p:a vfs_read")
+    driver.arm()
+    driver.withdraw()
+
+    driver.prepare([read("p:b many")])
+
+    assert [(hits.event, hits.recorded) for hits in driver.hits()] == [("a", 5), ("b", 0)]
 
 
 def test_misses_are_ours_though_others_have_events_of_the_same_name(tracefs: FakeTracefs) -> None:

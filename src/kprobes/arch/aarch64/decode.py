@@ -5,6 +5,7 @@ no proof; what is no instruction at all may still lie between them: constants th
 relative to the instruction pointer, and padding.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ from kprobes.model.text import TextPart, TextTables
 from kprobes.units import Addr
 
 _NOWHERE = TextTables()
+_POINTER = 8
 _MAX_TAIL = 8
 """Words of padding behind a function: to 16 bytes, and what the next one's tracer keeps there."""
 _ENDS = [kind for kind, flow in FLOWS.items() if not flow.falls_through]
@@ -48,6 +50,8 @@ def decode_function(
         tables: where branches come from and lead to, besides what its bytes say.
     """
     words, addrs = _columns(parts)
+    pointers = _pointers(parts, tables)
+    words = np.where(np.isin(addrs, pointers), np.uint32(0), words) if pointers else words
     kinds = classify(words)
     named = leads_to(words, kinds, addrs)
     targets = _targets(parts, named, kinds, tables)
@@ -62,7 +66,7 @@ def decode_function(
         named=named,
         rows=rows,
         targets=targets,
-        data=_data(parts, words, kinds, named),
+        data=_data(parts, words, kinds, named).union(pointers),
         fillers=_fillers(zip(rows, counts, strict=True), words, kinds, (addrs, targets)),
     )
 
@@ -101,6 +105,13 @@ def _targets(
         own.update(inside.tolist())
         own.update(tables.landings.intersection(range(part.addr, part.stop, SIZE)))
     return frozenset(own)
+
+
+def _pointers(parts: Sequence[TextPart], tables: TextTables) -> list[int]:
+    # Both words of each, which mean nothing to a CPU whatever they are.
+    starts = (range(part.addr - part.addr % _POINTER, part.stop, _POINTER) for part in parts)
+    found = sorted(tables.pointers.intersection(itertools.chain(*starts)))
+    return [addr + at for addr in found for at in range(0, _POINTER, SIZE)]
 
 
 def _data(parts: Sequence[TextPart], words: Words, kinds: Kinds, named: Addrs) -> frozenset[int]:

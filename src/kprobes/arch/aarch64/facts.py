@@ -139,7 +139,6 @@ SITE = SiteFacts(
     branch=encode.bl,
     target=encode.bl_target,
     entry=site.entry,
-    operations=site.operations,
 )
 
 UPCALL = UpcallFacts(

@@ -8,10 +8,11 @@ from kprobes.arch.aarch64.exclusives import between_exclusives
 from kprobes.arch.aarch64.function import Flow, Function, Instruction
 from kprobes.arch.aarch64.refusals import refusal
 from kprobes.arch.aarch64.words import NOP, SIZE, Kind
-from kprobes.arch.forbidden import forbidden_place, in_alternative
+from kprobes.arch.forbidden import forbidden_place, in_alternative, probed_place
 from kprobes.arch.listed import Opinion
 from kprobes.model.text import TextTables
 
+_POINTER = 8
 _MOV_X9_LR = 0xAA1E03E9
 _NO_TABLES = TextTables()
 
@@ -24,13 +25,14 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Opi
         addr: any.
         tables: what is known of the kernel's text.
     """
-    why = _no_instruction(function, addr)
+    why = _no_instruction(function, addr, tables)
     if why:
         return Opinion(verdict="refuse", why=why)
     instruction = function.at(addr)
     assert instruction is not None
     why = (
         forbidden_place(function.name, function.parts, addr, tables)
+        or probed_place(addr, tables)
         or _reserved(instruction, tables)
         or refusal(instruction)
         or _around(function, instruction, tables)
@@ -38,7 +40,7 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Opi
     return Opinion(verdict="refuse", why=why) if why else _how(instruction)
 
 
-def _no_instruction(function: Function, addr: int) -> str | None:
+def _no_instruction(function: Function, addr: int, tables: TextTables) -> str | None:
     if function.part_of(addr) is None:
         return f"{addr:#x} is not in {function.name}"
     start = addr - addr % SIZE
@@ -49,6 +51,8 @@ def _no_instruction(function: Function, addr: int) -> str | None:
         )
     if function.row(addr) is None:
         return f"{function.place(addr)} is behind the last whole instruction"
+    if addr - addr % _POINTER in tables.pointers:
+        return "it is a pointer of the kernel's function tracer to what the next function calls"
     if addr in function.data:
         return "it is a constant that the function reads, no instruction"
     if addr in function.fillers:

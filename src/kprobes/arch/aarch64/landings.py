@@ -15,6 +15,7 @@ import numpy as np
 
 from kprobes.arch.listed import Read
 from kprobes.errors import MemoryFault
+from kprobes.units import Addr
 
 _BTI = (0xFFFFFF3F, 0xD503241F)
 _BEFORE = 8
@@ -22,6 +23,7 @@ _BEFORE = 8
 _SAMPLE = 64
 _NOP = 0xD503201F
 _CALL_OPS = 8
+_BEFORE_POINTER = 12
 _NOPS = [_NOP, _NOP]
 
 
@@ -35,6 +37,11 @@ def has_landings(read: Read, sites: Iterable[int]) -> bool:
     some = list(itertools.islice(sites, _SAMPLE))
     pads = [pad for site in some if (pad := _is_pad(read, site - _BEFORE)) is not None]
     return not pads or any(pads)
+
+
+def pointer(site: int) -> Addr:
+    """Return where a site's pointer to an ftrace_ops is: ftrace_rec_set_ops()."""
+    return Addr((site - _BEFORE_POINTER) & -_CALL_OPS)
 
 
 def listed_sites(read: Read, listed: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from kprobes.arch.aarch64 import kernel_map
 from kprobes.arch.aarch64.borrowing import BORROWING
-from kprobes.arch.aarch64.landings import has_landings, listed_sites
+from kprobes.arch.aarch64.landings import has_landings, listed_sites, pointer
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.references import references
 from kprobes.arch.aarch64.registers import STUB_NAMES
@@ -107,6 +107,9 @@ TEXT = TextFacts(
     has_landings=has_landings,
     # 2e77a62cb3a6 ("arm64: extable: add a dedicated uaccess handler") (v5.16): type and data.
     exception_words=lambda version: 3 if version >= (5, 16) else 2,
+    pointer=pointer,
+    # A stub that is there with CONFIG_DYNAMIC_FTRACE_WITH_CALL_OPS only: kernel/trace/ftrace.c.
+    with_pointers="ftrace_ops_nop_func",
     listed_sites=listed_sites,
     references=references,
 )

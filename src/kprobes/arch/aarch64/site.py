@@ -42,14 +42,8 @@ _GO_ON_AT = 8 * len(SAVED)
 _CHANGED = 18
 """The last register that a C function may change, x30 aside; x18 is its own matter."""
 _X9 = 9
-_BEFORE, _POINTER = 12, 8
 _GIVEN = GENERAL[:_X9]
 """Arguments, and where a large result is to be."""
-
-
-def operations(site: Addr) -> Addr:
-    """Return where a site's pointer to an ftrace_ops is: ftrace_rec_set_ops()."""
-    return Addr((site - _BEFORE) & -_POINTER)
 
 
 def saving_call(place: Addr, body: Addr) -> bytes:

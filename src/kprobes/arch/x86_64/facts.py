@@ -85,7 +85,6 @@ SITE = SiteFacts(
     branch=site.call,
     target=site.call_target,
     entry=site.entry,
-    operations=None,
 )
 
 LISTING = ListingFacts(

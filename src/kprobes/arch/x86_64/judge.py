@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from iced_x86 import Mnemonic
 
-from kprobes.arch.forbidden import forbidden_place, in_alternative
+from kprobes.arch.forbidden import forbidden_place, in_alternative, probed_place
 from kprobes.arch.x86_64.function import Flow, Function, Instruction
 from kprobes.arch.x86_64.refusals import changes_ss, refusal
 from kprobes.arch.x86_64.slot import is_rip_relative
@@ -76,6 +76,7 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Jud
     instruction = function.instructions[addr]
     why = (
         forbidden(function, addr, tables)
+        or probed_place(addr, tables)
         or _reserved(instruction, tables)
         or refusal(instruction)
         or _beside(function, instruction)

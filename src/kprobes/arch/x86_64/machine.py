@@ -102,6 +102,8 @@ TEXT = TextFacts(
     # endbr64 does nothing else, and is never probed.
     has_landings=lambda _read, _sites: True,
     exception_words=lambda _version: 3,
+    pointer=None,
+    with_pointers="",
     listed_sites=lambda _read, listed: listed,
     references=references,
 )

@@ -1,5 +1,6 @@
 """Code memory that a linker fills, one piece of code behind the other."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kprobes.errors import TargetError
@@ -60,6 +61,16 @@ class Area:
     def away(self, addr: Addr) -> int:
         """Return how far a branch must go at most between here and an address, in bytes."""
         return max(abs(end - addr) for end in self.text)
+
+
+def largest_gap(text: Text, taken: Iterable[Text]) -> Text:
+    """Return the largest part of a range that some others leave free."""
+    start, stop = text
+    gaps = [(start, start)]
+    for first, end in sorted(each for each in taken if start <= each[0] < stop):
+        gaps.append((start, first))
+        start = aligned(end)
+    return max([*gaps, (start, max(start, stop))], key=lambda gap: gap[1] - gap[0])
 
 
 def aligned(addr: int) -> Addr:

@@ -3,10 +3,12 @@
 Allocated once by borrowing a task; arming afterwards is only memory writes.
 """
 
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kprobes.codegen.catcher import BLOCK_SIZE
+from kprobes.drivers.guest.area import largest_gap
 from kprobes.drivers.guest.borrow import Borrower, Task
 from kprobes.drivers.guest.code_memory import CodeMemory, allocate_code, allocate_module_code
 from kprobes.drivers.guest.layout import first_of, per_cpu_bases
@@ -37,6 +39,9 @@ COUNTERS_SIZE = 2 * MISSED_SIZE
 """Bytes of both kinds: missed hits, and calls that no frame was free for."""
 CATCHER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
+NOTES_PAGE = 4096
+UNDO_SIZE = 32
+"""Of the session's notes: their beginning, and how one patch is undone; see ``guest.notes``."""
 _LEAST_RING = 64 * KIB
 _DEFAULT_RING = 16 * MIB
 
@@ -49,11 +54,13 @@ class ArenaSize:
         code: bytes for the code of all probes.
         frames: bytes for calls in progress.
         ring: bytes of each CPU's ring, a power of two; None for what fits the guest.
+        undos: how many patches may be noted in the guest itself.
     """
 
     code: int = 1 * MIB
     ring: int | None = None
     frames: int = 0
+    undos: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that no ring can have."""
@@ -66,29 +73,52 @@ class Arena:
     """What was allocated, by kernel address.
 
     Attributes:
-        code: executable memory within reach of the kernel's text.
+        catcher: where the code of the guest's callback for breakpoints is.
+        code: executable memory for probes, within reach of the kernel's text.
         module_code: the same within reach of its modules; None where ``code`` is, or without any.
         data: the counters of missed hits and of unkept calls, then the rings, room for filters'
-            strings, the mailbox, our place in the guest's chain of callbacks for exceptions, and
-            calls in progress.
+            strings, the mailbox, and our place in the guest's chain of callbacks for exceptions.
         percpu: per-CPU offset of PERCPU_SIZE bytes.
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
         ring_size: of each CPU's ring, slack not counted.
-        frames_size: bytes for calls in progress.
+        frames, frames_size: where calls in progress are kept whose return is probed, in bytes.
+        notes: where the session's notes are, behind its data.
+        undos: how many patches the notes have room for.
     """
 
+    catcher: Addr
     code: CodeMemory
     data: Addr
     percpu: int
     bases: tuple[int, ...]
     ring_size: int
+    frames: Addr
+    notes: Addr
     frames_size: int = 0
     module_code: CodeMemory | None = None
+    undos: int = 0
+
+    def beside(self, taken: Collection[Text]) -> "Arena":
+        """Return it with what some ranges leave of its room for code and for calls."""
+        code = largest_gap((self.code.addr, self.code.stop), taken)
+        stop = Addr(self.frames + self.frames_size)
+        frames = largest_gap((self.frames, stop), taken)
+        return replace(
+            self,
+            code=CodeMemory(addr=code[0], size=code[1] - code[0]),
+            frames=frames[0],
+            frames_size=frames[1] - frames[0],
+        )
 
     def has_room(self, size: ArenaSize) -> bool:
         """Whether it is at least as large, its rings left aside."""
-        is_code_enough = self.code.size >= size.code
-        return is_code_enough and self.frames_size >= size.frames
+        return self.code.size >= size.code and self.frames_size >= size.frames
+
+    @property
+    def parts(self) -> tuple[Addr, ...]:
+        """An address of each piece of memory that it is made of."""
+        far = () if self.module_code is None else (self.module_code.addr,)
+        return self.data, self.catcher, self.code.addr, self.frames, *far
 
     @property
     def cpus(self) -> int:
@@ -143,16 +173,6 @@ class Arena:
         return Addr(self.mailbox + self.mailbox_layout.size)
 
     @property
-    def frames(self) -> Addr:
-        """Where calls in progress are kept whose return is probed."""
-        return Addr(self.block + BLOCK_SIZE)
-
-    @property
-    def catcher(self) -> Addr:
-        """Where that callback's code is."""
-        return self.code.addr
-
-    @property
     def lookup(self) -> Text:
         """The callback's code, which looks breakpoints up."""
         return self.catcher, Addr(self.catcher + CATCHER_SIZE)
@@ -160,7 +180,7 @@ class Arena:
     @property
     def programs(self) -> tuple[Text, ...]:
         """Where the code of probes may be: first that near the kernel's text, with trampolines."""
-        near = self.lookup[1], self.code.stop
+        near = self.code.addr, self.code.stop
         if self.module_code is None:
             return (near,)
         return near, (self.module_code.addr, self.module_code.stop)
@@ -172,14 +192,17 @@ def data_size(cpus: int, ring_size: int, frames: int = 0) -> int:
     return COUNTERS_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE + frames
 
 
-def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes) -> Arena:
+def allocate(
+    borrower: Borrower, kernel: Kernel, size: ArenaSize, *, note: Callable[[Addr, Addr], None]
+) -> Arena:
     """Allocate an arena in a stopped guest, all or nothing; ``reset`` makes it ready.
 
     Args:
         borrower: of tasks of the guest.
         kernel: that runs there.
         size: of the arena.
-        mark: for the end of its data; who finds it there looks at the same boot.
+        note: writes the session's notes, whose mark tells whoever finds it that this is still the
+            guest that was lent the memory; is given their address and that of the data.
 
     Raises:
         TargetError: the guest has not enough memory, or no task could be borrowed.
@@ -190,19 +213,57 @@ def allocate(borrower: Borrower, kernel: Kernel, size: ArenaSize, *, mark: bytes
     with borrower.task() as task, ExitStack() as undo:
         undo.callback(give_back, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
-        data = _allocate_data(task, kernel, data_size(len(bases), ring, size.frames), mark)
+        place = _notes(data_size(len(bases), ring, size.frames))
+        data = _allocate_data(task, kernel, place + NOTES_PAGE + size.undos * UNDO_SIZE)
+        notes = Addr(data + place)
+        note(notes, data)
         code = allocate_code(task, kernel, size.code, like=data)
         module_code = allocate_module_code(task, kernel, size.code)
         percpu = _allocate_percpu(task, kernel)
         undo.pop_all()
+    catcher, size_left = code.addr, code.size - CATCHER_SIZE
     return Arena(
-        code=code,
+        catcher=catcher,
+        code=CodeMemory(addr=Addr(catcher + CATCHER_SIZE), size=size_left),
         module_code=module_code,
         data=data,
         percpu=percpu,
         bases=bases,
         ring_size=ring,
+        frames=Addr(data + data_size(len(bases), ring)),
         frames_size=size.frames,
+        notes=notes,
+        undos=size.undos,
+    )
+
+
+def grow(borrower: Borrower, kernel: Kernel, arena: Arena, size: ArenaSize) -> Arena:
+    """Return an arena with new memory for code and for calls; the guest is stopped.
+
+    What it had for them stays lent: somebody may return there.
+
+    Args:
+        borrower: of tasks of the guest.
+        kernel: that runs there.
+        arena: whose rings and counters go on.
+        size: of what is new.
+
+    Raises:
+        TargetError: as for ``allocate``; then nothing is new.
+    """
+    before = borrower.ledger.loans
+    with borrower.task() as task, ExitStack() as undo:
+
+        def give_new_back() -> None:
+            give_back(task, kernel, [each for each in task.ledger.loans if each not in before])
+
+        undo.callback(give_new_back)
+        frames = _allocate_data(task, kernel, size.frames)
+        code = allocate_code(task, kernel, size.code, like=arena.data)
+        module_code = allocate_module_code(task, kernel, size.code)
+        undo.pop_all()
+    return replace(
+        arena, code=code, module_code=module_code, frames=frames, frames_size=size.frames
     )
 
 
@@ -224,16 +285,18 @@ def reset(arena: Arena, memory: GuestMemory) -> None:
 
 
 def forget_calls(arena: Arena, memory: GuestMemory) -> None:
-    """Make every frame free; nobody may be inside our code, or return to it."""
+    """Make every frame free; nobody may be inside the code that uses them, or return to it."""
     memory.write(arena.frames, bytes(arena.frames_size))
 
 
-def _allocate_data(task: Task, kernel: Kernel, size: int, mark: bytes) -> Addr:
-    loan = Loan(kind=Kind.DATA, addr=0, size=size + len(mark))
+def _notes(end: int) -> int:
+    return -(-end // NOTES_PAGE) * NOTES_PAGE
+
+
+def _allocate_data(task: Task, kernel: Kernel, size: int) -> Addr:
+    loan = Loan(kind=Kind.DATA, addr=0, size=size)
     function = first_of(kernel, "vzalloc_noprof", "vzalloc")
-    found = _checked(task.call(function, loan.size, lends=loan), f"{size // MIB} MiB of rings")
-    task.memory.write(found + size, mark)
-    return found
+    return _checked(task.call(function, loan.size, lends=loan), f"{size // MIB} MiB of rings")
 
 
 def _allocate_percpu(task: Task, kernel: Kernel) -> int:

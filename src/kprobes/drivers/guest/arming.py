@@ -5,7 +5,7 @@ leave stale translated code. Each goes to the journal first, and is compared wit
 saw at the moment of writing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 from kprobes.codegen.catcher import hash_table, table_mask
@@ -13,12 +13,13 @@ from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.callers import give_callers_back
 from kprobes.drivers.guest.catcher import Catcher
 from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.linking import Linker, Program
+from kprobes.drivers.guest.linking import Linker, Program, Trampoline
 from kprobes.drivers.guest.memory import GuestMemory, remembering, write_code
+from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.guest.stopped import StoppedMemory
-from kprobes.drivers.journal import Described, Journal, Undo
+from kprobes.drivers.journal import FLAGS, Described, Journal, Undo
 from kprobes.drivers.rollback import roll_back
-from kprobes.errors import TargetError
+from kprobes.errors import GuestReplacedError, TargetError
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
 from kprobes.model.returns import Frames
@@ -31,13 +32,36 @@ _FLAGS = 8
 """Offset of dyn_ftrace.flags."""
 
 
+def _nothing(undos: Sequence[Undo]) -> None:
+    del undos
+
+
 class Armory:
     """Puts programs into a guest's arena and its text, and takes them out.
 
     ``load``, ``arm``, ``withdraw`` and ``disarm`` need a stopped guest.
+
+    Args:
+        guest: whose text is patched.
+        arena: for the code; nothing in it is in use.
+        abi: what the code knows of the guest.
+        journal: of what is done.
+        kept: that calls of earlier recordings will return to.
+
+    Attributes:
+        note: writes into the guest, beside the journal, how it is put right.
     """
 
-    def __init__(self, guest: Guest, arena: Arena, abi: GuestAbi, journal: Journal) -> None:
+    def __init__(
+        self,
+        guest: Guest,
+        arena: Arena,
+        abi: GuestAbi,
+        journal: Journal,
+        kept: Sequence[Trampoline] = (),
+    ) -> None:
+        self._kept = kept
+        self.note: Callable[[Sequence[Undo]], None] = _nothing
         self._guest = guest
         self._arena = arena
         self._journal = journal
@@ -47,6 +71,7 @@ class Armory:
         self._undos: list[Undo] = []
         self._owners: dict[Phys, Addr] = {}
         self._detours: dict[Addr, Addr] = {}
+        self._is_retried = False
 
     @property
     def is_armed(self) -> bool:
@@ -55,8 +80,13 @@ class Armory:
 
     @property
     def frames(self) -> Sequence[Frames]:
-        """Where calls in progress are kept."""
-        return self._linker.frames
+        """Where calls in progress are kept, also those of earlier recordings."""
+        return [*(each.frames for each in self._kept), *self._linker.frames]
+
+    @property
+    def trampolines(self) -> Sequence[Trampoline]:
+        """What calls in progress may return to, also those of earlier recordings."""
+        return [*self._kept, *self._linker.trampolines]
 
     @property
     def landings(self) -> Sequence[Question]:
@@ -96,6 +126,7 @@ class Armory:
         """Write code to the arena, where nothing calls it yet."""
         if not programs:
             return
+        self._journal.check()
         codes = [*self._linker.take_routines(), *((p.entry, p.code) for p in programs)]
         for first, stop in self._arena.programs:
             self._load(sorted(code for code in codes if first <= code[0] < stop))
@@ -138,6 +169,8 @@ class Armory:
         self._journal.ledger.keep_frames([f for f in self.frames if f.trampoline])
         self._journal.describe(_described(programs))
         self._journal.record(patches)
+        self._journal.check()
+        self.note([*self._undos, *patches])
         return patches
 
     def arm(self, patches: Sequence[Undo]) -> None:
@@ -146,16 +179,18 @@ class Armory:
         Raises:
             TargetError: a site no longer holds what planning saw; nothing is left patched.
         """
+        self._journal.check()
         try:
             self._verify(patches)
         except TargetError:
-            self._journal.keep(self._undos)
+            self._keep(self._undos)
             raise
         # Before the writes: what cannot be taken back now is for the next attempt to disarm.
         self._undos += patches
         with ExitStack() as undo:
             undo.callback(self.disarm)
             self._stopped.write_physical_many([(u.phys, u.new) for u in patches])
+            self._check_written(patches)
             undo.pop_all()
 
     def withdraw(self, ranges: Sequence[Text]) -> None:
@@ -168,22 +203,46 @@ class Armory:
         def is_gone(undo: Undo) -> bool:
             return any(start <= self._owners[undo.phys] < stop for start, stop in ranges)
 
+        self._journal.check()
         gone = [undo for undo in self._undos if is_gone(undo)]
         roll_back(gone, self._stopped)
         self._undos = [undo for undo in self._undos if not is_gone(undo)]
-        self._journal.keep(self._undos)
+        self._keep(self._undos)
 
-    def disarm(self) -> None:
+    def disarm(self) -> int:
         """Put all text and records back and verify them.
+
+        Returns:
+            How many places somebody else has put back before.
 
         Raises:
             TargetError: somebody else has changed a site meanwhile; the rest is as it was.
+            GuestReplacedError: another guest runs there, or another state of it.
         """
-        roll_back(self._undos, self._stopped)
+        self._journal.check()
+        # What an attempt that failed has put back, nobody else has.
+        is_first, self._is_retried = not self._is_retried, True
+        patched = sum(undo.new != undo.old for undo in self._undos)
+        count = patched - roll_back(self._undos, self._stopped)
+        self._is_retried = False
         self._undos = []
-        self._journal.clear()
+        self._keep(())
         if self._guest.arch.returns.comes_back:
             give_callers_back(self._guest.memory, self.frames)
+        return count if is_first else 0
+
+    def _check_written(self, patches: Sequence[Undo]) -> None:
+        # A monitor's ``loadvm`` may have come after the check before. The guest has not run since:
+        # what was written into the other state goes again before it does.
+        try:
+            self._journal.check()
+        except GuestReplacedError:
+            roll_back(patches, self._stopped)
+            raise
+
+    def _keep(self, undos: Sequence[Undo]) -> None:
+        self._journal.keep(undos)
+        self.note(undos)
 
     def _undo(self, program: Program, memory: GuestMemory) -> list[Undo]:
         site = program.plan.site
@@ -214,6 +273,26 @@ class Armory:
         write_code(self._guest.stub, self._guest.memory, addr, code)
 
 
+def silence(guest: Guest, arena: Arena, abi: GuestAbi, trampolines: Sequence[Trampoline]) -> None:
+    """Have calls only return from trampolines: what a recording before this did there is over.
+
+    Args:
+        guest: which runs, and runs on; nothing is armed.
+        arena: of the session.
+        abi: what the code knows of the guest.
+        trampolines: that are to be silent.
+
+    Raises:
+        TargetError: somebody stays in their code for seconds.
+    """
+    linker = Linker(guest.arch, abi, arena)
+    codes = [(each.text[0], linker.silent(each)) for each in trampolines]
+    texts = [each.text for each in trampolines]
+    with stopped_outside(guest, texts, otherwise="new probes cannot be armed yet"):
+        for addr, code in codes:
+            write_code(guest.stub, guest.memory, addr, code)
+
+
 def _described(programs: Sequence[Program]) -> list[Described]:
     return [
         Described(
@@ -233,7 +312,7 @@ def _flag_undo(site: Site, memory: GuestMemory) -> list[Undo]:
     old, new = ((site.flags | bit).to_bytes(8, "little") for bit in (0, DISABLED))
     assert site.record is not None
     patch = Patch(addr=Addr(site.record + _FLAGS), old=old, new=new)
-    return _place(patch, "dyn_ftrace.flags", memory)
+    return _place(patch, FLAGS, memory)
 
 
 def _place(patch: Patch, what: str, memory: GuestMemory) -> list[Undo]:

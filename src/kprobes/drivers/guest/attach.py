@@ -1,6 +1,5 @@
 """A stub's address to an attached guest: connect, find RAM, find the kernel in it."""
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -78,7 +77,7 @@ def look(stub: Stub, access: Access) -> Guest:
     spaces = find_spaces(ram, machine, vcpus)
     # The rest takes 50 ms and looks only at what does not change.
     stub.let_run()
-    found = read_kernel(spaces, cache=KernelCache(default_root(os.environ)))
+    found = read_kernel(spaces, cache=KernelCache(default_root()))
     kernel = found.kernel
     if access.image is not None:
         kernel = _with_image(kernel, access.image)

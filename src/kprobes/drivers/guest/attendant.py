@@ -23,6 +23,8 @@ _NAP_S, _REST_S = 0.000001, 0.0002
 _QUIET_S = 0.005
 """Without a question for so long, nobody is on the way to one: sites were put back before."""
 _LEAVE_S = 1.0
+_CHECK_S = 0.001
+"""Between looks whether the mailbox is still ours."""
 
 
 class Attendant:
@@ -39,7 +41,7 @@ class Attendant:
         self.error: KprobesError | None = None
         self._mailbox = mailbox
         self._questions = questions
-        self._last = time.monotonic()
+        self._last = self._checked = time.monotonic()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._is_left = False
@@ -80,6 +82,9 @@ class Attendant:
         return self._is_left or (self._stopping.is_set() and is_quiet)
 
     def _look(self) -> None:
+        if time.monotonic() > self._checked + _CHECK_S:
+            self._mailbox.check()
+            self._checked = time.monotonic()
         self._mailbox.come_back()
         for slot in self._mailbox.asking():
             self._serve(slot)

@@ -124,7 +124,9 @@ class Task:
 
         Raises:
             TargetError: it did not come back in time.
+            GuestReplacedError: another guest runs there meanwhile; nothing was called.
         """
+        self.ledger.check()
         if self.is_away:
             raise ValueError("the borrowed task has not come back from its last call")
         landing = self.landing
@@ -142,8 +144,14 @@ class Task:
 
         Raises:
             TargetError: it did not come back in time.
+            GuestReplacedError: nor will it, as another guest runs there.
         """
-        self.thread, result = self.landing.wait(timeout_s)
+        self.ledger.check()
+        try:
+            self.thread, result = self.landing.wait(timeout_s)
+        except TargetError:
+            self.ledger.check()
+            raise
         self.is_away = False
         self.ledger.end(result)
         return result
@@ -195,6 +203,7 @@ class Borrower:
 
     Attributes:
         memory: of the guest.
+        ledger: where tasks note what they lend and give back.
     """
 
     def __init__(self, debugger: Stub, memory: GuestMemory, kernel: Kernel, ledger: Ledger) -> None:
@@ -202,7 +211,7 @@ class Borrower:
         self._debugger = debugger
         self.memory = memory
         self._kernel = kernel
-        self._ledger = ledger
+        self.ledger = ledger
         self._way = self._facts.way(memory, kernel)
 
     @contextmanager
@@ -231,6 +240,7 @@ class Borrower:
             yield task
 
     def _frame(self, thread: int) -> Task:
+        self.ledger.check()
         frame, data = self._facts.keep(self._way, self._debugger.registers(thread))
         self.memory.write(frame, data)
         # Nothing may have been called yet when the caller fails: resuming must then be right.
@@ -241,7 +251,7 @@ class Borrower:
             landing=landing,
             way=self._way,
             memory=self.memory,
-            ledger=self._ledger,
+            ledger=self.ledger,
             thread=thread,
         )
 

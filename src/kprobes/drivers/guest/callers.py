@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory, remembering
-from kprobes.drivers.guest.stacks import is_anyone_inside, live_stacks, read_mapped
+from kprobes.drivers.guest.stacks import is_anyone_inside, live_stacks
 from kprobes.errors import MemoryFault
 from kprobes.model.returns import (
     FRAME_CALLER,
@@ -52,22 +52,28 @@ def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
     return sum(_give_back(now, slot, origins) for slot in slots)
 
 
-def is_awaited(guest: Guest, tables: Sequence[Frames]) -> bool:
-    """Whether calls in progress will still return to us, though their slots do not say so.
+def awaited(guest: Guest, tables: Sequence[Frames]) -> list[Frames]:
+    """Return the tables with calls in progress that will still return to us.
 
     A return probe of the guest's own on a call of ours keeps our trampoline's address where only
-    the kernel looks, and goes there when it has run. And where return addresses cannot be given
-    back every call is waited for whose stack has one of ours, or that is in progress by its frame:
-    the guest's own function tracer may keep the address elsewhere, too.
+    the kernel looks, and goes there when it has run. Where return addresses cannot be given back
+    every call is waited for whose frame says that it is in progress. What a call that has returned
+    has left on a stack says nothing: without a frame there is nowhere to return to.
     """
+    hooked = [frames for frames in tables if frames.trampoline]
+    if not hooked:
+        return []
+    now = remembering(guest.memory)
     if not guest.arch.returns.comes_back:
-        hooked = [frames for frames in tables if frames.trampoline]
-        return _is_on_a_stack(guest, hooked) or _is_in_progress(guest, hooked)
+        live = np.array(live_stacks(guest, now), np.uint64).reshape(-1, 2)
+        return [frames for frames in hooked if _is_in_progress(now, frames, live)]
     theirs = [guest.kernel.symbols.find(name) for name in _GUESTS_OWN]
     addrs = {symbol.addr for symbol in theirs if symbol is not None}
-    now = remembering(guest.memory)
-    slots = (slot for frames in tables if frames.trampoline for slot in _origins(now, frames))
-    return any(_content(now, slot) in addrs for slot in slots)
+
+    def is_held(frames: Frames) -> bool:
+        return any(_content(now, slot) in addrs for slot in _origins(now, frames))
+
+    return [frames for frames in hooked if is_held(frames)]
 
 
 def free_dead_calls(guest: Guest, tables: Sequence[Frames], ranges: Sequence[Text]) -> int:
@@ -107,10 +113,8 @@ def home(count: int, slot: int) -> int:
     return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
 
 
-def _is_in_progress(guest: Guest, tables: Sequence[Frames]) -> bool:
-    memory = remembering(guest.memory)
-    slots = np.array([slot for frames in tables for slot in _origins(memory, frames)], np.uint64)
-    live = np.array(live_stacks(guest, memory), np.uint64).reshape(-1, 2)
+def _is_in_progress(memory: GuestMemory, frames: Frames, live: NDArray[np.uint64]) -> bool:
+    slots = np.array([*_origins(memory, frames)], np.uint64)
     return bool(_is_live(slots, live).any())
 
 
@@ -118,19 +122,6 @@ def _is_live(slots: NDArray[np.uint64], live: NDArray[np.uint64]) -> NDArray[np.
     # For each slot, whether it is in the used part of a stack.
     above, below = slots[:, np.newaxis] >= live[:, 0], slots[:, np.newaxis] < live[:, 1]
     return np.asarray((above & below).any(axis=1), np.bool_)
-
-
-def _is_on_a_stack(guest: Guest, tables: Sequence[Frames]) -> bool:
-    # Or in a register, before the function has kept it.
-    memory, mask = remembering(guest.memory), guest.arch.returns.address_mask
-    wanted = np.array([frames.trampoline & mask for frames in tables], np.uint64)
-    held = [value for cpu in guest.stub.ids() for value in guest.stub.registers(cpu).values()]
-    words = [np.array(held, np.uint64)]
-    words += [
-        np.frombuffer(read_mapped(memory, start, stop), np.uint64)
-        for start, stop in live_stacks(guest, memory)
-    ]
-    return any(bool(np.isin(found & np.uint64(mask), wanted).any()) for found in words)
 
 
 def _origins(memory: GuestMemory, frames: Frames) -> dict[int, int]:

@@ -3,44 +3,57 @@
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from kprobes.drivers.guest import arena as arenas
 from kprobes.drivers.guest.arena import Arena, ArenaSize
-from kprobes.drivers.guest.arming import Armory, Program
+from kprobes.drivers.guest.arming import Armory, Program, silence
 from kprobes.drivers.guest.borrow import Borrower
 from kprobes.drivers.guest.callers import find_caller, free_dead_calls
 from kprobes.drivers.guest.clock import AnyClock, GuestClock, clock_function, open_clock
 from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.identity import check_stopped
 from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
-from kprobes.drivers.guest.lending import await_exit, settle
-from kprobes.drivers.guest.linking import frame_counts, frames_size
+from kprobes.drivers.guest.lending import (
+    await_leaving,
+    code_in_use,
+    give_back,
+    settle,
+    unused,
+)
+from kprobes.drivers.guest.linking import Trampoline, frame_counts, frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
+from kprobes.drivers.guest.notes import begin_notes, write_notes
 from kprobes.drivers.guest.obstacles import check_possible
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
-from kprobes.drivers.guest.reception import Reception, can_ask, check
+from kprobes.drivers.guest.reception import Reception, check
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.guest.stacks import stopped_outside
+from kprobes.drivers.hits import hits_of
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.places import Places
-from kprobes.errors import KprobesError
+from kprobes.errors import KprobesError, RefusedError, TargetError
 from kprobes.image.loaded import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
+from kprobes.model.hits import Counts, Hits
 from kprobes.model.layout import RecordLayout
 from kprobes.model.plan import Plan, Strategy
+from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import Question, Upcall
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
 _CODE_OF_PLAN = 1024
 """Bytes of code that a plan, or a trampoline, takes on average at most."""
-_AWAITED_FRAMES = _ASKED_FRAMES = 1 * MIB
+_AWAITED_FRAMES = _SPARE_FRAMES = 1 * MIB
+_UNDOS_OF_PLAN, _SPARE_UNDOS = 2, 1024
+"""A site and its ftrace record; what crosses pages, comes late, or has a handler."""
 _LOOK_S = 0.5
 """Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
@@ -82,13 +95,15 @@ class GuestDriver:
         self._arena: Arena | None = None
         self._armory: Armory | None = None
         self._clock: Addr | None = None
-        self._is_used = False
+        self._trampolines: Sequence[Trampoline] = ()
         self._reception: Reception | None = None
         self._unkept = 0
-        self._missed: Counter[int] = Counter()
         self._looked_s = 0.0
         self._is_held = False
+        self._jiffies = b""
+        self._recorded: list[Resolved] = []
         self._changing = threading.RLock()
+        self._ended: KprobesError | None = None
         self._watch = (
             watching(guest, self._preparer.locate, (self._module_comes, self._module_goes))
             if can_watch(guest)
@@ -132,6 +147,11 @@ class GuestDriver:
         """What was prepared and waits for modules that are not loaded."""
         return tuple(self._preparer.waiting.values())
 
+    @property
+    def left_out(self) -> Sequence[RefusedError]:
+        """Why functions that patterns match are not probed at their returns."""
+        return self._preparer.left_out
+
     def arm(self, *, is_new: bool = True) -> Recorder:
         """Compile what was prepared and patch its sites: all of them, or none.
 
@@ -141,22 +161,28 @@ class GuestDriver:
         Raises:
             TargetError: the guest changed a site, or has no memory; nothing is left patched.
         """
-        arena, recorder = self._allocate(is_new=is_new)
-        armory = Armory(self.guest, arena, self._abi(arena), self._journal)
+        with self._changing:
+            return self._arm(is_new=is_new)
+
+    def _arm(self, *, is_new: bool) -> Recorder:
+        self.check()
+        self._journal.check()
+        kept = self._left()
+        arena, recorder = self._allocate()
+        self._journal.check()
+        armory = Armory(self.guest, arena, self._abi(arena), self._journal, kept)
+        armory.note = partial(write_notes, self.guest.memory, arena, self._journal)
         programs = armory.link(self.plans)
-        if self._is_used:
-            # The last recording's code is about to be overwritten.
-            ledger = self._journal.ledger
-            await_exit(self.guest, ledger, otherwise="new probes cannot be armed yet")
-            arenas.forget_calls(arena, self.guest.memory)
-        self._is_used = True
         layouts = _layouts(self.plans)
         if is_new:
+            self._recorded.clear()
             recorder.begin(layouts)
         else:
             recorder.add(layouts)
+        self._recorded += _probes(self.plans)
         armory.catch(self.plans, more=bool(self.waiting))
         patches = armory.stage(programs)
+        self._trampolines = armory.trampolines
         covered = [text for plan in self.plans for text in plan.site.covered]
         with (
             self._attended(arena, _questions(programs, armory)),
@@ -165,7 +191,23 @@ class GuestDriver:
             armory.load(programs)
             self._armory = armory
             armory.arm(patches)
+        if self._ended is not None:
+            # Since we began; whoever gave up may have found nothing to disarm.
+            self.disarm()
+            raise self._ended
         return recorder
+
+    def give_up(self, why: KprobesError) -> None:
+        """Disarm for good, from any thread; ``check`` and ``arm`` raise why."""
+        self._ended = why
+        with suppress(KprobesError):
+            # What cannot be put back now is tried, and told, by whoever closes us.
+            self.disarm()
+
+    def check(self) -> None:
+        """Raise what somebody has given up for, if so."""
+        if self._ended is not None:
+            raise self._ended
 
     def look_at_stub(self) -> None:
         """Notice that the guest has ended, or that somebody else has stopped it.
@@ -179,10 +221,19 @@ class GuestDriver:
         if self._is_held and not was_held:
             self.tell("somebody else has paused the guest; events come again when it goes on")
 
+    def counts(self) -> Counts:
+        """Return what was counted since the recording began, or in the last one."""
+        if self.recorder is None:
+            return Counts(recorded={}, missed={}, lost=0, damaged=0)
+        return self.recorder.counts()
+
+    def hits(self) -> list[Hits]:
+        """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        return hits_of(self._recorded, _probes(self.plans), self.counts())
+
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
-        lately = 0 if self._reception is None else self._reception.missed(number)
-        return self._missed[number] + lately
+        return 0 if self._reception is None else self._reception.missed(number)
 
     def free_dead_calls(self) -> None:
         """Have room again for calls in progress, where tasks that died have left too little.
@@ -192,14 +243,23 @@ class GuestDriver:
         if time.monotonic() < self._looked_s + _LOOK_S:
             return
         self._looked_s = time.monotonic()
-        with self._changing:
-            armory, arena, recorder = self._armory, self._arena, self.recorder
-            if armory is None or arena is None or recorder is None or not armory.frames:
-                return
-            before, self._unkept = self._unkept, recorder.unkept
-            if self._unkept != before:
-                with self.guest.stub.paused():
-                    free_dead_calls(self.guest, armory.frames, arena.programs)
+        # Whoever arms waits for the guest, and rings must be drained meanwhile.
+        if self._changing.acquire(blocking=False):
+            try:
+                self._free_dead_calls()
+            finally:
+                self._changing.release()
+
+    def _free_dead_calls(self) -> None:
+        armory, arena, recorder = self._armory, self._arena, self.recorder
+        if armory is None or arena is None or recorder is None or not armory.frames:
+            return
+        before, self._unkept = self._unkept, recorder.unkept
+        if self._unkept != before:
+            with self.guest.stub.paused():
+                self._journal.check()
+                ranges = list(code_in_use(self.guest, self._journal.ledger))
+                free_dead_calls(self.guest, armory.frames, ranges)
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
@@ -215,7 +275,13 @@ class GuestDriver:
         with self._changing:
             if self._armory is not None:
                 with self.guest.stub.paused():
-                    self._armory.disarm()
+                    self._check_stopped()
+                    count = self._armory.disarm()
+                if count:
+                    self.tell(
+                        f"{count} places held the guest's own bytes again: somebody else has put "
+                        "them back, and there was no hit from then on"
+                    )
             # Not before: what an exception has left armed is for the next attempt.
             self._armory = None
         if self._reception is not None:
@@ -225,7 +291,30 @@ class GuestDriver:
         """Disarm, and give the guest its memory back as soon as nothing runs in it."""
         self.disarm()
         self._arena = self._reception = None
-        settle(self.guest, self._journal.ledger)
+        if not self._journal.ledger.is_settled:
+            with self.guest.stub.paused():
+                self._check_stopped()
+        settle(self.guest, self._journal.ledger, self.tell)
+        self.check_guest()
+
+    def check_guest(self) -> None:
+        """Check that the guest is still the one that was attached to; to be called often.
+
+        It stands still for a moment where its time seems to.
+
+        Raises:
+            GuestReplacedError: it was rebooted, or restored to an earlier state.
+        """
+        self._journal.check()
+        jiffies = self.guest.kernel.symbols.find("jiffies_64")
+        now = self.guest.memory.read(jiffies.addr, 8) if jiffies is not None else b""
+        if now == self._jiffies:
+            with self.guest.stub.paused():
+                self._check_stopped()
+        self._jiffies = now
+
+    def _check_stopped(self) -> None:
+        check_stopped(self._journal, self.guest.stub, self.guest.memory.ram)
 
     def look_for_modules(self) -> None:
         """Find out what modules the guest has now."""
@@ -257,7 +346,9 @@ class GuestDriver:
             self._preparer.wait_again(plans)
             raise
         recorder.add(_layouts(plans))
+        self._recorded += _probes(plans)
         patches = armory.stage(programs)
+        self._trampolines = armory.trampolines
         # Whoever looks a breakpoint up must not find half of another table.
         covered = [armory.lookup, *(text for plan in plans for text in plan.site.covered)]
         with stopped_outside(self.guest, covered, otherwise=_COVERED):
@@ -283,7 +374,7 @@ class GuestDriver:
     def _attended(self, arena: Arena, questions: Sequence[Question]) -> Generator[None]:
         # From before the first hit on; not when there will be none.
         if questions and self._reception is None:
-            self._reception = Reception(self.guest, arena)
+            self._reception = Reception(self.guest, arena, self._journal.check)
         with ExitStack() as undo:
             if self._reception is not None:
                 undo.callback(self._reception.end)
@@ -291,36 +382,80 @@ class GuestDriver:
             yield
             undo.pop_all()
 
-    def _allocate(self, *, is_new: bool) -> tuple[Arena, Recorder]:
-        guest, size = self.guest, self._needed()
-        if self._arena is not None and is_new and not self._arena.has_room(size):
-            if self._reception is not None:
-                self._missed += self._reception.all_missed()
-            self._arena, self._reception, self._is_used = None, None, False
-            settle(guest, self._journal.ledger)
+    def _left(self) -> Sequence[Trampoline]:
+        # What the recording before has left: where tasks sleep in calls that return to us its code
+        # stays, and the rest is about to be overwritten.
+        arena, guest, ledger = self._arena, self.guest, self._journal.ledger
+        if arena is None:
+            return ()
+        tables = await_leaving(guest, ledger, otherwise="new probes cannot be armed yet")
+        kept = [each for each in self._trampolines if each.frames in tables]
+        new = [each.silenced for each in kept if not each.is_silent]
+        if new:
+            silence(guest, arena, self._abi(arena), new)
+        self._trampolines = [each.silenced for each in kept]
+        # Before their memory goes: there is nothing more to be looked for.
+        ledger.keep_frames([each.frames for each in self._trampolines])
+        self._give_back_unused(arena)
+        arenas.forget_calls(self._free(arena), guest.memory)
+        return self._trampolines
+
+    def _give_back_unused(self, arena: Arena) -> None:
+        guest, ledger = self.guest, self._journal.ledger
+        kept = (addr for each in self._trampolines for addr in (each.text[0], each.frames.addr))
+        loans = unused(ledger, {*arena.parts, *kept})
+        if loans:
+            # Else next time: no task may be there to be borrowed.
+            with suppress(TargetError), guest.stub.paused(), self._borrower().task() as task:
+                give_back(task, guest.kernel, loans)
+
+    def _allocate(self) -> tuple[Arena, Recorder]:
+        guest, needed = self.guest, self._needed()
+        size = self._rounded(needed)
         if self._arena is None or self.recorder is None:
-            journal = self._journal
-            borrower = Borrower(guest.stub, guest.memory, guest.kernel, journal.ledger)
             with guest.stub.paused():
-                arena = arenas.allocate(borrower, guest.kernel, size, mark=journal.mark)
+                arena = arenas.allocate(
+                    self._borrower(), guest.kernel, size, note=self._begin_notes
+                )
+            write_notes(guest.memory, arena, self._journal)
             # Nobody knows of this memory yet, so the guest may run on meanwhile.
             arenas.reset(arena, guest.memory)
             self._arena = arena
             self._clock = clock_function(guest.memory, guest.kernel)
             self.recorder = Recorder(arena, guest.memory, self._open_clock(arena))
-        return self._arena, self.recorder
+            self.recorder.check = self._journal.check
+        if not self._free(self._arena).has_room(needed):
+            with guest.stub.paused():
+                self._arena = arenas.grow(self._borrower(), guest.kernel, self._arena, size)
+            write_notes(guest.memory, self._arena, self._journal)
+        return self._free(self._arena), self.recorder
+
+    def _free(self, arena: Arena) -> Arena:
+        # What of an arena is not kept.
+        kept = self._trampolines
+        frames = [(each.frames.addr, Addr(each.frames.addr + each.frames.size)) for each in kept]
+        return arena.beside([*frames, *(each.text for each in kept)])
+
+    def _borrower(self) -> Borrower:
+        guest = self.guest
+        return Borrower(guest.stub, guest.memory, guest.kernel, self._journal.ledger)
+
+    def _rounded(self, needed: ArenaSize) -> ArenaSize:
+        code = -(-(needed.code + arenas.CATCHER_SIZE) // MIB) * MIB
+        frames = needed.frames + _SPARE_FRAMES
+        return replace(needed, code=max(self._size.code, code), frames=frames)
+
+    def _begin_notes(self, addr: Addr, loan: Addr) -> None:
+        begin_notes(self.guest.memory, addr, loan, self._journal)
 
     def _needed(self) -> ArenaSize:
         # Functions that are waited for may need frames, too.
         awaited = sum(each.kind is Kind.RETURN for each in self.waiting)
         frames = frames_size(self.plans) + (_AWAITED_FRAMES if awaited else 0)
-        if can_ask(self.guest):
-            # Handlers come while a recording runs, whose memory must stay.
-            frames += _ASKED_FRAMES
         # A function whose returns are taken over has a trampoline besides.
         pieces = len(self.plans) + len(frame_counts(self.plans))
-        code = max(self._size.code, -(-pieces * _CODE_OF_PLAN // MIB) * MIB)
-        return replace(self._size, code=code, frames=frames)
+        undos = _UNDOS_OF_PLAN * len(self.plans) + _SPARE_UNDOS
+        return replace(self._size, code=pieces * _CODE_OF_PLAN, frames=frames, undos=undos)
 
     def _open_clock(self, arena: Arena) -> AnyClock:
         if self._clock is not None:
@@ -335,7 +470,7 @@ class GuestDriver:
             percpu=arena.percpu,
             missed=arena.missed,
             unkept=arena.unkept,
-            code=arena.programs[0],
+            code=_hull([arena.programs[0], *(each.text for each in self._trampolines)]),
             rings=arena.rings,
             texts=arena.texts,
             ring_size=arena.ring_size,
@@ -354,8 +489,15 @@ def _questions(programs: Sequence[Program], armory: Armory) -> list[Question]:
 
 def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:
     # A return probe is in as many plans as its function has exits.
-    probes = (probe for plan in plans for probe in plan.recorded)
-    return list({probe.layout.event_id: probe.layout for probe in probes}.values())
+    return list({probe.layout.event_id: probe.layout for probe in _probes(plans)}.values())
+
+
+def _probes(plans: Sequence[Plan]) -> list[Resolved]:
+    return [probe for plan in plans for probe in plan.recorded]
+
+
+def _hull(texts: Sequence[Text]) -> Text:
+    return min(start for start, _ in texts), max(stop for _, stop in texts)
 
 
 def _is_inside(addr: int, ranges: Sequence[Text]) -> bool:

@@ -33,4 +33,4 @@ def with_filter(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved
 def _known(probe: Resolved, guest: Guest) -> Known:
     function = partial(span_of, guest.kernel.symbols)
     cpus = len(per_cpu_bases(guest.memory, guest.kernel))
-    return Known(fields=filter_fields(probe), cpus=cpus, function=function)
+    return Known(fields=filter_fields(probe, of_guest=True), cpus=cpus, function=function)

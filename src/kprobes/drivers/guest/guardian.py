@@ -5,39 +5,76 @@ standard input that the tracer holds. A byte in the pipe means that the tracer i
 of the pipe without one means that it died. Then, and when the tracer is done but its journal is
 not, the guardian connects to the stub, puts back what the journal says, and lets the guest run;
 then it gives the guest back what it had lent.
+
+It runs code from where the tracer found its own, and from no directory that somebody happens to
+stand in. Its standard output is a pipe to the tracer: a line when it is ready, before anything is
+patched; the end of the pipe is its death, after which the tracer goes on no longer.
 """
 
+import gc
+import importlib
+import os
+import select
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kprobes.drivers.journal import Entry, Journal, read
+from kprobes.drivers.journal import FLAGS, Entry, Journal, read
 from kprobes.drivers.rollback import roll_back
-from kprobes.errors import FormatError, GuestGoneError, KprobesError, TargetError, UnreachableError
+from kprobes.errors import (
+    FormatError,
+    GuestGoneError,
+    GuestReplacedError,
+    KprobesError,
+    TargetError,
+    UnreachableError,
+)
 from kprobes.transport.connect import connect
 from kprobes.transport.stub import Stub
 
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.02
+_LOAD_S = 1.0
+"""Until then its tracer has better use of the CPU."""
 _ATTEMPTS, _BETWEEN_S = 5, 1.0
 """At giving the guest its memory back; its text is put back with the first."""
+_START_S = 30.0
+_READY = b"ready\n"
+_MAX_SAID = 1 << 16
+_START = """
+import sys
+name, target, journal, *sys.path = sys.argv[1:]
+from importlib import import_module
+sys.exit(import_module(name).main(target, journal))
+"""
+_NOT_STARTED = "the guardian, which puts the guest right if kprobe is killed, does not start"
+_DEAD = (
+    "the guardian, which puts the guest right if kprobe is killed, was killed itself: "
+    "tracing has ended and the guest is as before; start it again"
+)
 
 
 class Guardian:
-    """A tracer's end of the pipe."""
+    """A tracer's end of the pipes."""
 
     def __init__(self, target: str, journal: Path) -> None:
-        """Start the process that watches over us."""
+        """Start the process that watches over us; a path in ``target`` is absolute."""
+        self._is_dismissed = False
+        self._watcher: threading.Thread | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, target, str(journal)],
+            [sys.executable, "-I", "-c", _START, __name__, target, str(journal), *_path()],
+            cwd="/",
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
             start_new_session=True,
         )
 
@@ -45,6 +82,18 @@ class Guardian:
     def pid(self) -> int:
         """The guardian's process."""
         return self._process.pid
+
+    def watch(self, on_death: Callable[[KprobesError], None]) -> None:
+        """Wait until it is ready; from then on its death is told at once, in another thread.
+
+        Raises:
+            TargetError: it does not start.
+        """
+        self._await_ready()
+        self._watcher = threading.Thread(
+            target=self._await_death, args=(on_death,), name="kprobes-guardian", daemon=True
+        )
+        self._watcher.start()
 
     def __enter__(self) -> Self:
         return self
@@ -59,11 +108,45 @@ class Guardian:
 
     def dismiss(self) -> None:
         """Say that we are done: the guest needs nothing any more."""
+        self._is_dismissed = True
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(b"q")
-                self._process.stdin.close()
+            self._process.stdin.close()
         self._process.wait()
+        if self._watcher is not None:
+            self._watcher.join()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _await_ready(self) -> None:
+        said = b""
+        deadline = time.monotonic() + _START_S
+        while _READY not in said:
+            more = self._read(deadline - time.monotonic())
+            if not more:
+                why = said.decode(errors="replace").strip().rpartition("\n")[2]
+                raise TargetError(f"{_NOT_STARTED}: {why or 'it says nothing'}")
+            said += more
+
+    def _read(self, timeout_s: float) -> bytes:
+        out = self._process.stdout
+        assert out is not None
+        ready, _, _ = select.select([out], [], [], max(timeout_s, 0))
+        return out.read(_MAX_SAID) if ready else b""
+
+    def _await_death(self, on_death: Callable[[KprobesError], None]) -> None:
+        assert self._process.stdout is not None
+        while self._process.stdout.read(_MAX_SAID):
+            pass
+        if not self._is_dismissed:
+            on_death(TargetError(_DEAD))
+
+
+def _path() -> list[str]:
+    # As we found our own modules, whatever PYTHONPATH or --user say; but not where somebody stands.
+    own = str(Path(__file__).parents[3])
+    return [own, *(each for each in sys.path if Path(each).is_absolute() and each != own)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +174,8 @@ def rescue(
         was_killed: whether it may have been its tracer that has left the guest stopped.
 
     Raises:
+        GuestReplacedError: it was rebooted, or restored to an earlier state; nothing there was
+            touched, and the journal is removed.
         KprobesError: the guest cannot be reached, a place cannot be put back, or its memory
             cannot be given back; it runs then too, and the journal says what is left to do.
     """
@@ -98,20 +183,45 @@ def rescue(
         # Inside: whatever is wrong with the journal, the guest must run again.
         stub.is_held &= not was_killed
         entry = read(journal) if journal.exists() else None
-        places = roll_back(entry.undos, stub) if entry else 0
-        if stub.is_held:
-            raise KprobesError("the guest is paused by somebody else")
-        memory = _reclaim(stub, entry) if entry and not entry.ledger.is_settled else 0
+        try:
+            rescued = Rescued(0, 0) if entry is None or entry.is_done else _put_right(stub, entry)
+        except GuestReplacedError:
+            journal.unlink()
+            raise
     journal.unlink(missing_ok=True)
-    return Rescued(places, memory)
+    return rescued
+
+
+def _load() -> None:
+    # What putting right needs and waiting does not, before it is in a hurry.
+    importlib.import_module("kprobes.drivers.guest.reclaim")
+    importlib.import_module("kprobes.transport.find_ram")
+
+
+def _put_right(stub: Stub, entry: Entry) -> Rescued:
+    # What finds kernels takes a while to load, and a tracer that dies early leaves nothing to do.
+    from kprobes.drivers.guest.identity import check_stopped
+    from kprobes.drivers.guest.stopped import StoppedMemory
+    from kprobes.transport.find_ram import open_ram
+
+    ram = open_ram(stub)
+    check_stopped(entry, stub, ram)
+    if entry.undos and entry.mark_place is None:
+        raise TargetError("its journal does not say what proves that the guest is the same")
+    memory = StoppedMemory(stub, ram)
+    memory.note_data(undo.phys for undo in entry.undos if undo.what == FLAGS)
+    places = roll_back(entry.undos, memory)
+    if entry.ledger.is_settled:
+        return Rescued(places, 0)
+    if stub.is_held:
+        raise KprobesError("the guest is paused by somebody else")
+    return Rescued(places, _reclaim(stub, entry))
 
 
 def _reclaim(stub: Stub, entry: Entry) -> int:
-    # Most tracers that die leave nothing of the kind, or the guest to run at once: what finds
-    # kernels takes a while to load.
     from kprobes.drivers.guest.reclaim import reclaim
 
-    return reclaim(stub, Journal.reopen(entry.path), image=entry.image)
+    return reclaim(stub, Journal.reopen(entry), image=entry.image)
 
 
 def _connect(target: str, patience_s: float) -> Stub:
@@ -134,15 +244,24 @@ def _is_done(journal: Path) -> bool:
         return False
 
 
-def main() -> int:
+def main(target: str, journal: str) -> int:
     """Wait for the tracer's end and act on it."""
-    target, journal = sys.argv[1:]
+    # Tens of thousands of undos are read at once while the guest stands still.
+    gc.disable()
+    with suppress(BrokenPipeError):
+        # A tracer that is dead already is what we are for.
+        os.write(1, _READY)
+    loading = threading.Timer(_LOAD_S, _load)
+    loading.daemon = True
+    loading.start()
     was_killed = not sys.stdin.buffer.read(1)
     if not was_killed and _is_done(Path(journal)):
         return 0
     for _ in range(_ATTEMPTS):
         try:
             rescue(target, Path(journal), was_killed=was_killed)
+        except GuestReplacedError:
+            return 0
         except TargetError:
             # Somebody was still in the code, or nobody could be borrowed: the guest goes on.
             time.sleep(_BETWEEN_S)
@@ -152,7 +271,3 @@ def main() -> int:
             return 0
     # The journal stays for `kprobe restore`, which can tell somebody.
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

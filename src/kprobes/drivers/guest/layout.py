@@ -51,6 +51,8 @@ def task_abi(kernel: Kernel) -> TaskAbi:
         current=current,
         preempt_count=preempt_count,
         pid=types.offset("task_struct", "pid"),
+        tgid=types.offset("task_struct", "tgid"),
+        exec_id=types.offset("task_struct", "self_exec_id"),
         comm=types.offset("task_struct", "comm"),
         flags=types.offset("task_struct", "thread_info.flags"),
         migration_disabled=_migration_disabled(types),

@@ -1,11 +1,12 @@
 """Giving back what a guest has lent, by calling its own functions."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import assert_never
 
 from kprobes.drivers.guest.borrow import Borrower, Task
-from kprobes.drivers.guest.callers import give_callers_back, is_awaited
+from kprobes.drivers.guest.callers import awaited, give_callers_back
 from kprobes.drivers.guest.code_memory import free_code, unseal
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import first_of
@@ -13,16 +14,31 @@ from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.loans import Kind, Ledger, Loan
 from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
+from kprobes.model.returns import Frames
 from kprobes.ports import Text
 from kprobes.units import Addr
 
 _PATIENCE_S = 2.0
+_FOR_EXIT = "waiting until no task of the guest is inside the probes' code, which is freed then"
+_FOR_TASK = (
+    "the probes are gone; waiting for a task of the guest that can free their memory: does a CPU "
+    "of the guest hang? A second Ctrl-C does not wait"
+)
 
 
-def settle(guest: Guest, ledger: Ledger) -> None:
+def _say_nothing(words: str) -> None:
+    del words
+
+
+def settle(guest: Guest, ledger: Ledger, tell: Callable[[str], None] = _say_nothing) -> None:
     """Give back all that a guest has lent, as soon as nothing runs in it.
 
     The guest may run, and runs on. No probe may be armed.
+
+    Args:
+        guest: that has lent it.
+        ledger: what it has lent.
+        tell: is told what is waited for, when it takes a while.
 
     Raises:
         TargetError: a task sleeps in the code, or none could be borrowed; the ledger tells what
@@ -34,11 +50,23 @@ def settle(guest: Guest, ledger: Ledger) -> None:
     if guest.stub.stands():
         help_ = "let it go on (`cont` in its monitor), then use `kprobe restore`"
         raise TargetError(f"the guest is paused: {otherwise}; {help_}")
-    await_exit(guest, ledger, otherwise=otherwise)
+    with telling(tell, _FOR_EXIT):
+        await_exit(guest, ledger, otherwise=otherwise)
     ledger.keep_frames(())
     borrower = Borrower(guest.stub, guest.memory, guest.kernel, ledger)
-    with guest.stub.paused(), borrower.task() as task:
+    with telling(tell, _FOR_TASK), guest.stub.paused(), borrower.task() as task:
         give_back(task, guest.kernel)
+
+
+@contextmanager
+def telling(tell: Callable[[str], None], words: str) -> Generator[None]:
+    """Tell somebody what is waited for inside, when it takes a while."""
+    timer = threading.Timer(_PATIENCE_S, tell, [words])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
@@ -53,17 +81,48 @@ def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
     """
 
     def nobody_comes() -> bool:
+        ledger.check()
         # Who is in our code now may still lead a call to us: so each time anew.
         if guest.arch.returns.comes_back:
             give_callers_back(guest.memory, ledger.frames)
-        return not is_awaited(guest, ledger.frames)
+        return not awaited(guest, ledger.frames)
 
-    in_use = list(_in_use(guest, ledger))
+    in_use = list(code_in_use(guest, ledger))
     with stopped_outside(guest, in_use, otherwise=otherwise, also=nobody_comes):
         pass
 
 
-def _in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
+def await_leaving(guest: Guest, ledger: Ledger, *, otherwise: str) -> list[Frames]:
+    """Return the tables of calls that will still return to us, when nobody else is in our code.
+
+    The guest may run, and runs on. No probe may be armed: from now on they only become fewer.
+
+    Raises:
+        TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
+    """
+
+    def give_back_what_can_be() -> bool:
+        if guest.arch.returns.comes_back:
+            give_callers_back(guest.memory, ledger.frames)
+        return True
+
+    in_use = list(code_in_use(guest, ledger))
+    with stopped_outside(guest, in_use, otherwise=otherwise, also=give_back_what_can_be):
+        return awaited(guest, ledger.frames)
+
+
+def unused(ledger: Ledger, used: Collection[int]) -> list[Loan]:
+    """Return the memory for code and data in which none of some addresses is."""
+    pieces = (Kind.CODE, Kind.SEAL, Kind.DATA)
+    return [
+        loan
+        for loan in ledger.loans
+        if loan.kind in pieces and not any(0 <= addr - loan.addr < loan.size for addr in used)
+    ]
+
+
+def code_in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
+    """Yield the ranges of code that nobody may be inside when it is changed or given back."""
     # All at once: who is still on the way to our callback would be in the code a moment later.
     facts = guest.arch.patch.trap
     trap = None if facts is None else guest.kernel.symbols.find(facts.symbol)
@@ -75,13 +134,16 @@ def _in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
             yield trap.addr, Addr(trap.addr + trap.size)
 
 
-def give_back(task: Task, kernel: Kernel) -> None:
-    """Give back everything in a task's ledger, the last first, whatever fails on the way."""
+def give_back(task: Task, kernel: Kernel, loans: Iterable[Loan] | None = None) -> None:
+    """Give back some loans, or everything in a task's ledger.
+
+    The last first, whatever fails on the way.
+    """
     # Interrupted in the middle of a call: what it lends belongs to what is given back.
     _come_back(task)
     with ExitStack() as all_of_it:
         all_of_it.callback(_come_back, task)
-        for loan in task.ledger.loans:
+        for loan in task.ledger.loans if loans is None else loans:
             all_of_it.callback(_give_back, task, kernel, loan)
 
 

@@ -10,9 +10,11 @@ from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.attach import Access, attach
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.guardian import Guardian
+from kprobes.drivers.guest.identity import check, read_boot
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.overlook import point_out
-from kprobes.errors import GuestGoneError
+from kprobes.errors import GuestGoneError, GuestReplacedError
+from kprobes.transport.connect import parse_target
 from kprobes.transport.stub import Stub
 
 
@@ -37,21 +39,27 @@ def open_driver(
         UnreachableError: nothing answers there, or somebody else uses the stub.
         TargetError: no Linux that we understand runs there.
     """
+    target = parse_target(target)
     journal = Journal.create(target)
     # Last: the guardian needs it if the guest could not be put right.
     undo.callback(journal.close)
-    if not is_ours:
-        # A guest of our own ends with us; anybody else's must live on if we are killed.
-        undo.enter_context(Guardian(target, journal.path))
+    # A guest of our own ends with us; anybody else's must live on if we are killed.
+    guardian = None if is_ours else undo.enter_context(Guardian(target, journal.path))
+    if guardian is not None:
+        journal.note_guardian(guardian.pid)
     # LLVM's library loads while the guest is looked at: that needs no Python.
     threading.Thread(target=load_compiler, name="kprobes-llvm", daemon=True).start()
     guest = attach(target, access=access)
     undo.push(partial(_detach, guest.stub))
     image = access.image.resolve() if access and access.image else None
     journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
+    journal.note_boot(read_boot(guest))
+    journal.watch(partial(check, journal, guest.memory.ram.read))
     point_out(guest, journal)
     driver = GuestDriver(guest, journal, size or ArenaSize())
     undo.callback(_leave if is_ours else _close, driver, journal)
+    if guardian is not None:
+        guardian.watch(driver.give_up)
     return driver
 
 
@@ -84,6 +92,10 @@ def _leave(driver: GuestDriver, journal: Journal) -> None:
 def _close(driver: GuestDriver, journal: Journal) -> None:
     try:
         driver.close()
+    except GuestReplacedError:
+        # Nothing is left to put right, and nothing may be.
+        journal.remove()
+        raise
     except GuestGoneError:
         if driver.guest.stub.has_ended:
             # Nothing is left to put right. A stub that fell silent is the guardian's.

@@ -1,7 +1,7 @@
 """Plans to code that is linked to where it will run in an arena; nothing is written yet."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kprobes.arch.facts import Arch
@@ -18,6 +18,7 @@ from kprobes.model.plan import Plan, Site
 from kprobes.model.resolved import ExitAddress, Resolved
 from kprobes.model.returns import TRAMPOLINE_HEADER, Frames, Returning, Returns, Role
 from kprobes.model.upcall import Detour, Question, Questions, Upcall
+from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
 _FRAMES_ROOM = 8 * MIB
@@ -37,6 +38,31 @@ class Program:
     entry: Addr
     code: bytes
     questions: tuple[Question, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trampoline:
+    """Code that the calls of a function return to, and the words before it.
+
+    Attributes:
+        returns: what is done there.
+        frames: of its calls.
+        text: where the code is, with those words.
+    """
+
+    returns: Returns
+    frames: Frames
+    text: Text
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether calls only return from it."""
+        return not (self.returns.probes or self.returns.upcalls)
+
+    @property
+    def silenced(self) -> "Trampoline":
+        """The same, when nothing but that is done there."""
+        return replace(self, returns=replace(self.returns, probes=(), upcalls=()))
 
 
 def frame_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
@@ -68,11 +94,13 @@ class Linker:
     Attributes:
         frames: of all functions whose calls need any.
         landings: what is asked in trampolines.
+        trampolines: that calls in progress may return to.
     """
 
     def __init__(self, arch: Arch, abi: GuestAbi, arena: Arena) -> None:
         self.frames: list[Frames] = []
         self.landings: list[Question] = []
+        self.trampolines: list[Trampoline] = []
         self._arch = arch
         self._abi = abi
         self._arena = arena
@@ -99,6 +127,14 @@ class Linker:
             self._link_asking(area, plan) if plan.upcalls else self._link(area, plan)
             for area, plan in found
         ]
+
+    def silent(self, trampoline: Trampoline) -> bytes:
+        """Return code for a silent trampoline's place; this linker links nothing besides."""
+        self._frames_of = {trampoline.returns.entry: trampoline.frames}
+        area = Area(text=trampoline.text)
+        code, _ = self._landing(area, trampoline.returns)
+        area.place(len(code))
+        return code
 
     def take_routines(self) -> list[tuple[Addr, bytes]]:
         """Return code besides that of plans, by address: to be written before it is called."""
@@ -168,30 +204,39 @@ class Linker:
                 self._land(returns, frames)
 
     def _land(self, returns: Returns, frames: Frames) -> None:
+        number = self._number(returns.upcalls)
+        code, copies = self._landing(self._first, returns, number)
+        start = self._first.add(code)
+        text = start, Addr(start + len(code))
+        self.trampolines.append(Trampoline(returns=returns, frames=frames, text=text))
+        if number is not None:
+            question = Question(number=number, upcalls=returns.upcalls, copies=copies)
+            self.landings.append(question)
+            self._unasked[frames.trampoline] = self._arena.missed_upcall(number)
+
+    def _landing(
+        self, area: Area, returns: Returns, number: int | None = None
+    ) -> tuple[bytes, Mapping[Addr, Addr]]:
         # Whoever finds the trampoline on a stack finds the frames through the words before it.
+        frames = self._frames_of[returns.entry]
         header = frames.addr.to_bytes(8, "little")
         header += (frames.stride << 32 | frames.count).to_bytes(8, "little")
         here = Returning(role=Role.LAND, returns=returns)
         body = self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
-        place, number = frames.trampoline, self._number(returns.upcalls)
-        flags = self._changed((), (here,))
+        place, flags = frames.trampoline, self._changed((), (here,))
 
         def landing(at: Addr) -> Detour:
             if number is None:
                 code = self._arch.returns.trampoline(place, at, flags=flags)
                 return Detour(code=code, copies={})
-            questions = _questions(self._first, number, None)
+            questions = _questions(area, number, None)
             return self._arch.upcall.at_landing(place, at, questions, place)
 
         def head(_: Addr, at: Addr) -> bytes:
             return header + landing(at).code
 
-        code, (at,) = self._assembled(self._first, head, [body])
-        self._first.add(code)
-        if number is not None:
-            copies = landing(at).copies
-            self.landings.append(Question(number=number, upcalls=returns.upcalls, copies=copies))
-            self._unasked[place] = self._arena.missed_upcall(number)
+        code, (at,) = self._assembled(area, head, [body])
+        return code, {} if number is None else landing(at).copies
 
     def _link(self, area: Area, plan: Plan) -> Program:
         if _is_shared(plan):

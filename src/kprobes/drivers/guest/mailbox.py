@@ -5,12 +5,13 @@ The guest runs meanwhile, and may be hostile: nothing that it writes is used as 
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.rings import Window
+from kprobes.drivers.pump import nothing
 from kprobes.model.mailbox import CONTEXTS, REQUEST_HEAD, registers_of
 from kprobes.model.upcall import Waiting
 from kprobes.units import U64, Addr
@@ -24,14 +25,22 @@ class Mailbox:
     No method may be called by two threads at a time.
     """
 
-    def __init__(self, arena: Arena, memory: GuestMemory, saved: Sequence[str]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        memory: GuestMemory,
+        saved: Sequence[str],
+        check: Callable[[], None] = nothing,
+    ) -> None:
         """Find its pages.
 
         Args:
             arena: that it is in.
             memory: of the guest.
             saved: the registers of a request, in order; see ``UpcallFacts``.
+            check: raises GuestReplacedError unless the mailbox is still ours.
         """
+        self.check = check
         self._layout = layout = arena.mailbox_layout
         self._names = registers_of(saved)
         self._base, self._memory = arena.mailbox, memory
@@ -59,6 +68,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Let none wait any more: whoever does goes on at once."""
+        self.check()
         self._present.set(0, 0)
 
     def come_back(self) -> None:
@@ -107,6 +117,7 @@ class Mailbox:
         return self._area.u64(self._layout.missed + _WORD * upcall)
 
     def _renew(self) -> None:
+        self.check()
         # Never again what it was for one who has yet to give up.
         self._turn += 1
         self._present.set(0, self._turn)

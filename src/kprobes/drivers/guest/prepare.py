@@ -78,11 +78,13 @@ class Preparer:
     Attributes:
         places: what resolves definitions.
         waiting: definitions in modules that are not loaded, by event id.
+        left_out: why functions that patterns match are not probed at their returns.
     """
 
     def __init__(self, guest: Guest, check: Callable[[Guest], None] = unchecked) -> None:
         """Resolve in a guest; ``check`` raises RefusedError where nothing can be probed."""
         self.waiting: dict[int, Definition] = {}
+        self.left_out: Sequence[RefusedError] = ()
         self._guest = guest
         self.places = places_of(guest, check)
         self._wanted = Wanted()
@@ -188,6 +190,7 @@ class Preparer:
         # Every hit runs them in this order: add_new_kprobe() puts the new one first.
         returns = {addr: found[::-1] for addr, found in probes.by_return.items()}
         roles = planner.plan(returns, _by_addr(asked.at_returns))
+        self.left_out = planner.left_out
         asking = _by_addr([*asked.at_sites, *asked.watch])
         for addr, upcalls in _at_exits(roles):
             asking.setdefault(addr, []).extend(upcalls)

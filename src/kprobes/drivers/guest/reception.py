@@ -1,7 +1,7 @@
 """What a session's questions need in a guest: the mailbox, its deadlines, and who attends."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.attendant import Attendant
@@ -9,6 +9,7 @@ from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.layout import first_of
 from kprobes.drivers.guest.mailbox import Mailbox
 from kprobes.drivers.guest.sched_clock import find_line
+from kprobes.drivers.pump import nothing
 from kprobes.errors import RefusedError, UsageError
 from kprobes.model.mailbox import MAX_UPCALLS
 from kprobes.model.upcall import Question, Upcall
@@ -24,8 +25,10 @@ _PLAUSIBLE = range(1_000_000, 10_000_000_000)
 class Reception:
     """Attends to one arena's questions between ``begin`` and ``end``."""
 
-    def __init__(self, guest: Guest, arena: Arena) -> None:
-        self._mailbox = Mailbox(arena, guest.memory, guest.arch.upcall.saved)
+    def __init__(
+        self, guest: Guest, arena: Arena, check_guest: Callable[[], None] = nothing
+    ) -> None:
+        self._mailbox = Mailbox(arena, guest.memory, guest.arch.upcall.saved, check_guest)
         self._ticks_per_s = ticks_per_s(guest)
         self._attendant: Attendant | None = None
         self._questions: tuple[Question, ...] = ()
@@ -59,11 +62,6 @@ class Reception:
         """Return how many hits went on without an upcall since the arena was allocated."""
         found = [q for q in self._questions if any(upcall == each.number for each in q.upcalls)]
         return self._missed[upcall] + sum(map(self._lately, found))
-
-    def all_missed(self) -> Counter[int]:
-        """Return that by the numbers of all upcalls."""
-        numbers = {each.number for question in self._questions for each in question.upcalls}
-        return Counter({number: self.missed(number) for number in {*self._missed, *numbers}})
 
     def _lately(self, question: Question) -> int:
         return self._mailbox.missed(question.number) - self._before[question.number]

@@ -1,15 +1,16 @@
 """Giving a guest its memory back when the tracer that was lent it is dead."""
 
+from functools import partial
 from pathlib import Path
 
 from kprobes.arch.registry import machine_of_stub
 from kprobes.drivers.guest.attach import Access, look
 from kprobes.drivers.guest.borrow import Landing, stopping_at
-from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.identity import check
 from kprobes.drivers.guest.lending import settle
 from kprobes.drivers.journal import Journal
-from kprobes.drivers.loans import Kind, Ledger
-from kprobes.errors import MemoryFault, TargetError
+from kprobes.drivers.loans import Ledger
+from kprobes.errors import TargetError
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
 
@@ -26,17 +27,20 @@ def reclaim(stub: Stub, journal: Journal, *, image: str) -> int:
         image: of the kernel, or "".
 
     Returns:
-        Bytes given back. None are when the guest was booted anew since: it has them already.
+        Bytes given back. None are where nothing proves that the guest still lends them.
 
     Raises:
+        GuestReplacedError: it was rebooted meanwhile, or restored to an earlier state.
         KprobesError: the guest is not understood, a task sleeps in the code, or none could be
             borrowed; the journal tells what is still lent.
     """
     ledger = journal.ledger
     # Before the guest runs: who comes back is seen only while somebody waits.
     is_seen = _finish_call(stub, ledger)
+    is_known = is_seen or journal.mark_place is not None
     guest = look(stub, Access(image=Path(image) if image else None))
-    if not is_seen and not _is_marked(guest, journal):
+    journal.watch(partial(check, journal, guest.memory.ram.read))
+    if not is_known:
         return 0
     memory = ledger.memory
     settle(guest, ledger)
@@ -59,16 +63,3 @@ def _finish_call(stub: Stub, ledger: Ledger) -> bool:
         return False
     ledger.end(result)
     return True
-
-
-def _is_marked(guest: Guest, journal: Journal) -> bool:
-    for loan in journal.ledger.loans:
-        if loan.kind is Kind.DATA:
-            try:
-                end = guest.memory.read(
-                    loan.addr + loan.size - len(journal.mark), len(journal.mark)
-                )
-            except MemoryFault:
-                return False
-            return end == journal.mark != b""
-    return False

@@ -1,48 +1,47 @@
 """The records of an arena's rings as events in time order, and what was counted on the way."""
 
+import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from kprobes.drivers.guest.arena import MISSED_SIZE, Arena
 from kprobes.drivers.guest.clock import AnyClock
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.rings import Window, open_rings
+from kprobes.errors import GuestReplacedError
 from kprobes.model.abi import SLACK
 from kprobes.model.batch import Events
-from kprobes.model.hits import Counts, Hits
+from kprobes.model.hits import Counts
 from kprobes.model.layout import RecordLayout
-from kprobes.model.plan import Plan
 from kprobes.ring.chunk import Decoded
 from kprobes.ring.merge import Merger
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.ring.shapes import shapes
 
 
-def hits_of(plans: Sequence[Plan], counts: Counts) -> list[Hits]:
-    """Return what was counted of every probe of some plans."""
-    probes = (probe.layout for plan in plans for probe in plan.recorded)
-    # A return probe is at every exit of its function.
-    layouts = {layout.event_id: layout for layout in probes}
-    return [
-        Hits(
-            event=layout.event,
-            function=layout.function,
-            recorded=counts.recorded.get(event_id, 0),
-            missed=counts.missed.get(event_id, 0),
-            unkept=counts.unkept.get(event_id, 0),
-        )
-        for event_id, layout in layouts.items()
-    ]
+def _nothing() -> None:
+    pass
 
 
 class Recorder:
-    """Reads every ring of one arena, whether the guest runs or not."""
+    """Reads every ring of one arena, whether the guest runs or not.
+
+    One thread at a time drains. Others may ``add`` and count meanwhile: what is expected, and all
+    that is counted, is under ``_lock``.
+
+    Attributes:
+        layouts: of all records that may come.
+        check: raises GuestReplacedError unless the rings are still ours.
+    """
 
     def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
         self._missed = Window(memory, arena.missed, MISSED_SIZE)
         self._unkept = Window(memory, arena.unkept, MISSED_SIZE)
         self._clock = clock
+        self._lock = threading.RLock()
         self.layouts: Sequence[RecordLayout] = ()
+        self.check: Callable[[], None] = _nothing
         self._recorded: Counter[int] = Counter()
         self._rings = open_rings(arena, memory)
         self._readers = [
@@ -61,20 +60,22 @@ class Recorder:
         """
         if self.layouts:
             self._read()
-        self.layouts = layouts
-        self._shapes = shapes(layouts)
-        self._merger = Merger()
-        self._recorded.clear()
-        self._before = self._totals()
+        with self._lock:
+            self.layouts = layouts
+            self._shapes = shapes(layouts)
+            self._merger = Merger()
+            self._recorded.clear()
+            self._before = self._totals()
 
     def add(self, layouts: Sequence[RecordLayout]) -> None:
         """Expect records of more layouts, which nobody writes yet; another thread may drain."""
-        known = {layout.event_id for layout in self.layouts}
-        self.layouts = [*self.layouts, *(at for at in layouts if at.event_id not in known)]
-        self._shapes = shapes(self.layouts)
-        now, before = self._totals(), self._before
-        before.missed.update({at: n for at, n in now.missed.items() if at not in known})
-        before.unkept.update({at: n for at, n in now.unkept.items() if at not in known})
+        with self._lock:
+            known = {layout.event_id for layout in self.layouts}
+            self.layouts = [*self.layouts, *(at for at in layouts if at.event_id not in known)]
+            self._shapes = shapes(self.layouts)
+            now, before = self._totals(), self._before
+            before.missed.update({at: n for at, n in now.missed.items() if at not in known})
+            before.unkept.update({at: n for at, n in now.unkept.items() if at not in known})
 
     def drain(self) -> Events:
         """Return what is safe to show of all that the guest has recorded so far."""
@@ -82,19 +83,21 @@ class Recorder:
 
     def rest(self) -> Iterator[Events]:
         """Yield everything that is left; no probe is armed any more."""
-        yield self.drain()
+        with suppress(GuestReplacedError):
+            yield self.drain()
         yield self._merger.finish()
 
     def counts(self) -> Counts:
         """Return what was counted since the recording began."""
-        now, before = self._totals(), self._before
-        return Counts(
-            recorded=dict(self._recorded),
-            missed={event_id: n - before.missed[event_id] for event_id, n in now.missed.items()},
-            lost=now.lost - before.lost,
-            damaged=now.damaged - before.damaged,
-            unkept={event_id: n - before.unkept[event_id] for event_id, n in now.unkept.items()},
-        )
+        with self._lock:
+            now, before, recorded = self._totals(), self._before, dict(self._recorded)
+            return Counts(
+                recorded=recorded,
+                missed={number: n - before.missed[number] for number, n in now.missed.items()},
+                lost=now.lost - before.lost,
+                damaged=now.damaged - before.damaged,
+                unkept={number: n - before.unkept[number] for number, n in now.unkept.items()},
+            )
 
     @property
     def unkept(self) -> int:
@@ -112,15 +115,18 @@ class Recorder:
         )
 
     def _read(self) -> list[Decoded]:
+        self.check()
         self._clock.refresh()
         found: list[Decoded] = []
         for ring, reader in zip(self._rings, self._readers, strict=True):
+            # The shapes after the head: whatever stands before it was expected already.
             parts = reader.read(ring.head, self._shapes, self._clock)
             if parts:
                 ring.free(reader.tail)
             reader.note_lost(ring.lost)
             found += parts
-        for decoded in found:
-            for batch in decoded.batches:
-                self._recorded[batch.layout.event_id] += len(batch)
+        with self._lock:
+            for decoded in found:
+                for batch in decoded.batches:
+                    self._recorded[batch.layout.event_id] += len(batch)
         return found

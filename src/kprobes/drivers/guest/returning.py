@@ -7,6 +7,7 @@ from types import MappingProxyType
 from kprobes.drivers.exits import Prover
 from kprobes.drivers.places import Look, Places
 from kprobes.errors import RefusedError
+from kprobes.lang.listing import is_of_pattern
 from kprobes.model.exits import Exits, ReturnWay
 from kprobes.model.plan import Strategy
 from kprobes.model.resolved import Resolved
@@ -25,11 +26,13 @@ class ReturnPlanner:
 
     Attributes:
         text: as it was then.
+        left_out: why functions of patterns, whose returns cannot be probed, are left out.
     """
 
     def __init__(self, places: Places, *, way: ReturnWay | None, strategy: Strategy | None) -> None:
         """Plan so; ``way`` and ``strategy`` are forced unless they are None."""
         self.text = places.instructions()
+        self.left_out: list[RefusedError] = []
         self._places = places
         self._way = forced_way(way, strategy)
         self._strategy = strategy
@@ -46,13 +49,24 @@ class ReturnPlanner:
             asking: what Python does at returns, likewise.
 
         Raises:
-            RefusedError: the returns of a function cannot be probed, or not as it is forced.
+            RefusedError: the returns of a function cannot be probed, or not as it is forced,
+                and it was named, or it is the only one.
         """
         found: Roles = {}
+        self.left_out = []
         for entry in dict.fromkeys((*by_entry, *asking)):
             probes, upcalls = by_entry.get(entry, ()), asking.get(entry, ())
-            for addr, returning in self._function(entry, probes, upcalls):
+            try:
+                function = list(self._function(entry, probes, upcalls))
+            except RefusedError as error:
+                if upcalls or not all(is_of_pattern(probe.definition) for probe in probes):
+                    raise
+                self.left_out.append(error)
+                continue
+            for addr, returning in function:
                 found.setdefault(addr, []).append(returning)
+        if self.left_out and not found:
+            raise self.left_out[0]
         return found
 
     def _function(

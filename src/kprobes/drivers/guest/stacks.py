@@ -106,7 +106,7 @@ def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
         return True
     memory = remembering(guest.memory)
     for first, last, is_running in _live(guest, memory, vcpus):
-        words = np.frombuffer(read_mapped(memory, first, last), np.uint64)
+        words = np.frombuffer(_read_mapped(memory, first, last), np.uint64)
         if is_running and np.any(_inside(words | signature, starts, stops)):
             return True
         # struct pt_regs has what was interrupted as it is, not signed.
@@ -173,7 +173,7 @@ def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[tuple[in
     types, facts = types_of(guest.kernel), guest.arch.machine.task
     stack, saved = (types.offset("task_struct", path) for path in ("stack", facts.saved_sp))
     running = set(_running(guest, memory, vcpus))
-    bases = {t: memory.u64(t + stack) for t in {*_tasks(memory, guest.kernel), *running}}
+    bases = {t: memory.u64(t + stack) for t in {*each_task(memory, guest.kernel), *running}}
     standing = {pointer & -size for pointer in pointers}
     for pointer in pointers:
         # An interrupt's stack need not be aligned to its size. Behind a task's is something else:
@@ -190,7 +190,7 @@ def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[tuple[in
             yield first, base + size, is_running
 
 
-def read_mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
+def _read_mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
     """Return what is there of a stack's words.
 
     Exception stacks are smaller and lie between guard pages, a vCPU may be in user mode, a task may
@@ -233,7 +233,12 @@ def _has_task(guest: Guest, memory: GuestMemory, vcpu: Mapping[str, int]) -> boo
     return True
 
 
-def _tasks(memory: GuestMemory, kernel: Kernel) -> Iterator[int]:
+def each_task(memory: GuestMemory, kernel: Kernel) -> Iterator[int]:
+    """Yield the address of every task of a stopped guest but the idle ones of later CPUs.
+
+    Raises:
+        TargetError: the guest's task list has no end.
+    """
     types = types_of(kernel)
     tasks, node = types.offset("task_struct", "tasks"), types.offset("task_struct", "thread_node")
     signal = types.offset("task_struct", "signal")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+from kprobes.drivers.hits import hits_of
 from kprobes.drivers.host.files import HostFiles
 from kprobes.drivers.host.journal import forget, note
 from kprobes.drivers.host.machine import HostMachine
@@ -61,6 +62,7 @@ class HostDriver:
         self._files = HostFiles(machine.tracefs, self._owner)
         self._counts = NO_COUNTS
         self._is_on = False
+        self._recorded: Sequence[HostProbe] = ()
         self._missed: dict[str, int] = {}
 
     def prepare(self, definitions: Sequence[Definition]) -> Sequence[HostProbe]:
@@ -84,7 +86,7 @@ class HostDriver:
         with ExitStack() as undo:
             # Before the act: taking away what is not there yet is harmless.
             undo.callback(self.withdraw)
-            self._missed, self._counts = {}, NO_COUNTS
+            self._missed, self._counts, self._recorded = {}, NO_COUNTS, self.probes
             note(self._owner)
             options = self.options
             self._files.make_instance(buffer_kib=-(-options.ring // KIB), clock=options.clock)
@@ -93,9 +95,19 @@ class HostDriver:
                 self._files.set_filter(each)
             self.reader = self._open_reader(self.machine, self._files, self.probes)
             self._is_on = True
-            self._files.enable()
+            if not self.tasks.follow:
+                self._files.enable()
             undo.pop_all()
             return self.reader
+
+    def follow(self, pid: int) -> None:
+        """Record what a task does that waits to begin, and what descends from it.
+
+        Without any there are no events: an empty list of pids would mean everybody.
+        """
+        if self._is_on:
+            self._files.follow(pid)
+            self._files.enable()
 
     def disarm(self) -> None:
         """Disable the events; what was recorded can still be drained.
@@ -137,21 +149,12 @@ class HostDriver:
         return self._counts
 
     def hits(self) -> list[Hits]:
-        """Return what was counted of every probe."""
-        counts = self.counts()
-        layouts = [each.resolved.layout for each in self.probes]
-        return [
-            Hits(
-                event=layout.event,
-                function=layout.function,
-                recorded=counts.recorded.get(layout.event_id, 0),
-                missed=counts.missed.get(layout.event_id, 0),
-            )
-            for layout in layouts
-        ]
+        """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        fresh = [each.resolved for each in self.probes]
+        return hits_of([each.resolved for each in self._recorded], fresh, self.counts())
 
     def _count(self, reader: HostReader) -> Counts:
-        layouts = [(each.resolved.layout.event_id, each.name) for each in self.probes]
+        layouts = [(each.resolved.layout.event_id, each.name) for each in self._recorded]
         return Counts(
             recorded=dict(reader.recorded),
             missed={event_id: self._missed.get(name, 0) for event_id, name in layouts},

@@ -86,6 +86,11 @@ class HostFiles:
                 self._tracefs.write(name, "1")
         self._tracefs.write(f"{self.instance}/tracing_on", "1")
 
+    def follow(self, pid: int) -> None:
+        """Have our instance record a task and what descends from it, and no others."""
+        self._tracefs.write(f"{self.instance}/options/event-fork", "1")
+        self._tracefs.write(f"{self.instance}/set_event_pid", f"{pid}\n")
+
     def enable(self) -> None:
         """Record our events."""
         self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "1")

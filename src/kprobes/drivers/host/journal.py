@@ -7,6 +7,7 @@ names in tracefs tell as much: the journal is for what neither lists, and for pe
 from collections.abc import Iterator
 from pathlib import Path
 
+from kprobes.directories import check, make, state
 from kprobes.drivers.host.names import Owner, owner_of
 from kprobes.drivers.journal import directory
 
@@ -16,7 +17,7 @@ _SUFFIX = ".host"
 def note(owner: Owner) -> Path:
     """Note a session; return its file, to be removed when nothing of it is left."""
     folder = directory()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make(folder, top=state())
     path = folder / f"{owner.label}{_SUFFIX}"
     path.touch(mode=0o600)
     return path
@@ -29,6 +30,8 @@ def forget(owner: Owner) -> None:
 
 def noted() -> Iterator[Owner]:
     """Yield the sessions that were noted."""
+    if not check(directory(), top=state()):
+        return
     for path in sorted(directory().glob(f"*{_SUFFIX}")):
         owner = owner_of(path.stem)
         if owner is not None:

@@ -30,10 +30,15 @@ NO_HANDLERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
-    """Whose hits are recorded: pids and names or patterns; none means any."""
+    """Whose hits are recorded: pids and names or patterns; none means any.
+
+    Attributes:
+        follow: whether only commands that are followed, and what descends from them.
+    """
 
     pids: tuple[int, ...] = ()
     comms: tuple[str, ...] = ()
+    follow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +106,13 @@ def _check_siblings(probes: Sequence[Resolved]) -> None:
 def _names(probes: Sequence[Resolved]) -> Iterator[str]:
     # Each probe is an event of its own, so that records and counts tell which one was hit.
     used: set[str] = set()
+    numbers: dict[str, int] = {}
     for probe in probes:
         wanted = probe.definition.event[:_NAME_LENGTH]
-        name, number = wanted, 1
+        name = wanted
         while name in used:
-            number += 1
-            name = f"{wanted}_{number}"
+            numbers[wanted] = numbers.get(wanted, 1) + 1
+            name = f"{wanted}_{numbers[wanted]}"
         used.add(name)
         yield name
 
@@ -139,6 +145,6 @@ def _quoted(text: str) -> str:
     raise UsageError(f"the kernel's filters cannot name a task {text!r}, with both kinds of quotes")
 
 
-def tasks_of(pids: Collection[int], comms: Collection[str]) -> Tasks:
+def tasks_of(pids: Collection[int], comms: Collection[str], *, follow: bool = False) -> Tasks:
     """Return the tasks that a user chose."""
-    return Tasks(pids=tuple(pids), comms=tuple(comms))
+    return Tasks(pids=tuple(pids), comms=tuple(comms), follow=follow)

@@ -15,7 +15,8 @@ mkfifo "$dir/turn"
 exec 4<>"$dir/turn"
 echo >&4
 
-# start ID HOW COMMAND: HOW is "told" when the host waits for the command's pid, else "quiet".
+# start ID HOW COMMAND: HOW is "told" when the host waits for the command's pid, "held" when the
+# command is not to begin before the host's "go ID", else "quiet".
 # The keeper is made a child of init: the end of a child of ours would interrupt the read below,
 # which then begins anew and loses what it had of its line.
 start() {
@@ -25,10 +26,20 @@ start() {
 keep() {
     # A command may be killed before it has made its own.
     : >"$dir/$1"
-    setsid sh -c "$3" >"$dir/$1" 2>&1 3>&- 4>&- &
+    if [ "$2" = held ]; then
+        # Open here all the time, so that a word which comes early is not lost.
+        mkfifo "$dir/$1.up" "$dir/$1.go"
+        exec 5<>"$dir/$1.go" 6<>"$dir/$1.up"
+        set -- "$1" "$2" "$3" 'echo >&6; read -r go <&5; exec /bin/sh -c "$0" sh 5<&- 6<&-'
+    fi
+    setsid sh -c "${4:-$3}" "$3" >"$dir/$1" 2>&1 3>&- 4>&- &
     pid=$!
     echo $pid >"$dir/$1.pid"
-    if [ "$2" = told ]; then
+    if [ "$2" = held ]; then
+        # Its next exec must be the command's own. Killed before, it says nothing.
+        until read -t 1 -r up <&6 || [ ! -e /proc/$pid/exe ]; do :; done
+    fi
+    if [ "$2" != quiet ]; then
         read -r turn <&4
         echo "started $1 $pid" >&3
         echo >&4
@@ -48,7 +59,12 @@ keep() {
     # What a child left behind still writes is not part of it.
     head -c "$sent" "$out" >&3
     echo >&4
-    rm -f "$dir/$1" "$dir/$1.pid" "$dir/$1.gz"
+    rm -f "$dir/$1" "$dir/$1.pid" "$dir/$1.gz" "$dir/$1.up" "$dir/$1.go"
+}
+
+# go ID: lets a command begin that is held.
+go() {
+    [ -p "$dir/$1.go" ] && echo 1<>"$dir/$1.go"
 }
 
 # stop ID: kills a command and all of its session that did not leave the process group.

@@ -1,0 +1,125 @@
+"""A guest that is put back to a snapshot, or rebooted, while it is traced or afterwards."""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from kprobes.transport.monitor import Monitor
+from tests.build.command import WAIT_S, Command
+from tests.build.plain_guest import PlainGuest, plain_guest
+from tests.build.qcow2 import write_qcow2
+
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", sweep="arm64")]
+
+_COMPLAINTS = re.compile(r"BUG|WARNING|Oops|cut here|Call Trace|vfree|bad page|panic")
+_PROBES = ("p vfs_write", "r:done vfs_write n=$retval", "p:inside ksys_write+{offset}")
+_OFFSETS = {"amd64": 5, "arm64": 16}
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Generator[PlainGuest]:
+    """A guest with a disk for snapshots, one of which was made before anything was probed."""
+    directory = tmp_path_factory.mktemp("snapshots")
+    write_qcow2(directory / "disk")
+    options = (
+        *("-gdb", "unix:gdb.sock,server=on,wait=off", "-qmp", "unix:qmp.sock,server=on,wait=off"),
+        *("-drive", "file=disk,format=qcow2,if=none,id=disk", "-device", "virtio-blk,drive=disk"),
+        *("-action", "reboot=reset"),
+    )
+    with plain_guest(directory, *options, arch=arch) as guest:
+        _monitor(guest, "savevm before")
+        yield guest
+
+
+@pytest.fixture
+def kprobe(tmp_path: Path) -> Iterator[Command]:
+    with Command(tmp_path / "state") as command:
+        yield command
+
+
+@pytest.fixture
+def target(victim: PlainGuest) -> str:
+    return f"qemu:{victim.directory / 'gdb.sock'}"
+
+
+def _monitor(victim: PlainGuest, command: str) -> None:
+    with Monitor.open(str(victim.directory / "qmp.sock"), timeout_s=60) as monitor:
+        assert "rror" not in monitor.command(command)
+
+
+def _traced(kprobe: Command, target: str, arch: str) -> subprocess.Popen[bytes]:
+    definitions = [each.format(offset=_OFFSETS[arch]) for each in _PROBES]
+    process = kprobe.start("trace", "--target", target, *definitions)
+    deadline = time.monotonic() + WAIT_S
+    # The header comes before anything is armed.
+    while b": (vfs_write" not in _line(process):
+        assert time.monotonic() < deadline
+    return process
+
+
+def _line(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def _is_well(victim: PlainGuest) -> bool:
+    said = (victim.directory / "console").read_text(errors="replace")
+    return victim.is_ticking(WAIT_S) and _COMPLAINTS.search(said) is None
+
+
+def test_what_was_restored_to_a_moment_before_it_was_traced_is_not_touched(
+    victim: PlainGuest, kprobe: Command, target: str, arch: str
+) -> None:
+    process = _traced(kprobe, target, arch)
+
+    _monitor(victim, "loadvm before")
+
+    _, words = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert words.decode().splitlines()[-1] == ("kprobe: the guest was restored to an earlier state")
+    assert kprobe("status").stdout.startswith(b"no journal")
+    assert kprobe.is_idle(target)
+    assert _is_well(victim)
+
+
+def test_a_snapshot_with_probes_is_put_right_without_their_journal(
+    victim: PlainGuest, kprobe: Command, target: str, arch: str
+) -> None:
+    process = _traced(kprobe, target, arch)
+    _monitor(victim, "savevm armed")
+    process.terminate()
+    process.communicate(timeout=WAIT_S)
+    assert kprobe.is_idle(target)
+    _monitor(victim, "loadvm armed")
+
+    (status,) = kprobe("status", "--target", target, "--format", "json").stdout.splitlines()
+    restored = kprobe("restore", "--target", target)
+
+    armed = json.loads(status)["armed"]
+    assert {site["owner"] for site in armed} == {"tracer"}
+    places = {site["where"].split("+")[0] for site in armed}
+    assert places == {"vfs_write", "ksys_write"}
+    assert restored.returncode == 0, restored.stderr.decode()
+    assert re.search(rb"\d+ places put back as before, [\d,]+ KiB given back", restored.stdout)
+    assert kprobe.is_idle(target)
+    assert b"nothing to restore" in kprobe("restore", "--target", target).stdout
+    assert _is_well(victim)
+
+
+def test_a_reboot_ends_the_trace_and_nothing_is_written(
+    victim: PlainGuest, kprobe: Command, target: str, arch: str
+) -> None:
+    process = _traced(kprobe, target, arch)
+
+    _monitor(victim, "system_reset")
+
+    _, words = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert words.decode().splitlines()[-1] == "kprobe: the guest was rebooted"
+    assert kprobe("status").stdout.startswith(b"no journal")
+    assert _is_well(victim)

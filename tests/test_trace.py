@@ -1,0 +1,41 @@
+"""What one recording brought, for programs."""
+
+import pytest
+
+from kprobes.model.hits import Counts, Hits
+from kprobes.sinks.origin import Origin
+from kprobes.trace import Trace
+from tests.build.events import Row, make_batch, make_events
+from tests.build.ring import make_layout
+
+
+def make_trace() -> Trace:
+    trace = Trace(Origin(version=(6, 1), cpus=1, symbol_at=hex))
+    layout = make_layout(1, ["u32"])
+    trace.write(make_events([make_batch(layout, [Row(ts=1, values=(7,))])]))
+    trace.write(make_events([make_batch(layout, [Row(ts=2, values=(8,))])]))
+    return trace
+
+
+def test_a_trace_has_events_one_by_one_and_by_name() -> None:
+    trace = make_trace()
+    name = next(iter(trace)).name
+
+    assert ([event.ts for event in trace], len(trace)) == ([1, 2], 2)
+    assert [list(event.args.values()) for event in trace[name]] == [[7], [8]]
+
+
+def test_an_event_without_hits_is_an_empty_list_and_an_unknown_one_an_error() -> None:
+    trace = make_trace()
+    trace.hits = [Hits(event="quiet", function="vfs_read", recorded=0, missed=0)]
+
+    assert trace["quiet"] == []
+    with pytest.raises(KeyError, match="no such event: 'nosuch'"):
+        trace["nosuch"]
+
+
+def test_a_trace_says_what_it_is() -> None:
+    trace = make_trace()
+    assert repr(trace) == "<Trace: 2 events, still recording>"
+    trace.counts = Counts(recorded={}, missed={}, lost=0, damaged=0)
+    assert repr(trace) == "<Trace: 2 events>"
