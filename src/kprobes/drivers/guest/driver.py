@@ -27,14 +27,13 @@ from kprobes.drivers.guest.lending import (
 from kprobes.drivers.guest.linking import Trampoline, frame_counts, frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
 from kprobes.drivers.guest.notes import begin_notes, write_notes
-from kprobes.drivers.guest.obstacles import check_possible
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, check
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.hits import hits_of
 from kprobes.drivers.journal import Journal
-from kprobes.drivers.places import Places
+from kprobes.drivers.places import Places, unchecked
 from kprobes.errors import KprobesError, RefusedError, TargetError
 from kprobes.image.loaded import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
@@ -79,7 +78,14 @@ class GuestDriver:
         way: that is forced on every return probe, or None for the cheapest that is proven.
     """
 
-    def __init__(self, guest: Guest, journal: Journal, size: ArenaSize) -> None:
+    def __init__(
+        self,
+        guest: Guest,
+        journal: Journal,
+        size: ArenaSize,
+        check: Callable[[Guest], None] = unchecked,
+    ) -> None:
+        """Arm nothing yet; ``check`` raises RefusedError where nothing can be probed."""
         self.guest = guest
         self.plans: Sequence[Plan] = ()
         self.recorder: Recorder | None = None
@@ -91,7 +97,8 @@ class GuestDriver:
         self.way: ReturnWay | None = None
         self._journal = journal
         self._size = size
-        self._preparer = Preparer(guest, check_possible)
+        self._check = check
+        self._preparer = Preparer(guest, check)
         self._arena: Arena | None = None
         self._armory: Armory | None = None
         self._clock: Addr | None = None
@@ -321,7 +328,7 @@ class GuestDriver:
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         if kernel is not self.guest.kernel:
             self.guest = replace(self.guest, kernel=kernel)
-            self._preparer = Preparer(self.guest, check_possible)
+            self._preparer = Preparer(self.guest, self._check)
 
     def _module_comes(self, record: int) -> None:
         del record

@@ -11,6 +11,7 @@ from kprobes.drivers.guest.attach import Access, attach
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.guardian import Guardian
 from kprobes.drivers.guest.identity import check, read_boot
+from kprobes.drivers.guest.obstacles import check_possible
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.overlook import point_out
 from kprobes.errors import GuestGoneError, GuestReplacedError
@@ -56,7 +57,7 @@ def open_driver(
     journal.note_boot(read_boot(guest))
     journal.watch(partial(check, journal, guest.memory.ram.read))
     point_out(guest, journal)
-    driver = GuestDriver(guest, journal, size or ArenaSize())
+    driver = GuestDriver(guest, journal, size or ArenaSize(), check_possible)
     undo.callback(_leave if is_ours else _close, driver, journal)
     if guardian is not None:
         guardian.watch(driver.give_up)
