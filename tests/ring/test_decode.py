@@ -113,7 +113,7 @@ def _reference_one(data: bytes, field: Field, place: int, comm: bytes) -> One:
         case Storage.NUMBER:
             return number
         case Storage.DURATION:
-            return max(counter - number, 0)
+            return max(counter - number, 0) or None
         case Storage.STRING:
             start, size = number & 0xFFFF, number >> 16
             return data[start : start + size - 1] if size else None
@@ -430,7 +430,7 @@ class _EveryCpuItsOwn:
         return counter * np.uint64(10) + np.uint64(1000 * cpu)
 
 
-def test_a_duration_is_the_time_between_two_counters_of_the_clock() -> None:
+def test_a_duration_is_the_time_between_two_counters_of_the_clock_and_none_is_0() -> None:
     layout = make_layout(1, ("u8", "duration"), has_caller=True)
     hits = [
         Hit(layout=layout, counter=500, values=(1, 200)),
@@ -442,7 +442,9 @@ def test_a_duration_is_the_time_between_two_counters_of_the_clock() -> None:
 
     assert batch.ts.tolist() == [8000, 8000]
     assert batch.values[1].tolist() == [3000, 0]
-    assert (batch.values[1].dtype, batch.faulted) == (np.uint64, (None, None))
+    assert (batch.values[1].dtype, batch.faulted[0]) == (np.uint64, None)
+    assert batch.faulted[1] is not None
+    assert batch.faulted[1].tolist() == [False, True]
 
 
 def test_callers_are_a_view_and_go_where_their_rows_go() -> None:

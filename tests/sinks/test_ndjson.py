@@ -168,6 +168,14 @@ def test_a_return_has_its_caller_by_name_and_number() -> None:
     assert event["args"] == {"duration": "250", "exit": "0x0"}
 
 
+def test_a_duration_that_could_not_be_measured_is_null() -> None:
+    layout = make_layout(1, ("duration",), names=("duration",), has_caller=True)
+
+    (event,) = objects(make_events([make_batch(layout, [Row(values=(None,))])]))
+
+    assert event["args"] == {"duration": None}
+
+
 def test_an_entry_has_no_caller() -> None:
     (event,) = objects(make_events([make_batch(make_layout(1), [Row()])]))
 

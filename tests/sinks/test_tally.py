@@ -65,6 +65,15 @@ def test_faults_are_counted_in_the_events_that_came_through_only() -> None:
     assert (tally.events, tally.faulted) == (2, 2)
 
 
+def test_durations_that_could_not_be_measured_are_no_faults() -> None:
+    layout = make_layout(1, ["duration"], names=["duration"])
+    tally = Tally(Kept())
+
+    tally.write(make_events([make_batch(layout, [Row(values=(None,))])]))
+
+    assert (tally.events, tally.faulted) == (1, 0)
+
+
 def test_closing_reaches_the_sink_behind() -> None:
     kept = Kept()
 

@@ -232,6 +232,15 @@ def test_no_events_are_a_header_and_it_comes_once() -> None:
     assert out.getvalue().count(b"\n") == 12
 
 
+def test_a_duration_that_could_not_be_measured_is_unknown() -> None:
+    layout = make_layout(1, ("duration",), names=("duration",), has_caller=True)
+    rows = [Row(values=(took,)) for took in (7, None)]
+
+    lines = lines_of(make_events([make_batch(layout, rows)]), NEW)
+
+    assert [line.rpartition(b" ")[2] for line in lines] == [b"duration=7", b"duration=?"]
+
+
 def _returned(callers: list[int], origin: Origin) -> list[bytes]:
     layout = make_layout(
         1,

@@ -29,7 +29,8 @@ class Batch:
             uint64 ns; strings as object arrays of ``bytes`` without NUL, None where the fetch
             faulted. Array fields have the shape (n, count).
         faulted: per field: a bool array, or None for a field that cannot fault. It has the
-            shape (n,), but (n, count) for an array of strings.
+            shape (n,), but (n, count) for an array of strings. A duration of 0 is one that could
+            not be measured.
         caller: uint64, where a return probe's calls came from; None for other probes.
     """
 

@@ -66,7 +66,11 @@ def batch(records: Records, *, cpu: int, clock: Clock) -> Batch:
     rows, layout = records.rows, records.layout
     comm, ts = _comm(rows), clock.ns(rows["counter"], cpu)
     fields = [_field(records, i, field, comm) for i, field in enumerate(layout.fields)]
-    entered = {i for i, field in enumerate(layout.fields) if field.storage is Storage.DURATION}
+    for i, field in enumerate(layout.fields):
+        if field.storage is Storage.DURATION:
+            took = _since(clock.ns(rows[f"f{i}"], cpu), ts)
+            # No call takes no time: it was shorter than a step of the clock, or on two CPUs.
+            fields[i] = took, took == 0
     return Batch(
         layout=layout,
         ts=ts,
@@ -74,10 +78,7 @@ def batch(records: Records, *, cpu: int, clock: Clock) -> Batch:
         pid=rows["pid"],
         context=rows["context"],
         comm=comm,
-        values=tuple(
-            _since(clock.ns(values, cpu), ts) if i in entered else values
-            for i, (values, _) in enumerate(fields)
-        ),
+        values=tuple(values for values, _ in fields),
         faulted=tuple(faulted for _, faulted in fields),
         caller=None if layout.caller_offset is None else rows["caller"],
     )

@@ -1,6 +1,7 @@
 """A sink in front of a sink: passes on so many events, and counts them."""
 
 from kprobes.model.batch import Events
+from kprobes.model.layout import Storage
 from kprobes.ports import Sink
 
 
@@ -46,7 +47,9 @@ def _first(events: Events, count: int) -> Events:
 def _faulted(events: Events) -> int:
     total = 0
     for index, batch in enumerate(events.batches):
-        masks = [mask for mask in batch.faulted if mask is not None and mask.any()]
+        fields = zip(batch.layout.fields, batch.faulted, strict=True)
+        read = (mask for field, mask in fields if field.storage is not Storage.DURATION)
+        masks = [mask for mask in read if mask is not None and mask.any()]
         if masks:
             rows = events.row[events.batch == index]
             total += sum(int(mask[rows].sum()) for mask in masks)

@@ -14,6 +14,7 @@ Shown = tuple[bytes, list[list[Any]]]
 """The format, and one column for each of its conversions."""
 
 _FAULT = b"(fault)"
+_UNKNOWN = b"?"
 _CHARACTERS = [bytes((code,)) for code in range(256)]
 
 
@@ -24,7 +25,7 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
         case Storage.TEXT:
             return b'"%b"' % field.text.replace(b"%", b"%%"), []
         case Storage.DURATION:
-            return b"%d", [values.tolist()]
+            return _durations(values, bad)
         case Storage.NUMBER if field.type != "symstr":
             form, columns = _array(field, _number(field, names), _zeroed(values, bad))
             if bad is not None and names.enumerator_of(field) is not None:
@@ -34,6 +35,13 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
             return _strings(field, _symbols(values, bad, names), is_sound=bad is None)
         case _:
             return _strings(field, values, is_sound=bad is None)
+
+
+def _durations(values: Column, bad: Mask | None) -> Shown:
+    if bad is None:
+        return b"%d", [values.tolist()]
+    took = zip(values.tolist(), bad.tolist(), strict=True)
+    return b"%b", [[_UNKNOWN if is_unknown else b"%d" % ns for ns, is_unknown in took]]
 
 
 def _unnamed(field: Field, columns: list[list[Any]], bad: Mask) -> list[list[Any]]:

@@ -180,3 +180,28 @@ def test_rings_of_a_guest_that_is_another_one_are_neither_read_nor_written() -> 
     # What was read before is shown all the same.
     assert shown + _rest(recorder) == [0, 1, 2, 3]
     assert [memory.u64(arena.words(cpu) + PERCPU_LIMIT) for cpu in range(CPUS)] == limits
+
+
+@pytest.mark.parametrize(("times", "told"), [((5, 6, 7), 0), ((5, 5, 6, 6), 1)])
+def test_a_clock_that_stands_between_hits_is_told_once(times: tuple[int, ...], told: int) -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    said: list[str] = []
+    recorder.tell = said.append
+
+    for _ in range(2):
+        for ts in times:
+            writer.write(Hit(layout=PLAIN, counter=ts, values=(1,)))
+        recorder.drain()
+
+    assert len(said) == told
+    assert all("tsc=reliable" in words for words in said)
+
+
+def test_one_time_on_two_cpus_is_no_clock_that_stands() -> None:
+    recorder, writers, _, _ = _guest(PLAIN)
+    recorder.tell = pytest.fail
+
+    for writer in writers:
+        writer.write(Hit(layout=PLAIN, counter=5, values=(1,)))
+
+    assert len(recorder.drain()) + len(_rest(recorder)) == CPUS

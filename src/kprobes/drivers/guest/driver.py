@@ -431,6 +431,7 @@ class GuestDriver:
             self._clock = clock_function(guest.memory, guest.kernel)
             self.recorder = Recorder(arena, guest.memory, self._open_clock(arena))
             self.recorder.check = self._journal.check
+            self.recorder.tell = self.tell
         if not self._free(self._arena).has_room(needed):
             with guest.stub.paused():
                 self._arena = arenas.grow(self._borrower(), guest.kernel, self._arena, size)

@@ -5,8 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
+import numpy as np
+
 from kprobes.drivers.guest.arena import MISSED_SIZE, Arena
-from kprobes.drivers.guest.clock import AnyClock
+from kprobes.drivers.guest.clock import AnyClock, GuestClock
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.guest.rings import Window, open_rings
 from kprobes.errors import GuestReplacedError
@@ -19,9 +21,19 @@ from kprobes.ring.merge import Merger
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.ring.shapes import shapes
 
+_STANDS = (
+    "the guest's clock stands still between its ticks: its TSC is not trusted, or it has no better "
+    "one; time stamps are as coarse, and durations below a step are ? (null in JSON). On x86 "
+    "`tsc=reliable` on the guest kernel's command line helps"
+)
+
 
 def _nothing() -> None:
     pass
+
+
+def _say_nothing(words: str) -> None:
+    del words
 
 
 class Recorder:
@@ -33,6 +45,7 @@ class Recorder:
     Attributes:
         layouts: of all records that may come.
         check: raises GuestReplacedError unless the rings are still ours.
+        tell: is given, once, what is wrong with the guest's clock, for people.
     """
 
     def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
@@ -42,6 +55,9 @@ class Recorder:
         self._lock = threading.RLock()
         self.layouts: Sequence[RecordLayout] = ()
         self.check: Callable[[], None] = _nothing
+        self.tell: Callable[[str], None] = _say_nothing
+        # Raw counters do not stand; a guest's function may give the time of its last tick.
+        self._may_stand = isinstance(clock, GuestClock)
         self._recorded: Counter[int] = Counter()
         self._rings = open_rings(arena, memory)
         self._readers = [
@@ -104,6 +120,14 @@ class Recorder:
         """How many calls of all probes had no frame free for them, ever."""
         return sum(self._unkept.u64(8 * layout.event_id) for layout in self.layouts)
 
+    def _look_at_clock(self, found: Sequence[Decoded]) -> None:
+        # Nothing is hit twice on one CPU at one time.
+        if self._may_stand and any(
+            np.any(batch.ts[1:] == batch.ts[:-1]) for decoded in found for batch in decoded.batches
+        ):
+            self._may_stand = False
+            self.tell(_STANDS)
+
     def _totals(self) -> Counts:
         ids = [layout.event_id for layout in self.layouts]
         return Counts(
@@ -125,6 +149,7 @@ class Recorder:
                 ring.free(reader.tail)
             reader.note_lost(ring.lost)
             found += parts
+        self._look_at_clock(found)
         with self._lock:
             for decoded in found:
                 for batch in decoded.batches:
