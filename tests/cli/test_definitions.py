@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kprobes.cli.definitions import read_definitions
+from kprobes.cli.definitions import add_place, read_definitions
 from kprobes.errors import DefinitionError, UsageError
+from kprobes.model.codes import Code, rejection
 
 
 def test_words_and_files_become_one_text_in_their_order(tmp_path: Path) -> None:
@@ -86,3 +87,13 @@ def test_registers_are_those_of_the_guests_own_kind() -> None:
     assert read_definitions(["p vfs_read a=%x0 b=%di"])
     with pytest.raises(DefinitionError, match="di"):
         read_definitions(["p vfs_read a=%di"], arch="arm64")
+
+
+def test_a_definition_that_only_the_kernel_refuses_is_found_in_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "probes.txt"
+    file.write_text("p vfs_read\n# none\n  p   nosuchfn  # here\n")
+    error = rejection(Code.BAD_PROBE_ADDR, command="p nosuchfn", column=2)
+
+    add_place(error, ["p nosuchfn", f"@{file}"])
+
+    assert error.__notes__ == ["line 3", str(file)]

@@ -104,3 +104,10 @@ def test_many_definitions_are_no_more_work_each_than_few(lines: tuple[str, ...])
     read = {count: statements(count) for count in COUNTS}
 
     assert is_linear(lambda count: apply(read[count]))
+
+
+def test_a_second_probe_of_one_name_is_told_how_it_can_be_added() -> None:
+    with pytest.raises(DefinitionError) as caught:
+        run("p vfs_read %di", "p vfs_read %di")
+
+    assert caught.value.hint.endswith(": p:NAME vfs_read %di")

@@ -96,6 +96,7 @@ def test_at_a_return_arguments_are_those_of_the_entry(form: str, operand: Operan
     ("marked", "code", "hint"),
     [
         ("p vfs_read ^nosuch", "NO_BTFARG", "file buf count mode c"),
+        ("p vfs_read ^comm", "NO_BTFARG", "the running task's name is $comm"),
         ("p vfs_read a=^nosuch->x", "NO_BTFARG", ""),
         ("p void_fn ^x", "NO_BTF_ENTRY", "void_fn has no parameters"),
         ("p untyped a=^x->y", "NO_BTF_ENTRY", ""),

@@ -3,7 +3,8 @@
 import pytest
 
 from kprobes.errors import DefinitionError, RefusedError
-from tests.build.kernel import TEXT
+from kprobes.resolve.place import find_function
+from tests.build.kernel import TEXT, make_kernel, read, symbol
 from tests.build.typed import resolved
 
 
@@ -64,3 +65,23 @@ def test_an_instruction_inside_a_function_has_registers_and_no_arguments() -> No
     assert resolved("p void_fn+1 a=%di").layout.ip == TEXT + 0x101
     with pytest.raises(DefinitionError):
         resolved("p void_fn+1 a=$arg1")
+
+
+@pytest.mark.parametrize(
+    ("text", "there", "hint"),
+    [
+        ("p sched_switch", "__traceiter_sched_switch", "sched_switch is a tracepoint"),
+        ("p trace_sched_switch", "__traceiter_sched_switch", "sched_switch is a tracepoint"),
+        ("p _do_fork", "kernel_clone", "it is called kernel_clone in this kernel"),
+        ("p kernel_clone", "_do_fork", "it is called _do_fork in this kernel"),
+        ("p kernel_clone", "other", ""),
+    ],
+)
+def test_what_is_no_function_here_is_explained(text: str, there: str, hint: str) -> None:
+    kernel = make_kernel([symbol(there, TEXT)])
+
+    with pytest.raises(DefinitionError) as caught:
+        find_function(read(text), kernel)
+
+    assert caught.value.hint.startswith(hint)
+    assert bool(caught.value.hint) == bool(hint)

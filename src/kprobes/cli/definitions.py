@@ -50,6 +50,17 @@ def read_definitions(words: Sequence[str], *, arch: str | None = None) -> str:
     return "\n".join(text.text for text in texts)
 
 
+def add_place(error: DefinitionError, words: Sequence[str]) -> None:
+    """Note where in a file the definition stands that only the kernel showed to be wrong."""
+    from kprobes.lang.source import lines_of
+
+    for text in read_texts([word for word in words if word.startswith("@")]):
+        for line in lines_of(text.text):
+            if line.command == error.command:
+                error.__notes__ = [f"line {line.number}", text.origin]
+                return
+
+
 def _registers(arch: str | None) -> tuple[str, ...]:
     from kprobes.arch.registry import ARCHES
     from kprobes.transport.boards import BOARDS

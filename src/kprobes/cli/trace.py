@@ -8,7 +8,7 @@ from kprobes.cli import options
 from kprobes.cli.choose import is_host, settle_target
 from kprobes.cli.durations import DurationAction
 from kprobes.cli.filters import FilterAction, grouped
-from kprobes.errors import UsageError
+from kprobes.errors import DefinitionError, UsageError
 
 NAME = "trace"
 HELP = "arm probes and print their events"
@@ -161,7 +161,7 @@ def _summary(text: str) -> tuple[str, Path | None]:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Trace; return the exit code."""
-    from kprobes.cli.definitions import read_definitions
+    from kprobes.cli.definitions import add_place, read_definitions
     from kprobes.cli.output import check_writable
     from kprobes.cli.ready import check_ready
     from kprobes.cli.script import read_script
@@ -186,7 +186,11 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     # The engine takes a third of a second to import: what is wrong so far is said before.
     from kprobes.cli.tracing import trace
 
-    return trace(args, texts, out, script)
+    try:
+        return trace(args, texts, out, script)
+    except DefinitionError as error:
+        add_place(error, args.definitions)
+        raise
 
 
 def is_following(args: argparse.Namespace) -> bool:

@@ -208,7 +208,8 @@ def _tracer(target: str) -> "Entry | None":
 
 @contextmanager
 def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
-    from kprobes.cli.words import say_bytes
+    from kprobes.cli.words import say, say_bytes
+    from kprobes.model.symbol import place_of
 
     if args.command:
         command = args.command[0] if len(args.command) == 1 else args.command
@@ -219,6 +220,10 @@ def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
     session.driver.strategy = options.strategy(args)
     session.probe(args.arm)
     with session.recording():
+        if not args.quiet:
+            symbols = session.kernel.symbols
+            places = [place_of(symbols, plan.site.addr) for plan in session.driver.plans]
+            say(f"{args.arm}: armed at {', '.join(places)}")
         yield
 
 

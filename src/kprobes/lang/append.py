@@ -55,7 +55,8 @@ class Definitions:
         if same:
             _check_alike(self._all[next(iter(same.values()))], new)
         if _identity(new) in same:
-            raise rejection(Code.SAME_PROBE, command=new.command, column=0)
+            hint = f"for a second one give it a name of its own: {_with_name(new)}"
+            raise rejection(Code.SAME_PROBE, command=new.command, column=0, hint=hint)
 
     def append(self, new: Definition) -> None:
         """Add a definition.
@@ -124,6 +125,11 @@ def apply(
         else:
             found.append(statement)
     return tuple(found)
+
+
+def _with_name(definition: Definition) -> str:
+    head, _, rest = definition.command.partition(" ")
+    return f"{head.partition(':')[0]}:NAME {rest}"
 
 
 def _check_alike(old: Definition, new: Definition) -> None:

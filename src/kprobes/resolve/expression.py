@@ -159,7 +159,10 @@ def _parameter(scope: Scope, fetch: Parameter) -> Value:
         if parameter.name == fetch.name:
             ctype = types.describe(parameter.number)
             return Value(operand=_at_entry(scope, number), ctype=ctype)
-    raise scope.error(Code.NO_BTFARG, fetch.span.start, _spelled(prototype))
+    hint = _spelled(prototype)
+    if fetch.name == "comm":
+        hint += "; the running task's name is $comm"
+    raise scope.error(Code.NO_BTFARG, fetch.span.start, hint)
 
 
 def _spelled(prototype: Prototype) -> str:

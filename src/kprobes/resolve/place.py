@@ -19,6 +19,8 @@ from kprobes.units import Addr
 Locate = Callable[[Symbol], Addr]
 """A function to the address that a probe at its entry has."""
 
+# cad6967ac108 ("fork: introduce kernel_clone()") (v5.10)
+_RENAMED = {"_do_fork": "kernel_clone", "do_fork": "kernel_clone", "kernel_clone": "_do_fork"}
 _IN_EVERY_MODULE = ("__this_module", "init_module", "cleanup_module")
 
 
@@ -69,8 +71,7 @@ def find_function(definition: Definition, kernel: Kernel) -> Symbol:
     try:
         symbol = _in_module(definition, kernel) or kernel.symbols.named(place.symbol)
     except UnknownSymbolError as error:
-        near = f"did you mean {', '.join(error.near)}?" if error.near else ""
-        raise _error(definition, Code.BAD_PROBE_ADDR, near) from error
+        raise _error(definition, Code.BAD_PROBE_ADDR, _instead(error, kernel)) from error
     except AmbiguousSymbolError as error:
         where = ", ".join(f"{addr:#x}" for addr in error.addresses)
         hint = f"{len(error.addresses)} functions have this name: {where}"
@@ -78,6 +79,16 @@ def find_function(definition: Definition, kernel: Kernel) -> Symbol:
     if not symbol.is_text:
         raise _error(definition, Code.BAD_PROBE_ADDR, f"{symbol.name} is data, not a function")
     return symbol
+
+
+def _instead(error: UnknownSymbolError, kernel: Kernel) -> str:
+    renamed = _RENAMED.get(error.name)
+    if renamed is not None and kernel.symbols.find(renamed) is not None:
+        return f"it is called {renamed} in this kernel"
+    event = error.name.removeprefix("trace_")
+    if kernel.symbols.find(f"__traceiter_{event}") is not None:
+        return f"{event} is a tracepoint, not a function: probe a function around it"
+    return f"did you mean {', '.join(error.near)}?" if error.near else ""
 
 
 def _by_address(definition: Definition, kernel: Kernel) -> Target | None:
