@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from kprobes.drivers.check import Checker, Verdict, checker_of_guest, checker_of_image
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.prepare import Preparer, Wanted
 from kprobes.errors import DefinitionError, RefusedError, TargetError
+from tests.build.definitions import read
 from tests.build.guest import GuestWithSites
 from tests.build.named_guest import make_named_guest
 from tests.build.work import is_linear
@@ -136,3 +139,18 @@ def test_many_definitions_are_no_more_work_each_than_few(line: str) -> None:
         checker.check("\n".join(line.format(at) for at in range(count)))
 
     assert is_linear(check)
+
+
+def refuse(guest: Guest) -> None:
+    raise RefusedError(f"nothing can be probed in {guest.kernel.release}")
+
+
+def test_check_and_trace_refuse_alike_where_nothing_can_be_probed() -> None:
+    guest = make_scene().guest
+
+    verdict = only(checker_of_guest(guest, check=refuse).check("p vfs_read"))
+    with pytest.raises(RefusedError) as caught:
+        Preparer(guest, refuse).prepare(Wanted(definitions=(read("p vfs_read"),)))
+
+    assert str(verdict.error) == str(caught.value)
+    assert verdict.advice == ""

@@ -58,3 +58,11 @@ def test_names_alone_need_no_types() -> None:
     found = probeable(memory, kernel, X86_64.site, pattern="vfs_*", is_typed=False)
 
     assert [function.symbol.name for function in found] == ["vfs_read", "vfs_write"]
+
+
+def test_a_kernel_without_sites_has_its_functions_listed() -> None:
+    memory, _ = make_sites({})
+
+    found = probeable(memory, make_kernel(SYMBOLS), X86_64.site, pattern="vfs_*")
+
+    assert [function.symbol.name for function in found] == ["vfs_inlined", "vfs_read", "vfs_write"]

@@ -8,7 +8,7 @@ from kprobes.drivers.journal import Entry
 from kprobes.drivers.status import ArmedSite, Owner, Status, look, read_codes
 from tests.build.armed_sites import DISABLED, ENABLED, NOP, OLD_NOP, make_sites
 from tests.build.journals import make_entry, make_undo
-from tests.build.kernel import TEXT
+from tests.build.kernel import TEXT, make_kernel
 
 CALL = bytes.fromhex("e811223344")
 SITE = TEXT + 0x40
@@ -108,3 +108,9 @@ def test_no_sites_are_no_trouble() -> None:
     found, codes = read_codes(make_sites({})[0], np.zeros(0, np.uint64), 5)
 
     assert (len(found), codes.shape) == (0, (0, 5))
+
+
+def test_a_kernel_without_sites_has_none_armed() -> None:
+    status = look(make_sites({})[0], make_kernel([]), X86_64.site, ())
+
+    assert (status.sites, status.armed) == (0, ())

@@ -3,11 +3,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from kprobes.drivers.functions import probeable
+from kprobes.drivers.guest.obstacles import check_possible
+from kprobes.drivers.guest_checkup import check_guest
+from kprobes.drivers.look import looking
+from kprobes.drivers.status import look
+from kprobes.errors import RefusedError
+from kprobes.model.symbol import Symbol, Symbols
 from kprobes.transport.packages import kernel_image
 from kprobes.transport.qemu import Machine
 from tests.build.words import WORDS
@@ -110,3 +118,55 @@ def test_all_is_accepted_exits_with_0_in_words(guest: Machine, arch: str) -> Non
     assert WORDS[arch].of("    path:  ustring at %si, read from user space") in done.stdout
     assert "field:__data_loc char[] path;" in done.stdout
     assert done.stdout.endswith("\n1 definition accepted\n")
+
+
+class Without:
+    """A kernel's names but for some, as if it was built without them."""
+
+    def __init__(self, symbols: Symbols, *hidden: str) -> None:
+        self._symbols = symbols
+        self._hidden = hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._symbols, name)
+
+    def __len__(self) -> int:
+        return len(self._symbols)
+
+    def find(self, name: str) -> Symbol | None:
+        return None if name in self._hidden else self._symbols.find(name)
+
+
+LACKS = {
+    ("ftrace_pages_start", "ftrace_location", "ftrace_location_range"): "CONFIG_DYNAMIC_FTRACE",
+    ("ftrace_pages_start",): "CONFIG_KALLSYMS_ALL",
+    ("__per_cpu_offset",): "no __per_cpu_offset",
+    ("vzalloc", "vzalloc_noprof"): "no vzalloc_noprof or vzalloc",
+}
+
+
+def test_what_a_kernel_lacks_for_probing_is_named(guest: Machine) -> None:
+    with looking(str(guest.stub_address)) as found:
+        check_possible(found)
+        with pytest.raises(RefusedError, match="CONFIG_DEBUG_INFO_BTF"):
+            check_possible(replace(found, kernel=replace(found.kernel, types=None)))
+        for hidden, why in LACKS.items():
+            symbols = cast("Symbols", Without(found.kernel.symbols, *hidden))
+            less = replace(found, kernel=replace(found.kernel, symbols=symbols))
+            with pytest.raises(RefusedError, match=why):
+                check_possible(less)
+
+
+def test_what_only_looks_needs_no_sites(guest: Machine) -> None:
+    hidden = next(iter(LACKS))
+    with looking(str(guest.stub_address)) as found:
+        symbols = cast("Symbols", Without(found.kernel.symbols, *hidden))
+        less = replace(found, kernel=replace(found.kernel, symbols=symbols))
+        findings = {each.subject: each for each in check_guest(less)}
+
+        listed = probeable(less.memory, less.kernel, less.arch.site, pattern="vfs_read")
+        status = look(less.memory, less.kernel, less.arch.site, ())
+
+    assert [function.symbol.name for function in listed] == ["vfs_read"]
+    assert (status.sites, status.armed) == (0, ())
+    assert findings["sites"].advice == "a kernel with CONFIG_DYNAMIC_FTRACE"

@@ -48,6 +48,8 @@ def of_session(session: Session, *, is_verbose: bool) -> str:
 def of_guest(status: Status, *, is_verbose: bool) -> str:
     """Return what was seen in a guest."""
     text = f"{status.release}: {counted(status.sites, 'ftrace site')}"
+    if not status.sites:
+        return f"{status.release}: no ftrace sites are known\n"
     if not status.armed:
         return f"{text}, all of them idle\n"
     lines = [f"{text}, {len(status.armed):,} armed\n"]

@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
     )
+    parser.add_argument(
+        "--vmlinux",
+        type=Path,
+        metavar="PATH",
+        help="the file of the guest's kernel: types are taken from it if need be",
+    )
     options.add_strategy(parser)
     options.add_returns(parser)
     parser.add_argument(
@@ -87,6 +93,7 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
     from kprobes.cli.stop import Stop
     from kprobes.cli.target import opened, this_machine
     from kprobes.drivers.check import Terms, checker_of_guest, checker_of_image
+    from kprobes.drivers.guest.obstacles import check_possible
     from kprobes.model.extras import Extras
 
     terms = Terms(
@@ -107,5 +114,5 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
         Progress(is_quiet=args.quiet) as progress,
         opened(args, stop=stop, progress=progress) as session,
     ):
-        yield checker_of_guest(session.driver.guest, terms)
+        yield checker_of_guest(session.driver.guest, terms, check=check_possible)
         stop.check()

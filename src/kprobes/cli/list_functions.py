@@ -86,8 +86,20 @@ def _probeable(args: argparse.Namespace) -> "list[Function]":
     from kprobes.drivers.functions import probeable
 
     with _guest(args) as guest:
+        _say_why_not(guest)
         memory, kernel, facts = guest.memory, guest.kernel, guest.arch.site
         return probeable(memory, kernel, facts, pattern=args.pattern, is_typed=is_typed)
+
+
+def _say_why_not(guest: "Guest") -> None:
+    from kprobes.cli.words import say
+    from kprobes.drivers.guest.obstacles import check_possible
+    from kprobes.errors import RefusedError
+
+    try:
+        check_possible(guest)
+    except RefusedError as error:
+        say(f"kprobe: {error}")
 
 
 def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
@@ -127,10 +139,10 @@ def _text(args: argparse.Namespace) -> Generator["Text"]:
     from kprobes.drivers.instructions import text_of_image
     from kprobes.drivers.places import text_of
     from kprobes.image.file import read_image
-    from kprobes.plan.ftrace import read_sites
+    from kprobes.plan.ftrace import known_sites
 
     if args.image is not None:
         yield text_of_image(read_image(args.image))
         return
     with _guest(args) as guest:
-        yield text_of(guest, read_sites(guest.memory, guest.kernel))
+        yield text_of(guest, known_sites(guest.memory, guest.kernel))

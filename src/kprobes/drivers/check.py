@@ -1,6 +1,6 @@
 """Statements to verdicts: what would be armed, or why not and what would. Nothing is touched."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +11,7 @@ from kprobes.drivers.exits import Classified
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.returning import ReturnPlanner
 from kprobes.drivers.instructions import text_of_image
-from kprobes.drivers.places import Places, places_of
+from kprobes.drivers.places import Places, places_of, unchecked
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.image.file import read_image
 from kprobes.lang.append import Definitions
@@ -270,7 +270,7 @@ class _ByPatching:
         self.kernel = places.kernel
         self.arch = places.arch
         self.sooner = places.sooner
-        self.is_probeable = places.has_site
+        self.is_probeable = places.is_probeable
 
     def probes(self, definition: Definition) -> list[Resolved]:
         return probes_of(self._places, definition)
@@ -318,13 +318,14 @@ class _ByPatching:
         return Placed(probe=probe, site=site, returns=returns, exits=self._places.exits(probe))
 
 
-def checker_of_guest(guest: Guest, terms: Terms = NO_TERMS) -> Checker:
-    """Return a checker of definitions, which are to be armed on these terms, for a running guest.
+def checker_of_guest(
+    guest: Guest, terms: Terms = NO_TERMS, *, check: Callable[[Guest], None] = unchecked
+) -> Checker:
+    """Return a checker of definitions to be armed on these terms in a running guest.
 
-    Raises:
-        RefusedError: its kernel was built without dynamic ftrace.
+    ``check`` raises RefusedError where nothing can be probed.
     """
-    return Checker(_ByPatching(places_of(guest), terms), terms)
+    return Checker(_ByPatching(places_of(guest, check), terms), terms)
 
 
 def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:

@@ -8,7 +8,7 @@ from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.model.symbol import Symbol
 from kprobes.model.types import Prototype
-from kprobes.plan.ftrace import read_sites
+from kprobes.plan.ftrace import known_sites
 from kprobes.ports import Memory
 
 
@@ -30,6 +30,8 @@ def probeable(
 ) -> list[Function]:
     """Return the functions that match a shell pattern and can be probed, by name.
 
+    Where the kernel has no ftrace sites: all that match, though none can be probed.
+
     Args:
         memory: of the guest.
         kernel: that runs there.
@@ -38,10 +40,9 @@ def probeable(
         is_typed: whether with prototypes, which take the longest.
 
     Raises:
-        RefusedError: the kernel was built without dynamic ftrace.
         TargetError: none is left; says how many match that cannot be probed.
     """
-    sites = frozenset(read_sites(memory, kernel).addrs.tolist())
+    sites = frozenset(known_sites(memory, kernel).addrs.tolist())
     every = kernel.symbols.glob(pattern)
     found = {s.name: s for s in every if s.is_text}
     # A name of two symbols says too little; all that have it match.
@@ -49,7 +50,8 @@ def probeable(
     chosen = [
         found[name]
         for name in sorted(found)
-        if counts[name] == 1 and any(found[name].addr + off in sites for off in facts.offsets)
+        if counts[name] == 1
+        and (not sites or any(found[name].addr + off in sites for off in facts.offsets))
     ]
     if not chosen:
         raise TargetError(_none(kernel, pattern, found))

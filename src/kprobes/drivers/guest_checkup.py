@@ -5,18 +5,20 @@ from collections.abc import Callable, Iterator
 from kprobes.drivers.finding import Finding, Verdict
 from kprobes.drivers.guest.clock import clock_function, open_clock
 from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.layout import first_of, per_cpu_bases, readers, task_abi
+from kprobes.drivers.guest.layout import per_cpu_bases, readers, task_abi
+from kprobes.drivers.guest.obstacles import allocators
+from kprobes.drivers.guest.stacks import check_types
 from kprobes.drivers.look import looking
 from kprobes.errors import KprobesError
-from kprobes.plan.ftrace import read_sites
+from kprobes.plan.ftrace import has_tracer, read_sites
 from kprobes.transport.connect import parse_target
 
-_ALLOCATORS = (
-    ("execmem_alloc", "module_alloc"),
-    ("set_memory_x",),
-    ("vzalloc_noprof", "vzalloc"),
-    ("pcpu_alloc_noprof", "__alloc_percpu"),
+_WITH_BTF = (
+    "a kernel with CONFIG_DEBUG_INFO_BTF, or `kprobe trace --vmlinux FILE`: its vmlinux with BTF "
+    "in it (`pahole -J` makes that of debug info)"
 )
+_WITH_SITES = "a kernel with CONFIG_DYNAMIC_FTRACE"
+_WITH_DATA = "a kernel with CONFIG_KALLSYMS_ALL"
 
 
 def check_target(target: str) -> list[Finding]:
@@ -40,11 +42,13 @@ def check_guest(guest: Guest) -> Iterator[Finding]:
         "kernel": (_kernel, ""),
         "memory": (_memory, ""),
         "symbols": (_symbols, ""),
-        "types": (_types, "a kernel with CONFIG_DEBUG_INFO_BTF"),
-        "sites": (_sites, "a kernel with CONFIG_DYNAMIC_FTRACE; breakpoints come later"),
-        "CPUs": (_cpus, ""),
-        "clock": (_clock, ""),
-        "allocators": (_allocators, ""),
+        "state": (_state, ""),
+        "types": (_types, _WITH_BTF),
+        "tasks": (_tasks, _WITH_DATA if guest.kernel.types else _WITH_BTF),
+        "sites": (_sites, _WITH_DATA if has_tracer(guest.kernel) else _WITH_SITES),
+        "CPUs": (_cpus, _WITH_DATA),
+        "clock": (_clock, _WITH_DATA),
+        "allocators": (_allocators, "a kernel with CONFIG_MODULES"),
         "readers": (_readers, ""),
     }
     for subject, (look, advice) in checks.items():
@@ -82,8 +86,17 @@ def _symbols(guest: Guest) -> str:
 
 
 def _types(guest: Guest) -> str:
-    task_abi(guest.kernel)
+    check_types(guest.kernel)
     return "BTF"
+
+
+def _tasks(guest: Guest) -> str:
+    task_abi(guest.kernel)
+    return "the running one is found"
+
+
+def _state(guest: Guest) -> str:
+    return "paused by somebody else" if guest.stub.stands() else "running"
 
 
 def _sites(guest: Guest) -> str:
@@ -105,8 +118,7 @@ def _clock(guest: Guest) -> str:
 
 
 def _allocators(guest: Guest) -> str:
-    found = (first_of(guest.kernel, *names) for names in _ALLOCATORS)
-    symbols = (guest.kernel.symbols.at(addr) for addr in found)
+    symbols = (guest.kernel.symbols.at(addr) for addr in allocators(guest))
     return ", ".join(symbol.name for symbol in symbols if symbol)
 
 

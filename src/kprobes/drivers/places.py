@@ -52,14 +52,29 @@ class Places:
     """
 
     def __init__(
-        self, text: Text, arch: Arch, sites: Sites, *, events: Callable[[], Names] = frozenset
+        self,
+        text: Text,
+        arch: Arch,
+        sites: Sites,
+        *,
+        events: Callable[[], Names] = frozenset,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Resolve by these; ``events`` returns group and event of what the kernel has itself."""
+        """Resolve by these.
+
+        Args:
+            text: of the kernel.
+            arch: its architecture.
+            sites: of its function tracer.
+            events: returns group and event of what the kernel has itself.
+            check: raises RefusedError where nothing can be probed.
+        """
         self.kernel = text.kernel
         self.arch = arch
         self.sites = sites
         self.text = text
         self._events = cache(events)
+        self._check = cache(check)
 
     def expand(self, definition: Definition) -> list[Definition]:
         """Return one definition per function that a glob names; those without a site left out.
@@ -67,6 +82,7 @@ class Places:
         Raises:
             RefusedError: no function is left.
         """
+        self._check()
         if not definition.place.is_glob:
             return [definition]
         pattern, module = definition.place.symbol, definition.place.module
@@ -92,6 +108,7 @@ class Places:
             DefinitionError: it names what this kernel has not, or a type does not fit.
             RefusedError: no probe can be placed there.
         """
+        self._check()
         kernel, arch = self.kernel, self.arch
         resolved = resolve(definition, kernel, arch, event_id=event_id, locate=self.locate)
         name = definition.group, definition.event
@@ -192,20 +209,30 @@ class Places:
             return None
         return Prover(self.text, self.arch.patch).classify(function)
 
+    def is_probeable(self, function: Symbol) -> bool:
+        """Whether a function can be probed at its entry."""
+        try:
+            self._check()
+        except RefusedError:
+            return False
+        return self.has_site(function)
+
     def has_site(self, function: Symbol) -> bool:
         """Whether a function has an ftrace site."""
         return ftrace.locate(function, self.sites, self.arch.site) is not None
 
 
-def places_of(guest: Guest) -> Places:
-    """Return the places of a running guest.
+def unchecked(guest: Guest) -> None:
+    """Raise nothing: for guests that are known to have all that probing needs."""
+    del guest
 
-    Raises:
-        RefusedError: its kernel was built without dynamic ftrace.
-    """
-    sites = ftrace.read_sites(guest.memory, guest.kernel)
+
+def places_of(guest: Guest, check: Callable[[Guest], None] = unchecked) -> Places:
+    """Return the places of a running guest; ``check`` raises where nothing can be probed."""
+    sites = ftrace.known_sites(guest.memory, guest.kernel)
     events = partial(read_events, guest.memory, guest.kernel)
-    return Places(text_of(guest, sites), guest.arch, sites, events=events)
+    may_probe = partial(check, guest)
+    return Places(text_of(guest, sites), guest.arch, sites, events=events, check=may_probe)
 
 
 def text_of(guest: Guest, sites: Sites) -> Text:

@@ -15,7 +15,7 @@ from kprobes.arch.facts import SiteFacts
 from kprobes.drivers.journal import FLAGS, Entry, Undo
 from kprobes.errors import MemoryFault
 from kprobes.model.kernel import Kernel
-from kprobes.plan.ftrace import DISABLED, read_sites
+from kprobes.plan.ftrace import DISABLED, known_sites
 from kprobes.ports import Memory
 from kprobes.units import Addr
 
@@ -85,10 +85,9 @@ def look(
         noted: patches of tracers that have no journal here.
 
     Raises:
-        RefusedError: its kernel has no ftrace sites.
         TargetError: its list of them is broken.
     """
-    sites = read_sites(memory, kernel)
+    sites = known_sites(memory, kernel)
     addrs, codes = read_codes(memory, sites.addrs, facts.size)
     is_armed = ~_is_idle(codes, facts.nops)
     theirs = [(undo, None) for undo in noted]

@@ -78,6 +78,17 @@ def read_sites(memory: Memory, kernel: Kernel) -> Sites:
     raise TargetError("the guest's list of ftrace sites has no end; its memory is corrupted")
 
 
+def known_sites(memory: Memory, kernel: Kernel) -> Sites:
+    """Read the guest's own list of ftrace sites; none where the kernel has none, or hides them.
+
+    Only for who looks: where sites are not known no probe is safe.
+    """
+    try:
+        return read_sites(memory, kernel)
+    except RefusedError:
+        return _sorted([], [])
+
+
 def sites_in_image(image: Memory, kernel: Kernel) -> Sites:
     """Read the sites that a kernel's file lists for its boot; they have no records.
 
@@ -101,12 +112,17 @@ def sites_in_image(image: Memory, kernel: Kernel) -> Sites:
     return _sorted([lasting], [np.zeros(len(lasting), np.uint64)])
 
 
+def has_tracer(kernel: Kernel) -> bool:
+    """Whether a kernel has ftrace sites, be they known or not."""
+    return any(kernel.symbols.find(name) is not None for name in _TRACER)
+
+
 def _without_sites(kernel: Kernel) -> RefusedError:
-    if all(kernel.symbols.find(name) is None for name in _TRACER):
+    if not has_tracer(kernel):
         return RefusedError("this kernel has no ftrace sites (no CONFIG_DYNAMIC_FTRACE)")
     return RefusedError(
-        "this kernel has ftrace sites, but its list of them was not found: which instructions its "
-        "function tracer changes is not known"
+        "this kernel has ftrace sites, but its list of them was not found (no CONFIG_KALLSYMS_ALL?)"
+        ": which instructions its function tracer changes is not known"
     )
 
 

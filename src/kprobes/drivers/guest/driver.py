@@ -27,10 +27,11 @@ from kprobes.drivers.guest.lending import (
 from kprobes.drivers.guest.linking import Trampoline, frame_counts, frames_size
 from kprobes.drivers.guest.module_watch import can_watch, watching
 from kprobes.drivers.guest.notes import begin_notes, write_notes
+from kprobes.drivers.guest.obstacles import check_possible
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, check
 from kprobes.drivers.guest.recorder import Recorder
-from kprobes.drivers.guest.stacks import check_types, stopped_outside
+from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.hits import hits_of
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.places import Places
@@ -90,7 +91,7 @@ class GuestDriver:
         self.way: ReturnWay | None = None
         self._journal = journal
         self._size = size
-        self._preparer = Preparer(guest)
+        self._preparer = Preparer(guest, check_possible)
         self._arena: Arena | None = None
         self._armory: Armory | None = None
         self._clock: Addr | None = None
@@ -320,7 +321,7 @@ class GuestDriver:
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         if kernel is not self.guest.kernel:
             self.guest = replace(self.guest, kernel=kernel)
-            self._preparer = Preparer(self.guest)
+            self._preparer = Preparer(self.guest, check_possible)
 
     def _module_comes(self, record: int) -> None:
         del record
@@ -412,7 +413,6 @@ class GuestDriver:
         guest, needed = self.guest, self._needed()
         size = self._rounded(needed)
         if self._arena is None or self.recorder is None:
-            self._check_kernel()
             with guest.stub.paused():
                 arena = arenas.allocate(
                     self._borrower(), guest.kernel, size, note=self._begin_notes
@@ -456,12 +456,6 @@ class GuestDriver:
         pieces = len(self.plans) + len(frame_counts(self.plans))
         undos = _UNDOS_OF_PLAN * len(self.plans) + _SPARE_UNDOS
         return replace(self._size, code=pieces * _CODE_OF_PLAN, frames=frames, undos=undos)
-
-    def _check_kernel(self) -> None:
-        # Before anything is taken from the guest: it could be neither used nor given back.
-        task_abi(self.guest.kernel)
-        readers(self.guest.kernel)
-        check_types(self.guest.kernel)
 
     def _open_clock(self, arena: Arena) -> AnyClock:
         if self._clock is not None:

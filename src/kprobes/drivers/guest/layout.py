@@ -29,8 +29,8 @@ def types_of(kernel: Kernel) -> Types:
     """
     if kernel.types is None:
         raise TargetError(
-            f"kernel {kernel.release} carries no type information (BTF); give its vmlinux "
-            "with --vmlinux"
+            f"kernel {kernel.release} carries no type information (CONFIG_DEBUG_INFO_BTF); give "
+            "--vmlinux a file of this build that has it"
         )
     return kernel.types
 

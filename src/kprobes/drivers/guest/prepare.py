@@ -1,12 +1,12 @@
 """Definitions to plans for one guest: every site as it is now, and its probes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kprobes.drivers.guest.filtering import with_filter
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.returning import ReturnPlanner, Roles
-from kprobes.drivers.places import places_of
+from kprobes.drivers.places import places_of, unchecked
 from kprobes.errors import KprobesError, NotLoadedError, RefusedError
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.exits import ReturnWay
@@ -81,11 +81,12 @@ class Preparer:
         left_out: why functions that patterns match are not probed at their returns.
     """
 
-    def __init__(self, guest: Guest) -> None:
+    def __init__(self, guest: Guest, check: Callable[[Guest], None] = unchecked) -> None:
+        """Resolve in a guest; ``check`` raises RefusedError where nothing can be probed."""
         self.waiting: dict[int, Definition] = {}
         self.left_out: Sequence[RefusedError] = ()
         self._guest = guest
-        self.places = places_of(guest)
+        self.places = places_of(guest, check)
         self._wanted = Wanted()
         self._is_resolved = False
         self._probes = _Probes()
