@@ -74,10 +74,11 @@ def test_a_trace_of_a_command_on_this_machine(any_host_guest: Machine) -> None:
 @_once
 def test_a_command_and_its_children_are_recorded_and_nobody_else(any_host_guest: Machine) -> None:
     guest = any_host_guest
-    others = guest.start("while :; do cat /etc/group; done")
+    others = guest.start("while :; do cat /etc/group; sleep 0.1; done")
     command = "cat /etc/passwd; setsid sh -c 'cat /etc/passwd; echo up $$' & wait; exit 3"
     try:
-        told = attempt(guest, f"kprobe trace {_OPEN} 'r:got vfs_read' -- {shlex.quote(command)}")
+        words = f"kprobe trace {_OPEN} 'r:got vfs_read' -- {shlex.quote(command)}"
+        told = attempt(guest, words, _PATIENCE_S)
     finally:
         others.kill()
 

@@ -491,13 +491,17 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 def process_start(pid: int) -> str:
-    """Return when a process began, in clock ticks since boot; "" when there is none."""
-    # proc(5): field 22 of stat; the name before it may hold blanks and brackets.
+    """Return when a process began, in clock ticks since boot; "" when there is none.
+
+    A zombie has ended; where nobody collects them one stays for good.
+    """
+    # proc(5): fields 3 and 22 of stat; the name before them may hold blanks and brackets.
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in "ZX" else fields[19]
 
 
 def _columns(undos: Sequence[Undo]) -> dict[str, list[Any]]:

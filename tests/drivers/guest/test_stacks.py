@@ -26,7 +26,7 @@ from tests.build.kernel import TEXT, make_kernel, symbol
 from tests.build.machine import ABI
 
 SIZE = X86_64.thread_size
-STACK_AT, TASKS, NODE, SIGNAL, HEAD, SAVED = 0, 16, 32, 48, 8, 96
+STACK_AT, TASKS, NODE, SIGNAL, HEAD, SAVED, QUEUED = 0, 16, 32, 48, 8, 96, 104
 CURRENT = 0x200
 TRAP = TEXT + 0x200
 INIT, IDLE = DATA, DATA + 0x100
@@ -38,6 +38,7 @@ MEMBERS = {
     "task_struct.tasks": (TASKS, 16),
     "task_struct.thread_node": (NODE, 16),
     "task_struct.signal": (SIGNAL, 8),
+    "task_struct.on_rq": (QUEUED, 4),
     "task_struct.pid": (0, 4),
     "task_struct.tgid": (0, 4),
     "task_struct.self_exec_id": (0, 8),
@@ -85,6 +86,8 @@ def _guest() -> tuple[Guest, Vcpus, GuestMemory]:
     memory, vcpus = make_memory(), Vcpus()
     leaders = [INIT, DATA + 0x1000, DATA + 0x1100]
     thread = DATA + 0x1200
+    for task in (*leaders, thread, IDLE):
+        memory.set_u64(task + QUEUED, 1)
     for n, task in enumerate(leaders):
         after = leaders[(n + 1) % len(leaders)] + TASKS
         signal, threads = task + 64, [task] if n != 1 else [task, thread]
@@ -187,6 +190,20 @@ def test_a_task_that_was_interrupted_there_is_inside(n: int, at: int, segment: i
     memory.set_u64(_stack(n) + at + 8, segment)
 
     assert _is_inside(guest)
+
+
+@pytest.mark.parametrize(
+    ("queued", "is_inside"), [(0, False), (1, True), (2, True), (5 << 32, False)]
+)
+def test_what_an_interrupt_has_left_on_the_stack_of_a_task_that_sleeps_says_nothing(
+    queued: int, *, is_inside: bool
+) -> None:
+    guest, _, memory = _guest()
+    memory.set_u64(DATA + 0x1000 + QUEUED, queued)
+    memory.set_u64(_stack(1) + 8, CODE)
+    memory.set_u64(_stack(1) + 16, 0x10)
+
+    assert _is_inside(guest) == is_inside
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -20,7 +20,7 @@ from tests.build.kernel import TEXT, make_kernel, symbol
 
 SIZE = AARCH64.thread_size
 SIGNED = 0xFF7F << 48
-STACK_AT, TASKS, NODE, SIGNAL, HEAD, SAVED = 0, 16, 32, 48, 8, 96
+STACK_AT, TASKS, NODE, SIGNAL, HEAD, SAVED, QUEUED = 0, 16, 32, 48, 8, 96, 104
 ENTRY = TEXT + 0x400
 RUNNING, SLEEPING = DATA, DATA + 0x100
 RUNNING_STACK, SLEEPING_STACK = DATA + 0x8000, DATA + 0x8000 + SIZE
@@ -31,6 +31,7 @@ MEMBERS = {
     "task_struct.tasks": (TASKS, 16),
     "task_struct.thread_node": (NODE, 16),
     "task_struct.signal": (SIGNAL, 8),
+    "task_struct.on_rq": (QUEUED, 4),
     "task_struct.thread.cpu_context.sp": (SAVED, 8),
     "signal_struct.thread_head": (HEAD, 16),
 }
@@ -84,6 +85,7 @@ def _guest() -> tuple[Guest, Vcpu, GuestMemory]:
     memory.set_u64(RUNNING + STACK_AT, RUNNING_STACK)
     memory.set_u64(SLEEPING + STACK_AT, SLEEPING_STACK)
     memory.set_u64(SLEEPING + SAVED, SLEEPS_AT)
+    memory.set_u64(SLEEPING + QUEUED, 1)
     machine = AARCH64.machine
     paging = replace(machine.paging, signature=_signature)
     guest = Guest(
@@ -154,6 +156,15 @@ def test_a_sleeping_task_is_inside_where_it_was_interrupted(
     memory.write(SLEEPS_AT + 0x40, struct.pack("<QQ", *words))
 
     assert _is_inside(guest) == is_inside
+
+
+def test_what_an_interrupt_has_left_in_a_hole_of_a_sleeping_task_s_frame_says_nothing() -> None:
+    guest, _, memory = _guest()
+    memory.set_u64(SLEEPING + QUEUED, 0)
+
+    memory.write(SLEEPS_AT + 0x40, struct.pack("<QQ", CODE + 8, KERNEL_S))
+
+    assert not _is_inside(guest)
 
 
 def test_below_a_saved_stack_pointer_nothing_is_alive() -> None:

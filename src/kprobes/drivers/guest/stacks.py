@@ -2,11 +2,12 @@
 
 Stack words are compared one by one. On the stack of a CPU that runs, a word that merely looks like
 an address into the range counts too, which errs on the side of waiting. A task that sleeps can only
-have been interrupted there, and preempted: around its calls a probe holds preemption off. What
-calls have left in holes of its frames says nothing, and may stay for as long as it sleeps. Below a
-stack pointer nothing is alive.
+have been interrupted there, and preempted: around its calls a probe holds preemption off. Who was
+preempted is still queued to run. What calls and interrupts have left in holes of its frames says
+nothing, and may stay for as long as it sleeps. Below a stack pointer nothing is alive.
 
-    struct task_struct { ... void *stack; struct list_head tasks; struct signal_struct *signal;
+    struct task_struct { ... void *stack; ... int on_rq; ... struct list_head tasks;
+                         struct signal_struct *signal;
                          struct list_head thread_node; ... struct thread_struct thread; };
     struct signal_struct { ... struct list_head thread_head; ... };
     struct thread_struct { ... unsigned long sp; ... };   // of a task that is not running
@@ -18,6 +19,7 @@ and nothing of the kernel's runs.
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,16 +38,26 @@ _Words = NDArray[np.uint64]
 _MAX_TASKS = 200_000
 _PAGE, _WORD = 4096, 8
 _KERNEL_HALF = 1 << 63
+_INT = 0xFFFF_FFFF
 _LEAVE_S = 5.0
 _LEAVE_STEP_S = 0.002
 _LEAVE_SHARE = 2
 
 
 _MEMBERS = (
-    *(("task_struct", name) for name in ("stack", "tasks", "thread_node", "signal")),
+    *(("task_struct", name) for name in ("stack", "tasks", "thread_node", "signal", "on_rq")),
     ("signal_struct", "thread_head"),
 )
 _Vcpus = Sequence[Mapping[str, int]]
+
+
+class _Stack(NamedTuple):
+    """The part of a stack in use; a CPU runs on it, or its task is queued for one, or neither."""
+
+    start: int
+    stop: int
+    is_running: bool
+    is_queued: bool = False
 
 
 def check_types(kernel: Kernel) -> None:
@@ -105,9 +117,11 @@ def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
     if np.any(_inside(held | signature, starts, stops)):
         return True
     memory = remembering(guest.memory)
-    for first, last, is_running in _live(guest, memory, vcpus):
-        words = np.frombuffer(_read_mapped(memory, first, last), np.uint64)
-        if is_running and np.any(_inside(words | signature, starts, stops)):
+    for stack in _live(guest, memory, vcpus):
+        if not (stack.is_running or stack.is_queued):
+            continue
+        words = np.frombuffer(_read_mapped(memory, stack.start, stack.stop), np.uint64)
+        if stack.is_running and np.any(_inside(words | signature, starts, stops)):
             return True
         # struct pt_regs has what was interrupted as it is, not signed.
         names = _inside(words, starts, stops)
@@ -123,7 +137,7 @@ def live_stacks(guest: Guest, memory: GuestMemory) -> list[Text]:
         TargetError: the guest's task list has no end.
     """
     live = _live(guest, memory, _vcpus(guest))
-    return [(Addr(first), Addr(last)) for first, last, _ in live]
+    return [(Addr(stack.start), Addr(stack.stop)) for stack in live]
 
 
 def _vcpus(guest: Guest) -> _Vcpus:
@@ -167,11 +181,11 @@ def _inside(words: _Words, starts: _Words, stops: _Words) -> NDArray[np.bool_]:
     return (at > 0) & (words < stops[at - 1])
 
 
-def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[tuple[int, int, bool]]:
-    # [start, stop) of every stack that is in use, and whether a CPU runs on it.
+def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[_Stack]:
     size, pointers = guest.arch.thread_size, _pointers(guest, vcpus)
     types, facts = types_of(guest.kernel), guest.arch.machine.task
-    stack, saved = (types.offset("task_struct", path) for path in ("stack", facts.saved_sp))
+    members = ("stack", facts.saved_sp, "on_rq")
+    stack, saved, queued = (types.offset("task_struct", path) for path in members)
     running = set(_running(guest, memory, vcpus))
     bases = {t: memory.u64(t + stack) for t in {*each_task(memory, guest.kernel), *running}}
     standing = {pointer & -size for pointer in pointers}
@@ -179,7 +193,7 @@ def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[tuple[in
         # An interrupt's stack need not be aligned to its size. Behind a task's is something else:
         # behind the first one's the kernel's data, which knows where modules, and so we, lie.
         base = pointer & -size
-        yield pointer, (base if base in bases.values() else pointer) + size, True
+        yield _Stack(pointer, (base if base in bases.values() else pointer) + size, True)
     # A CPU in an interrupt, on another stack, has left its task's somewhere in the middle.
     left = running if standing - set(bases.values()) else set[int]()
     for task, base in bases.items():
@@ -187,7 +201,8 @@ def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[tuple[in
         if base not in standing:
             is_running = task in left
             first = sp if not is_running and base <= sp < base + size else base
-            yield first, base + size, is_running
+            is_queued = bool(memory.u64(task + queued) & _INT)
+            yield _Stack(first, base + size, is_running, is_queued)
 
 
 def _read_mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
