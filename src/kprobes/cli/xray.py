@@ -220,7 +220,7 @@ def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
     session.driver.strategy = options.strategy(args)
     session.probe(args.arm)
     with session.recording():
-        if not args.quiet:
+        if not args.quiet and args.arm.startswith("r"):
             symbols = session.kernel.symbols
             places = [place_of(symbols, plan.site.addr) for plan in session.driver.plans]
             say(f"{args.arm}: armed at {', '.join(places)}")
