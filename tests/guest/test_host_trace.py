@@ -125,7 +125,9 @@ def test_the_state_of_others_survives_runs_that_are_killed(any_host_guest: Machi
 @_once
 def test_a_live_tracer_is_not_restored_away(any_host_guest: Machine) -> None:
     guest = any_host_guest
-    running = guest.start(f"kprobe trace -q 'p:alive vfs_write' -o /tmp/alive.txt -- {_HELD}")
+    running = guest.start(
+        f"kprobe trace -q --all-tasks 'p:alive vfs_write' -o /tmp/alive.txt -- {_HELD}"
+    )
     _await(guest, "[ -e /tmp/up ]")
 
     told = run(guest, "kprobe restore --target host")

@@ -64,7 +64,7 @@ def _is_in_detour(session: Session, addr: int) -> bool:
 def _is_ours(session: Session, addr: int) -> bool:
     arena = session.driver._arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
     assert arena is not None
-    return arena.code.addr <= addr < arena.code.stop
+    return any(start <= addr < stop for start, stop in (arena.lookup, *arena.programs))
 
 
 def _is_forbidden(tables: TextTables, addr: int) -> bool:
