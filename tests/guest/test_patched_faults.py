@@ -31,7 +31,6 @@ SIGTRAP_STATUS = 128 + 5
 AMD64 = pytest.mark.arches("amd64")
 """Of our breakpoints, which arm64 has not."""
 BOTH = [Strategy.JUMP, Strategy.BREAKPOINT]
-"""A register."""
 
 
 @pytest.fixture(scope="module", params=[SUITES["6.1"], SUITES["7.x"]], ids=["6.1", "7.x"])

@@ -188,6 +188,8 @@ class GuestDriver:
             recorder.add(layouts)
         self._recorded += _probes(self.plans)
         armory.catch(self.plans, more=bool(self.waiting))
+        # Before: what is on the disk is struck from it by whoever disarms, however far we come.
+        self._armory = armory
         patches = armory.stage(programs)
         self._trampolines = armory.trampolines
         covered = [text for plan in self.plans for text in plan.site.covered]
@@ -196,7 +198,6 @@ class GuestDriver:
             stopped_outside(self.guest, covered, otherwise=_COVERED),
         ):
             armory.load(programs)
-            self._armory = armory
             armory.arm(patches)
         if self._ended is not None:
             # Since we began; whoever gave up may have found nothing to disarm.
