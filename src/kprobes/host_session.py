@@ -1,5 +1,6 @@
 """Text in, events out, on the kernel that this machine runs."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from kprobes.drivers.host.obstacles import check_possible
 from kprobes.drivers.host.places import HostPlaces
 from kprobes.drivers.host.prepare import NO_HANDLERS, tasks_of
 from kprobes.drivers.host.reader import open_reader
-from kprobes.drivers.pump import Pump, ThreadPump
+from kprobes.drivers.pump import ROOM, Pump, ThreadPump
 from kprobes.errors import DefinitionError, UsageError
 from kprobes.lang.append import apply
 from kprobes.lang.parser import parse_statements
@@ -119,7 +120,8 @@ class HostSession:
             TargetError: it could not be armed, or somebody took it away meanwhile.
         """
         trace = Trace(self.origin)
-        with self.recording() as pump:
+        # The trace keeps all events: it is no matter where they wait for it.
+        with self.recording(room=math.inf) as pump:
             yield trace
             self._finish(pump, trace)
         trace.counts, trace.hits = self.counts(), self.hits()
@@ -153,14 +155,18 @@ class HostSession:
             yield from rest
 
     @contextmanager
-    def recording(self) -> Generator[Pump]:
-        """Keep probes armed and their records flowing into the pump that is yielded."""
+    def recording(self, *, room: float = ROOM) -> Generator[Pump]:
+        """Keep probes armed and their records flowing into the pump that is yielded.
+
+        Args:
+            room: bytes of events that may wait in it; what comes then is lost in the rings.
+        """
         self._check_open()
         if not self.definitions:
             raise UsageError("nothing to probe: no definition was given")
         self.driver.prepare(self.definitions)
         try:
-            pump = ThreadPump(self.driver.arm())
+            pump = ThreadPump(self.driver.arm(), room=room)
             try:
                 yield pump
             finally:

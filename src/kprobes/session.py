@@ -15,8 +15,9 @@ from kprobes.drivers.guest.attach import Access
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.layout import kretprobe_trampoline
 from kprobes.drivers.guest.lifetime import open_driver
-from kprobes.drivers.guest.pump import Pump, open_pump
+from kprobes.drivers.guest.pump import open_pump
 from kprobes.drivers.places import places_of
+from kprobes.drivers.pump import ROOM, Pump
 from kprobes.errors import DefinitionError, UsageError
 from kprobes.handlers import decorate
 from kprobes.handlers.engine import GuestEngine
@@ -158,7 +159,8 @@ class Session:
             TargetError: it could not be armed, or the guest died.
         """
         trace = Trace(self.origin)
-        with self.recording() as pump:
+        # The trace keeps all events: it is no matter where they wait for it.
+        with self.recording(room=math.inf) as pump:
             yield trace
             self._finish(pump, trace)
             self.driver.check()
@@ -194,8 +196,12 @@ class Session:
             yield from rest
 
     @contextmanager
-    def recording(self) -> Generator[Pump]:
-        """Keep probes armed and their records flowing into the pump that is yielded."""
+    def recording(self, *, room: float = ROOM) -> Generator[Pump]:
+        """Keep probes armed and their records flowing into the pump that is yielded.
+
+        Args:
+            room: bytes of events that may wait in it; what comes then is lost in the rings.
+        """
         self._check_open()
         if not self.definitions and not self.handlers.probes:
             raise UsageError("nothing to probe: no definition was given")
@@ -207,7 +213,7 @@ class Session:
             recorder = self.driver.arm()
             self._engine.recorded = self.definitions
             undo.callback(self.driver.disarm)
-            pump = open_pump(recorder, self.driver.guest, self.driver.free_dead_calls)
+            pump = open_pump(recorder, self.driver.guest, self.driver.free_dead_calls, room=room)
             undo.callback(pump.stop)
             yield pump
 

@@ -15,7 +15,8 @@ from kprobes.model.batch import Events
 
 _BUSY_S = 0.001
 _IDLE_S = 0.02
-_ROOM = 64 << 20
+ROOM = 64 << 20
+"""Bytes of events that may wait for whoever writes them."""
 
 
 def nothing() -> None:
@@ -57,7 +58,7 @@ class ThreadPump:
         recorder: Recorder,
         between: Callable[[], None] = nothing,
         *,
-        room: int = _ROOM,
+        room: float = ROOM,
     ) -> None:
         """Start.
 

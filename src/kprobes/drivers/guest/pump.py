@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.recorder import Recorder
-from kprobes.drivers.pump import Pump, ThreadPump, nothing
+from kprobes.drivers.pump import ROOM, Pump, ThreadPump, nothing
 from kprobes.model.batch import Events
 from kprobes.transport.ram import StubRam
 from kprobes.transport.stub import Stub
@@ -14,17 +14,24 @@ _PAUSING_S = 0.25
 """Between pauses of a guest whose RAM is reached through the stub only."""
 
 
-def open_pump(recorder: Recorder, guest: Guest, between: Callable[[], None] = nothing) -> Pump:
+def open_pump(
+    recorder: Recorder,
+    guest: Guest,
+    between: Callable[[], None] = nothing,
+    *,
+    room: float = ROOM,
+) -> Pump:
     """Start the pump that suits a guest's memory; ``stop`` ends it.
 
     Args:
         recorder: of the records.
         guest: that makes them.
         between: is called after each look, in the pump's thread.
+        room: bytes of events that may wait to be taken.
     """
     if isinstance(guest.memory.ram, StubRam):
         return PausingPump(recorder, guest.stub, between)
-    return ThreadPump(recorder, between)
+    return ThreadPump(recorder, between, room=room)
 
 
 class PausingPump:
