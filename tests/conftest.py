@@ -1,12 +1,16 @@
 """What all tests need: a default target that is nobody's own machine, time, and second tries."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 os.environ.setdefault("KPROBES_TARGET", "guest")
+# A background job of a shell, or nohup, has them ignored: here they are sent, and must arrive.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # How long one example takes is told by whatever else this machine does.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
