@@ -136,19 +136,7 @@ def trace(
             progress("resolving the definitions")
             if guest is not None:
                 guest.driver.strategy, guest.driver.way = strategy(args), way(args)
-            session.choose_tasks(
-                pids=args.pid or (),
-                comms=args.comm or (),
-                tgids=args.tgid or (),
-                follow=args.follow,
-            )
-            for text, filter_text in texts:
-                session.probe(
-                    text,
-                    filter=filter_text,
-                    duration=args.has_duration,
-                    exits=args.exits,
-                )
+            _define(args, session, texts)
             if guest is not None:
                 guest.driver.tell = guest.handlers.report.tell = _tell
                 if not args.quiet:
@@ -166,6 +154,14 @@ def trace(
     if summary.unwritten or (args.strict and not summary.is_complete):
         return _LOST
     return run.status if args.exit_status == "command" else 0
+
+
+def _define(args: argparse.Namespace, session: Tracer, texts: Sequence[tuple[str, str]]) -> None:
+    session.choose_tasks(
+        pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
+    )
+    for text, filter_text in texts:
+        session.probe(text, filter=filter_text, duration=args.has_duration, exits=args.exits)
 
 
 @contextmanager

@@ -98,15 +98,12 @@ def look(
         addr, code = Addr(number), row.tobytes()
         undo, entry = known.get((addr, code), (None, None))
         is_call = facts.target(addr, code) is not None
-        site = ArmedSite(
-            addr=addr,
-            where=_where(kernel, addr),
-            code=code,
-            owner=_known_owner(undo, entry) or _owner(memory, sites.find(addr), is_call=is_call),
-            event=undo.what if undo else "",
-            entry=entry,
+        owner = _known_owner(undo, entry) or _owner(memory, sites.find(addr), is_call=is_call)
+        event = undo.what if undo else ""
+        where = _where(kernel, addr)
+        armed.append(
+            ArmedSite(addr=addr, where=where, code=code, owner=owner, event=event, entry=entry)
         )
-        armed.append(site)
     armed += _elsewhere(memory, kernel, ours, {site.addr for site in armed})
     return Status(release=kernel.release, sites=len(sites.addrs), armed=tuple(armed))
 

@@ -201,8 +201,7 @@ def allocate(
         borrower: of tasks of the guest.
         kernel: that runs there.
         size: of the arena.
-        note: writes the session's notes, whose mark tells whoever finds it that this is still the
-            guest that was lent the memory; is given their address and that of the data.
+        note: writes the session's notes, with its mark; is given their address and the data's.
 
     Raises:
         TargetError: the guest has not enough memory, or no task could be borrowed.
@@ -213,18 +212,16 @@ def allocate(
     with borrower.task() as task, ExitStack() as undo:
         undo.callback(give_back, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
-        place = _notes(data_size(len(bases), ring, size.frames))
-        data = _allocate_data(task, kernel, place + NOTES_PAGE + size.undos * UNDO_SIZE)
-        notes = Addr(data + place)
-        note(notes, data)
+        before = _notes(data_size(len(bases), ring, size.frames))
+        data = _allocate_data(task, kernel, before + NOTES_PAGE + size.undos * UNDO_SIZE)
+        note(notes := Addr(data + before), data)
         code = allocate_code(task, kernel, size.code, like=data)
         module_code = allocate_module_code(task, kernel, size.code)
         percpu = _allocate_percpu(task, kernel)
         undo.pop_all()
-    catcher, size_left = code.addr, code.size - CATCHER_SIZE
     return Arena(
-        catcher=catcher,
-        code=CodeMemory(addr=Addr(catcher + CATCHER_SIZE), size=size_left),
+        catcher=code.addr,
+        code=CodeMemory(addr=Addr(code.addr + CATCHER_SIZE), size=code.size - CATCHER_SIZE),
         module_code=module_code,
         data=data,
         percpu=percpu,

@@ -10,6 +10,7 @@ from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.attach import Access, attach
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.guardian import Guardian
+from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.identity import check, read_boot
 from kprobes.drivers.guest.obstacles import check_possible
 from kprobes.drivers.journal import Journal
@@ -52,16 +53,20 @@ def open_driver(
     threading.Thread(target=load_compiler, name="kprobes-llvm", daemon=True).start()
     guest = attach(target, access=access)
     undo.push(partial(_detach, guest.stub))
-    image = access.image.resolve() if access and access.image else None
-    journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
-    journal.note_boot(read_boot(guest))
-    journal.watch(partial(check, journal, guest.memory.ram.read))
-    point_out(guest, journal)
+    _identify(journal, guest, access)
     driver = GuestDriver(guest, journal, size or ArenaSize(), check_possible)
     undo.callback(_leave if is_ours else _close, driver, journal)
     if guardian is not None:
         guardian.watch(driver.give_up)
     return driver
+
+
+def _identify(journal: Journal, guest: Guest, access: Access | None) -> None:
+    image = access.image.resolve() if access and access.image else None
+    journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
+    journal.note_boot(read_boot(guest))
+    journal.watch(partial(check, journal, guest.memory.ram.read))
+    point_out(guest, journal)
 
 
 def _detach(
