@@ -75,7 +75,7 @@ PROCESSES := -n auto --maxprocesses 4 --dist worksteal
 SECOND_TRIES := $(STAMPS)/second-tries
 test: check $(STAMPS)/apt ## every test, with real kernels
 	@rm -f $(SECOND_TRIES); \
-	run() { KPROBES_NO_SKIP=1 $(BIN)/pytest --timeout 600 --durations=30 --second-tries $(SECOND_TRIES) "$$@"; }; \
+	run() { KPROBES_NO_SKIP=1 $(BIN)/pytest --timeout 600 --durations=30 --second-tries=$(SECOND_TRIES) "$$@"; }; \
 	twice() { \
 		run -m "$$1" $$2 --cache-clear && return; status=$$?; [ $$status = 1 ] || return $$status; \
 		echo "== what failed above, once more in new guests"; \

@@ -23,7 +23,7 @@ def test_never():
 
 
 def _run(directory: Path, *options: str) -> str:
-    command = (sys.executable, "-m", "pytest", "-p", "no:xdist", "--second-tries", "again")
+    command = (sys.executable, "-m", "pytest", "-p", "no:xdist", "--second-tries=again")
     found = subprocess.run(
         [*command, *options], cwd=directory, capture_output=True, text=True, check=False
     )
@@ -32,13 +32,15 @@ def _run(directory: Path, *options: str) -> str:
 
 
 def test_what_passed_at_the_second_try_is_named_and_counted(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(_CONFTEST.read_text())
-    (tmp_path / "pytest.ini").write_text("[pytest]")
-    (tmp_path / "test_some.py").write_text(_TESTS)
+    # As in this project: that the file exists must not hide the directory of tests from pytest.
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "conftest.py").write_text(_CONFTEST.read_text())
+    (tmp_path / "tests" / "test_some.py").write_text(_TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
 
     first, second, third = (_run(tmp_path, *each) for each in ((), ("--lf",), ()))
 
-    name = "test_some.py::test_at_the_second_try"
+    name = "tests/test_some.py::test_at_the_second_try"
     assert "second try" not in first.replace("test_at_the_second_try", "")
     for shown in (second, third):
         assert f"\npassed at the second try: {name}\n" in shown

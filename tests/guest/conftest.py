@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kprobes.errors import UnreachableError
+from kprobes.errors import TargetError, UnreachableError
 from kprobes.model.plan import Strategy
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -26,6 +26,9 @@ SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "bookworm-backports", "
 """Kernels that Debian offers, and where."""
 _NOT_ON_ARM64 = {"5.10", SUITES["5.10"], Strategy.BREAKPOINT}
 _RELEASE = re.compile(r"\d+\.(\d+|x)")
+_LAST_WORDS = 4000
+"""Characters of a console that a failed test shows."""
+_ANSWER_S = 30
 
 
 def boot_or_skip(options: MachineOptions) -> Machine:
@@ -156,7 +159,28 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Make a skip a failure where KPROBES_NO_SKIP=1 says that nothing may be missing."""
     report = yield
+    if report.failed:
+        report.sections += [section for each in _guests_of(item) for section in _consoles_of(each)]
     if report.skipped and call.excinfo is not None and os.environ.get("KPROBES_NO_SKIP") == "1":
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped: {call.excinfo.value}"
     return report
+
+
+def _guests_of(item: pytest.Item) -> list[Machine]:
+    values: dict[str, Any] = getattr(item, "funcargs", {})
+    return [value for value in values.values() if isinstance(value, Machine)]
+
+
+def _consoles_of(guest: Machine) -> list[tuple[str, str]]:
+    """Return what a failed test's guest printed, and end a guest that answers no more.
+
+    The tests that share it fail at once then, instead of waiting for it one by one.
+    """
+    sections = [("guest's console", guest.console_log()[-_LAST_WORDS:])]
+    try:
+        guest.run("true", _ANSWER_S)
+    except TargetError as e:
+        sections.append(("guest", f"ended, because it answers no more: {e}"))
+        guest.close()
+    return sections

@@ -231,4 +231,6 @@ def test_obstacles_are_told_with_what_helps(any_host_guest: Machine) -> None:
 
 
 def _await(guest: Machine, condition: str) -> None:
-    assert becomes_true(lambda: guest.run(condition).status == 0, _PATIENCE_S), condition
+    assert becomes_true(lambda: guest.run(condition, _PATIENCE_S).status == 0, _PATIENCE_S), (
+        condition
+    )
