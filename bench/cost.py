@@ -166,7 +166,7 @@ def _compiled(rig: Rig, isa: Isa, case: Case, abi: GuestAbi) -> in_user_space.Li
     if not is_framed:
         return in_user_space.linked(template)
     return in_user_space.linked(
-        template, lambda place, body: arch.site.entry(place, body, None, reads=reads)
+        template, lambda place, body: arch.site.entry(place, body, reads=reads)
     )
 
 

@@ -34,7 +34,7 @@ from tests.build.readers import Readers as ReaderCode
 TEXT = 0xFFFF_8000_0801_0000
 CODE = TEXT - 0x20_0000
 CODE_SIZE = 0x2_0000
-CHAIN, READERS = TEXT + 0x7000, TEXT + 0x7800
+READERS = TEXT + 0x7800
 CLOCK = READERS + 64
 DATA = 0xFFFF_8000_0A00_0000
 MISSED, UNKEPT = DATA, DATA + 0x8_0000
@@ -137,7 +137,7 @@ class Arm64Machine:
         self.abi = abi
         self.random = Random(seed)
         self.loaded: list[Loaded] = []
-        self.cpu = Cpu(_REGIONS, [CHAIN, *range(READERS, READERS + 80, 16)], ARM64)
+        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 80, 16)], ARM64)
         self.readers = ReaderCode(self.cpu, abi, self.must_be_guarded, seed, CALLS)
         if is_watched:
             self.cpu.watch(CODE, CODE + CODE_SIZE)
@@ -247,16 +247,16 @@ class Arm64Machine:
         self.cpu.write(start, AARCH64.site.lead + AARCH64.site.branch(site, entry))
         return self._loaded(probes, start, site + 4)
 
-    def load(self, probes: Sequence[Resolved], *, is_chained: bool = False) -> Loaded:
+    def load(self, probes: Sequence[Resolved]) -> Loaded:
         """Put probes on the ftrace site of a function."""
         start = probes[0].layout.ip
         template = compile_probes(AARCH64, self.abi, probes, is_framed=True)
         body = self.put(lambda place: template.link(place, self.numbers(probes, start)))
-        chain, reads = Addr(CHAIN) if is_chained else None, saved_reads(AARCH64, probes)
-        entry = self.put(lambda place: AARCH64.site.entry(place, body, chain, reads=reads))
+        reads = saved_reads(AARCH64, probes)
+        entry = self.put(lambda place: AARCH64.site.entry(place, body, reads=reads))
         site = Addr(start + 4)
         self.cpu.write(start, AARCH64.site.lead + AARCH64.site.branch(site, entry))
-        return self._loaded(probes, start, CHAIN if is_chained else site + 4)
+        return self._loaded(probes, start, site + 4)
 
     def patch(self, probes: Sequence[Resolved], code: bytes, end: int | None = None) -> Loaded:
         """Put probes on an instruction; a hit ends behind it, or elsewhere."""

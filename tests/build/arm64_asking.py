@@ -94,7 +94,7 @@ def site_guest(**more: bool) -> AskingGuest:
     def make(place: Addr, questions: Questions) -> Detour:
         only = Questions(gate=questions.gate, before=questions.before, after=None)
         asked = questions if more.get("is_after") else only
-        return AARCH64.upcall.at_call(place, None, asked, Addr(AFTER), None)
+        return AARCH64.upcall.at_call(place, None, asked, Addr(AFTER))
 
     guest = AskingGuest(make, SITE, exits=(AFTER, ELSEWHERE))
     guest.machine.cpu.write(FUNCTION, AARCH64.site.lead)

@@ -120,7 +120,7 @@ class Function:
     def _enter(self, role: Role) -> None:
         body, site = self._body(role, self.addr), Addr(self.addr + 4)
         reads = saved_reads(AARCH64, (), [Returning(role=role, returns=self.returns)])
-        entry = self.machine.put(lambda place: AARCH64.site.entry(place, body, None, reads=reads))
+        entry = self.machine.put(lambda place: AARCH64.site.entry(place, body, reads=reads))
         self.machine.cpu.write(site, AARCH64.site.branch(site, entry))
 
     def _leave(self, role: Role) -> None:

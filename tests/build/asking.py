@@ -10,7 +10,7 @@ from kprobes.model.mailbox import CONTEXTS, REQUEST_HEAD, MailboxLayout, registe
 from kprobes.model.upcall import Questions
 from kprobes.units import Addr
 from tests.build.kernel import TEXT
-from tests.build.machine import ABI, CHAIN, CODE, MAILBOX, PERCPU, STACK, Machine, random_state
+from tests.build.machine import ABI, CODE, MAILBOX, PERCPU, STACK, Machine, random_state
 
 LAYOUT = MailboxLayout(cpus=len(PERCPU))
 REGISTERS = registers_of(X86_64.upcall.saved)
@@ -34,7 +34,7 @@ class AskingGuest:
         stack_before: what was above the probed code's stack pointer at the last hit.
     """
 
-    def __init__(self, abi: GuestAbi = ABI, *, is_chained: bool = False, seed: int = 0) -> None:
+    def __init__(self, abi: GuestAbi = ABI, *, seed: int = 0) -> None:
         self.machine = machine = Machine(abi, seed=seed, is_watched=True)
         self.random = Random(seed)
         cpu, facts = machine.cpu, X86_64.upcall
@@ -42,10 +42,9 @@ class AskingGuest:
         function = Addr(_GATE + 0x100)
         cpu.write(_GATE, facts.gate(Addr(_GATE), function))
         cpu.write(function, template.link(function, {}))
-        chain = Addr(CHAIN) if is_chained else None
         place, after = Addr(_DETOUR), Addr(AFTER)
         questions = Questions(gate=Addr(_GATE), before=NUMBER, after=None)
-        cpu.write(_DETOUR, facts.at_call(place, None, questions, after, chain).code)
+        cpu.write(_DETOUR, facts.at_call(place, None, questions, after).code)
         cpu.write(SITE, X86_64.site.branch(Addr(SITE), place))
         cpu.add_exit(AFTER)
         cpu.add_exit(ELSEWHERE)

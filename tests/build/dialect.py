@@ -48,7 +48,7 @@ DIALECTS = {
         # As behind the kernel's int3.
         before=1,
         are_addresses_signed=False,
-        is_own_probe_first=False,
+        is_own_probe_first=True,
     ),
     "arm64": Dialect(
         syscall="__arm64_sys_",

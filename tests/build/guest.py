@@ -1,6 +1,6 @@
 """A stopped guest for drivers: scattered pages, ftrace sites, an arena, a stub that fails."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -168,21 +168,18 @@ class GuestWithSites:
         return self.guest.memory.read(TEXT, 0x10000)
 
 
-def make_guest(
-    texts: Sequence[str], *, held: Mapping[int, bytes] | None = None, at: int = 0x1000
-) -> GuestWithSites:
+def make_guest(texts: Sequence[str], *, at: int = 0x1000) -> GuestWithSites:
     """Make a guest with one site per definition.
 
     Args:
         texts: definitions on ``f``, each for a site of its own.
-        held: what some sites hold instead of a nop, by number.
         at: where the first site is, from the text's start.
     """
     memory = make_memory()
     memory.write(TEXT, bytes(range(256)) * 256)
     sites = [Addr(TEXT + at + 0x20 * n) for n in range(len(texts))]
-    for n, site in enumerate(sites):
-        memory.write(site, (held or {}).get(n, NOP))
+    for site in sites:
+        memory.write(site, NOP)
     write_list(memory, LIST, [sites[:2], sites[2:]])
     kernel = make_kernel([symbol("ftrace_pages_start", LIST, type="d")])
     stub = FakeStub(cast("FakeRam", memory.ram))

@@ -29,7 +29,6 @@ from tests.build.readers import Readers as ReaderCode
 CODE = 0xFFFF_FFFF_C000_0000
 CODE_SIZE = 0x2_0000
 CLOCK = TEXT + 0x7840
-CHAIN = TEXT + 0x7000
 READERS = TEXT + 0x7800
 DATA = 0xFFFF_C900_0100_0000
 MISSED = DATA
@@ -124,12 +123,11 @@ class Loaded:
     site: int
     entry: int
     stop: int
-    is_chained: bool
 
     @property
     def end(self) -> int:
         """Where a hit is over."""
-        return CHAIN if self.is_chained else self.site + X86_64.site.size
+        return self.site + X86_64.site.size
 
 
 def random_state(random: Random, **fixed: int) -> dict[str, int]:
@@ -156,7 +154,7 @@ class Machine:
         self.abi = abi
         self.random = Random(seed)
         self.loaded: list[Loaded] = []
-        self.cpu = Cpu(_REGIONS, [CHAIN, *range(READERS, READERS + 80, 16)])
+        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 80, 16)])
         self.readers = ReaderCode(self.cpu, abi, self.must_be_guarded, seed)
         if is_watched:
             self.cpu.watch(CODE, CODE + CODE_SIZE)
@@ -238,24 +236,22 @@ class Machine:
         self,
         probes: Sequence[Resolved],
         *,
-        is_chained: bool = False,
         template: Template | None = None,
     ) -> Loaded:
         """Compile probes that share a site, put their code into the arena and patch the site."""
-        is_framed = is_chained or needs_frame(X86_64, probes)
+        is_framed = needs_frame(X86_64, probes)
         template = template or _compiled(self.abi, tuple(probes), is_framed)
         site, entry = probes[0].layout.ip, Addr(self._next)
         head, body = b"", entry
         if is_framed:
             body = Addr(entry + 0x40)
-            chain = Addr(CHAIN) if is_chained else None
-            head = X86_64.site.entry(entry, body, chain).ljust(body - entry, b"\xcc")
+            head = X86_64.site.entry(entry, body).ljust(body - entry, b"\xcc")
         code = head + template.link(body, self.numbers(probes))
         self.cpu.write(entry, code)
         self.cpu.write(site, X86_64.site.branch(site, entry))
         self.cpu.add_exit(site + X86_64.site.size)
         self._next = entry + -(-len(code) // 16) * 16
-        self.loaded.append(Loaded(probes, site, entry, entry + len(code), is_chained))
+        self.loaded.append(Loaded(probes, site, entry, entry + len(code)))
         return self.loaded[-1]
 
     def put(self, link: Callable[[Addr], bytes], probes: Sequence[Resolved] = ()) -> Addr:
@@ -264,7 +260,7 @@ class Machine:
         code = link(place)
         self.cpu.write(place, code)
         self._next = place + -(-len(code) // 16) * 16
-        self.loaded.append(Loaded(probes, place, place, place + len(code), False))
+        self.loaded.append(Loaded(probes, place, place, place + len(code)))
         return place
 
     def numbers(self, probes: Sequence[Resolved]) -> dict[str, int]:

@@ -128,7 +128,7 @@ class Function:
         body = machine.put(lambda place: template.link(place, numbers), probes)
         if is_framed:
             called = body
-            body = machine.put(lambda place: X86_64.site.entry(place, called, None))
+            body = machine.put(lambda place: X86_64.site.entry(place, called))
         machine.cpu.write(self.addr, X86_64.site.branch(self.addr, body))
 
     def patch(self, site: Site, role: Role) -> None:

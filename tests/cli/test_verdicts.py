@@ -112,7 +112,6 @@ def test_programs_get_one_object_per_statement(place: Place) -> None:
                 "address": f"{site:#x}",
                 "strategy": "ftrace",
                 "holds": "0f1f440000",
-                "is_chained": False,
                 "displaced": None,
                 "why": None,
             }

@@ -8,7 +8,6 @@ from kprobes.model.layout import CONTEXT_IRQS_ON, CONTEXT_NO_PREEMPT_RESCHED
 from kprobes.model.resolved import Resolved
 from kprobes.units import Addr
 from tests.build.arm64 import (
-    CHAIN,
     COUNT,
     HARDIRQ,
     IRQS_OFF,
@@ -34,10 +33,8 @@ DEAD = {f"x{n}" for n in range(9, 18)}
 ARITHMETIC = 0xF << 28
 
 
-def changeable(probe: Resolved, *, is_chained: bool = False) -> set[str]:
+def changeable(probe: Resolved) -> set[str]:
     """Return the registers that a hit at a function's entry may change."""
-    if is_chained:
-        return {*DEAD, "x30"}
     # x18 is dead where guest functions that are called may change it.
     return {*DEAD, "pstate", *(["x18"] if probe.calls_guest else [])}
 
@@ -49,20 +46,17 @@ def fixed(machine: Arm64Machine) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("text", KINDS)
-@pytest.mark.parametrize("is_chained", [False, True])
-def test_a_function_s_entry_goes_on_as_it_would(text: str, is_chained: bool) -> None:
+def test_a_function_s_entry_goes_on_as_it_would(text: str) -> None:
     machine = Arm64Machine()
-    loaded = machine.load([make_probe(text)], is_chained=is_chained)
+    loaded = machine.load([make_probe(text)])
 
     for _ in range(20):
         state = fixed(machine)
         after = machine.hit(loaded, state)
 
         changed = {name for name in state if after[name] != state[name]}
-        assert changed <= changeable(loaded.probes[0], is_chained=is_chained)
+        assert changed <= changeable(loaded.probes[0])
         assert (after["pstate"] ^ state["pstate"]) & ~ARITHMETIC == 0
-        if is_chained:
-            assert (after["x9"], after["x30"]) == (state["x30"], SITE + 8)
         assert (machine.guard(), machine.preempt_count) == (0, 0)
     assert len(records(machine, 0)) == 20
 
@@ -94,14 +88,12 @@ def test_what_is_read_of_the_saved_registers_is_known(text: str, saved: set[str]
 
 
 def test_an_entry_saves_fewer_registers_where_fewer_are_read() -> None:
-    def entry(reads: frozenset[str] | None, chain: int | None = None) -> bytes:
-        place = Addr(KERNEL)
-        return AARCH64.site.entry(place, place, None if chain is None else Addr(chain), reads=reads)
+    def entry(reads: frozenset[str] | None) -> bytes:
+        return AARCH64.site.entry(Addr(KERNEL), Addr(KERNEL), reads=reads)
 
     nothing, one = frozenset[str](), frozenset({"x20"})
 
     assert len(entry(nothing)) < len(entry(one)) < len(entry(None))
-    assert entry(nothing, chain=KERNEL) == entry(None, chain=KERNEL)
 
 
 def test_a_record_has_what_the_registers_had() -> None:
@@ -311,13 +303,3 @@ def _interrupt(machine: Arm64Machine, loaded: Loaded) -> None:
     cpu.aside(hit)
     machine.preempt_count -= HARDIRQ
     cpu.trace, cpu.actions = trace, actions
-
-
-def test_a_chained_site_goes_on_to_the_guest_s_own_tracer() -> None:
-    machine = Arm64Machine()
-    loaded = machine.load([make_probe("p f a=$arg1")], is_chained=True)
-
-    machine.hit(loaded, fixed(machine))
-
-    assert loaded.end == CHAIN
-    assert len(records(machine, 0)) == 1

@@ -12,7 +12,6 @@ from tests.build.machine import (
     ABI,
     ABI_FAR,
     ABI_HIGH,
-    CHAIN,
     HARDIRQ,
     NMI,
     NO_RESCHED,
@@ -31,30 +30,19 @@ def _gives_all_back(guest: AskingGuest) -> bool:
 
 
 @pytest.mark.parametrize("abi", [ABI, ABI_HIGH, ABI_FAR], ids=["low", "high", "far"])
-@pytest.mark.parametrize("is_chained", [False, True])
 def test_an_answer_that_changes_nothing_leaves_every_register_flag_and_stack_word(
-    abi: GuestAbi, *, is_chained: bool
+    abi: GuestAbi,
 ) -> None:
-    guest = AskingGuest(abi, is_chained=is_chained)
+    guest = AskingGuest(abi)
     for _ in range(20):
         state = random_state(guest.random)
 
         pc, after = guest.hit(state, then=lambda: guest.answer(0))
 
-        # The guest's ftrace is called from the site.
-        at_chain = {**state, "sp": state["sp"] - 8}
-        assert (pc, after) == ((CHAIN, at_chain) if is_chained else (AFTER, state))
+        assert (pc, after) == (AFTER, state)
         assert guest.is_stack_untouched()
         assert _gives_all_back(guest)
     assert guest.missed == 0
-
-
-def test_the_guest_s_ftrace_returns_to_the_site_as_if_that_had_called_it() -> None:
-    guest = AskingGuest(is_chained=True)
-
-    _, after = guest.hit(then=lambda: guest.answer(0))
-
-    assert guest.machine.cpu.number(after["sp"]) == AFTER
 
 
 def test_a_request_tells_registers_flags_task_and_page_table() -> None:

@@ -16,6 +16,7 @@ TRAMPOLINE = 0xFFFF_FFFF_C000_0000
 TYPES = {
     "ftrace_ops.func": (0, 8),
     "ftrace_ops.next": (8, 8),
+    "ftrace_ops.flags": (16, 8),
     "ftrace_ops.func_hash": (88, 8),
     "ftrace_ops.trampoline": (144, 8),
     "ftrace_ops.trampoline_size": (152, 8),

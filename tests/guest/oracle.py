@@ -7,12 +7,8 @@ from dataclasses import dataclass, field
 
 from kprobes.model.layout import Field, RecordLayout, Storage
 from kprobes.session import Session, Trace
-from tests.build.dialect import DIALECTS
 
 TRACING = "/sys/kernel/tracing"
-IS_OURS_FIRST = {arch: not dialect.is_own_probe_first for arch, dialect in DIALECTS.items()}
-"""Of one hit, by architecture. On arm64 the kernel's breakpoint stands before the place of our
-call; and there its own are armed after ours, for we call from no function that has one."""
 _LINE = re.compile(
     r"(?P<comm>.{16})-(?P<pid>\d+) +\[(?P<cpu>\d+)\] (?P<flags>\S+) +"
     r"(?P<s>\d+)\.(?P<us>\d{6}): (?P<event>\w+): \((?P<where>[^()]*)\)(?P<args>.*)",
@@ -126,6 +122,10 @@ class Tracefs:
             "echo 0 > events/$e/enable; done\n: > kprobe_events\n"
         )
 
+    def start(self) -> None:
+        """Record from now on."""
+        self.run(": > trace; echo 1 > tracing_on")
+
     def stop(self) -> None:
         """Record no more."""
         self.run("echo 0 > tracing_on")
@@ -146,22 +146,22 @@ class Tracefs:
 
 
 def record_both(session: Session, arm: Callable[[], None], *, arch: str) -> tuple[Trace, Native]:
-    """Record ``/workload.sh`` by our probes and by the kernel's, which ``arm`` arms."""
-    if IS_OURS_FIRST[arch]:
-        arm()
-        return record_armed(session)
-    return record_arming(session, arm)
+    """Record ``/workload.sh`` by our probes and by the kernel's, which ``arm`` arms.
 
-
-def record_armed(session: Session) -> tuple[Trace, Native]:
-    """Record ``/workload.sh`` while the kernel's own probes are armed."""
-    with session.record() as trace:
-        _work(session)
-    return trace, Tracefs(session).read()
+    Of one hit the kernel's come first: ours are behind its function tracer's call. On arm64 its
+    breakpoint stands in front of ours, and is armed after them, for we call from no function that
+    has one.
+    """
+    if arch == "arm64":
+        return record_arming(session, arm)
+    tracefs = Tracefs(session)
+    arm()
+    tracefs.stop()
+    return record_arming(session, tracefs.start)
 
 
 def record_arming(session: Session, arm: Callable[[], None]) -> tuple[Trace, Native]:
-    """Record it while the kernel's own are armed after ours, and stopped before."""
+    """Record it while the kernel's own record, by ``arm``, after ours and until before."""
     tracefs = Tracefs(session)
     with session.record() as trace:
         arm()

@@ -1,7 +1,7 @@
 """The kernel is the oracle: its own kprobe events and ours record the same hits, line for line.
 
-The native probe is armed first and ours is chained in front of it, so every hit is seen by both;
-on arm64 ours is armed first, and the native one's breakpoint stands in front of it.
+The native probe is armed first and ours stands behind its call, so every hit is seen by both; on
+arm64 ours is armed first, and the native one's breakpoint stands in front of it.
 What may differ, and why:
 
 * The kernel misses a hit in an interrupt that comes while it handles another one, and drops an
@@ -116,7 +116,7 @@ class Run:
 
 @pytest.fixture(scope="module", params=["bullseye", "bookworm", "bookworm-backports", "sid"])
 def run(request: pytest.FixtureRequest, arch: str) -> Run:
-    ready = natively_armed if oracle.IS_OURS_FIRST[arch] else booted
+    ready = booted if arch == "arm64" else natively_armed
     with ready(request.param, arch) as session:
         return recorded(session, arch)
 
@@ -133,6 +133,7 @@ def natively_armed(suite: str, arch: str) -> Session:
         session = booted(suite, arch)
         try:
             _arm(session)
+            Tracefs(session).stop()
         except GuestGoneError:
             with suppress(GuestGoneError):
                 session.close()
@@ -155,10 +156,8 @@ def _arm(session: Session) -> None:
 def recorded(session: Session, arch: str) -> Run:
     lines = definitions(session.kernel)
     session.probe("\n".join(lines))
-    if oracle.IS_OURS_FIRST[arch]:
-        trace, native = oracle.record_armed(session)
-    else:
-        trace, native = oracle.record_arming(session, partial(_arm, session))
+    arm = partial(_arm, session) if arch == "arm64" else Tracefs(session).start
+    trace, native = oracle.record_arming(session, arm)
     ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, oracle.fields_of(trace))
     return Run(
         arch=arch,
@@ -168,7 +167,7 @@ def recorded(session: Session, arch: str) -> Run:
         native=native,
         ours=ours,
         theirs=theirs,
-        compared=oracle.compare(ours, theirs, is_ours_first=oracle.IS_OURS_FIRST[arch]),
+        compared=oracle.compare(ours, theirs, is_ours_first=False),
         dmesg=session.run("dmesg").output.decode(errors="backslashreplace"),
     )
 
@@ -290,7 +289,7 @@ def test_flags_are_the_same_but_for_rescheduling(run: Run) -> None:
 
 def _shown(hit: Hit, arch: str) -> str:
     # Whether interrupts were off can be told of the exception that the kernel's handler is in.
-    return hit.flags if oracle.IS_OURS_FIRST[arch] else "?" + hit.flags[1:]
+    return "?" + hit.flags[1:] if arch == "arm64" else hit.flags
 
 
 def _rest(flags: str) -> str:

@@ -95,8 +95,8 @@ def test_a_damaged_file_is_removed_and_made_again(tmp_path: Path, where: float) 
     [
         b"",
         b"\0" * 200,
-        b"kprobes-kernel-2 " + b"0" * 64 + b"\n{}\n",
-        b"kprobes-kernel-2 " + b"0" * 64 + b"\n[1]\n",
+        b"kprobes-kernel-3 " + b"0" * 64 + b"\n{}\n",
+        b"kprobes-kernel-3 " + b"0" * 64 + b"\n[1]\n",
         b"x" * 80 + b'{"sources": [[1, 1e9]]}\n',
         b"x" * 80 + b'{"sources": "abc"}\n',
         b"x" * 80 + b'{"sources": [[Infinity, 1]]}\n',

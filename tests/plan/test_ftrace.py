@@ -8,7 +8,15 @@ from kprobes.arch.aarch64.facts import SITE as ARM64
 from kprobes.arch.x86_64.facts import SITE
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.model.kernel import Kernel
-from kprobes.plan.ftrace import Sites, inspect, locate, read_sites, site_of, sites_in_image
+from kprobes.plan.ftrace import (
+    Sites,
+    inspect,
+    is_in_use,
+    locate,
+    read_sites,
+    site_of,
+    sites_in_image,
+)
 from kprobes.units import Addr
 from tests.build.ftrace import RECORD_SIZE, write_list, write_page
 from tests.build.kernel import TEXT, make_kernel, symbol
@@ -113,18 +121,22 @@ def test_an_idle_site_is_seen_as_it_is(nop: bytes) -> None:
 
     site = inspect(Addr(TEXT + 0x100), memory, sites, SITE)
 
-    assert (site.addr, site.old, site.chain) == (TEXT + 0x100, nop, None)
+    assert (site.addr, site.old) == (TEXT + 0x100, nop)
     assert (site.record, site.flags) == (record, 1 << 63 | 5)
 
 
-def test_a_call_of_the_guest_s_own_ftrace_is_what_to_chain_to() -> None:
+def test_a_site_with_a_call_of_the_guest_s_own_ftrace_is_in_use() -> None:
     memory = _memory()
-    call = b"\xe8" + (0x7000 - 0x105).to_bytes(4, "little", signed=True)
-    memory.write(TEXT + 0x100, call)
+    sites, addr = _sites(memory), Addr(TEXT + 0x100)
+    nop = memory.read(addr, SITE.size)
+    memory.write(addr, b"\xe8" + (0x7000 - 0x105).to_bytes(4, "little", signed=True))
 
-    site = inspect(Addr(TEXT + 0x100), memory, _sites(memory), SITE)
+    assert is_in_use(addr, memory, sites, SITE)
+    with pytest.raises(RefusedError, match="neither a nop"):
+        inspect(addr, memory, sites, SITE)
 
-    assert (site.old, site.chain) == (call, TEXT + 0x7000)
+    memory.write(addr, nop)
+    assert not is_in_use(addr, memory, sites, SITE)
 
 
 @pytest.mark.parametrize("found", ["e900000000", "cc1f440000", "0f1f440001", "0000000000"])
@@ -207,15 +219,13 @@ def test_an_arm64_function_s_site_is_behind_the_address_that_is_shown() -> None:
     assert found == [(TEXT + 0x100, TEXT + 0x104), (TEXT + 0x200, TEXT + 0x208)]
 
 
-@pytest.mark.parametrize(("old", "chain"), [("1f2003d5", None), ("bf1b0094", TEXT + 0x7000)])
+@pytest.mark.parametrize(("old", "is_used"), [("1f2003d5", False), ("bf1b0094", True)])
 def test_an_arm64_site_is_a_nop_or_a_call_behind_the_caller_s_address(
-    old: str, chain: int | None
+    old: str, is_used: bool
 ) -> None:
     memory, sites = _arm64_site(ARM64.lead, bytes.fromhex(old))
 
-    site = inspect(Addr(TEXT + 0x104), memory, sites, ARM64)
-
-    assert (site.old, site.chain) == (bytes.fromhex(old), chain)
+    assert is_in_use(Addr(TEXT + 0x104), memory, sites, ARM64) == is_used
 
 
 def test_the_guests_own_probe_may_be_before_an_arm64_site() -> None:

@@ -276,8 +276,7 @@ class UpcallFacts:
         saved: pt_regs names of what the gate pushes, lowest address first; above them are the
             upcall's number and where to go on.
         gate: (place, function) to the code that all upcalls go through.
-        at_call: (place, probes' code, questions, return address, chain) to what an ftrace site
-            calls.
+        at_call: (place, probes' code, questions, return address) to what an ftrace site calls.
         at_instruction: (place, probes' code, questions, displaced) to where another patch leads.
         at_landing: (place, body, questions, shown) to a trampoline that asks before it returns: as
             if that were a return instruction at ``shown``.
@@ -290,7 +289,7 @@ class UpcallFacts:
 
     saved: tuple[str, ...]
     gate: Callable[[Addr, Addr], bytes]
-    at_call: Callable[[Addr, Addr | None, Questions, Addr, Addr | None], Detour]
+    at_call: Callable[[Addr, Addr | None, Questions, Addr], Detour]
     at_instruction: Callable[[Addr, Addr | None, Questions, Displaced], Detour]
     at_landing: Callable[[Addr, Addr, Questions, Addr], Detour]
     page_table: str

@@ -24,18 +24,16 @@ class MakeEntry(Protocol):
         self,
         place: Addr,
         body: Addr,
-        chain: Addr | None,
         /,
         *,
         flags: Restored = Restored.ALL,
         reads: Collection[str] | None = None,
     ) -> bytes:
-        """Return code for ``place`` that calls a body with the registers saved, and goes on.
+        """Return code for ``place`` that calls a body with the registers saved, and returns.
 
         Args:
             place: where it will be.
             body: what it calls.
-            chain: where it goes on, which is the guest's own ftrace; None for behind the site.
             flags: what of them the body may have changed.
             reads: of CallFacts.saved what the body reads; None for any.
         """

@@ -115,8 +115,6 @@ def _patch(site: Site) -> str:
     match site.strategy:
         case Strategy.FTRACE if not site.old:
             return "a call in its site"
-        case Strategy.FTRACE if site.chain is not None:
-            return "a call before the one of the guest's own ftrace"
         case Strategy.FTRACE:
             return f"a call in place of the nop {site.old.hex()}"
         case Strategy.JUMP:
@@ -205,11 +203,10 @@ def _place(placed: Placed) -> dict[str, Any]:
 
 def _patched(site: Site | None) -> dict[str, Any]:
     if site is None:
-        return dict.fromkeys(("strategy", "holds", "is_chained", "displaced", "why"))
+        return dict.fromkeys(("strategy", "holds", "displaced", "why"))
     return {
         "strategy": site.strategy.value,
         "holds": site.old.hex() or None,
-        "is_chained": site.chain is not None if site.old else None,
         "displaced": site.displaced.code.hex() if site.displaced else None,
         "why": site.why or None,
     }

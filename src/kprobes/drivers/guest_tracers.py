@@ -1,6 +1,6 @@
 """Who uses a guest's own ftrace: its list of ftrace_ops, and which functions each of them traces.
 
-    struct ftrace_ops { ftrace_func_t func; struct ftrace_ops *next; ...;
+    struct ftrace_ops { ftrace_func_t func; struct ftrace_ops *next; unsigned long flags; ...;
                         struct ftrace_ops_hash *func_hash; ...;
                         unsigned long trampoline, trampoline_size; };    // linux/ftrace.h
     struct ftrace_ops_hash { struct ftrace_hash *notrace_hash, *filter_hash; ... };
@@ -10,7 +10,7 @@
 The guest may run, and may be hostile: what does not read is left out, lists end somewhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
@@ -20,13 +20,14 @@ from kprobes.units import U64, Addr
 
 _MAX_TRACERS = 1 << 10
 _MAX_BITS = 20
-_MAX_CHAIN = 1 << 16
+_MAX_ENTRIES = 1 << 20
 _MAX_TRAMPOLINE = 1 << 14
-# hash_64() in linux/hash.h.
-_GOLDEN_RATIO_64 = 0x61C8_8646_80B5_83EB
+# FTRACE_OPS_FL_SAVE_REGS; same bit from 5.10 to 7.x.
+_SAVE_REGS = 1 << 2
 _MEMBERS = (
     "ftrace_ops.func",
     "ftrace_ops.next",
+    "ftrace_ops.flags",
     "ftrace_ops.func_hash",
     "ftrace_ops.trampoline",
     "ftrace_ops.trampoline_size",
@@ -49,6 +50,7 @@ class Tracer:
         handler: the function that it has called.
         handler_name: its symbol.
         trampoline: code made for it alone; empty when it has none.
+        saves_registers: whether its handler wants all of them.
     """
 
     ops: Addr
@@ -56,6 +58,7 @@ class Tracer:
     handler: Addr
     handler_name: str
     trampoline: range
+    saves_registers: bool
 
 
 class Tracers:
@@ -69,7 +72,30 @@ class Tracers:
         self._memory = memory
         self._symbols = kernel.symbols
         self._at = _offsets(kernel)
+        self._entries_of: dict[int, frozenset[int]] = {}
         self.all: tuple[Tracer, ...] = tuple(self._read())
+
+    @property
+    def are_there(self) -> bool:
+        """Whether anybody traces, also where it is not known who."""
+        head, end = self._ends()
+        return bool(self.all) or head not in (0, end)
+
+    @property
+    def are_changing(self) -> bool:
+        """Whether the guest is just about to change who traces what."""
+        lock = self._symbols.find("ftrace_lock")
+        # struct mutex begins with its owner, whose lowest bits are flags.
+        return lock is not None and self._word(lock.addr) & ~7 != 0
+
+    def wanted(self, sites: Sequence[int]) -> list[tuple[int, bool] | None]:
+        """Return how many trace each site, and whether one of them wants all registers.
+
+        None where that is not known.
+        """
+        if not self._at:
+            return [None] * len(sites)
+        return [self._users(site) for site in sites]
 
     def of(self, site: int) -> tuple[Tracer, ...]:
         """Return those that trace the function of a site."""
@@ -79,13 +105,19 @@ class Tracers:
         """Return the one whose own trampoline an address lies in, or None."""
         return next((tracer for tracer in self.all if addr in tracer.trampoline), None)
 
-    def _read(self) -> list[Tracer]:
+    def _users(self, site: int) -> tuple[int, bool]:
+        users = self.of(site)
+        return len(users), any(each.saves_registers for each in users)
+
+    def _ends(self) -> tuple[int, int]:
+        # The first in the list, and what stands behind the last.
         head, end = (self._symbols.find(n) for n in ("ftrace_ops_list", "ftrace_list_end"))
+        return self._word(head.addr) if head is not None else 0, end.addr if end is not None else 0
+
+    def _read(self) -> list[Tracer]:
         found: dict[int, Tracer] = {}
-        ops = self._word(head.addr) if head is not None and self._at else 0
-        while ops and ops not in found and len(found) < _MAX_TRACERS:
-            if end is not None and ops == end.addr:
-                break
+        ops, end = self._ends() if self._at else (0, 0)
+        while ops not in (0, end) and ops not in found and len(found) < _MAX_TRACERS:
             found[ops] = self._tracer(ops)
             ops = self._word(ops + self._at["ftrace_ops.next"])
         return list(found.values())
@@ -104,6 +136,7 @@ class Tracers:
             handler=Addr(handler),
             handler_name=handler_name,
             trampoline=range(start, start + size) if has_own else range(0),
+            saves_registers=bool(self._word(ops + at["ftrace_ops.flags"]) & _SAVE_REGS),
         )
 
     def _traces(self, tracer: Tracer, site: int) -> bool:
@@ -111,26 +144,30 @@ class Tracers:
         both = self._word(tracer.ops + at["ftrace_ops.func_hash"])
         chosen = self._word(both + at["ftrace_ops_hash.filter_hash"])
         spared = self._word(both + at["ftrace_ops_hash.notrace_hash"])
-        is_chosen = not self._count(chosen) or self._has(chosen, site)
-        return is_chosen and not self._has(spared, site)
+        is_chosen = not self._count(chosen) or site in self._entries(chosen)
+        return is_chosen and site not in self._entries(spared)
 
     def _count(self, hash_: int) -> int:
         return self._word(hash_ + self._at["ftrace_hash.count"]) if hash_ else 0
 
-    def _has(self, hash_: int, site: int) -> bool:
+    def _entries(self, hash_: int) -> frozenset[int]:
+        if hash_ not in self._entries_of:
+            self._entries_of[hash_] = frozenset(self._read_entries(hash_))
+        return self._entries_of[hash_]
+
+    def _read_entries(self, hash_: int) -> Iterator[int]:
         at = self._at
-        if not self._count(hash_):
-            return False
-        bits = self._word(hash_ + at["ftrace_hash.size_bits"])
-        key = (site * _GOLDEN_RATIO_64 & U64) >> (64 - bits) if 0 < bits <= _MAX_BITS else 0
-        node = self._word(self._word(hash_ + at["ftrace_hash.buckets"]) + 8 * key)
-        for _ in range(_MAX_CHAIN):
-            if not node:
-                return False
-            if self._word(node + at["ftrace_func_entry.ip"]) == site:
-                return True
-            node = self._word(node)
-        return False
+        left = min(self._count(hash_), _MAX_ENTRIES)
+        bits = self._word(hash_ + at["ftrace_hash.size_bits"]) if left else 0
+        buckets = self._word(hash_ + at["ftrace_hash.buckets"]) if left else 0
+        for number in range(1 << bits if bits <= _MAX_BITS else 0):
+            node = self._word(buckets + 8 * number)
+            while node and left:
+                left -= 1
+                yield self._word(node + at["ftrace_func_entry.ip"])
+                node = self._word(node)
+            if not left:
+                return
 
     def _name(self, addr: int) -> str:
         symbol = self._symbols.at(addr) if addr else None

@@ -190,6 +190,8 @@ class Places:
         at = self.ftrace_site(addr)
         if at is None or (at != addr and wish.strategy is Strategy.JUMP):
             return instructions.site(addr, wish)
+        if ftrace.is_in_use(at, instructions.memory, self.sites, self.arch.site):
+            return self._behind_call(addr, at, wish, instructions)
         if wish.strategy in (None, Strategy.FTRACE):
             found = ftrace.inspect(at, instructions.memory, self.sites, self.arch.site)
             return found if at == addr else replace(found, shown=addr)
@@ -198,6 +200,20 @@ class Places:
             f"{place} is an ftrace site, which the guest's own ftrace may change at any time: "
             f"no {wish.strategy}, only the ftrace strategy"
         )
+
+    def _behind_call(self, addr: Addr, at: Addr, wish: Wish, instructions: Instructions) -> Site:
+        # A call of ours there would have the guest's ftrace give up when its tracer ends, and go on
+        # into code that the guest frees then. Registers and stack are the same behind the call.
+        if wish.strategy is Strategy.FTRACE:
+            place = place_of(self.kernel.symbols, addr)
+            raise RefusedError(
+                f"{place} is an ftrace site that the guest's own ftrace uses, and may change at "
+                "any time: no call of ours there; without --strategy ftrace it is probed behind it"
+            )
+        found = instructions.site(Addr(at + self.arch.site.size), wish)
+        is_jump = found.strategy is Strategy.JUMP
+        why = "the guest's own ftrace uses the site in front of it" if is_jump else found.why
+        return replace(found, shown=addr, why=why)
 
     def exits(self, probe: Resolved) -> Classified | None:
         """Return the ways out of the function that a return probe is on, None for other probes.

@@ -46,6 +46,7 @@ _SAMPLES = 16
 _MAX_HZ = 1000
 _TRACE_HEAD = 64
 _NAME = 16
+_MAX_TRACERS = 1 << 10
 _SYSTEM = re.compile(rb"[\w-]+(\0|$)")
 
 Test = Callable[[Memory, int], bool]
@@ -168,6 +169,27 @@ def _is_ftrace_page(memory: Memory, addr: int, *, text: range) -> bool:
     return _u64(memory, _u64(memory, page + 8)) in text
 
 
+def _is_tracers(memory: Memory, addr: int, *, stub: int) -> bool:
+    # struct ftrace_ops { ftrace_func_t func; struct ftrace_ops *next; ... }, up to the list's end.
+    ops = _u64(memory, addr)
+    for _ in range(_MAX_TRACERS):
+        if _is_no_tracer(memory, ops, stub=stub):
+            return True
+        ops = _u64(memory, ops + 8)
+    return False
+
+
+def _is_no_tracer(memory: Memory, addr: int, *, stub: int) -> bool:
+    # struct ftrace_ops ftrace_list_end = { .func = ftrace_stub, ... };
+    return stub != 0 and (_u64(memory, addr), _u64(memory, addr + 8)) == (stub, 0)
+
+
+def _is_mutex(memory: Memory, addr: int) -> bool:
+    # struct mutex { atomic_long_t owner; raw_spinlock_t; struct optimistic_spin_queue;
+    # struct list_head wait_list; };
+    return _is_list(memory, addr + 16)
+
+
 def _is_note(memory: Memory, addr: int) -> bool:
     return next(vmcoreinfo.find(memory.read(_u64(memory, addr), _PAGE)), None) is not None
 
@@ -211,6 +233,8 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
     text = _text(build)
     shepherd = build.address(b"vmstat_shepherd") or 0
     local = build.address(b"trace_clock_local") or 0
+    stub = build.address(b"ftrace_stub") or 0
+    tracers = b"arch_ftrace_ops_list_func", b"ftrace_ops_list_func", b"__ftrace_ops_list_func"
     return {
         "global_trace": Recipe(functions=(b"tracing_snapshot", b"tracing_on"), test=_is_trace),
         "trace_clocks": Recipe(
@@ -223,6 +247,9 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
             functions=(b"ftrace_location_range", b"lookup_rec"),
             test=partial(_is_ftrace_page, text=text),
         ),
+        "ftrace_ops_list": Recipe(functions=tracers, test=partial(_is_tracers, stub=stub)),
+        "ftrace_list_end": Recipe(functions=tracers, test=partial(_is_no_tracer, stub=stub)),
+        "ftrace_lock": Recipe(functions=(b"unregister_ftrace_function",), test=_is_mutex),
         "modules": Recipe(functions=(b"m_start",), test=_is_list),
         "kprobe_blacklist": Recipe(functions=(b"kprobe_blacklist_seq_start",), test=_is_list),
         "kprobe_table": Recipe(functions=(b"get_kprobe",), test=_is_probe_table),

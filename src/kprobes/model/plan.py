@@ -71,7 +71,6 @@ class Site:
         strategy: of the patch.
         addr: of the bytes.
         old: what they are; all that planning relies on.
-        chain: where an ftrace site calls to when the guest's own ftrace is there, else None.
         record: of the guest's dyn_ftrace for an ftrace site that runs; else None.
         flags: of that record.
         displaced: what the detour runs, other than at an ftrace site.
@@ -82,7 +81,6 @@ class Site:
     strategy: Strategy
     addr: Addr
     old: bytes
-    chain: Addr | None = None
     record: Addr | None = None
     flags: int = 0
     displaced: Displaced | None = None

@@ -149,10 +149,10 @@ def locate(function: Symbol, sites: Sites, facts: SiteFacts) -> Addr | None:
 
 
 def inspect(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> Site:
-    """Look at what a site holds now; in a file it holds nothing yet.
+    """Look at what an idle site holds now; in a file it holds nothing yet.
 
     Raises:
-        RefusedError: something else than a nop or the guest's own ftrace call is there.
+        RefusedError: something else than a nop is there.
     """
     record = sites.find(addr)
     if record is None:
@@ -163,8 +163,7 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> Site:
     if lead not in (facts.lead, facts.probed_lead):
         raise RefusedError(f"{addr:#x} comes behind {lead.hex()}: no site of this kind is there")
     old, flags = memory.read(addr, facts.size), _u64(memory, record + 8)
-    chain = facts.target(addr, old)
-    if chain is None and old not in facts.nops:
+    if old not in facts.nops:
         raise RefusedError(
             f"the site at {addr:#x} holds {old.hex()}, neither a nop nor a call of the guest's "
             "ftrace: another tracer has it, or it is being changed right now"
@@ -173,10 +172,19 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> Site:
         strategy=Strategy.FTRACE,
         addr=addr,
         old=old,
-        chain=chain,
         record=record,
         flags=flags & U64,
     )
+
+
+def is_in_use(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> bool:
+    """Whether a site of a running kernel holds a call of the guest's own ftrace.
+
+    It writes that call again, or a nop, when its tracers change, and gives up for good where it
+    does not find its own bytes.
+    """
+    is_live = bool(sites.find(addr))
+    return is_live and facts.target(addr, memory.read(addr, facts.size)) is not None
 
 
 def _sorted(addrs: list[NDArray[np.uint64]], records: list[NDArray[np.uint64]]) -> Sites:

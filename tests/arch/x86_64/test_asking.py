@@ -23,7 +23,6 @@ from tests.build.text import SLOT, START, first, to
 OUTSIDE = START + 0x10000
 STATES = 32
 GATE = Addr(SLOT + 0x4000)
-CHAIN = Addr(START + 0x8000)
 FORMS = [
     *("90", "4801d8", "488b0510000000", "c7051000000001000000", "53", "5b", "9c", "9d"),
     *("eb10", "7410", "7510", "0f8f" + to(OUTSIDE, 6), "e2fe", "e0fe", "e310", "67e310"),
@@ -109,7 +108,7 @@ def _questions(*, before: int | None = None, after: int | None = None) -> Questi
 def test_a_question_pushes_where_to_go_on_and_its_number() -> None:
     back = Addr(START + site.SIZE)
 
-    detour = at_call(Addr(SLOT), None, _questions(before=0x1234), back, None)
+    detour = at_call(Addr(SLOT), None, _questions(before=0x1234), back)
 
     behind = SLOT + 5 + 5 + 5 + 5
     expected = "488d642408" + "68" + (behind & 0xFFFF_FFFF).to_bytes(4, "little").hex()
@@ -119,20 +118,10 @@ def test_a_question_pushes_where_to_go_on_and_its_number() -> None:
     assert detour.copies == {START: behind}
 
 
-def test_where_the_guest_s_ftrace_is_it_goes_on_there_as_the_site_called_it() -> None:
-    back = Addr(START + site.SIZE)
-
-    code = at_call(Addr(SLOT), None, _questions(before=1), back, CHAIN).code.hex()
-
-    behind = SLOT + 20
-    pushed = "68" + (back & 0xFFFF_FFFF).to_bytes(4, "little").hex()
-    assert code.endswith(pushed + "e9" + to(CHAIN, 5, place=behind + 5))
-
-
 def test_an_ftrace_site_asks_behind_its_nop_before_it_goes_on() -> None:
     back = Addr(START + site.SIZE)
 
-    detour = at_call(Addr(SLOT), None, _questions(before=1, after=2), back, None)
+    detour = at_call(Addr(SLOT), None, _questions(before=1, after=2), back)
 
     assert detour.copies == {START: SLOT + 20, back: SLOT + 35}
     assert detour.code[35:].hex() == "e9" + to(back, 5, place=SLOT + 35)
@@ -141,7 +130,7 @@ def test_an_ftrace_site_asks_behind_its_nop_before_it_goes_on() -> None:
 def test_compiled_probes_come_first_with_the_stack_as_the_site_left_it() -> None:
     probes, back = Addr(SLOT + 0x800), Addr(START + site.SIZE)
 
-    detour = at_call(Addr(SLOT), probes, _questions(before=1), back, None)
+    detour = at_call(Addr(SLOT), probes, _questions(before=1), back)
 
     call = site.saving_call(Addr(SLOT), probes)
     assert detour.code.startswith(call + bytes.fromhex("488d642408"))

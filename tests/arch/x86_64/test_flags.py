@@ -6,6 +6,7 @@ import pytest
 
 from kprobes.arch.making import Restored
 from kprobes.arch.x86_64 import detour, site
+from kprobes.arch.x86_64.slot import push
 from kprobes.model.plan import Displaced
 from kprobes.units import Addr
 from tests.arch.x86_64.test_detour import BODY, END, Machine
@@ -29,7 +30,8 @@ def by_detour() -> bytes:
 
 
 def by_entry() -> bytes:
-    return site.entry(SLOT, BODY, Addr(START), flags=Restored.ARITHMETIC)
+    called = push(Addr(START))
+    return called + site.entry(Addr(SLOT + len(called)), BODY, flags=Restored.ARITHMETIC)
 
 
 def by_branch() -> bytes:

@@ -27,9 +27,6 @@ from tests.build.guest import CODE, NOP, GuestWithSites, make_arena, make_guest
 from tests.build.machine import ABI
 
 TEXTS = ["p f a=$arg1", "p f a=$arg1", "p f a=%bx", "p f s=+0($arg1):string"]
-CHAIN = b"\xe8\x00\x10\x00\x00"
-CHAINED = 1
-"""The number of the site that the guest's own ftrace has."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +35,7 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _make() -> tuple[GuestWithSites, Armory, Journal]:
-    made = make_guest(TEXTS, held={CHAINED: CHAIN})
+    made = make_guest(TEXTS)
     written = Journal.create("fake")
     return made, Armory(made.guest, make_arena(), ABI, written), written
 
@@ -90,13 +87,13 @@ def test_programs_lie_aligned_one_behind_the_other() -> None:
         end = program.entry + len(program.code)
 
 
-def test_the_guest_s_ftrace_is_told_to_leave_the_sites_alone_that_it_does_not_use() -> None:
+def test_the_guest_s_ftrace_is_told_to_leave_the_sites_alone() -> None:
     made, armory, _ = _make()
 
     _arm(made, armory)
 
     flags = [made.guest.memory.u64(_flags(plan)) for plan in made.plans]
-    assert flags == [0 if n == CHAINED else DISABLED for n in range(len(TEXTS))]
+    assert flags == [DISABLED] * len(TEXTS)
 
 
 def test_flags_are_set_before_any_site_is_patched() -> None:
@@ -108,7 +105,7 @@ def test_flags_are_set_before_any_site_is_patched() -> None:
     armory.arm(armory.stage(programs))
 
     sizes = [len(data) for _, _, data in made.stub.events]
-    assert sizes == [8] * (len(TEXTS) - 1) + [site.SIZE] * len(TEXTS)
+    assert sizes == [8] * len(TEXTS) + [site.SIZE] * len(TEXTS)
 
 
 def test_disarming_leaves_text_and_records_as_they_were() -> None:
@@ -138,7 +135,7 @@ def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
     made.stub.before_write = look
     armory.arm(armory.stage(programs))
 
-    assert seen == [True] * (2 * len(TEXTS) - 1)
+    assert seen == [True] * (2 * len(TEXTS))
 
 
 @pytest.mark.parametrize("changed", range(len(TEXTS)))
@@ -170,7 +167,7 @@ def test_a_record_whose_flags_changed_since_planning_stops_everything() -> None:
     assert made.text() == before
 
 
-@pytest.mark.parametrize("n", range(2 * len(TEXTS) - 1))
+@pytest.mark.parametrize("n", range(2 * len(TEXTS)))
 def test_a_write_that_fails_while_arming_leaves_nothing_patched(n: int) -> None:
     made, armory, _ = _make()
     before = made.text()
@@ -193,7 +190,7 @@ def test_what_could_not_be_taken_back_after_a_failure_is_not_forgotten() -> None
             raise MemoryFault(addr, len(data), "no RAM", verb="write")
 
     made.stub.before_write = refuse
-    made.stub.fails_at = made.stub.writes + WRITES_OF_LOADING + 2 * len(TEXTS) - 2
+    made.stub.fails_at = made.stub.writes + WRITES_OF_LOADING + 2 * len(TEXTS) - 1
     with pytest.raises(MemoryFault):
         _arm(made, armory)
 
@@ -217,10 +214,10 @@ def test_a_failure_that_was_taken_back_leaves_nothing_in_the_journal() -> None:
 
 
 def test_the_writes_of_arming_are_as_many_as_these_tests_think() -> None:
-    assert _count_of_writes() == WRITES_OF_LOADING + 2 * len(TEXTS) - 1
+    assert _count_of_writes() == WRITES_OF_LOADING + 2 * len(TEXTS)
 
 
-@pytest.mark.parametrize("n", range(2 * len(TEXTS)))
+@pytest.mark.parametrize("n", range(2 * len(TEXTS) + 1))
 def test_a_tracer_that_dies_while_arming_leaves_a_journal_that_puts_all_back(n: int) -> None:
     made, armory, written = _make()
     before = made.text()
@@ -230,14 +227,14 @@ def test_a_tracer_that_dies_while_arming_leaves_a_journal_that_puts_all_back(n: 
     try:
         _arm(made, armory)
     except GuestGoneError:
-        assert n < 2 * len(TEXTS) - 1
+        assert n < 2 * len(TEXTS)
 
     made.stub.dies_at = None
     assert roll_back(journal.read(written.path).undos, made.stub) == n
     assert made.text() == before
 
 
-@pytest.mark.parametrize("n", range(2 * len(TEXTS) - 1))
+@pytest.mark.parametrize("n", range(2 * len(TEXTS)))
 def test_a_write_that_fails_while_disarming_can_be_made_good_later(n: int) -> None:
     made, armory, written = _make()
     before = made.text()
@@ -360,7 +357,7 @@ def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
     assert made.stub.writes == writes
 
 
-@pytest.mark.parametrize("number", range(2 * len(TEXTS) - 1))
+@pytest.mark.parametrize("number", range(2 * len(TEXTS)))
 def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -> None:
     made, armory, written = _make()
     programs = armory.link(made.plans)

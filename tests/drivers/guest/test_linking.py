@@ -174,19 +174,6 @@ def test_every_piece_of_code_memory_has_a_gate_and_trampolines_are_in_the_first(
     assert first < far.addr
 
 
-def test_code_reaches_whom_its_site_calls_already() -> None:
-    (plan,) = make_guest(["p f"]).plans
-    linker, near, far = _far_linker([plan])
-    near_by = Addr(near.stop + 30 * MIB)
-    sites = [replace(plan.site, addr=near_by, chain=chain) for chain in (near_by, far.addr)]
-
-    (program,) = linker.link([replace(plan, site=sites[0])])
-
-    assert near.addr <= program.entry < near.stop
-    with pytest.raises(RefusedError, match="MiB away from the memory"):
-        linker.link([replace(plan, site=sites[1])])
-
-
 @pytest.mark.parametrize("side", [-1, 1])
 def test_a_module_too_far_from_the_memory_for_code_is_told(side: int) -> None:
     (plan,) = make_guest(["p f"]).plans

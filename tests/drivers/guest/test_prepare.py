@@ -9,7 +9,7 @@ from kprobes.arch.x86_64.facts import X86_64
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.model.exits import ReturnWay
-from kprobes.model.plan import Plan
+from kprobes.model.plan import Plan, Strategy
 from kprobes.model.returns import Role
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.units import Addr
@@ -111,9 +111,21 @@ def test_preparing_the_same_again_looks_at_the_sites_again() -> None:
 
     after = preparer.prepare(wanted(*texts))
 
-    assert [plan.site.chain for plan in before] == [None, None]
-    assert [plan.site.chain for plan in after] == [made.sites[0] + 0x1000, None]
+    assert [plan.site.strategy for plan in before] == [Strategy.FTRACE] * 2
+    # Nothing of ours where the guest's own ftrace writes.
+    behind, other = (plan.site for plan in after)
+    assert (behind.addr, behind.ip) == (made.sites[0] + X86_64.site.size, made.sites[0])
+    assert (behind.strategy, other.strategy) == (Strategy.JUMP, Strategy.FTRACE)
     assert [plan.probes for plan in after] == [plan.probes for plan in before]
+
+
+def test_the_ftrace_strategy_is_refused_where_the_guests_own_ftrace_is() -> None:
+    made = _guest()
+    call = X86_64.site.branch(made.sites[0], Addr(made.sites[0] + 0x1000))
+    made.guest.memory.write(made.sites[0], call)
+
+    with pytest.raises(RefusedError, match="that the guest's own ftrace uses"):
+        Preparer(made.guest).prepare(replace(wanted("p vfs_read"), strategy=Strategy.FTRACE))
 
 
 def test_preparing_something_else_forgets_what_was_before() -> None:

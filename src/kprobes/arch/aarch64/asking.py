@@ -31,9 +31,7 @@ from kprobes.units import Addr
 _X9 = 9
 
 
-def at_call(
-    place: Addr, probes: Addr | None, questions: Questions, after: Addr, chain: Addr | None
-) -> Detour:
+def at_call(place: Addr, probes: Addr | None, questions: Questions, after: Addr) -> Detour:
     """Return code for ``place``, which an ftrace site calls.
 
     Args:
@@ -41,7 +39,6 @@ def at_call(
         probes: the compiled probes' code, which comes first, or None.
         questions: what it asks.
         after: where the site's call returns to.
-        chain: where the guest's own ftrace goes on, or None.
     """
     # The probed code has the caller's address in x30.
     code = encode.mov(LINK, _X9)
@@ -52,9 +49,6 @@ def at_call(
         code += ask(Addr(place + len(code)), questions.before, questions.gate, shown)
     if questions.after is not None:
         code += ask(Addr(place + len(code)), questions.after, questions.gate, after)
-    if chain is not None:
-        code += encode.mov(_X9, LINK) + encode.move_number(LINK, after)
-        after = chain
     return Detour(code=code + branch(Addr(place + len(code)), after), copies={})
 
 

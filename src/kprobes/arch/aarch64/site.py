@@ -94,7 +94,6 @@ def restore(registers: range) -> bytes:
 def entry(
     place: Addr,
     body: Addr,
-    chain: Addr | None,
     /,
     *,
     flags: Restored = Restored.ALL,
@@ -102,20 +101,15 @@ def entry(
 ) -> bytes:
     """Return code for ``place``, which a site calls; see the module.
 
-    It goes on behind the site, with all that is not dead there as the site had it, or to ``chain``
-    (the guest's own ftrace) with every register; but for a return address that ``body`` has put in
-    the place of the caller's.
+    It goes on behind the site, with all that is not dead there as the site had it; but for a return
+    address that ``body`` has put in the place of the caller's.
     """
     # There is no cheaper way to restore fewer of them.
     del flags
-    is_whole = chain is not None or reads is None
+    is_whole = reads is None
     code = save(_X9, SAVED if is_whole else {*_GIVEN, *(reads or ())})
     code += encode.store(LINK, _GO_ON_AT)
     code += encode.bl(Addr(place + len(code)), body)
     code += restore_flags() + restore(range(_CHANGED + 1)) if is_whole else restore(range(_X9))
     code += encode.load(LINK, LINK_AT)
-    if chain is None:
-        return code + encode.load(_X9, _GO_ON_AT) + drop() + encode.ret(_X9)
-    # mov x9, x30: where the kernel's code looks for the caller.
-    code += encode.mov(_X9, LINK) + encode.load(LINK, _GO_ON_AT) + drop()
-    return code + encode.b(Addr(place + len(code)), chain)
+    return code + encode.load(_X9, _GO_ON_AT) + drop() + encode.ret(_X9)

@@ -37,9 +37,7 @@ _DROP = bytes.fromhex("488d642408")
 _RET_INT3 = bytes.fromhex("c3cc")
 
 
-def at_call(
-    place: Addr, probes: Addr | None, questions: Questions, after: Addr, chain: Addr | None
-) -> Detour:
+def at_call(place: Addr, probes: Addr | None, questions: Questions, after: Addr) -> Detour:
     """Return code for ``place``, which an ftrace site calls.
 
     Args:
@@ -47,7 +45,6 @@ def at_call(
         probes: the compiled probes' code, which comes first, or None.
         questions: what it asks.
         after: where the site's call returns to.
-        chain: where the guest's own ftrace goes on, or None.
     """
     code = b"" if probes is None else site.saving_call(place, probes)
     # The probed code's stack has no return address of ours.
@@ -59,9 +56,6 @@ def at_call(
     if questions.after is not None:
         code += _ask_here(Addr(place + len(code)), questions.after, questions.gate)
         copies[after] = Addr(place + len(code))
-    if chain is not None:
-        code += push(after)
-        after = chain
     return Detour(code=code + _jump(Addr(place + len(code)), after), copies=copies)
 
 

@@ -66,7 +66,6 @@ def saving_call(place: Addr, body: Addr, flags: Restored = Restored.ALL) -> byte
 def entry(
     place: Addr,
     body: Addr,
-    chain: Addr | None,
     /,
     *,
     flags: Restored = Restored.ALL,
@@ -74,15 +73,11 @@ def entry(
 ) -> bytes:
     """Return code for ``place`` that saves the registers a body cannot get as parameters.
 
-    It pushes SAVED, calls ``body``, restores, and returns to the site, or goes on to ``chain``
-    (the guest's own ftrace) with every register and flag as the site had it.
+    It pushes SAVED, calls ``body``, restores, and returns to the site.
     """
     # A body that reads none of them is called without this code.
     del reads
-    code = saving_call(place, body, flags)
-    if chain is None:
-        return code + _RET
-    return code + branch(JMP, Addr(place + len(code)), chain)
+    return saving_call(place, body, flags) + _RET
 
 
 def _target(opcode: int, place: Addr, code: bytes) -> Addr | None:

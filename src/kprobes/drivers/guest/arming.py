@@ -15,8 +15,10 @@ from kprobes.drivers.guest.catcher import Catcher
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.linking import Linker, Program, Trampoline
 from kprobes.drivers.guest.memory import GuestMemory, remembering, write_code
+from kprobes.drivers.guest.records import settled
 from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.guest.stopped import StoppedMemory
+from kprobes.drivers.guest_tracers import Tracers
 from kprobes.drivers.journal import FLAGS, Described, Journal, Undo
 from kprobes.drivers.rollback import roll_back
 from kprobes.errors import GuestReplacedError, TargetError
@@ -161,7 +163,7 @@ class Armory:
         memory = remembering(self._guest.memory)
         undos = [(p.plan.site, undo) for p in programs for undo in self._undo(p, memory)]
         sites = [program.plan.site for program in programs]
-        idle = [site for site in sites if site.strategy is Strategy.FTRACE and site.chain is None]
+        idle = [site for site in sites if site.strategy is Strategy.FTRACE]
         flags = [(site, undo) for site in idle for undo in _flag_undo(site, memory)]
         self._stopped.note_data(undo.phys for _, undo in flags)
         self._owners |= {undo.phys: site.addr for site, undo in flags + undos}
@@ -205,7 +207,7 @@ class Armory:
 
         self._journal.check()
         gone = [undo for undo in self._undos if is_gone(undo)]
-        roll_back(gone, self._stopped)
+        roll_back(self._settled(gone), self._stopped)
         self._undos = [undo for undo in self._undos if not is_gone(undo)]
         self._keep(self._undos)
 
@@ -222,14 +224,18 @@ class Armory:
         self._journal.check()
         # What an attempt that failed has put back, nobody else has.
         is_first, self._is_retried = not self._is_retried, True
-        patched = sum(undo.new != undo.old for undo in self._undos)
-        count = patched - roll_back(self._undos, self._stopped)
+        undos = self._settled(self._undos)
+        patched = sum(undo.new != undo.old for undo in undos)
+        count = patched - roll_back(undos, self._stopped)
         self._is_retried = False
         self._undos = []
         self._keep(())
         if self._guest.arch.returns.comes_back:
             give_callers_back(self._guest.memory, self.frames)
         return count if is_first else 0
+
+    def _settled(self, undos: Sequence[Undo]) -> list[Undo]:
+        return settled(undos, self._stopped, Tracers(self._guest.memory, self._guest.kernel))
 
     def _check_written(self, patches: Sequence[Undo]) -> None:
         # A monitor's ``loadvm`` may have come after the check before. The guest has not run since:

@@ -30,6 +30,7 @@ from kprobes.drivers.guest.notes import begin_notes, write_notes
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
 from kprobes.drivers.guest.reception import Reception, check
 from kprobes.drivers.guest.recorder import Recorder
+from kprobes.drivers.guest.records import paused_between_changes
 from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.hits import hits_of
 from kprobes.drivers.journal import Journal
@@ -282,7 +283,7 @@ class GuestDriver:
         """
         with self._changing:
             if self._armory is not None:
-                with self.guest.stub.paused():
+                with paused_between_changes(self.guest):
                     self._check_stopped()
                     count = self._armory.disarm()
                 if count:
@@ -371,7 +372,7 @@ class GuestDriver:
             if self._armory is None or not gone:
                 return
             try:
-                with self.guest.stub.paused():
+                with paused_between_changes(self.guest):
                     self._armory.withdraw(ranges)
             except KprobesError as error:
                 self.tell(str(error))

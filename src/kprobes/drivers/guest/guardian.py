@@ -208,20 +208,18 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
     check_stopped(entry, stub, ram)
     if entry.undos and entry.mark_place is None:
         raise TargetError("its journal does not say what proves that the guest is the same")
-    memory = StoppedMemory(stub, ram)
-    memory.note_data(undo.phys for undo in entry.undos if undo.what == FLAGS)
-    places = roll_back(entry.undos, memory)
-    if entry.ledger.is_settled:
+    # Text first: what its records must hold now is for who knows the kernel.
+    records = [undo for undo in entry.undos if undo.what == FLAGS]
+    text = [undo for undo in entry.undos if undo.what != FLAGS]
+    places = roll_back(text, StoppedMemory(stub, ram))
+    if entry.ledger.is_settled and not records:
         return Rescued(places, 0)
     if stub.is_held:
         raise KprobesError("the guest is paused by somebody else")
-    return Rescued(places, _reclaim(stub, entry))
-
-
-def _reclaim(stub: Stub, entry: Entry) -> int:
     from kprobes.drivers.guest.reclaim import reclaim
 
-    return reclaim(stub, Journal.reopen(entry), image=entry.image)
+    put_back, memory = reclaim(stub, Journal.reopen(entry), records, image=entry.image)
+    return Rescued(places + put_back, memory)
 
 
 def _connect(target: str, patience_s: float) -> Stub:

@@ -157,10 +157,9 @@ class Linker:
         return self._areas[0]
 
     def _area_of(self, plan: Plan) -> Area:
-        # From its code a branch leads behind the site, or to whom the site calls already.
-        targets = [plan.site.addr] if plan.site.chain is None else [plan.site.addr, plan.site.chain]
+        # From its code a branch leads behind the site.
         reach = self._arch.reach
-        aways = [(max(map(area.away, targets)), area) for area in self._areas]
+        aways = [(area.away(plan.site.addr), area) for area in self._areas]
         found = next((area for away, area in aways if away <= reach), None)
         if found is None:
             away = min(away for away, _ in aways)
@@ -305,11 +304,10 @@ class Linker:
         if site.displaced is not None:
             return arch.upcall.at_instruction(entry, body, questions, site.displaced)
         back = Addr(site.addr + arch.site.size)
-        return arch.upcall.at_call(entry, body, questions, back, site.chain)
+        return arch.upcall.at_call(entry, body, questions, back)
 
     def _is_framed(self, plan: Plan) -> bool:
-        site = plan.site
-        is_called = site.displaced is None and site.chain is None
+        is_called = plan.site.displaced is None
         return not is_called or needs_frame(self._arch, plan.probes, plan.returning)
 
     def _head(self, plan: Plan) -> "_Head":
@@ -319,7 +317,7 @@ class Linker:
         def head(place: Addr, body: Addr) -> bytes:
             if site.displaced is not None:
                 return arch.patch.detour(place, body, site.displaced, flags=flags)
-            return arch.site.entry(place, body, site.chain, flags=flags, reads=reads)
+            return arch.site.entry(place, body, flags=flags, reads=reads)
 
         return head
 

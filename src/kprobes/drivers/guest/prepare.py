@@ -14,7 +14,7 @@ from kprobes.model.filter import Filter
 from kprobes.model.plan import Plan, Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.model.returns import Role
-from kprobes.model.symbol import Symbol
+from kprobes.model.symbol import Symbol, place_of
 from kprobes.model.upcall import Upcall
 from kprobes.plan.choose import Wish
 from kprobes.plan.returns import at_exits
@@ -200,6 +200,7 @@ class Preparer:
         at_exit = self.places.look(Wish(strategy=at_exits(wanted.strategy), others=others), text)
         # A strategy is forced on definitions; what Python needs is placed as it can be.
         freely = self.places.look(Wish(others=others), text)
+        patched: dict[Addr, Plan] = {}
         for addr in dict.fromkeys((*probes.by_site, *roles, *asking)):
             found, returning = probes.by_site.get(addr, ()), roles.get(addr, ())
             definition = found[0].definition if found else None
@@ -213,9 +214,27 @@ class Preparer:
                 returning=tuple(each for each in returning if each.is_compiled),
             )
             self._check_asking(plan)
+            self._check_alone(plan, patched)
             yield plan
 
+    def _check_alone(self, plan: Plan, patched: dict[Addr, Plan]) -> None:
+        # A site whose probes have another address than its own may be that of others, too.
+        other = patched.setdefault(plan.site.addr, plan)
+        if other is not plan:
+            symbols = self._guest.kernel.symbols
+            first, second = (place_of(symbols, each.site.ip) for each in (other, plan))
+            raise RefusedError(
+                f"{first} and {second} would be patched at the same instruction, "
+                f"{place_of(symbols, plan.site.addr)}: probe one of them at a time"
+            )
+
     def _check_asking(self, plan: Plan) -> None:
+        if plan.after and plan.site.shown is not None and plan.site.displaced is not None:
+            place = place_of(self._guest.kernel.symbols, plan.site.ip)
+            raise RefusedError(
+                f"{place} is an ftrace site that the guest's own ftrace uses, and is probed behind "
+                "it: no handler can be behind that instruction"
+            )
         if plan.upcalls and any(each.is_conditional for each in plan.returning):
             symbol = self._guest.kernel.symbols.at(plan.site.addr)
             where = symbol.place(plan.site.addr) if symbol is not None else f"{plan.site.addr:#x}"

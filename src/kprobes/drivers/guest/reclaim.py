@@ -1,15 +1,20 @@
-"""Giving a guest its memory back when the tracer that was lent it is dead."""
+"""Giving a guest its ftrace records and memory back when the tracer that had them is dead."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from kprobes.arch.registry import machine_of_stub
 from kprobes.drivers.guest.attach import Access, look
 from kprobes.drivers.guest.borrow import Landing, stopping_at
-from kprobes.drivers.guest.identity import check
+from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.identity import check, check_stopped
 from kprobes.drivers.guest.lending import settle
-from kprobes.drivers.journal import Journal
+from kprobes.drivers.guest.records import paused_between_changes, settled
+from kprobes.drivers.guest.stopped import StoppedMemory
+from kprobes.drivers.journal import Journal, Undo
 from kprobes.drivers.loans import Ledger
+from kprobes.drivers.rollback import roll_back
 from kprobes.errors import TargetError
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
@@ -18,16 +23,20 @@ _LATE_S = 2.0
 """For a call whose tracer was killed: it may have come back before, and nobody has seen it."""
 
 
-def reclaim(stub: Stub, journal: Journal, *, image: str) -> int:
+def reclaim(
+    stub: Stub, journal: Journal, records: Sequence[Undo], *, image: str
+) -> tuple[int, int]:
     """Give back what a journal says is lent; the guest, which is stopped, runs again afterwards.
 
     Args:
         stub: of the guest, whose text is as it was before.
         journal: of the dead tracer.
+        records: what it wrote to those of the guest's ftrace.
         image: of the kernel, or "".
 
     Returns:
-        Bytes given back. None are where nothing proves that the guest still lends them.
+        How many records were put back, and bytes given back. None are where nothing proves that
+        the guest still lends them.
 
     Raises:
         GuestReplacedError: it was rebooted meanwhile, or restored to an earlier state.
@@ -41,10 +50,20 @@ def reclaim(stub: Stub, journal: Journal, *, image: str) -> int:
     guest = look(stub, Access(image=Path(image) if image else None))
     journal.watch(partial(check, journal, guest.memory.ram.read))
     if not is_known:
-        return 0
+        return 0, 0
+    count = _put_back(guest, journal, records) if records else 0
     memory = ledger.memory
     settle(guest, ledger)
-    return memory
+    return count, memory
+
+
+def _put_back(guest: Guest, journal: Journal, records: Sequence[Undo]) -> int:
+    ram = guest.memory.ram
+    memory = StoppedMemory(guest.stub, ram)
+    memory.note_data(undo.phys for undo in records)
+    with paused_between_changes(guest) as tracers:
+        check_stopped(journal, guest.stub, ram)
+        return roll_back(settled(records, memory, tracers), memory)
 
 
 def _finish_call(stub: Stub, ledger: Ledger) -> bool:

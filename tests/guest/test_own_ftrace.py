@@ -1,0 +1,79 @@
+"""Our probes at functions that the guest's own ftrace traces, too: neither harms the other."""
+
+import pytest
+
+import kprobes
+from kprobes.errors import RefusedError
+from kprobes.model.exits import ReturnWay
+from kprobes.transport.qemu import Machine
+from tests.build.victim import is_complaint
+from tests.guest.conftest import Boot
+from tests.guest.oracle import TRACING
+
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+
+_ON = f"""cd {TRACING}; echo vfs_read >set_ftrace_filter; echo function >current_tracer
+echo 'p:own vfs_read' >kprobe_events; echo 1 >events/kprobes/own/enable; echo >trace"""
+_OFF = f"""cd {TRACING}; echo 0 >events/kprobes/own/enable; echo >kprobe_events
+echo nop >current_tracer; echo >set_ftrace_filter"""
+_FOUND = f"""cd {TRACING}; echo 0 >tracing_on
+grep -c ': vfs_read <-' trace; grep -c ' own: ' trace; echo 1 >tracing_on"""
+_READS = "for n in 1 2 3 4 5 6 7 8; do cat /proc/version; done >/dev/null"
+_ROUNDS = 3
+
+
+@pytest.mark.parametrize("suite", ["bookworm"])
+@pytest.mark.parametrize("way", [None, ReturnWay.RETHOOK])
+def test_its_tracers_may_end_and_begin_while_ours_records(
+    boot: Boot, way: ReturnWay | None, suite: str
+) -> None:
+    guest = boot(suite=suite)
+    guest.run(_ON, 60)
+    with kprobes.attach(str(guest.stub_address)) as session:
+        session.driver.way = way
+        session.probe("p:ours vfs_read count=$arg3:u64\nr:back vfs_read ret=$retval:s64")
+        with session.record() as trace:
+            for _ in range(_ROUNDS):
+                guest.run(f"{_READS}; {_OFF}; {_READS}; {_ON}", 60)
+        # Ours is gone: the guest's own goes on.
+        guest.run(_READS, 60)
+        found = [int(count) for count in guest.run(_FOUND, 60).output.split()]
+        guest.run(_OFF, 60)
+
+    ours, back = (each.recorded for each in session.hits())
+    assert trace.counts is not None
+    assert (trace.counts.lost, trace.counts.damaged) == (0, 0)
+    assert ours == back >= 2 * 8 * _ROUNDS
+    assert min(found) >= 8
+    log = guest.run("dmesg").output.decode().splitlines()
+    assert [line for line in log if is_complaint(line)] == []
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "sid"])
+def test_a_tracer_that_begins_while_ours_records_may_end_afterwards(boot: Boot, suite: str) -> None:
+    guest = boot(suite=suite)
+    with kprobes.attach(str(guest.stub_address)) as session:
+        session.probe("p:ours vfs_read count=$arg3:u64\nr:back vfs_read ret=$retval:s64")
+        with session.record():
+            guest.run(f"{_ON}; {_READS}", 60)
+    guest.run(_OFF, 60)
+    guest.run(f"{_ON}; {_READS}", 60)
+    found = [int(count) for count in guest.run(_FOUND, 60).output.split()]
+    guest.run(_OFF, 60)
+
+    assert min(found) >= 8
+    log = guest.run("dmesg").output.decode().splitlines()
+    assert [line for line in log if is_complaint(line)] == []
+
+
+def test_one_place_is_not_patched_for_two(guest: Machine, arch: str) -> None:
+    behind = {"amd64": 5, "arm64": 8}[arch]
+    guest.run(_ON, 60)
+    try:
+        with (
+            kprobes.attach(str(guest.stub_address)) as session,
+            pytest.raises(RefusedError, match="patched at the same instruction"),
+        ):
+            session.probe(f"p:here vfs_read\np:there vfs_read+{behind}")
+    finally:
+        guest.run(_OFF, 60)
