@@ -2,7 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprobes.drivers import journal
+from kprobes.drivers.guest.attach import attach
 from kprobes.drivers.journal import Described, Entry, Journal, Undo, Window
 from kprobes.drivers.loans import Call, Kind, Loan
-from kprobes.errors import FormatError, KprobesError, StateError
+from kprobes.errors import FormatError, KprobesError, StateError, UnreachableError
 from kprobes.units import Addr, Phys
 from tests.build.journals import make_entry
 
@@ -453,3 +457,37 @@ def test_a_state_that_the_guest_has_not_heard_of_outlasts_every_attempt_to_put_i
         Journal.reopen(journal.read(made.path))
 
     assert (journal.read(made.path).state, journal.read(made.path).undos) == (made.state, ())
+
+
+@contextmanager
+def _tracer_at_work(definitions: Sequence[str]) -> Generator[int]:
+    # A process of its own: its journal is one of another tracer.
+    parent, child = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        made = _written()
+        made.describe([Described(Addr(1), Addr(2), n, text) for n, text in enumerate(definitions)])
+        os.write(child, b"!")
+        time.sleep(60)
+        os._exit(0)
+    try:
+        os.read(parent, 1)
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(parent)
+        os.close(child)
+
+
+def test_another_tracer_of_the_same_guest_is_found_and_refused_with_what_it_traces() -> None:
+    _written()
+    assert journal.at_work(lambda target: target == TARGET) is None
+
+    with _tracer_at_work(["p vfs_read", "p vfs_write", "p vfs_write"]) as pid:
+        assert journal.at_work(lambda target: target != TARGET) is None
+        told = rf"process {pid} is tracing this guest \(p vfs_read and 1 more\)"
+        with pytest.raises(UnreachableError, match=told):
+            attach(f"qemu:{TARGET}")
+
+    assert journal.at_work(lambda target: target == TARGET) is None

@@ -57,7 +57,7 @@ def judge(cases: Sequence[str], options: MachineOptions) -> tuple[str, tuple[Ver
     files = {**options.files, "/cases": lines.encode(), "/judge.sh": _SCRIPT}
     options = MachineOptions(
         memory_mib=256,
-        cpus=1,
+        cpus=options.cpus,
         suite=options.suite,
         arch=options.arch,
         kernel=options.kernel,

@@ -12,6 +12,7 @@ import pytest
 from kprobes.transport.monitor import Monitor
 from kprobes.transport.qemu import Machine
 from tests.build.command import OPEN, WAIT_S, Command, events_of, wait_for_event, wait_for_words
+from tests.build.victim import guardians_of
 from tests.build.waiting import becomes_true
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -314,5 +315,27 @@ def test_a_trace_that_ends_leaves_a_guest_paused(
     assert (tracer.returncode, b"`kprobe restore`" in said) == (1, True), said.decode()
     assert monitor.command("info status") == "VM status: paused\n"
     assert kprobe.is_idle(target)
+    monitor.command("cont")
+    assert kprobe("restore", "--target", target).returncode == 0
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_tracer_that_is_killed_leaves_a_guest_paused_by_somebody_else(
+    kprobe: Command, target: str, monitor: Monitor
+) -> None:
+    tracer = kprobe.start("trace", "--target", target, OPEN)
+    wait_for_event(tracer)
+    monitor.command("stop")
+    wait_for_words(tracer, b"somebody else has paused the guest")
+    address = target.removeprefix("qemu:")
+    assert len(guardians_of(address)) == 1
+
+    tracer.kill()
+    tracer.wait(WAIT_S)
+
+    # The guardian has put the text back, and let nothing run.
+    assert becomes_true(lambda: not guardians_of(address), WAIT_S)
+    assert kprobe.is_idle(target)
+    assert monitor.command("info status") == "VM status: paused\n"
     monitor.command("cont")
     assert kprobe("restore", "--target", target).returncode == 0

@@ -7,6 +7,7 @@ import pytest
 
 import kprobes
 from kprobes.arch.x86_64.registers import NAMES
+from kprobes.drivers.guest.layout import possible_cpus
 from kprobes.drivers.places import Places, places_of
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.lang import apply, parse_statement, show
@@ -31,6 +32,8 @@ _OURS = {
     "NOT_YET",
     "NOT_IN_RELEASE",
 }
+_CPUS = 6
+"""More than five: the kernel lists a return probe's maxactive, which depends on them."""
 _WITHOUT_A_CASE = _OURS | {
     *("TOO_MANY_EARGS", "BAD_BTF_TID", "ARGS_2LONG", "TYPECAST_NOT_ALIGNED"),
     *("BAD_VAR_ARGS", "ARGIDX_2BIG"),  # which no kernel ever gives
@@ -42,10 +45,12 @@ class Events:
     """What is defined so far.
 
     Attributes:
+        cpus: that the kernel can have.
         listed: each definition's line, the kernel's expansions included.
     """
 
     places: Places
+    cpus: int | None = None
     definitions: tuple[Definition, ...] = ()
     listed: dict[Definition, str] = field(default_factory=dict[Definition, str])
     first: dict[tuple[str, str], Resolved] = field(default_factory=dict[tuple[str, str], Resolved])
@@ -81,7 +86,7 @@ class Events:
             probe = self.places.resolve(single, event_id=1)
             name = probe.layout.group, probe.layout.event
             check_alike(self.first.setdefault(name, probe), probe)
-            self.listed[definition] = show(probe.definition, cpus=1)
+            self.listed[definition] = show(probe.definition, cpus=self.cpus)
             if definition.kind is Kind.ENTRY:
                 self.places.look(Wish())(probe.layout.ip, definition)
 
@@ -106,13 +111,14 @@ class Judged:
 def judged(request: pytest.FixtureRequest, arch: str) -> Judged:
     release = str(request.param)
     cases = [case.in_words_of(arch) for case in CORPUS if case.is_known_to(release)]
-    options = MachineOptions(suite=RELEASES[release], arch=arch, cpus=1)
+    options = MachineOptions(suite=RELEASES[release], arch=arch, cpus=_CPUS)
     running, verdicts = judge([case.lines for case in cases], options)
     assert running.startswith(f"{release}.") or release == "7.2" < running
     theirs = [_in_new_words(verdict, release) for verdict in verdicts]
     with kprobes.boot(options) as session:
-        places = places_of(session.driver.guest)
-        ours = [our_verdict(case, places) for case in cases]
+        guest = session.driver.guest
+        places, cpus = places_of(guest), possible_cpus(guest.memory, guest.kernel)
+        ours = [our_verdict(case, places, cpus) for case in cases]
     return Judged(Release(release, arch), list(zip(cases, ours, theirs, strict=True)))
 
 
@@ -162,9 +168,9 @@ def _newer_codes() -> set[str]:
     return found
 
 
-def our_verdict(case: Case, places: Places) -> Ours:
+def our_verdict(case: Case, places: Places, cpus: int | None) -> Ours:
     """What we say to a case: of its last line, as the kernel."""
-    events = Events(places)
+    events = Events(places, cpus)
     refusal, error = "", None
     for line in case.lines.split("\n"):
         error = None

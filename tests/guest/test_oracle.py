@@ -12,10 +12,13 @@ What may differ, and why:
   where the kernel preempts itself may move the task to another CPU.
 * On arm64 the kernel's handler is in an exception, where interrupts are off; ``%x9`` and some
   bits of ``%pstate`` are not the same, and its ``$arg9`` is always 0.
+* On amd64 ``%orig_ax`` and ``%r11``, which no function expects, are what they are behind the
+  kernel's call.
 """
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +81,9 @@ _ELSEWHERE = {"char", "symbol", "symstr", "%pd", "%pD"}
 """Types that test_events has."""
 _ARGUMENTS = {"amd64": 9, "arm64": 8}
 """How many the kernel finds: on amd64 those on the stack, too."""
-_OTHERWISE = {"amd64": "", "arm64": "o_state"}
+_STATE = "o_state"
+_OTHERS = {"amd64": {(_STATE, 5), ("o_more", 4)}, "arm64": set[tuple[str, int]]()}
+"""Fields, by event and number, that are not the same behind the kernel's call."""
 """An event with registers that are not the kernel's."""
 _PSTATE = 0xF000_03DF
 """NZCV, DAIF and the mode."""
@@ -239,19 +244,27 @@ def test_cpu_and_function_are_the_same(run: Run) -> None:
 
     assert run.compared.differing("where") == []
     # From 6.13 on Debian's kernels preempt everywhere, also between the two records.
-    assert len(moved) < (20 if run.version >= (6, 13) else 1)
+    assert len(moved) < (len(run.compared.pairs) / 100 if run.version >= (6, 13) else 1)
     assert all(abs(native.ts_us - ours.ts_us) > 100 for ours, native in moved)
 
 
 def test_every_fields_text_is_the_same(run: Run) -> None:
-    wrong = run.compared.wrong_values()
+    wrong = [
+        pair for pair in run.compared.wrong_values() if set(_unlike(*pair)) - _OTHERS[run.arch]
+    ]
 
-    assert [pair for pair in wrong if pair[0].event != _OTHERWISE[run.arch]] == []
+    assert [pair for pair in wrong if run.arch == "amd64" or pair[0].event != _STATE] == []
+
+
+def _unlike(ours: Hit, native: Hit) -> Iterator[tuple[str, int]]:
+    for index, (mine, theirs) in enumerate(zip(ours.values, native.values, strict=True)):
+        if mine != theirs and index not in ours.faulted:
+            yield ours.event, index
 
 
 @pytest.mark.arches("arm64")
 def test_of_pstate_flags_masks_and_mode_are_shown_and_in_x9_is_the_return_address(run: Run) -> None:
-    state = [pair for pair in run.compared.pairs if pair[0].event == _OTHERWISE[run.arch]]
+    state = [pair for pair in run.compared.pairs if pair[0].event == _STATE]
 
     assert len(state) > 100
     for ours, native in state:

@@ -184,7 +184,16 @@ def test_what_stands_before_an_error_can_be_had(text: str, args: int) -> None:
     found = parse_prefix(text, registers=REGISTERS)
 
     assert found is not None
-    assert (found.command, found.place.symbol, len(found.args)) == (text, "f", args)
+    read = found.read
+    assert (read.command, read.place.symbol, len(read.args)) == (text, "f", args)
+
+
+def test_words_for_parameters_behind_an_error_can_be_had() -> None:
+    found = parse_prefix("p f $arg1 a=%zz $arg9:nosuch b=$arg2 $arg*", registers=REGISTERS)
+
+    assert found is not None
+    assert [arg.text for arg in found.read.args] == ["$arg1"]
+    assert [arg.text for arg in found.with_parameters.args] == ["$arg1", "$arg9", "$arg*"]
 
 
 @pytest.mark.parametrize("text", ["", "p " + 4094 * "f", "p", "x f", "p3 f", "p f%foo", "-foo"])

@@ -42,12 +42,13 @@ def _paragraph(origin: str, verdict: Verdict, *, has_format: bool) -> Iterator[s
     yield f"{where}{verdict.command}\n"
     match verdict.error:
         case None if verdict.placed:
-            yield from _accepted(verdict.placed, has_format=has_format)
+            yield from _accepted(verdict, has_format=has_format)
         case None if verdict.waits_for:
             yield "  accepted\n"
             yield f"  waits until module {verdict.waits_for} is loaded; armed before its init\n"
         case None:
-            yield from (f"  takes away {show(gone)}\n" for gone in verdict.deleted)
+            cpus = verdict.cpus
+            yield from (f"  takes away {show(gone, cpus=cpus)}\n" for gone in verdict.deleted)
         case DefinitionError(text=text, column=column):
             yield f"{' ' * (len(where) + column)}^\n  refused: {text}\n"
         case error:
@@ -59,19 +60,20 @@ def _paragraph(origin: str, verdict: Verdict, *, has_format: bool) -> Iterator[s
         yield f"  {verdict.advice}\n"
 
 
-def _accepted(placed: Sequence[Placed], *, has_format: bool) -> Iterator[str]:
-    probe = placed[0].probe
+def _accepted(verdict: Verdict, *, has_format: bool) -> Iterator[str]:
+    placed, first = verdict.placed, verdict.placed[0]
+    probe = first.probe
     if len(placed) > 1:
         yield f"  accepted for {counted(len(placed), 'function')}, as for the first one\n"
     else:
         yield "  accepted\n"
-    yield f"  listed as {show(probe.definition)}\n"
+    yield f"  listed as {show(probe.definition, cpus=verdict.cpus)}\n"
     yield from (f"  {line}\n" for each in placed[:_MAX_PLACES] for line in _how(each))
     if len(placed) > _MAX_PLACES:
         yield f"  ... and {counted(len(placed) - _MAX_PLACES, 'function')} more\n"
-    yield from _exits(placed[0])
+    yield from _exits(first)
     rows = [(f"{fetch.field.name}:", explain(fetch), _room(fetch.field)) for fetch in probe.fetches]
-    if placed[0].spelled:
+    if first.spelled:
         # How the kernel lays out its own records, it says when the event is there.
         yield aligned([row[:2] for row in rows], indent="    ")
         return
@@ -156,8 +158,8 @@ def _object(origin: str, verdict: Verdict, *, has_format: bool) -> dict[str, Any
     if verdict.waits_for:
         return found | {"waits_for": verdict.waits_for}
     if not verdict.placed:
-        return found | {"deletes": [show(gone) for gone in verdict.deleted]}
-    return found | _event(verdict.placed, has_format=has_format)
+        return found | {"deletes": [show(gone, cpus=verdict.cpus) for gone in verdict.deleted]}
+    return found | _event(verdict, has_format=has_format)
 
 
 def _refusal(verdict: Verdict) -> dict[str, Any]:
@@ -170,11 +172,12 @@ def _refusal(verdict: Verdict) -> dict[str, Any]:
     return found if verdict.exits is None else found | {"exits": exits_as_object(verdict.exits)}
 
 
-def _event(placed: Sequence[Placed], *, has_format: bool) -> dict[str, Any]:
+def _event(verdict: Verdict, *, has_format: bool) -> dict[str, Any]:
+    placed = verdict.placed
     probe = placed[0].probe
     layout = probe.layout
     found: dict[str, Any] = {
-        "listing": show(probe.definition),
+        "listing": show(probe.definition, cpus=verdict.cpus),
         "group": layout.group,
         "event": layout.event,
         "places": [_place(each) for each in placed],

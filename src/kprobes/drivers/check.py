@@ -9,6 +9,7 @@ from kprobes.arch.facts import Arch
 from kprobes.arch.registry import arch
 from kprobes.drivers.exits import Classified
 from kprobes.drivers.guest.guest import Guest
+from kprobes.drivers.guest.layout import possible_cpus
 from kprobes.drivers.guest.returning import ReturnPlanner
 from kprobes.drivers.instructions import text_of_image
 from kprobes.drivers.places import Places, places_of, unchecked
@@ -83,10 +84,12 @@ class Verdict:
         error: why it is refused, or None when it is accepted.
         advice: what would work instead, or "".
         exits: of the function whose return it is about, where that is refused; else None.
+        cpus: how many the kernel can have, which its listing of a return probe tells; or None.
     """
 
     command: str
     line: int
+    cpus: int | None = None
     placed: tuple[Placed, ...] = ()
     deleted: tuple[Definition, ...] = ()
     waits_for: str = ""
@@ -111,6 +114,11 @@ class Judge(Protocol):
     @property
     def arch(self) -> Arch:
         """Its architecture."""
+        ...
+
+    @property
+    def cpus(self) -> int | None:
+        """How many CPUs it can have, or None where that is not known."""
         ...
 
     def probes(self, definition: Definition) -> list[Resolved]:
@@ -186,14 +194,21 @@ class Checker:
         if isinstance(statement, Deletion):
             gone = self._definitions.delete(statement)
             self._forget(gone)
-            return Verdict(command=statement.command, line=number, deleted=gone)
+            cpus = self._judge.cpus
+            return Verdict(command=statement.command, line=number, cpus=cpus, deleted=gone)
         self._definitions.check(statement)
         placed, module = self._place(statement)
         self._definitions.append(statement)
         for each in placed:
             layout = each.probe.layout
             self._first.setdefault((layout.group, layout.event), each.probe)
-        return Verdict(command=statement.command, line=number, placed=placed, waits_for=module)
+        return Verdict(
+            command=statement.command,
+            line=number,
+            cpus=self._judge.cpus,
+            placed=placed,
+            waits_for=module,
+        )
 
     def _place(self, definition: Definition) -> tuple[tuple[Placed, ...], str]:
         try:
@@ -263,8 +278,9 @@ def probes_of(places: Expanding, definition: Definition) -> list[Resolved]:
 
 class _ByPatching:
     # A kernel whose text we patch ourselves, running or in a file.
-    def __init__(self, places: Places, terms: Terms) -> None:
+    def __init__(self, places: Places, terms: Terms, *, cpus: int | None = None) -> None:
         self._places = places
+        self.cpus = cpus
         self._terms = terms
         self._look = places.look(Wish(strategy=terms.strategy))
         self.kernel = places.kernel
@@ -325,7 +341,8 @@ def checker_of_guest(
 
     ``check`` raises RefusedError where nothing can be probed.
     """
-    return Checker(_ByPatching(places_of(guest, check), terms), terms)
+    cpus = possible_cpus(guest.memory, guest.kernel)
+    return Checker(_ByPatching(places_of(guest, check), terms, cpus=cpus), terms)
 
 
 def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:

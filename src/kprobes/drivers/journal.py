@@ -24,6 +24,7 @@ from kprobes.units import Addr, Phys
 _log = logging.getLogger(__name__)
 _VERSION = 1
 _MAX_SIZE = 256 << 20
+_LONGEST_LINE = 1 << 16
 _MARK = 16
 _OF_PATCHES = (b'{"undos"', b'{"probes"')
 """How lines begin that are forgotten with the patches."""
@@ -132,6 +133,7 @@ class Entry:
         state: how often its patches changed; it stands behind the mark.
         boot: of the guest, or None where that was not found out.
         guardian: its process and when that began; 0 and "" without one.
+        is_held: whether the tracer knew that somebody else had paused the guest.
         image: of the kernel, where the tracer was given one, else "".
         ledger: what the guest has lent.
         probes: that are armed; of one site in the order in which a hit runs them.
@@ -150,6 +152,7 @@ class Entry:
     state: int = 0
     boot: Boot | None = None
     guardian: tuple[int, str] = (0, "")
+    is_held: bool = False
     image: str = ""
     ledger: Ledger = field(default_factory=Ledger, compare=False)
     probes: tuple[Described, ...] = field(default=(), compare=False)
@@ -267,6 +270,10 @@ class Journal:
         self._note({"marked": asdict(place)})
         self._marked = place
 
+    def note_held(self, *, is_held: bool) -> None:
+        """Say whether somebody else has paused the guest, so that nobody lets it run for us."""
+        self._note({"held": is_held})
+
     def identify(self, *, build_id: bytes, release: str, image: Path | None = None) -> None:
         """Say which kernel it is."""
         self._say(
@@ -365,6 +372,24 @@ def entries(tell: Callable[[KprobesError], None] = _log.warning) -> Iterator[Ent
             continue
 
 
+def at_work(is_target: Callable[[str], bool]) -> Entry | None:
+    """Return the journal of another process that has probes armed in a target now, or None."""
+    folder = directory()
+    if not directories.check(folder, top=directories.state()):
+        return None
+    for path in folder.glob("*.jsonl"):
+        # Named after their process. Others' patches are not read, which may take a while.
+        pid = path.name.partition("-")[0]
+        if pid == str(os.getpid()) or not Path("/proc", pid).exists():
+            continue
+        with suppress(*_BROKEN, KprobesError):
+            with path.open("rb") as file:
+                target = json.loads(file.readline(_LONGEST_LINE))["target"]
+            if is_target(target) and (entry := read(path)).undos and not entry.is_abandoned:
+                return entry
+    return None
+
+
 def left_behind() -> Iterator[Entry]:
     """Yield the journals of tracers that were killed, as were their guardians."""
     for path in directory().glob("*.jsonl"):
@@ -411,6 +436,7 @@ def read(path: Path) -> Entry:
             state=int(facts.get("state", 0)),
             boot=_boot_of(facts["boot"]) if "boot" in facts else None,
             guardian=_guardian_of(*facts.get("guardian", (0, ""))),
+            is_held=facts.get("held", False) is True,
             image=str(facts.get("image", "")),
             ledger=_ledger_of(values),
             probes=tuple(_described(item) for line in values for item in line.get("probes", ())),

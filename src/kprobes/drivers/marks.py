@@ -67,7 +67,6 @@ def _ours(specimen: Specimen, found: Bytes) -> Iterator[Mark]:
 
 
 def _our_mark(specimen: Specimen, undo: Undo, entry: Entry) -> Iterator[Mark]:
-    site = specimen.arch.site
     described = [probe for probe in entry.probes if probe.site == undo.addr]
     entries = {probe.entry for probe in described}
     leads_to = entries.pop() if entries else _branch(specimen, undo.addr, undo.new)
@@ -87,17 +86,6 @@ def _our_mark(specimen: Specimen, undo: Undo, entry: Entry) -> Iterator[Mark]:
         leads_to=leads_to,
         probe=undo.what,
     )
-    chained = site.target(undo.addr, undo.old)
-    if chained is not None and specimen.sites and specimen.sites.find(undo.addr) is not None:
-        says = f"behind ours, the guest's own ftrace: {_tracing(specimen, undo.addr, chained)}"
-        yield Mark(
-            start=undo.addr,
-            stop=stop,
-            author=Author.FTRACE,
-            says=says,
-            is_changed=True,
-            leads_to=chained,
-        )
 
 
 def _how(specimen: Specimen, undo: Undo) -> str:

@@ -12,11 +12,11 @@ from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import remembering
 from kprobes.drivers.guest_probes import GuestProbes
 from kprobes.drivers.instructions import Instructions, NoBoundaryError, Text, first
+from kprobes.drivers.sooner import sooner
 from kprobes.errors import DefinitionError, RefusedError
 from kprobes.image.text_tables import read_tables
 from kprobes.lang.listing import at_function
 from kprobes.lang.names import DEFAULT_GROUP
-from kprobes.lang.parser import parse_prefix
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.plan import Site, Strategy
@@ -25,8 +25,7 @@ from kprobes.model.symbol import Symbol, place_of
 from kprobes.plan import ftrace
 from kprobes.plan.choose import Wish
 from kprobes.plan.ftrace import Sites
-from kprobes.resolve.place import find_target
-from kprobes.resolve.resolve import resolve, resolve_arguments
+from kprobes.resolve.resolve import resolve
 from kprobes.units import Addr
 
 Names = frozenset[tuple[str, str]]
@@ -118,23 +117,8 @@ class Places:
         return resolved
 
     def sooner(self, error: DefinitionError) -> DefinitionError:
-        """Return what the kernel finds first in a definition that has an error in its text.
-
-        It looks up the place, and types and members of what stands before the error, as it reads.
-        """
-        before = parse_prefix(error.command, registers=self.arch.registers)
-        if before is None:
-            return error
-        try:
-            target = find_target(before, self.kernel, self.locate)
-            resolve_arguments(before, self.kernel, self.arch, target)
-        except DefinitionError as first:
-            for note in getattr(error, "__notes__", ()):
-                first.add_note(note)
-            return first
-        except RefusedError:
-            return error
-        return error
+        """Return what the kernel finds first in a definition that has an error in its text."""
+        return sooner(error, self.kernel, self.arch, self.locate)
 
     def locate(self, function: Symbol) -> Addr:
         """Return where a probe at a function's entry is."""
@@ -204,13 +188,20 @@ class Places:
     def _behind_call(self, addr: Addr, at: Addr, wish: Wish, instructions: Instructions) -> Site:
         # A call of ours there would have the guest's ftrace give up when its tracer ends, and go on
         # into code that the guest frees then. Registers and stack are the same behind the call.
+        place = place_of(self.kernel.symbols, addr)
         if wish.strategy is Strategy.FTRACE:
-            place = place_of(self.kernel.symbols, addr)
             raise RefusedError(
                 f"{place} is an ftrace site that the guest's own ftrace uses, and may change at "
                 "any time: no call of ours there; without --strategy ftrace it is probed behind it"
             )
-        found = instructions.site(Addr(at + self.arch.site.size), wish)
+        try:
+            found = instructions.site(Addr(at + self.arch.site.size), wish)
+        except RefusedError as error:
+            why = str(error).partition("cannot be probed: ")[2] or str(error)
+            raise RefusedError(
+                f"{place}: the guest's own ftrace uses its site, and what comes behind cannot be "
+                f"probed: {why}"
+            ) from error
         is_jump = found.strategy is Strategy.JUMP
         why = "the guest's own ftrace uses the site in front of it" if is_jump else found.why
         return replace(found, shown=addr, why=why)

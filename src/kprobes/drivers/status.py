@@ -183,8 +183,6 @@ def _owner(memory: Memory, record: Addr | None, *, is_call: bool) -> Owner:
     if not is_call or record is None:
         return Owner.UNKNOWN
     flags = int.from_bytes(memory.read(record + _FLAGS, 8), "little")
-    # An enabled site that a tracer has chained looks like the guest's own: only its journal,
-    # which is not here, would tell.
     return Owner.GUEST if flags & _ENABLED and not flags & DISABLED else Owner.TRACER
 
 

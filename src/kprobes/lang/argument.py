@@ -49,8 +49,15 @@ class _Word:
         return self.body.start > self.piece.start
 
 
-def read_arguments(words: Sequence[Piece], scope: Scope) -> tuple[FetchArg, ...]:
+def read_arguments(
+    words: Sequence[Piece], scope: Scope, *, is_registered: bool = True
+) -> tuple[FetchArg, ...]:
     """Read all argument words, from left to right.
+
+    Args:
+        words: one for each argument.
+        scope: that they are read in.
+        is_registered: whether to look for what the kernel finds at registration only, too.
 
     Raises:
         DefinitionError: the first that is wrong, in the kernel's order of checks.
@@ -64,9 +71,19 @@ def read_arguments(words: Sequence[Piece], scope: Scope) -> tuple[FetchArg, ...]
         arg, error = _read_word(word, args, scope)
         args.append(arg)
         late += [error] if error is not None else []
-    if late:
+    if late and is_registered:
         raise late[0]
     return tuple(args)
+
+
+def read_parameter(word: Piece, scope: Scope) -> FetchArg:
+    """Read a word that stands for parameters, whatever its type.
+
+    Raises:
+        DefinitionError: its number is none.
+    """
+    arg, _ = _read_word(word.cut(0, len(word.text.partition(":")[0])), (), scope)
+    return arg
 
 
 def _read_word(

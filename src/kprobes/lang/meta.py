@@ -18,6 +18,11 @@ def is_all(word: Piece) -> bool:
     return word.text.startswith(ALL)
 
 
+def is_parameter(word: Piece) -> bool:
+    """Whether a word is one that the kernel replaces by names of parameters."""
+    return is_all(word) or is_numbered(word)
+
+
 def is_numbered(word: Piece) -> bool:
     """Whether a word stands for one parameter."""
     return _NUMBERED.fullmatch(word.text) is not None

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.append import apply
-from kprobes.lang.argument import read_arguments
+from kprobes.lang.argument import read_arguments, read_parameter
 from kprobes.lang.deletion import read_deletion
-from kprobes.lang.meta import check_meta
+from kprobes.lang.meta import check_meta, is_parameter
 from kprobes.lang.names import event_at, read_names
 from kprobes.lang.numbers import read_unsigned
 from kprobes.lang.piece import Piece
@@ -76,14 +78,26 @@ def parse_source(text: str, *, registers: Collection[str]) -> tuple[Definition, 
     return apply(parse_statements(text, registers=registers))
 
 
-def parse_prefix(text: str, *, registers: Collection[str]) -> Definition | None:
+class Prefix(NamedTuple):
+    """What a kernel looks at in a wrong definition before it comes to the error.
+
+    Attributes:
+        read: the definition with the arguments before the error, its event without a name.
+        with_parameters: the same, and the words behind it that stand for parameters.
+    """
+
+    read: Definition
+    with_parameters: Definition
+
+
+def parse_prefix(text: str, *, registers: Collection[str]) -> Prefix | None:
     """Return what the kernel has understood of a wrong definition when it comes to the error.
 
     The kernel looks up what it reads as it reads it, so all of this must be right first.
 
     Returns:
-        The definition with the arguments before the error, its event without a name; None when
-        the error comes before the end of its place, or it is no definition.
+        What there is; None when the error comes before the end of its place, or it is no
+        definition.
     """
     try:
         lines = lines_of(text)
@@ -99,25 +113,31 @@ def parse_prefix(text: str, *, registers: Collection[str]) -> Definition | None:
         return None
     kind = Kind.RETURN if is_return else kind
     words = rest[1:]
-    return Definition(
+    found, parameters = _right_arguments(head, words, _scope(registers, rest[0], place, kind))
+    read = Definition(
         command=head.command,
         kind=kind,
         group="",
         event="",
         is_named=False,
         place=place,
-        args=_right_arguments(head, words, _scope(registers, rest[0], place, kind)),
+        args=found,
     )
+    return Prefix(read, replace(read, args=(*found, *parameters)))
 
 
-def _right_arguments(head: Piece, words: list[Piece], scope: Scope) -> tuple[FetchArg, ...]:
+def _right_arguments(
+    head: Piece, words: list[Piece], scope: Scope
+) -> tuple[tuple[FetchArg, ...], list[FetchArg]]:
     found: tuple[FetchArg, ...] = ()
+    parameters: list[FetchArg] = []
     with suppress(DefinitionError):
         read_names(head)
         check_meta(words, scope)
+        parameters = [read_parameter(word, scope) for word in words if is_parameter(word)]
         for count in range(1, len(words) + 1):
-            found = read_arguments(words[:count], scope)
-    return found
+            found = read_arguments(words[:count], scope, is_registered=False)
+    return found, parameters[sum(map(is_parameter, words[: len(found)])) :]
 
 
 def parse_boot(text: str, *, registers: Collection[str]) -> tuple[Definition, ...]:

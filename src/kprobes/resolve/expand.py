@@ -40,6 +40,16 @@ def expand(scope: Scope) -> Definition:
     return replace(definition, args=tuple(args))
 
 
+def check_meta(scope: Scope) -> None:
+    """Check the words that stand for parameters.
+
+    Raises:
+        DefinitionError: parameters are wanted where none are known, or there are too many.
+    """
+    for _ in _meta(scope, scope.definition.args):
+        pass
+
+
 def _meta(scope: Scope, args: tuple[FetchArg, ...]) -> Iterator[tuple[int, FetchArg]]:
     # Each with its number among the words.
     words = [arg for arg in args if _is_meta(arg)]

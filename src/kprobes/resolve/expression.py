@@ -109,14 +109,23 @@ def _address(scope: Scope, fetch: MemoryAt | MemoryOf) -> Constant:
             return Constant(value=addr)
         case MemoryOf(symbol=name, offset=offset):
             symbol = scope.kernel.symbols.find(name)
-            if symbol is None:
-                # Found out at registration only, where the kernel points at the place.
-                hint = f"no symbol {name!r} in this kernel"
-                column = scope.definition.place.span.start
-                raise scope.error(Code.BAD_PROBE_ADDR, column, hint)
-            return Constant(value=symbol.addr + offset & U64)
+            # One that is not there is found out at registration only.
+            return Constant(value=symbol.addr + offset & U64 if symbol is not None else 0)
         case _:
             assert_never(fetch)
+
+
+def check_symbols(scope: Scope, fetch: Fetch) -> None:
+    """Check that the kernel has the symbols whose memory an expression reads.
+
+    Raises:
+        DefinitionError: it has not; the kernel points at the place.
+    """
+    while isinstance(fetch, Deref | Member | Cast | PerCpu):
+        fetch = fetch.base
+    if isinstance(fetch, MemoryOf) and scope.kernel.symbols.find(fetch.symbol) is None:
+        hint = f"no symbol {fetch.symbol!r} in this kernel"
+        raise scope.error(Code.BAD_PROBE_ADDR, scope.definition.place.span.start, hint)
 
 
 def _argument(scope: Scope, fetch: Argument) -> Operand:

@@ -7,7 +7,8 @@ from kprobes.model.kernel import Kernel
 from kprobes.model.resolved import FieldFetch, Resolved
 from kprobes.resolve import layout
 from kprobes.resolve.argument import Fetched, fetch_argument
-from kprobes.resolve.expand import expand
+from kprobes.resolve.expand import check_meta, expand
+from kprobes.resolve.expression import check_symbols
 from kprobes.resolve.extras import extra_fields
 from kprobes.resolve.place import Locate, Target, find_target, ip_of
 from kprobes.resolve.scope import Scope
@@ -34,7 +35,10 @@ def resolve(
     """
     target = find_target(definition, kernel, locate)
     expanded, own = resolve_arguments(definition, kernel, arch, target)
-    fetched = (*own, *extra_fields(_scope(expanded, kernel, arch, target)))
+    scope = _scope(expanded, kernel, arch, target)
+    for arg in expanded.args:
+        check_symbols(scope, arg.fetch)
+    fetched = (*own, *extra_fields(scope))
     ip = ip_of(target, locate)
     shape = layout.lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
     symbol = kernel.symbols.at(ip) or target.function
@@ -57,7 +61,9 @@ def resolve(
 def resolve_arguments(
     definition: Definition, kernel: Kernel, arch: Arch, target: Target
 ) -> tuple[Definition, tuple[Fetched, ...]]:
-    """Resolve what a definition fetches, wherever its probe may be placed.
+    """Resolve what a definition fetches, wherever its probe may be placed; as the kernel reads it.
+
+    Symbols whose memory is read need not exist: these it looks up at registration.
 
     Returns:
         The definition with everything expanded, and its arguments.
@@ -77,6 +83,15 @@ def resolve_arguments(
             raise scope.error(Code.EVENT_TOO_BIG, arg.body.start, hint)
         fetched.append(found)
     return expanded, tuple(fetched)
+
+
+def check_parameters(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> None:
+    """Check the words that stand for a function's parameters, which the kernel replaces first.
+
+    Raises:
+        DefinitionError: the function has not so many, or they are not known.
+    """
+    check_meta(_scope(definition, kernel, arch, target))
 
 
 def _scope(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> Scope:

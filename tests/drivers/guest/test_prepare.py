@@ -119,6 +119,20 @@ def test_preparing_the_same_again_looks_at_the_sites_again() -> None:
     assert [plan.probes for plan in after] == [plan.probes for plan in before]
 
 
+def test_a_pattern_leaves_out_where_nothing_can_be_and_a_name_does_not() -> None:
+    made = _guest()
+    made.guest.memory.write(made.sites[0], b"\xcc")
+    preparer = Preparer(made.guest)
+
+    plans = preparer.prepare(wanted("p vfs_*", "r:back vfs_*"))
+
+    assert {plan.site.addr for plan in plans} & {made.sites[0]} == set()
+    assert len(preparer.left_out) >= 1
+    assert "neither a nop nor a call" in str(preparer.left_out[0])
+    with pytest.raises(RefusedError, match="neither a nop nor a call"):
+        Preparer(made.guest).prepare(wanted("p vfs_*", "p vfs_read"))
+
+
 def test_the_ftrace_strategy_is_refused_where_the_guests_own_ftrace_is() -> None:
     made = _guest()
     call = X86_64.site.branch(made.sites[0], Addr(made.sites[0] + 0x1000))

@@ -10,12 +10,13 @@ from kprobes.arch.machine import Machine
 from kprobes.arch.registry import arch, machine_of_stub
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.memory import GuestMemory
-from kprobes.errors import TargetError
+from kprobes.drivers.journal import at_work
+from kprobes.errors import TargetError, UnreachableError
 from kprobes.image.cache import KernelCache, default_root
 from kprobes.image.file import check_same_build, kernel_from_image, read_image
 from kprobes.image.find import Registers, find_spaces, read_kernel
 from kprobes.model.kernel import Kernel
-from kprobes.transport.connect import connect
+from kprobes.transport.connect import connect, parse_target
 from kprobes.transport.find_ram import WAYS, open_ram
 from kprobes.transport.stub import Stub
 
@@ -47,6 +48,7 @@ def attach(target: str, *, access: Access | None = None, timeout_s: float = 5.0)
         UnreachableError: nothing answers, or somebody else uses the stub.
         TargetError: no Linux that we understand runs there, or not the image's.
     """
+    _check_free(target)
     stub = connect(target, timeout_s=timeout_s)
     try:
         return look(stub, access or Access())
@@ -58,6 +60,19 @@ def attach(target: str, *, access: Access | None = None, timeout_s: float = 5.0)
     except BaseException:
         stub.detach()
         raise
+
+
+def _check_free(target: str) -> None:
+    # A stub serves one at a time: without a word, the second would wait until it gives up.
+    address = parse_target(target)
+    other = at_work(lambda each: parse_target(each) == address)
+    if other is None:
+        return
+    first, *others = dict.fromkeys(each.definition for each in other.probes) or ("",)
+    what = f" ({first}{f' and {len(others)} more' if others else ''})" if first else ""
+    raise UnreachableError(
+        f"process {other.pid} is tracing this guest{what}: a gdb stub serves one at a time"
+    )
 
 
 def look(stub: Stub, access: Access) -> Guest:

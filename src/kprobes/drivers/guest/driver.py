@@ -227,6 +227,8 @@ class GuestDriver:
         stub, was_held = self.guest.stub, self._is_held
         stub.wait(0)
         self._is_held = stub.is_held
+        if self._is_held != was_held:
+            self._journal.note_held(is_held=self._is_held)
         if self._is_held and not was_held:
             self.tell("somebody else has paused the guest; events come again when it goes on")
 

@@ -181,8 +181,11 @@ def rescue(
     """
     with _connect(target, patience_s) as stub:
         # Inside: whatever is wrong with the journal, the guest must run again.
-        stub.is_held &= not was_killed
+        is_stopped, stub.is_held = stub.is_held, stub.is_held and not was_killed
         entry = read(journal) if journal.exists() else None
+        if entry is not None and entry.is_held:
+            # By somebody else before: it is not for us to let it run.
+            stub.is_held = is_stopped
         try:
             rescued = Rescued(0, 0) if entry is None or entry.is_done else _put_right(stub, entry)
         except GuestReplacedError:

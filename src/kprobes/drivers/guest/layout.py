@@ -6,7 +6,7 @@ per-CPU symbols, in 6.12 members of ``pcpu_hot``, in 7.2 symbols again.
 
 from kprobes.arch.registry import machine
 from kprobes.drivers.guest.memory import GuestMemory
-from kprobes.errors import TargetError, UnknownTypeError
+from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.model.abi import Readers, TaskAbi
 from kprobes.model.kernel import Kernel
 from kprobes.model.types import Types
@@ -89,6 +89,14 @@ def per_cpu_bases(memory: GuestMemory, kernel: Kernel) -> tuple[int, ...]:
     if not 0 < count <= _MAX_CPUS:
         raise TargetError(f"the guest says that it has {count} CPUs; its memory is corrupted")
     return tuple(memory.u64(offsets + 8 * cpu) for cpu in range(count))
+
+
+def possible_cpus(memory: GuestMemory, kernel: Kernel) -> int | None:
+    """Return how many CPUs a guest can have, or None where it does not tell."""
+    try:
+        return len(per_cpu_bases(memory, kernel))
+    except (TargetError, MemoryFault):
+        return None
 
 
 def _per_cpu(kernel: Kernel, symbol: str, member: str | None = None) -> int:

@@ -8,12 +8,13 @@ from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.returning import ReturnPlanner, Roles
 from kprobes.drivers.places import places_of, unchecked
 from kprobes.errors import KprobesError, NotLoadedError, RefusedError
+from kprobes.lang.listing import is_of_pattern
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.exits import ReturnWay
 from kprobes.model.filter import Filter
 from kprobes.model.plan import Plan, Strategy
 from kprobes.model.resolved import Resolved
-from kprobes.model.returns import Role
+from kprobes.model.returns import Returning, Role
 from kprobes.model.symbol import Symbol, place_of
 from kprobes.model.upcall import Upcall
 from kprobes.plan.choose import Wish
@@ -72,13 +73,49 @@ class _Probes:
             yield _Probes(by_return={addr: found})
 
 
+@dataclass(slots=True, kw_only=True)
+class _LeftOut:
+    # Why functions are not probed, by the address of their entry's probe.
+    sites: dict[Addr, RefusedError] = field(default_factory=dict[Addr, RefusedError])
+    returns: dict[Addr, RefusedError] = field(default_factory=dict[Addr, RefusedError])
+
+    def __len__(self) -> int:
+        return len(self.sites) + len(self.returns)
+
+    def errors(self) -> list[RefusedError]:
+        return [*self.sites.values(), *self.returns.values()]
+
+    def take(
+        self,
+        addr: Addr,
+        found: Sequence[Resolved],
+        returning: Sequence[Returning],
+        error: RefusedError,
+    ) -> bool:
+        """Leave out whose probes need a place that cannot be patched; not what was named."""
+        probes = [*found, *(probe for each in returning for probe in each.returns.probes)]
+        if not probes or not all(is_of_pattern(probe.definition) for probe in probes):
+            return False
+        self.sites |= {addr: error} if found else {}
+        self.returns |= {each.returns.entry: error for each in returning}
+        return True
+
+    def rest(self, probes: _Probes) -> _Probes:
+        if not self:
+            return probes
+        return _Probes(
+            by_site={a: p for a, p in probes.by_site.items() if a not in self.sites},
+            by_return={a: p for a, p in probes.by_return.items() if a not in self.returns},
+        )
+
+
 class Preparer:
     """Resolves and plans against one guest, without changing it.
 
     Attributes:
         places: what resolves definitions.
         waiting: definitions in modules that are not loaded, by event id.
-        left_out: why functions that patterns match are not probed at their returns.
+        left_out: why functions that patterns match are not probed, or not at their returns.
     """
 
     def __init__(self, guest: Guest, check: Callable[[Guest], None] = unchecked) -> None:
@@ -111,7 +148,7 @@ class Preparer:
         # What a site holds may have changed since the last time; what a name is has not.
         is_watched = self.waiting or self._is_in_module()
         asked = wanted.asked if is_watched else replace(wanted.asked, watch=())
-        return list(self._plans(self._probes, asked))
+        return self._plans(self._probes, asked)
 
     def late(self, guest: Guest) -> tuple[list[Plan], list[KprobesError]]:
         """Return plans for what waited and can be placed now, and what is wrong with the rest.
@@ -184,7 +221,20 @@ class Preparer:
         group = probes.by_return if is_return else probes.by_site
         group.setdefault(probe.layout.ip, []).append(found)
 
-    def _plans(self, probes: _Probes, asked: Asked) -> Iterator[Plan]:
+    def _plans(self, probes: _Probes, asked: Asked) -> list[Plan]:
+        # Of patterns, functions that cannot be probed are left out: with all their places.
+        left = _LeftOut()
+        while True:
+            known = len(left)
+            plans = list(self._planned(left.rest(probes), asked, left))
+            if len(left) == known:
+                break
+        if left and not plans:
+            raise left.errors()[0]
+        self.left_out = [*self.left_out, *left.errors()]
+        return plans
+
+    def _planned(self, probes: _Probes, asked: Asked, left: _LeftOut) -> Iterator[Plan]:
         wanted = self._wanted
         planner = ReturnPlanner(self.places, way=wanted.way, strategy=wanted.strategy)
         # Every hit runs them in this order: add_new_kprobe() puts the new one first.
@@ -207,14 +257,19 @@ class Preparer:
             is_recorded = bool(found) or any(each.returns.probes for each in returning)
             is_entry = found or addr in returns
             place = (look if is_entry else at_exit) if is_recorded else freely
-            plan = Plan(
-                site=place(addr, definition),
-                probes=tuple(reversed(found)),
-                upcalls=tuple(asking.get(addr, ())),
-                returning=tuple(each for each in returning if each.is_compiled),
-            )
-            self._check_asking(plan)
-            self._check_alone(plan, patched)
+            try:
+                plan = Plan(
+                    site=place(addr, definition),
+                    probes=tuple(reversed(found)),
+                    upcalls=tuple(asking.get(addr, ())),
+                    returning=tuple(each for each in returning if each.is_compiled),
+                )
+                self._check_asking(plan)
+                self._check_alone(plan, patched)
+            except RefusedError as error:
+                if addr in asking or not left.take(addr, found, returning, error):
+                    raise
+                continue
             yield plan
 
     def _check_alone(self, plan: Plan, patched: dict[Addr, Plan]) -> None:

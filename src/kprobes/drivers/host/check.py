@@ -23,6 +23,7 @@ class _BySpelling:
         self._places = HostPlaces(machine)
         self.kernel = machine.kernel
         self.arch = machine.arch
+        self.cpus = machine.cpus
         self.sooner = self._places.sooner
         self.is_probeable = self._places.is_probeable
 

@@ -1,14 +1,13 @@
 """What definitions mean on this machine's kernel: globs, functions, arguments."""
 
 from kprobes.drivers.host.machine import HostMachine
+from kprobes.drivers.sooner import sooner
 from kprobes.errors import DefinitionError, RefusedError
 from kprobes.lang.listing import at_function
-from kprobes.lang.parser import parse_prefix
 from kprobes.model.definition import Definition
 from kprobes.model.resolved import Resolved
 from kprobes.model.symbol import Symbol
-from kprobes.resolve.place import find_target
-from kprobes.resolve.resolve import resolve, resolve_arguments
+from kprobes.resolve.resolve import resolve
 from kprobes.units import Addr
 
 
@@ -57,18 +56,7 @@ class HostPlaces:
 
     def sooner(self, error: DefinitionError) -> DefinitionError:
         """Return what the kernel finds first in a definition that has an error in its text."""
-        machine = self._machine
-        before = parse_prefix(error.command, registers=machine.arch.registers)
-        if before is None:
-            return error
-        try:
-            target = find_target(before, self._kernel, _entry_of)
-            resolve_arguments(before, self._kernel, machine.arch, target)
-        except DefinitionError as first:
-            return first
-        except RefusedError:
-            return error
-        return error
+        return sooner(error, self._kernel, self._machine.arch, _entry_of)
 
     def is_probeable(self, function: Symbol) -> bool:
         """Whether the kernel takes a probe in a function, as far as can be told without asking."""
