@@ -20,8 +20,6 @@ class Dialect:
         before: what is added to the instruction pointer that is shown before an instruction.
         are_addresses_signed: whether return addresses on stacks are. Then nobody can give them back
             from outside: who disarms waits for the calls that were taken over.
-        is_own_probe_first: whether the guest's own probe of an entry comes before ours, which then
-            takes a return over from it.
     """
 
     syscall: str
@@ -33,7 +31,6 @@ class Dialect:
     site: int
     before: int
     are_addresses_signed: bool
-    is_own_probe_first: bool
 
 
 DIALECTS = {
@@ -48,7 +45,6 @@ DIALECTS = {
         # As behind the kernel's int3.
         before=1,
         are_addresses_signed=False,
-        is_own_probe_first=True,
     ),
     "arm64": Dialect(
         syscall="__arm64_sys_",
@@ -60,7 +56,6 @@ DIALECTS = {
         site=4,
         before=0,
         are_addresses_signed=True,
-        is_own_probe_first=True,
     ),
 }
 """By Debian's name."""

@@ -116,3 +116,30 @@ def test_any_memory_is_read_without_a_crash(ops: bytes, chosen: bytes) -> None:
     memory.pieces |= {OPS: ops, FILTER: chosen}
 
     Tracers(memory, kernel()).of(SITE)
+
+
+def test_how_many_trace_a_site_and_whether_one_wants_all_registers() -> None:
+    memory = make_memory()
+    tracers = Tracers(memory, kernel())
+    assert tracers.are_there
+    assert tracers.wanted([SITE, SITE + 0x40]) == [(1, False), (0, False)]
+
+    ops = bytearray(memory.pieces[OPS])
+    struct.pack_into("<Q", ops, 16, 1 << 2)
+    memory.pieces[OPS] = bytes(ops)
+
+    assert Tracers(memory, kernel()).wanted([SITE]) == [(1, True)]
+
+
+def test_where_types_do_not_tell_it_is_not_known_who_traces_but_that_somebody_does() -> None:
+    untyped = make_kernel([symbol("ftrace_ops_list", LIST, type="D")])
+    tracers = Tracers(make_memory(), untyped)
+
+    assert (tracers.are_there, tracers.wanted([SITE])) == (True, [None])
+
+
+def test_an_empty_list_is_nobody() -> None:
+    memory = make_memory()
+    memory.pieces[LIST] = struct.pack("<Q", END)
+
+    assert not Tracers(memory, kernel()).are_there

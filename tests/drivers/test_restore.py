@@ -14,8 +14,8 @@ from tests.build.journals import MARK_AT, make_undo, mark_guest, write_journal
 from tests.build.stub import FakeStub, listening
 
 
-def _take_nothing_back(*_: object) -> int:
-    return 0
+def _take_nothing_back(*_: object) -> tuple[int, int]:
+    return 0, 0
 
 
 @pytest.fixture(autouse=True)

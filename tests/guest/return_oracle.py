@@ -1,33 +1,26 @@
 """The kernel's own return probes beside ours, in one guest: armed, loaded, read back, compared.
 
-The native ones are there all the time, so that they see every return that we see. At an entry of
-amd64 ours come first, as they are chained in front; at one of arm64 the kernel's own. At a return
-instruction, and at a tail jump that we took over last, ours come first; a return that both took
-over at the entry comes to the trampoline first of who was the last there, and from there to the
-other's.
+The native ones are there all the time, so that they see every return that we see. At an entry the
+kernel's own come first, and at a return ours: a return that both took over comes to the trampoline
+first of who was the last at the entry, and from there to the other's.
 """
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from kprobes.drivers.check import checker_of_guest
 from kprobes.model.exits import ReturnWay
 from kprobes.model.hits import Counts
 from kprobes.session import Session
-from tests.build.dialect import Dialect, dialect_of
+from tests.build.dialect import Dialect
 from tests.build.returned import Ran
 from tests.guest import oracle
 from tests.guest.oracle import Comparison, Hit, Native, Stream, Tracefs
 
 _MAXACTIVE = 256
-_MOST_EARLY = 2
-"""Calls of one stream that can be in progress when ours is armed."""
 _BUFFER_KIB = 16384
-_FIRST_US = 1_000_000
-"""So long before our first record the kernel's of the same return may be: vCPUs await turns."""
 _AT_ONCE = 100
 """Definitions that fit into one command."""
 _ARROW = " <- "
@@ -42,7 +35,6 @@ class Recorded:
         counts: ours.
         misses: of the kernel's own, by event, during this load.
         newest: the last task that there was when ours was armed.
-        unlike: streams of calls that both took over, in which the kernel's returns are not ours.
         end_us: when ours was still armed, and all that had returned was recorded. Behind it a call
             that the kernel's own holds returns to ours once more, however late.
     """
@@ -51,7 +43,6 @@ class Recorded:
     counts: Counts
     native: Native
     misses: Counter[str]
-    unlike: list[Stream]
     newest: int
     end_us: int
 
@@ -97,12 +88,16 @@ class Pair:
         self._files = Tracefs(session)
         self.refused = self._add(lines)
         both = [line for line in lines if oracle.event_of(line) not in self.refused]
+        self._files.run("echo 1 > events/kprobes/enable")
         # Where the kernel's own is at the ftrace site, ours is behind it, if it can be.
-        verdicts = checker_of_guest(session.driver.guest).check("\n".join(both))
-        found = zip(both, verdicts, strict=True)
+        entries = "\n".join(f"p {line.split()[1]}" for line in both)
+        verdicts = checker_of_guest(session.driver.guest).check(entries)
+        found = list(zip(both, verdicts, strict=True))
         self.lines = [line for line, verdict in found if verdict.is_accepted]
         assert len(self.lines) > 0.95 * len(both)
-        self._files.run("echo 1 > events/kprobes/enable")
+        for line, verdict in found:
+            if not verdict.is_accepted:
+                self._files.run(f"echo 0 > events/kprobes/{oracle.event_of(line)}/enable")
 
     def record(self, load: str, *, way: ReturnWay | None = None) -> Recorded:
         """Run a load with ours armed, probed in a way if one is named."""
@@ -119,10 +114,8 @@ class Pair:
         fields = oracle.fields_of_layouts(p.layout for plan in plans for p in plan.recorded)
         ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
         assert trace.counts is not None
-        compared, unlike = compare(ours, theirs, _hooked(session), end_us)
         return Recorded(
-            compared=compared,
-            unlike=unlike,
+            compared=compare(ours, theirs, end_us),
             newest=newest,
             counts=trace.counts,
             native=native,
@@ -145,39 +138,13 @@ class Pair:
         return {name for part in parts for name in self._files.run("".join(part)).split()}
 
 
-def compare(
-    ours: Sequence[Hit], theirs: Sequence[Hit], hooked: Collection[str], end_us: int
-) -> tuple[Comparison, list[Stream]]:
-    """Hold our records of returns against the kernel's.
-
-    Args:
-        ours: all our hits.
-        theirs: the kernel's.
-        hooked: events whose calls both took over, the kernel last: it records these first, and ours
-            may be much later, but in the same order.
-        end_us: when ours was still armed.
-
-    Returns:
-        What is the same, and the streams of ``hooked`` in which the kernel's are not ours.
-    """
-    result = Comparison()
-    if any(hit.event not in hooked for hit in ours):
-        plain = ([hit for hit in hits if hit.event not in hooked] for hits in (ours, theirs))
-        result = oracle.compare(*plain)
+def compare(ours: Sequence[Hit], theirs: Sequence[Hit], end_us: int) -> Comparison:
+    """Hold our records of returns against the kernel's, until when ours was still armed."""
+    result = oracle.compare(ours, theirs)
     since = min(hit.ts_us for hit in ours)
-    during = (hit for hit in theirs if since - _FIRST_US <= hit.ts_us < end_us)
-    mine, kernels = (
-        _streams(hit for hit in hits if hit.event in hooked) for hits in (ours, during)
-    )
-    unlike = [
-        stream
-        for stream in mine.keys() | kernels.keys()
-        if not _pair_in_order(mine[stream], kernels[stream], since, result)
-    ]
     # A call that the kernel's own holds returns to us when nothing else does any more.
     result.native_only = [hit for hit in result.native_only if since <= hit.ts_us < end_us]
-    result.pairs.sort(key=lambda pair: pair[0].ts_us)
-    return result, unlike
+    return result
 
 
 def _cut(native: Native) -> tuple[int, Native]:
@@ -185,68 +152,6 @@ def _cut(native: Native) -> tuple[int, Native]:
     (found,) = re.finditer(rf".* (\d+)\.(\d{{6}}): tracing_mark_write: {_END}\n", native.text)
     rest = native.text[: found.start()] + native.text[found.end() :]
     return int(found[1]) * 1_000_000 + int(found[2]), replace(native, text=rest)
-
-
-def _streams(hits: Iterable[Hit]) -> defaultdict[Stream, list[Hit]]:
-    found: defaultdict[Stream, list[Hit]] = defaultdict(list)
-    for hit in hits:
-        found[hit.stream].append(hit)
-    return found
-
-
-def _pair_in_order(
-    ours: Sequence[Hit], theirs: Sequence[Hit], since: int, result: Comparison
-) -> bool:
-    # The kernel's are some of ours, in the same order, but for those before ours was armed, and
-    # for calls that had begun then.
-    most = _MOST_EARLY + sum(hit.ts_us < since for hit in theirs)
-    ways = [
-        (early, pairs)
-        for early in range(min(len(theirs), most) + 1)
-        if (pairs := _in_order(ours, theirs[early:])) is not None
-    ]
-    if not ways:
-        result.ours_only += ours
-        result.native_only += theirs
-        return False
-    early, pairs = min(ways, key=lambda way: _late(way[1]))
-    paired = {id(mine) for mine, _ in pairs}
-    result.pairs += pairs
-    result.ours_only += [hit for hit in ours if id(hit) not in paired]
-    result.native_only += theirs[:early]
-    return True
-
-
-def _in_order(ours: Sequence[Hit], theirs: Sequence[Hit]) -> list[tuple[Hit, Hit]] | None:
-    rest, pairs = iter(ours), list[tuple[Hit, Hit]]()
-    for native in theirs:
-        mine = next((hit for hit in rest if _is_same(hit, native)), None)
-        if mine is None:
-            return None
-        pairs.append((mine, native))
-    return pairs
-
-
-def _is_same(ours: Hit, native: Hit) -> bool:
-    is_later = ours.ts_us >= native.ts_us - oracle.ROUNDING_US
-    return is_later and oracle.agree(ours, native) and function_of(ours) == function_of(native)
-
-
-def _late(pairs: Sequence[tuple[Hit, Hit]]) -> int:
-    # How many of ours come behind the kernel's next one: too many calls were taken for known.
-    return sum(
-        ours.ts_us > following.ts_us + oracle.ROUNDING_US
-        for (ours, _), (_, following) in pairwise(pairs)
-    )
-
-
-def _hooked(session: Session) -> set[str]:
-    # Ours take these over at the entry, and the kernel's own do so after them.
-    if dialect_of(session).is_own_probe_first:
-        return set()
-    returning = (each.returns for plan in session.driver.plans for each in plan.returning)
-    hooked = [each for each in returning if each.way is ReturnWay.RETHOOK]
-    return {probe.layout.event for each in hooked for probe in each.probes}
 
 
 def returned_values(ran: Sequence[Ran], dialect: Dialect) -> list[str]:

@@ -21,8 +21,8 @@ from tests.build.stub import FakeStub, listening, packet, send
 OLD, NEW = b"\x0f\x1f\x44\x00\x00", b"\xe8abcd"
 
 
-def _take_nothing_back(*_: object) -> int:
-    return 0
+def _take_nothing_back(*_: object) -> tuple[int, int]:
+    return 0, 0
 
 
 @pytest.fixture(autouse=True)

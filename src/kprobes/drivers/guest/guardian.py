@@ -19,14 +19,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kprobes.drivers.journal import FLAGS, Entry, Journal, read
+from kprobes.drivers.journal import FLAGS, Entry, Journal, Undo, read
 from kprobes.drivers.rollback import roll_back
 from kprobes.errors import (
     FormatError,
@@ -219,10 +219,14 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
         return Rescued(places, 0)
     if stub.is_held:
         raise KprobesError("the guest is paused by somebody else")
+    put_back, memory = _reclaim(stub, entry, records)
+    return Rescued(places + put_back, memory)
+
+
+def _reclaim(stub: Stub, entry: Entry, records: Sequence[Undo]) -> tuple[int, int]:
     from kprobes.drivers.guest.reclaim import reclaim
 
-    put_back, memory = reclaim(stub, Journal.reopen(entry), records, image=entry.image)
-    return Rescued(places + put_back, memory)
+    return reclaim(stub, Journal.reopen(entry), records, image=entry.image)
 
 
 def _connect(target: str, patience_s: float) -> Stub:
