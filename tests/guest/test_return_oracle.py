@@ -40,7 +40,7 @@ def recorded(ours: Sequence[Hit], native: Sequence[Hit], misses: int = 0) -> Rec
 
 
 def test_returns_of_one_microsecond_are_told_apart_by_their_order() -> None:
-    ours, native = [hit(n, 10) for n in (1, 2, 2, 3)], [hit(n, 11) for n in (1, 2, 2, 3)]
+    ours, native = [hit(n, 10) for n in (1, 2, 2, 3)], [hit(n, 10) for n in (1, 2, 2, 3)]
 
     found = recorded(ours, native)
 
