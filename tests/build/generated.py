@@ -43,6 +43,31 @@ def write() -> None:
     (GOLDEN / "generated_definitions.txt").write_text(f"{text}\n")
 
 
+def drawn(number: int, count: int) -> list[tuple[str, bool]]:
+    """Return definitions that the grammar makes, and whether only newer kernels know them.
+
+    Args:
+        number: the same one gives the same, for the same Hypothesis.
+        count: so many, but for those that come twice.
+    """
+    found: dict[str, None] = {}
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    @given(definitions(_ONLY))
+    def collect(line: str) -> None:
+        found[line] = None
+
+    collect()
+    return [(line, _NEWER.search(line) is not None) for line in found]
+
+
 def _title(line: str) -> str:
     if ":%p" in line and _is_right(line):
         return _TITLES[2]

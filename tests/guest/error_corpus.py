@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kprobes.model.codes import Code
+from tests.build.generated import drawn
 from tests.build.words import WORDS
 
 RELEASES = {"6.1": "bookworm", "6.12": "bookworm-backports", "7.2": "sid"}
@@ -50,6 +51,16 @@ class Case:
 
     def is_known_to(self, release: str) -> bool:
         return self.since <= tuple(map(int, release.split(".")))
+
+
+def new_cases(number: int, count: int) -> list[Case]:
+    """Return cases that are not in the file, the same ones for the same number."""
+    known = {case.text for case in CORPUS}
+    return [
+        Case(text, max((6, 12) if is_newer else (), _limits_since(text)))
+        for text, is_newer in drawn(number, count)
+        if text not in known
+    ]
 
 
 def _cases() -> tuple[Case, ...]:

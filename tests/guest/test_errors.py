@@ -1,5 +1,7 @@
 """The kernel's own judgement of definitions, and ours: accepted or not, text, column, listing."""
 
+import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +21,7 @@ from kprobes.plan.choose import Wish
 from kprobes.resolve.siblings import check_alike
 from kprobes.transport.qemu_command import MachineOptions
 from tests.guest.differences import DIFFERENCES, Ours, Release, reason_for
-from tests.guest.error_corpus import CORPUS, OLD_TEXTS, RELEASES, Case
+from tests.guest.error_corpus import CORPUS, OLD_TEXTS, RELEASES, Case, new_cases
 from tests.guest.judge import Verdict, judge
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -32,6 +34,7 @@ _OURS = {
     "NOT_YET",
     "NOT_IN_RELEASE",
 }
+_NEW = 150
 _CPUS = 6
 """More than five: the kernel lists a return probe's maxactive, which depends on them."""
 _WITHOUT_A_CASE = _OURS | {
@@ -93,9 +96,14 @@ class Events:
 
 @dataclass(frozen=True)
 class Judged:
-    """A kernel's verdicts and ours."""
+    """A kernel's verdicts and ours.
+
+    Attributes:
+        seed: of the cases that are new each time; KPROBES_SEED makes the same ones again.
+    """
 
     release: Release
+    seed: int
     pairs: Sequence[tuple[Case, Ours, Verdict]]
 
     def differing(self) -> list[tuple[Case, Ours, Verdict]]:
@@ -110,7 +118,9 @@ class Judged:
 @pytest.fixture(scope="module", params=RELEASES)
 def judged(request: pytest.FixtureRequest, arch: str) -> Judged:
     release = str(request.param)
-    cases = [case.in_words_of(arch) for case in CORPUS if case.is_known_to(release)]
+    seed = int(os.environ.get("KPROBES_SEED") or secrets.randbits(32))
+    every = dict.fromkeys(case.in_words_of(arch) for case in (*CORPUS, *new_cases(seed, _NEW)))
+    cases = [case for case in every if case.is_known_to(release)]
     options = MachineOptions(suite=RELEASES[release], arch=arch, cpus=_CPUS)
     running, verdicts = judge([case.lines for case in cases], options)
     assert running.startswith(f"{release}.") or release == "7.2" < running
@@ -119,7 +129,7 @@ def judged(request: pytest.FixtureRequest, arch: str) -> Judged:
         guest = session.driver.guest
         places, cpus = places_of(guest), possible_cpus(guest.memory, guest.kernel)
         ours = [our_verdict(case, places, cpus) for case in cases]
-    return Judged(Release(release, arch), list(zip(cases, ours, theirs, strict=True)))
+    return Judged(Release(release, arch), seed, list(zip(cases, ours, theirs, strict=True)))
 
 
 def test_the_corpus_is_large_and_has_no_case_twice() -> None:
@@ -134,7 +144,7 @@ def test_the_kernel_and_we_agree(judged: Judged) -> None:
         if reason_for(case, ours, theirs, judged.release) is None
     ]
 
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join([f"KPROBES_SEED={judged.seed}", *wrong])
 
 
 def test_every_difference_is_still_there(judged: Judged) -> None:

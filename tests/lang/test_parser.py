@@ -196,6 +196,16 @@ def test_words_for_parameters_behind_an_error_can_be_had() -> None:
     assert [arg.text for arg in found.with_parameters.args] == ["$arg1", "$arg9", "$arg*"]
 
 
+@pytest.mark.parametrize(
+    ("word", "found"), [("args->f_inode-i_ino", "args"), ("a-b->c", ""), ("file->f_op:u9", "")]
+)
+def test_the_variable_of_a_walk_that_is_wrong_behind_it_can_be_had(word: str, found: str) -> None:
+    prefix = parse_prefix(f"r f {word}", registers=REGISTERS)
+
+    assert prefix is not None
+    assert [arg.text for arg in prefix.with_variable.args] == ([found] if found else [])
+
+
 @pytest.mark.parametrize("text", ["", "p " + 4094 * "f", "p", "x f", "p3 f", "p f%foo", "-foo"])
 def test_nothing_stands_before_an_error_in_the_place(text: str) -> None:
     assert parse_prefix(text, registers=REGISTERS) is None

@@ -84,10 +84,13 @@ class Prefix(NamedTuple):
     Attributes:
         read: the definition with the arguments before the error, its event without a name.
         with_parameters: the same, and the words behind it that stand for parameters.
+        with_variable: the same, and the variable of a wrong walk along members, if that is wrong
+            behind its first arrow.
     """
 
     read: Definition
     with_parameters: Definition
+    with_variable: Definition
 
 
 def parse_prefix(text: str, *, registers: Collection[str]) -> Prefix | None:
@@ -113,7 +116,8 @@ def parse_prefix(text: str, *, registers: Collection[str]) -> Prefix | None:
         return None
     kind = Kind.RETURN if is_return else kind
     words = rest[1:]
-    found, parameters = _right_arguments(head, words, _scope(registers, rest[0], place, kind))
+    scope = _scope(registers, rest[0], place, kind)
+    found, parameters = _right_arguments(head, words, scope)
     read = Definition(
         command=head.command,
         kind=kind,
@@ -123,7 +127,23 @@ def parse_prefix(text: str, *, registers: Collection[str]) -> Prefix | None:
         place=place,
         args=found,
     )
-    return Prefix(read, replace(read, args=(*found, *parameters)))
+    variable = _variable(words[len(found)], scope) if len(found) < len(words) else ()
+    return Prefix(
+        read=read,
+        with_parameters=replace(read, args=(*found, *parameters)),
+        with_variable=replace(read, args=(*found, *variable)),
+    )
+
+
+def _variable(word: Piece, scope: Scope) -> tuple[FetchArg, ...]:
+    try:
+        read_arguments((word,), scope)
+    except DefinitionError as error:
+        before, arrow, _ = word.text.partition("->")
+        if error.code == Code.BAD_HYPHEN.name and arrow and "(" not in before:
+            with suppress(DefinitionError):
+                return read_arguments((word.cut(0, len(before)),), scope)
+    return ()
 
 
 def _right_arguments(

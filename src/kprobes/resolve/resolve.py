@@ -1,6 +1,7 @@
 """A Definition and a Kernel to a Resolved probe: names become addresses, registers, offsets."""
 
 from kprobes.arch.facts import Arch
+from kprobes.errors import DefinitionError
 from kprobes.model.codes import Code
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.kernel import Kernel
@@ -92,6 +93,19 @@ def check_parameters(definition: Definition, kernel: Kernel, arch: Arch, target:
         DefinitionError: the function has not so many, or they are not known.
     """
     check_meta(_scope(definition, kernel, arch, target))
+
+
+def check_variables(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> None:
+    """Check that there are the variables that a definition names, whatever their types.
+
+    Raises:
+        DefinitionError: one is not found.
+    """
+    try:
+        resolve_arguments(definition, kernel, arch, target)
+    except DefinitionError as error:
+        if error.code == Code.NO_BTFARG.name:
+            raise
 
 
 def _scope(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> Scope:
