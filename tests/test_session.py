@@ -8,7 +8,7 @@ import pytest
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.journal import Journal
-from kprobes.errors import DefinitionError, TargetError, UsageError
+from kprobes.errors import DefinitionError, RefusedError, TargetError, UsageError
 from kprobes.model.exits import ReturnWay
 from kprobes.session import Session
 from tests.build.named_guest import make_named_guest
@@ -57,6 +57,22 @@ def test_a_later_call_minds_what_is_there_and_changes_nothing_when_it_is_wrong(
 
     assert caught.value.code == code
     assert (commands(session), planned(session)) == (["p:a vfs_read"], ["a"])
+
+
+def test_what_is_being_recorded_is_not_taken_away(session: Session) -> None:
+    session.probe("p:a vfs_read\np:b vfs_write")
+    engine = vars(session)["_engine"]
+    engine.recorded = tuple(session.definitions)
+    session.probe("p:c vfs_read")
+
+    with pytest.raises(RefusedError, match="a is being recorded: Device or resource busy"):
+        session.probe("-:a")
+    session.probe("-:c")
+    assert commands(session) == ["p:a vfs_read", "p:b vfs_write"]
+
+    engine.recorded = ()
+    session.probe("-:a")
+    assert commands(session) == ["p:b vfs_write"]
 
 
 def test_a_deletion_takes_away_what_an_earlier_call_added(session: Session) -> None:

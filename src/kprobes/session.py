@@ -18,7 +18,7 @@ from kprobes.drivers.guest.lifetime import open_driver
 from kprobes.drivers.guest.pump import open_pump
 from kprobes.drivers.places import places_of
 from kprobes.drivers.pump import ROOM, Pump
-from kprobes.errors import DefinitionError, UsageError
+from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.handlers import decorate
 from kprobes.handlers.engine import GuestEngine
 from kprobes.handlers.live import LiveKernel
@@ -111,7 +111,7 @@ class Session:
 
         Raises:
             DefinitionError: one is wrong, or names what this kernel has not.
-            RefusedError: a function cannot be probed.
+            RefusedError: a function cannot be probed, or what goes is being recorded.
         """
         self._check_open()
         extras = Extras(duration=duration, exit=exits)
@@ -120,6 +120,12 @@ class Session:
             for each in self._parse(text)
         ]
         definitions = apply(statements, existing=tuple(self.definitions))
+        if busy := [each for each in self._engine.recorded if each not in definitions]:
+            # As the kernel's EBUSY for an event that is switched on.
+            raise RefusedError(
+                f"{busy[0].event} is being recorded: Device or resource busy; it can be taken away "
+                "when the recording has ended"
+            )
         with self._engine.resting():
             self.driver.prepare(definitions)
         self.definitions = [*definitions]

@@ -34,6 +34,8 @@ _BETWEEN_S = 0.002
 @contextmanager
 def paused_between_changes(guest: Guest) -> Generator[Tracers]:
     """Stop a guest that is not just about to change its own tracers, if that is to be had."""
+    # How its structures look is found out before it stands still.
+    Tracers(guest.memory, guest.kernel)
     deadline = time.monotonic() + _CHANGE_S
     while True:
         with guest.stub.paused():
