@@ -62,7 +62,6 @@ _PLACING_TEXTS = ("", *(Code[name].text for name in _PLACING))
 _REFUSED = Code.FAIL_REG_PROBE.text
 _UNKNOWN_ENTRY = (Code.NOFENTRY_ARGS.text, Code.NOSUP_BTFARG.text)
 _ADDRESS = re.compile(r"0x[0-9a-f]{16}")
-_WILD = 1000
 
 
 def reason_for(
@@ -151,7 +150,8 @@ def _is_rewritten(case: Case, ours: Ours, theirs: Verdict) -> bool:
 
 def _is_wild(case: Case, ours: Ours, theirs: Verdict) -> bool:
     del case
-    return theirs.column > _WILD and _is_same_but_caret(ours, theirs)
+    # The distance of two pieces of the kernel's memory: it is another one each time.
+    return theirs.column > len(theirs.command) and _is_same_but_caret(ours, theirs)
 
 
 def _is_taken_for_char(case: Case, ours: Ours, theirs: Verdict) -> bool:
