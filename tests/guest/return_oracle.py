@@ -90,7 +90,7 @@ class Pair:
         both = [line for line in lines if oracle.event_of(line) not in self.refused]
         self._files.run("echo 1 > events/kprobes/enable")
         # Where the kernel's own is at the ftrace site, ours is behind it, if it can be.
-        entries = "\n".join(f"p {line.split()[1]}" for line in both)
+        entries = "\n".join(f"p:{oracle.event_of(line)} {line.split()[1]}" for line in both)
         verdicts = checker_of_guest(session.driver.guest).check(entries)
         found = list(zip(both, verdicts, strict=True))
         self.lines = [line for line, verdict in found if verdict.is_accepted]

@@ -71,7 +71,7 @@ class Tracers:
     def __init__(self, memory: Memory, kernel: Kernel) -> None:
         self._memory = memory
         self._symbols = kernel.symbols
-        self._at = _offsets(kernel)
+        self._at = offsets(kernel)
         self._entries_of: dict[int, frozenset[int]] = {}
         self.all: tuple[Tracer, ...] = tuple(self._read())
 
@@ -180,7 +180,8 @@ class Tracers:
             return 0
 
 
-def _offsets(kernel: Kernel) -> Mapping[str, int]:
+def offsets(kernel: Kernel) -> Mapping[str, int]:
+    """Return where the members are that tell of tracers, or nothing where types do not tell."""
     if kernel.types is None or kernel.symbols.find("ftrace_ops_list") is None:
         return {}
     try:

@@ -194,6 +194,11 @@ class Places:
                 f"{place} is an ftrace site that the guest's own ftrace uses, and may change at "
                 "any time: no call of ours there; without --strategy ftrace it is probed behind it"
             )
+        if ftrace.leads_elsewhere(at, instructions.memory, self.sites):
+            raise RefusedError(
+                f"{place}: the guest's own ftrace uses its site, and may go on elsewhere "
+                "from there (a live patch): what comes behind need not run"
+            )
         try:
             found = instructions.site(Addr(at + self.arch.site.size), wish)
         except RefusedError as error:

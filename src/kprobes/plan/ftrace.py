@@ -23,6 +23,9 @@ from kprobes.units import U64, Addr
 DISABLED = 1 << 25
 """FTRACE_FL_DISABLED: the guest's ftrace leaves the site alone. Same bit from 5.10 to 7.x."""
 
+_LEADS_ELSEWHERE = 1 << 26
+"""FTRACE_FL_IPMODIFY: one of the site's tracers may go on elsewhere, as a live patch does. Same bit
+from 5.10 to 7.x."""
 _MAX_PAGES = 10_000
 _MAX_RECORDS = 1_000_000
 _RECORD_SIZE = 16
@@ -185,6 +188,12 @@ def is_in_use(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> boo
     """
     is_live = bool(sites.find(addr))
     return is_live and facts.target(addr, memory.read(addr, facts.size)) is not None
+
+
+def leads_elsewhere(addr: Addr, memory: Memory, sites: Sites) -> bool:
+    """Whether the guest's own ftrace may lead a call of a function elsewhere, at its site."""
+    record = sites.find(addr)
+    return bool(record) and bool(_u64(memory, record + 8) & _LEADS_ELSEWHERE)
 
 
 def _sorted(addrs: list[NDArray[np.uint64]], records: list[NDArray[np.uint64]]) -> Sites:

@@ -133,6 +133,18 @@ def test_a_pattern_leaves_out_where_nothing_can_be_and_a_name_does_not() -> None
         Preparer(made.guest).prepare(wanted("p vfs_*", "p vfs_read"))
 
 
+def test_where_the_guests_ftrace_leads_elsewhere_nothing_is_probed_behind_it() -> None:
+    made = _guest()
+    call = X86_64.site.branch(made.sites[0], Addr(made.sites[0] + 0x1000))
+    made.guest.memory.write(made.sites[0], call)
+    record = Preparer(made.guest).places.sites.find(made.sites[0])
+    assert record is not None
+    made.guest.memory.write(Addr(record + 8), (1 << 31 | 1 << 26 | 1).to_bytes(8, "little"))
+
+    with pytest.raises(RefusedError, match="may go on elsewhere"):
+        Preparer(made.guest).prepare(wanted("p vfs_read"))
+
+
 def test_the_ftrace_strategy_is_refused_where_the_guests_own_ftrace_is() -> None:
     made = _guest()
     call = X86_64.site.branch(made.sites[0], Addr(made.sites[0] + 0x1000))

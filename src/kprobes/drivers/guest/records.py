@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest_tracers import Tracers
+from kprobes.drivers.guest_tracers import Tracers, offsets
 from kprobes.drivers.journal import FLAGS, Undo
 from kprobes.drivers.rollback import PhysicalMemory
 from kprobes.units import Phys
@@ -34,8 +34,8 @@ _BETWEEN_S = 0.002
 @contextmanager
 def paused_between_changes(guest: Guest) -> Generator[Tracers]:
     """Stop a guest that is not just about to change its own tracers, if that is to be had."""
-    # How its structures look is found out before it stands still.
-    Tracers(guest.memory, guest.kernel)
+    # Before it stands still; its memory is read only then, as the stub tells who has ended.
+    offsets(guest.kernel)
     deadline = time.monotonic() + _CHANGE_S
     while True:
         with guest.stub.paused():
