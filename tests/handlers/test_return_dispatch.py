@@ -130,6 +130,27 @@ def test_what_is_returned_is_not_known_at_the_entry() -> None:
     assert (seen, served.told) == ([3], [])
 
 
+def _no_types(*_: object) -> None: ...
+
+
+def test_without_types_what_is_returned_is_a_number_that_can_be_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+
+    def handler(instance: Instance, regs: Registers) -> None:
+        seen.append(regs.retval)
+        regs.retval = -13
+
+    served = Served([probe(handler)])
+    monkeypatch.setattr(type(served.made.live.guest.kernel), "types_for", _no_types)
+
+    waiting = served.leave(ax=5)
+
+    assert (seen, served.told) == ([5], [])
+    assert waiting.registers["ax"] == (1 << 64) - 13
+
+
 def test_what_the_function_returns_is_changed_and_the_next_handler_sees_it() -> None:
     def handler(instance: Instance, regs: Registers) -> None:
         regs.retval += 1

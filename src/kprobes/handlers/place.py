@@ -63,6 +63,11 @@ class HandlerPlace:
             )
         return find_prototype(self._types(live), self.function.name)
 
+    def known_prototype(self, live: LiveKernel) -> Prototype | None:
+        """Return the function's prototype, or None where no types tell."""
+        types = live.guest.kernel.types_for(self.module)
+        return types.function(self.function.name) if types is not None else None
+
     def arguments(self, live: LiveKernel) -> tuple[Argument, ...]:
         """Return where the function's arguments are; errors as for ``prototype``."""
         prototype = self.prototype(live)

@@ -20,7 +20,7 @@ _IP = "ip"
 """What requests call the instruction pointer, whatever its name is."""
 
 
-def _no_return() -> Prototype:
+def _no_return() -> Prototype | None:
     raise UsageError("what a function returns is known only when it returns: to a Kretprobe")
 
 
@@ -34,7 +34,8 @@ class Hit:
         module: whose code is probed, or "".
         constants: registers whose value is known at such a hit.
         arguments: returns those of the function that is entered; UsageError when none is.
-        returning: returns the function that returns; UsageError when none does.
+        returning: returns the function that returns, or None where no types tell; UsageError when
+            none does.
     """
 
     live: LiveKernel
@@ -42,7 +43,7 @@ class Hit:
     module: str
     constants: Mapping[str, int]
     arguments: Callable[[], tuple[Argument, ...]]
-    returning: Callable[[], Prototype] = _no_return
+    returning: Callable[[], Prototype | None] = _no_return
 
     @property
     def typed(self) -> Typed:
@@ -114,18 +115,25 @@ class Registers:
     def retval(self) -> Any:
         """What the function returns, by its type; None for nothing. A number can be assigned.
 
+        Where the kernel's types do not tell, it is the number in the register of returned values.
+
         Raises:
-            UsageError: the probe is not at a function's return, or its types are not known.
+            UsageError: the probe is not at a function's return.
         """
         hit = self.hit_
         facts, prototype = hit.live.guest.arch.returns, hit.returning()
+        if prototype is None:
+            return self.values_[facts.value]
         return load_returned(facts, prototype, self.values_, hit.typed)
 
     @retval.setter
     def retval(self, value: SupportsIndex) -> None:
         hit = self.hit_
         facts, prototype = hit.live.guest.arch.returns, hit.returning()
-        store_returned(facts, prototype, value, self.values_, hit.typed)
+        if prototype is None:
+            self[facts.value] = value
+        else:
+            store_returned(facts, prototype, value, self.values_, hit.typed)
 
     @property
     def task(self) -> Pointer:

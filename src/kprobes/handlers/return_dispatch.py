@@ -124,7 +124,7 @@ class ReturnDispatch:
             module=self.place.module,
             constants=self.live.guest.arch.patch.constants,
             arguments=_no_arguments,
-            returning=partial(self.place.prototype, self.live),
+            returning=partial(self.place.known_prototype, self.live),
         )
         return Registers(hit, ip=shown.registers["ip"])
 
