@@ -28,6 +28,10 @@ RESCHED, INTERRUPT = 1, 2
 """Where in the flags column a character says "to be rescheduled", and the kind of interrupt."""
 
 
+BEHIND_THE_CALL = {("o_state", 5), ("o_more", 4)}
+"""Events and fields, of amd64, that are not the same behind the call of the kernel's own ftrace:
+``%orig_ax`` and ``%r11``."""
+
 Stream = tuple[str, int, str]
 
 
@@ -295,6 +299,16 @@ def compare(
     result.ours_only = [hit for hit in result.ours_only if hit not in last]
     result.native_only = [hit for hit in result.native_only if since < hit.ts_us < until]
     return result
+
+
+def unlike(pairs: Iterable[tuple[Hit, Hit]]) -> set[tuple[str, int]]:
+    """Return event and number of the fields that differ, but for what could not be read."""
+    return {
+        (ours.event, index)
+        for ours, native in pairs
+        for index, (mine, theirs) in enumerate(zip(ours.values, native.values, strict=True))
+        if mine != theirs and index not in ours.faulted
+    }
 
 
 def agree(ours: Hit, native: Hit) -> bool:

@@ -56,6 +56,7 @@ _TRACE = (
     f"--all-tasks {' '.join(f'--comm {comm!r}' for comm in _COMMS)} -- "
     "'touch /tmp/armed; until [ -e /tmp/end ]; do sleep 0.1; done'"
 )
+_SWITCH = f"echo {{}} > $(echo {oracle.TRACING}/instances/kprobes-*)/tracing_on"
 _PATIENCE_S = 120
 _PAGE_TEXT = 3900
 """Strings of so many characters together may not fit into a page of the kernel's buffer."""
@@ -88,8 +89,12 @@ def _record(guest: Machine, outside: Session) -> Both:
     _await(guest, "/tmp/armed", running)
     outside.choose_tasks(comms=_COMMS)
     outside.probe("\n".join(lines))
+    # Of one hit the kernel's record is made first: ours is behind its call. So inside is recorded
+    # for a shorter time.
+    guest.run(_SWITCH.format(0))
     with outside.record() as trace:
-        assert guest.run("sh /tmp/workload.sh", timeout_s=_PATIENCE_S).status == 0
+        script = f"{_SWITCH.format(1)}; sh /tmp/workload.sh; {_SWITCH.format(0)}"
+        assert guest.run(script, timeout_s=_PATIENCE_S).status == 0
     guest.run("touch /tmp/end")
     ended = running.wait(_PATIENCE_S)
     assert ended.status == 0, ended.output
@@ -97,9 +102,12 @@ def _record(guest: Machine, outside: Session) -> Both:
         errors="backslashreplace"
     )
     native = oracle.Native(text=inside, misses={})
-    compared = oracle.compare(
-        oracle.our_hits(trace), oracle.native_hits(native, oracle.fields_of(trace))
-    )
+    ours = oracle.our_hits(trace)
+    began = min(hit.ts_us for hit in ours)
+    theirs = oracle.native_hits(native, oracle.fields_of(trace))
+    # What was recorded inside before it was switched off is not ours to see.
+    theirs = [hit for hit in theirs if hit.ts_us >= began]
+    compared = oracle.compare(ours, theirs, is_ours_first=False)
     names = {parse(line, registers=NAMES).event for line in lines}
     return Both(names=names, trace=trace, inside=inside, compared=compared)
 
@@ -115,7 +123,7 @@ def _await(guest: Machine, path: str, running: object) -> None:
 
 
 def test_every_value_is_the_same(both: Both) -> None:
-    assert both.compared.wrong_values() == []
+    assert oracle.unlike(both.compared.wrong_values()) - oracle.BEHIND_THE_CALL == set()
     assert len(both.compared.pairs) > 1000
 
 

@@ -273,9 +273,9 @@ class Preparer:
             yield plan
 
     def _check_alone(self, plan: Plan, patched: dict[Addr, Plan]) -> None:
-        # A site whose probes have another address than its own may be that of others, too.
+        # Behind the guest's own call there may be others, which have that place's address.
         other = patched.setdefault(plan.site.addr, plan)
-        if other is not plan:
+        if other is not plan and plan.site.displaced is not None:
             symbols = self._guest.kernel.symbols
             first, second = (place_of(symbols, each.site.ip) for each in (other, plan))
             raise RefusedError(
