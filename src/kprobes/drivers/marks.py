@@ -50,9 +50,6 @@ def read_marks(specimen: Specimen, found: Bytes) -> tuple[Mark, ...]:
 
 
 def _is_claimed(mark: Mark, marks: list[Mark]) -> bool:
-    # The guest's own ftrace, behind ours at one site, is another voice on the same bytes.
-    if mark.author is Author.FTRACE and mark.leads_to is not None:
-        return False
     return any(m.is_changed and m.start < mark.stop and m.stop > mark.start for m in marks)
 
 

@@ -174,11 +174,18 @@ class Places:
         at = self.ftrace_site(addr)
         if at is None or (at != addr and wish.strategy is Strategy.JUMP):
             return instructions.site(addr, wish)
-        if ftrace.is_in_use(at, instructions.memory, self.sites, self.arch.site):
-            return self._behind_call(addr, at, wish, instructions)
+        is_in_use = partial(ftrace.is_in_use, at, instructions.memory, self.sites, self.arch.site)
         if wish.strategy in (None, Strategy.FTRACE):
-            found = ftrace.inspect(at, instructions.memory, self.sites, self.arch.site)
-            return found if at == addr else replace(found, shown=addr)
+            try:
+                found = ftrace.inspect(at, instructions.memory, self.sites, self.arch.site)
+            except RefusedError:
+                # Asked only here: of tens of thousands of sites nearly all are idle.
+                if not is_in_use():
+                    raise
+            else:
+                return found if at == addr else replace(found, shown=addr)
+        if is_in_use():
+            return self._behind_call(addr, at, wish, instructions)
         place = place_of(self.kernel.symbols, addr)
         raise RefusedError(
             f"{place} is an ftrace site, which the guest's own ftrace may change at any time: "

@@ -12,6 +12,7 @@ from kprobes.drivers.guest.identity import check, check_stopped
 from kprobes.drivers.guest.lending import settle
 from kprobes.drivers.guest.records import paused_between_changes, settled
 from kprobes.drivers.guest.stopped import StoppedMemory
+from kprobes.drivers.guest_tracers import Tracers
 from kprobes.drivers.journal import Journal, Undo
 from kprobes.drivers.loans import Ledger
 from kprobes.drivers.rollback import roll_back
@@ -61,8 +62,9 @@ def _put_back(guest: Guest, journal: Journal, records: Sequence[Undo]) -> int:
     ram = guest.memory.ram
     memory = StoppedMemory(guest.stub, ram)
     memory.note_data(undo.phys for undo in records)
-    with paused_between_changes(guest) as tracers:
+    with paused_between_changes(guest):
         check_stopped(journal, guest.stub, ram)
+        tracers = Tracers(guest.memory, guest.kernel)
         return roll_back(settled(records, memory, tracers), memory)
 
 

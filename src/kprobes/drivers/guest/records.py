@@ -32,7 +32,7 @@ _BETWEEN_S = 0.002
 
 
 @contextmanager
-def paused_between_changes(guest: Guest) -> Generator[Tracers]:
+def paused_between_changes(guest: Guest) -> Generator[None]:
     """Stop a guest that is not just about to change its own tracers, if that is to be had."""
     # Before it stands still; its memory is read only then, as the stub tells who has ended.
     offsets(guest.kernel)
@@ -41,7 +41,7 @@ def paused_between_changes(guest: Guest) -> Generator[Tracers]:
         with guest.stub.paused():
             tracers = Tracers(guest.memory, guest.kernel)
             if not tracers.are_changing or time.monotonic() > deadline:
-                yield tracers
+                yield
                 return
         time.sleep(_BETWEEN_S)
 
