@@ -5,17 +5,20 @@ import os
 import pty
 import signal
 import socket
+import termios
 import threading
 import time
 import tty
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from fcntl import F_GETPIPE_SZ
 from pathlib import Path
 from types import FrameType
 
 import pytest
 
 from kprobes.cli.files import UnwrittenError, WholeFile
+from tests.build.waiting import becomes_true
 
 LINES = [b"%06d\n" % number for number in range(100_000)]
 DATA = b"".join(LINES)
@@ -157,8 +160,9 @@ def test_who_waits_for_another_writer_is_in_a_hurry_too() -> None:
     with opened(pipe) as (reader, file):
         stuck = threading.Thread(target=write_in_vain, args=(file,))
         stuck.start()
-        # Its first bytes are there: it has its turn, and waits.
+        # Its first bytes are there: it has its turn; and it waits when no page is left.
         os.read(reader, 1)
+        assert becomes_true(lambda: _queued(reader) > fcntl.fcntl(reader, F_GETPIPE_SZ) - 4096, 20)
         file.hurry(0)
 
         with pytest.raises(UnwrittenError):
@@ -166,6 +170,10 @@ def test_who_waits_for_another_writer_is_in_a_hurry_too() -> None:
         os.set_blocking(reader, False)
         while stuck.is_alive():
             read_some(reader)
+
+
+def _queued(reader: int) -> int:
+    return int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), "little")
 
 
 def test_a_full_disk_is_told_with_what_was_taken(tmp_path: Path) -> None:
