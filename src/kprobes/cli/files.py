@@ -84,8 +84,8 @@ class WholeFile(io.FileIO):
             while not self._lock.acquire(timeout=_LOOK_S):
                 self._check_time()
             try:
-                while taken < len(data):
-                    taken += self._some(data[taken:])
+                while (taken := taken + self._some(data[taken:])) < len(data):
+                    self._check_time()
             finally:
                 self._lock.release()
         except BrokenPipeError as error:
@@ -99,7 +99,6 @@ class WholeFile(io.FileIO):
         # None where a descriptor that does not block has no room.
         taken: int | None = super().write(data)
         if taken is None:
-            self._check_time()
             poll = select.poll()
             poll.register(self.fileno(), select.POLLOUT)
             poll.poll(_LOOK_S * 1000)
