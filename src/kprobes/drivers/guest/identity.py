@@ -92,11 +92,12 @@ def check_stopped(journal: Identified, stub: Stub, ram: Ram) -> None:
     Raises:
         GuestReplacedError: as for ``check``.
     """
-    check(journal, ram.read)
-    if journal.boot is not None and not _is_mapped(journal.boot, stub, ram):
-        # A ``loadvm`` may have come between the looks at registers and at what they lead to.
-        check(journal, ram.read)
+    # The mark last, which a reset may overwrite before anything else. A second look, as a
+    # ``loadvm`` may come between the looks at registers and at what they lead to.
+    boot = journal.boot
+    if boot is not None and not any(_is_mapped(boot, stub, ram) for _ in range(2)):
         raise GuestReplacedError(REBOOTED)
+    check(journal, ram.read)
 
 
 def _canary(kernel: Kernel) -> Addr | None:
