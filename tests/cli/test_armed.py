@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,16 @@ def test_a_journal_without_patches_has_nothing_armed() -> None:
     assert "nothing armed by process" in of_journal(
         make_entry("localhost:1"), is_brief=False, is_verbose=False
     )
+
+
+def test_a_tracer_that_ended_by_itself_was_not_killed() -> None:
+    left = replace(make_entry("localhost:1"), is_closed=True)
+    armed = replace(make_entry("localhost:1", make_undo(16)), is_closed=True)
+
+    shown = [of_journal(each, is_brief=True, is_verbose=False) for each in (left, armed)]
+
+    assert shown[0].endswith("which has ended: `kprobe restore` gives the memory back\n")
+    assert "`kprobe restore` puts it right" in shown[1]
 
 
 def test_sites_of_a_journal_are_its_patches_of_text() -> None:

@@ -290,3 +290,16 @@ def test_the_next_command_says_that_tracer_and_guardian_were_killed(
 
     words = f"kprobe: process {entry.pid}, which used localhost:1, was killed, as was its guardian"
     assert (words in capfd.readouterr().err) == is_told
+
+
+def test_the_next_command_says_that_memory_is_still_lent(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    entry = write_journal("localhost:1", name=f"{dead_pid()}-1")
+    with entry.path.open("a") as file:
+        file.write('{"closed": true}\n')
+
+    main(["check", "p f", "--image", "/nonexistent"])
+
+    words = f"kprobe: process {entry.pid}, which used localhost:1, has ended; that guest's memory"
+    assert words in capfd.readouterr().err

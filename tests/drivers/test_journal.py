@@ -91,6 +91,7 @@ def test_what_is_lent_outlasts_the_undos() -> None:
 
     entry = journal.read(made.path)
     assert (entry.undos, entry.ledger.loans, entry.mark) == ((), (loan,), made.mark)
+    assert entry.has_only_lent
 
 
 def test_a_journal_whose_guest_has_everything_back_is_removed() -> None:

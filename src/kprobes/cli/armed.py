@@ -72,6 +72,8 @@ def _tracer(entry: Entry) -> str:
         return f"process {entry.pid}: both have ended; `kprobe restore` removes the journal"
     if entry.is_watched:
         return f"process {entry.pid}, which was killed: its guardian is putting it right"
+    if entry.has_only_lent:
+        return f"process {entry.pid}, which has ended: `kprobe restore` gives the memory back"
     return (
         f"process {entry.pid}, which was killed: `kprobe restore` puts it right; the guest may "
         "stand still until then"

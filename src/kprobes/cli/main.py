@@ -48,6 +48,11 @@ examples:
 --strict, 130 interrupted; `kprobe trace ... -- COMMAND` else ends with COMMAND's own."""
 
 
+_GUEST_LEFT = (
+    "was killed, as was its guardian; that guest may stand still since: `kprobe restore` puts it "
+    "right"
+)
+_MEMORY_LEFT = "has ended; that guest's memory is still lent: `kprobe restore` gives it back"
 _EMPTY = re.compile(r"(--[a-z-]+=)?\s*")
 _NO_OPTION = re.compile(r"-(:|\d+[a-z])")
 
@@ -77,10 +82,8 @@ def _warn() -> None:
         from kprobes.drivers.restore import has_ended
 
         if not has_ended(entry):
-            say(
-                f"kprobe: process {entry.pid}, which used {entry.target}, was killed, as was its "
-                "guardian; that guest may stand still since: `kprobe restore` puts it right"
-            )
+            left = _MEMORY_LEFT if entry.has_only_lent else _GUEST_LEFT
+            say(f"kprobe: process {entry.pid}, which used {entry.target}, {left}")
 
 
 def guarded(act: Callable[[], int]) -> int:

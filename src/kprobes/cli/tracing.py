@@ -131,26 +131,29 @@ def trace(
 ) -> int:
     """Trace definitions, texts each with a filter, as the options say; return the exit code."""
     check_options(args)
-    with Stop() as stop, Progress(is_quiet=args.quiet) as progress:
-        with _opened(args, stop, progress) as (session, guest):
-            progress("resolving the definitions")
-            if guest is not None:
-                guest.driver.strategy, guest.driver.way = strategy(args), way(args)
-            _define(args, session, texts)
-            if guest is not None:
-                guest.driver.tell = guest.handlers.report.tell = _tell
-                if not args.quiet:
-                    _say_waiting(guest)
-                _await_cont(guest, stop)
-                if script is not None:
-                    progress("running the handlers' file")
-                    script.run(guest)
-            stop.check()
-            run = _Run(args, session, guest, _output(args, session, out, stop))
-            run.go(stop, progress)
-        # Leaving the guest stops it once more: that counts too.
-        summary = run.summary()
-    _say(summary, args)
+    with Stop() as stop, Progress(is_quiet=args.quiet) as progress, ExitStack() as undo:
+        session, guest = undo.enter_context(_opened(args, stop, progress))
+        progress("resolving the definitions")
+        if guest is not None:
+            guest.driver.strategy, guest.driver.way = strategy(args), way(args)
+        _define(args, session, texts)
+        if guest is not None:
+            guest.driver.tell = guest.handlers.report.tell = _tell
+            if not args.quiet:
+                _say_waiting(guest)
+            _await_cont(guest, stop)
+            if script is not None:
+                progress("running the handlers' file")
+                script.run(guest)
+        stop.check()
+        run = _Run(args, session, guest, _output(args, session, out, stop))
+        run.go(stop, progress)
+        try:
+            # Leaving the guest stops it once more: that counts too.
+            undo.close()
+        finally:
+            summary = run.summary()
+            _say(summary, args)
     if summary.unwritten or (args.strict and not summary.is_complete):
         return _LOST
     return run.status if args.exit_status == "command" else 0

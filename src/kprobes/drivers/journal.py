@@ -134,6 +134,7 @@ class Entry:
         boot: of the guest, or None where that was not found out.
         guardian: its process and when that began; 0 and "" without one.
         is_held: whether the tracer knew that somebody else had paused the guest.
+        is_closed: whether the tracer ended by itself, and not everything could be given back.
         image: of the kernel, where the tracer was given one, else "".
         ledger: what the guest has lent.
         probes: that are armed; of one site in the order in which a hit runs them.
@@ -153,6 +154,7 @@ class Entry:
     boot: Boot | None = None
     guardian: tuple[int, str] = (0, "")
     is_held: bool = False
+    is_closed: bool = False
     image: str = ""
     ledger: Ledger = field(default_factory=Ledger, compare=False)
     probes: tuple[Described, ...] = field(default=(), compare=False)
@@ -162,6 +164,11 @@ class Entry:
     def is_done(self) -> bool:
         """Whether the guest is as it was before."""
         return not self.undos and self.ledger.is_settled
+
+    @property
+    def has_only_lent(self) -> bool:
+        """Whether its tracer ended by itself and nothing but memory is left to give back."""
+        return self.is_closed and not self.undos and self.ledger.call is None
 
     @property
     def mark_place(self) -> Phys | None:
@@ -314,6 +321,8 @@ class Journal:
         """Remove the journal, unless there is still something to put back."""
         if self._is_clear and self.ledger.is_settled:
             self.remove()
+        elif self.path.exists():
+            self._note({"closed": True})
 
     def remove(self) -> None:
         """Forget everything: there is nothing to put back, or no guest any more."""
@@ -437,6 +446,7 @@ def read(path: Path) -> Entry:
             boot=_boot_of(facts["boot"]) if "boot" in facts else None,
             guardian=_guardian_of(*facts.get("guardian", (0, ""))),
             is_held=facts.get("held", False) is True,
+            is_closed="closed" in facts,
             image=str(facts.get("image", "")),
             ledger=_ledger_of(values),
             probes=tuple(_described(item) for line in values for item in line.get("probes", ())),

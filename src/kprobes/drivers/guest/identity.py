@@ -73,9 +73,8 @@ def check(journal: Identified, read: Callable[[int, int], bytes]) -> None:
     Raises:
         GuestReplacedError: it is not, so that nothing there may be touched.
     """
-    boot, place = journal.boot, journal.mark_place
-    if boot is not None and _held(read, boot.phys, _WORD) != boot.value:
-        raise GuestReplacedError(REBOOTED)
+    _check_boot(journal, read)
+    place = journal.mark_place
     if place is None:
         return
     size = len(journal.mark)
@@ -92,12 +91,19 @@ def check_stopped(journal: Identified, stub: Stub, ram: Ram) -> None:
     Raises:
         GuestReplacedError: as for ``check``.
     """
+    _check_boot(journal, ram.read)
     # The mark last, which a reset may overwrite before anything else. A second look, as a
     # ``loadvm`` may come between the looks at registers and at what they lead to.
     boot = journal.boot
     if boot is not None and not any(_is_mapped(boot, stub, ram) for _ in range(2)):
         raise GuestReplacedError(REBOOTED)
     check(journal, ram.read)
+
+
+def _check_boot(journal: Identified, read: Callable[[int, int], bytes]) -> None:
+    boot = journal.boot
+    if boot is not None and _held(read, boot.phys, _WORD) != boot.value:
+        raise GuestReplacedError(REBOOTED)
 
 
 def _canary(kernel: Kernel) -> Addr | None:
