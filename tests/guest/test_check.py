@@ -109,6 +109,23 @@ def test_the_file_and_the_guest_it_runs_in_say_the_same(guest: Machine, arch: st
     assert here == there
 
 
+def test_a_return_probe_is_listed_as_by_the_guest(guest: Machine) -> None:
+    events = "/sys/kernel/tracing/kprobe_events"
+    definition = "r:back vfs_read n=$retval"
+    theirs = guest.run(f"echo '{definition}' >{events}; cat {events}; echo >{events}").output.decode()
+
+    done = subprocess.run(
+        [KPROBE, "check", "--target", f"qemu:{guest.stub_address}", definition],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        text=True,
+    )
+
+    assert theirs.startswith("r10:kprobes/back ")
+    assert f"\n  listed as {theirs}" in done.stdout
+
+
 def test_all_is_accepted_exits_with_0_in_words(guest: Machine, arch: str) -> None:
     command = [KPROBE, "check", "--image", str(guest.kernel), "--event-format", GOOD[0]]
 
