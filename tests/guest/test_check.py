@@ -112,7 +112,9 @@ def test_the_file_and_the_guest_it_runs_in_say_the_same(guest: Machine, arch: st
 def test_a_return_probe_is_listed_as_by_the_guest(guest: Machine) -> None:
     events = "/sys/kernel/tracing/kprobe_events"
     definition = "r:back vfs_read n=$retval"
-    theirs = guest.run(f"echo '{definition}' >{events}; cat {events}; echo >{events}").output.decode()
+    theirs = guest.run(
+        f"echo '{definition}' >{events}; cat {events}; echo >{events}"
+    ).output.decode()
 
     done = subprocess.run(
         [KPROBE, "check", "--target", f"qemu:{guest.stub_address}", definition],

@@ -1,12 +1,17 @@
 """Our probes at functions that the guest's own ftrace traces, too: neither harms the other."""
 
+import signal
+from pathlib import Path
+
 import pytest
 
 import kprobes
 from kprobes.errors import RefusedError
 from kprobes.model.exits import ReturnWay
 from kprobes.transport.qemu import Machine
+from tests.build.command import WAIT_S, Command, wait_for_words
 from tests.build.victim import is_complaint
+from tests.build.waiting import becomes_true
 from tests.guest.conftest import Boot
 from tests.guest.oracle import TRACING
 
@@ -62,6 +67,40 @@ def test_a_tracer_that_begins_while_ours_records_may_end_afterwards(boot: Boot, 
     guest.run(_OFF, 60)
 
     assert min(found) >= 8
+    log = guest.run("dmesg").output.decode().splitlines()
+    assert [line for line in log if is_complaint(line)] == []
+
+
+_KPROBE_ON = f"""cd {TRACING}; echo 'p:own vfs_read' >kprobe_events
+echo 1 >events/kprobes/own/enable; echo >trace"""
+_KPROBE_OFF = f"cd {TRACING}; echo 0 >events/kprobes/own/enable; echo >kprobe_events"
+
+
+@pytest.mark.arches("amd64")
+@pytest.mark.parametrize("suite", ["bookworm", "sid"])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_kprobe_that_begins_while_ours_records_goes_on_and_may_end_afterwards(
+    boot: Boot, tmp_path: Path, suite: str, *, is_killed: bool
+) -> None:
+    guest = boot(suite=suite)
+    target = f"qemu:{guest.stub_address}"
+    with Command(tmp_path / "state") as kprobe:
+        tracer = kprobe.start("trace", "--target", target, "p:ours vfs_read")
+        wait_for_words(tracer, b"Ctrl-C ends")
+        guest.run(f"{_KPROBE_ON}; {_READS}", 60)
+        tracer.send_signal(signal.SIGKILL if is_killed else signal.SIGINT)
+        tracer.communicate(timeout=WAIT_S)
+        assert becomes_true(lambda: kprobe("status").stdout.startswith(b"no journal"), WAIT_S)
+
+    # It is called again, also though no other tracer has begun or ended since.
+    guest.run(f"echo >{TRACING}/trace; {_READS}", 60)
+    found = int(guest.run(_FOUND, 60).output.split()[1])
+    guest.run(_KPROBE_OFF, 60)
+    again = guest.run(f"{_KPROBE_ON} && {_KPROBE_OFF} && echo vfs_read >set_ftrace_filter", 60)
+    guest.run(f"echo >{TRACING}/set_ftrace_filter", 60)
+
+    assert found >= 8
+    assert again.status == 0, again.output.decode()
     log = guest.run("dmesg").output.decode().splitlines()
     assert [line for line in log if is_complaint(line)] == []
 

@@ -1,6 +1,6 @@
 """Which strategy probes an instruction: the cheapest that is safe, or the one that is forced."""
 
-from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 
 import pytest
 
@@ -24,14 +24,16 @@ NONE = Ways(breakpoint=NO_BREAKPOINT, jump=NO_JUMP, is_boundary=True)
 
 
 def chosen(
-    ways: Ways, strategy: Strategy | None = None, others: Collection[int] = frozenset()
+    ways: Ways, strategy: Strategy | None = None, others: AbstractSet[int] = frozenset()
 ) -> Site:
     memory = FakeRam(0x1000, start=TEXT)
     memory.write(AT, CODE)
     return choose("f+0x1", ways, memory, Wish(strategy=strategy, others=others))
 
 
-def refused(ways: Ways, strategy: Strategy | None = None, others: Collection[int] = ()) -> str:
+def refused(
+    ways: Ways, strategy: Strategy | None = None, others: AbstractSet[int] = frozenset()
+) -> str:
     with pytest.raises(RefusedError) as caught:
         chosen(ways, strategy, others)
     return str(caught.value)
@@ -86,13 +88,13 @@ def test_what_cannot_be_forced_is_refused_with_what_works(
 def test_no_jump_covers_where_another_probe_is(jump: Displaced, other: int) -> None:
     ways = Ways(breakpoint=ONE, jump=jump, is_boundary=True)
 
-    assert chosen(ways, others=[AT + other]).strategy is Strategy.BREAKPOINT
-    assert "cover another probe" in refused(ways, Strategy.JUMP, [AT + other])
+    assert chosen(ways, others={AT + other}).strategy is Strategy.BREAKPOINT
+    assert "cover another probe" in refused(ways, Strategy.JUMP, {AT + other})
 
 
 @pytest.mark.parametrize("other", [-1, 0, 5])
 def test_probes_before_and_behind_a_jump_do_not_matter(other: int) -> None:
-    assert chosen(BOTH, others=[AT + other]).strategy is Strategy.JUMP
+    assert chosen(BOTH, others={AT + other}).strategy is Strategy.JUMP
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ def trace(
         progress("resolving the definitions")
         if guest is not None:
             guest.driver.strategy, guest.driver.way = strategy(args), way(args)
+            guest.driver.checkpoint = stop.check
         _define(args, session, texts)
         if guest is not None:
             guest.driver.tell = guest.handlers.report.tell = _tell

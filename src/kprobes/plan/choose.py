@@ -1,6 +1,6 @@
 """Which strategy probes an instruction that is no ftrace site: the cheapest that is safe."""
 
-from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from kprobes.errors import RefusedError
@@ -18,7 +18,7 @@ class Wish:
     """
 
     strategy: Strategy | None = None
-    others: Collection[int] = ()
+    others: AbstractSet[int] = frozenset()
 
 
 def choose(place: str, ways: Ways, memory: Memory, wish: Wish) -> Site:
@@ -53,9 +53,9 @@ def choose(place: str, ways: Ways, memory: Memory, wish: Wish) -> Site:
     return _site(Strategy.BREAKPOINT, ways.breakpoint, memory, why=jump)
 
 
-def _beside(jump: Displaced | str, others: Collection[int]) -> Displaced | str:
+def _beside(jump: Displaced | str, others: AbstractSet[int]) -> Displaced | str:
     # The displaced instructions run elsewhere: a patch among them would never be hit.
-    if isinstance(jump, Displaced) and any(jump.addr < o < jump.stop for o in others):
+    if isinstance(jump, Displaced) and not others.isdisjoint(range(jump.addr + 1, jump.stop)):
         return "its bytes would cover another probe"
     return jump
 

@@ -15,11 +15,11 @@ from kprobes.drivers.guest.catcher import Catcher
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.linking import Linker, Program, Trampoline
 from kprobes.drivers.guest.memory import GuestMemory, remembering, write_code
-from kprobes.drivers.guest.records import settled
+from kprobes.drivers.guest.records import Records
 from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.guest.stopped import StoppedMemory
-from kprobes.drivers.guest_tracers import Tracers
 from kprobes.drivers.journal import FLAGS, Described, Journal, Undo
+from kprobes.drivers.pump import nothing
 from kprobes.drivers.rollback import roll_back
 from kprobes.errors import GuestReplacedError, TargetError
 from kprobes.model.abi import GuestAbi
@@ -100,13 +100,19 @@ class Armory:
         """The code that looks breakpoints up."""
         return self._arena.lookup
 
-    def link(self, plans: Iterable[Plan]) -> list[Program]:
+    def link(
+        self, plans: Iterable[Plan], checkpoint: Callable[[], None] = nothing
+    ) -> list[Program]:
         """Compile and place the code of some plans; nothing is written yet.
+
+        Args:
+            plans: to be armed.
+            checkpoint: called for every one; what it raises ends the linking.
 
         Raises:
             TargetError: the arena is full.
         """
-        return self._linker.link(plans)
+        return self._linker.link(plans, checkpoint)
 
     def catch(self, plans: Iterable[Plan], *, more: bool = False) -> None:
         """Have the guest, which runs, tell us of breakpoints if some plans need it.
@@ -207,7 +213,7 @@ class Armory:
 
         self._journal.check()
         gone = [undo for undo in self._undos if is_gone(undo)]
-        roll_back(self._settled(gone), self._stopped)
+        self._roll_back(gone)
         self._undos = [undo for undo in self._undos if not is_gone(undo)]
         self._keep(self._undos)
 
@@ -224,9 +230,7 @@ class Armory:
         self._journal.check()
         # What an attempt that failed has put back, nobody else has.
         is_first, self._is_retried = not self._is_retried, True
-        undos = self._settled(self._undos)
-        patched = sum(undo.new != undo.old for undo in undos)
-        count = patched - roll_back(undos, self._stopped)
+        count = self._roll_back(self._undos)
         self._is_retried = False
         self._undos = []
         self._keep(())
@@ -234,8 +238,14 @@ class Armory:
             give_callers_back(self._guest.memory, self.frames)
         return count if is_first else 0
 
-    def _settled(self, undos: Sequence[Undo]) -> list[Undo]:
-        return settled(undos, self._stopped, Tracers(self._guest.memory, self._guest.kernel))
+    def _roll_back(self, undos: Sequence[Undo]) -> int:
+        # How many places hold what they must, though it was not us who put it there.
+        records = Records(self._guest, self._stopped)
+        wanted = records.settled(undos)
+        patched = sum(undo.new != undo.old for undo in wanted)
+        count = patched - roll_back(wanted, self._stopped)
+        records.make_calls(undos)
+        return count
 
     def _check_written(self, patches: Sequence[Undo]) -> None:
         # A monitor's ``loadvm`` may have come after the check before. The guest has not run since:

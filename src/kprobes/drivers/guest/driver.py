@@ -35,6 +35,7 @@ from kprobes.drivers.guest.stacks import stopped_outside
 from kprobes.drivers.hits import hits_of
 from kprobes.drivers.journal import Journal
 from kprobes.drivers.places import Places, unchecked
+from kprobes.drivers.pump import nothing
 from kprobes.errors import KprobesError, RefusedError, TargetError
 from kprobes.image.loaded import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
@@ -75,6 +76,7 @@ class GuestDriver:
         upcalls: what Python does at hits; for ``prepare``.
         return_upcalls: what it does at all returns of functions, by their entries; likewise.
         tell: is given what went wrong while nobody was asking, for people.
+        checkpoint: called often while probes are planned and linked; it may raise to end that.
         strategy: that is forced on every probe, or None for the cheapest that is safe.
         way: that is forced on every return probe, or None for the cheapest that is proven.
     """
@@ -94,12 +96,13 @@ class GuestDriver:
         self.upcalls: Sequence[Upcall] = ()
         self.return_upcalls: Sequence[Upcall] = ()
         self.tell: Callable[[str], None] = _log.warning
+        self.checkpoint: Callable[[], None] = nothing
         self.strategy: Strategy | None = None
         self.way: ReturnWay | None = None
         self._journal = journal
         self._size = size
         self._check = check
-        self._preparer = Preparer(guest, check)
+        self._preparer = self._new_preparer()
         self._arena: Arena | None = None
         self._armory: Armory | None = None
         self._clock: Addr | None = None
@@ -117,6 +120,15 @@ class GuestDriver:
             if can_watch(guest)
             else ()
         )
+
+    def _new_preparer(self) -> Preparer:
+        preparer = Preparer(self.guest, self._check)
+        preparer.checkpoint = self._at_checkpoint
+        return preparer
+
+    def _at_checkpoint(self) -> None:
+        # Whoever opens us has no other yet.
+        self.checkpoint()
 
     @property
     def cpus(self) -> int:
@@ -180,7 +192,7 @@ class GuestDriver:
         self._journal.check()
         armory = Armory(self.guest, arena, self._abi(arena), self._journal, kept)
         armory.note = partial(write_notes, self.guest.memory, arena, self._journal)
-        programs = armory.link(self.plans)
+        programs = armory.link(self.plans, self.checkpoint)
         layouts = _layouts(self.plans)
         if is_new:
             self._recorded.clear()
@@ -332,7 +344,7 @@ class GuestDriver:
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         if kernel is not self.guest.kernel:
             self.guest = replace(self.guest, kernel=kernel)
-            self._preparer = Preparer(self.guest, self._check)
+            self._preparer = self._new_preparer()
 
     def _module_comes(self, record: int) -> None:
         del record

@@ -10,6 +10,7 @@ from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame, sa
 from kprobes.drivers.guest.area import Area, aligned
 from kprobes.drivers.guest.arena import Arena
 from kprobes.drivers.guest.gate import build_gate, padded
+from kprobes.drivers.pump import nothing
 from kprobes.errors import RefusedError, TargetError, UsageError
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.exits import ReturnWay
@@ -111,8 +112,14 @@ class Linker:
         self._unasked: dict[Addr, Addr] = {}
         self._numbers_left = iter(range(MAX_UPCALLS))
 
-    def link(self, plans: Iterable[Plan]) -> list[Program]:
+    def link(
+        self, plans: Iterable[Plan], checkpoint: Callable[[], None] = nothing
+    ) -> list[Program]:
         """Compile and place the code of some plans.
+
+        Args:
+            plans: whose code it is.
+            checkpoint: called for every one; what it raises ends the linking.
 
         Raises:
             TargetError: the arena's code memory, or its room for frames, is full.
@@ -123,10 +130,12 @@ class Linker:
         for area, plan in found:
             self._open(area, is_asking=_is_asking(plan))
         self._make_room([plan for _, plan in found])
-        return [
-            self._link_asking(area, plan) if plan.upcalls else self._link(area, plan)
-            for area, plan in found
-        ]
+        programs: list[Program] = []
+        for area, plan in found:
+            checkpoint()
+            link = self._link_asking if plan.upcalls else self._link
+            programs.append(link(area, plan))
+        return programs
 
     def silent(self, trampoline: Trampoline) -> bytes:
         """Return code for a silent trampoline's place; this linker links nothing besides."""

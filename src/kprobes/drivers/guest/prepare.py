@@ -7,6 +7,7 @@ from kprobes.drivers.guest.filtering import with_filter
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.returning import ReturnPlanner, Roles
 from kprobes.drivers.places import places_of, unchecked
+from kprobes.drivers.pump import nothing
 from kprobes.errors import KprobesError, NotLoadedError, RefusedError
 from kprobes.lang.listing import is_of_pattern
 from kprobes.model.definition import Definition, Kind
@@ -113,6 +114,7 @@ class Preparer:
     """Resolves and plans against one guest, without changing it.
 
     Attributes:
+        checkpoint: called for every probe and site; what it raises ends the planning.
         places: what resolves definitions.
         waiting: definitions in modules that are not loaded, by event id.
         left_out: why functions that patterns match are not probed, or not at their returns.
@@ -122,6 +124,7 @@ class Preparer:
         """Resolve in a guest; ``check`` raises RefusedError where nothing can be probed."""
         self.waiting: dict[int, Definition] = {}
         self.left_out: Sequence[RefusedError] = ()
+        self.checkpoint: Callable[[], None] = nothing
         self._guest = guest
         self.places = places_of(guest, check)
         self._wanted = Wanted()
@@ -202,6 +205,7 @@ class Preparer:
         self._singles, self._by_event = dict(enumerate(singles, 1)), {}
         self._probes, self.waiting = _Probes(), {}
         for event_id, single in self._singles.items():
+            self.checkpoint()
             self._resolve(event_id, single, self._probes)
 
     def _resolve(self, event_id: int, single: Definition, probes: _Probes) -> None:
@@ -239,7 +243,7 @@ class Preparer:
         planner = ReturnPlanner(self.places, way=wanted.way, strategy=wanted.strategy)
         # Every hit runs them in this order: add_new_kprobe() puts the new one first.
         returns = {addr: found[::-1] for addr, found in probes.by_return.items()}
-        roles = planner.plan(returns, _by_addr(asked.at_returns))
+        roles = planner.plan(returns, _by_addr(asked.at_returns), self.checkpoint)
         self.left_out = planner.left_out
         asking = _by_addr([*asked.at_sites, *asked.watch])
         for addr, upcalls in _at_exits(roles):
@@ -252,6 +256,7 @@ class Preparer:
         freely = self.places.look(Wish(others=others), text)
         patched: dict[Addr, Plan] = {}
         for addr in dict.fromkeys((*probes.by_site, *roles, *asking)):
+            self.checkpoint()
             found, returning = probes.by_site.get(addr, ()), roles.get(addr, ())
             definition = found[0].definition if found else None
             is_recorded = bool(found) or any(each.returns.probes for each in returning)

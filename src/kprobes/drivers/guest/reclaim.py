@@ -10,9 +10,8 @@ from kprobes.drivers.guest.borrow import Landing, stopping_at
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.identity import check, check_stopped
 from kprobes.drivers.guest.lending import settle
-from kprobes.drivers.guest.records import paused_between_changes, settled
+from kprobes.drivers.guest.records import Records, paused_between_changes
 from kprobes.drivers.guest.stopped import StoppedMemory
-from kprobes.drivers.guest_tracers import Tracers
 from kprobes.drivers.journal import Journal, Undo
 from kprobes.drivers.loans import Ledger
 from kprobes.drivers.rollback import roll_back
@@ -64,8 +63,10 @@ def _put_back(guest: Guest, journal: Journal, records: Sequence[Undo]) -> int:
     memory.note_data(undo.phys for undo in records)
     with paused_between_changes(guest):
         check_stopped(journal, guest.stub, ram)
-        tracers = Tracers(guest.memory, guest.kernel)
-        return roll_back(settled(records, memory, tracers), memory)
+        those = Records(guest, memory)
+        count = roll_back(those.settled(records), memory)
+        those.make_calls(records)
+        return count
 
 
 def _finish_call(stub: Stub, ledger: Ledger) -> bool:

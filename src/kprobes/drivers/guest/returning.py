@@ -1,11 +1,12 @@
 """Return probes to what is done at which address of their functions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 
 from kprobes.drivers.exits import Prover
 from kprobes.drivers.places import Look, Places
+from kprobes.drivers.pump import nothing
 from kprobes.errors import RefusedError
 from kprobes.lang.listing import is_of_pattern
 from kprobes.model.exits import Exits, ReturnWay
@@ -41,12 +42,14 @@ class ReturnPlanner:
         self,
         by_entry: Mapping[Addr, Sequence[Resolved]],
         asking: Mapping[Addr, Sequence[Upcall]] = MappingProxyType({}),
+        checkpoint: Callable[[], None] = nothing,
     ) -> Roles:
         """Return what is done where for the return probes of some functions.
 
         Args:
             by_entry: probes by the address of their function's probe, newest first.
             asking: what Python does at returns, likewise.
+            checkpoint: called for every function; what it raises ends the planning.
 
         Raises:
             RefusedError: the returns of a function cannot be probed, or not as it is forced,
@@ -55,6 +58,7 @@ class ReturnPlanner:
         found: Roles = {}
         self.left_out = []
         for entry in dict.fromkeys((*by_entry, *asking)):
+            checkpoint()
             probes, upcalls = by_entry.get(entry, ()), asking.get(entry, ())
             try:
                 function = list(self._function(entry, probes, upcalls))
