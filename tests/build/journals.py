@@ -9,18 +9,30 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kprobes.drivers.journal import Entry, Journal, MarkPlace, Undo, directory, process_start, read
+from kprobes.drivers.journal import (
+    Boot,
+    Entry,
+    Journal,
+    MarkPlace,
+    Undo,
+    directory,
+    process_start,
+    read,
+)
 from kprobes.drivers.loans import Call, Kind, Loan
 from kprobes.units import Addr, Phys
-from tests.build.stub import FakeStub
+from tests.build.pages import FakeRam, Pages
+from tests.build.stub import CORE, G_SIZE, FakeStub
 
 MARK = bytes(range(16))
 MARK_AT = Phys(0x3000)
+BOOT = Boot(addr=Addr(0xFFFF_FFFF_8200_0000), phys=Phys(0x8000), value=b"canary.1")
+_TABLES, _RAM = 0x4000, 0x10000
 _LENT = Loan(kind=Kind.DATA, addr=0x5000, size=4096)
 _MTREE = """FlatView #0
  AS "memory", root: system
  Root memory region: system
-  0000000000000000-0000000000003fff (prio 0, ram): pc.ram
+  0000000000000000-000000000000ffff (prio 0, ram): pc.ram
 """
 
 
@@ -32,6 +44,7 @@ def lend(stub: FakeStub, journal: Journal, *, state: int | None = None) -> None:
         journal: of the session.
         state: how often its patches have changed; by default as often as the journal says.
     """
+    journal.note_boot(BOOT)
     journal.ledger.begin(Call(frame=0, landing=0, lends=_LENT))
     journal.ledger.end(0)
     journal.note_mark(MarkPlace(loan=Addr(_LENT.addr), phys=MARK_AT))
@@ -39,8 +52,16 @@ def lend(stub: FakeStub, journal: Journal, *, state: int | None = None) -> None:
 
 
 def mark_guest(stub: FakeStub, mark: bytes = MARK, state: int = 0) -> None:
-    """Put a mark into a guest, and have its monitor say where its RAM is."""
+    """Put a mark and a boot into a guest, and have its monitor say where its RAM is."""
+    stub.physical.extend(bytes(_RAM - len(stub.physical)))
     stub.physical[MARK_AT : MARK_AT + 24] = mark + state.to_bytes(8, "little")
+    stub.physical[BOOT.phys : BOOT.phys + 8] = BOOT.value
+    ram = FakeRam(0)
+    ram.data = stub.physical
+    Pages(ram, _TABLES).map(BOOT.addr, BOOT.phys)
+    core = CORE.replace(b"</feature>", b'<reg name="cr3" bitsize="64" regnum="4"/></feature>')
+    stub.answers[b"qXfer:features:read:core.xml"] = b"l" + core
+    stub.answers[b"g"] = b"x" * 2 * G_SIZE + (_TABLES.to_bytes(8, "little").hex().encode())
     for asked, said in (
         (b"info mtree -f", _MTREE.encode()),
         (b"gpa2hva", b"Host virtual address for 0x0 (pc.ram) is 0x1000"),
@@ -87,6 +108,7 @@ def write_journal(target: str, *undos: Undo, name: str = "1", is_live: bool = Fa
             "started": process_start(os.getpid()),
             "mark": MARK.hex(),
         },
+        {"boot": {"addr": BOOT.addr, "phys": BOOT.phys, "value": BOOT.value.hex()}},
         *([] if not undos else _marked()),
         {"build_id": "", "release": "6.1.0-56-cloud-amd64"},
         {

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -251,6 +252,13 @@ def _make_loop(path: Path) -> None:
     path.symlink_to(path)
 
 
+def _make_provable_anywhere(path: Path, mark: str = "") -> None:
+    made = _written()
+    text = made.path.read_text()
+    made.path.unlink()
+    path.write_text(text.replace(made.mark.hex(), mark))
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
@@ -262,6 +270,8 @@ def _make_loop(path: Path) -> None:
         (_make_writable, "can be written by others"),
         (_make_huge, "larger than 256 MiB"),
         (_make_loop, "symbolic links"),
+        (_make_provable_anywhere, "its mark is not 16 random bytes"),
+        (partial(_make_provable_anywhere, mark="00" * 16), "its mark is not 16 random bytes"),
     ],
 )
 def test_a_broken_journal_is_named_and_stops_no_other(

@@ -117,15 +117,19 @@ def test_a_rebooted_guest_is_not_touched(stub: FakeStub, target: str) -> None:
     assert stub.physical[16:20] == b"new!"
 
 
-def test_a_journal_without_a_mark_leads_to_no_write(stub: FakeStub, target: str) -> None:
+@pytest.mark.parametrize("what", ["marked", "boot"])
+def test_a_journal_without_a_proof_leads_to_no_write(
+    stub: FakeStub, target: str, what: str
+) -> None:
     stub.physical[16:20] = b"new!"
     entry = write_journal(target, make_undo(16))
     lines = entry.path.read_text().splitlines(keepends=True)
-    entry.path.write_text("".join(line for line in lines if '"marked"' not in line))
+    entry.path.write_text("".join(line for line in lines if f'"{what}"' not in line))
 
     (restored,) = restore_all()
 
     assert restored.outcome is Outcome.FAILED
+    assert "does not say what proves that the guest is the same" in str(restored.error)
     assert stub.physical[16:20] == b"new!"
 
 

@@ -440,7 +440,7 @@ def read(path: Path) -> Entry:
             pid=int(facts["pid"]),
             started=str(facts["started"]),
             undos=tuple(undo for line in values for undo in _undos_of(line.get("undos", []))),
-            mark=bytes.fromhex(facts.get("mark", "")),
+            mark=_mark_of(facts["mark"]),
             marked=_marked_of(facts["marked"]) if "marked" in facts else None,
             state=int(facts.get("state", 0)),
             boot=_boot_of(facts["boot"]) if "boot" in facts else None,
@@ -468,6 +468,14 @@ def _reason(error: Exception) -> str:
             return str(error.strerror)
         case _:
             return str(error)
+
+
+def _mark_of(text: str) -> bytes:
+    mark = bytes.fromhex(text)
+    if len(mark) != _MARK or not any(mark):
+        # What is everywhere in a guest's memory proves nothing.
+        raise ValueError(f"its mark is not {_MARK} random bytes")
+    return mark
 
 
 def _nothing() -> None:

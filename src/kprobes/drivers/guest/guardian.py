@@ -207,10 +207,10 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
     from kprobes.drivers.guest.stopped import StoppedMemory
     from kprobes.transport.find_ram import open_ram
 
+    if entry.boot is None or (entry.undos and entry.mark_place is None):
+        raise TargetError("its journal does not say what proves that the guest is the same")
     ram = open_ram(stub)
     check_stopped(entry, stub, ram)
-    if entry.undos and entry.mark_place is None:
-        raise TargetError("its journal does not say what proves that the guest is the same")
     # Text first: what its records must hold now is for who knows the kernel.
     records = [undo for undo in entry.undos if undo.what == FLAGS]
     text = [undo for undo in entry.undos if undo.what != FLAGS]
