@@ -105,10 +105,15 @@ def test_a_kprobe_that_begins_while_ours_records_goes_on_and_may_end_afterwards(
     assert [line for line in log if is_complaint(line)] == []
 
 
-def test_one_place_is_not_patched_for_two(guest: Machine, arch: str) -> None:
+def test_one_place_is_not_patched_for_two(guest: Machine, arch: str, tmp_path: Path) -> None:
     behind = {"amd64": 5, "arm64": 8}[arch]
+    target = f"qemu:{guest.stub_address}"
     guest.run(_ON, 60)
     try:
+        with Command(tmp_path / "state") as kprobe:
+            there = f"p:there vfs_read+{behind}"
+            checked = kprobe("check", "--target", target, "p:here vfs_read", there, "-:here", there)
+            shown = kprobe("xray", "--target", target, "vfs_read")
         with (
             kprobes.attach(str(guest.stub_address)) as session,
             pytest.raises(RefusedError, match="patched at the same instruction"),
@@ -116,3 +121,8 @@ def test_one_place_is_not_patched_for_two(guest: Machine, arch: str) -> None:
             session.probe(f"p:here vfs_read\np:there vfs_read+{behind}")
     finally:
         guest.run(_OFF, 60)
+    # Of three definitions the second was refused, until the first was taken away.
+    assert checked.returncode == 5
+    assert checked.stdout.count(b"would be patched at the same instruction") == 1
+    assert checked.stdout.count(b"at vfs_read+") == 2
+    assert b"behind its ftrace site, which the guest's own ftrace uses: " in shown.stdout

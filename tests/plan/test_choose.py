@@ -1,14 +1,15 @@
 """Which strategy probes an instruction: the cheapest that is safe, or the one that is forced."""
 
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import pytest
 
 from kprobes.errors import RefusedError
 from kprobes.model.plan import Displaced, Site, Strategy, Ways
-from kprobes.plan.choose import Wish, choose
+from kprobes.plan.choose import Wish, check_alone, choose
 from kprobes.units import Addr
-from tests.build.kernel import TEXT
+from tests.build.kernel import TEXT, make_kernel, symbol
 from tests.build.pages import FakeRam
 
 AT = Addr(TEXT + 0x100)
@@ -109,3 +110,13 @@ def test_only_behind_the_first_of_several_instructions_somebody_may_be(
     site: Site, covered: tuple[tuple[int, int], ...]
 ) -> None:
     assert site.covered == covered
+
+
+def test_two_places_are_not_patched_at_one_instruction() -> None:
+    kernel = make_kernel([symbol("f", AT - 5, size=0x40)])
+    behind = chosen(BOTH)
+    entry = replace(behind, shown=Addr(AT - 5))
+
+    check_alone(kernel.symbols, behind, behind)
+    with pytest.raises(RefusedError, match=r"^f\+0x5/0x40 and f\+0x0/0x40 would be patched at"):
+        check_alone(kernel.symbols, behind, entry)

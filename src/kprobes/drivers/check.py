@@ -28,8 +28,9 @@ from kprobes.model.resolved import Resolved
 from kprobes.model.returns import Returns
 from kprobes.model.symbol import Symbol
 from kprobes.plan import ftrace
-from kprobes.plan.choose import Wish
+from kprobes.plan.choose import Wish, check_alone
 from kprobes.resolve.siblings import check_alike
+from kprobes.units import Addr
 
 _NEAR = 3
 _MAX_NEAR = 64
@@ -150,6 +151,7 @@ class Checker:
         self._terms = terms
         self._definitions = Definitions()
         self._first: dict[tuple[str, str], Resolved] = {}
+        self._sites: dict[Addr, Placed] = {}
 
     def check(self, text: str) -> list[Verdict]:
         """Return a verdict for each statement of a text, as a file has them."""
@@ -199,6 +201,7 @@ class Checker:
         self._definitions.check(statement)
         placed, module = self._place(statement)
         self._definitions.append(statement)
+        self._sites |= {each.site.addr: each for each in placed if each.site is not None}
         for each in placed:
             layout = each.probe.layout
             self._first.setdefault((layout.group, layout.event), each.probe)
@@ -222,9 +225,18 @@ class Checker:
             first = self._first.get((probe.layout.group, probe.layout.event))
             if first is not None:
                 check_alike(first, probe)
-        return self._judge.place(probes)
+        placed = self._judge.place(probes)
+        symbols = self._judge.kernel.symbols
+        for site in (each.site for each in placed if each.site is not None):
+            other = self._sites.get(site.addr)
+            if other is not None and other.site is not None:
+                check_alone(symbols, other.site, site)
+        return placed
 
     def _forget(self, gone: tuple[Definition, ...]) -> None:
+        self._sites = {
+            addr: each for addr, each in self._sites.items() if each.probe.definition not in gone
+        }
         for each in gone:
             name = each.group, each.event
             if each.event and name not in self._definitions:

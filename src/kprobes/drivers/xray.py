@@ -168,15 +168,23 @@ def _with_opinions(specimen: Specimen, rows: Iterator[Row], study: Study | None)
 
 
 def _opinion(specimen: Specimen, study: Study | None, addr: Addr) -> Opinion | None:
-    if _is_traced(specimen, addr):
-        return Opinion(verdict="ftrace", why="a call in its ftrace site")
+    if (site := _site(specimen, addr)) is not None:
+        if specimen.tracers is None or not specimen.tracers.of(site):
+            return Opinion(verdict="ftrace", why="a call in its ftrace site")
+        behind = Addr(site + specimen.arch.site.size)
+        found = study.judge(behind) if study is not None and behind in study.sizes else None
+        used = "behind its ftrace site, which the guest's own ftrace uses"
+        return replace(found, why=f"{used}: {found.why}") if found is not None else None
     return study.judge(addr) if study is not None else None
 
 
-def _is_traced(specimen: Specimen, addr: Addr) -> bool:
+def _site(specimen: Specimen, addr: Addr) -> Addr | None:
+    # The ftrace site that a probe at an address takes, or None.
     sites, facts = specimen.sites, specimen.arch.site
     if sites is None:
-        return False
+        return None
+    if sites.find(addr) is not None:
+        return addr
     symbol = specimen.kernel.symbols.at(addr)
     is_entry = facts.is_behind and symbol is not None and symbol.addr == addr
-    return sites.find(addr) is not None or (is_entry and site_of(addr, sites, facts) is not None)
+    return site_of(addr, sites, facts) if is_entry else None

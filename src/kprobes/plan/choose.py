@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kprobes.errors import RefusedError
 from kprobes.model.plan import Displaced, Site, Strategy, Ways
+from kprobes.model.symbol import Symbols, place_of
 from kprobes.ports import Memory
 
 
@@ -51,6 +52,23 @@ def choose(place: str, ways: Ways, memory: Memory, wish: Wish) -> Site:
     if isinstance(ways.breakpoint, str):
         raise RefusedError(f"{place} cannot be probed: {ways.breakpoint}")
     return _site(Strategy.BREAKPOINT, ways.breakpoint, memory, why=jump)
+
+
+def check_alone(symbols: Symbols, first: Site, second: Site) -> None:
+    """Check that two places of the user's are not patched at the same instruction.
+
+    Behind the guest's own call there may be others, which have that place's address.
+
+    Raises:
+        RefusedError: they are.
+    """
+    is_shared = first.addr == second.addr and first.ip != second.ip
+    if is_shared and second.displaced is not None:
+        one, other = (place_of(symbols, site.ip) for site in (first, second))
+        raise RefusedError(
+            f"{one} and {other} would be patched at the same instruction, "
+            f"{place_of(symbols, first.addr)}: probe one of them at a time"
+        )
 
 
 def _beside(jump: Displaced | str, others: AbstractSet[int]) -> Displaced | str:

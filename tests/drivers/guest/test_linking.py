@@ -196,3 +196,12 @@ def test_functions_that_only_python_looks_at_get_less_room() -> None:
     )
 
     assert less[plan.site.addr] < more[plan.site.addr]
+
+
+def test_linking_ends_where_its_checkpoint_raises() -> None:
+    def checkpoint() -> None:
+        raise KeyboardInterrupt
+
+    plans = make_guest(["p f"] * 2).plans
+    with pytest.raises(KeyboardInterrupt):
+        _linker(plans).link(plans, checkpoint)

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from kprobes.arch.x86_64.facts import X86_64
 from kprobes.drivers.guest.prepare import Asked, Preparer, Wanted
+from kprobes.drivers.pump import nothing
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.model.exits import ReturnWay
 from kprobes.model.plan import Plan, Strategy
@@ -290,3 +292,20 @@ def test_nobody_is_told_of_modules_that_no_probe_is_in() -> None:
     )
 
     assert [plan.upcalls for plan in plans] == [()]
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_planning_ends_where_its_checkpoint_raises(calls: int) -> None:
+    preparer = Preparer(_guest().guest)
+    text, asked = "p vfs_*", count(1)
+
+    def checkpoint() -> None:
+        if next(asked) == calls:
+            raise KeyboardInterrupt
+
+    preparer.checkpoint = checkpoint
+    with pytest.raises(KeyboardInterrupt):
+        preparer.prepare(wanted(text))
+
+    preparer.checkpoint = nothing
+    assert preparer.prepare(wanted(text))

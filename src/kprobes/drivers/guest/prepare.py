@@ -18,7 +18,7 @@ from kprobes.model.resolved import Resolved
 from kprobes.model.returns import Returning, Role
 from kprobes.model.symbol import Symbol, place_of
 from kprobes.model.upcall import Upcall
-from kprobes.plan.choose import Wish
+from kprobes.plan.choose import Wish, check_alone
 from kprobes.plan.returns import at_exits
 from kprobes.resolve.siblings import check_alike
 from kprobes.units import Addr
@@ -278,15 +278,8 @@ class Preparer:
             yield plan
 
     def _check_alone(self, plan: Plan, patched: dict[Addr, Plan]) -> None:
-        # Behind the guest's own call there may be others, which have that place's address.
         other = patched.setdefault(plan.site.addr, plan)
-        if other is not plan and plan.site.displaced is not None:
-            symbols = self._guest.kernel.symbols
-            first, second = (place_of(symbols, each.site.ip) for each in (other, plan))
-            raise RefusedError(
-                f"{first} and {second} would be patched at the same instruction, "
-                f"{place_of(symbols, plan.site.addr)}: probe one of them at a time"
-            )
+        check_alone(self._guest.kernel.symbols, other.site, plan.site)
 
     def _check_asking(self, plan: Plan) -> None:
         if plan.after and plan.site.shown is not None and plan.site.displaced is not None:
