@@ -1,6 +1,7 @@
 """``kprobe list``: the functions that can be probed, with their typed arguments."""
 
 import argparse
+import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.cli.target import check_options
 
     check_options(args)
+    # A hundred thousand symbols would be looked through for garbage, and there is none.
+    gc.disable()
     options.check_image(args)
     if args.exits:
         _write_exits(args, out)

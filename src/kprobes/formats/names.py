@@ -45,6 +45,12 @@ class Names:
         start = int(self.starts[number])
         return self.blob[start : self.blob.index(0, start)]
 
+    def some(self, numbers: NDArray[np.intp]) -> Iterator[bytes]:
+        """Yield some names: faster than one by one."""
+        starts = self.starts[numbers].astype(np.int64)
+        for start, size in zip(starts.tolist(), self._sizes[numbers].tolist(), strict=True):
+            yield self.blob[start : start + size]
+
     def first(self, name: bytes) -> int | None:
         """Return the number of the first name equal to ``name``, or None."""
         if self._first:
