@@ -4,6 +4,7 @@ import base64
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import kprobes
 from bench.elf_program import Loop
@@ -13,8 +14,10 @@ from kprobes.drivers.guest.arming import Armory
 from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.drivers.guest.guest import Guest
 from kprobes.drivers.guest.linking import Program
+from kprobes.drivers.guest.notes import write_notes
 from kprobes.drivers.guest.recorder import Recorder
 from kprobes.drivers.journal import Journal
+from kprobes.drivers.pump import nothing
 from kprobes.lang.parser import parse_source
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.extras import NO_EXTRAS, Extras
@@ -43,6 +46,7 @@ class ByHand(GuestDriver):
         abi = self.abi()
         armory = _OneTemplate(self.guest, arena, abi, self._journal)
         armory.template = written(abi)
+        armory.note = partial(write_notes, self.guest.memory, arena, self._journal)
         programs = armory.link(self.plans)
         with self.guest.stub.paused():
             armory.load(programs)
@@ -54,7 +58,10 @@ class ByHand(GuestDriver):
 class _OneTemplate(Armory):
     template: Template
 
-    def link(self, plans: Iterable[Plan]) -> list[Program]:
+    def link(
+        self, plans: Iterable[Plan], checkpoint: Callable[[], None] = nothing
+    ) -> list[Program]:
+        del checkpoint
         return [self._written(plan) for plan in plans]
 
     def _written(self, plan: Plan) -> Program:
