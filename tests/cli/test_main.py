@@ -111,6 +111,9 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        (["--nosuch"], "usage: kprobe trace [options]"),
+        (["--exits", "p g"], "unrecognized arguments: p g; definitions stand before the options"),
+        (["--"], "kprobe trace: error: no command stands after --"),
         (["--duration", "0"], "argument --duration: invalid duration: '0' (use 10s, 500ms or 2m)"),
         (["--duration", "-5s"], "argument --duration: invalid duration: '-5s' (use 10s,"),
         (["--duration", "5 minutes"], "argument --duration: invalid duration: '5 minutes' (use"),

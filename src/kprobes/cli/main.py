@@ -116,12 +116,18 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         where = f"argument {option.rstrip('=')}: " if option.startswith("-") else ""
         parser.error(f"{where}expected a text that is not empty")
     # argparse takes -:EVENT, a deletion, and -5s for options; what begins with a blank never is.
-    args = parser.parse_args([f" {word}" if _NO_OPTION.match(word) else word for word in own])
+    args, rest = parser.parse_known_args(
+        [f" {word}" if _NO_OPTION.match(word) else word for word in own]
+    )
+    if rest:
+        is_late = hasattr(args, "definitions") and not any(word.startswith("-") for word in rest)
+        hint = "; definitions stand before the options" if is_late else ""
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if has_command:
         if not hasattr(args, "command"):
-            parser.error(f"{args.name} takes no command after --")
+            args.parser.error("no command can stand after --")
         if not command:
-            parser.error("no command stands after --")
+            args.parser.error("no command stands after --")
         args.command = command
     return args
 
@@ -171,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         own.register("action", None, Once)
         own.register("action", "store", Once)
         module.add_arguments(own)
-        own.set_defaults(run=module.run, name=module.NAME)
+        own.set_defaults(run=module.run, name=module.NAME, parser=own)
     return parser
 
 
