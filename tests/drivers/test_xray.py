@@ -212,6 +212,15 @@ def test_an_ftrace_site_carries_a_probe_by_ftrace() -> None:
     assert opinion.verdict == "ftrace"
 
 
+def test_a_piece_of_an_instruction_carries_no_probe() -> None:
+    specimen = make_specimen(was=None)
+
+    rows = xray(specimen, Subject(start=Addr(SITE), stop=Addr(SITE + 6))).rows
+
+    assert [row.line.mnemonic for row in rows] == ["nopl", "(bad)"]
+    assert [row.opinion is None for row in rows] == [False, True]
+
+
 def test_addresses_where_nothing_is_are_refused() -> None:
     specimen = make_specimen()
 

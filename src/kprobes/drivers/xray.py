@@ -163,7 +163,8 @@ def _labelled(rows: Iterable[Row], detours: Sequence[Detour]) -> Iterator[Row]:
 def _with_opinions(specimen: Specimen, rows: Iterator[Row], study: Study | None) -> Iterator[Row]:
     for row in rows:
         addr = row.line.addr
-        is_known = study is not None and addr in study.sizes
+        # A range may end inside an instruction: a piece of one is none.
+        is_known = study is not None and addr in study.sizes and row.line.mnemonic != "(bad)"
         yield replace(row, opinion=_opinion(specimen, study, addr)) if is_known else row
 
 
