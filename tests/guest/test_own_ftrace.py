@@ -105,6 +105,20 @@ def test_a_kprobe_that_begins_while_ours_records_goes_on_and_may_end_afterwards(
     assert [line for line in log if is_complaint(line)] == []
 
 
+@pytest.mark.arches("arm64")
+def test_a_function_s_start_and_its_ftrace_site_behind_it_are_one_place(guest: Machine) -> None:
+    definitions = "p:start vfs_read\np:site vfs_read+4"
+    with kprobes.attach(str(guest.stub_address)) as session:
+        with pytest.raises(RefusedError, match="patched at the same instruction"):
+            session.probe(definitions)
+        session.probe("p:start vfs_read")
+        with session.record() as trace:
+            guest.run(_READS, 60)
+
+    (start,) = trace.hits
+    assert start.recorded >= 8
+
+
 def test_one_place_is_not_patched_for_two(guest: Machine, arch: str, tmp_path: Path) -> None:
     behind = {"amd64": 5, "arm64": 8}[arch]
     target = f"qemu:{guest.stub_address}"

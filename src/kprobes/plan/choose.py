@@ -57,13 +57,13 @@ def choose(place: str, ways: Ways, memory: Memory, wish: Wish) -> Site:
 def check_alone(symbols: Symbols, first: Site, second: Site) -> None:
     """Check that two places of the user's are not patched at the same instruction.
 
-    Behind the guest's own call there may be others, which have that place's address.
+    Behind the guest's own call there may be others, which have that place's address; and on arm64 a
+    function's ftrace site is behind its start, where a probe of its entry is all the same.
 
     Raises:
         RefusedError: they are.
     """
-    is_shared = first.addr == second.addr and first.ip != second.ip
-    if is_shared and second.displaced is not None:
+    if first.addr == second.addr and first.ip != second.ip:
         one, other = (place_of(symbols, site.ip) for site in (first, second))
         raise RefusedError(
             f"{one} and {other} would be patched at the same instruction, "
