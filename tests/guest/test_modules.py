@@ -168,8 +168,8 @@ def test_the_text_of_a_loaded_module_is_as_it_was(session: Session) -> None:
 def test_a_definition_that_cannot_be_armed_is_told_and_waits_on(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(linker: Linker, plans: Iterable[Plan]) -> list[Program]:
-        del linker
+    def refuse(linker: Linker, plans: Iterable[Plan], checkpoint: object) -> list[Program]:
+        del linker, checkpoint
         raise RefusedError(f"{len([*plans])} out of reach")
 
     told: list[str] = []

@@ -56,7 +56,7 @@ _SCOPES = {
     ),
     # Each hit of the kernel's own is two exceptions there, which take long to emulate; and hardly
     # a function of that kernel ends with a jump to another.
-    "arm64": Scope(functions=60, most=300, ways={ReturnWay.RETINSN: 1500}, values=200),
+    "arm64": Scope(functions=60, most=300, ways={ReturnWay.RETINSN: 1500}, values=100),
 }
 """Of 6.1: elsewhere calls of ours that sleep in the kernel's own probes may keep the second load
 from being recorded: test_returned_forms.py compares other kernels, function by function."""
