@@ -53,7 +53,6 @@ class FakeStub:
     wrong_checksums: int = 0
     is_split: bool = False
     is_physical: bool = False
-    can_set_one: bool = True
     selected: int = 1
     breakpoints: set[int] = field(default_factory=set[int])
     registers: dict[int, bytearray] = field(default_factory=dict[int, bytearray])
@@ -188,17 +187,11 @@ class FakeStub:
             self.selected = int(request.removeprefix(b"Hg"), 16)
             return b"OK" if self.selected in self.registers else b"E22"
         values = self.registers[self.selected]
-        places = {0: (0, 8), 1: (8, 8), 2: (16, 4)}
         if request == b"g":
             # st0 is not available.
             return values[:20].hex().encode() + b"x" * 20
         if request[:1] == b"p" and int(request[1:], 16) == 90:
             return b"efcdab8967452301"
-        if request[:1] == b"P" and self.can_set_one:
-            number, digits = request[1:].split(b"=")
-            at, size = places[int(number, 16)]
-            values[at : at + size] = bytes.fromhex(digits.decode())
-            return b"OK"
         if request[:1] == b"G":
             values[:20] = bytes.fromhex(request[1:41].decode())
             return b"OK"

@@ -28,7 +28,9 @@ def test_tracefs_is_mounted(any_host_guest: Machine) -> None:
 def test_the_tracers_of_others_run_inside(boot_host: Boot) -> None:
     guest = boot_host("bookworm", "trace-cmd", "perf")
 
-    recorded = guest.run("cd /tmp && trace-cmd record -q -e sched_switch sleep 0.2 && trace-cmd report")
+    recorded = guest.run(
+        "cd /tmp && trace-cmd record -q -e sched_switch sleep 0.2 && trace-cmd report"
+    )
     told = guest.run("perf version")
 
     assert recorded.status == 0, recorded.output

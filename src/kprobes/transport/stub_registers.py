@@ -9,7 +9,6 @@ from kprobes.formats.target_xml import (
     Description,
     RegisterSlot,
     decode_registers,
-    encode_register,
     encode_registers,
     parse_description,
 )
@@ -60,18 +59,17 @@ class StubRegisters:
         return int.from_bytes(rsp.from_hex(answer), "little")
 
     def write(self, cpu: int, values: Mapping[str, int]) -> None:
-        """Write some registers."""
-        # The description comes first: QEMU takes no P packet before it was read.
-        slots = [self._slot(name) for name in values]
+        """Write some registers of the g packet: all of them, or none.
+
+        One packet, though each could have its own: a task whose registers are changed in part,
+        because whoever changes them is killed, does anything.
+        """
+        description = self.description
+        for name in values:
+            self._slot(name)
         self.select(cpu)
-        answers = self._wire.exchange(
-            [b"P%x=%s" % (slot.number, encode_register(slot, values[slot.name])) for slot in slots]
-        )
-        if b"" in answers:
-            new = encode_registers(self.description, self._all(cpu), values)
-            answers = [self._wire.ask(b"G" + new)] * len(slots)
-        for answer, slot in zip(answers, slots, strict=True):
-            check_ok(answer, f"a new value for register {slot.name} of vCPU {cpu}")
+        answer = self._wire.ask(b"G" + encode_registers(description, self._all(cpu), values))
+        check_ok(answer, f"new values for {', '.join(values)} of vCPU {cpu}")
 
     def _all(self, cpu: int) -> bytes:
         answer = self._wire.ask(b"g")
