@@ -55,8 +55,6 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.cli.target import check_options
 
     check_options(args)
-    # A hundred thousand symbols would be looked through for garbage, and there is none.
-    gc.disable()
     options.check_image(args)
     if args.exits:
         _write_exits(args, out)
@@ -72,7 +70,12 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
     from kprobes.cli.functions import as_json, as_names, as_prototypes
 
-    found = _probeable(args)
+    # A hundred thousand symbols would be looked through for garbage, and there is none.
+    gc.disable()
+    try:
+        found = _probeable(args)
+    finally:
+        gc.enable()
     show = as_prototypes if args.verbose else as_names
     write_text(out, (as_json if args.format == "json" else show)(found))
 

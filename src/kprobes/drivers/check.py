@@ -151,7 +151,7 @@ class Checker:
         self._terms = terms
         self._definitions = Definitions()
         self._first: dict[tuple[str, str], Resolved] = {}
-        self._sites: dict[Addr, Placed] = {}
+        self._sites: dict[Addr, list[tuple[Definition, Site]]] = {}
 
     def check(self, text: str) -> list[Verdict]:
         """Return a verdict for each statement of a text, as a file has them."""
@@ -201,8 +201,9 @@ class Checker:
         self._definitions.check(statement)
         placed, module = self._place(statement)
         self._definitions.append(statement)
-        self._sites |= {each.site.addr: each for each in placed if each.site is not None}
         for each in placed:
+            if each.site is not None:
+                self._sites.setdefault(each.site.addr, []).append((statement, each.site))
             layout = each.probe.layout
             self._first.setdefault((layout.group, layout.event), each.probe)
         return Verdict(
@@ -228,15 +229,13 @@ class Checker:
         placed = self._judge.place(probes)
         symbols = self._judge.kernel.symbols
         for site in (each.site for each in placed if each.site is not None):
-            other = self._sites.get(site.addr)
-            if other is not None and other.site is not None:
-                check_alone(symbols, other.site, site)
+            for _, other in self._sites.get(site.addr, ())[:1]:
+                check_alone(symbols, other, site)
         return placed
 
     def _forget(self, gone: tuple[Definition, ...]) -> None:
-        self._sites = {
-            addr: each for addr, each in self._sites.items() if each.probe.definition not in gone
-        }
+        for addr, sites in self._sites.items():
+            self._sites[addr] = [each for each in sites if each[0] not in gone]
         for each in gone:
             name = each.group, each.event
             if each.event and name not in self._definitions:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from kprobes import directories
-from kprobes.drivers.loans import Kind, Ledger
+from kprobes.drivers.loans import Kind, Ledger, nothing
 from kprobes.errors import FormatError, KprobesError, StateError
 from kprobes.units import Addr, Phys
 
@@ -205,7 +205,7 @@ class Journal:
         self.state = 0
         self.boot: Boot | None = None
         self.ledger = Ledger(self._note)
-        self.check: Callable[[], None] = _nothing
+        self.check: Callable[[], None] = nothing
         self._marked: MarkPlace | None = None
         self._head = b""
         self._probes: list[Described] = []
@@ -448,7 +448,7 @@ def read(path: Path) -> Entry:
             is_held=facts.get("held", False) is True,
             is_closed="closed" in facts,
             image=str(facts.get("image", "")),
-            ledger=_ledger_of(values),
+            ledger=Ledger.replayed(values),
             probes=tuple(_described(item) for line in values for item in line.get("probes", ())),
             window=_window(facts["window"]) if "window" in facts else None,
         )
@@ -476,10 +476,6 @@ def _mark_of(text: str) -> bytes:
         # What is everywhere in a guest's memory proves nothing.
         raise ValueError(f"its mark is not {_MARK} random bytes")
     return mark
-
-
-def _nothing() -> None:
-    pass
 
 
 def _mark_place(marked: MarkPlace | None, ledger: Ledger) -> Phys | None:
@@ -512,13 +508,6 @@ def _raw_lines(path: Path) -> list[bytes]:
         if os.fstat(file.fileno()).st_size > _MAX_SIZE:
             raise ValueError(f"larger than {_MAX_SIZE >> 20} MiB")
         return file.read().split(b"\n")[:-1]
-
-
-def _ledger_of(lines: Iterable[dict[str, Any]]) -> Ledger:
-    ledger = Ledger()
-    for line in lines:
-        ledger.replay(line)
-    return ledger
 
 
 def _probes_line(probes: Iterable[Described]) -> bytes:

@@ -5,7 +5,7 @@ and one with its result. Whoever comes after a killed tracer knows what is still
 was under way, and where to look for return addresses on stacks that lead into lent memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -60,8 +60,8 @@ def _say_nothing(line: dict[str, Any]) -> None:
     del line
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """Check nothing, or tell nobody."""
 
 
 class Ledger:
@@ -79,7 +79,7 @@ class Ledger:
         self.loans: tuple[Loan, ...] = ()
         self.call: Call | None = None
         self.frames: tuple[Frames, ...] = ()
-        self.check: Callable[[], None] = _nothing
+        self.check: Callable[[], None] = nothing
         self._say = say
 
     @property
@@ -106,6 +106,14 @@ class Ledger:
         """Note where calls will be that return to us, instead of where they were before."""
         self._say({"frames": [asdict(each) for each in frames]})
         self.frames = tuple(frames)
+
+    @classmethod
+    def replayed(cls, lines: Iterable[dict[str, Any]]) -> "Ledger":
+        """Return the ledger of a journal's lines."""
+        ledger = cls()
+        for line in lines:
+            ledger.replay(line)
+        return ledger
 
     def replay(self, line: dict[str, Any]) -> None:
         """Take over what another ledger said.

@@ -79,12 +79,12 @@ def encode_registers(description: Description, payload: bytes, values: Mapping[s
     out = bytearray(payload)
     for slot in description.slots:
         if slot.name in values:
-            digits = encode_register(slot, values[slot.name])
+            digits = _encoded(slot, values[slot.name])
             out[2 * slot.offset : 2 * (slot.offset + slot.size)] = digits
     return bytes(out)
 
 
-def encode_register(slot: RegisterSlot, value: int) -> bytes:
+def _encoded(slot: RegisterSlot, value: int) -> bytes:
     """Return a register's digits, little endian; what does not fit is cut off."""
     return to_hex((value & ((1 << 8 * slot.size) - 1)).to_bytes(slot.size, "little"))
 

@@ -102,7 +102,7 @@ class GuestDriver:
         self._journal = journal
         self._size = size
         self._check = check
-        self._preparer = self._new_preparer()
+        self._preparer = Preparer(guest, check)
         self._arena: Arena | None = None
         self._armory: Armory | None = None
         self._clock: Addr | None = None
@@ -120,15 +120,6 @@ class GuestDriver:
             if can_watch(guest)
             else ()
         )
-
-    def _new_preparer(self) -> Preparer:
-        preparer = Preparer(self.guest, self._check)
-        preparer.checkpoint = self._at_checkpoint
-        return preparer
-
-    def _at_checkpoint(self) -> None:
-        # Whoever opens us has no other yet.
-        self.checkpoint()
 
     @property
     def cpus(self) -> int:
@@ -149,6 +140,7 @@ class GuestDriver:
         """
         check(self.guest, [*self.upcalls, *self.return_upcalls])
         self.look_for_modules()
+        self._preparer.checkpoint = self.checkpoint
         self.plans = self._preparer.prepare(
             Wanted(
                 definitions=tuple(definitions),
@@ -344,7 +336,7 @@ class GuestDriver:
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         if kernel is not self.guest.kernel:
             self.guest = replace(self.guest, kernel=kernel)
-            self._preparer = self._new_preparer()
+            self._preparer = Preparer(self.guest, self._check)
 
     def _module_comes(self, record: int) -> None:
         del record
