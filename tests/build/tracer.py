@@ -10,6 +10,7 @@ raises KeyboardInterrupt there:
 
     write   before the n-th place is written, by the stub or past it, those before it being written
     record  before (n even) or after (n odd) a group of undos reaches the disk
+    begun   before the n-th call of a guest's function, which the journal tells of already
     call    in the n-th call of a guest's function, while the guest runs it
     sent    after n bytes of all that is ever sent to the stub, be it in the middle of a packet
 """
@@ -30,7 +31,7 @@ from kprobes.drivers.guest import borrow
 from kprobes.drivers.guest.arena import ArenaSize
 from kprobes.drivers.guest.stopped import StoppedMemory
 from kprobes.drivers.journal import Journal, Undo
-from kprobes.drivers.loans import Loan
+from kprobes.drivers.loans import Call, Ledger, Loan
 from kprobes.drivers.places import places_of
 from kprobes.errors import KprobesError
 from kprobes.formats.rsp import StopReply
@@ -176,6 +177,18 @@ def _fail_at_record(number: int, fail: Fail) -> None:
     Journal.record = told
 
 
+def _fail_at_beginning(number: int, fail: Fail) -> None:
+    begin = Ledger.begin
+    left = itertools.count(number, -1)
+
+    def told(self: Ledger, call: Call) -> None:
+        begin(self, call)
+        if next(left) == 0:
+            fail()
+
+    Ledger.begin = told
+
+
 def _fail_in_call(number: int, fail: Fail) -> None:
     wait, call = Stub.wait, borrow.Task.call
     left = itertools.count(number, -1)
@@ -223,6 +236,7 @@ def _fail_when_sent(number: int, fail: Fail) -> None:
 _POINTS: dict[str, Callable[[int, Fail], None]] = {
     "write": _fail_at_write,
     "record": _fail_at_record,
+    "begun": _fail_at_beginning,
     "call": _fail_in_call,
     "sent": _fail_when_sent,
 }

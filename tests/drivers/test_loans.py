@@ -1,6 +1,7 @@
 """What a guest has lent is known at every moment, also to somebody who only has the lines."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -74,6 +75,29 @@ def test_what_may_have_been_given_back_is_not_given_back_again() -> None:
     assert ledger.is_settled
 
 
+@pytest.mark.parametrize("call", [lending(DATA), lending(SEAL), returning(at(CODE, 0x9000))])
+def test_a_call_that_was_not_made_has_changed_nothing(call: Call) -> None:
+    ledger = Ledger()
+    ledger.begin(lending(CODE))
+    ledger.end(0x9000)
+
+    ledger.begin(call)
+    ledger.cancel()
+
+    assert ledger.loans == (at(CODE, 0x9000),)
+    assert (ledger.call, ledger.calls) == (None, 2)
+
+
+def test_a_call_of_a_journal_that_knew_no_numbers_is_read() -> None:
+    ledger, old = Ledger(), Call(frame=1, landing=2, lends=DATA)
+    line = {"begin": asdict(old)}
+    del line["begin"]["number"]
+
+    ledger.replay(line)
+
+    assert ledger.call == old
+
+
 def test_memory_is_what_is_lent_once() -> None:
     ledger = Ledger()
     for number, loan in enumerate((DATA, CODE, SEAL), 1):
@@ -103,13 +127,15 @@ def test_its_lines_tell_all_of_it(steps: list[tuple[Loan, int, bool]]) -> None:
     for loan, result, is_return in steps:
         known = [one for one in ledger.loans if one.kind is loan.kind]
         ledger.begin(returning(known[0]) if is_return and known else lending(loan))
-        if result < 3:
+        if result < 2:
             ledger.end(result)
+        if result == 2:
+            ledger.cancel()
 
     for line in lines:
         copy.replay(json.loads(line))
 
-    assert (copy.loans, copy.call) == (ledger.loans, ledger.call)
+    assert (copy.loans, copy.call, copy.calls) == (ledger.loans, ledger.call, ledger.calls)
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_handlers_run_before_and_after_any_instruction(kernel: Session, told: li
 def probes_on_every_instruction(
     kernel: Session, function: Symbol, before: Any, after: Any
 ) -> list[Kprobe]:
-    """Register probes wherever one can be; where start and ftrace site are one place, at the site."""
+    """Register probes wherever one can be: of a start and its ftrace site, at the site."""
     look = kernel.driver.places.look(Wish())
     found: dict[Addr, Kprobe] = {}
     for offset in range(function.size):

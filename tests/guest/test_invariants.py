@@ -8,7 +8,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 import pytest
 
@@ -233,6 +233,15 @@ def test_killed_before_and_after_the_journal_is_written_it_is_rolled_back(scene:
 def test_killed_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
     # Three or more allocations; the same freed.
     assert fail_everywhere(scene, "call") >= 6
+
+
+@LONG
+@pytest.mark.parametrize("how", [(), ("--interrupt",)], ids=["killed", "interrupted"])
+def test_before_each_call_of_the_guests_functions_is_made_it_is_left_well(
+    scene: Scene, how: Sequence[str]
+) -> None:
+    # The task stands where the call before came back to: that one's result is not this one's.
+    assert fail_everywhere(scene, "begun", *how) >= 6
 
 
 @LONG

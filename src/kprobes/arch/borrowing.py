@@ -86,6 +86,8 @@ class BorrowFacts:
 
     Attributes:
         pc, result: what a stub calls the instruction pointer and a function's result.
+        number: what it calls a register that functions leave as it was, and no way needs: it has
+            the call's number.
         switch: function that all system calls go through, entered with no lock held.
         system_call: what the names of their functions begin with.
         idle: functions that a CPU sleeps in.
@@ -105,6 +107,7 @@ class BorrowFacts:
 
     pc: str
     result: str
+    number: str
     switch: str
     system_call: str
     idle: tuple[str, ...]

@@ -46,12 +46,14 @@ class Call:
     Attributes:
         frame: of the borrowed task: where the function returns, a word above.
         landing: the address that it returns to.
+        number: of the ledger's calls; None in journals that knew none.
         lends: what the guest lends by it; the function's result is its address when that is 0.
         returns: what the guest gets back by it.
     """
 
     frame: int
     landing: int
+    number: int | None = None
     lends: Loan | None = None
     returns: Loan | None = None
 
@@ -69,6 +71,7 @@ class Ledger:
 
     Attributes:
         loans: in the order in which they were made.
+        calls: how many were begun.
         call: the one that is under way, or None.
         frames: of calls whose return addresses may be ours, in memory that is lent.
         check: raises GuestReplacedError unless it is still the guest that has lent it.
@@ -77,6 +80,7 @@ class Ledger:
     def __init__(self, say: Callable[[dict[str, Any]], None] = _say_nothing) -> None:
         """Begin a ledger; every change is said before it is made."""
         self.loans: tuple[Loan, ...] = ()
+        self.calls = 0
         self.call: Call | None = None
         self.frames: tuple[Frames, ...] = ()
         self.check: Callable[[], None] = nothing
@@ -102,6 +106,11 @@ class Ledger:
         self._say({"end": result})
         self._end(result)
 
+    def cancel(self) -> None:
+        """Note that the call which was begun was not made."""
+        self._say({"cancel": True})
+        self._cancel()
+
     def keep_frames(self, frames: Sequence[Frames]) -> None:
         """Note where calls will be that return to us, instead of where they were before."""
         self._say({"frames": [asdict(each) for each in frames]})
@@ -125,10 +134,13 @@ class Ledger:
             self._begin(_call_of(line["begin"]))
         if "end" in line:
             self._end(int(line["end"]))
+        if "cancel" in line:
+            self._cancel()
         if "frames" in line:
             self.frames = tuple(_frames_of(item) for item in line["frames"])
 
     def _begin(self, call: Call) -> None:
+        self.calls += 1
         self.call = call
         if call.lends is not None and call.lends.addr:
             self.loans += (call.lends,)
@@ -141,11 +153,17 @@ class Ledger:
         if call.lends is not None and not call.lends.addr and result:
             self.loans += (replace(call.lends, addr=result),)
 
+    def _cancel(self) -> None:
+        call, self.call = self.call, None
+        if call is not None:
+            self.loans = tuple(loan for loan in self.loans if loan != call.lends)
+
 
 def _call_of(item: dict[str, Any]) -> Call:
     return Call(
         frame=int(item["frame"]),
         landing=int(item["landing"]),
+        number=None if item.get("number") is None else int(item["number"]),
         lends=_loan_of(item["lends"]),
         returns=_loan_of(item["returns"]),
     )

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from kprobes.arch.x86_64.registers import NAMES, STUB_NAMES
-from kprobes.drivers.guest.borrow import Borrower
+from kprobes.drivers.guest.borrow import Back, Borrower
 from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.drivers.loans import Ledger
 from kprobes.errors import GuestGoneError, GuestReplacedError, TargetError
@@ -128,8 +128,8 @@ def _returns(cpus: FakeCpus, cpu: int, result: int) -> Callable[[], int | None]:
     """The function returns on a vCPU, which the landing's breakpoint stops."""
 
     def step() -> int | None:
-        frame = cpus.vcpus[1]["rsp"]
-        cpus.vcpus[cpu] |= {"rip": LANDING, "rsp": frame + 8, "rax": result}
+        kept = {name: cpus.vcpus[1][name] for name in ("rsp", "r15")}
+        cpus.vcpus[cpu] |= kept | {"rip": LANDING, "rsp": kept["rsp"] + 8, "rax": result}
         return cpu
 
     return step
@@ -222,6 +222,30 @@ def test_a_task_that_still_stands_at_the_landing_is_sent_on_to_where_it_would_re
 
     assert cpus.vcpus[2]["rip"] == FINISH
     assert cpus.vcpus[2]["rsp"] == STACK + 0x808
+
+
+def test_what_the_call_before_came_back_with_is_not_taken_for_this_one_s() -> None:
+    cpus, _, borrower = _guest()
+    _caught(cpus)
+    with borrower.task() as task:
+        cpus.script.append(_returns(cpus, 1, 42))
+        assert task.call(Addr(FUNCTION)) == 42
+        first = dict(cpus.vcpus[1])
+
+        def still_there() -> int | None:
+            asked.update(cpus.vcpus[1])
+            cpus.vcpus[1] |= first
+            return 1
+
+        def now_back() -> int | None:
+            cpus.vcpus[1] |= asked
+            return _returns(cpus, 1, 43)()
+
+        asked: dict[str, int] = {}
+        cpus.script += [still_there, now_back]
+        assert task.landing.look() == Back(thread=1, number=1, result=42)
+        assert task.call(Addr(FUNCTION)) == 43
+        assert task.landing.look() == Back(thread=1, number=2, result=43)
 
 
 def test_while_a_call_runs_only_the_landing_stops_anybody() -> None:

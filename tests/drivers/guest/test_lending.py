@@ -25,15 +25,15 @@ CODE = 0x5000
 
 
 class FakeTask:
-    """A task whose calls come back, but for one that is interrupted on its way."""
+    """A task whose calls come back, but for one that is interrupted on its way, or before."""
 
-    def __init__(self, interrupted: int) -> None:
+    def __init__(self, interrupted: int, *, is_made: bool = True) -> None:
         self.ledger = Ledger()
         self.landing = SimpleNamespace(facts=BORROWING)
         self.memory = None
         self.is_away = False
         self.called: list[str] = []
-        self._interrupted = interrupted
+        self._interrupted, self._is_made = interrupted, is_made
         for kind, addr in ((Kind.DATA, 0x1000), (Kind.CODE, CODE)):
             self._lend(Loan(kind=kind, addr=0, size=4096), addr)
         self._lend(Loan(kind=Kind.SEAL, addr=CODE, size=4096), 0)
@@ -49,9 +49,13 @@ class FakeTask:
         del args
         assert not self.is_away
         self.ledger.begin(Call(frame=1, landing=2, returns=returns))
+        is_interrupted = len(self.called) == self._interrupted
+        if is_interrupted and not self._is_made:
+            self._interrupted = -1
+            raise KeyboardInterrupt
         self.called.append(next(name for name, addr in ADDRS.items() if addr == function))
         self.is_away = True
-        if len(self.called) - 1 == self._interrupted:
+        if is_interrupted:
             raise KeyboardInterrupt
         return self.finish(1.0)
 
@@ -62,8 +66,8 @@ class FakeTask:
         return 0
 
 
-def given_back(interrupted: int) -> FakeTask:
-    task = FakeTask(interrupted)
+def given_back(interrupted: int, *, is_made: bool = True) -> FakeTask:
+    task = FakeTask(interrupted, is_made=is_made)
     is_whole = interrupted < 0
     with nullcontext() if is_whole else pytest.raises(KeyboardInterrupt):
         give_back(cast("Task", task), KERNEL)
@@ -80,9 +84,10 @@ def test_the_last_that_was_lent_goes_back_first() -> None:
     assert task.ledger.is_settled
 
 
+@pytest.mark.parametrize("is_made", [True, False])
 @pytest.mark.parametrize("interrupted", range(6))
-def test_wherever_it_is_interrupted_all_goes_back_once(interrupted: int) -> None:
-    task = given_back(interrupted)
+def test_wherever_it_is_interrupted_all_goes_back_once(interrupted: int, is_made: bool) -> None:
+    task = given_back(interrupted, is_made=is_made)
 
     freed = [name for name in task.called if "free" in name]
     assert freed == ["free_percpu", "module_memfree", "vfree"]

@@ -51,7 +51,8 @@ _UNCALLED = (
     "pm_runtime_force_resume",
 )
 """Who comes to a landing and is not ours is sent on."""
-_CALLEE_SAVED = range(19, 29)
+_CALLEE_SAVED = range(19, 28)
+"""And x28, which has the call's number."""
 _BLR = (
     0b1111111_1_1_11_11111_1111_1_1_00000_11111,
     0b1101011_0_0_01_11111_0000_0_0_00000_00000,
@@ -172,6 +173,7 @@ def _code(memory: Looked, kernel: Kernel, wanted: Wanted) -> Called:
 BORROWING = BorrowFacts(
     pc="pc",
     result="x0",
+    number="x28",
     switch="invoke_syscall",
     system_call="__arm64_sys_",
     idle=_IDLE,

@@ -159,6 +159,7 @@ def _code(memory: Looked, kernel: Kernel, wanted: Wanted) -> Called:
 BORROWING = BorrowFacts(
     pc="rip",
     result="rax",
+    number="r15",
     switch="x64_sys_call",
     system_call="__x64_sys_",
     idle=_IDLE,

@@ -36,6 +36,21 @@ _TIMER = "hrtimer_interrupt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Back:
+    """A task at the landing.
+
+    Attributes:
+        thread: the vCPU that it is on.
+        number: of the call that it comes from.
+        result: of that call.
+    """
+
+    thread: int
+    number: int
+    result: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Landing:
     """Where the calls of one borrowed task come back to.
 
@@ -51,16 +66,14 @@ class Landing:
     frame: int
     facts: BorrowFacts
 
-    def look(self) -> tuple[int, int] | None:
-        """Return the vCPU that a call has come back on, and its result; None before that."""
-        for thread in self.debugger.ids():
-            registers = self.debugger.registers(thread)
-            if self._is_home(registers):
-                return thread, registers[self.facts.result]
-        return None
+    def look(self) -> Back | None:
+        """Return the task if it stands at the landing."""
+        threads = self.debugger.ids()
+        found = (self._back(thread, self.debugger.registers(thread)) for thread in threads)
+        return next((back for back in found if back is not None), None)
 
-    def wait(self, timeout_s: float) -> tuple[int, int]:
-        """Let the guest run until a call comes back; return its vCPU and its result.
+    def wait(self, number: int | None, timeout_s: float) -> Back:
+        """Let the guest run until a call comes back, any one for None.
 
         Raises:
             TargetError: it did not come back in time.
@@ -68,16 +81,19 @@ class Landing:
         deadline = time.monotonic() + timeout_s
         while (thread := run_until_stop(self.debugger, deadline)) is not None:
             registers = self.debugger.registers(thread)
-            if self._is_home(registers):
-                return thread, registers[self.facts.result]
+            back = self._back(thread, registers)
+            if back is not None and number in (None, back.number):
+                return back
             if registers[self.facts.pc] == self.place:
                 self._send_on(thread, registers)
         raise TargetError("a function that the guest was made to call did not return")
 
-    def _is_home(self, registers: Mapping[str, int]) -> bool:
+    def _back(self, thread: int, registers: Mapping[str, int]) -> Back | None:
         # Sleeping may have moved the task to another vCPU: its stack tells who it is.
         facts = self.facts
-        return registers[facts.pc] == self.place and facts.home(registers) == self.frame
+        if registers[facts.pc] != self.place or facts.home(registers) != self.frame:
+            return None
+        return Back(thread=thread, number=registers[facts.number], result=registers[facts.result])
 
     def _send_on(self, thread: int, registers: Mapping[str, int]) -> None:
         # A task that was borrowed before and has not run since: it would stop at the landing
@@ -132,11 +148,18 @@ class Task:
         landing = self.landing
         called = Called(function=function, args=args)
         entered = landing.facts.enter(self.way, landing.frame, called)
-        call = Call(frame=landing.frame, landing=landing.place, lends=lends, returns=returns)
+        call = Call(
+            frame=landing.frame,
+            landing=landing.place,
+            number=self.ledger.calls + 1,
+            lends=lends,
+            returns=returns,
+        )
         self.memory.write(landing.frame, _bytes(entered))
         self.ledger.begin(call)
         self.is_away = True
-        landing.debugger.set_registers(self.thread, entered.registers)
+        registers = {**entered.registers, landing.facts.number: self.ledger.calls}
+        landing.debugger.set_registers(self.thread, registers)
         return self.finish(_CALL_S)
 
     def finish(self, timeout_s: float) -> int:
@@ -148,13 +171,13 @@ class Task:
         """
         self.ledger.check()
         try:
-            self.thread, result = self.landing.wait(timeout_s)
+            back = self.landing.wait(self.ledger.calls, timeout_s)
         except TargetError:
             self.ledger.check()
             raise
-        self.is_away = False
-        self.ledger.end(result)
-        return result
+        self.thread, self.is_away = back.thread, False
+        self.ledger.end(back.result)
+        return back.result
 
 
 def _bytes(entered: Entered) -> bytes:

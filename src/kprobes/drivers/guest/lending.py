@@ -153,6 +153,17 @@ def _come_back(task: Task) -> None:
 
 
 def _give_back(task: Task, kernel: Kernel, loan: Loan) -> None:
+    try:
+        _give_back_once(task, kernel, loan)
+    except KeyboardInterrupt:
+        # The rest follows, and with it what proves that the guest still lends this.
+        _come_back(task)
+        if loan in task.ledger.loans:
+            _give_back_once(task, kernel, loan)
+        raise
+
+
+def _give_back_once(task: Task, kernel: Kernel, loan: Loan) -> None:
     _come_back(task)
     match loan.kind:
         case Kind.SEAL:

@@ -79,9 +79,13 @@ def _finish_call(stub: Stub, ledger: Ledger) -> bool:
     landing = Landing(debugger=stub, place=place, frame=call.frame, facts=facts)
     try:
         with stopping_at(stub, landing.place):
-            _, result = landing.look() or landing.wait(_LATE_S)
+            back = landing.look() or landing.wait(call.number, _LATE_S)
     except TargetError:
         ledger.end(0)
         return False
-    ledger.end(result)
+    if call.number in (None, back.number):
+        ledger.end(back.result)
+    else:
+        # It stands there since the call before: its tracer died when it had noted this one.
+        ledger.cancel()
     return True
