@@ -183,8 +183,8 @@ def test_a_guest_that_reads_nothing_more_is_told(qemu: Path, options: MachineOpt
     with Machine.boot(options) as machine:
         for _ in range(2):
             with pytest.raises(TargetError, match="did not start a command in time"):
-                machine.start("x" * 30_000, 0.1)
+                machine.start("x" * 30_000, 1.0)
 
         # The 64 KiB of the FIFO are full.
         with pytest.raises(TargetError, match="does not read its console"):
-            machine.start("x" * 30_000, 0.1)
+            machine.start("x" * 30_000, 1.0)
