@@ -83,9 +83,9 @@ _ARGUMENTS = {"amd64": 9, "arm64": 8}
 _STATE = "o_state"
 _PSTATE = 0xF000_03DF
 """NZCV, DAIF and the mode."""
-_ASKED = {"amd64": 1 / 50, "arm64": 1 / 10}
-"""The most hits with an interrupt between the records that asks for rescheduling: on arm64 those
-that came during the kernel's handlers come right behind them."""
+_ASKED = 1 / 10
+"""The most hits with an interrupt between the records that asks for rescheduling: the more, the
+busier this machine is; on arm64 those that came during the kernel's handlers come right behind."""
 _PAGE_TEXT = 3900
 """Strings of so many characters together may not fit into a page of the kernel's buffer."""
 
@@ -286,7 +286,8 @@ def test_flags_are_the_same_but_for_rescheduling(run: Run) -> None:
     others = [(a, b) for a, b in shown if _rest(a) != _rest(b)]
 
     assert others == []
-    assert sum(a != b for a, b in shown) < len(shown) * _ASKED[run.arch]
+    assert sum(a != b for a, b in shown) < len(shown) * _ASKED
+    assert any(a == b and a[1] != "." for a, b in shown)
     assert {h.flags[oracle.INTERRUPT] for h, _ in run.compared.pairs} >= {".", "h", "s"}
 
 
