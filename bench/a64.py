@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kprobes.arch.aarch64.facts import CODE
+from kprobes.arch.aarch64.arch import CODE
 from kprobes.model.abi import Relocation, Template
 
 _SIZE = 4

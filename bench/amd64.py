@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bench.assembly import assemble
 from bench.isa import TASK_AT, Alone, ByHand, Gdb, Goals, Isa, Many, Middle, Programs
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Strategy
 

@@ -15,10 +15,10 @@ from bench.many import POLLED, polling
 from bench.rounds import Turn, added, in_rounds
 from bench.spread import Spread
 from bench.table import Goal, Row, compared, ns
-from kprobes.drivers.instructions import Instructions
-from kprobes.drivers.places import places_of
 from kprobes.errors import RefusedError
-from kprobes.plan.choose import Wish
+from kprobes.guest.places import places_of
+from kprobes.guest.text import Instructions
+from kprobes.plan.strategy import Wish
 from kprobes.units import Addr
 
 TITLE = "anywhere: nanoseconds that a probe adds to a hit in the middle of a function"

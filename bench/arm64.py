@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from bench.a64 import assemble
 from bench.isa import TASK_AT, Alone, ByHand, Gdb, Goals, Isa, Many, Middle, Programs
-from kprobes.arch.aarch64.facts import AARCH64
-from kprobes.arch.facts import Arch, Base
+from kprobes.arch.aarch64.arch import AARCH64
+from kprobes.arch.arch import Arch, Base
 from kprobes.model.abi import PERCPU_LOST, GuestAbi
 from kprobes.model.plan import Strategy
 

@@ -18,7 +18,7 @@ from bench.elf_program import Loop
 from bench.guest import TRACING, Rig, attached, machine
 from bench.isa import Isa
 from bench.table import Row, seconds, times, verdict_of
-from kprobes.drivers.functions import probeable
+from kprobes.inspect.status import probeable
 from kprobes.transport.qemu import Machine
 
 TITLE = "arming: from text to armed and back"

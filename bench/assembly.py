@@ -1,7 +1,7 @@
 """Assembly text to machine code, through LLVM's own assembler: it needs no other tool."""
 
-from kprobes.arch.x86_64.facts import CODE
-from kprobes.codegen import _llvm
+from kprobes.arch.x86_64.arch import CODE
+from kprobes.codegen import llvm
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import Template
 
@@ -12,5 +12,5 @@ def assemble(text: str) -> Template:
     # Quotes and backslashes in LLVM's strings are hexadecimal escapes.
     escaped = (line.strip().replace("\\", r"\5C").replace('"', r"\22") for line in lines)
     source = "\n".join(f'module asm "{line}"' for line in escaped)
-    found = _llvm.compile_object(source, CODE)
+    found = llvm.compile_object(source, CODE)
     return read_template(found, CODE)

@@ -14,7 +14,7 @@ from bench.elf_program import Loop
 from bench.guest import Rig, attached, machine
 from bench.isa import Isa
 from bench.table import Row, verdict_of
-from kprobes.drivers.guest.arena import ArenaSize
+from kprobes.guest.arena import ArenaSize
 from kprobes.sinks import FORMATS
 from kprobes.transport.qemu import Machine
 from kprobes.units import MIB

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from bench.isa import Isa
 from bench.table import Row, times, verdict_of
 from bench.tracedat import write_trace_dat
-from kprobes.model.batch import Events
-from kprobes.model.layout import HEADER, RecordLayout
-from kprobes.ring.chunk import Bytes, Decoded
+from kprobes.model.events import Events
+from kprobes.model.resolved import HEADER, RecordLayout
+from kprobes.ring.chunk import Bytes, Decoded, Shapes, shapes
 from kprobes.ring.merge import Merger, in_order
 from kprobes.ring.reader import Geometry, RingReader
-from kprobes.ring.shapes import Shapes, shapes
 from kprobes.sinks import FORMATS
-from kprobes.sinks.origin import Origin
+from kprobes.sinks.names import Origin
 from tests.build.ring import make_layout
 
 RING = 16 << 20

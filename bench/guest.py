@@ -9,18 +9,18 @@ from functools import partial
 import kprobes
 from bench.elf_program import Loop
 from bench.isa import Isa
-from kprobes.drivers.guest.arena import ArenaSize
-from kprobes.drivers.guest.arming import Armory
-from kprobes.drivers.guest.driver import GuestDriver
-from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.linking import Program
-from kprobes.drivers.guest.notes import write_notes
-from kprobes.drivers.guest.recorder import Recorder
-from kprobes.drivers.journal import Journal
-from kprobes.drivers.pump import nothing
+from kprobes.drain import nothing
+from kprobes.guest.arena import ArenaSize
+from kprobes.guest.arm import Armory
+from kprobes.guest.driver import GuestDriver
+from kprobes.guest.guest import Guest
+from kprobes.guest.journal import Journal
+from kprobes.guest.link import Program
+from kprobes.guest.notes import write_notes
+from kprobes.guest.recorder import Recorder
 from kprobes.lang.parser import parse_source
 from kprobes.model.abi import GuestAbi, Template
-from kprobes.model.extras import NO_EXTRAS, Extras
+from kprobes.model.definition import NO_EXTRAS, Extras
 from kprobes.model.plan import Plan
 from kprobes.session import Session
 from kprobes.transport.qemu import Machine

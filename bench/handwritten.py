@@ -12,7 +12,7 @@ from kprobes.model.abi import (
     GuestAbi,
     Template,
 )
-from kprobes.model.layout import COMM, COUNTER, EVENT_BITS, HEADER, PID
+from kprobes.model.resolved import COMM, COUNTER, EVENT_BITS, HEADER, PID
 
 _HALF = 8
 """Of a task's name."""

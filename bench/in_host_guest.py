@@ -19,19 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-from kprobes.drivers.host_reader import HostKernel, open_reader, read_format
-from kprobes.formats.event_format import PageFormat
-from kprobes.model.batch import Events
-from kprobes.model.host_event import HostEvent
-from kprobes.model.host_pages import Pages
-from kprobes.ring.host_context import Contexts
-from kprobes.ring.host_decode import HostShapes, decode_pages
-from kprobes.ring.host_merge import HostMerger
-from kprobes.ring.host_shapes import EventShape
-from kprobes.ring.task_names import TaskNames
-from kprobes.sinks.origin import Origin
+from kprobes.formats.ftrace import PageFormat
+from kprobes.host.reader import HostKernel, open_reader, read_format
+from kprobes.model.events import Events, HostEvent, Pages
+from kprobes.ring.ftrace import Contexts, HostShapes, TaskNames, decode_pages
+from kprobes.ring.ftrace_merge import HostMerger
+from kprobes.ring.ftrace_shapes import EventShape
+from kprobes.sinks.names import Origin
 from kprobes.sinks.text import TextSink
-from kprobes.transport.task_comms import running_comms, saved_comms
+from kprobes.transport.tracefs import running_comms, saved_comms
 from tests.build.host_reading import TRACING, Kallsyms, append, layout
 
 _PROBE = "p:bench/hit __x64_sys_getppid a=%di:u64 b=%si:x64"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kprobes.arch.facts import Arch
+from kprobes.arch.arch import Arch
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.plan import Strategy
 from kprobes.units import Addr

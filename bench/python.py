@@ -16,8 +16,8 @@ from bench.guest import attached, machine
 from bench.isa import Gdb, Isa
 from bench.spread import Spread
 from bench.table import Goal, Row, compared
-from kprobes.drivers.guest.driver import GuestDriver
-from kprobes.drivers.places import places_of
+from kprobes.guest.driver import GuestDriver
+from kprobes.guest.places import places_of
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.transport.qemu import Machine
 from kprobes.units import Addr

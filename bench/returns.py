@@ -16,8 +16,8 @@ from bench.many import POLLED, polling
 from bench.rounds import Turn, added, figure, in_rounds
 from bench.spread import Spread
 from bench.table import Goal, Row, compared, ns
-from kprobes.model.exits import ReturnWay
-from kprobes.model.extras import Extras
+from kprobes.model.definition import Extras
+from kprobes.model.plan import ReturnWay
 
 TITLE = "returns: nanoseconds that a return probe adds to a call"
 

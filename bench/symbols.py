@@ -16,7 +16,7 @@ from bench.isa import Isa
 from bench.table import Row, seconds, times, verdict_of
 from kprobes.arch.machine import Machine
 from kprobes.arch.registry import machine_of_stub
-from kprobes.drivers.guest.attach import registers_of
+from kprobes.guest.attach import registers_of
 from kprobes.image.find import FoundKernel, Registers, find_kernel
 from kprobes.ports import Ram
 from kprobes.transport.connect import connect

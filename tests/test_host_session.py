@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.drivers.host.driver import HostDriver, HostOptions
 from kprobes.errors import DefinitionError, UsageError
+from kprobes.host.driver import HostDriver, HostOptions
 from kprobes.host_session import HostSession
 from tests.build.host_machine import make_machine, open_fake
 from tests.build.tracefs import FakeTracefs

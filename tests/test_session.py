@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.drivers.guest.arena import ArenaSize
-from kprobes.drivers.guest.driver import GuestDriver
-from kprobes.drivers.journal import Journal
 from kprobes.errors import DefinitionError, RefusedError, TargetError, UsageError
-from kprobes.model.exits import ReturnWay
+from kprobes.guest.arena import ArenaSize
+from kprobes.guest.driver import GuestDriver
+from kprobes.guest.journal import Journal
+from kprobes.model.plan import ReturnWay
 from kprobes.session import Session
 from tests.build.named_guest import make_named_guest
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kprobes.model.hits import Counts, Hits
-from kprobes.sinks.origin import Origin
+from kprobes.model.events import Counts, Hits
+from kprobes.sinks.names import Origin
 from kprobes.trace import Trace
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout

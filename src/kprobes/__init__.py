@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # For type checkers only: importing the engine takes NumPy's 0.1 s, and `kprobe --help`
     # does without it.
-    from kprobes.drivers.host.driver import HostOptions
-    from kprobes.handlers.kprobe import Kprobe
-    from kprobes.handlers.kretprobe import Kretprobe
+    from kprobes.handlers.probe import Kprobe, Kretprobe
+    from kprobes.host.driver import HostOptions
     from kprobes.host_session import host
     from kprobes.session import attach, boot
     from kprobes.transport.qemu_command import MachineOptions
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["HostOptions", "Kprobe", "Kretprobe", "MachineOptions", "attach", "boot", "host"]
 _HOMES = {
     "host": "kprobes.host_session",
-    "HostOptions": "kprobes.drivers.host.driver",
+    "HostOptions": "kprobes.host.driver",
     "MachineOptions": "kprobes.transport.qemu_command",
-    "Kprobe": "kprobes.handlers.kprobe",
-    "Kretprobe": "kprobes.handlers.kretprobe",
+    "Kprobe": "kprobes.handlers.probe",
+    "Kretprobe": "kprobes.handlers.probe",
 }
 
 

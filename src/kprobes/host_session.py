@@ -9,27 +9,22 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn, Self
 
-from kprobes.drivers.host.driver import HostDriver, HostOptions, OpenReader
-from kprobes.drivers.host.machine import HostMachine, open_machine
-from kprobes.drivers.host.obstacles import check_possible
-from kprobes.drivers.host.places import HostPlaces
-from kprobes.drivers.host.prepare import NO_HANDLERS, tasks_of
-from kprobes.drivers.host.reader import open_reader
-from kprobes.drivers.pump import ROOM, Pump, ThreadPump
+from kprobes.drain import ROOM, Pump, ThreadPump
 from kprobes.errors import DefinitionError, UsageError
+from kprobes.host.driver import HostDriver, HostOptions, OpenReader
+from kprobes.host.machine import HostMachine, open_machine
+from kprobes.host.obstacles import check_possible
+from kprobes.host.prepare import NO_HANDLERS, HostPlaces, tasks_of
+from kprobes.host.reader import open_instance_reader
 from kprobes.lang.append import apply
 from kprobes.lang.parser import parse_statements
-from kprobes.model.definition import Definition, Statement
-from kprobes.model.event import Event, each_event
-from kprobes.model.extras import Extras
-from kprobes.model.hits import Counts, Hits
-from kprobes.model.kernel import Kernel
-from kprobes.model.symbol import place_of
+from kprobes.model.definition import Definition, Extras, Statement
+from kprobes.model.events import Counts, Event, Hits, each_event
+from kprobes.model.kernel import Kernel, place_of
 from kprobes.ports import Sink
-from kprobes.sinks.origin import Origin
+from kprobes.sinks.names import Origin
 from kprobes.trace import Trace
-from kprobes.transport.agent import Command, Finished
-from kprobes.transport.child import Child, start
+from kprobes.transport.agent import Child, Command, Finished, start
 
 _TICK_S = 0.05
 _COUNTERS = ("counter", "uptime", "x86-tsc")
@@ -262,7 +257,7 @@ def host(
     options: HostOptions | None = None,
     *,
     machine: HostMachine | None = None,
-    reader: OpenReader = open_reader,
+    reader: OpenReader = open_instance_reader,
 ) -> HostSession:
     """Return a session with the kernel that this machine runs; it needs root.
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.model.batch import Events
+from kprobes.model.events import Events
 from kprobes.units import Addr, Phys
 
 

@@ -9,34 +9,30 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
-from kprobes.drivers.guest import following
-from kprobes.drivers.guest.arena import ArenaSize
-from kprobes.drivers.guest.attach import Access
-from kprobes.drivers.guest.driver import GuestDriver
-from kprobes.drivers.guest.layout import kretprobe_trampoline
-from kprobes.drivers.guest.lifetime import open_driver
-from kprobes.drivers.guest.pump import open_pump
-from kprobes.drivers.places import places_of
-from kprobes.drivers.pump import ROOM, Pump
+from kprobes.drain import ROOM, Pump
 from kprobes.errors import DefinitionError, RefusedError, UsageError
-from kprobes.handlers import decorate
+from kprobes.guest import prepare
+from kprobes.guest.arena import ArenaSize
+from kprobes.guest.attach import Access
+from kprobes.guest.driver import GuestDriver
+from kprobes.guest.kernel_abi import kretprobe_trampoline
+from kprobes.guest.open import open_driver
+from kprobes.guest.places import places_of
+from kprobes.guest.recorder import open_pump
+from kprobes.handlers import signature
 from kprobes.handlers.engine import GuestEngine
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING
 from kprobes.handlers.probe import Probe
 from kprobes.handlers.registry import Registry
 from kprobes.lang.append import apply
+from kprobes.lang.filter import task_filter
 from kprobes.lang.parser import parse_statements
-from kprobes.lang.tasks import task_filter
-from kprobes.model.batch import Events
-from kprobes.model.definition import Definition, Statement
-from kprobes.model.event import Event, each_event
-from kprobes.model.extras import Extras
-from kprobes.model.hits import Counts, Hits
-from kprobes.model.kernel import Kernel
-from kprobes.model.symbol import place_of
+from kprobes.model.definition import Definition, Extras, Statement
+from kprobes.model.events import Counts, Event, Events, Hits, each_event
+from kprobes.model.kernel import Kernel, place_of
 from kprobes.ports import Sink
-from kprobes.sinks.origin import Origin
+from kprobes.sinks.names import Origin
 from kprobes.trace import Trace
 from kprobes.transport.agent import Command, Finished, Running
 from kprobes.transport.qemu import Machine
@@ -252,7 +248,7 @@ class Session:
         if not self._is_following:
             return self._own().start(command)
         running = self._own().start(command, is_held=True)
-        following.follow(self.driver.guest, running.pid)
+        prepare.follow(self.driver.guest, running.pid)
         running.go()
         return running
 
@@ -284,7 +280,7 @@ class Session:
     unregister_kretprobe = unregister_kprobe
     unregister_kretprobes = unregister_kprobes
 
-    def kprobe(self, place: str, **handlers: Unpack[decorate.Others]) -> decorate.AsKprobe:
+    def kprobe(self, place: str, **handlers: Unpack[signature.Others]) -> signature.AsKprobe:
         """Register the function that is decorated as a pre_handler.
 
         ``@kernel.kprobe("vfs_read", post_handler=after)``; what it decorates becomes a ``Kprobe``.
@@ -293,9 +289,9 @@ class Session:
             place: a function, ``MODULE:FUNCTION``, ``FUNCTION+OFFSET`` or an address.
             handlers: ``post_handler``, ``fault_handler`` and ``timeout_s`` of the ``Kprobe``.
         """
-        return decorate.kprobe(self._registry, place, handlers)
+        return signature.kprobe(self._registry, place, handlers)
 
-    def entry(self, place: str, **handlers: Unpack[decorate.Others]) -> decorate.AsEntry:
+    def entry(self, place: str, **handlers: Unpack[signature.Others]) -> signature.AsEntry:
         """Call the function that is decorated with a kernel function's arguments, typed.
 
         ``@kernel.entry("do_sys_openat2")`` over ``def opened(dfd, filename, how): ...``; what it
@@ -305,9 +301,9 @@ class Session:
         Raises:
             UsageError: the handler takes what the function has not.
         """
-        return decorate.entry(self._registry, place, handlers)
+        return signature.entry(self._registry, place, handlers)
 
-    def returns(self, place: str, **others: Unpack[decorate.ReturnOthers]) -> decorate.AsReturn:
+    def returns(self, place: str, **others: Unpack[signature.ReturnOthers]) -> signature.AsReturn:
         """Call the function that is decorated with what a kernel function returns, typed.
 
         ``@kernel.returns("vfs_read")`` over ``def done(retval, count): ...``; what it decorates
@@ -321,7 +317,7 @@ class Session:
         Raises:
             UsageError: the handler takes what the function has not.
         """
-        return decorate.returns(self._registry, place, others)
+        return signature.returns(self._registry, place, others)
 
     def read(self, addr: SupportsIndex, size: int) -> bytes:
         """Return exactly ``size`` bytes of the kernel's memory, or raise MemoryFault."""

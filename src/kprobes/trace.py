@@ -6,11 +6,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
-from kprobes.model.batch import Events
-from kprobes.model.event import Event, each_event
-from kprobes.model.hits import Counts, Hits
+from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.sinks import FORMATS
-from kprobes.sinks.origin import Origin
+from kprobes.sinks.names import Origin
 
 
 class Trace:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bench.a64 import assemble
-from kprobes.arch.aarch64._capstone import text_of
+from kprobes.arch.aarch64.disasm import text_of
 from kprobes.units import Addr
 
 LINES = (

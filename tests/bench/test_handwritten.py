@@ -8,7 +8,7 @@ from bench.amd64 import AMD64
 from bench.arm64 import ARM64
 from bench.handwritten import registers_record
 from kprobes.model.abi import GuestAbi, Template
-from kprobes.model.layout import COUNTER, PID
+from kprobes.model.resolved import COUNTER, PID
 from tests.build import arm64
 from tests.build.arm64 import Arm64Machine
 from tests.build.kernel import make_probe

@@ -1,8 +1,7 @@
 """arm64 functions made of words, at an address where kernels are."""
 
-from kprobes.arch.aarch64.decode import decode_function, decode_one
-from kprobes.arch.aarch64.function import Function, Instruction
-from kprobes.model.text import TextPart, TextTables
+from kprobes.arch.aarch64.decode import Function, Instruction, decode_function, decode_one
+from kprobes.model.kernel import TextPart, TextTables
 from kprobes.units import Addr
 
 START = 0xFFFF_8000_0811_0000

@@ -9,15 +9,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.arch.aarch64.cfg import find_exits
 from kprobes.arch.aarch64.decode import decode_function
-from kprobes.arch.aarch64.exits import find_exits
-from kprobes.arch.aarch64.judge import judge
+from kprobes.arch.aarch64.insn import Kind, classify
 from kprobes.arch.aarch64.slot import slot
-from kprobes.arch.aarch64.words import Kind, classify
+from kprobes.arch.aarch64.verdict import judge
 from kprobes.formats import kallsyms
-from kprobes.model.exits import Exits
-from kprobes.model.text import TextPart, TextTables
-from kprobes.transport.packages import kernel_image
+from kprobes.model.kernel import TextPart, TextTables
+from kprobes.model.plan import Exits
+from kprobes.transport.debian import kernel_image
 from kprobes.units import Addr
 from tests.build.a64 import NOP, code_of
 from tests.build.a64_emulator import Emulator, random_state

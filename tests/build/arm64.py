@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from kprobes.arch.aarch64 import encode
-from kprobes.arch.aarch64.facts import AARCH64
+from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.codegen.compile import compile_probes, saved_reads
-from kprobes.lang import parse
 from kprobes.lang.filter import parse_filter
+from kprobes.lang.parser import parse
 from kprobes.model.abi import (
     CPU_SHIFT,
     PERCPU_GUARD,

@@ -3,11 +3,17 @@
 from collections.abc import Callable, Mapping
 
 from kprobes.arch.aarch64 import encode
-from kprobes.arch.aarch64.facts import AARCH64
+from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.codegen.upcall import compile_upcall
-from kprobes.model.mailbox import CONTEXTS, REQUEST_HEAD, MailboxLayout, registers_of
 from kprobes.model.plan import Displaced
-from kprobes.model.upcall import Detour, Questions
+from kprobes.model.upcall import (
+    CONTEXTS,
+    REQUEST_HEAD,
+    Detour,
+    MailboxLayout,
+    Questions,
+    registers_of,
+)
 from kprobes.units import Addr
 from tests.build.arm64 import MAILBOX, PERCPU, TEXT, Arm64Machine, random_state
 

@@ -5,12 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kprobes.arch.aarch64 import encode
-from kprobes.arch.aarch64.facts import AARCH64
+from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.codegen.compile import compile_probes, saved_reads
-from kprobes.model.exits import ReturnWay
-from kprobes.model.plan import Displaced
+from kprobes.model.plan import (
+    TRAMPOLINE_HEADER,
+    Displaced,
+    Frames,
+    Returning,
+    Returns,
+    ReturnWay,
+    Role,
+)
 from kprobes.model.resolved import Resolved
-from kprobes.model.returns import TRAMPOLINE_HEADER, Frames, Returning, Returns, Role
 from kprobes.units import Addr
 from tests.build.arm64 import KERNEL, MAILBOX, TEXT, Arm64Machine, make_probe, random_state
 

@@ -5,8 +5,8 @@ The gate answers at once with nothing changed: it drops the number and goes on.
 
 from collections.abc import Sequence
 
-from kprobes.arch.x86_64.asking import at_instruction
-from kprobes.arch.x86_64.function import Instruction
+from kprobes.arch.x86_64.insn import Instruction
+from kprobes.arch.x86_64.upcall import at_instruction
 from kprobes.model.plan import Displaced
 from kprobes.model.upcall import Detour, Questions
 from kprobes.units import Addr

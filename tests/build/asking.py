@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping
 from random import Random
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen.upcall import compile_upcall
 from kprobes.model.abi import GuestAbi
-from kprobes.model.mailbox import CONTEXTS, REQUEST_HEAD, MailboxLayout, registers_of
-from kprobes.model.upcall import Questions
+from kprobes.model.upcall import CONTEXTS, REQUEST_HEAD, MailboxLayout, Questions, registers_of
 from kprobes.units import Addr
 from tests.build.kernel import TEXT
 from tests.build.machine import ABI, CODE, MAILBOX, PERCPU, STACK, Machine, random_state

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.model.batch import Batch, Events
+from kprobes.model.events import Batch, Events
 
 _MOST_EARLY = 2
 """A call of a task, and one of an interrupt on top of it."""

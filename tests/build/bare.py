@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from kprobes.transport.boards import BOARDS
+from kprobes.transport.qemu_command import BOARDS
 from tests.build.waiting import wait_until
 
 _ORG = 0x7C00

@@ -3,11 +3,11 @@
 import struct
 from dataclasses import replace
 
-from kprobes.arch.x86_64.facts import X86_64
-from kprobes.drivers.guest.arena import Arena
-from kprobes.drivers.guest.mailbox import Mailbox
-from kprobes.drivers.guest.memory import GuestMemory
-from kprobes.model.mailbox import REQUEST_HEAD, MailboxLayout, registers_of
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.guest.arena import Arena
+from kprobes.guest.guest import GuestMemory
+from kprobes.guest.upcalls import Mailbox
+from kprobes.model.upcall import REQUEST_HEAD, MailboxLayout, registers_of
 from tests.build.guest import make_arena, make_memory
 from tests.build.pages import FakeRam
 from tests.build.waiting import PATIENCE_S, becomes_true

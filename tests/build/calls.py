@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from kprobes.model.exits import ReturnWay
+from kprobes.model.plan import Returns, ReturnWay
 from kprobes.model.resolved import EntryValue, ExitAddress, RegisterValue
-from kprobes.model.returns import Returns
 from kprobes.units import Addr
 from tests.build.kernel import SITE
 from tests.build.machine import KERNEL, STACK, Machine, random_state

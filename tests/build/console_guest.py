@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kprobes.transport import initramfs
-from kprobes.transport.accel import Accel
-from kprobes.transport.boards import BOARDS
-from kprobes.transport.packages import busybox, kernel_image
+from kprobes.transport.debian import busybox, kernel_image
+from kprobes.transport.qemu_command import BOARDS, Accel
 from tests.build.waiting import becomes_true
 
 _BOOT_S = 90.0

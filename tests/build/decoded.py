@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kprobes.arch.aarch64 import decode as aarch64
-from kprobes.arch.aarch64.function import Instruction as Word
+from kprobes.arch.aarch64.decode import Instruction as Word
 from kprobes.arch.x86_64 import decode as x86_64
-from kprobes.arch.x86_64.function import Instruction as Bytes
-from kprobes.model.text import TextPart, TextTables
+from kprobes.arch.x86_64.insn import Instruction as Bytes
+from kprobes.model.kernel import TextPart, TextTables
 from kprobes.units import Addr
 
 Instruction = Bytes | Word

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from kprobes.errors import DefinitionError
-from kprobes.lang import parse
+from kprobes.lang.parser import parse
 from kprobes.model.definition import Definition, FetchArg
 
 REGISTERS = ("r15", "r8", "ax", "cx", "dx", "si", "di", "bx", "sp", "ip", "flags")

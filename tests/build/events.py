@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.model.batch import Batch, Column, Events
-from kprobes.model.layout import Field, RecordLayout, Storage
+from kprobes.model.events import Batch, Column, Events
+from kprobes.model.resolved import Field, RecordLayout, Storage
 from tests.build.ring import Value, make_layout
 
 _LINE = re.compile(

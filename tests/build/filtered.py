@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 from kprobes.lang.filter import parse_filter
-from kprobes.lang.filter_scan import Known
+from kprobes.lang.filter_value import Known
 from kprobes.model.filter import (
     ACCEPT,
     REJECT,
@@ -19,9 +19,8 @@ from kprobes.model.filter import (
     Test,
     Within,
 )
-from kprobes.model.layout import Storage
-from kprobes.model.resolved import Resolved
-from kprobes.resolve.filter import filter_fields
+from kprobes.model.resolved import Resolved, Storage
+from kprobes.resolve.resolve import filter_fields
 from tests.build import reference
 from tests.build.kernel import make_probe
 from tests.build.machine import EXEC_ID, TASK, TGID, Machine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.formats.event_format import PageFormat
+from kprobes.formats.ftrace import PageFormat
 
 PAGE = PageFormat(size=4096, data=16, commit=8)
 U64 = (1 << 64) - 1

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from kprobes.arch.x86_64.registers import NAMES
 from kprobes.errors import DefinitionError
-from kprobes.lang import parse
+from kprobes.lang.parser import parse
 from tests.build.definitions import Names, definitions
 from tests.build.mutations import GOLDEN
 

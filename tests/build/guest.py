@@ -1,4 +1,4 @@
-"""A stopped guest for drivers: scattered pages, ftrace sites, an arena, a stub that fails."""
+"""A stopped guest for tests: scattered pages, ftrace sites, an arena, a stub that fails."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,14 +7,13 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
-from kprobes.drivers.guest.arena import CATCHER_SIZE, Arena, data_size
-from kprobes.drivers.guest.code_memory import CodeMemory
-from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.memory import GuestMemory
 from kprobes.errors import GuestGoneError, MemoryFault
+from kprobes.guest.arena import CATCHER_SIZE, Arena, data_size
+from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.guest.release import CodeMemory
 from kprobes.model.plan import Plan
 from kprobes.plan import ftrace
 from kprobes.ports import Tables
@@ -43,7 +42,7 @@ def _nothing(addr: int, data: bytes) -> None:
 
 @dataclass
 class FakeStub:
-    """The stub of a stopped guest, as far as drivers use it.
+    """The stub of a stopped guest, as far as the engine uses it.
 
     Attributes:
         ram: the guest's.

@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from typing import cast
 
-from kprobes.arch.facts import Arch
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.arch import Arch
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
-from kprobes.drivers.guest.guest import Guest
-from kprobes.drivers.guest.memory import GuestMemory
+from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.handlers.arguments import HandlerPlace
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import TaskMemory
-from kprobes.handlers.place import HandlerPlace
 from kprobes.model.upcall import Waiting
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr

@@ -2,8 +2,8 @@
 
 import struct
 
-from kprobes.model.host_event import EventField, EventFormat, HostEvent, Locator
-from kprobes.model.layout import Field, RecordLayout, Storage
+from kprobes.model.events import EventField, EventFormat, HostEvent, Locator
+from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.units import Addr
 
 OPEN_ID, OPENED_ID, NEW_ID, RENAME_ID = 1740, 1741, 300, 301

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import kprobes
 from kprobes.errors import UnreachableError
-from kprobes.transport.apt import Apt, Package, open_apt, unpack
-from kprobes.transport.image_cache import filled
+from kprobes.transport.debian import Apt, Package, filled, open_apt, unpack
 
 MEMORY_MIB = 1024
 """What such a guest needs: its files are in its memory, while it boots twice."""

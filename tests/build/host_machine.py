@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from kprobes.arch.x86_64.facts import X86_64
-from kprobes.drivers.host.files import HostFiles
-from kprobes.drivers.host.machine import HostMachine
-from kprobes.drivers.host.prepare import HostProbe
-from kprobes.model.batch import Events
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.host.events import HostFiles
+from kprobes.host.machine import HostMachine
+from kprobes.host.prepare import HostProbe
+from kprobes.model.events import Events
 from tests.build.kernel import make_kernel
 from tests.build.tracefs import FakeTracefs
 from tests.build.typed import SYMBOLS, types

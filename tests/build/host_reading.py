@@ -17,17 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kprobes.drivers.host_reader import (
-    NAMING_EVENTS,
-    HostKernel,
-    TracefsReader,
-    open_reader,
-    read_format,
-)
-from kprobes.model.batch import Events
-from kprobes.model.host_event import HostEvent
-from kprobes.model.layout import Field, RecordLayout, Storage
-from kprobes.sinks.origin import Origin
+from kprobes.host.reader import NAMING_EVENTS, HostKernel, TracefsReader, open_reader, read_format
+from kprobes.model.events import Events, HostEvent
+from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.sinks.names import Origin
 from kprobes.sinks.text import TextSink
 from kprobes.units import Addr
 

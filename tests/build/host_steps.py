@@ -16,19 +16,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from kprobes.drivers.host_reader import read_format
-from kprobes.formats.event_format import parse_page
-from kprobes.model.batch import Events
-from kprobes.model.host_event import HostEvent
-from kprobes.ring.host_context import Contexts
-from kprobes.ring.host_decode import HostShapes, decode_pages
-from kprobes.ring.host_merge import HostMerger
-from kprobes.ring.host_shapes import EventShape
-from kprobes.ring.task_names import TaskNames
-from kprobes.sinks.origin import Origin
+from kprobes.formats.ftrace import parse_page
+from kprobes.host.reader import read_format
+from kprobes.model.events import Events, HostEvent
+from kprobes.ring.ftrace import Contexts, HostShapes, TaskNames, decode_pages
+from kprobes.ring.ftrace_merge import HostMerger
+from kprobes.ring.ftrace_shapes import EventShape
+from kprobes.sinks.names import Origin
 from kprobes.sinks.text import TextSink
-from kprobes.transport.task_comms import running_comms, saved_comms
-from kprobes.transport.tracefs_pages import Rings, open_rings
+from kprobes.transport.tracefs import running_comms, saved_comms
+from kprobes.transport.tracefs_rings import Rings, open_rings
 from tests.build.host_reading import TRACING, Kallsyms, append, layout, version
 
 _PROBE = "p:steps/ppid __x64_sys_getppid a=%di:u64 me=$comm:string"

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kprobes.drivers.journal import (
+from kprobes.guest.allocations import Call, Kind, Loan
+from kprobes.guest.journal import (
     Boot,
     Entry,
     Journal,
@@ -19,7 +20,6 @@ from kprobes.drivers.journal import (
     process_start,
     read,
 )
-from kprobes.drivers.loans import Call, Kind, Loan
 from kprobes.units import Addr, Phys
 from tests.build.pages import FakeRam, Pages
 from tests.build.stub import CORE, G_SIZE, FakeStub
@@ -97,7 +97,7 @@ def make_entry(target: str, *undos: Undo, is_live: bool = False) -> Entry:
 
 
 def write_journal(target: str, *undos: Undo, name: str = "1", is_live: bool = False) -> Entry:
-    """Write a journal where journals are kept, as ``drivers.journal`` writes it."""
+    """Write a journal where journals are kept, as ``guest.journal`` writes it."""
     path = directory() / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [

@@ -5,15 +5,12 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import AmbiguousSymbolError, UnknownSymbolError, UnknownTypeError
-from kprobes.lang import parse
-from kprobes.model.definition import Definition
-from kprobes.model.extras import Extras
-from kprobes.model.kernel import Kernel
+from kprobes.lang.parser import parse
+from kprobes.model.definition import Definition, Extras
+from kprobes.model.kernel import CType, Kernel, MemberPlace, Prototype, Symbol, Types
 from kprobes.model.resolved import Resolved
-from kprobes.model.symbol import Symbol
-from kprobes.model.types import CType, MemberPlace, Prototype, Types
 from kprobes.resolve.resolve import resolve
 from kprobes.units import Addr
 
@@ -30,7 +27,7 @@ def symbol(name: str, addr: int, *, type: str = "T", size: int = 0x40, module: s
 
 @dataclass(frozen=True)
 class FakeSymbols:
-    """Names in a list. Implements ``model.symbol.Symbols``."""
+    """Names in a list. Implements ``model.kernel.Symbols``."""
 
     all: Sequence[Symbol]
 
@@ -66,7 +63,7 @@ class FakeSymbols:
 
 @dataclass(frozen=True)
 class FakeTypes:
-    """Struct members at offsets, by ``struct.path``. Implements ``model.types.Types``."""
+    """Struct members at offsets, by ``struct.path``. Implements ``model.kernel.Types``."""
 
     members: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 

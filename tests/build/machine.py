@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.model.abi import (

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.codegen.compile import compile_probes
-from kprobes.drivers.guest.arena import COUNTERS_SIZE, MISSED_SIZE
-from kprobes.drivers.journal import Described
-from kprobes.drivers.loans import Kind, Ledger, Loan
-from kprobes.drivers.specimen import Specimen
+from kprobes.guest.allocations import Kind, Ledger, Loan
+from kprobes.guest.arena import COUNTERS_SIZE, MISSED_SIZE
+from kprobes.guest.journal import Described
+from kprobes.inspect.subject import Specimen
 from kprobes.model.abi import GuestAbi, Readers, TaskAbi
 from kprobes.units import Addr
 from tests.build.journals import make_entry, make_undo

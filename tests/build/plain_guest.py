@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kprobes.formats import cpio
-from kprobes.transport.accel import Accel
-from kprobes.transport.boards import BOARDS
-from kprobes.transport.packages import busybox, kernel_image
+from kprobes.transport.debian import busybox, kernel_image
+from kprobes.transport.qemu_command import BOARDS, Accel
 from tests.build.waiting import PATIENCE_S, becomes_true
 
 _INIT = b"""#!/bin/busybox sh

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kprobes.model.abi import CPU_SHIFT
-from kprobes.model.layout import Field, RecordLayout, Storage
-from kprobes.model.resolved import Resolved
+from kprobes.model.resolved import Field, RecordLayout, Resolved, Storage
 from tests.build.cpu import Cpu
 
 One = int | bytes | None

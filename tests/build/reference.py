@@ -5,7 +5,6 @@ from dataclasses import replace
 from random import Random
 
 from kprobes.model.abi import MAX_STRING
-from kprobes.model.layout import Storage
 from kprobes.model.resolved import (
     Constant,
     FieldFetch,
@@ -15,6 +14,7 @@ from kprobes.model.resolved import (
     RegisterValue,
     Resolved,
     StackValue,
+    Storage,
     TaskAddress,
 )
 from kprobes.units import U64

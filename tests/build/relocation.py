@@ -9,17 +9,15 @@ from functools import cache
 from iced_x86 import Code, Decoder, Mnemonic
 
 from kprobes.arch.x86_64.decode import decode_function, decode_one
-from kprobes.arch.x86_64.function import Instruction
-from kprobes.arch.x86_64.judge import Verdict, judge
-from kprobes.arch.x86_64.jump_run import jump_run
+from kprobes.arch.x86_64.insn import Instruction
 from kprobes.arch.x86_64.slot import slot
+from kprobes.arch.x86_64.verdict import Verdict, judge, jump_run
 from kprobes.errors import RefusedError
 from kprobes.image.file import KernelImage, kernel_from_image, read_image
-from kprobes.image.function_text import read_function
 from kprobes.image.init_tables import read_image_tables
-from kprobes.model.kernel import Kernel
-from kprobes.model.text import TextPart
-from kprobes.transport.packages import kernel_image
+from kprobes.image.tables import read_function
+from kprobes.model.kernel import Kernel, TextPart
+from kprobes.transport.debian import kernel_image
 from kprobes.units import Addr
 from tests.build.emulator import REPEATS, SLOT, Emulator, Outcome, State, random_state
 

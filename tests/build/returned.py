@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kprobes.drivers.exits import Prover
-from kprobes.drivers.places import places_of
-from kprobes.model.exits import ReturnWay
+from kprobes.guest.places import places_of
+from kprobes.guest.text import Prover
+from kprobes.model.plan import ReturnWay
 from kprobes.session import Session
 from tests.build import hot
 from tests.build.dialect import DIALECTS

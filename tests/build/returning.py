@@ -4,21 +4,21 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.lang.filter import parse_filter
 from kprobes.model.definition import Kind
-from kprobes.model.exits import ReturnWay
-from kprobes.model.plan import Displaced
-from kprobes.model.resolved import Resolved
-from kprobes.model.returns import (
+from kprobes.model.plan import (
     FRAME_MULTIPLIER,
     TRAMPOLINE_HEADER,
+    Displaced,
     Frames,
     Returning,
     Returns,
+    ReturnWay,
     Role,
 )
+from kprobes.model.resolved import Resolved
 from kprobes.units import U64, Addr
 from tests.build.filtered import known_of
 from tests.build.kernel import SITE, TEXT, make_probe

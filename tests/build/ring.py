@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.model.layout import COMM_SIZE, HEADER, Field, RecordLayout, Storage
+from kprobes.model.resolved import COMM_SIZE, HEADER, Field, RecordLayout, Storage
 from kprobes.ring.chunk import POSITION_MASK, Chunk
 from kprobes.units import Addr
 

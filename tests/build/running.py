@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from kprobes.drivers.places import places_of
+from kprobes.guest.places import places_of
 from kprobes.session import Session
 from tests.build import hot
 from tests.build.sweep import Nothing

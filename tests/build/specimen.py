@@ -6,16 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from kprobes.arch.x86_64.facts import X86_64
-from kprobes.drivers.guest_probes import GuestProbe
-from kprobes.drivers.guest_tracers import Tracers
-from kprobes.drivers.journal import Entry
-from kprobes.drivers.specimen import Specimen
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.guest.journal import Entry
+from kprobes.guest.tracers import GuestProbe, Tracers
 from kprobes.image.build import Region
 from kprobes.image.file import KernelImage
-from kprobes.model.kernel import Kernel
-from kprobes.model.symbol import Symbol
-from kprobes.model.text import TextTables
+from kprobes.inspect.subject import Specimen
+from kprobes.model.kernel import Kernel, Symbol, TextTables
 from kprobes.plan.ftrace import Sites
 from kprobes.units import Addr
 from tests.build.armed_sites import SparseMemory

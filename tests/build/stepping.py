@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from iced_x86 import FlowControl, Register
 
+from kprobes.arch.x86_64.cfg import find_exits
 from kprobes.arch.x86_64.decode import decode_one
-from kprobes.arch.x86_64.exits import find_exits
 from kprobes.errors import RefusedError
-from kprobes.image.function_text import read_function
 from kprobes.image.init_tables import read_image_tables
-from kprobes.model.exits import Exits, ReturnWay
-from kprobes.model.text import TextPart, TextTables
+from kprobes.image.tables import read_function
+from kprobes.model.kernel import TextPart, TextTables
+from kprobes.model.plan import Exits, ReturnWay
 from tests.build.emulator import FLAGS, POINTER, Emulator, random_state
 from tests.build.relocation import kernel_of
 

@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kprobes.drivers.instructions import Instructions
-from kprobes.drivers.places import Places, places_of
 from kprobes.errors import RefusedError
-from kprobes.image.function_text import read_function
-from kprobes.model.batch import Events
-from kprobes.model.hits import Counts
+from kprobes.guest.places import Places, places_of
+from kprobes.guest.text import Instructions
+from kprobes.image.tables import read_function
+from kprobes.model.events import Counts, Events
 from kprobes.model.plan import Strategy
-from kprobes.plan.choose import Wish
+from kprobes.plan.strategy import Wish
 from kprobes.session import Session
 from kprobes.units import Addr
 from tests.build.blocks import runs

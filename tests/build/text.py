@@ -1,8 +1,8 @@
 """Functions made of bytes, at an address where kernels are."""
 
 from kprobes.arch.x86_64.decode import decode_function
-from kprobes.arch.x86_64.function import Function, Instruction
-from kprobes.model.text import TextPart, TextTables
+from kprobes.arch.x86_64.insn import Function, Instruction
+from kprobes.model.kernel import TextPart, TextTables
 from kprobes.units import Addr
 
 START = 0xFFFF_FFFF_8110_0000

@@ -27,20 +27,19 @@ from pathlib import Path
 from typing import Any
 
 import kprobes
-from kprobes.drivers.guest import borrow
-from kprobes.drivers.guest.arena import ArenaSize
-from kprobes.drivers.guest.stopped import StoppedMemory
-from kprobes.drivers.journal import Journal, Undo
-from kprobes.drivers.loans import Call, Ledger, Loan
-from kprobes.drivers.places import places_of
 from kprobes.errors import KprobesError
 from kprobes.formats.rsp import StopReply
-from kprobes.model.exits import ReturnWay
-from kprobes.model.plan import Strategy
+from kprobes.guest import inject
+from kprobes.guest.allocations import Call, Ledger, Loan
+from kprobes.guest.arena import ArenaSize
+from kprobes.guest.journal import Journal, Undo
+from kprobes.guest.patches import StoppedMemory
+from kprobes.guest.places import places_of
+from kprobes.model.plan import ReturnWay, Strategy
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.session import Session
+from kprobes.transport.connection import Wire
 from kprobes.transport.stub import Stub
-from kprobes.transport.wire import Wire
 from kprobes.units import MIB, Addr
 
 _CALL_S = 0.002
@@ -190,12 +189,12 @@ def _fail_at_beginning(number: int, fail: Fail) -> None:
 
 
 def _fail_in_call(number: int, fail: Fail) -> None:
-    wait, call = Stub.wait, borrow.Task.call
+    wait, call = Stub.wait, inject.Task.call
     left = itertools.count(number, -1)
     is_it = False
 
     def counted(
-        self: borrow.Task,
+        self: inject.Task,
         function: Addr,
         *args: int,
         lends: Loan | None = None,
@@ -213,7 +212,7 @@ def _fail_in_call(number: int, fail: Fail) -> None:
             fail()
         return wait(self, timeout_s)
 
-    borrow.Task.call = counted
+    inject.Task.call = counted
     Stub.wait = told
 
 

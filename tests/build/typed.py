@@ -1,6 +1,6 @@
 """A kernel with types: functions whose parameters are structs in structs, for resolving."""
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.formats import btf_index
 from kprobes.formats.btf import Btf
 from kprobes.formats.btf_index import Kind

@@ -14,10 +14,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from kprobes.drivers.guest.attach import attach
-from kprobes.drivers.guest.guest import Guest
+from kprobes.guest.attach import attach
+from kprobes.guest.guest import Guest
 from kprobes.plan.ftrace import read_sites
-from kprobes.transport.image_cache import images
+from kprobes.transport.debian import images
 from kprobes.transport.qemu import Machine
 from tests.build.waiting import PATIENCE_S, wait_until
 
@@ -268,7 +268,7 @@ def guardians_of(target: str) -> list[int]:
     for directory in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (directory / "cmdline").read_bytes().split(b"\0")
-            if b"kprobes.drivers.guest.guardian" in words and target.encode() in words:
+            if b"kprobes.guest.guardian" in words and target.encode() in words:
                 found.append(int(directory.name))
     return found
 

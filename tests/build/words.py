@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kprobes.arch.aarch64.facts import AARCH64
-from kprobes.arch.facts import Arch
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.aarch64.arch import AARCH64
+from kprobes.arch.arch import Arch
+from kprobes.arch.x86_64.arch import X86_64
 from tests.build.dialect import DIALECTS
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kprobes.cli.main import COMMANDS, guarded, main
-from kprobes.drivers.journal import process_start
 from kprobes.errors import (
     DefinitionError,
     KprobesError,
@@ -19,6 +18,7 @@ from kprobes.errors import (
     UnreachableError,
     UsageError,
 )
+from kprobes.guest.journal import process_start
 from tests.build.journals import dead_pid, write_journal
 
 NAMES = [module.NAME for module in COMMANDS]

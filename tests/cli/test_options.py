@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kprobes.cli import options
-from kprobes.model.exits import ReturnWay
+from kprobes.model.plan import ReturnWay
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 
 from kprobes.cli.files import WholeFile
 from kprobes.cli.output import Output, check_writable, open_output
-from kprobes.cli.stop import Stop
+from kprobes.cli.terminal import Stop
 from kprobes.errors import KprobesError, UsageError
-from kprobes.model.batch import Events
+from kprobes.model.events import Events
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kprobes.cli.summary import Calls, Summary
-from kprobes.model.hits import Hits
+from kprobes.model.events import Hits
 
 
 def hits(event: str, recorded: int, missed: int = 0, unkept: int = 0) -> Hits:

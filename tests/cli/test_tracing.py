@@ -8,13 +8,10 @@ from typing import BinaryIO
 import pytest
 
 from kprobes.cli.output import Output
-from kprobes.cli.progress import Progress
-from kprobes.cli.stop import Stop
-from kprobes.cli.tracing import Until, reasons
-from kprobes.cli.workload import Workload
+from kprobes.cli.terminal import Progress, Stop
+from kprobes.cli.tracing import Tally, Until, Workload, reasons
 from kprobes.errors import RefusedError
-from kprobes.model.batch import Events
-from kprobes.sinks.tally import Tally
+from kprobes.model.events import Events
 from kprobes.transport.agent import Command, Finished
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout

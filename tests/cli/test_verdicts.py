@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kprobes.cli.verdicts import as_json, as_text
-from kprobes.drivers.check import Checker, Terms, checker_of_guest
-from kprobes.model.exits import ReturnWay
-from kprobes.model.extras import Extras
+from kprobes.inspect.check import Checker, Terms, checker_of_guest
+from kprobes.model.definition import Extras
+from kprobes.model.plan import ReturnWay
 from kprobes.units import Addr
 from tests.build.named_guest import make_named_guest
 

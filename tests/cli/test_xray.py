@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kprobes.cli.main import main
-from kprobes.drivers.specimen import Specimen
+from kprobes.inspect.subject import Specimen
 from tests.build.kernel import SITE
 from tests.build.specimen import make_specimen
 
@@ -47,7 +47,7 @@ def test_what_shows_a_function_takes_no_range(
         del path
         return make_specimen()
 
-    monkeypatch.setattr("kprobes.drivers.specimen.specimen_of_image", read)
+    monkeypatch.setattr("kprobes.inspect.subject.specimen_of_image", read)
 
     assert main(["xray", option, "--image", "k", f"{SITE:#x}:8"]) == 2
     assert f"{option} is for a place, not for a range" in capsys.readouterr().err

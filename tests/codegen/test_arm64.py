@@ -2,10 +2,9 @@
 
 import pytest
 
-from kprobes.arch.aarch64.facts import AARCH64
+from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.codegen.compile import saved_reads
-from kprobes.model.layout import CONTEXT_IRQS_ON, CONTEXT_NO_PREEMPT_RESCHED
-from kprobes.model.resolved import Resolved
+from kprobes.model.resolved import CONTEXT_IRQS_ON, CONTEXT_NO_PREEMPT_RESCHED, Resolved
 from kprobes.units import Addr
 from tests.build.arm64 import (
     COUNT,

@@ -3,9 +3,8 @@
 import pytest
 
 from kprobes.arch.aarch64 import encode
-from kprobes.model.exits import ReturnWay
+from kprobes.model.plan import FRAME_CALLER, FRAME_SLOT, Returns, ReturnWay
 from kprobes.model.resolved import RegisterValue
-from kprobes.model.returns import FRAME_CALLER, FRAME_SLOT, Returns
 from kprobes.units import Addr
 from tests.build.arm64 import SITE, TEXT, UNKEPT, Arm64Machine, random_state
 from tests.build.arm64_returning import CALLERS, RET, RETAA, Function, Leaving, return_probe

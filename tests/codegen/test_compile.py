@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from iced_x86 import Code, Decoder, FlowControl, InstructionInfoFactory, Mnemonic, RegisterExt
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.model.abi import GuestAbi
 from tests.build import reference

@@ -6,11 +6,10 @@ from typing import Any, cast
 import numpy as np
 
 from kprobes.model.abi import CPU_SHIFT, SLACK
-from kprobes.model.batch import Batch
-from kprobes.model.layout import Field, Storage
-from kprobes.ring.chunk import Bytes
+from kprobes.model.events import Batch
+from kprobes.model.resolved import Field, Storage
+from kprobes.ring.chunk import Bytes, shapes
 from kprobes.ring.reader import Geometry, RingReader
-from kprobes.ring.shapes import shapes
 from tests.build import reference
 from tests.build.kernel import make_probe
 from tests.build.machine import Machine, random_state

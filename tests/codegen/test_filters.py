@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from kprobes.codegen.filters import quick_steps
-from kprobes.lang.tasks import FOLLOWED, task_filter
+from kprobes.lang.filter import FOLLOWED, task_filter
 from kprobes.model.resolved import Resolved
 from tests.build import reference
 from tests.build.cpu import GPRS
@@ -33,7 +33,7 @@ from tests.build.machine import (
     random_state,
 )
 from tests.build.records import records
-from tests.codegen.test_body import in_ring
+from tests.codegen.test_record import in_ring
 
 NUMBERS = "p f a=$arg1:u8 b=$arg2:s16 c=$arg3:u32 d=$arg4:s64 e=$arg5:b3@2/8 w=$arg6:symbol"
 MEMORY = (

@@ -2,9 +2,8 @@
 
 import pytest
 
-from kprobes.model.exits import ReturnWay
+from kprobes.model.plan import Returns, ReturnWay
 from kprobes.model.resolved import RegisterValue
-from kprobes.model.returns import Returns
 from kprobes.units import Addr
 from tests.build.kernel import SITE
 from tests.build.machine import KERNEL, NO_RESCHED, STACK, Machine, random_state

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen.compile import calls_guest, needs_frame
 from kprobes.model.abi import PERCPU_GUARD
-from kprobes.model.exits import ReturnWay
-from kprobes.model.layout import Storage
+from kprobes.model.plan import Returning, Returns, ReturnWay, Role
 from kprobes.model.resolved import (
     EntryCounter,
     EntryValue,
@@ -17,8 +16,8 @@ from kprobes.model.resolved import (
     RegisterValue,
     Resolved,
     StackValue,
+    Storage,
 )
-from kprobes.model.returns import Returning, Returns, Role
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 from tests.build.kernel import SITE, TEXT

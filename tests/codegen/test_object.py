@@ -2,8 +2,8 @@
 
 import pytest
 
-from kprobes.arch.x86_64.facts import CODE
-from kprobes.codegen import _llvm
+from kprobes.arch.x86_64.arch import CODE
+from kprobes.codegen import llvm
 from kprobes.codegen.object import read_template
 from kprobes.errors import FormatError
 from kprobes.model.abi import Field, Template
@@ -12,7 +12,7 @@ NUMBER = "@number = external dso_local global i8\n"
 
 
 def _template(source: str) -> Template:
-    found = _llvm.compile_object(source, CODE)
+    found = llvm.compile_object(source, CODE)
     return read_template(found, CODE)
 
 

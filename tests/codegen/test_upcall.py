@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from kprobes.model.abi import GuestAbi
-from kprobes.model.mailbox import CONTEXTS
+from kprobes.model.upcall import CONTEXTS
 from tests.build.asking import AFTER, ELSEWHERE, LAYOUT, NUMBER, REGISTERS, AskingGuest
 from tests.build.cpu import GPRS
 from tests.build.machine import (

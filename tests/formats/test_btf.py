@@ -4,7 +4,8 @@ import pytest
 
 from kprobes.errors import FormatError
 from kprobes.formats import btf_index
-from kprobes.formats.btf import Btf, Kind
+from kprobes.formats.btf import Btf
+from kprobes.formats.btf_index import Kind
 from tests.build.btf import BtfBuilder, kernel_types
 
 

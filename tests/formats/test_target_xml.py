@@ -1,11 +1,7 @@
 import pytest
 
 from kprobes.errors import FormatError
-from kprobes.formats.target_xml import (
-    decode_registers,
-    encode_registers,
-    parse_description,
-)
+from kprobes.formats.target_xml import decode_registers, encode_registers, parse_description
 from tests.build.stub import CORE, TARGET
 
 FILES = {"target.xml": TARGET, "core.xml": CORE}

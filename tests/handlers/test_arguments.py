@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from kprobes.arch.facts import Passed
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.arch import Passed
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import MemoryFault, UsageError
 from kprobes.handlers.arguments import Arguments, arguments_of, find_prototype, spelled
 from kprobes.handlers.values import TextPointer
-from kprobes.model.types import Parameter, Prototype
+from kprobes.model.kernel import Parameter, Prototype
 from tests.build import typed
 from tests.build.handled import DENTRY, FILE, NAME, STACK, Handled, make_handled, make_place
 

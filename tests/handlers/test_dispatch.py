@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from kprobes.errors import MemoryFault
+from kprobes.handlers.calling import Report
 from kprobes.handlers.dispatch import Dispatch
-from kprobes.handlers.kprobe import FaultHandler, Handler, Kprobe, PostHandler
+from kprobes.handlers.probe import FaultHandler, Handler, Kprobe, PostHandler
 from kprobes.handlers.registers import Registers
-from kprobes.handlers.report import Report
 from kprobes.model.upcall import Waiting
 from tests.build.handled import RODATA, STACK, Handled, make_handled, make_place
 from tests.build.kernel import TEXT

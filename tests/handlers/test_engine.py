@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.arch.aarch64.facts import AARCH64
-from kprobes.drivers.guest.arena import ArenaSize
-from kprobes.drivers.guest.driver import GuestDriver
-from kprobes.drivers.journal import Journal
+from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.errors import DefinitionError, UsageError
+from kprobes.guest.arena import ArenaSize
+from kprobes.guest.driver import GuestDriver
+from kprobes.guest.journal import Journal
 from kprobes.handlers.engine import GuestEngine
 from kprobes.units import Addr
 from tests.build.kernel import make_kernel, symbol

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kprobes.arch.aarch64.facts import AARCH64
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.aarch64.arch import AARCH64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import UsageError
 from kprobes.handlers.registers import Hit, Registers
 from tests.build.handled import STACK, TASK, USER_DATA, make_handled, make_place

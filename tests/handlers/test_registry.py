@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from kprobes.errors import RefusedError, UsageError
-from kprobes.handlers.instances import Instance
-from kprobes.handlers.kprobe import Kprobe
-from kprobes.handlers.kretprobe import Kretprobe
-from kprobes.handlers.place import HandlerPlace
+from kprobes.handlers.arguments import HandlerPlace
+from kprobes.handlers.probe import Instance, Kprobe, Kretprobe
 from kprobes.handlers.registry import Registry
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr

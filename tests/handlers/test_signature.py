@@ -7,9 +7,7 @@ import pytest
 
 from kprobes.errors import UsageError
 from kprobes.handlers.arguments import find_prototype
-from kprobes.handlers.instances import Instance
-from kprobes.handlers.kprobe import Kprobe
-from kprobes.handlers.kretprobe import Kretprobe
+from kprobes.handlers.probe import Instance, Kprobe, Kretprobe
 from kprobes.handlers.registers import Hit, Registers
 from kprobes.handlers.signature import with_return_signature, with_signature
 from tests.build import typed

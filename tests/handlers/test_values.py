@@ -3,7 +3,7 @@
 import pytest
 
 from kprobes.errors import MemoryFault, UnknownTypeError
-from kprobes.handlers.numbers import Enumerator, cut, pattern
+from kprobes.handlers.memory import Enumerator, cut, pattern
 from kprobes.handlers.values import Pointer, Struct, TextPointer
 from tests.build.handled import DENTRY, FILE, NAME, Handled, make_handled
 from tests.build.kernel import TEXT

@@ -12,7 +12,7 @@ from kprobes.arch.x86_64.paging import PTI_USER
 from kprobes.errors import FormatError, TargetError
 from kprobes.image.cache import KernelCache
 from kprobes.image.find import FoundKernel, find_kernel
-from kprobes.model.symbol import Symbol
+from kprobes.model.kernel import Symbol
 from kprobes.units import Addr
 from tests.build.kallsyms import Layout
 from tests.build.linux import (

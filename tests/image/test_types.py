@@ -8,7 +8,7 @@ from kprobes.errors import FormatError, UnknownTypeError
 from kprobes.formats import btf_index
 from kprobes.formats.btf import Btf
 from kprobes.image.types import BtfTypes, parse_types
-from kprobes.model.types import Parameter, TypeKind
+from kprobes.model.kernel import Parameter, TypeKind
 from tests.build.btf import BtfBuilder, kernel_types
 
 

@@ -1,7 +1,9 @@
 import pytest
 
 from kprobes.errors import DefinitionError
-from kprobes.lang import apply, parse_statements, show
+from kprobes.lang.append import apply
+from kprobes.lang.listing import show
+from kprobes.lang.parser import parse_statements
 from kprobes.model.definition import Definition, Statement
 from tests.build.definitions import REGISTERS, marked_error
 from tests.build.work import COUNTS, is_linear

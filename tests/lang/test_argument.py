@@ -1,7 +1,6 @@
 import pytest
 
-from kprobes.model.definition import Span
-from kprobes.model.type_word import TypeWord
+from kprobes.model.definition import Span, TypeWord
 from tests.build.definitions import Wrong, caret_of, read
 
 

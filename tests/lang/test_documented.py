@@ -10,10 +10,10 @@ import pytest
 
 from kprobes.arch.x86_64.registers import NAMES
 from kprobes.errors import DefinitionError
-from kprobes.lang import TYPES, parse, parse_statements
-from kprobes.model.definition import Fetch, Statement
-from kprobes.model.type_word import TypeWord
-from tests.guest.differences import DIFFERENCES, OF_EVENTS
+from kprobes.lang.parser import parse, parse_statements
+from kprobes.lang.types import TYPES
+from kprobes.model.definition import Fetch, Statement, TypeWord
+from tests.system.differences import DIFFERENCES, OF_EVENTS
 
 _PLAIN = ("string", "ustring", "symstr", "%pd", "%pD", "u64", "s32", "x8")
 _PAGE = (Path(__file__).parent.parent.parent / "docs" / "language.md").read_text()

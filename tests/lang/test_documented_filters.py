@@ -7,8 +7,8 @@ import pytest
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.filter import parse_filter
-from kprobes.lang.filter_scan import Known
-from kprobes.model.filter_codes import FilterCode
+from kprobes.lang.filter_value import Known
+from kprobes.model.codes import FilterCode
 from tests.build.filtered import FUNCTION, known_of
 from tests.build.kernel import make_probe
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kprobes.errors import DefinitionError
-from kprobes.lang import parse_boot, parse_statements, show
+from kprobes.lang.listing import show
+from kprobes.lang.parser import parse_boot, parse_statements
 from kprobes.model.definition import Definition
 from tests.build.definitions import REGISTERS, plain
 from tests.build.mutations import corpus, texts

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, settings
 
-from kprobes.lang import at_function, show
+from kprobes.lang.listing import at_function, show
 from tests.build.definitions import definitions, plain, read
 
 

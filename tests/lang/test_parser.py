@@ -1,13 +1,13 @@
 import pytest
 
 from kprobes.errors import DefinitionError
-from kprobes.lang import (
+from kprobes.lang.listing import show
+from kprobes.lang.parser import (
     parse_boot,
     parse_prefix,
     parse_source,
     parse_statement,
     parse_statements,
-    show,
 )
 from kprobes.model.definition import Definition, Kind, Place, Span
 from tests.build.definitions import REGISTERS, Wrong, caret_of, read

@@ -1,7 +1,7 @@
 import pytest
 
-from kprobes.lang import TYPES
-from kprobes.model.type_word import TypeWord
+from kprobes.lang.types import TYPES
+from kprobes.model.definition import TypeWord
 from tests.build.definitions import Wrong, argument, caret_of
 
 

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from kprobes.arch.aarch64.facts import SITE as ARM64
-from kprobes.arch.x86_64.facts import SITE
+from kprobes.arch.aarch64.arch import SITE as ARM64
+from kprobes.arch.x86_64.arch import SITE
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.plan.ftrace import (

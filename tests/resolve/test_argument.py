@@ -3,8 +3,7 @@
 import pytest
 
 from kprobes.errors import DefinitionError
-from kprobes.model.layout import Storage
-from kprobes.model.resolved import FieldFetch
+from kprobes.model.resolved import FieldFetch, Storage
 from tests.build.typed import resolved
 
 

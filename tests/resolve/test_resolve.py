@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError, RefusedError
+from kprobes.model.definition import TypeWord
+from kprobes.model.kernel import Symbol
 from kprobes.model.resolved import (
     CommValue,
     Constant,
@@ -15,8 +17,6 @@ from kprobes.model.resolved import (
     Resolved,
     StackValue,
 )
-from kprobes.model.symbol import Symbol
-from kprobes.model.type_word import TypeWord
 from kprobes.resolve.place import find_function
 from kprobes.resolve.resolve import resolve
 from kprobes.units import Addr

@@ -1,11 +1,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprobes.model.batch import Events
-from kprobes.ring.chunk import Decoded
-from kprobes.ring.decode import decode
+from kprobes.model.events import Events
+from kprobes.ring.chunk import Decoded, shapes
 from kprobes.ring.merge import Merger, in_order
-from kprobes.ring.shapes import shapes
+from kprobes.ring.reader import decode
 from tests.build.ring import Hit, IdentityClock, chunk_of, make_layout, stream
 
 ONE = make_layout(1, ("u64",))

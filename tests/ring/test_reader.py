@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kprobes.errors import RingError
-from kprobes.ring.chunk import Decoded
+from kprobes.ring.chunk import Decoded, shapes
 from kprobes.ring.reader import Geometry, RingReader
-from kprobes.ring.shapes import shapes
 from tests.build.ring import GuestRing, Hit, IdentityClock, make_layout, record
 
 FIXED = make_layout(1, ("u64",))

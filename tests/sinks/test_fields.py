@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kprobes.model.layout import RecordLayout
+from kprobes.model.resolved import RecordLayout
 from kprobes.sinks import FORMATS
-from kprobes.sinks.origin import Origin
+from kprobes.sinks.names import Origin
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import Value, make_layout
 

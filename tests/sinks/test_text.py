@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.model.batch import Events
+from kprobes.model.events import Events
 from kprobes.sinks import FORMATS
-from kprobes.sinks.lines import WINDOW
-from kprobes.sinks.origin import Origin
+from kprobes.sinks.names import WINDOW, Origin
 from kprobes.sinks.text import TextSink
 from tests.build.events import Row, events_of_trace, make_batch, make_events
 from tests.build.ring import make_layout

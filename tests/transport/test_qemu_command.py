@@ -3,9 +3,7 @@ from pathlib import Path
 import pytest
 
 from kprobes.errors import UsageError
-from kprobes.transport.accel import Accel
-from kprobes.transport.boards import BOARDS
-from kprobes.transport.qemu_command import MachineOptions, Places, command_line
+from kprobes.transport.qemu_command import BOARDS, Accel, MachineOptions, Places, command_line
 from kprobes.units import GIB, MIB
 
 PLACES = Places(directory=Path("/run/a,b"), ram_directory=Path("/dev/shm/x"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kprobes.formats.ftrace_page import read_pages
+from kprobes.formats.ftrace import read_pages
 from kprobes.transport.tracefs_map import MappedRing, RingMap, map_ring
 from tests.build.ftrace_page import PAGE, Record, page
 

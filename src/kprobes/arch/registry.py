@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kprobes.arch.aarch64.facts import AARCH64
-from kprobes.arch.facts import Arch
+from kprobes.arch.aarch64.arch import AARCH64
+from kprobes.arch.arch import Arch
 from kprobes.arch.machine import Machine
-from kprobes.arch.x86_64.facts import X86_64
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import TargetError
 
 ARCHES = {arch.name: arch for arch in (X86_64, AARCH64)}

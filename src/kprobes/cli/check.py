@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.words import write_text
+from kprobes.cli.terminal import write_text
 from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
     # The engine takes a third of a second to import.
-    from kprobes.drivers.check import Checker
+    from kprobes.inspect.check import Checker
 
 NAME = "check"
 HELP = "say how definitions would be probed and fetched, or why they are refused"
@@ -88,13 +88,12 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 @contextmanager
 def _checker(args: argparse.Namespace) -> Generator["Checker"]:
-    from kprobes.cli.choose import is_host
-    from kprobes.cli.progress import Progress
-    from kprobes.cli.stop import Stop
+    from kprobes.cli.options import is_host
     from kprobes.cli.target import opened, this_machine
-    from kprobes.drivers.check import Terms, checker_of_guest, checker_of_image
-    from kprobes.drivers.guest.obstacles import check_possible
-    from kprobes.model.extras import Extras
+    from kprobes.cli.terminal import Progress, Stop
+    from kprobes.guest.obstacles import check_possible
+    from kprobes.inspect.check import Terms, checker_of_guest, checker_of_image
+    from kprobes.model.definition import Extras
 
     terms = Terms(
         strategy=options.strategy(args),
@@ -105,7 +104,7 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
         yield checker_of_image(args.image, terms)
         return
     if is_host(args):
-        from kprobes.drivers.host.check import checker_of_host
+        from kprobes.host.check import checker_of_host
 
         yield checker_of_host(this_machine(), terms)
         return

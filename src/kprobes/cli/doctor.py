@@ -4,7 +4,7 @@ import argparse
 from typing import BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.words import write_text
+from kprobes.cli.terminal import write_text
 
 NAME = "doctor"
 HELP = "check what this machine and a target can do, and what to install"
@@ -28,13 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Look at everything; return the exit code."""
-    from kprobes.cli.choose import AUTO, GUEST, HOST
-    from kprobes.cli.findings import as_json, as_text
-    from kprobes.cli.stop import Stop
-    from kprobes.drivers.finding import Verdict
-    from kprobes.drivers.guest_checkup import check_target
-    from kprobes.drivers.host.checkup import check_host
-    from kprobes.drivers.machine_checkup import check_machine
+    from kprobes.cli.options import AUTO, GUEST, HOST
+    from kprobes.cli.report import findings_as_json as as_json
+    from kprobes.cli.report import findings_as_text as as_text
+    from kprobes.cli.terminal import Stop
+    from kprobes.host.obstacles import check_host
+    from kprobes.inspect.doctor import Verdict, check_machine, check_target
 
     found = [*check_host(is_wanted=args.target == HOST)]
     found += [] if args.target == HOST else check_machine()

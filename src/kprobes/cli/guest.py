@@ -6,7 +6,7 @@ import time
 from typing import BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.words import say
+from kprobes.cli.terminal import say
 
 NAME = "guest"
 HELP = "boot a guest to attach to, with a shell in it"
@@ -34,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Boot and wait; return the exit code."""
-    from kprobes.cli.progress import Progress
-    from kprobes.cli.stop import Stop
     from kprobes.cli.target import machine_options
+    from kprobes.cli.terminal import Progress, Stop
     from kprobes.transport.qemu import Machine
 
     has_shell = not args.no_shell and sys.stdin.isatty() and sys.stdout.isatty()

@@ -11,18 +11,17 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TypeVar
 
-from kprobes.cli import check, doctor, guest, list_functions, restore, status, trace, xray
+from kprobes.cli import check, doctor, guest, list, restore, status, trace, xray
 from kprobes.cli.files import UnwrittenError, WholeFile, own_streams
 from kprobes.cli.options import Once
-from kprobes.cli.stop import status_of
-from kprobes.cli.words import say
+from kprobes.cli.terminal import say, status_of
 from kprobes.errors import KprobesError
 
 _Code = TypeVar("_Code", int, str | int | None)
 COMMANDS: tuple[ModuleType, ...] = (
     trace,
     check,
-    list_functions,
+    list,
     xray,
     guest,
     status,
@@ -76,10 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _warn() -> None:
-    from kprobes.drivers.journal import left_behind
+    from kprobes.guest.journal import left_behind
 
     for entry in left_behind():
-        from kprobes.drivers.restore import has_ended
+        from kprobes.guest.recovery import has_ended
 
         if not has_ended(entry):
             left = _MEMORY_LEFT if entry.has_only_lent else _GUEST_LEFT

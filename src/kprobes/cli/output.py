@@ -14,12 +14,11 @@ from typing import BinaryIO
 import numpy as np
 
 from kprobes.cli.files import WholeFile
-from kprobes.cli.stop import Stop
-from kprobes.cli.words import counted
+from kprobes.cli.terminal import Stop, counted
 from kprobes.errors import KprobesError, UsageError
-from kprobes.model.batch import Events
+from kprobes.model.events import Events
 from kprobes.ports import Sink
-from kprobes.sinks.lines import WINDOW
+from kprobes.sinks.names import WINDOW
 
 _FINISH_S = 1.5
 """With what is done besides, the output ends within two seconds after Ctrl-C."""

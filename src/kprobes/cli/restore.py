@@ -5,14 +5,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.words import write_text
+from kprobes.cli.terminal import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kprobes.drivers.journal import Entry
-    from kprobes.drivers.restore import Restored
     from kprobes.errors import KprobesError
+    from kprobes.guest.journal import Entry
+    from kprobes.guest.recovery import Restored
 
 NAME = "restore"
 HELP = "put kernels back as they were before a tracer was killed"
@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Restore; return the exit code."""
-    from kprobes.cli.choose import AUTO, GUEST, HOST
-    from kprobes.cli.outcomes import say_broken
-    from kprobes.cli.stop import Stop
-    from kprobes.drivers.journal import entries
-    from kprobes.drivers.restore import of_target
+    from kprobes.cli.options import AUTO, GUEST, HOST
+    from kprobes.cli.report import say_broken
+    from kprobes.cli.terminal import Stop
+    from kprobes.guest.journal import entries
+    from kprobes.guest.recovery import of_target
 
     target = None if args.target in (AUTO, GUEST, HOST) else args.target
     broken: list[KprobesError] = []
@@ -85,15 +85,15 @@ def _nor(target: str | None) -> str:
 
 
 def _guests(found: "Sequence[Entry]") -> "Iterator[tuple[str, int]]":
-    from kprobes.drivers.restore import restore
+    from kprobes.guest.recovery import restore
 
     return map(_told, restore(found))
 
 
 def _noted(target: str, *, is_first: bool) -> "Iterator[tuple[str, int]]":
-    from kprobes.drivers.journal import entries
-    from kprobes.drivers.restore import of_target, restore_noted
     from kprobes.errors import UnreachableError
+    from kprobes.guest.journal import entries
+    from kprobes.guest.recovery import of_target, restore_noted
 
     if of_target(entries(), target):
         # A tracer is at work there, or what it left could not be put right: that is said already.
@@ -106,16 +106,16 @@ def _noted(target: str, *, is_first: bool) -> "Iterator[tuple[str, int]]":
 
 
 def _told(each: "Restored") -> tuple[str, int]:
-    from kprobes.cli.outcomes import words_for
-    from kprobes.drivers.restore import Outcome
+    from kprobes.cli.report import words_for
+    from kprobes.guest.recovery import Outcome
 
     failed = each.error if each.outcome is Outcome.FAILED else None
     return words_for(each), failed.exit_code if failed else 0
 
 
 def _here() -> "Iterator[tuple[str, int]]":
-    from kprobes.cli.outcomes import words_for_host
-    from kprobes.drivers.host.leftovers import leftovers
+    from kprobes.cli.report import words_for_host
+    from kprobes.host.sessions import leftovers
 
     for each in leftovers():
         yield words_for_host(each), each.error.exit_code if each.error else 0

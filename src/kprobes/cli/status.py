@@ -4,14 +4,14 @@ import argparse
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.words import write_text
+from kprobes.cli.terminal import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kprobes.drivers.journal import Entry
-    from kprobes.drivers.status import Status
     from kprobes.errors import KprobesError
+    from kprobes.guest.journal import Entry
+    from kprobes.inspect.status import Status
 
 NAME = "status"
 HELP = "show what is armed, and by whom"
@@ -43,39 +43,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Show; return the exit code."""
-    from kprobes.cli import armed, armed_json
-    from kprobes.cli.choose import AUTO, GUEST, HOST
-    from kprobes.cli.outcomes import say_broken
-    from kprobes.drivers.host.sessions import sessions
-    from kprobes.drivers.journal import entries
-    from kprobes.drivers.restore import of_target
+    from kprobes.cli import report
+    from kprobes.cli.options import AUTO, GUEST, HOST
+    from kprobes.guest.journal import entries
+    from kprobes.guest.recovery import of_target
+    from kprobes.host.sessions import sessions
 
-    show = armed_json if args.format == "json" else armed
-    of_guest = None if args.target in (AUTO, GUEST, HOST) else args.target
+    is_json = args.format == "json"
+    of_journal, of_session = (
+        (report.journal_as_json, report.session_as_json)
+        if is_json
+        else (report.journal_as_text, report.session_as_text)
+    )
+    chosen = None if args.target in (AUTO, GUEST, HOST) else args.target
     broken: list[KprobesError] = []
-    found = [] if args.target == HOST else of_target(entries(broken.append), of_guest)
+    found = [] if args.target == HOST else of_target(entries(broken.append), chosen)
     here = sessions() if args.target in (None, AUTO, HOST) else []
     # A stub that is in use tells nobody else.
-    target = of_guest if all(entry.is_abandoned for entry in found) else None
-    say_broken(broken)
+    target = chosen if all(entry.is_abandoned for entry in found) else None
+    report.say_broken(broken)
     if not (found or here or broken) and args.format == "text":
         out.write(b"no journal on this machine: no kprobe is at work, none was killed\n")
     is_brief, is_verbose = target is not None, args.verbose
-    texts = [show.of_journal(entry, is_brief=is_brief, is_verbose=is_verbose) for entry in found]
-    texts += [show.of_session(session, is_verbose=is_verbose) for session in here]
+    texts = [of_journal(entry, is_brief=is_brief, is_verbose=is_verbose) for entry in found]
+    texts += [of_session(session, is_verbose=is_verbose) for session in here]
     write_text(out, "".join(texts))
     out.flush()
     if target is not None:
-        write_text(out, show.of_guest(_look(target, found), is_verbose=is_verbose))
+        of_guest = report.guest_as_json if is_json else report.guest_as_text
+        write_text(out, of_guest(_look(target, found), is_verbose=is_verbose))
     return 1 if broken else 0
 
 
 def _look(target: str, found: "Sequence[Entry]") -> "Status":
-    from kprobes.cli.stop import Stop
     from kprobes.cli.target import ATTACHING_S
-    from kprobes.drivers.guest.notes import can_search, find_notes
-    from kprobes.drivers.look import looking
-    from kprobes.drivers.status import look
+    from kprobes.cli.terminal import Stop
+    from kprobes.guest.notes import can_search, find_notes
+    from kprobes.guest.open import looking
+    from kprobes.inspect.status import look
 
     with Stop() as stop:
         # Somebody else's guest must not be left in the middle of anything.

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from kprobes.cli.words import aligned, counted
-from kprobes.model.hits import Hits
-from kprobes.sinks.json_fields import dumps
+from kprobes.cli.terminal import aligned, counted
+from kprobes.model.events import Hits
+from kprobes.sinks.json import dumps
 
 _MAX_PROBES = 20
 _NO_ROOM = "more calls were in progress than there was room for; rN makes room for N"

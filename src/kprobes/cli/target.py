@@ -6,17 +6,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kprobes.cli.choose import is_host, say_why, settle_target
-from kprobes.cli.options import BOOT_OPTIONS
-from kprobes.cli.stop import Stop
+from kprobes.cli.options import BOOT_OPTIONS, is_host, say_why, settle_target
+from kprobes.cli.terminal import Stop
 from kprobes.errors import UsageError
 from kprobes.transport.connect import parse_target
 from kprobes.transport.qemu_command import MachineOptions
 
 if TYPE_CHECKING:
     # The engine for guests takes a third of a second to import, and the host's does without.
-    from kprobes.drivers.guest.arena import ArenaSize
-    from kprobes.drivers.host.machine import HostMachine
+    from kprobes.guest.arena import ArenaSize
+    from kprobes.host.machine import HostMachine
     from kprobes.host_session import HostSession
     from kprobes.model.kernel import Kernel
     from kprobes.ports import Memory
@@ -92,7 +91,7 @@ def opened_host(args: argparse.Namespace) -> Generator["HostSession"]:
     Raises:
         UnreachableError: it cannot be probed; says why, and what to do.
     """
-    from kprobes.drivers.host.driver import DEFAULT_CLOCK, DEFAULT_RING, HostOptions
+    from kprobes.host.driver import DEFAULT_CLOCK, DEFAULT_RING, HostOptions
     from kprobes.host_session import host
 
     options = HostOptions(
@@ -109,8 +108,8 @@ def this_machine() -> "HostMachine":
     Raises:
         UnreachableError: its kernel cannot be probed; says why, and what to do.
     """
-    from kprobes.drivers.host.machine import open_machine
-    from kprobes.drivers.host.obstacles import check_possible
+    from kprobes.host.machine import open_machine
+    from kprobes.host.obstacles import check_possible
 
     check_possible()
     return open_machine()
@@ -124,8 +123,8 @@ def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
         UnreachableError: there is no /proc/kcore for us.
         TargetError: its symbols are hidden.
     """
-    from kprobes.drivers.host.machine import read_kernel
     from kprobes.formats.vmcoreinfo import find
+    from kprobes.host.machine import read_kernel
     from kprobes.transport.kcore import Kcore
 
     with Kcore() as memory:
@@ -134,7 +133,7 @@ def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
 
 
 def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Session":
-    from kprobes.drivers.guest.attach import Access
+    from kprobes.guest.attach import Access
     from kprobes.session import attach, boot
 
     size = _arena_size(args)
@@ -147,7 +146,7 @@ def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Sess
 
 
 def _arena_size(args: argparse.Namespace) -> "ArenaSize | None":
-    from kprobes.drivers.guest.arena import ArenaSize
+    from kprobes.guest.arena import ArenaSize
 
     ring = getattr(args, "buffer_size", None)
     return None if ring is None else ArenaSize(ring=ring)

@@ -1,14 +1,99 @@
-"""``kprobe trace``: arm definitions, print their events as they come, and put everything back."""
+"""``kprobe trace``: arm definitions, print their events as they come, and put everything back.
+
+``--duration``: with a time, how long to trace; without one, tell how long calls take.
+
+Filters on a command line: each stands behind the definition that it is for.
+"""
 
 import argparse
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.choose import is_host, settle_target
-from kprobes.cli.durations import DurationAction
-from kprobes.cli.filters import FilterAction, grouped
+from kprobes.cli.options import is_host, settle_target
 from kprobes.errors import DefinitionError, UsageError
+
+_NUMBER = re.compile(r"\s*[-+]?[.\d]")
+
+
+class DurationAction(argparse.Action):
+    """``--duration [TIME] [DEFINITION...]``.
+
+    ``duration`` becomes the TIME in seconds; without one, ``has_duration`` becomes true.
+    ``definitions`` grows by those behind it.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Take one option's words."""
+        del parser, option_string
+        words = [str(word) for word in values or ()]
+        if not words or _is_definition(words[0]):
+            namespace.has_duration = True
+        elif namespace.duration is not None:
+            raise argparse.ArgumentError(self, options.TWICE)
+        else:
+            namespace.duration = self._seconds(words.pop(0))
+        namespace.definitions = [*(namespace.definitions or ()), *words]
+
+    def _seconds(self, word: str) -> float:
+        try:
+            return options.duration(word)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from error
+
+
+def _is_definition(word: str) -> bool:
+    # A statement has a blank, as "5 minutes" has; a file's name follows an @.
+    return word == "-" or word.startswith("@") or (" " in word and _NUMBER.match(word) is None)
+
+
+class FilterAction(argparse.Action):
+    """``--filter EXPRESSION [DEFINITION...]``: a filter for the definition before it.
+
+    ``definitions`` grows by those behind it, and ``filters`` has the expressions by the index of
+    their definition: argparse takes definitions in one run, and the option's words are more.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Take one option's words."""
+        del option_string
+        words = [str(word) for word in values or ()]
+        definitions: list[str] = namespace.definitions or []
+        filters: dict[int, str] = dict(namespace.filters)
+        if not definitions:
+            parser.error("--filter stands behind the definition that it is for")
+        if len(definitions) - 1 in filters:
+            parser.error("this definition has a filter already: join them with &&")
+        filters[len(definitions) - 1] = words[0]
+        namespace.definitions = [*definitions, *words[1:]]
+        namespace.filters = filters
+
+
+def grouped(words: Sequence[str], filters: Mapping[int, str]) -> list[tuple[list[str], str]]:
+    """Return definitions with their filter, those in a row with the same one together."""
+    found: list[tuple[list[str], str]] = []
+    for index, word in enumerate(words):
+        chosen = filters.get(index, "")
+        if found and found[-1][1] == chosen:
+            found[-1][0].append(word)
+        else:
+            found.append(([word], chosen))
+    return found
+
 
 NAME = "trace"
 HELP = "arm probes and print their events"
@@ -161,11 +246,10 @@ def _summary(text: str) -> tuple[str, Path | None]:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Trace; return the exit code."""
-    from kprobes.cli.definitions import add_place, read_definitions
+    from kprobes.cli.definitions import add_place, read_definitions, read_script
+    from kprobes.cli.files import check_ready
     from kprobes.cli.output import check_writable
-    from kprobes.cli.ready import check_ready
-    from kprobes.cli.script import read_script
-    from kprobes.transport.boards import DEFAULT_ARCH
+    from kprobes.transport.qemu_command import DEFAULT_ARCH
 
     if not args.definitions and args.python is None:
         raise UsageError("nothing to trace: give a definition, or --python FILE")

@@ -1,33 +1,178 @@
-"""One trace from the first connection to the last word: sinks in a row, an end, a summary."""
+"""One trace from the first connection to the last word: sinks in a row, an end, a summary.
+
+The command that a trace runs in the guest: its end ends the trace.
+
+A sink in front of a sink: passes on so many events, and counts them.
+"""
 
 import argparse
 import math
+import shlex
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from kprobes.cli.choose import is_host
-from kprobes.cli.options import strategy, way
+from kprobes.cli.definitions import Script
+from kprobes.cli.files import tell_ready
+from kprobes.cli.options import is_host, strategy, way
 from kprobes.cli.output import NoEvents, Output, open_output
-from kprobes.cli.progress import Progress
-from kprobes.cli.ready import tell_ready
-from kprobes.cli.script import Script
-from kprobes.cli.stop import Stop
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
-from kprobes.cli.words import counted, say, say_bytes
-from kprobes.cli.workload import Job, Workload
-from kprobes.errors import RefusedError
+from kprobes.cli.terminal import Progress, Stop, counted, say, say_bytes
+from kprobes.errors import GuestGoneError, KprobesError, RefusedError
 from kprobes.model.definition import Definition
-from kprobes.model.hits import Counts, Hits
+from kprobes.model.events import Counts, Events, Hits
+from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
 from kprobes.sinks import FORMATS
-from kprobes.sinks.origin import Origin
-from kprobes.sinks.tally import Tally
-from kprobes.transport.agent import Command
+from kprobes.sinks.names import Origin
+from kprobes.transport.agent import Command, Finished
+
+_KILL_S = 5.0
+
+
+class Job(Protocol):
+    """A command that runs in a guest."""
+
+    def wait(self) -> Finished:
+        """Return its end."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
+
+
+class Workload:
+    """A command in a guest that we booted, waited for on the side."""
+
+    def __init__(self, start: Callable[[Command], Job], words: Sequence[str]) -> None:
+        """Start nothing yet.
+
+        Args:
+            start: starts a command in the guest.
+            words: of the command; a single one is a line for the guest's shell.
+        """
+        self._start = start
+        self._command = words[0] if len(words) == 1 else list(words)
+        self._running: Job | None = None
+        self._finished: Finished | None = None
+        self._error: KprobesError | None = None
+        self._was_killed = False
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._wait, name="kprobes-workload", daemon=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or can no longer be waited for."""
+        return self._is_over.is_set()
+
+    @property
+    def status(self) -> int:
+        """As the shell counts it; 0 where it has not ended by itself."""
+        return 0 if self._finished is None or self._was_killed else self._finished.status
+
+    def start(self) -> None:
+        """Start it in the guest.
+
+        Raises:
+            TargetError: the guest did not.
+        """
+        self._running = self._start(self._command)
+        self._thread.start()
+
+    def finish(self) -> Finished | None:
+        """Return how it ended, killing it if it has not; None when it cannot be known.
+
+        Raises:
+            KprobesError: the guest talks nonsense, or is gone.
+        """
+        if self._running is None:
+            return None
+        if not self.is_over:
+            self._was_killed = True
+            with suppress(GuestGoneError):
+                self._running.kill()
+        self._is_over.wait(_KILL_S)
+        if self._error is not None:
+            raise self._error
+        return self._finished
+
+    def ending(self, finished: Finished | None) -> str:
+        """Return in words how it ended."""
+        text = self._command if isinstance(self._command, str) else shlex.join(self._command)
+        if finished is None:
+            return f"{text}: did not end with the trace"
+        if self._was_killed:
+            return f"{text}: killed, because the trace was over"
+        if finished.status > 128:
+            return f"{text}: ended by signal {finished.status - 128}"
+        return f"{text}: exit status {finished.status}"
+
+    def _wait(self) -> None:
+        assert self._running is not None
+        try:
+            self._finished = self._running.wait()
+        except KprobesError as error:
+            self._error = error
+        finally:
+            self._is_over.set()
+
+
+class Tally:
+    """Passes on everything up to a limit and counts it. Implements ``ports.Sink``.
+
+    Attributes:
+        events: how many were passed on.
+        faulted: how many of their values could not be read.
+    """
+
+    def __init__(self, sink: Sink, *, limit: int | None = None) -> None:
+        """Count what goes to a sink; after ``limit`` events it gets no more."""
+        self._sink = sink
+        self._limit = limit
+        self.events = 0
+        self.faulted = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit is reached."""
+        return self._limit is not None and self.events >= self._limit
+
+    def write(self, events: Events) -> None:
+        """Pass on as many as the limit leaves, the oldest."""
+        if self._limit is not None and len(events) > self._limit - self.events:
+            events = _first(events, self._limit - self.events)
+            if not len(events):
+                return
+        self._sink.write(events)
+        self.events += len(events)
+        self.faulted += _faulted(events)
+
+    def close(self) -> None:
+        """Close what is behind."""
+        self._sink.close()
+
+
+def _first(events: Events, count: int) -> Events:
+    return Events(batches=events.batches, batch=events.batch[:count], row=events.row[:count])
+
+
+def _faulted(events: Events) -> int:
+    total = 0
+    for index, batch in enumerate(events.batches):
+        fields = zip(batch.layout.fields, batch.faulted, strict=True)
+        read = (mask for field, mask in fields if field.storage is not Storage.DURATION)
+        masks = [mask for mask in read if mask is not None and mask.any()]
+        if masks:
+            rows = events.row[events.batch == index]
+            total += sum(int(mask[rows].sum()) for mask in masks)
+    return total
+
 
 if TYPE_CHECKING:
     # A third of a second to import, which this machine's own kernel does not need.

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.words import write_text
+from kprobes.cli.terminal import write_text
 from kprobes.errors import KprobesError, UsageError
 
 if TYPE_CHECKING:
     # The engine takes a third of a second to import.
-    from kprobes.cli.xray_text import Line
-    from kprobes.drivers.anatomy import Anatomy
-    from kprobes.drivers.journal import Entry
-    from kprobes.drivers.specimen import Specimen
+    from kprobes.cli.xray_print import Line
+    from kprobes.guest.journal import Entry
+    from kprobes.inspect.model import Anatomy
+    from kprobes.inspect.subject import Specimen
     from kprobes.model.kernel import Kernel
     from kprobes.ports import Memory
     from kprobes.session import Session
@@ -83,8 +83,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 
 def _shown(args: argparse.Namespace, specimen: "Specimen") -> "str | list[Line]":
-    from kprobes.cli.xray_json import as_json
-    from kprobes.cli.xray_text import as_lines
+    from kprobes.cli.xray_print import as_json, as_lines
 
     anatomy = _look(args, specimen)
     is_json = args.format == "json"
@@ -92,10 +91,9 @@ def _shown(args: argparse.Namespace, specimen: "Specimen") -> "str | list[Line]"
 
 
 def _with_exits(args: argparse.Namespace, specimen: "Specimen") -> "str | list[Line]":
-    from kprobes.arch.listed import Syntax
-    from kprobes.cli.xray_exits import exits_as_json, exits_as_lines
-    from kprobes.drivers.xray import xray
-    from kprobes.drivers.xray_exits import exits_at, parts_at
+    from kprobes.arch.insn import Syntax
+    from kprobes.cli.xray_print import exits_as_json, exits_as_lines
+    from kprobes.inspect.xray import exits_at, parts_at, xray
 
     subjects = parts_at(specimen, _place(args, specimen, "--exits"))
     parts = [xray(specimen, subject, syntax=Syntax(args.syntax)) for subject in subjects]
@@ -106,12 +104,12 @@ def _with_exits(args: argparse.Namespace, specimen: "Specimen") -> "str | list[L
 
 
 def _print(args: argparse.Namespace, shown: "str | list[Line]", out: BinaryIO) -> None:
-    from kprobes.cli.xray_text import as_text
+    from kprobes.cli.xray_print import as_text
 
     if isinstance(shown, str):
         write_text(out, shown)
     elif args.color == "always" or (args.color == "auto" and out.isatty()):
-        from kprobes.cli.xray_color import as_colors
+        from kprobes.cli.xray_print import as_colors
 
         out.write(as_colors(shown).encode())
     else:
@@ -119,7 +117,7 @@ def _print(args: argparse.Namespace, shown: "str | list[Line]", out: BinaryIO) -
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    from kprobes.cli.choose import GUEST
+    from kprobes.cli.options import GUEST
     from kprobes.cli.target import check_options
 
     if args.command and args.target is None:
@@ -141,10 +139,10 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _look(args: argparse.Namespace, specimen: "Specimen") -> "Anatomy":
-    from kprobes.arch.listed import Syntax
-    from kprobes.cli.xray_place import read_place
-    from kprobes.drivers.anatomy import Subject
-    from kprobes.drivers.xray import around, function_at, xray
+    from kprobes.arch.insn import Syntax
+    from kprobes.cli.xray_print import read_place
+    from kprobes.inspect.model import Subject
+    from kprobes.inspect.xray import around, function_at, xray
 
     chosen = read_place(args.place, specimen.kernel.symbols)
     if args.function:
@@ -157,7 +155,7 @@ def _look(args: argparse.Namespace, specimen: "Specimen") -> "Anatomy":
 
 
 def _place(args: argparse.Namespace, specimen: "Specimen", option: str) -> "Addr":
-    from kprobes.cli.xray_place import read_place
+    from kprobes.cli.xray_print import read_place
 
     chosen = read_place(args.place, specimen.kernel.symbols)
     if chosen.stop is not None:
@@ -167,12 +165,11 @@ def _place(args: argparse.Namespace, specimen: "Specimen", option: str) -> "Addr
 
 @contextmanager
 def _specimen(args: argparse.Namespace) -> "Generator[Specimen]":
-    from kprobes.cli.choose import is_host
-    from kprobes.cli.progress import Progress
-    from kprobes.cli.stop import Stop
+    from kprobes.cli.options import is_host
     from kprobes.cli.target import opened, this_kernel
-    from kprobes.drivers.overlook import overlooking
-    from kprobes.drivers.specimen import specimen_of_image
+    from kprobes.cli.terminal import Progress, Stop
+    from kprobes.guest.attach import overlooking
+    from kprobes.inspect.subject import specimen_of_image
 
     if args.image is not None:
         yield specimen_of_image(args.image)
@@ -198,9 +195,9 @@ def _specimen(args: argparse.Namespace) -> "Generator[Specimen]":
 
 
 def _tracer(target: str) -> "Entry | None":
-    from kprobes.drivers.journal import entries
-    from kprobes.drivers.overlook import tracer_at_work
-    from kprobes.drivers.restore import of_target
+    from kprobes.guest.attach import tracer_at_work
+    from kprobes.guest.journal import entries
+    from kprobes.guest.recovery import of_target
 
     # Those that are broken are named when all that is armed is shown.
     return tracer_at_work(of_target(entries(lambda _: None), target))
@@ -208,8 +205,8 @@ def _tracer(target: str) -> "Entry | None":
 
 @contextmanager
 def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
-    from kprobes.cli.words import say, say_bytes
-    from kprobes.model.symbol import place_of
+    from kprobes.cli.terminal import say, say_bytes
+    from kprobes.model.kernel import place_of
 
     if args.command:
         command = args.command[0] if len(args.command) == 1 else args.command
@@ -241,11 +238,11 @@ def _of_guest(
     target: str,
     booted: Path | None = None,
 ) -> "Specimen":
-    from kprobes.cli.choose import is_host
-    from kprobes.cli.outcomes import say_broken
-    from kprobes.drivers.journal import entries
-    from kprobes.drivers.restore import of_target
-    from kprobes.drivers.specimen import candidates, specimen_of_guest
+    from kprobes.cli.options import is_host
+    from kprobes.cli.report import say_broken
+    from kprobes.guest.journal import entries
+    from kprobes.guest.recovery import of_target
+    from kprobes.inspect.subject import candidates, specimen_of_guest
 
     broken: list[KprobesError] = []
     found = [] if is_host(args) else of_target(entries(broken.append), target)

@@ -8,16 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kprobes.arch.facts import Arch, CallFacts
-from kprobes.codegen import body, filters
-from kprobes.codegen import returning as roles
+from kprobes.arch.arch import Arch, CallFacts
+from kprobes.codegen import filters, record, returns
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.plan import Returning, Role
 from kprobes.model.resolved import RegisterValue, Resolved, leaf_of
 from kprobes.model.resolved import calls_guest as operand_calls
-from kprobes.model.returns import Returning, Role
 
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
 _WORD = 8
@@ -59,9 +58,9 @@ class Form:
 
 def load_compiler() -> None:
     """Load LLVM, which takes 60 ms once; another thread can do it beforehand."""
-    from kprobes.codegen import _llvm
+    from kprobes.codegen import llvm
 
-    _llvm.initialize()
+    llvm.initialize()
 
 
 def needs_frame(
@@ -126,9 +125,9 @@ def compile_probes(  # noqa: PLR0913 - all that machine code depends on
         is_patched=is_patched,
     )
     source = module_text(arch, abi, form)
-    from kprobes.codegen import _llvm
+    from kprobes.codegen import llvm
 
-    return read_template(_llvm.compile_object(source, arch.code), arch.code)
+    return read_template(llvm.compile_object(source, arch.code), arch.code)
 
 
 def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
@@ -139,15 +138,15 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
         # A hit that is rejected so early must not save registers for what it does not come to.
         chosen = open_context()
         _emit_choice(chosen, probes[0])
-        body.emit_probe(context, probes[0], 0)
+        record.emit_probe(context, probes[0], 0)
         context.out.emit(_RETURN)
         functions = [
             _function(arch, "probe", chosen.out),
             _function(arch, "record", context.out, kind="internal "),
         ]
     else:
-        body.emit_probes(context, probes, 0)
-        roles.emit(context, form.returning, len(probes))
+        record.emit_probes(context, probes, 0)
+        returns.emit(context, form.returning, len(probes))
         context.out.emit(_RETURN)
         functions = [_function(arch, "probe", context.out), *_routines(context)]
     count = len(probes) + sum(len(each.returns.probes) for each in form.returning)
@@ -169,7 +168,7 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
 def _emit_choice(context: Context, probe: Resolved) -> None:
     f, call = context.out, context.code.call
     rejected = f.label("rejected")
-    body.emit_choice(context, probe, 0, rejected)
+    record.emit_choice(context, probe, 0, rejected)
     given = ", ".join(f"i64 %{name}" for name in call.parameters)
     done = f.value("i64", f"musttail call {call.convention} i64 @record({given})")
     f.emit(f"ret {done}")

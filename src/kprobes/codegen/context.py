@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kprobes.arch.facts import Arch, CodeFacts
+from kprobes.arch.arch import Arch, CodeFacts
 from kprobes.codegen.ir import Function, Value
 from kprobes.model.abi import GuestAbi
 from kprobes.model.resolved import Operand

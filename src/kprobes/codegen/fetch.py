@@ -1,14 +1,291 @@
-"""Fetching: every kind of operand into its field of the record."""
+"""Fetching: every kind of operand into its field of the record.
+
+Operands to numbers and addresses, and memory through the guest's fault-safe readers.
+
+Strings into the bytes behind a record's fixed part.
+"""
 
 from collections.abc import Callable
 from typing import assert_never
 
-from kprobes.codegen import operands, strings
-from kprobes.codegen.context import Context
+from kprobes.codegen import per_cpu
+from kprobes.codegen.context import Context, Returned
 from kprobes.codegen.ir import Value, const
 from kprobes.model.abi import MAX_DYNAMIC, MAX_STRING
-from kprobes.model.layout import Field, RecordLayout, Storage
-from kprobes.model.resolved import FieldFetch, Load, Resolved, can_fault
+from kprobes.model.plan import FRAME_COUNTER, FRAME_VALUES
+from kprobes.model.resolved import (
+    CommValue,
+    Constant,
+    EntryCounter,
+    EntryValue,
+    ExitAddress,
+    Field,
+    FieldFetch,
+    Load,
+    Operand,
+    PerCpuAddress,
+    RecordLayout,
+    RegisterValue,
+    Resolved,
+    ReturnedValue,
+    StackValue,
+    Storage,
+    TaskAddress,
+    TextValue,
+    can_fault,
+)
+
+_AtReturn = ReturnedValue | ExitAddress | EntryCounter | EntryValue | CommValue | TextValue
+_WORD = 8
+_PAGE = 4096
+_GUARD = 4096
+"""User space ends a page before its half of the addresses does."""
+
+
+def value_of(context: Context, operand: Operand, fault: str) -> Value:
+    """Return an operand's 64 bits; memory that cannot be read leads to the label ``fault``."""
+    f = context.out
+    match operand:
+        case Constant(value=number):
+            return const(number)
+        case RegisterValue(name=name):
+            return context.registers[name]
+        case StackValue(slot=slot):
+            return _stack_slot(context, slot)
+        case TaskAddress():
+            return per_cpu.task(context)
+        case PerCpuAddress(base=base, cpu_offset=cpu_offset):
+            inner = value_of(context, base, fault)
+            return f.op("add", inner, _offset(context, cpu_offset))
+        case Load():
+            return _loaded(context, operand, fault)
+        case _:
+            return _at_return(context, operand)
+
+
+def _offset(context: Context, place: int | None) -> Value:
+    # Of the running CPU's copy of per-CPU symbols: in a word of its own, or that is the base.
+    return per_cpu.base(context) if place is None else per_cpu.load(context, place)
+
+
+def _at_return(context: Context, operand: _AtReturn) -> Value:
+    f, returned = context.out, context.returned
+    if returned is None:
+        raise TypeError(f"{operand} is no plain value at a function's entry")
+    match operand:
+        case ReturnedValue():
+            return context.registers[context.arch.returns.value]
+        case ExitAddress():
+            return returned.exit
+        case EntryCounter():
+            return f.load(f.op("add", _frame(returned), FRAME_COUNTER))
+        case EntryValue(base=base):
+            place = FRAME_VALUES + _WORD * returned.kept.index(base)
+            return f.load(f.op("add", _frame(returned), place))
+        case CommValue() | TextValue():
+            raise TypeError(f"{operand} is no plain value")
+        case _:
+            assert_never(operand)
+
+
+def _frame(returned: Returned) -> Value:
+    if returned.frame is None:
+        raise TypeError("nothing of the entry is kept")
+    return returned.frame
+
+
+def address_of(context: Context, load: Load, fault: str) -> Value:
+    """Return where a Load's memory is; what is read before leads to ``fault`` if it fails."""
+    return context.out.op("add", value_of(context, load.base, fault), load.offset)
+
+
+def copy_bytes(context: Context, load: Load, where: tuple[Value, Value], size: int) -> Value:
+    """Copy ``size`` bytes of the kind of memory that a Load is of.
+
+    Args:
+        context: what is being written.
+        load: whose memory it is.
+        where: to and from.
+        size: bytes.
+
+    Returns:
+        0, or anything else when some of it could not be read.
+    """
+    return _read(context, load, ("copy_kernel", "copy_user"), (*where, const(size)))
+
+
+def copy_string(context: Context, load: Load, where: tuple[Value, Value, Value]) -> Value:
+    """Copy a string up to its NUL: to, from, and the most bytes.
+
+    Returns:
+        Its length with the NUL; 0, or a negative number, when it could not be read.
+    """
+    return _read(context, load, ("string_kernel", "string_user"), where)
+
+
+def _loaded(context: Context, load: Load, fault: str) -> Value:
+    f = context.out
+    source, scratch = address_of(context, load, fault), context.registers["scratch"]
+    go_on = f.label("read")
+    failed = copy_bytes(context, load, (scratch, source), _WORD)
+    f.branch(f.compare("ne", failed, 0), fault, go_on, is_likely=False)
+    f.place(go_on)
+    return f.load(scratch)
+
+
+def _stack_slot(context: Context, slot: int) -> Value:
+    # regs_get_kernel_stack_nth: what can be read of the block of a thread's stack's size, or 0.
+    # Interrupt and exception stacks are smaller, or not aligned to it: only the page that the
+    # stack pointer is in is known to be there.
+    f = context.out
+    if slot == 0:
+        return f.load(context.stack)
+    near, far, read, done = (f.label(hint) for hint in ("near", "far", "read", "slot"))
+    place = f.op("add", context.stack, _WORD * slot)
+    away = f.op("xor", place, context.stack)
+    f.branch(f.compare("ult", away, _PAGE), near, far, is_likely=True)
+    f.place(near)
+    direct = f.load(place)
+    f.jump(done)
+    f.place(far)
+    f.branch(f.compare("ult", away, context.abi.thread_size), read, done)
+    f.place(read)
+    scratch = context.registers["scratch"]
+    failed = f.call("copy_kernel", (scratch, place, const(_WORD)))
+    found = f.select(f.compare("eq", failed, 0), f.load(scratch), const(0))
+    f.jump(done)
+    f.place(done)
+    return f.phi({near: direct, far: const(0), read: found})
+
+
+def _read(
+    context: Context,
+    load: Load,
+    readers: tuple[str, str],
+    operands: tuple[Value, Value, Value],
+) -> Value:
+    # Where user and kernel addresses do not overlap, the kernel reads a low address as user
+    # memory whatever the definition says (CONFIG_ARCH_HAS_NON_OVERLAPPING_ADDRESS_SPACE).
+    f = context.out
+    kernel, user = readers
+    if load.is_user:
+        return f.call(user, operands)
+    low, other, high, join = (f.label(hint) for hint in ("low", "other", "high", "join"))
+    f.branch(f.compare("ult", operands[1], context.abi.task_size), low, other)
+    f.place(low)
+    by_user = f.call(user, operands)
+    f.jump(join)
+    f.place(other)
+    # Addresses that no CPU can have lie between. The kernel refuses them by the CPU's address
+    # bits, which are too many where it runs four levels of page tables on a CPU with five: 5.10
+    # reads, and then WARNs about the general protection fault.
+    is_high = f.compare("ugt", operands[1], ~(context.abi.task_size + _GUARD))
+    f.branch(is_high, high, join, is_likely=True)
+    f.place(high)
+    by_kernel = f.call(kernel, operands)
+    f.jump(join)
+    f.place(join)
+    return f.phi({low: by_user, high: by_kernel, other: const(-1)})
+
+
+_LOCATION = 4
+_NOWHERE = 1 << 63
+"""An address that no CPU can have."""
+
+
+def store(context: Context, item: FieldFetch, address: Value, room: tuple[Value, int]) -> Value:
+    """Write one string, or an array of them, and where they are.
+
+    Args:
+        context: what is being written.
+        item: a STRING field and what it fetches.
+        address: of the record.
+        room: where the record's bytes end so far, and where they must end, from its start.
+
+    Returns:
+        Where the record's bytes end now.
+    """
+    if not isinstance(item.operand, Load):
+        raise TypeError("a string is fetched from memory")
+    if item.field.count is None:
+        place = context.out.op("add", address, item.field.offset)
+        return _one(context, item.operand, (address, place), room)
+    return _array(context, item, address, room)
+
+
+def _one(
+    context: Context, load: Load, where: tuple[Value, Value], room: tuple[Value, int]
+) -> Value:
+    fault = context.out.label("fault")
+    source = address_of(context, load, fault)
+    size = _copy(context, load, (where[0], source, fault), room)
+    return _locate(context, where[1], room[0], size)
+
+
+def _array(context: Context, item: FieldFetch, address: Value, room: tuple[Value, int]) -> Value:
+    # The operand is the first string; its base is the first of the pointers.
+    f, load = context.out, item.operand
+    if not isinstance(load, Load) or not isinstance(load.base, Load) or not item.field.count:
+        raise TypeError("an array of strings is fetched through pointers in memory")
+    pointers = _first_pointer(context, load.base)
+    places = f.op("add", address, item.field.offset)
+    with f.loop(item.field.count, room[0]) as each:
+        fault, read = f.label("fault"), f.label("read")
+        pointer = f.op("add", pointers, f.op("mul", each.index, _WORD))
+        scratch = context.registers["scratch"]
+        failed = copy_bytes(context, load.base, (scratch, pointer), _WORD)
+        f.branch(f.compare("ne", failed, 0), fault, read, is_likely=False)
+        f.place(read)
+        source = f.op("add", f.load(scratch), load.offset)
+        size = _copy(context, load, (address, source, fault), (each.carried, room[1]))
+        place = f.op("add", places, f.op("mul", each.index, _LOCATION))
+        each.following = _locate(context, place, each.carried, size)
+    return each.following
+
+
+def _first_pointer(context: Context, load: Load) -> Value:
+    # Where that cannot be known, somewhere that can never be read: every string is a fault.
+    f = context.out
+    if not can_fault(load.base):
+        return address_of(context, load, "")
+    fault, found, join = f.label("fault"), f.label("found"), f.label("pointers")
+    address = address_of(context, load, fault)
+    f.jump(found)
+    f.place(found)
+    f.jump(join)
+    f.place(fault)
+    f.jump(join)
+    f.place(join)
+    return f.phi({found: address, fault: const(_NOWHERE)})
+
+
+def _copy(
+    context: Context, load: Load, where: tuple[Value, Value, str], room: tuple[Value, int]
+) -> Value:
+    # Where the record is, where the string is, and the label of all that has gone wrong before.
+    # Long strings before it may leave the last ones less than a string's most, or nothing: the
+    # readers give 0 then, which is a fault.
+    f = context.out
+    address, source, fault = where
+    end, limit = room
+    left = f.op("sub", const(limit), end)
+    size = f.select(f.compare("ult", left, MAX_STRING), left, const(MAX_STRING))
+    length = copy_string(context, load, (f.op("add", address, end), source, size))
+    join, copied = f.label("join"), f.label("copied")
+    is_bad = f.compare("ugt", f.op("sub", length, 1), MAX_STRING - 1)
+    f.branch(is_bad, fault, copied, is_likely=False)
+    f.place(copied)
+    f.jump(join)
+    f.place(fault)
+    f.jump(join)
+    f.place(join)
+    return f.phi({copied: length, fault: const(0)})
+
+
+def _locate(context: Context, place: Value, end: Value, size: Value) -> Value:
+    f = context.out
+    f.store(place, f.resize(f.op("or", f.op("shl", size, 16), end), "i32"))
+    return f.op("add", end, size)
 
 
 def store_fields(context: Context, probe: Resolved, address: Value) -> Value:
@@ -24,7 +301,7 @@ def store_fields(context: Context, probe: Resolved, address: Value) -> Value:
             case Storage.NUMBER | Storage.DURATION:
                 _store_number(context, probe.layout, item, address)
             case Storage.STRING:
-                end = strings.store(context, item, address, (end, limit))
+                end = store(context, item, address, (end, limit))
             case Storage.COMM | Storage.TEXT:
                 pass
             case _:
@@ -46,14 +323,14 @@ def _store_number(context: Context, layout: RecordLayout, item: FieldFetch, addr
         return
     fault = f.label("fault") if can_fault(item.operand) else ""
     if isinstance(item.operand, Load):
-        source = operands.address(context, item.operand, fault)
-        failed = operands.copy(context, item.operand, (place, source), field.room)
+        source = address_of(context, item.operand, fault)
+        failed = copy_bytes(context, item.operand, (place, source), field.room)
         good = f.label("good")
         f.branch(f.compare("ne", failed, 0), fault, good, is_likely=False)
         f.place(good)
         cut_in_place(context, item, place)
     else:
-        value = operands.value(context, item.operand, fault)
+        value = value_of(context, item.operand, fault)
         f.store(place, cut(context, item, f.resize(value, f"i{field.size * 8}")))
     if fault:
         _on_fault(context, layout, item, (address, fault))

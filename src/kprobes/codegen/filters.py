@@ -2,17 +2,21 @@
 
 Steps that need nothing of the guest's functions come before the guard, so that most hits that
 are not wanted cost a load and a comparison.
+
+Texts in memory beside patterns: constants in the instructions, words where bytes are given.
+
+Fields that a filter tests, fetched before there is a record to put them into.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from kprobes.codegen import filter_fields, filter_texts, per_cpu
-from kprobes.codegen.context import Context
-from kprobes.codegen.ir import Value, const
-from kprobes.model import layout as record
-from kprobes.model.abi import CPU_SHIFT, PERCPU_WORD
+from kprobes.codegen import fetch, guard, per_cpu
+from kprobes.codegen.context import Context, Early
+from kprobes.codegen.ir import Function, Value, const
+from kprobes.model import resolved
+from kprobes.model.abi import CPU_SHIFT, MAX_STRING, PERCPU_WORD, TEXT_SLOTS
 from kprobes.model.filter import (
     ACCEPT,
     REJECT,
@@ -21,12 +25,233 @@ from kprobes.model.filter import (
     Filter,
     Header,
     Matches,
+    Pattern,
+    Piece,
     Relation,
     Source,
     Test,
     Within,
 )
-from kprobes.model.resolved import Resolved
+from kprobes.model.resolved import COMM_SIZE, FieldFetch, Load, Resolved, can_fault
+
+_WORDS = (8, 4, 2, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A text in memory, with a NUL behind it.
+
+    Attributes:
+        address: where.
+        most: characters that it has at most.
+        length: characters that it has, or None where nobody has counted yet.
+    """
+
+    address: Value
+    most: int
+    length: Value | None = None
+
+
+def emit_match(f: Function, pattern: Pattern, text: Text, targets: tuple[str, str]) -> None:
+    """Branch to the first label when a text looks like a pattern, to the second when not."""
+    yes, no = targets
+    first, *others = pattern.pieces
+    if pattern.length > text.most:
+        f.jump(no)
+        return
+    is_first = _is_at(f, first, text.address)
+    if not others:
+        end = f.load(f.op("add", text.address, len(first)), "i8")
+        f.branch(f.op("and", is_first, f.compare("eq", end, 0)), yes, no)
+    elif others == [()]:
+        f.branch(is_first, yes, no)
+    else:
+        begins = f.label("begins")
+        f.branch(is_first, begins, no)
+        f.place(begins)
+        _emit_rest(f, pattern, text, targets)
+
+
+def is_within(f: Function, number: Value, ranges: Sequence[tuple[int, int]]) -> Value:
+    """Return whether a number without sign is in one of some ranges."""
+    found = const(0, "i1")
+    for low, high in ranges:
+        found = f.op("or", found, f.compare("ule", f.op("sub", number, low), high - low))
+    return found
+
+
+def _emit_rest(f: Function, pattern: Pattern, text: Text, targets: tuple[str, str]) -> None:
+    yes, no = targets
+    first, *middle, last = pattern.pieces
+    length = text.length or _length(f, text)
+    at = const(len(first))
+    for piece in filter(None, middle):
+        at = _find(f, piece, (text.address, at, length), no)
+    tail = f.label("tail")
+    f.branch(f.compare("ule", f.op("add", at, len(last)), length), tail, no)
+    f.place(tail)
+    end = f.op("sub", length, len(last))
+    f.branch(_is_at(f, last, f.op("add", text.address, end)), yes, no)
+
+
+def _find(f: Function, piece: Piece, where: tuple[Value, Value, Value], no: str) -> Value:
+    # The leftmost place leaves most to what follows, so no other need be tried.
+    address, start, length = where
+    fits, found, go_on = f.label("fits"), f.label("found"), f.label("next")
+    with f.count_up(start) as at:
+        end = f.op("add", at, len(piece))
+        f.branch(f.compare("ule", end, length), fits, no)
+        f.place(fits)
+        f.branch(_is_at(f, piece, f.op("add", address, at)), found, go_on)
+        f.place(go_on)
+    f.place(found)
+    return end
+
+
+def _length(f: Function, text: Text) -> Value:
+    found, go_on = f.label("end"), f.label("next")
+    with f.count_up(const(0)) as at:
+        is_end = f.compare("eq", f.load(f.op("add", text.address, at), "i8"), 0)
+        f.branch(f.op("or", is_end, f.compare("uge", at, text.most)), found, go_on)
+        f.place(go_on)
+    f.place(found)
+    return at
+
+
+def _is_at(f: Function, piece: Piece, address: Value) -> Value:
+    holds = const(1, "i1")
+    for at, size, allowed in _parts(piece):
+        number = f.load(f.op("add", address, at), f"i{8 * size}")
+        if isinstance(allowed, bytes):
+            is_it = f.compare("eq", number, int.from_bytes(allowed, "little"))
+        else:
+            is_it = is_within(f, number, allowed)
+        holds = f.op("and", holds, is_it)
+    return holds
+
+
+def _parts(piece: Piece) -> Iterator[tuple[int, int, bytes | Sequence[tuple[int, int]]]]:
+    # Bytes that are given come in words, the others one by one.
+    at = 0
+    while at < len(piece):
+        given = _given(piece[at:])
+        size = next((size for size in _WORDS if size <= len(given)), 0)
+        yield at, size or 1, given[:size] if size else _ranges(piece[at])
+        at += size or 1
+
+
+def _given(piece: Piece) -> bytes:
+    found = bytearray()
+    for allowed in piece[: _WORDS[0]]:
+        if allowed.bit_count() != 1:
+            break
+        found.append(allowed.bit_length() - 1)
+    return bytes(found)
+
+
+def _ranges(allowed: int) -> Sequence[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for byte in range(256):
+        if not allowed >> byte & 1:
+            continue
+        if found and found[-1][1] == byte - 1:
+            found[-1] = (found[-1][0], byte)
+        else:
+            found.append((byte, byte))
+    return found
+
+
+def number(context: Context, probe: Resolved, index: int, *, is_kept: bool) -> Value:
+    """Return a field's number, all elements of an array as one; 0 when it cannot be read.
+
+    Args:
+        context: what is being written.
+        probe: whose field.
+        index: of the field.
+        is_kept: whether every accepted hit comes this way, so that the record can have the same
+            number without another look at memory.
+    """
+    if index in context.early:
+        return context.early[index].number
+    item = probe.fetches[index]
+    if not can_fault(item.operand):
+        return _plain(context, item, "")
+    found = _fetched(context, item)
+    if is_kept:
+        context.early[index] = found
+    return found.number
+
+
+def text_of(context: Context, probe: Resolved, test: Matches, fault: str) -> Text:
+    """Return the text that a test is about: the task's name, or a string that is read here.
+
+    One that cannot be read leads to the label ``fault``.
+    """
+    if test.source is Header.COMM:
+        address = context.out.op("add", per_cpu.task(context), context.abi.task.comm)
+        return Text(address=address, most=COMM_SIZE - 1)
+    operand = None if isinstance(test.source, Header) else probe.fetches[test.source].operand
+    if not isinstance(operand, Load):
+        raise TypeError("a string is fetched from memory")
+    return _copied(context, operand, _room(test), fault)
+
+
+def _fetched(context: Context, item: FieldFetch) -> Early:
+    f = context.out
+    fault, good, join = f.label("fault"), f.label("good"), f.label("fetched")
+    found = _plain(context, item, fault)
+    f.jump(good)
+    f.place(good)
+    f.jump(join)
+    f.place(fault)
+    f.jump(join)
+    f.place(join)
+    value = f.phi({good: found, fault: const(0, found.type)})
+    return Early(number=value, is_fault=f.phi({good: const(0, "i1"), fault: const(1, "i1")}))
+
+
+def _plain(context: Context, item: FieldFetch, fault: str) -> Value:
+    f, field, scratch = context.out, item.field, context.registers["scratch"]
+    if not isinstance(item.operand, Load):
+        value = fetch.value_of(context, item.operand, fault)
+        return fetch.cut(context, item, f.resize(value, f"i{field.size * 8}"))
+    source = fetch.address_of(context, item.operand, fault)
+    failed = fetch.copy_bytes(context, item.operand, (scratch, source), field.room)
+    read = f.label("read")
+    f.branch(f.compare("ne", failed, 0), fault, read, is_likely=False)
+    f.place(read)
+    fetch.cut_in_place(context, item, scratch)
+    return f.load(scratch, f"i{field.room * 8}")
+
+
+def _room(test: Matches) -> int:
+    # No more is read than what tells: a character behind a text that is one piece.
+    first, *others = test.pattern.pieces
+    if not others:
+        return len(first) + 2
+    return len(first) + 1 if others == [()] else MAX_STRING
+
+
+def _copied(context: Context, load: Load, room: int, fault: str) -> Text:
+    f, slot = context.out, _slot(context)
+    copied = f.label("copied")
+    source = fetch.address_of(context, load, fault)
+    size = fetch.copy_string(context, load, (slot, source, const(room)))
+    is_bad = f.compare("ugt", f.op("sub", size, 1), room - 1)
+    f.branch(is_bad, fault, copied, is_likely=False)
+    f.place(copied)
+    return Text(address=slot, most=MAX_STRING - 1, length=f.op("sub", size, 1))
+
+
+def _slot(context: Context) -> Value:
+    # Each CPU has one for every context: the guard lets one hit in at a time, and holds it there.
+    f, abi = context.out, context.abi
+    word = per_cpu.load(context, abi.percpu + PERCPU_WORD)
+    cpu = f.op("lshr", word, CPU_SHIFT)
+    level = f.resize(guard.context_number(context), "i64")
+    index = f.op("add", f.op("mul", cpu, TEXT_SLOTS), level)
+    return f.op("add", f.op("mul", index, MAX_STRING), abi.texts)
+
 
 _UNSIGNED = {
     Relation.EQ: "eq",
@@ -42,14 +267,14 @@ _DEPTH = 15
 
 # include/linux/trace_events.h, enum trace_flag_type; True where the bit means the opposite.
 _FLAGS = (
-    (record.CONTEXT_IRQS_ON, True, 0x01),
-    (record.CONTEXT_NEED_RESCHED_LAZY, False, 0x02),
-    (record.CONTEXT_NEED_RESCHED, False, 0x04),
-    (record.CONTEXT_HARDIRQ, False, 0x08),
+    (resolved.CONTEXT_IRQS_ON, True, 0x01),
+    (resolved.CONTEXT_NEED_RESCHED_LAZY, False, 0x02),
+    (resolved.CONTEXT_NEED_RESCHED, False, 0x04),
+    (resolved.CONTEXT_HARDIRQ, False, 0x08),
     (0x100, False, 0x10),
-    (record.CONTEXT_NO_PREEMPT_RESCHED, True, 0x20),
-    (record.CONTEXT_NMI, False, 0x40),
-    (record.CONTEXT_SOFTIRQ & ~0x100, False, 0x80),
+    (resolved.CONTEXT_NO_PREEMPT_RESCHED, True, 0x20),
+    (resolved.CONTEXT_NMI, False, 0x40),
+    (resolved.CONTEXT_SOFTIRQ & ~0x100, False, 0x80),
 )
 
 
@@ -118,10 +343,10 @@ class Emitter:
                 f.branch(self._compare(test, is_kept=is_kept), yes, no)
             case Within():
                 number = self._number(test.source, test.size, is_kept=is_kept)
-                f.branch(filter_texts.is_within(f, number, test.ranges), yes, no)
+                f.branch(is_within(f, number, test.ranges), yes, no)
             case Matches():
-                text = filter_fields.text(self.context, self.probe, test, no)
-                filter_texts.emit_match(f, test.pattern, text, targets)
+                text = text_of(self.context, self.probe, test, no)
+                emit_match(f, test.pattern, text, targets)
             case _:
                 assert_never(test)
 
@@ -135,7 +360,7 @@ class Emitter:
 
     def _number(self, source: Source, size: int, *, is_kept: bool) -> Value:
         if not isinstance(source, Header):
-            return filter_fields.number(self.context, self.probe, source, is_kept=is_kept)
+            return number(self.context, self.probe, source, is_kept=is_kept)
         return self.context.out.resize(self._header(source), f"i{8 * size}")
 
     def _header(self, source: Header) -> Value:
@@ -197,9 +422,9 @@ def _flags(context: Context, bits: Value) -> Value:
 
 def _depths(context: Context, bits: Value) -> Value:
     f = context.out
-    depth = f.op("and", bits, record.CONTEXT_PREEMPT)
+    depth = f.op("and", bits, resolved.CONTEXT_PREEMPT)
     if context.abi.task.migration_disabled is None:
         return depth
     depth = f.select(f.compare("ult", depth, _DEPTH), depth, const(_DEPTH, "i32"))
-    migrate = f.op("and", f.op("lshr", bits, record.CONTEXT_MIGRATE_SHIFT), _DEPTH)
+    migrate = f.op("and", f.op("lshr", bits, resolved.CONTEXT_MIGRATE_SHIFT), _DEPTH)
     return f.op("or", depth, f.op("shl", migrate, 4))

@@ -12,7 +12,7 @@ from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Value, const
 from kprobes.codegen.per_cpu import Change
 from kprobes.model.abi import PERCPU_GUARD
-from kprobes.model.layout import CONTEXT_HARDIRQ, CONTEXT_NMI, CONTEXT_SERVING_SOFTIRQ
+from kprobes.model.resolved import CONTEXT_HARDIRQ, CONTEXT_NMI, CONTEXT_SERVING_SOFTIRQ
 
 
 def enter(context: Context, event: str, out: str) -> None:

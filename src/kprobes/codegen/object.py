@@ -1,8 +1,8 @@
 """LLVM's object file to a template: the text section and its relocations."""
 
-from kprobes.arch.facts import CodeFacts
+from kprobes.arch.arch import CodeFacts
 from kprobes.errors import FormatError
-from kprobes.formats.elf_object import Rela, relocations, sections
+from kprobes.formats.elf import Rela, relocations, sections
 from kprobes.model.abi import Relocation, Template
 
 _TEXT = ".text"

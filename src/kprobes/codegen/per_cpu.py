@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import assert_never
 
-from kprobes.arch.facts import Base, Segment
+from kprobes.arch.arch import Base, Segment
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Value, const
 

@@ -1,18 +1,18 @@
 """The function that the gate calls: one vCPU asks Python, and waits for the answer.
 
 It holds preemption and this context's guard bit, so the CPU's slot for the context is its own; see
-``model.mailbox`` for the words of it. It calls nothing of the guest.
+``model.upcall`` for the words of it. It calls nothing of the guest.
 """
 
 from dataclasses import dataclass
 
-from kprobes.arch.facts import Arch
+from kprobes.arch.arch import Arch
 from kprobes.codegen import guard, per_cpu
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import CPU_SHIFT, PERCPU_WORD, GuestAbi, Template
-from kprobes.model.mailbox import CONTEXTS, REQUEST_HEAD, MailboxLayout
+from kprobes.model.upcall import CONTEXTS, REQUEST_HEAD, MailboxLayout
 from kprobes.units import Addr
 
 _WORD = 8
@@ -39,10 +39,10 @@ def compile_upcall(arch: Arch, abi: GuestAbi, mailbox: Addr, layout: MailboxLayo
         mailbox: where the area is.
         layout: of it.
     """
-    from kprobes.codegen import _llvm
+    from kprobes.codegen import llvm
 
     source = module_text(arch, abi, mailbox, layout)
-    found = _llvm.compile_object(source, arch.code)
+    found = llvm.compile_object(source, arch.code)
     return read_template(found, arch.code)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError
-from kprobes.formats.names import Names
+from kprobes.formats.strtab import Names
 
 MAGIC = b"\x9f\xeb\x01"
 """Little endian 0xeb9f and the version."""

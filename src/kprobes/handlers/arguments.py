@@ -1,17 +1,22 @@
-"""A function's arguments by name when it is entered: registers and stack to typed values."""
+"""A function's arguments by name when it is entered: registers and stack to typed values.
+
+Where a probe with handlers is, and what its function's types say.
+
+What a function returns, as its types say.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex
 
-from kprobes.arch.facts import Arch, Passed
-from kprobes.errors import MemoryFault, UsageError
-from kprobes.handlers.memory import MAX_STRING
-from kprobes.handlers.numbers import check_number, pattern
+from kprobes.arch.arch import Arch, Passed, ReturnFacts
+from kprobes.errors import MemoryFault, RefusedError, UnknownTypeError, UsageError
+from kprobes.handlers.live import LiveKernel
+from kprobes.handlers.memory import MAX_STRING, check_number, pattern
 from kprobes.handlers.values import DataMemory, Struct, Typed, from_bits, load, store
-from kprobes.model.types import CType, Prototype, TypeKind, Types
-from kprobes.units import U64
+from kprobes.model.kernel import CType, Prototype, Symbol, TypeKind, Types
+from kprobes.units import U64, Addr
 
 _PASSED = 1 << 62
 """Where a struct that lies in registers appears to be: no memory is at such addresses."""
@@ -177,3 +182,124 @@ class _PassedMemory:
         if addr >= _PASSED and addr < _PASSED + len(self._data):
             raise MemoryFault(addr, len(data), "a struct in registers; change those", verb="write")
         self._others.write(addr, data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerPlace:
+    """One address that has handlers.
+
+    Attributes:
+        addr: of the instruction.
+        function: that it is in.
+        is_entry: whether the function's arguments are still where its caller put them.
+        behind: the address behind the instruction where that is all it does, as at an ftrace
+            site; else None.
+    """
+
+    addr: Addr
+    function: Symbol
+    is_entry: bool
+    behind: Addr | None
+
+    @property
+    def module(self) -> str:
+        """Whose code it is, or ""."""
+        return self.function.module
+
+    def constants(self, arch: Arch) -> Mapping[str, int]:
+        """Return the registers whose value is known here, as the kernel's own probes have it."""
+        return arch.patch.constants if self.behind is None else arch.constants
+
+    def check_entry(self) -> None:
+        """Check that this is a function's entry, as a probe of its returns must be.
+
+        Raises:
+            RefusedError: it is not.
+        """
+        if not self.is_entry:
+            where = self.function.place(self.addr)
+            raise RefusedError(
+                f"{where} is not where {self.function.name} is entered: returns are probed there"
+            )
+
+    def prototype(self, live: LiveKernel) -> Prototype:
+        """Return the function's prototype.
+
+        Raises:
+            UsageError: it is not known, or this is not the function's entry.
+        """
+        if not self.is_entry:
+            raise UsageError(
+                f"{self.function.place(self.addr)} is not where {self.function.name} is entered: "
+                "arguments are known only there"
+            )
+        return find_prototype(self._types(live), self.function.name)
+
+    def known_prototype(self, live: LiveKernel) -> Prototype | None:
+        """Return the function's prototype, or None where no types tell."""
+        types = live.guest.kernel.types_for(self.module)
+        return types.function(self.function.name) if types is not None else None
+
+    def arguments(self, live: LiveKernel) -> tuple[Argument, ...]:
+        """Return where the function's arguments are; errors as for ``prototype``."""
+        prototype = self.prototype(live)
+        return arguments_of(prototype, self._types(live), live.guest.arch)
+
+    def _types(self, live: LiveKernel) -> Types:
+        return live.types_for(self.module)
+
+
+RETVAL = "retval"
+_WORD = 8
+
+
+def load_returned(
+    facts: ReturnFacts, prototype: Prototype, registers: Mapping[str, int], typed: Typed
+) -> Any:
+    """Return the value that a function returns; None for nothing.
+
+    Args:
+        facts: of the architecture.
+        prototype: of the function.
+        registers: when it returns.
+        typed: memory and types.
+    """
+    if prototype.returned == 0:
+        return None
+    ctype = typed.types.describe(prototype.returned)
+    if ctype.kind is TypeKind.AGGREGATE and ctype.size > _WORD * len(facts.registers):
+        # Its caller made room, and gets that back.
+        return load(typed, prototype.returned, registers[facts.value])
+    return _place(facts, prototype, dict(registers), typed)[RETVAL]
+
+
+def store_returned(
+    facts: ReturnFacts,
+    prototype: Prototype,
+    value: SupportsIndex,
+    registers: dict[str, int],
+    typed: Typed,
+) -> None:
+    """Have a function return a number.
+
+    Raises:
+        OverflowError: it does not fit.
+        UnknownTypeError: the function returns no number.
+    """
+    if prototype.returned == 0:
+        raise UnknownTypeError(f"{prototype.name} returns nothing")
+    _place(facts, prototype, registers, typed)[RETVAL] = index(value)
+
+
+def _place(
+    facts: ReturnFacts, prototype: Prototype, registers: dict[str, int], typed: Typed
+) -> Arguments:
+    ctype = typed.types.describe(prototype.returned)
+    words = max(1, -(-ctype.size // _WORD))
+    argument = Argument(
+        name=RETVAL,
+        number=prototype.returned,
+        ctype=ctype,
+        passed=Passed(registers=facts.registers[:words]),
+    )
+    return Arguments((argument,), registers, typed)

@@ -1,13 +1,96 @@
-"""One call of a user's handler: what it raises is told and counted, never passed on."""
+"""One call of a user's handler: what it raises is told and counted, never passed on.
 
+What goes wrong in a handler: said once for each kind, and counted.
+"""
+
+import inspect
+import logging
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 
 from kprobes.errors import MemoryFault
 from kprobes.handlers.probe import Probe
 from kprobes.handlers.registers import Registers
-from kprobes.handlers.report import Report
+
+USERS = "__users_handler__"
+"""What a function of ours that calls a user's handler has that handler as."""
+
+_log = logging.getLogger("kprobes.handlers")
+
+Tell = Callable[[str], None]
+"""Takes one line for the user."""
+
+
+def warn(words: str) -> None:
+    """Log a line as a warning, which Python shows on standard error unless told otherwise."""
+    _log.warning("%s", words)
+
+
+class Report:
+    """Tells of a probe's errors.
+
+    Attributes:
+        tell: gets the words.
+    """
+
+    def __init__(self, tell: Tell = warn) -> None:
+        self.tell = tell
+        self._told: set[tuple[object, ...]] = set()
+
+    def error(self, probe: Probe, word: str, error: BaseException) -> None:
+        """Count an exception of a handler, and tell of it when it is the first of its kind.
+
+        Args:
+            probe: whose handler it was.
+            word: which of its handlers, such as ``pre_handler``.
+            error: what it raised.
+        """
+        probe.errors += 1
+        handler: Callable[..., object] = getattr(probe, word)
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        self._once(probe, (type(error), word), f"{word} at {_where(handler, error)}: {what}")
+
+    def wrong(self, probe: Probe, word: str, what: str) -> None:
+        """Count what a handler asked for and cannot have, and tell of it once."""
+        probe.errors += 1
+        self.notice(probe, word, what)
+
+    def notice(self, probe: Probe, word: str, what: str) -> None:
+        """Tell once of something that is counted elsewhere."""
+        handler: Callable[..., object] = getattr(probe, word)
+        self._once(probe, (what, word), f"{word} at {_start(handler)}: {what}")
+
+    def _once(self, probe: Probe, kind: tuple[object, ...], words: str) -> None:
+        if (probe, *kind) not in self._told:
+            self._told.add((probe, *kind))
+            self.tell(f"{probe.place}: {words} (told once, counted from now on)")
+
+
+def _where(handler: Callable[..., object], error: BaseException) -> str:
+    # The innermost line in the handler's own file: below it may be a library's.
+    frames = traceback.extract_tb(error.__traceback__)
+    file = _file(handler)
+    own = [frame for frame in frames if frame.filename == file] or frames[-1:]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else _start(handler)
+
+
+def _start(handler: Callable[..., object]) -> str:
+    code = _code(handler)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(handler)
+
+
+def _file(handler: Callable[..., object]) -> str:
+    code = _code(handler)
+    return code.co_filename if code is not None else ""
+
+
+def _code(handler: Callable[..., object]) -> CodeType | None:
+    own = inspect.unwrap(getattr(handler, USERS, handler))
+    return getattr(own, "__code__", None)
+
 
 FAULT = "fault_handler"
 

@@ -1,16 +1,24 @@
-"""One hit to the handlers of all probes at its address, and what they want back to the vCPU."""
+"""One hit to the handlers of all probes at its address, and what they want back to the vCPU.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+One call of a function to the handlers of all its return probes, at its entry and its return.
+
+When Python is called for a probe, and by whom: all probes of one address together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 
-from kprobes.handlers.calling import Outcome, call_handler, changes, why_not
-from kprobes.handlers.kprobe import Kprobe
+from kprobes.errors import MemoryFault, UsageError
+from kprobes.handlers.arguments import Argument, HandlerPlace
+from kprobes.handlers.calling import Outcome, Report, call_handler, changes, why_not
 from kprobes.handlers.live import LiveKernel
-from kprobes.handlers.place import HandlerPlace
+from kprobes.handlers.probe import Instance, Kprobe, Kretprobe, Probe, TaskName, is_gone, name_task
 from kprobes.handlers.registers import Hit, Registers
-from kprobes.handlers.report import Report
 from kprobes.model.upcall import Waiting
+from kprobes.units import U64, Addr
 
 _PRE, _POST = "pre_handler", "post_handler"
 
@@ -90,3 +98,182 @@ class Dispatch:
         if what:
             self.report.wrong(probe, word, what)
         return not what
+
+
+_ENTRY, _RETURN = "entry_handler", "handler"
+
+CallerOf = Callable[[Addr, Addr], Addr]
+"""(slot of a call, its return address) to where it came from, even if that was taken over."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ReturnDispatch:
+    """Serves the entries and returns of one function.
+
+    A handler that fails changes nothing: the vCPU goes on as if it had not been called.
+
+    Attributes:
+        live: the kernel.
+        place: of the function's entry.
+        probes: in the order of their handlers.
+        report: of errors.
+        caller_of: tells where calls came from.
+    """
+
+    live: LiveKernel
+    place: HandlerPlace
+    probes: Sequence[Kretprobe]
+    report: Report
+    caller_of: CallerOf
+
+    def entered(self, waiting: Waiting) -> None:
+        """Run the entry_handlers, and keep the calls whose return is to be told of."""
+        # Only a guest whose stack or task is no memory faults: nobody has anything to do there.
+        with suppress(MemoryFault):
+            slot, task = waiting.registers["sp"], name_task(self.live, waiting.task)
+            for probe in self._enabled():
+                if probe.keeps:
+                    probe.instances.begin(slot, task, self._begin(probe, waiting))
+
+    def returned(self, waiting: Waiting) -> None:
+        """Run the handlers, before the return: they see the registers behind it.
+
+        What they leave as ``ip`` is where the function returns to.
+        """
+        with suppress(MemoryFault):
+            slot, task = Addr(waiting.registers["sp"]), name_task(self.live, waiting.task)
+            arch, held = self.live.guest.arch, self._held(waiting)
+            caller = self.caller_of(slot, held)
+            is_last = caller == held
+            behind = {"ip": int(caller), "sp": slot + arch.returns.behind}
+            if arch.code.call.link is not None:
+                behind[arch.code.call.link] = int(caller)
+            shown = replace(waiting, registers=waiting.registers | behind)
+            for probe in self._enabled():
+                instance = _instance(probe, slot, task, is_last=is_last)
+                if instance is not None:
+                    self._return(probe, instance, shown)
+            if behind.items() <= shown.registers.items():
+                # By the return itself; else it is skipped.
+                shown.registers |= {name: waiting.registers[name] for name in behind}
+            waiting.registers |= shown.registers
+
+    def _held(self, waiting: Waiting) -> Addr:
+        # The return address as it is now, without what protects it.
+        arch = self.live.guest.arch
+        link, sp = arch.code.call.link, waiting.registers["sp"]
+        held = self.live.read_u64(sp) if link is None else waiting.registers[link]
+        return Addr(held | (U64 & ~arch.returns.address_mask))
+
+    def _enabled(self) -> list[Kretprobe]:
+        return [each for each in self.probes if each.is_enabled]
+
+    def _begin(self, probe: Kretprobe, waiting: Waiting) -> Instance | None:
+        if not probe.instances.has_room(partial(is_gone, self.live)):
+            probe.instances.missed += 1
+            return None
+        instance = Instance(probe, probe.data_size)
+        if probe.entry_handler is None:
+            return instance
+        regs = self._at_entry(waiting)
+        outcome = call_handler(self.report, probe, _ENTRY, instance, regs)
+        if not outcome.is_well or not self._is_possible(probe, _ENTRY, regs):
+            return None
+        waiting.registers |= changes(regs)
+        return None if outcome.returned else instance
+
+    def _return(self, probe: Kretprobe, instance: Instance, shown: Waiting) -> None:
+        regs = self._at_return(shown)
+        probe.hits += 1
+        outcome = call_handler(self.report, probe, _RETURN, instance, regs)
+        if outcome.is_well and self._is_possible(probe, _RETURN, regs):
+            shown.registers |= changes(regs) | {"ip": regs.ip_}
+
+    def _at_entry(self, waiting: Waiting) -> Registers:
+        arch = self.live.guest.arch
+        hit = Hit(
+            live=self.live,
+            waiting=waiting,
+            module=self.place.module,
+            constants=self.place.constants(arch),
+            arguments=partial(self.place.arguments, self.live),
+        )
+        return Registers(hit, ip=self.place.addr + arch.hit_shift)
+
+    def _at_return(self, shown: Waiting) -> Registers:
+        hit = Hit(
+            live=self.live,
+            waiting=shown,
+            module=self.place.module,
+            constants=self.live.guest.arch.patch.constants,
+            arguments=_no_arguments,
+            returning=partial(self.place.known_prototype, self.live),
+        )
+        return Registers(hit, ip=shown.registers["ip"])
+
+    def _is_possible(self, probe: Kretprobe, word: str, regs: Registers) -> bool:
+        is_elsewhere = word == _RETURN and regs.pc_ in regs.changed_
+        what = why_not(regs, is_elsewhere=is_elsewhere)
+        if what:
+            self.report.wrong(probe, word, what)
+        return not what
+
+
+def _instance(probe: Kretprobe, slot: int, task: TaskName, *, is_last: bool) -> Instance | None:
+    if probe.keeps:
+        return probe.instances.end(slot, task, is_last=is_last)
+    return Instance(probe, 0)
+
+
+def _no_arguments() -> tuple[Argument, ...]:
+    raise UsageError("arguments are known only at a function's entry: to an entry_handler")
+
+
+class Side(StrEnum):
+    """When Python is called."""
+
+    BEFORE = "before the instruction"
+    ENTERED = "when the function is entered"
+    AFTER = "after the instruction"
+    RETURNED = "when the function returns"
+
+
+def sides_of(probe: Probe) -> list[Side]:
+    """Return when Python is called for a probe."""
+    found: list[Side] = []
+    if isinstance(probe, Kprobe):
+        handlers = ((Side.BEFORE, probe.pre_handler), (Side.AFTER, probe.post_handler))
+        found = [side for side, handler in handlers if handler is not None]
+    if isinstance(probe, Kretprobe):
+        found = [Side.ENTERED, Side.RETURNED] if probe.keeps else [Side.RETURNED]
+    return found
+
+
+def serving(
+    live: LiveKernel,
+    place: HandlerPlace,
+    probes: Sequence[Probe],
+    *,
+    report: Report,
+    caller_of: CallerOf,
+) -> Mapping[Side, Callable[[Waiting], None]]:
+    """Return what serves the hits of one address; ``probes`` in the order of their handlers."""
+    sites = Dispatch(
+        live=live,
+        place=place,
+        probes=[probe for probe in probes if isinstance(probe, Kprobe)],
+        report=report,
+    )
+    calls = ReturnDispatch(
+        live=live,
+        place=place,
+        probes=[probe for probe in probes if isinstance(probe, Kretprobe)],
+        report=report,
+        caller_of=caller_of,
+    )
+    return {
+        Side.BEFORE: sites.before,
+        Side.ENTERED: calls.entered,
+        Side.AFTER: sites.after,
+        Side.RETURNED: calls.returned,
+    }

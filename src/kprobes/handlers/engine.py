@@ -3,12 +3,12 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from kprobes.drivers.guest.driver import GuestDriver
 from kprobes.errors import RefusedError, UsageError
-from kprobes.handlers.place import HandlerPlace
+from kprobes.guest.driver import GuestDriver
+from kprobes.handlers.arguments import HandlerPlace
 from kprobes.lang.parser import parse
 from kprobes.model.definition import Definition
-from kprobes.model.symbol import Symbol
+from kprobes.model.kernel import Symbol
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from operator import index
 from typing import Any, SupportsIndex
 
-from kprobes.drivers.guest.guest import Guest
 from kprobes.errors import MemoryFault, UnknownTypeError, UsageError
+from kprobes.guest.guest import Guest
 from kprobes.handlers.memory import MAX_STRING, NoUser, TaskMemory, task_memory
 from kprobes.handlers.values import DataMemory, Pointer, Typed, load, pointer_to
-from kprobes.model.symbol import place_of
-from kprobes.model.types import Types
+from kprobes.model.kernel import Types, place_of
 
 _TASK = "struct task_struct"
 

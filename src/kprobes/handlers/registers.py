@@ -7,13 +7,11 @@ from operator import index
 from typing import Any, SupportsIndex
 
 from kprobes.errors import UsageError
-from kprobes.handlers.arguments import Argument, Arguments
+from kprobes.handlers.arguments import RETVAL, Argument, Arguments, load_returned, store_returned
 from kprobes.handlers.live import LiveKernel
-from kprobes.handlers.memory import TaskMemory
-from kprobes.handlers.numbers import pattern
-from kprobes.handlers.returned import RETVAL, load_returned, store_returned
+from kprobes.handlers.memory import TaskMemory, pattern
 from kprobes.handlers.values import Pointer, Typed
-from kprobes.model.types import Prototype
+from kprobes.model.kernel import Prototype
 from kprobes.model.upcall import Waiting
 
 _IP = "ip"

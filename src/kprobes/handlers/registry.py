@@ -7,12 +7,11 @@ from itertools import count
 from typing import Protocol
 
 from kprobes.errors import UsageError
-from kprobes.handlers.kretprobe import Kretprobe
+from kprobes.handlers.arguments import HandlerPlace
+from kprobes.handlers.calling import Report
+from kprobes.handlers.dispatch import Side, serving, sides_of
 from kprobes.handlers.live import LiveKernel
-from kprobes.handlers.place import HandlerPlace
-from kprobes.handlers.probe import Probe
-from kprobes.handlers.report import Report
-from kprobes.handlers.sides import Side, serving, sides_of
+from kprobes.handlers.probe import Kretprobe, Probe
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.units import Addr
 

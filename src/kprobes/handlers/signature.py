@@ -1,21 +1,30 @@
-"""Handlers with a function's own signature, as the old jprobes had: checked, and called by name."""
+"""Handlers with a function's own signature, as the old jprobes had: checked, and called by name.
+
+Functions to registered probes, for decorators.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any
+from typing import Any, TypedDict
 
 from kprobes.errors import UsageError
-from kprobes.handlers.arguments import spelled
-from kprobes.handlers.instances import Instance
-from kprobes.handlers.kprobe import Handler, Kprobe
-from kprobes.handlers.kretprobe import ReturnHandler
-from kprobes.handlers.probe import Probe
+from kprobes.handlers.arguments import RETVAL, spelled
+from kprobes.handlers.calling import USERS
+from kprobes.handlers.probe import (
+    FaultHandler,
+    Handler,
+    Instance,
+    Kprobe,
+    Kretprobe,
+    PostHandler,
+    Probe,
+    ReturnHandler,
+)
 from kprobes.handlers.registers import Registers
-from kprobes.handlers.report import USERS
-from kprobes.handlers.returned import RETVAL
-from kprobes.model.types import Prototype
+from kprobes.handlers.registry import Registry
+from kprobes.model.kernel import Prototype
 
 EXTRAS = ("probe", "regs")
 """What a handler may take besides, by keywords of its own: ``def handler(dfd, *, regs)``."""
@@ -149,3 +158,62 @@ def _wanted(
 def _error(handler: Callable[..., object], prototype: Prototype, what: str) -> UsageError:
     name = getattr(handler, "__name__", repr(handler))
     return UsageError(f"{name} {what}: {spelled(prototype)}")
+
+
+AsKprobe = Callable[[Handler], Kprobe]
+AsEntry = Callable[[Callable[..., object]], Kprobe]
+AsReturn = Callable[[Callable[..., object]], Kretprobe]
+
+
+class Others(TypedDict, total=False):
+    """What a ``Kprobe`` has besides its place and its pre_handler."""
+
+    post_handler: PostHandler | None
+    fault_handler: FaultHandler | None
+    timeout_s: float
+
+
+class ReturnOthers(TypedDict, total=False):
+    """What a ``Kretprobe`` has besides its place and its handlers."""
+
+    maxactive: int
+    timeout_s: float
+
+
+def kprobe(registry: Registry, place: str, others: Others) -> AsKprobe:
+    """Return what makes a pre_handler a registered probe."""
+
+    def decorate(handler: Handler) -> Kprobe:
+        probe = Kprobe(symbol_name=place, pre_handler=handler, **others)
+        registry.register([probe])
+        return probe
+
+    return decorate
+
+
+def entry(registry: Registry, place: str, others: Others) -> AsEntry:
+    """Return what makes a function that takes a kernel function's arguments a registered probe."""
+
+    def decorate(handler: Callable[..., object]) -> Kprobe:
+        where = registry.find_place(place)
+        names = [argument.name for argument in where.arguments(registry.live)]
+        pre_handler = with_signature(handler, where.prototype(registry.live), names)
+        return kprobe(registry, place, others)(pre_handler)
+
+    return decorate
+
+
+def returns(registry: Registry, place: str, others: ReturnOthers) -> AsReturn:
+    """Return what makes a function that takes a returned value a registered return probe."""
+
+    def decorate(handler: Callable[..., object]) -> Kretprobe:
+        where = registry.find_place(place)
+        where.check_entry()
+        names = [argument.name for argument in where.arguments(registry.live)]
+        made = with_return_signature(handler, where.prototype(registry.live), names)
+        handler, entry_handler = made
+        probe = Kretprobe(symbol_name=place, handler=handler, entry_handler=entry_handler, **others)
+        registry.register([probe])
+        return probe
+
+    return decorate

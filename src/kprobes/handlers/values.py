@@ -11,10 +11,8 @@ from operator import index
 from typing import Any, Protocol
 
 from kprobes.errors import UnknownTypeError
-from kprobes.handlers.memory import MAX_STRING
-from kprobes.handlers.numbers import bit_field, check_number, number, pattern
-from kprobes.model.symbol import Symbols, place_of
-from kprobes.model.types import CType, MemberPlace, TypeKind, Types
+from kprobes.handlers.memory import MAX_STRING, bit_field, check_number, number, pattern
+from kprobes.model.kernel import CType, MemberPlace, Symbols, TypeKind, Types, place_of
 from kprobes.units import U64
 
 _NEAR = 3

@@ -11,7 +11,7 @@ import numpy as np
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats import btf_index, elf, kallsyms
 from kprobes.formats.kallsyms import SymbolTable
-from kprobes.formats.names import Names
+from kprobes.formats.strtab import Names
 from kprobes.image.symbols import ModuleSymbols, SymbolMap
 from kprobes.image.types import BtfTypes, parse_types
 from kprobes.model.kernel import Kernel

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from kprobes.arch.registry import machine, machine_of_elf
 from kprobes.errors import FormatError, MemoryFault, TargetError
-from kprobes.formats import arm64_image, bootimage, elf
+from kprobes.formats import bootimage, elf
 from kprobes.image.build import Region, extract, kernel_of
+from kprobes.image.data_symbols import with_unlisted
 from kprobes.image.types import parse_types
-from kprobes.image.unlisted import with_unlisted
 from kprobes.model.kernel import Kernel
 from kprobes.units import GIB, Addr
 
@@ -79,7 +79,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes) -> elf.Image:
-    return arm64_image.parse(data) if arm64_image.is_image(data) else elf.parse(data)
+    return bootimage.parse_arm64(data) if bootimage.is_arm64(data) else elf.parse(data)
 
 
 def kernel_from_image(image: KernelImage) -> Kernel:

@@ -1,5 +1,12 @@
-"""Guest RAM to the kernel that runs in it: no file, no agent, no symbol needed."""
+"""Guest RAM to the kernel that runs in it: no file, no agent, no symbol needed.
 
+A kernel's own image in RAM, by the places where its pages were when the guest stood still.
+
+The kernel's image never moves, but the page table through which it was seen may be a process's,
+which can end as soon as the guest runs again.
+"""
+
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,14 +17,45 @@ from kprobes.formats import vmcoreinfo
 from kprobes.formats.vmcoreinfo import VmcoreInfo
 from kprobes.image.build import Build, Region, extract, kernel_of
 from kprobes.image.cache import KernelCache
+from kprobes.image.data_symbols import with_unlisted
 from kprobes.image.module_types import read_module_types
 from kprobes.image.modules import read_modules
 from kprobes.image.types import parse_types
-from kprobes.image.unlisted import with_unlisted
-from kprobes.image.window import ImageWindow
 from kprobes.model.kernel import Kernel, version_of
-from kprobes.ports import Ram, Tables
-from kprobes.units import MIB
+from kprobes.ports import MappedRun, Ram, Tables
+from kprobes.units import MIB, Phys
+
+
+class ImageWindow:
+    """Memory of mapped runs, without page tables. Implements ``ports.Memory``."""
+
+    def __init__(self, ram: Ram, runs: Sequence[MappedRun]) -> None:
+        """Take runs sorted by address."""
+        self.ram = ram
+        self._runs = runs
+        self._starts = [run.virt for run in runs]
+
+    def physical(self, addr: int) -> Phys:
+        """Return where an address lies in RAM, or raise MemoryFault."""
+        return Phys(self._run(addr).phys + addr - self._run(addr).virt)
+
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes, or raise MemoryFault."""
+        pieces: list[bytes] = []
+        at, stop = addr, addr + size
+        while at < stop:
+            run = self._run(at)
+            step = min(stop, run.virt + run.size) - at
+            pieces.append(self.ram.read(run.phys + at - run.virt, step))
+            at += step
+        return b"".join(pieces)
+
+    def _run(self, addr: int) -> MappedRun:
+        index = bisect_right(self._starts, addr) - 1
+        if index < 0 or addr >= self._runs[index].virt + self._runs[index].size:
+            raise MemoryFault(addr, 1)
+        return self._runs[index]
+
 
 _KERNEL_HALF = 1 << 63
 _MAX_CPUS = 16

@@ -18,8 +18,7 @@ from kprobes.formats import btf_index, elf
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.image.symbols import ModuleSymbols, Range, SymbolMap
 from kprobes.image.types import BtfTypes, parse_types
-from kprobes.model.kernel import Kernel
-from kprobes.model.types import Types
+from kprobes.model.kernel import Kernel, Types
 
 _DIGITS = 16
 _HEAD = _DIGITS + len(" T ")

@@ -7,17 +7,22 @@
 A module's BTF is split: its numbers and strings go on where the kernel's end. Both together are
 read as one when somebody asks for them. The guest may be hostile: what does not read is left out,
 and a ring that does not close ends somewhere.
+
+A running kernel whose modules have changed since it was found.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
 from kprobes.formats import btf_index
 from kprobes.image.build import Source
+from kprobes.image.modules import list_modules, read_modules
+from kprobes.image.symbols import SymbolMap
 from kprobes.image.types import BtfTypes, parse_types
-from kprobes.model.types import Types
-from kprobes.ports import Memory
+from kprobes.model.kernel import Kernel, Types
+from kprobes.ports import Memory, Text
+from kprobes.units import Addr
 
 _MAX_MODULES = 4096
 _MAX_SIZE = 1 << 24
@@ -133,3 +138,37 @@ def _number(memory: Memory, addr: int, size: int) -> int:
         return int.from_bytes(memory.read(addr, size), "little")
     except MemoryFault:
         return 0
+
+
+def with_loaded_modules(kernel: Kernel, memory: Memory) -> Kernel:
+    """Return a kernel with the modules that are loaded now, itself when they are the same.
+
+    Args:
+        kernel: from ``find``; any other is returned as it is.
+        memory: of the guest that runs it, and may go on.
+    """
+    symbols, added = kernel.symbols, kernel.module_types
+    if not isinstance(symbols, SymbolMap) or not isinstance(added, ModuleTypes):
+        return kernel
+    head, types = (symbols.find(name) for name in ("modules", "btf_modules"))
+    start = head.addr if head else None
+    known = [(module.record, module.name) for module in symbols.modules]
+    if known == list_modules(memory, start, kernel.types):
+        return kernel
+    return replace(
+        kernel,
+        symbols=symbols.with_modules(read_modules(memory, start, kernel.types)),
+        module_types=added.again(types.addr if types else None, kernel.types),
+    )
+
+
+def module_ranges(kernel: Kernel, record: int) -> tuple[Text, ...]:
+    """Return the memory of the module whose ``struct module`` is at an address."""
+    symbols = kernel.symbols
+    found = symbols.modules if isinstance(symbols, SymbolMap) else ()
+    return tuple(
+        (Addr(start), Addr(stop))
+        for module in found
+        if module.record == record
+        for start, stop in module.ranges
+    )

@@ -1,13 +1,13 @@
-"""The kernel's own types, from BTF: an implementation of ``model.types.Types``."""
+"""The kernel's own types, from BTF: an implementation of ``model.kernel.Types``."""
 
 from collections.abc import Iterator
 from itertools import islice
 
 from kprobes.errors import FormatError, UnknownTypeError
 from kprobes.formats import btf_index
-from kprobes.formats.btf import AGGREGATES, Btf, Kind, Member, Type
-from kprobes.formats.btf_spell import parameter_types, spell
-from kprobes.model.types import CType, MemberPlace, Parameter, Prototype, TypeKind
+from kprobes.formats.btf import AGGREGATES, Btf, Member, Type, parameter_types, spell
+from kprobes.formats.btf_index import Kind
+from kprobes.model.kernel import CType, MemberPlace, Parameter, Prototype, TypeKind
 
 _KINDS = {
     Kind.VOID: TypeKind.VOID,

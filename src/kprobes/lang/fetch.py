@@ -1,16 +1,379 @@
-"""Fetch expressions: one small function per form, chosen by the first character."""
+"""Fetch expressions: one small function per form, chosen by the first character.
 
-from kprobes.lang.casts import read_cast
-from kprobes.lang.derefs import is_per_cpu, read_deref, read_per_cpu
-from kprobes.lang.members import read_parameter
-from kprobes.lang.numbers import read_signed, read_unsigned
-from kprobes.lang.piece import Piece
-from kprobes.lang.registers import near_register
-from kprobes.lang.scope import Reader, Reading, Scope, leaf
-from kprobes.lang.variables import read_variable
+Expressions around another one: ``+8(...)``, ``this_cpu_ptr(...)``, ``this_cpu_read(...)``.
+
+Names that the kernel's own types know: parameters, and walks along members.
+
+Type casts: ``(STRUCT)FETCH->MEMBER`` and ``(STRUCT,FIELD)FETCH->MEMBER``.
+
+Register names that were not found: what was probably meant.
+
+``$`` expressions: what the probed code has without a register's name.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from difflib import get_close_matches
+
+from kprobes.lang.lexer import Piece, read_decimal, read_signed, read_unsigned
+from kprobes.lang.names import is_identifier
+from kprobes.lang.scope import Reader, Reading, Scope, leaf, one_more
 from kprobes.model.codes import Code
-from kprobes.model.definition import Immediate, MemoryAt, MemoryOf, Register, Text
+from kprobes.model.definition import (
+    Argument,
+    Cast,
+    Comm,
+    CurrentTask,
+    Deref,
+    Fetch,
+    Immediate,
+    Member,
+    MemoryAt,
+    MemoryOf,
+    Parameter,
+    PerCpu,
+    Register,
+    ReturnValue,
+    Span,
+    StackPointer,
+    StackSlot,
+    Step,
+    Text,
+)
 from kprobes.units import U64, Addr
+
+_POINTER = "this_cpu_ptr("
+_READ = "this_cpu_read("
+
+
+def is_per_cpu(text: str) -> bool:
+    """Whether an expression is one of a per-CPU variable."""
+    return text.startswith((_POINTER, _READ))
+
+
+def read_deref(piece: Piece, scope: Scope, read: Reader) -> Reading:
+    """Read ``+|-[u]OFF(FETCH)``, the inner expression by ``read``.
+
+    Raises:
+        DefinitionError: the kernel's error for it.
+    """
+    text = piece.text
+    is_user = text[1:2] == "u"
+    opening = text.find("(")
+    if opening < 0:
+        raise piece.error(Code.DEREF_NEED_BRACE, hint=f"such as {text}(%REG)")
+    sign = text[0].removeprefix("+")
+    number = sign + text[1 + is_user : opening]
+    offset = read_signed(number)
+    if offset is None:
+        raise piece.error(Code.BAD_DEREF_OFFS)
+    # Where the kernel believes the inner text begins: it counts its copy of the number, which
+    # has lost the "+" and the "u", and adds one for the "+".
+    skipped = len(number) + 1 + (0 if number.startswith("-") else 1)
+    inner = _inside_brace(piece, opening + 1, piece.caret + skipped)
+    base = _base(inner, scope, read)
+    fetch = Deref(
+        base=base.fetch, offset=offset, is_user=is_user, span=Span(piece.start, inner.stop + 1)
+    )
+    return replace(base, fetch=fetch, ops=one_more(base.ops, inner), caret=inner.caret)
+
+
+def read_per_cpu(piece: Piece, scope: Scope, read: Reader) -> Reading:
+    """Read ``this_cpu_ptr(FETCH)`` or ``this_cpu_read(FETCH)``.
+
+    Raises:
+        DefinitionError: the kernel's error for it.
+    """
+    is_read = piece.text.startswith(_READ)
+    opened = len(_READ if is_read else _POINTER)
+    inner = _inside_brace(piece, opened, piece.caret + opened)
+    base = _base(inner, scope, read)
+    # Of @SYM the address is wanted, not what is there: its load gives way to the new operation.
+    ops = base.ops if inner.text.startswith("@") else one_more(base.ops, inner)
+    fetch = PerCpu(base=base.fetch, is_read=is_read, span=Span(piece.start, inner.stop + 1))
+    return replace(
+        base, fetch=fetch, ops=one_more(ops, inner) if is_read else ops, caret=inner.caret
+    )
+
+
+def _inside_brace(piece: Piece, start: int, caret: int) -> Piece:
+    # The last brace closes: what follows it is dropped, as the kernel does.
+    rest = replace(piece.cut(start), caret=caret)
+    closing = rest.text.rfind(")")
+    if closing < 0:
+        raise rest.error(Code.DEREF_OPEN_BRACE, len(rest.text))
+    return rest.cut(0, closing)
+
+
+def _base(inner: Piece, scope: Scope, read: Reader) -> Reading:
+    base = read(inner, scope)
+    if isinstance(base.fetch, Comm | Text):
+        raise inner.error(Code.COMM_CANT_DEREF)
+    return base
+
+
+_NO_BTF_HERE = "names of parameters and members need a place in a function, not an address"
+
+
+def read_parameter(piece: Piece, scope: Scope) -> Reading:
+    """Read ``NAME`` or ``NAME->MEMBER.MEMBER...``.
+
+    Raises:
+        DefinitionError: it can be no such name.
+    """
+    if scope.is_address:
+        raise piece.error(Code.NOSUP_BTFARG, hint=_NO_BTF_HERE)
+    name, rest = split_walk(piece)
+    if not is_identifier(name.text):
+        raise piece.error(Code.NO_BTFARG, hint=f"{name.text!r} cannot be a parameter's name")
+    base = leaf(Parameter(name=name.text, span=name.span), piece)
+    return walk(base, rest, piece) if rest is not None else base
+
+
+def split_walk(piece: Piece) -> tuple[Piece, Piece | None]:
+    """Split ``X->REST`` at its arrow; the rest is None when there is none.
+
+    Raises:
+        DefinitionError: another mark of a walk stands there first.
+    """
+    at = _first_mark(piece.text)
+    if at is None:
+        return piece, None
+    if piece.text[at] == ".":
+        hint = "an argument is no structure; follow a pointer with ->"
+        raise piece.error(Code.NOSUP_DAT_ARG, at + 1, hint=hint)
+    _check_arrow(piece, at)
+    return piece.cut(0, at), piece.cut(at + 2)
+
+
+def walk(base: Reading, rest: Piece, whole: Piece) -> Reading:
+    """Read the members behind an arrow, ``rest``, and walk along them from ``base``.
+
+    Raises:
+        DefinitionError: a member cannot have such a name, or the walk is too long.
+    """
+    steps = read_steps(rest)
+    fetch: Fetch = Member(
+        base=base.fetch, steps=tuple(step for step, _ in steps), span=Span(whole.start, whole.stop)
+    )
+    ops = base.ops
+    for step, name in steps:
+        ops = one_more(ops, name) if step.is_arrow else ops
+    last = steps[-1][1]
+    return Reading(fetch=fetch, caret=last.caret, ops=ops, late=base.late)
+
+
+def read_steps(rest: Piece) -> tuple[tuple[Step, Piece], ...]:
+    """Read ``MEMBER->MEMBER.MEMBER``, what stands behind an arrow.
+
+    Raises:
+        DefinitionError: a member cannot have such a name.
+    """
+    steps: list[tuple[Step, Piece]] = []
+    is_arrow = True
+    while True:
+        at = _first_mark(rest.text)
+        is_dot = at is not None and rest.text[at] == "."
+        if at is not None and not is_dot:
+            _check_arrow(rest, at)
+        # Whether there can be such a member is found out when its struct is known.
+        name = rest.cut(0, at)
+        steps.append((Step(name=name.text, is_arrow=is_arrow, span=name.span), name))
+        if at is None:
+            return tuple(steps)
+        rest = rest.cut(at + (1 if is_dot else 2))
+        is_arrow = not is_dot
+
+
+def _first_mark(text: str) -> int | None:
+    return next((at for at, char in enumerate(text) if char in ".-"), None)
+
+
+def _check_arrow(piece: Piece, at: int) -> None:
+    if piece.text[at : at + 2] != "->":
+        raise piece.error(Code.BAD_HYPHEN, at)
+
+
+_NESTED_MAX = 8
+_DIGIT = re.compile(r"[0-9]")
+_REQUIRED = "a cast is followed by a member, such as (task_struct)%di->pid"
+
+
+def read_cast(piece: Piece, scope: Scope, read: Reader) -> Reading:
+    """Read a cast and the member behind it, the expression that is cast by ``read``.
+
+    Raises:
+        DefinitionError: the kernel's error for it.
+    """
+    if scope.is_address:
+        raise piece.error(Code.NOSUP_BTFARG, hint="casts need a place in a function")
+    if scope.casts >= _NESTED_MAX:
+        raise piece.error(Code.TOO_MANY_NESTED, hint=f"at most {_NESTED_MAX}")
+    closing = piece.text.find(")")
+    if closing < 0:
+        raise piece.error(Code.DEREF_OPEN_BRACE, len(piece.text))
+    inner, rest = _split(piece.cut(closing + 1))
+    base = read(inner, replace(scope, casts=scope.casts + 1))
+    if isinstance(base.fetch, Comm | Text):
+        raise inner.error(Code.COMM_CANT_DEREF)
+    struct, container = _read_struct(piece.cut(1, closing))
+    span = Span(piece.start, rest.start - 2)
+    cast = Cast(struct=struct, container=container, base=base.fetch, span=span)
+    return walk(replace(base, fetch=cast), rest, piece)
+
+
+def _split(piece: Piece) -> tuple[Piece, Piece]:
+    # What is cast, without braces around all of it, and what stands behind its arrow.
+    text = piece.text
+    if text.startswith("("):
+        close = _matching(text, 0)
+        if close is None:
+            raise piece.error(Code.DEREF_OPEN_BRACE)
+        return piece.cut(1, close), _members(piece, close + 1, missing=close + 1)
+    if text.startswith(("+", "-")) or is_per_cpu(text):
+        return _split_nested(piece)
+    return _split_plain(piece)
+
+
+def _split_nested(piece: Piece) -> tuple[Piece, Piece]:
+    opening = piece.text.find("(", 1)
+    if opening < 0:
+        raise piece.error(Code.DEREF_NEED_BRACE)
+    close = _matching(piece.text, opening)
+    if close is None:
+        raise piece.error(Code.DEREF_OPEN_BRACE, len(piece.text))
+    return piece.cut(0, close + 1), _members(piece, close + 1, missing=close + 2)
+
+
+def _split_plain(piece: Piece) -> tuple[Piece, Piece]:
+    text = piece.text
+    sign = next((at for at, char in enumerate(text) if char in "+-"), len(text))
+    if text.startswith("@") and _DIGIT.match(text, sign + 1):
+        raise piece.error(Code.TYPECAST_SYM_OFFSET, hint=f"such as ({text[: sign + 2]}...)->MEMBER")
+    hyphen = text.find("-")
+    arrow = hyphen if hyphen >= 0 else len(text)
+    return piece.cut(0, arrow), _members(piece, arrow, missing=len(text))
+
+
+def _members(piece: Piece, arrow: int, *, missing: int) -> Piece:
+    if piece.text[arrow : arrow + 2] != "->":
+        raise piece.error(Code.TYPECAST_REQ_FIELD, missing, hint=_REQUIRED)
+    return piece.cut(arrow + 2)
+
+
+def _matching(text: str, opening: int) -> int | None:
+    depth = 0
+    for at in range(opening, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    return None
+
+
+def _read_struct(piece: Piece) -> tuple[str, str]:
+    name, comma, _ = piece.text.partition(",")
+    if not is_identifier(name):
+        raise piece.error(Code.NO_PTR_STRCT, hint="a cast names a structure, without 'struct'")
+    if not comma:
+        return name, ""
+    field = piece.cut(len(name) + 1)
+    path, arrow, _ = field.text.partition("->")
+    for _, member in read_steps(field.cut(0, len(path))):
+        if not is_identifier(member.text):
+            hint = f"{member.text!r} cannot be a member's name"
+            raise member.error(Code.NO_BTF_FIELD, hint=hint)
+    if arrow:
+        raise field.error(Code.TYPECAST_BAD_ARROW, len(path))
+    return name, path
+
+
+def near_register(name: str, registers: Collection[str]) -> str:
+    """Return a hint for a wrong register name.
+
+    pt_regs calls every register by its bare name (``di``), where people write the name that
+    the assembler has for one of its widths (``rdi``, ``edi``, ``r8d``, ``al``).
+    """
+    lower = name.lower()
+    guesses = (lower, lower[1:], lower[:-1], f"{lower[:-1]}x")
+    close = get_close_matches(lower, sorted(registers), n=1)
+    for guess in (*guesses, *close):
+        if guess in registers:
+            return f"did you mean %{guess}?"
+    return f"registers: {' '.join(registers)}"
+
+
+ARGUMENTS_MAX = 2048
+"""THREAD_SIZE / sizeof(long): 16 KiB stacks on x86-64 and arm64. Words of the stack, too."""
+
+_VARIABLES = "variables: $argN $arg* $retval $stack $stackN $comm $current"
+_RETVAL = "$retval"
+_CURRENT = "$current"
+
+
+def read_variable(piece: Piece, scope: Scope) -> Reading:
+    """Read an expression that starts with a dollar sign.
+
+    Raises:
+        DefinitionError: the kernel's error for it.
+    """
+    text = piece.text
+    if text in ("$comm", "$COMM"):
+        return leaf(Comm(span=piece.span), piece)
+    if text.startswith(_RETVAL):
+        return _return_value(piece, scope)
+    if text == _CURRENT or text.startswith((_CURRENT + "-", _CURRENT + ".")):
+        return _current(piece)
+    if text.startswith("$stack"):
+        return _stack(piece)
+    if text.startswith("$arg"):
+        return _argument(piece, scope)
+    raise piece.error(Code.BAD_VAR, hint=_VARIABLES)
+
+
+def _return_value(piece: Piece, scope: Scope) -> Reading:
+    if not scope.is_return or scope.is_address:
+        raise piece.error(Code.RETVAL_ON_PROBE, hint="only a probe at function return has it")
+    name, rest = split_walk(piece)
+    if name.text != _RETVAL:
+        # As the kernel, which then takes it for a parameter's name.
+        raise piece.error(Code.NO_BTFARG, hint="the value that a function returns is $retval")
+    base = leaf(ReturnValue(span=name.span), piece)
+    return walk(base, rest, piece) if rest is not None else base
+
+
+def _current(piece: Piece) -> Reading:
+    name, rest = split_walk(piece)
+    base = leaf(CurrentTask(span=name.span), piece)
+    return walk(base, rest, piece) if rest is not None else base
+
+
+def _stack(piece: Piece) -> Reading:
+    digits = piece.text.removeprefix("$stack")
+    if not digits:
+        return leaf(StackPointer(span=piece.span), piece)
+    number = _number(piece, digits)
+    if number > ARGUMENTS_MAX:
+        raise piece.error(Code.BAD_STACK_NUM, hint=f"at most {ARGUMENTS_MAX}")
+    return leaf(StackSlot(number=number, span=piece.span), piece)
+
+
+def _argument(piece: Piece, scope: Scope) -> Reading:
+    digits = piece.text.removeprefix("$arg")
+    # Of such a word the number is looked at when it is known how many parameters there are.
+    number = int(digits) if scope.is_meta else _number(piece, digits)
+    if number == 0 or (number > ARGUMENTS_MAX and not scope.is_meta):
+        raise piece.error(Code.BAD_ARG_NUM, hint=f"arguments count from 1 to {ARGUMENTS_MAX}")
+    if scope.is_address:
+        raise piece.error(Code.NOFENTRY_ARGS, hint="a place by address is no function's entry")
+    return leaf(Argument(number=number, span=piece.span), piece)
+
+
+def _number(piece: Piece, digits: str) -> int:
+    number = read_decimal(digits)
+    if number is None:
+        raise piece.error(Code.BAD_VAR, hint=_VARIABLES)
+    return number
 
 
 def read_fetch(piece: Piece, scope: Scope) -> Reading:

@@ -5,15 +5,89 @@
 
 As kernel/trace/trace_events_filter.c reads it: parentheses and quotes are looked at before
 anything else, then everything from left to right.
+
+One term of a filter, ``FIELD OPERATOR VALUE``, to a test; parse_pred() in the kernel.
+
+Tasks to a filter: what ``kprobe trace --follow --pid --tgid --comm`` means.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from kprobes.lang.filter_scan import Known, Scan
-from kprobes.lang.filter_term import read_term
-from kprobes.model.filter import ACCEPT, REJECT, Filter, Step, Test
-from kprobes.model.filter_codes import FilterCode
+from kprobes.lang import filter_value
+from kprobes.lang.filter_value import Known, Scan, Subject
+from kprobes.lang.glob import glob, literal
+from kprobes.model.codes import FilterCode
+from kprobes.model.filter import (
+    ACCEPT,
+    REJECT,
+    Compare,
+    FieldKind,
+    Filter,
+    FilterField,
+    Header,
+    Matches,
+    Pattern,
+    Relation,
+    Step,
+    Test,
+    any_of,
+    every,
+)
+
+# What another one begins with stands behind it.
+_OPERATORS = ("~", "!=", "==", "<=", "<", ">=", ">", "&")
+_TERM = "a term is FIELD OPERATOR VALUE, such as: count > 100"
+_OPERATORS_HINT = "== != < <= > >= & and, for strings, ~"
+_NEAREST = 5
+
+
+def read_term(scan: Scan) -> tuple[Test, bool]:
+    """Read the term that comes next, and pass it.
+
+    Returns:
+        The test, and whether it must hold: ``!=`` of a string is a test that must not.
+
+    Raises:
+        DefinitionError: it is wrong.
+    """
+    start = scan.at
+    name = scan.name()
+    if not name:
+        raise scan.error(FilterCode.ERRNO, 0, _TERM)
+    field = _field(scan, name, start)
+    # Of strings that are read while filtering, which no probe has.
+    scan.take(".ustring")
+    is_function = scan.take(".function")
+    scan.skip_blanks()
+    operator = next((op for op in _OPERATORS if scan.take(op)), None)
+    if operator is None:
+        raise scan.error(FilterCode.INVALID_OP, hint=_OPERATORS_HINT)
+    scan.skip_blanks()
+    subject = Subject(field=field, operator=operator, start=start)
+    if is_function:
+        return filter_value.read_function(scan, subject)
+    if scan.has("CPUS"):
+        return filter_value.read_cpu_list(scan, subject)
+    if scan.peek() in ("'", '"'):
+        return filter_value.read_string(scan, subject)
+    if scan.peek().isdecimal() or scan.has("-"):
+        return filter_value.read_number(scan, subject), True
+    hint = "a number, or a string in quotes"
+    raise scan.error(FilterCode.INVALID_VALUE, hint=hint)
+
+
+def _field(scan: Scan, name: str, start: int) -> FilterField:
+    field = scan.known.fields.get(name)
+    if field is None:
+        names = ", ".join(list(scan.known.fields)[:_NEAREST])
+        raise scan.error(FilterCode.FIELD_NOT_FOUND, hint=f"there are {names}, ...")
+    if field.kind is FieldKind.TIME:
+        hint = "in the guest it is a counter, which the host makes a time"
+        raise scan.error(FilterCode.NO_TIME_IN_GUEST, start, hint)
+    return field
+
 
 _LIMIT = 4096
 _MARKS = re.compile(r"""[()]|'[^']*'?|"[^"]*"?""")
@@ -168,3 +242,58 @@ class _Program:
     def _lead(self, ends: list[tuple[int, bool]], target: int) -> None:
         for index, holds in ends:
             self._targets[index][holds] = target
+
+
+_COMM_CHARS = 15
+"""TASK_COMM_LEN without its NUL: the kernel cuts longer names."""
+_SPECIAL = re.compile(r"[*?\[]")
+_PID_SIZE = 4
+
+
+FOLLOWED = 1 << 63
+"""``self_exec_id`` of a followed command from its exec on: the top bit, which no other task gets
+to. Fork copies it to children and threads, every exec counts on, nothing in user space sets it."""
+_IS_FOLLOWED = Compare(source=Header.EXEC_ID, size=8, is_signed=True, relation=Relation.LT, value=0)
+
+
+def task_filter(
+    pids: Collection[int] = (),
+    comms: Collection[str] = (),
+    *,
+    tgids: Collection[int] = (),
+    follow: bool = False,
+) -> Filter | None:
+    """Return the filter that only hits of some tasks pass.
+
+    Args:
+        pids: of the tasks; none means any.
+        comms: their names, or shell patterns; none means any.
+        tgids: of the processes that they are threads of; none means any.
+        follow: whether they must be of a followed command, or descend from it.
+
+    Returns:
+        The filter, or None for any task.
+    """
+    chosen: list[Filter] = []
+    if follow:
+        chosen.append(any_of([_IS_FOLLOWED]))
+    for source, numbers in ((Header.PID, pids), (Header.TGID, tgids)):
+        if numbers:
+            chosen.append(any_of([_is(source, number) for number in numbers]))
+    if comms:
+        patterns = [pattern for comm in comms for pattern in _patterns(comm)]
+        chosen.append(any_of([Matches(source=Header.COMM, pattern=p) for p in patterns]))
+    return every(chosen)
+
+
+def _is(source: Header, number: int) -> Compare:
+    value = number & (1 << 8 * _PID_SIZE) - 1
+    return Compare(source=source, size=_PID_SIZE, is_signed=True, relation=Relation.EQ, value=value)
+
+
+def _patterns(comm: str) -> list[Pattern]:
+    data = comm.encode("utf-8", "surrogateescape")
+    if not _SPECIAL.search(comm):
+        return [literal(data[:_COMM_CHARS])]
+    # A name may have such characters itself. A pattern is not cut: it says more than it matches.
+    return [literal(data), glob(data, has_escapes=False)]

@@ -1,12 +1,18 @@
-"""What stands behind the operator of a filter's term: a number, a string, CPUs, a function."""
+"""What stands behind the operator of a filter's term: a number, a string, CPUs, a function.
+
+Lists of CPUs, ``0-3,8-31:1/4``, as bitmap_parselist() in the kernel reads them.
+
+What passes between the readers of a filter: its text, and what it may name.
+"""
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kprobes.lang.cpulist import read_cpus
-from kprobes.lang.filter_scan import Scan
+from kprobes.errors import DefinitionError
 from kprobes.lang.glob import glob, literal, matches
-from kprobes.lang.numbers import read_signed, read_unsigned
+from kprobes.lang.lexer import read_signed, read_unsigned
+from kprobes.model.codes import FilterCode, filter_error
 from kprobes.model.filter import (
     Always,
     Compare,
@@ -17,7 +23,137 @@ from kprobes.model.filter import (
     Test,
     Within,
 )
-from kprobes.model.filter_codes import FilterCode
+
+_SEPARATORS = re.compile(r"[\s,]+")
+_REGION = re.compile(
+    r"(?:[aA][lL][lL]|(?P<start>[0-9]+|N)(?:-(?P<end>[0-9]+|N))?)"
+    r"(?::(?P<used>[0-9]+|N)/(?P<group>[0-9]+|N))?"
+)
+
+
+def read_cpus(text: str, *, count: int) -> frozenset[int] | None:
+    """Return the CPUs of a list, or None when it is none.
+
+    Args:
+        text: numbers, ranges, ``all`` or ``N`` (the last CPU), and of a range ``:USED/GROUP`` for
+            the first of every group.
+        count: how many CPUs there may be.
+    """
+    found: set[int] = set()
+    for region in filter(None, _SEPARATORS.split(text)):
+        cpus = _region(region, count)
+        if cpus is None:
+            return None
+        found |= cpus
+    return frozenset(found)
+
+
+def _region(text: str, count: int) -> set[int] | None:
+    found = _REGION.fullmatch(text)
+    if found is None or (found["used"] and found["start"] and not found["end"]):
+        return None
+    start = _number(found["start"] or "0", count)
+    end = _number(found["end"] or found["start"] or "N", count)
+    used = _number(found["used"], count) if found["used"] else end + 1
+    group = _number(found["group"], count) if found["group"] else end + 1
+    if start > end or end >= count or not group or used > group or group >> 32:
+        return None
+    return {cpu for cpu in range(start, end + 1) if (cpu - start) % group < used}
+
+
+def _number(text: str, count: int) -> int:
+    # Python refuses to convert thousands of digits; what is too large is too large.
+    return count - 1 if text == "N" else int(text.lstrip("0")[:20] or "0")
+
+
+# The kernel's isspace() and isalnum() know Latin-1; the text is read byte by byte, as there.
+_BLANKS = re.compile("[ \t\n\v\f\r\xa0]*")
+_WORD = re.compile("[0-9A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\xff]*")
+_NAME = re.compile("[0-9A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\xff_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What an event's filter may name.
+
+    Attributes:
+        fields: by name.
+        cpus: how many there may be.
+        function: from a name, or an address, to the first address of that function and the
+            first one behind it; None when there is none.
+    """
+
+    fields: Mapping[str, FilterField]
+    cpus: int
+    function: Callable[[str | int], tuple[int, int] | None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Scan:
+    """A filter's text while it is read.
+
+    Attributes:
+        text: one character per byte.
+        known: what it may name.
+        at: the next character to read.
+    """
+
+    text: str
+    known: Known
+    at: int = 0
+
+    def peek(self) -> str:
+        """Return the next character, or "" at the end."""
+        return self.text[self.at : self.at + 1]
+
+    def has(self, word: str) -> bool:
+        """Whether a word comes next."""
+        return self.text.startswith(word, self.at)
+
+    def take(self, word: str) -> bool:
+        """Whether a word comes next, which is then passed."""
+        found = self.has(word)
+        self.at += len(word) * found
+        return found
+
+    def skip_blanks(self) -> None:
+        """Pass what is no character to speak of."""
+        self._match(_BLANKS)
+
+    def name(self) -> str:
+        """Return the name of a field that comes next, and pass it; or ""."""
+        return self._match(_NAME)
+
+    def word(self) -> str:
+        """Return the letters and digits that come next, and pass them."""
+        return self._match(_WORD)
+
+    def until(self, end: str) -> str:
+        """Return everything before a character, or all that is left, and pass it."""
+        found = self.text.find(end, self.at)
+        start, self.at = self.at, len(self.text) if found < 0 else found
+        return self.text[start : self.at]
+
+    def error(self, code: FilterCode, column: int | None = None, hint: str = "") -> DefinitionError:
+        """Return the error with its mark at a column; at where reading is, as inside a term.
+
+        There the kernel counts from one.
+        """
+        at = self.at + 1 if column is None else column
+        data = self.text.encode("latin-1")
+        # A mark stands below a character, however many bytes that has.
+        before = data[:at].decode("utf-8", "replace")
+        shown = data.decode("utf-8", "surrogateescape")
+        return filter_error(
+            code, text=shown, column=len(before) + max(at - len(data), 0), hint=hint
+        )
+
+    def _match(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self.text, self.at)
+        assert found is not None
+        self.at = found.end()
+        return found[0]
+
 
 _SIZES = (1, 2, 4, 8)
 _CPU_SIZE = 4

@@ -3,16 +3,9 @@
 import re
 from dataclasses import replace
 
+from kprobes.lang.fetch import ARGUMENTS_MAX
 from kprobes.lang.names import ARG_NAME_LIMIT, event_at
-from kprobes.lang.variables import ARGUMENTS_MAX
-from kprobes.model.definition import (
-    AllParameters,
-    Argument,
-    Definition,
-    FetchArg,
-    Kind,
-    Place,
-)
+from kprobes.model.definition import AllParameters, Argument, Definition, FetchArg, Kind, Place
 
 _NUMBERED = re.compile(r"arg[0-9]+")
 

@@ -2,7 +2,7 @@
 
 import re
 
-from kprobes.lang.piece import Piece
+from kprobes.lang.lexer import Piece
 from kprobes.model.codes import Code
 from kprobes.model.definition import Kind, Place
 

@@ -1,4 +1,9 @@
-"""Statements to Definitions, with the errors, carets and order of checks of the kernel."""
+"""Statements to Definitions, with the errors, carets and order of checks of the kernel.
+
+Deletions: ``-:[GRP/]EVENT [PLACE [ARGS]]``.
+
+The second word of a statement: where the probe goes.
+"""
 
 import re
 from collections.abc import Collection
@@ -8,17 +13,100 @@ from typing import NamedTuple
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.append import apply
-from kprobes.lang.argument import read_arguments, read_parameter
-from kprobes.lang.deletion import read_deletion
-from kprobes.lang.meta import check_meta, is_parameter
+from kprobes.lang.argument import check_meta, is_parameter, read_arguments, read_parameter
+from kprobes.lang.lexer import Line, Piece, lines_of, lines_of_boot, read_signed, read_unsigned
 from kprobes.lang.names import event_at, read_names
-from kprobes.lang.numbers import read_unsigned
-from kprobes.lang.piece import Piece
-from kprobes.lang.place import read_place
 from kprobes.lang.scope import Scope
-from kprobes.lang.source import Line, lines_of, lines_of_boot
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import Definition, Deletion, FetchArg, Kind, Place, Statement
+from kprobes.units import Addr
+
+_MARK = "-:"
+_HINT = "such as: -:myopen or -:mygroup/"
+
+
+def read_deletion(line: Line) -> Deletion:
+    """Read a statement that starts with a hyphen.
+
+    Raises:
+        DefinitionError: it names no event.
+    """
+    head, *rest = line.words
+    if line.is_indented:
+        # As the kernel, which looks at the line's first character.
+        raise head.error(Code.BAD_DELETION, hint="a deletion begins its line")
+    if not head.text.startswith(_MARK):
+        raise head.error(Code.BAD_DELETION, 1, hint=_HINT)
+    label = head.text.removeprefix(_MARK)
+    group, slash, event = label.partition("/") if "/" in label else ("", "", label)
+    if not event and not group:
+        raise head.error(Code.BAD_DELETION, len(head.text), hint=_HINT)
+    return Deletion(
+        command=line.command,
+        group=group if slash else None,
+        event=event,
+        words=tuple(word.text for word in rest),
+    )
+
+
+_OFFSET_MAX = (1 << 32) - 1
+_SYMBOL = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
+_MODULE = re.compile(r"[A-Za-z0-9_]+")
+_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!^-]+")
+# A pattern may hold [a-z], whose hyphen starts no offset.
+_UP_TO_OFFSET = re.compile(r"(?:\[[^\]]*\]|[^+-])*")
+_RETURN = "%return"
+_PLACES = "a place is SYMBOL, SYMBOL+OFFSET, MODULE:SYMBOL or an address"
+
+
+def read_place(word: Piece) -> tuple[Place, bool]:
+    """Read ``[MOD:]SYM[+OFF][%return]`` or an address; SYM may be a shell pattern.
+
+    Returns:
+        The place, and whether ``%return`` follows it.
+
+    Raises:
+        DefinitionError: it cannot be a place.
+    """
+    addr = read_unsigned(word.text)
+    if addr is not None:
+        return Place(symbol="", offset=0, span=word.span, addr=Addr(addr)), False
+    if "/" in word.text and ":" in word.text:
+        raise word.error(Code.NOT_KPROBE, hint="a path and an offset are a user-space probe")
+    symbol, percent, suffix = word.text.partition("%")
+    if percent and percent + suffix != _RETURN:
+        raise word.error(Code.BAD_ADDR_SUFFIX, len(symbol), hint="the only suffix is %return")
+    place = _split_module(word, _symbol_and_offset(word.cut(0, len(symbol))))
+    # The kernel would look the symbol up; no kernel has one of other characters.
+    if not (_PATTERN if place.is_glob else _SYMBOL).fullmatch(place.symbol):
+        raise word.error(Code.BAD_PROBE_ADDR, hint=_PLACES)
+    return place, bool(percent)
+
+
+def _split_module(word: Piece, place: Place) -> Place:
+    module, colon, symbol = place.symbol.partition(":")
+    if not colon:
+        return place
+    if not _MODULE.fullmatch(module):
+        raise word.error(Code.BAD_PROBE_ADDR, hint="a module is named by letters, digits and _")
+    return replace(place, module=module, symbol=symbol)
+
+
+def _symbol_and_offset(piece: Piece) -> Place:
+    symbol = _prefix(piece.text)
+    rest = piece.text[len(symbol) :]
+    offset = read_signed(rest) if rest else 0
+    if not symbol:
+        raise piece.error(Code.BAD_PROBE_ADDR, hint=_PLACES)
+    if offset is None or not 0 <= offset <= _OFFSET_MAX:
+        raise piece.error(Code.BAD_PROBE_ADDR, hint="an offset is + and a number, such as +0x10")
+    return Place(symbol=symbol, offset=offset, span=piece.span)
+
+
+def _prefix(text: str) -> str:
+    found = _UP_TO_OFFSET.match(text)
+    return found[0] if found else ""
+
 
 _OTHER_EVENTS = {
     "f": "a function probe (fprobe)",

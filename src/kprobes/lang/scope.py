@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kprobes.errors import DefinitionError
-from kprobes.lang.piece import Piece
+from kprobes.lang.lexer import Piece
 from kprobes.model.codes import Code
 from kprobes.model.definition import Fetch
 

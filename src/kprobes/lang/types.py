@@ -1,11 +1,33 @@
-"""Type words of arguments: ``u8``, ``b4@2/32``, ``string``, ``x16[4]``."""
+"""Type words of arguments: ``u8``, ``b4@2/32``, ``string``, ``x16[4]``.
+
+Whether an expression and its type fit: the kernel's checks after it has read both.
+"""
 
 import re
+from dataclasses import dataclass, replace
 
-from kprobes.lang.numbers import read_plain, read_unsigned
-from kprobes.lang.piece import Piece
+from kprobes.errors import DefinitionError
+from kprobes.lang.lexer import Piece, read_plain, read_unsigned
+from kprobes.lang.scope import OPS_MAX, Reading
 from kprobes.model.codes import Code
-from kprobes.model.type_word import TypeWord
+from kprobes.model.definition import (
+    Argument,
+    Comm,
+    CurrentTask,
+    Deref,
+    Fetch,
+    Immediate,
+    Member,
+    MemoryAt,
+    MemoryOf,
+    Parameter,
+    PerCpu,
+    Register,
+    ReturnValue,
+    StackSlot,
+    Text,
+    TypeWord,
+)
 
 _NUMBERS = {f"{sign}{bits}": bits // 8 for sign in "usx" for bits in (8, 16, 32, 64)}
 _LOCATION = 4
@@ -79,3 +101,133 @@ def _container(base: str) -> int | None:
     _, slash, size = base.partition("/")
     bits = read_unsigned(size) if slash else None
     return bits // 8 if bits in _CONTAINERS else None
+
+
+_STRINGS = ("string", "ustring")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """An argument without its name, cut at its colon.
+
+    Attributes:
+        body: all of it.
+        expression: what stands before the colon.
+        word: the type, what stands behind it.
+        spec: the type as far as it is read, or None when there is no colon.
+        is_named: whether a name stands before it.
+        is_return: whether it is fetched at a function's return.
+    """
+
+    body: Piece
+    expression: Piece
+    word: Piece
+    spec: TypeWord | None
+    is_named: bool
+    is_return: bool
+
+
+def finish(reading: Reading, written: Written) -> TypeWord | None:
+    """Check an expression against its type, and return the type with its bits.
+
+    Raises:
+        DefinitionError: they do not fit.
+    """
+    spec = written.spec
+    if spec is None:
+        is_text = isinstance(reading.fetch, Comm | Text)
+        _add(reading, written, 1 if is_text or not _is_memory(reading.fetch) else 0)
+        return None
+    if spec.base == "symstr":
+        _check_symstr(reading, written)
+    elif spec.base in _STRINGS:
+        _check_string(reading, written)
+    added = _store(reading.fetch, spec)
+    _add(reading, written, added)
+    if spec.base == "bits":
+        added += 1
+        spec = _bits(reading, written, spec, added)
+    if spec.count is not None:
+        _check_array(reading, written, spec)
+        _add(reading, written, added + 1)
+    return spec
+
+
+def _check_symstr(reading: Reading, written: Written) -> None:
+    fetch = reading.fetch
+    is_value = isinstance(fetch, Register | StackSlot | ReturnValue)
+    # At function return an argument is a copy that was made at its entry.
+    is_argument = isinstance(fetch, Argument | Parameter) and not written.is_return
+    if not (is_value or is_argument or _is_kernel_memory(fetch)):
+        hint = "of a register, an argument or kernel memory"
+        raise _error(reading, written, Code.BAD_SYMSTRING, hint)
+
+
+def _check_string(reading: Reading, written: Written) -> None:
+    fetch = reading.fetch
+    # The kernel's types may say that it is a char pointer, which is then followed.
+    is_renamed = isinstance(fetch, Argument) and not written.is_named
+    if is_renamed or isinstance(fetch, Parameter | Member | ReturnValue):
+        return
+    if isinstance(fetch, CurrentTask):
+        raise _reached(reading, written).error(Code.BAD_TYPE4STR, hint="its name is $comm")
+    if not (isinstance(fetch, Immediate | Comm | Text) or _is_memory(fetch)):
+        word, expression = written.word.text, written.expression.text
+        hint = f"to read the string that it points to: +0({expression}):{word}"
+        raise _error(reading, written, Code.BAD_STRING, hint)
+
+
+def _check_array(reading: Reading, written: Written, spec: TypeWord) -> None:
+    if spec.base in _STRINGS:
+        return
+    if spec.base == "symstr" or not _is_kernel_memory(reading.fetch):
+        hint = "an array is read from kernel memory"
+        raise _error(reading, written, Code.BAD_STRING, hint)
+
+
+def _store(fetch: Fetch, spec: TypeWord) -> int:
+    # Storing from memory takes the place of the last load; of what is none, and of string
+    # arrays, whose last load is a pointer, it is an operation of its own.
+    is_text = isinstance(fetch, Immediate | Comm | Text)
+    if spec.is_string:
+        return 1 if spec.base == "symstr" or is_text or spec.count is not None else 0
+    return 0 if _is_memory(fetch) else 1
+
+
+def _bits(reading: Reading, written: Written, spec: TypeWord, added: int) -> TypeWord:
+    found = read_bits(written.word, spec)
+    if found is None or reading.ops + added > OPS_MAX:
+        hint = f"bWIDTH@OFFSET/SIZE, such as b4@0/{8 * spec.size}"
+        raise _error(reading, written, Code.BAD_BITFIELD, hint)
+    return replace(spec, bit_width=found[0], bit_offset=found[1])
+
+
+def _add(reading: Reading, written: Written, added: int) -> None:
+    if reading.ops + added > OPS_MAX:
+        hint = f"at most {OPS_MAX} steps"
+        raise _reached(reading, written).error(Code.TOO_MANY_OPS, hint=hint)
+
+
+def _reached(reading: Reading, written: Written) -> Piece:
+    return replace(written.body, caret=reading.caret)
+
+
+def _error(reading: Reading, written: Written, code: Code, hint: str) -> DefinitionError:
+    # The kernel adds the type's offset to wherever its reading has come, which is behind the
+    # first brace or at the last member, not at the expression's start.
+    offset = written.word.start - written.body.start
+    return _reached(reading, written).error(code, offset, hint=hint)
+
+
+def _is_memory(fetch: Fetch) -> bool:
+    return _is_kernel_memory(fetch) or isinstance(fetch, Deref)
+
+
+def _is_kernel_memory(fetch: Fetch) -> bool:
+    match fetch:
+        case Deref(is_user=is_user):
+            return not is_user
+        case PerCpu(is_read=is_read):
+            return is_read
+        case _:
+            return isinstance(fetch, MemoryAt | MemoryOf | Member)

@@ -1,11 +1,68 @@
-"""A probe definition as written: what ``lang`` makes of text, before any kernel is known."""
+"""A probe definition as written: what ``lang`` makes of text, before any kernel is known.
+
+Fields that the records of return probes have beside what their definitions fetch.
+
+A type word of the language: ``u8``, ``b4@2/32``, ``string``, ``x16[4]``.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kprobes.model.extras import NO_EXTRAS, Extras
-from kprobes.model.type_word import TypeWord
 from kprobes.units import Addr
+
+DURATION = "duration"
+EXIT = "exit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """Which of them are wanted, of every return probe.
+
+    Attributes:
+        duration: the ns from the entry of the call to its return.
+        exit: the instruction by which the function was left.
+    """
+
+    duration: bool = False
+    exit: bool = False
+
+
+NO_EXTRAS = Extras()
+
+INSTEAD = {
+    DURATION: "here `p FUNCTION` and `r FUNCTION` give the times of both, by task",
+    EXIT: "here `p FUNCTION+OFFSET` probes each of its returns, which `kprobe xray` shows",
+}
+"""What to do for each on this machine's own kernel, which has no such fields."""
+
+
+STRINGS = ("string", "ustring", "symstr", "pd", "pD")
+"""Kept in the record as a u32 ``data_loc``, their bytes behind the fixed part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeWord:
+    """How an argument's value is fetched last, kept and printed.
+
+    Attributes:
+        base: u8..u64, s8..s64, x8..x64, char, symbol, string, ustring, symstr, pd, pD, or
+            ``bits`` for ``bWIDTH@OFFSET/SIZE``.
+        size: bytes of one element in the record; 4 for those in ``STRINGS``.
+        count: N of ``TYPE[N]``, or None when it is no array.
+        bit_width: WIDTH of ``bits``, else 0.
+        bit_offset: OFFSET of ``bits``, from the container's lowest bit.
+    """
+
+    base: str
+    size: int
+    count: int | None = None
+    bit_width: int = 0
+    bit_offset: int = 0
+
+    @property
+    def is_string(self) -> bool:
+        """Whether the record has a ``data_loc`` for it."""
+        return self.base in STRINGS
 
 
 @dataclass(frozen=True, slots=True)

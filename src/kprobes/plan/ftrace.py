@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.arch.facts import SiteFacts
+from kprobes.arch.arch import SiteFacts
 from kprobes.arch.registry import machine
 from kprobes.errors import RefusedError, TargetError
-from kprobes.model.kernel import Kernel
+from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.plan import Site, Strategy
-from kprobes.model.symbol import Symbol
 from kprobes.ports import Memory
 from kprobes.units import U64, Addr
 

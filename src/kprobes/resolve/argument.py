@@ -6,8 +6,8 @@ As traceprobe_parse_probe_arg_body() in the kernel, from where the expression is
 from dataclasses import dataclass
 
 from kprobes.model.codes import Code
-from kprobes.model.definition import FetchArg, Member, StackPointer, Text
-from kprobes.model.layout import Storage
+from kprobes.model.definition import FetchArg, Member, StackPointer, Text, TypeWord
+from kprobes.model.kernel import CType, TypeKind, Types
 from kprobes.model.resolved import (
     CommValue,
     Constant,
@@ -16,13 +16,10 @@ from kprobes.model.resolved import (
     RegisterValue,
     ReturnedValue,
     StackValue,
+    Storage,
     TextValue,
 )
-from kprobes.model.type_word import TypeWord
-from kprobes.model.types import CType, TypeKind, Types
-from kprobes.resolve.expression import evaluate
-from kprobes.resolve.members import Value
-from kprobes.resolve.scope import Scope
+from kprobes.resolve.expression import Scope, Value, evaluate
 
 _WIDTHS = (8, 16, 32, 64)
 _INTEGERS = frozenset(f"{sign}{width}" for sign in "usx" for width in _WIDTHS)

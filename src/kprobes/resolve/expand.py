@@ -12,10 +12,10 @@ from kprobes.model.definition import (
     Deref,
     FetchArg,
     Parameter,
+    TypeWord,
 )
-from kprobes.model.type_word import TypeWord
-from kprobes.model.types import Prototype
-from kprobes.resolve.scope import Scope
+from kprobes.model.kernel import Prototype
+from kprobes.resolve.expression import Scope
 
 _ARGS_MAX = 128
 _TEXT_MAX = 128

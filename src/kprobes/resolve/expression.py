@@ -1,17 +1,30 @@
-"""Fetch expressions to operands: names become registers, addresses and offsets."""
+"""Fetch expressions to operands: names become registers, addresses and offsets.
 
+``$argN`` to what has it when a function is entered, and back: one word for each argument.
+
+What all parts of resolving know of the definition at hand.
+
+Member chains: ``a->b.c->d`` to reads of memory, by the kernel's types.
+
+As parse_btf_field() in the kernel: every arrow reads the pointer before it, dots add offsets.
+"""
+
+from dataclasses import dataclass
 from typing import assert_never
 
-from kprobes.arch.facts import Base
-from kprobes.model.codes import Code
+from kprobes.arch.arch import Arch, Base
+from kprobes.errors import DefinitionError
+from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
     Argument,
     Cast,
     Comm,
     CurrentTask,
+    Definition,
     Deref,
     Fetch,
     Immediate,
+    Kind,
     Member,
     MemoryAt,
     MemoryOf,
@@ -25,6 +38,7 @@ from kprobes.model.definition import (
     Step,
     Text,
 )
+from kprobes.model.kernel import CType, Kernel, MemberPlace, Prototype, TypeKind, Types
 from kprobes.model.resolved import (
     CommValue,
     Constant,
@@ -38,11 +52,162 @@ from kprobes.model.resolved import (
     TaskAddress,
     TextValue,
 )
-from kprobes.model.types import Prototype, Types
-from kprobes.resolve.members import Start, Value, find_member, walk
-from kprobes.resolve.passing import at_entry
-from kprobes.resolve.scope import Scope
 from kprobes.units import U64
+
+_WORD = 8
+
+
+def at_entry(arch: Arch, number: int) -> RegisterValue | StackValue:
+    """Return what has the argument of a number, counted from 1."""
+    registers = arch.arguments
+    if number <= len(registers):
+        return RegisterValue(name=registers[number - 1])
+    return StackValue(slot=_first_slot(arch) + number - len(registers) - 1)
+
+
+def number_of(arch: Arch, operand: Operand) -> int:
+    """Return the number of the argument that something has."""
+    match operand:
+        case RegisterValue(name=name):
+            return arch.arguments.index(name) + 1
+        case StackValue(slot=slot):
+            return len(arch.arguments) + 1 + slot - _first_slot(arch)
+        case _:
+            raise TypeError(f"{operand} is no argument")
+
+
+def _first_slot(arch: Arch) -> int:
+    # Below it there may be the return address.
+    last = arch.passed([_WORD] * (len(arch.arguments) + 1))[-1]
+    if last.stack is None:
+        raise ValueError(f"{arch.name}: an argument is in {last.registers} and in no ``arguments``")
+    return last.stack // _WORD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """One definition on one function.
+
+    Attributes:
+        definition: whose words errors point into.
+        kernel: of the target.
+        arch: its architecture.
+        module: that the function is in, or "" for the kernel itself.
+        is_entry: whether the probe is where a function begins, and named by a symbol: an
+            address is nowhere in particular to the kernel.
+    """
+
+    definition: Definition
+    kernel: Kernel
+    arch: Arch
+    module: str
+    is_entry: bool
+
+    @property
+    def is_return(self) -> bool:
+        """Whether the probe is at a function's return."""
+        return self.definition.kind is Kind.RETURN and self.is_entry
+
+    @property
+    def types(self) -> Types | None:
+        """The kernel's types, its module's included, or None when it carries none."""
+        return self.kernel.types_for(self.module)
+
+    @property
+    def prototype(self) -> Prototype | None:
+        """The function's, where the kernel's types have it."""
+        symbol = self.definition.place.symbol
+        return self.types.function(symbol) if self.types and symbol else None
+
+    def error(self, code: Code, column: int, hint: str = "") -> DefinitionError:
+        """Return the error whose caret stands at a column of the command."""
+        return rejection(code, command=self.definition.command, column=column, hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """An expression and what is known of it.
+
+    Attributes:
+        operand: how it is fetched.
+        ctype: its type, or None where the language loses it, as behind an explicit dereference.
+        bit_offset: where the value begins in the first byte fetched.
+        bit_size: of a bit-field, else 0.
+    """
+
+    operand: Operand
+    ctype: CType | None = None
+    bit_offset: int = 0
+    bit_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a chain begins at.
+
+    Attributes:
+        operand: a pointer.
+        ctype: its type; of a cast, None.
+        aggregate: number of the struct that it is cast to; of other pointers, None.
+        shift: bytes to be taken from the first member's offset: the pointer is to a member.
+    """
+
+    operand: Operand
+    ctype: CType | None = None
+    aggregate: int | None = None
+    shift: int = 0
+
+
+def walk(scope: Scope, types: Types, start: Start, steps: tuple[Step, ...]) -> Value:
+    """Return the member at the end of a chain.
+
+    Raises:
+        DefinitionError: a step goes through no pointer, or to no member.
+    """
+    operand, shift, offset = start.operand, start.shift, 0
+    ctype, place = start.ctype, None
+    for number, step in enumerate(steps):
+        if number == 0 or step.is_arrow:
+            if place is not None:
+                operand, shift = Load(base=operand, offset=offset // 8 - shift, is_user=False), 0
+            aggregate = start.aggregate if number == 0 else None
+            aggregate = _pointee(scope, step, ctype) if aggregate is None else aggregate
+            offset = 0
+        else:
+            aggregate = ctype.number if ctype is not None else 0
+        place = find_member(scope, types, aggregate, step)
+        offset += place.bit_offset
+        ctype = types.describe(place.number)
+    return Value(
+        operand=Load(base=operand, offset=offset // 8 - shift, is_user=False),
+        ctype=ctype,
+        bit_offset=offset % 8,
+        bit_size=place.bit_size if place is not None else 0,
+    )
+
+
+def find_member(scope: Scope, types: Types, aggregate: int, step: Step) -> MemberPlace:
+    """Return one member of a struct or union.
+
+    Raises:
+        DefinitionError: the type is neither, or has no such member.
+    """
+    outer = types.describe(aggregate)
+    if outer.kind is not TypeKind.AGGREGATE:
+        hint = f"{step.name} is wanted of what is neither a struct nor a union"
+        raise scope.error(Code.BAD_BTF_TID, step.span.start, hint)
+    place = types.member(aggregate, step.name)
+    if place is None:
+        hint = f"{outer.name or 'the type'} has no member {step.name or 'without a name'}"
+        raise scope.error(Code.NO_BTF_FIELD, step.span.start, hint)
+    return place
+
+
+def _pointee(scope: Scope, step: Step, ctype: CType | None) -> int:
+    if ctype is None or ctype.kind is not TypeKind.POINTER:
+        raise scope.error(Code.NO_PTR_STRCT, step.span.start)
+    return ctype.target
+
 
 _TASK = "task_struct"
 

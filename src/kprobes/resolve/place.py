@@ -12,8 +12,7 @@ from kprobes.errors import (
 )
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import Definition, Kind
-from kprobes.model.kernel import Kernel
-from kprobes.model.symbol import Symbol
+from kprobes.model.kernel import Kernel, Symbol
 from kprobes.units import Addr
 
 Locate = Callable[[Symbol], Addr]

@@ -1,18 +1,198 @@
-"""A Definition and a Kernel to a Resolved probe: names become addresses, registers, offsets."""
+"""A Definition and a Kernel to a Resolved probe: names become addresses, registers, offsets.
 
-from kprobes.arch.facts import Arch
+Fields of return probes that no definition fetches: a call's duration, and where it was left.
+
+The fields that an event's filter may name: trace_find_event_field() in the kernel.
+
+Where each field of an event lies in its record; the record is drawn in ``model.resolved``.
+
+Several probes of one event: their records must agree in everything that is listed of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError
-from kprobes.model.codes import Code
-from kprobes.model.definition import Definition, Kind
-from kprobes.model.kernel import Kernel
-from kprobes.model.resolved import FieldFetch, Resolved
-from kprobes.resolve import layout
+from kprobes.model.codes import Code, rejection
+from kprobes.model.definition import DURATION, EXIT, Definition, Kind
+from kprobes.model.filter import FieldKind, FilterField, Header
+from kprobes.model.kernel import Kernel, Symbol
+from kprobes.model.resolved import (
+    ALIGN,
+    HEADER,
+    EntryCounter,
+    ExitAddress,
+    Field,
+    FieldFetch,
+    RecordLayout,
+    Resolved,
+    Storage,
+    can_fault,
+)
 from kprobes.resolve.argument import Fetched, fetch_argument
 from kprobes.resolve.expand import check_meta, expand
-from kprobes.resolve.expression import check_symbols
-from kprobes.resolve.extras import extra_fields
+from kprobes.resolve.expression import Scope, check_symbols
 from kprobes.resolve.place import Locate, Target, find_target, ip_of
-from kprobes.resolve.scope import Scope
+from kprobes.units import Addr
+
+_DURATION = Fetched(
+    name=DURATION, type="u64", storage=Storage.DURATION, size=8, operand=EntryCounter()
+)
+_EXIT = Fetched(name=EXIT, type="symbol", storage=Storage.NUMBER, size=8, operand=ExitAddress())
+
+
+def extra_fields(scope: Scope) -> tuple[Fetched, ...]:
+    """Return the extra fields of one probe: none where it is not at a function's return.
+
+    Args:
+        scope: of its definition, expanded.
+
+    Raises:
+        DefinitionError: it has an argument of such a name.
+    """
+    extras = scope.definition.extras
+    if scope.definition.kind is not Kind.RETURN:
+        return ()
+    wanted = ((extras.duration, _DURATION), (extras.exit, _EXIT))
+    found = tuple(field for is_wanted, field in wanted if is_wanted)
+    names = {field.name for field in found}
+    for arg in scope.definition.args:
+        if arg.name in names:
+            hint = f"the extra field that is asked for is called {arg.name}, too"
+            raise scope.error(Code.USED_ARG_NAME, arg.span.start, hint)
+    return found
+
+
+_COMMON = {
+    "common_type": FilterField(kind=FieldKind.NUMBER, source=Header.TYPE, size=2),
+    "common_flags": FilterField(kind=FieldKind.NUMBER, source=Header.FLAGS, size=1),
+    "common_preempt_count": FilterField(kind=FieldKind.NUMBER, source=Header.PREEMPT_COUNT, size=1),
+    "common_pid": FilterField(kind=FieldKind.NUMBER, source=Header.PID, size=4, is_signed=True),
+}
+_TGID = FilterField(kind=FieldKind.NUMBER, source=Header.TGID, size=4, is_signed=True)
+_CPU = FilterField(kind=FieldKind.CPU, source=Header.CPU, is_signed=True)
+_COMM = FilterField(kind=FieldKind.TEXT, source=Header.COMM)
+_STACK = FilterField(kind=FieldKind.STACK, source=Header.IP)
+_GENERIC = {
+    **dict.fromkeys(("CPU", "cpu", "common_cpu"), _CPU),
+    **dict.fromkeys(("COMM", "comm"), _COMM),
+    **dict.fromkeys(("stacktrace", "STACKTRACE"), _STACK),
+}
+_ADDRESS = FilterField(kind=FieldKind.NUMBER, source=Header.IP, size=8)
+_IP = {Kind.ENTRY: {"__probe_ip": _ADDRESS}, Kind.RETURN: {"__probe_func": _ADDRESS}}
+
+
+def filter_fields(probe: Resolved, *, of_guest: bool = False) -> dict[str, FilterField]:
+    """Return the fields of a probe's event by name, its own first; of a guest also ``tgid``."""
+    own = {field.name: _field(field) for field in probe.layout.fields}
+    others = _IP[probe.definition.kind] | _GENERIC | _COMMON
+    if of_guest:
+        others |= {"tgid": _TGID}
+    return {**own, **{k: v for k, v in others.items() if k not in own}}
+
+
+def _field(field: Field) -> FilterField:
+    if field.type == "symstr":
+        return FilterField(kind=FieldKind.SYMBOL_NAME, source=field.index)
+    match field.storage:
+        case Storage.NUMBER:
+            return FilterField(
+                kind=FieldKind.NUMBER,
+                source=field.index,
+                size=field.room,
+                is_signed=field.is_signed,
+            )
+        case Storage.TEXT:
+            return FilterField(kind=FieldKind.TEXT, source=field.index, text=field.text)
+        case Storage.STRING:
+            return FilterField(kind=FieldKind.TEXT, source=field.index)
+        case Storage.COMM:
+            return _COMM
+        case Storage.DURATION:
+            return FilterField(kind=FieldKind.TIME, source=field.index)
+
+
+_CALLER_SIZE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The fields of a record and its extra words, names of event and place left out."""
+
+    fields: tuple[Field, ...]
+    size: int
+    is_dynamic: bool
+    size_offset: int
+    faults_offset: int | None
+    caller_offset: int | None
+
+
+def lay_out(args: Sequence[Fetched], *, has_caller: bool = False) -> Shape:
+    """Place every argument's field, in order, each aligned to its own size.
+
+    Args:
+        args: as they are fetched.
+        has_caller: whether the record has the return address: a return probe's has.
+    """
+    is_dynamic = any(arg.storage is Storage.STRING for arg in args)
+    has_faults = any(arg.storage is Storage.NUMBER and can_fault(arg.operand) for arg in args)
+    size_offset = HEADER + (_CALLER_SIZE if has_caller else 0)
+    at = size_offset + (8 if is_dynamic else 0)
+    faults_offset = at if has_faults else None
+    at += 8 * ((len(args) + 63) // 64) if has_faults else 0
+    fields: list[Field] = []
+    for index, arg in enumerate(args):
+        field = _record_field(arg, index, _aligned(at, arg.size))
+        fields.append(field)
+        at = field.offset + field.room
+    return Shape(
+        fields=tuple(fields),
+        size=_aligned(at, ALIGN),
+        is_dynamic=is_dynamic,
+        size_offset=size_offset,
+        faults_offset=faults_offset,
+        caller_offset=HEADER if has_caller else None,
+    )
+
+
+def record_layout(
+    definition: Definition, shape: Shape, *, event_id: int, ip: Addr, symbol: Symbol
+) -> RecordLayout:
+    """Give a shape its event's names and place; ``symbol`` is what the kernel prints for ``ip``."""
+    return RecordLayout(
+        event_id=event_id,
+        group=definition.group,
+        event=definition.event,
+        ip=ip,
+        where=symbol.place(ip),
+        function=symbol.name,
+        fields=shape.fields,
+        size=shape.size,
+        is_dynamic=shape.is_dynamic,
+        size_offset=shape.size_offset,
+        faults_offset=shape.faults_offset,
+        caller_offset=shape.caller_offset,
+    )
+
+
+def _record_field(arg: Fetched, index: int, offset: int) -> Field:
+    return Field(
+        name=arg.name,
+        type=arg.type,
+        storage=arg.storage,
+        offset=offset,
+        size=arg.size,
+        index=index,
+        count=arg.count,
+        text=arg.text,
+        enumerators=arg.enumerators,
+    )
+
+
+def _aligned(value: int, size: int) -> int:
+    return -(-value // size) * size if size else value
+
 
 _RECORD_MAX = 3072
 """MAX_PROBE_EVENT_SIZE: bytes of all fields in the kernel's own record."""
@@ -41,12 +221,12 @@ def resolve(
         check_symbols(scope, arg.fetch)
     fetched = (*own, *extra_fields(scope))
     ip = ip_of(target, locate)
-    shape = layout.lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
+    shape = lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
     symbol = kernel.symbols.at(ip) or target.function
     return Resolved(
         definition=expanded,
         function=target.function.addr,
-        layout=layout.record_layout(expanded, shape, event_id=event_id, ip=ip, symbol=symbol),
+        layout=record_layout(expanded, shape, event_id=event_id, ip=ip, symbol=symbol),
         fetches=tuple(
             FieldFetch(
                 field=field,
@@ -116,3 +296,37 @@ def _scope(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -
         module=target.function.module,
         is_entry=target.is_entry,
     )
+
+
+def check_alike(first: Resolved, other: Resolved) -> None:
+    """Refuse a probe whose arguments differ from those of its event's first probe.
+
+    What the text alone tells has been compared when it was parsed; here are types that only the
+    kernel knows.
+
+    Raises:
+        DefinitionError: DIFF_ARG_TYPE, with the caret at the word that differs.
+    """
+    old, new = _columns(first), _columns(other)
+    if old == new and first.definition.extras == other.definition.extras:
+        return
+    pairs = enumerate(zip(old, new, strict=False))
+    at = next((n for n, (a, b) in pairs if a != b), None)
+    # The kernel counts what the words have become, and stops behind the last one there is.
+    differing = min(len(old), len(new)) if len(old) != len(new) or at is None else at
+    raise _error(other, differing)
+
+
+def _columns(probe: Resolved) -> list[tuple[str, str, int | None]]:
+    # Its own: extra fields come behind them.
+    own = probe.layout.fields[: len(probe.definition.args)]
+    return [(field.name, field.type, field.count) for field in own]
+
+
+def _error(probe: Resolved, argument: int) -> DefinitionError:
+    command = probe.definition.command
+    words = command.split(" ")
+    # Behind the statement's letter and its place.
+    before = words[: 2 + argument]
+    column = sum(len(word) + 1 for word in before)
+    return rejection(Code.DIFF_ARG_TYPE, command=command, column=column)

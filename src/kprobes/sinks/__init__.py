@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from kprobes.ports import Sink
-from kprobes.sinks.ndjson import NdjsonSink
-from kprobes.sinks.origin import Origin
+from kprobes.sinks.json import NdjsonSink
+from kprobes.sinks.names import Origin
 from kprobes.sinks.text import TextSink
 
 FORMATS: Mapping[str, Callable[[BinaryIO, Origin], Sink]] = {

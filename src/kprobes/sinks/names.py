@@ -1,12 +1,157 @@
-"""Numbers that stand for names: addresses for symbols, numbers for enumerators."""
+"""Numbers that stand for names: addresses for symbols, numbers for enumerators.
 
-from collections.abc import Callable
+The context of a hit as the characters the kernel's trace prints for it.
+
+trace_print_lat_fmt in kernel/trace/trace_output.c and tracing_gen_ctx_irq_test in trace.c.
+
+Events to lines in the order of time, a window of them at once.
+
+What a sink must know of where the events come from.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.model.layout import Field
-from kprobes.sinks.origin import Origin
+from kprobes.model.events import Batch, Events
+from kprobes.model.resolved import (
+    CONTEXT_HARDIRQ,
+    CONTEXT_IRQS_ON,
+    CONTEXT_MIGRATE_SHIFT,
+    CONTEXT_NEED_RESCHED,
+    CONTEXT_NEED_RESCHED_LAZY,
+    CONTEXT_NMI,
+    CONTEXT_NO_PREEMPT_RESCHED,
+    CONTEXT_PREEMPT,
+    CONTEXT_SERVING_SOFTIRQ,
+    CONTEXT_SOFTIRQ,
+    MIGRATE_SINCE,
+    Field,
+)
+
+BH_SINCE = (5, 18)
+"""289e7b0f7eb4 (tracing: Account bottom half disabled sections): ``b`` and ``D``."""
+LAZY_SINCE = (6, 13)
+"""The lazy reschedule flag: ``B``, ``L``, ``b`` and ``l``."""
+NEWEST = (99, 0)
+"""Every column there is."""
+
+_BH_OFF = CONTEXT_SOFTIRQ & ~CONTEXT_SERVING_SOFTIRQ
+
+_RESCHED = {
+    # (task's flag, the preempt count's, task's lazy flag)
+    (True, True, True): "B",
+    (True, True, False): "N",
+    (False, True, True): "L",
+    (True, False, True): "b",
+    (True, False, False): "n",
+    (False, True, False): "p",
+    (False, False, True): "l",
+    (False, False, False): ".",
+}
+
+
+def flags(context: int, version: tuple[int, int]) -> str:
+    """Return the context column of a kernel version: five characters, four before 5.15."""
+    depth = context & CONTEXT_PREEMPT
+    first = _irqs(context, version) + _resched(context, version) + _interrupt(context)
+    if version < MIGRATE_SINCE:
+        return first + _hex(depth)
+    migrate = context >> CONTEXT_MIGRATE_SHIFT & 0xF
+    return first + _hex(min(depth, 0xF)) + _hex(migrate)
+
+
+def _irqs(context: int, version: tuple[int, int]) -> str:
+    is_off = not context & CONTEXT_IRQS_ON
+    if version >= BH_SINCE and context & _BH_OFF:
+        return "D" if is_off else "b"
+    return "d" if is_off else "."
+
+
+def _resched(context: int, version: tuple[int, int]) -> str:
+    is_lazy = version >= LAZY_SINCE and bool(context & CONTEXT_NEED_RESCHED_LAZY)
+    is_needed = bool(context & CONTEXT_NEED_RESCHED)
+    return _RESCHED[is_needed, not context & CONTEXT_NO_PREEMPT_RESCHED, is_lazy]
+
+
+def _interrupt(context: int) -> str:
+    is_hard = bool(context & CONTEXT_HARDIRQ)
+    if context & CONTEXT_NMI:
+        return "Z" if is_hard else "z"
+    if is_hard:
+        return "H" if context & CONTEXT_SERVING_SOFTIRQ else "h"
+    return "s" if context & CONTEXT_SERVING_SOFTIRQ else "."
+
+
+def _hex(number: int) -> str:
+    return f"{number:x}" if number else "."
+
+
+WINDOW = 1 << 12
+"""Events formatted at once, some 3 ms of work: whoever drains the rings meanwhile waits that long
+for Python's lock, which nobody gives up in the middle of a ``list(map(...))``."""
+
+Format = Callable[[Batch], list[bytes]]
+"""A batch to one line per row, newlines included."""
+
+
+def in_order(events: Events, form: Format) -> Iterator[Iterable[bytes]]:
+    """Format events, oldest first; every item has the lines of a window of them, one of each."""
+    for start in range(0, len(events), WINDOW):
+        which = events.batch[start : start + WINDOW]
+        rows = events.row[start : start + WINDOW]
+        yield _window(events.batches, which, rows, form)
+
+
+def _window(
+    batches: tuple[Batch, ...],
+    which: NDArray[np.uint16],
+    rows: NDArray[np.uint32],
+    form: Format,
+) -> Iterable[bytes]:
+    lines: list[bytes] = []
+    places = np.empty(len(which), np.int64)
+    for index in np.flatnonzero(np.bincount(which)).tolist():
+        is_its = which == index
+        own = rows[is_its]
+        places[is_its] = np.arange(len(lines), len(lines) + len(own))
+        lines += form(batches[index].take(own))
+    return map(lines.__getitem__, places.tolist())
+
+
+def _number(addr: int) -> str:
+    return f"{addr:#x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The traced kernel, as far as its trace file's looks depend on it.
+
+    Attributes:
+        version: major and minor of its release.
+        cpus: how many it has online.
+        entries: how many events there will be, or None while they are still coming.
+        symbol_at: an address to what ``%pS`` prints for it, ``sym+0x1/0x40 [mod]``; as a
+            number when no symbols are known.
+        trampoline: where functions return to that the guest's own return probes have taken over,
+            where its trace file has no name for that; else None.
+        has_ns: whether times are nanoseconds, as all clocks of guests have them; else they are
+            whatever the clock counts, and shown as they are.
+        has_wide_numbers: whether JSON has numbers of 64 bits as numbers and not as strings.
+        has_enum_names: whether enums are shown by name, where the kernel shows numbers.
+    """
+
+    version: tuple[int, int]
+    cpus: int
+    entries: int | None = None
+    symbol_at: Callable[[int], str] = _number
+    trampoline: int | None = None
+    has_ns: bool = True
+    has_wide_numbers: bool = False
+    has_enum_names: bool = False
+
 
 _REMEMBERED = 1 << 14
 _TAKEN_OVER = b"[unknown/kretprobe'd]"

@@ -1,9 +1,18 @@
-"""Where a stub or a monitor listens, as text to a connected socket."""
+"""Where a stub or a monitor listens, as text to a connected socket.
 
+The process at the other end of a connection, when it runs on this machine.
+
+``/proc/net/tcp`` is written down in proc(5) and Documentation/networking/proc_net_tcp.rst.
+"""
+
+import contextlib
 import os
 import re
 import socket
+import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple, cast
 
 from kprobes.errors import UnreachableError, UsageError
 
@@ -87,3 +96,138 @@ def _reason(error: OSError) -> str:
             return "no answer: already in use by another debugger?"
         case _:
             return error.strerror or str(error)
+
+
+_UCRED = struct.Struct("3i")
+_FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6}
+_MAPPED = "::ffff:"
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_LISTENING = "0A"
+_ACCEPTS = 0x10000
+"""SO_ACCEPTCON of ``/proc/net/unix``."""
+
+
+def peer_pid(sock: socket.socket) -> int | None:
+    """Return the pid of the process that listens, or None when it is elsewhere or hidden.
+
+    For a unix socket it is the one that called ``listen``, which can have been QEMU's parent.
+    """
+    if sock.family == socket.AF_UNIX:
+        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return _UCRED.unpack(found)[0] or None
+    found = _peer_end(sock)
+    return _owner(found.inode) if found is not None else None
+
+
+def listener_pid(address: str) -> int | None:
+    """Return the pid of the process that listens at an address; nobody connects to it.
+
+    None when it is elsewhere, hidden, or not the only one.
+    """
+    if is_path(address):
+        owners = _path_owners(Path(address))
+    else:
+        host, port = parse_host_port(address) or ("", 0)
+        owners = _port_owners(port) if host in _LOOPBACK else set[int]()
+    return next(iter(owners)) if len(owners) == 1 else None
+
+
+def _path_owners(path: Path) -> set[int]:
+    # Num RefCount Protocol Flags Type St Inode Path, this as it was given to bind(2).
+    owners = set[int]()
+    for line in Path("/proc/net/unix").read_text("utf-8", "surrogateescape").splitlines()[1:]:
+        words = line.split(maxsplit=7)
+        if len(words) == 8 and int(words[3], 16) & _ACCEPTS and Path(words[7]).name == path.name:
+            pid = _owner(int(words[6]))
+            with contextlib.suppress(OSError):
+                if pid and Path(f"/proc/{pid}/cwd", words[7]).samefile(path):
+                    owners.add(pid)
+    return owners
+
+
+def _port_owners(port: int) -> set[int]:
+    owners = set[int]()
+    for table in (Path("/proc/net", name) for name in _FAMILIES):
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            words = line.split()
+            if words[3] == _LISTENING and int(words[1].rsplit(":", 1)[1], 16) == port:
+                owners.add(_owner(int(words[9])) or 0)
+    return owners - {0}
+
+
+def peer_uid(sock: socket.socket) -> int | None:
+    """Return whose process has the other end of a TCP connection, or None when it is elsewhere."""
+    if sock.family == socket.AF_UNIX:
+        return None
+    found = _peer_end(sock)
+    return found.uid if found is not None else None
+
+
+class End(NamedTuple):
+    """One end of a TCP connection, on this machine."""
+
+    uid: int
+    inode: int
+
+
+def find_end(table: str, local: str, remote: str) -> End | None:
+    """Return the end of the connection between two addresses in the words of the table.
+
+    A connection that nobody has accepted yet has none.
+    """
+    for line in table.splitlines()[1:]:
+        words = line.split()
+        if len(words) > 9 and (words[1], words[2]) == (local, remote) and int(words[9]):
+            return End(uid=int(words[7]), inode=int(words[9]))
+    return None
+
+
+def table_address(host: str, port: int, family: int) -> str:
+    """Return an address in the words of ``/proc/net/tcp`` or ``tcp6``."""
+    if family == socket.AF_INET6 and "." in host and ":" not in host:
+        host = _MAPPED + host
+    packed = socket.inet_pton(family, host)
+    # The kernel prints each 32-bit word of the packed address as a number of this machine's.
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+
+
+def _peer_end(sock: socket.socket) -> End | None:
+    ours = cast("tuple[str, int]", sock.getsockname()[:2])
+    theirs = cast("tuple[str, int]", sock.getpeername()[:2])
+    # QEMU may have an IPv4 connection on an IPv6 socket.
+    for name, family in _FAMILIES.items():
+        if family == socket.AF_INET and ":" in ours[0]:
+            continue
+        table = Path("/proc/net", name)
+        if table.exists():
+            near, far = table_address(*ours, family), table_address(*theirs, family)
+            found = find_end(table.read_text(), far, near)
+            if found is not None:
+                return found
+    return None
+
+
+def _owner(inode: int) -> int | None:
+    wanted = f"socket:[{inode}]"
+    for pid in _pids():
+        if any(link == wanted for link in _links(Path("/proc", str(pid), "fd"))):
+            return pid
+    return None
+
+
+def _pids() -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if re.fullmatch("[0-9]+", entry.name):
+            yield int(entry.name)
+
+
+def _links(directory: Path) -> Iterator[str]:
+    try:
+        entries = list(directory.iterdir())
+    except OSError:
+        # Another user's process, or one that has just ended.
+        return
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            yield str(entry.readlink())

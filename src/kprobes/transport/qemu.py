@@ -9,14 +9,18 @@ from typing import Self
 
 from kprobes.errors import GuestGoneError, UnreachableError
 from kprobes.transport import console, initramfs
-from kprobes.transport.accel import Accel, choose
 from kprobes.transport.agent import Agent, Command, Finished, Running
-from kprobes.transport.boards import RamRun
-from kprobes.transport.fifo import FifoPair
-from kprobes.transport.image_cache import Progress
-from kprobes.transport.keeper import Keeper, make_places, remove
-from kprobes.transport.packages import busybox, kernel_image
-from kprobes.transport.qemu_command import MachineOptions, Places, command_line
+from kprobes.transport.console import FifoPair
+from kprobes.transport.debian import Progress, busybox, kernel_image
+from kprobes.transport.qemu_command import (
+    Accel,
+    MachineOptions,
+    Places,
+    RamRun,
+    choose,
+    command_line,
+)
+from kprobes.transport.qemu_process import Keeper, make_places, remove
 from kprobes.units import MIB
 
 _STDIN, _STDOUT = 0, 1

@@ -15,12 +15,9 @@ from typing import Self
 
 from kprobes.errors import FormatError, GuestGoneError, UnreachableError
 from kprobes.formats import rsp
-from kprobes.transport.address import dial
-from kprobes.transport.hello import DETACH, FAREWELL, say_hello
-from kprobes.transport.peer import peer_pid
-from kprobes.transport.stub_memory import StubMemory
-from kprobes.transport.stub_registers import StubRegisters
-from kprobes.transport.wire import Wire, check_ok
+from kprobes.transport.address import dial, peer_pid
+from kprobes.transport.connection import DETACH, FAREWELL, Wire, check_ok, say_hello
+from kprobes.transport.stub_io import StubMemory, StubRegisters
 
 _MAX_CPUS = 4096
 _SIGTRAP = 5

@@ -30,8 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.errors import TargetError
-from kprobes.formats.event_format import PageFormat
-from kprobes.formats.ftrace_page import set_sizes
+from kprobes.formats.ftrace import PageFormat, set_sizes
 
 _GET_READER = ord("R") << 8 | 0x20
 """_IO('R', 0x20)"""

@@ -3,9 +3,9 @@
 import pytest
 
 from kprobes.arch.aarch64 import encode
-from kprobes.arch.aarch64.lazily import lines
-from kprobes.arch.aarch64.veneer import veneer
-from kprobes.arch.listed import Syntax
+from kprobes.arch.aarch64.arch import lines
+from kprobes.arch.aarch64.encode import veneer
+from kprobes.arch.insn import Syntax
 from kprobes.units import Addr
 
 PLACE = Addr(0xFFFF_8000_0800_0000)

@@ -4,8 +4,7 @@ import struct
 
 import pytest
 
-from kprobes.arch.aarch64.kernel_map import image, link, signature, window
-from kprobes.arch.aarch64.machine import PAGING
+from kprobes.arch.aarch64.machine import PAGING, image, link, signature, window
 from kprobes.arch.aarch64.paging import Layout, PageTables
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats.vmcoreinfo import parse

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kprobes.arch.aarch64.decode import decode_function, decode_one
-from kprobes.arch.aarch64.judge import judge
+from kprobes.arch.aarch64.insn import kind_of, named_by
 from kprobes.arch.aarch64.slot import MAX_SIZE, set_register, slot
-from kprobes.arch.aarch64.words import kind_of, named_by
+from kprobes.arch.aarch64.verdict import judge
 from kprobes.errors import RefusedError
-from kprobes.model.text import TextPart
+from kprobes.model.kernel import TextPart
 from kprobes.units import U64, Addr
 from tests.build.a64 import NOP, RET, RETAA, SLOT, START, b, code_of, first
 from tests.build.a64_emulator import Emulator, random_state

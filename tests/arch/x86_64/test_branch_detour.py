@@ -2,10 +2,10 @@
 
 import pytest
 
-from kprobes.arch.x86_64 import detour
+from kprobes.arch.x86_64 import trampoline
 from kprobes.model.plan import Displaced
 from kprobes.units import Addr
-from tests.arch.x86_64.test_detour import BODY, CLOBBER, STACK, Machine
+from tests.arch.x86_64.test_trampoline import BODY, CLOBBER, STACK, Machine
 from tests.build.text import SLOT, START
 
 ALWAYS = Addr(BODY + 0x40)
@@ -77,7 +77,7 @@ def check(jump: str, rest: str, *, has_probes: bool, cx: int = 5) -> set[int]:
         code = jump + rest + "e9" + away.to_bytes(4, "little").hex()
         plain, patched = (machine_of(code, flags_of(number), cx) for _ in range(2))
         body = ALWAYS if has_probes else None
-        way = detour.branch_detour(SLOT, body, TAKEN, displaced)
+        way = trampoline.branch_detour(SLOT, body, TAKEN, displaced)
         assert len(way) <= BODY - SLOT
         patched.cpu.write(SLOT, way)
 

@@ -1,10 +1,10 @@
 """Trampolines that ask Python before they return."""
 
-from kprobes.arch.x86_64 import detour
-from kprobes.arch.x86_64.asking import at_landing
+from kprobes.arch.x86_64 import trampoline
+from kprobes.arch.x86_64.upcall import at_landing
 from kprobes.model.upcall import Questions
 from kprobes.units import Addr
-from tests.arch.x86_64.test_detour import BODY, END, TOP, Machine
+from tests.arch.x86_64.test_trampoline import BODY, END, TOP, Machine
 from tests.build.text import SLOT, START
 
 GATE = Addr(BODY + 0x100)
@@ -16,7 +16,7 @@ PUT = bytes.fromhex("48b8" + END.to_bytes(8, "little").hex() + "4889442458 c3")
 def machine_of(question: int | None) -> tuple[Machine, Addr]:
     machine = Machine("90" * 8, PUT)
     way = at_landing(SLOT, BODY, Questions(gate=GATE, before=question, after=None), SHOWN)
-    assert way.code.startswith(detour.TRAMPOLINE_MARK)
+    assert way.code.startswith(trampoline.TRAMPOLINE_MARK)
     machine.cpu.write(SLOT, way.code)
     # lea rsp, [rsp+8]; ret: Python changes nothing.
     machine.cpu.write(GATE, bytes.fromhex("488d642408 c3"))

@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kprobes.arch.x86_64.decode import decode_function, decode_one
-from kprobes.arch.x86_64.judge import judge
 from kprobes.arch.x86_64.slot import MAX_SIZE, slot
+from kprobes.arch.x86_64.verdict import judge
 from kprobes.errors import RefusedError
-from kprobes.model.text import TextPart
+from kprobes.model.kernel import TextPart
 from kprobes.units import Addr
 from tests.build.emulator import Emulator, random_state
 from tests.build.text import SLOT, START, first, to

@@ -2,9 +2,14 @@
 
 Arm ARM (DDI 0487), C6.2, by each one's name there. Register 31 is the zero register or the stack
 pointer, as the instruction has it.
+
+Veneers: calls of what is further away than the 128 MB that ``bl`` goes.
+
+Any call may change x16 and x17, as linkers use them for this (AAPCS64, 6.1.1), and a branch by x16
+may land on ``bti c``.
 """
 
-from kprobes.arch.aarch64.words import LINK, SIZE, SP_OR_ZR, code_of
+from kprobes.arch.aarch64.insn import LINK, SIZE, SP_OR_ZR, code_of
 from kprobes.units import Addr
 
 SP = ZR = SP_OR_ZR
@@ -150,3 +155,11 @@ def _target(opcode: int, place: Addr, code: bytes) -> Addr | None:
     distance = word & 0x3FFFFFF
     distance -= distance >> 25 << 26
     return Addr(place + SIZE * distance & (1 << 64) - 1)
+
+
+_X16 = 16
+
+
+def veneer(target: Addr) -> bytes:
+    """Return code that a call of a far function goes to instead; it runs anywhere."""
+    return move_number(_X16, target) + br(_X16)

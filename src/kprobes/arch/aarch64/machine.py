@@ -1,18 +1,237 @@
-"""aarch64 as far as it must be known to reach a guest."""
+"""aarch64 as far as it must be known to reach a guest.
 
-from collections.abc import Mapping, Sequence
+Where an aarch64 kernel lives: Documentation/arch/arm64/memory.rst, asm/memory.h.
 
-from kprobes.arch.aarch64 import kernel_map
-from kprobes.arch.aarch64.borrowing import BORROWING
-from kprobes.arch.aarch64.landings import has_landings, listed_sites, pointer
-from kprobes.arch.aarch64.paging import PageTables
-from kprobes.arch.aarch64.references import references
+The upper half of the kernel's addresses, from PAGE_END on, has what is mapped page by page: BPF's
+code (until 5.17), modules, the kernel's image, and what is allocated there.
+
+What functions begin with: an instruction that calls must land on, the tracer's words.
+
+Arm ARM, D8.4.7 "PE handling of branch target exceptions": in guarded pages they land on bti, or on
+paciasp. A compiler that makes a kernel for that (CONFIG_ARM64_BTI_KERNEL) puts bti c before the
+function tracer's words; else paciasp at an entry is an instruction like others.
+
+A compiler lists where the first of the tracer's words is, the kernel's tracer where the last is
+(ftrace_call_adjust() in arch/arm64/kernel/ftrace.c).
+
+Which data an aarch64 function names, by what its instructions compute.
+
+ADRP gives a page, ADD (immediate) what is in it, loads and stores add an offset (Arm ARM, C4.1).
+Nothing is followed: what is found is where data may be, in the order of the instructions.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from kprobes.arch.aarch64.inject import BORROWING
+from kprobes.arch.aarch64.paging import Layout, PageTables
 from kprobes.arch.aarch64.registers import STUB_NAMES
+from kprobes.arch.insn import Read
 from kprobes.arch.machine import Machine, PagingFacts, TaskFacts, TextFacts
-from kprobes.errors import TargetError
+from kprobes.arch.paging import Run
+from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats import elf
 from kprobes.formats.vmcoreinfo import VmcoreInfo
 from kprobes.ports import Ram, Tables
+from kprobes.units import MIB, U64, Addr
+
+LINK_STEP = 2 * MIB
+"""MIN_KIMG_ALIGN; ``_stext``, the first symbol where data has none, is less behind ``_text``."""
+
+_MODULES_ARE_LARGE = (6, 5)
+"""3e35d303ab7d ("arm64: module: rework module VA range selection")."""
+_BPF_IS_ANYWHERE = (5, 17)
+"""b89ddf4cca43 ("arm64/bpf: Remove 128MB limit for BPF JIT programs")."""
+
+
+def window(layout: Layout) -> tuple[int, int]:
+    """Return [start, stop) of what is mapped page by page."""
+    return _page_end(layout), U64 + 1
+
+
+def image(tables: PageTables) -> tuple[Run, ...]:
+    """Return what is mapped of the kernel's image.
+
+    Nothing else that is executable is as large as its text, and all of it lies in physical memory
+    as it does in virtual memory.
+    """
+    runs = tables.mapped_runs(*window(tables.layout))
+    text = max((run for run in runs if run.is_executable), key=lambda run: run.size, default=None)
+    if text is None:
+        return ()
+    return tuple(run for run in runs if run.virt - run.phys == text.virt - text.phys)
+
+
+def link(layout: Layout, version: tuple[int, int]) -> Addr:
+    """Return KIMAGE_VADDR, where the kernel is without KASLR."""
+    old = 128 if version >= _BPF_IS_ANYWHERE else 256
+    modules = 2048 if version >= _MODULES_ARE_LARGE else old
+    return Addr(_page_end(layout) + modules * MIB)
+
+
+def signature(layout: Layout) -> int:
+    """Return the bits of a return address in which pointer authentication puts its code."""
+    return U64 & -(1 << layout.va_bits) & ~(1 << 55)
+
+
+def _page_end(layout: Layout) -> int:
+    # VA_BITS_MIN: a kernel for 52 bits runs where there are fewer, and is laid out for those.
+    least = 47 if layout.shift == 14 else 48
+    return U64 + 1 - (1 << min(layout.va_bits, least) - 1)
+
+
+NO_RETURN = (
+    "__arm64_sys_exit",
+    "__arm64_sys_exit_group",
+    "__fortify_panic",
+    "__kunit_abort",
+    "__module_put_and_kthread_exit",
+    "__primary_switched",
+    "__reiserfs_panic",
+    "__secondary_switched",
+    "__stack_chk_fail",
+    "__ubsan_handle_builtin_unreachable",
+    "arch_cpu_idle_dead",
+    "arm64_serror_panic",
+    "bad_mode",
+    "complete_and_exit",
+    "cpu_die",
+    "cpu_die_early",
+    "cpu_park_loop",
+    "cpu_panic_kernel",
+    "cpu_startup_entry",
+    "do_exit",
+    "do_group_exit",
+    "do_task_dead",
+    "fortify_panic",
+    "hyp_panic",
+    "kthread_complete_and_exit",
+    "kthread_exit",
+    "kunit_try_catch_throw",
+    "machine_restart",
+    "make_task_dead",
+    "nmi_panic_self_stop",
+    "panic",
+    "panic_bad_stack",
+    "panic_smp_self_stop",
+    "rest_init",
+    "secondary_start_kernel",
+    "start_kernel",
+    "usercopy_abort",
+    "vpanic",
+)
+"""Functions that never return: tools/objtool/noreturns.h, and arch/arm64's own."""
+
+
+_BTI = (0xFFFFFF3F, 0xD503241F)
+_BEFORE = 8
+"""Bytes from bti to a site: a word that the tracer has, too, is between."""
+_SAMPLE = 64
+_NOP = 0xD503201F
+_CALL_OPS = 8
+_BEFORE_POINTER = 12
+_NOPS = [_NOP, _NOP]
+
+
+def has_landings(read: Read, sites: Iterable[int]) -> bool:
+    """Return whether calls through pointers land on instructions that must stay.
+
+    Args:
+        read: the kernel's text.
+        sites: of its function tracer.
+    """
+    some = list(itertools.islice(sites, _SAMPLE))
+    pads = [pad for site in some if (pad := _is_pad(read, site - _BEFORE)) is not None]
+    return not pads or any(pads)
+
+
+def pointer(site: int) -> Addr:
+    """Return where a site's pointer to an ftrace_ops is: ftrace_rec_set_ops()."""
+    return Addr((site - _BEFORE_POINTER) & -_CALL_OPS)
+
+
+def listed_sites(read: Read, listed: Sequence[int]) -> list[int]:
+    """Return the tracer's sites that a kernel's file lists by other addresses."""
+    # Since 6.3 (CONFIG_DYNAMIC_FTRACE_WITH_CALL_OPS) two words before every function come first;
+    # without them a function may begin with as many, which are its own.
+    some = listed[:_SAMPLE]
+    before = _CALL_OPS if 2 * sum(_is_before(read, at) for at in some) > len(some) else 0
+    return [_site(read, at + before) for at in listed]
+
+
+def _is_before(read: Read, addr: int) -> bool:
+    words = np.frombuffer(read(addr, 16), "<u4").tolist()
+    return words[:2] == _NOPS and (_is_bti(words[2]) or words[2:] == _NOPS)
+
+
+def _site(read: Read, entry: int) -> int:
+    is_guarded = _is_bti(int.from_bytes(read(entry, 4), "little"))
+    return entry + 4 * is_guarded + 4
+
+
+def _is_pad(read: Read, addr: int) -> bool | None:
+    try:
+        return _is_bti(int.from_bytes(read(addr, 4), "little"))
+    except MemoryFault:
+        # A module's first function: nothing is before it.
+        return None
+
+
+def _is_bti(word: int) -> bool:
+    return word & _BTI[0] == _BTI[1]
+
+
+_ADRP_MASK, _ADRP = 0b1_00_11111 << 24, 0b1_00_10000 << 24
+_ADD_MASK, _ADD = 0b111111111 << 23, 0b100100010 << 23
+# LDR and STR (unsigned immediate), LDP and STP (signed offset), of general registers.
+_LOAD_MASK, _LOAD = 0b111_1_11 << 24, 0b111_0_01 << 24
+_PAIR_MASK, _PAIR = 0b111_1_111 << 23, 0b101_0_010 << 23
+# LDR of 64 bits (pre-indexed): lists are walked from a head that is loaded so.
+_WALK_MASK, _WALK = 0xFFE0_0C00, 0b11_111_0_00_01_0_000000000_11_00000_00000
+_MOV_MASK, _MOV = 0xFFE0_FFE0, 0b1_01_01010_00_0_00000_000000_11111_00000
+
+
+def references(code: bytes, addr: int) -> Iterator[int]:
+    """Yield the addresses of data that code names, as it comes to them."""
+    known: dict[int, int] = {}
+    words = np.frombuffer(code, "<u4", len(code) // 4).tolist()
+    for at, word in zip(range(addr, addr + 4 * len(words), 4), words, strict=True):
+        if word & _ADRP_MASK == _ADRP:
+            known[word & 31] = _page(word, at)
+        elif word & _MOV_MASK == _MOV and word >> 16 & 31 in known:
+            known[word & 31] = known[word >> 16 & 31]
+        elif word >> 5 & 31 in known:
+            yield from _named(word, known)
+
+
+def _named(word: int, known: dict[int, int]) -> Iterator[int]:
+    register, base = word & 31, word >> 5 & 31
+    if word & _ADD_MASK == _ADD:
+        known[register] = known[base] + _immediate(word) & U64
+        yield known[register]
+    elif word & _WALK_MASK == _WALK:
+        known[base] = known[base] + _signed(word >> 12 & 0x1FF, 9) & U64
+        yield known[base]
+    elif word & _LOAD_MASK == _LOAD:
+        yield known[base] + ((word >> 10 & 0xFFF) << (word >> 30)) & U64
+    elif word & _PAIR_MASK == _PAIR:
+        yield known[base] + _signed(word >> 15 & 0x7F, 7) * (8 if word >> 31 else 4) & U64
+
+
+def _page(word: int, at: int) -> int:
+    pages = _signed((word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3, 21)
+    return (at & ~0xFFF) + (pages << 12) & U64
+
+
+def _immediate(word: int) -> int:
+    return (word >> 10 & 0xFFF) << (12 if word >> 22 & 1 else 0)
+
+
+def _signed(value: int, bits: int) -> int:
+    return value - (1 << bits) if value >> (bits - 1) else value
+
 
 _TRAMPOLINES = (0, 2, 1)
 """Pages from what TTBR1 has to the kernel's table, with page-table isolation and in user mode: its
@@ -87,20 +306,20 @@ PAGING = PagingFacts(
     tables=_tables,
     again=_again,
     noted=_noted,
-    image=lambda tables: kernel_map.image(_known(tables)),
-    window=lambda tables: kernel_map.window(_known(tables).layout),
-    link=lambda tables, version: kernel_map.link(_known(tables).layout, version),
-    link_step=kernel_map.LINK_STEP,
+    image=lambda tables: image(_known(tables)),
+    window=lambda tables: window(_known(tables).layout),
+    link=lambda tables, version: link(_known(tables).layout, version),
+    link_step=LINK_STEP,
     master="swapper_pg_dir",
     # TASK_SIZE in asm/processor.h: vabits_actual is of both halves.
     task_size=lambda tables: 1 << _known(tables).layout.va_bits,
-    signature=lambda tables: kernel_map.signature(_known(tables).layout),
+    signature=lambda tables: signature(_known(tables).layout),
 )
 
 TEXT = TextFacts(
     returns=(),
     indirect="",
-    no_return=kernel_map.NO_RETURN,
+    no_return=NO_RETURN,
     # arch_populate_kprobe_blacklist() in arch/arm64/kernel/probes/kprobes.c.
     unprobed=("__irqentry_text", "__idmap_text", "__hyp_text", "__hyp_idmap_text"),
     without_jump_tables="",

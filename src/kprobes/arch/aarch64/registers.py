@@ -3,9 +3,16 @@
 struct user_pt_regs {    // arch/arm64/include/uapi/asm/ptrace.h; struct pt_regs begins with it
     __u64 regs[31], sp, pc, pstate;
 };
+
+Where a function's arguments are when it is entered: AAPCS64, 6.8.2 "Parameter passing rules".
+
+The kernel has no floating-point ones. A struct of up to 16 bytes is in one or two registers, or
+wholly on the stack; of a larger one the caller has made a copy, and passes its address.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+from kprobes.arch.arch import Passed
 
 GENERAL = tuple(f"x{n}" for n in range(31))
 NAMES = (*GENERAL, "sp", "pc", "pstate")
@@ -54,3 +61,24 @@ def _flags(pstate: int) -> str:
 def _rows(values: Mapping[str, int]) -> Iterator[str]:
     for last in range(_LAST, 0, -3):
         yield " ".join(f"x{n:<2}: {values[f'x{n}']:016x}" for n in range(last, last - 3, -1))
+
+
+_WORD = 8
+_IN_REGISTERS = 16
+
+
+def passed(sizes: Sequence[int]) -> list[Passed]:
+    """Return where each argument is, by their sizes in bytes."""
+    free, stack, found = list(ARGUMENTS), 0, list[Passed]()
+    for size in sizes:
+        is_address = size > _IN_REGISTERS
+        words = 1 if is_address else -(-size // _WORD)
+        if words <= len(free):
+            found.append(Passed(registers=tuple(free[:words]), is_address=is_address))
+            del free[:words]
+        else:
+            # C.13: what does not fit leaves no register to those behind it.
+            free.clear()
+            found.append(Passed(stack=stack, is_address=is_address))
+            stack += words * _WORD
+    return found

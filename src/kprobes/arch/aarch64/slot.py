@@ -20,15 +20,8 @@ Encodings: Arm ARM, C6.2.
 
 from collections.abc import Callable, Mapping
 
-from kprobes.arch.aarch64.function import Flow, Instruction
-from kprobes.arch.aarch64.words import (
-    LINK,
-    SIZE,
-    SP_OR_ZR,
-    Kind,
-    code_of,
-    target_register,
-)
+from kprobes.arch.aarch64.decode import Flow, Instruction
+from kprobes.arch.aarch64.insn import LINK, SIZE, SP_OR_ZR, Kind, code_of, target_register
 from kprobes.errors import RefusedError
 from kprobes.units import U64, Addr
 

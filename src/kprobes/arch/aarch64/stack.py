@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.arch.aarch64.words import (
+from kprobes.arch.aarch64.insn import (
     FRAME,
     LINK,
     SP_OR_ZR,

@@ -11,9 +11,8 @@ from dataclasses import replace
 from iced_x86 import Decoder, FlowControl, Mnemonic, OpKind
 from iced_x86 import Instruction as Decoded
 
-from kprobes.arch.x86_64.function import PREFIX_SIZE, Flow, Function, Instruction
-from kprobes.arch.x86_64.stack import added
-from kprobes.model.text import TextPart, TextTables
+from kprobes.arch.x86_64.insn import PREFIX_SIZE, Flow, Function, Instruction, added
+from kprobes.model.kernel import TextPart, TextTables
 from kprobes.units import U64, Addr
 
 # XEN_EMULATE_PREFIX and KVM's: ud2 and three letters (arch/x86/include/asm/emulate_prefix.h).

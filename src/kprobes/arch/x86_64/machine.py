@@ -1,18 +1,109 @@
-"""x86-64 as far as it must be known to reach a guest."""
+"""x86-64 as far as it must be known to reach a guest.
 
-from collections.abc import Mapping, Sequence
+Where an x86-64 kernel lives: Documentation/arch/x86/x86_64/mm.rst and head_64.S.
+
+Which data an x86-64 function names, by what its instructions have as operands.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 
 from kprobes.arch.machine import Machine, PagingFacts, TaskFacts, TextFacts
 from kprobes.arch.paging import Run
-from kprobes.arch.x86_64 import kernel_map
-from kprobes.arch.x86_64.borrowing import BORROWING
+from kprobes.arch.x86_64.inject import BORROWING
 from kprobes.arch.x86_64.paging import PTI_USER, PageTables, check_long_mode
-from kprobes.arch.x86_64.references import references
 from kprobes.arch.x86_64.registers import KERNEL_CS, STUB_NAMES
 from kprobes.formats import elf
 from kprobes.formats.vmcoreinfo import VmcoreInfo
 from kprobes.ports import Ram, Tables
-from kprobes.units import Addr
+from kprobes.units import U64, Addr
+
+WINDOW = (0xFFFF_FFFF_8000_0000, 0xFFFF_FFFF_C000_0000)
+"""The kernel's image, [start, stop), wherever KASLR puts it."""
+LINK = 0xFFFF_FFFF_8100_0000
+"""Where ``_text`` is linked with the default PHYSICAL_START."""
+MASTER_TABLE = "init_top_pgt"
+"""The page table that no process owns; C calls it swapper_pg_dir."""
+
+RETURN_THUNKS = (
+    "__x86_return_thunk",
+    "retbleed_return_thunk",
+    "srso_return_thunk",
+    "srso_alias_return_thunk",
+    "its_return_thunk",
+    "call_depth_return_thunk",
+)
+"""What a return may be instead: arch/x86/lib/retpoline.S."""
+RETPOLINES = "__x86_indirect_*thunk_*"
+"""Names of what an indirect branch may be instead, one for each register."""
+RETPOLINE = "__x86_indirect_thunk_rax"
+"""A kernel that has it was compiled without jump tables."""
+
+NO_RETURN = (
+    "__fortify_panic",
+    "__ia32_sys_exit",
+    "__ia32_sys_exit_group",
+    "__kunit_abort",
+    "__module_put_and_exit",
+    "__module_put_and_kthread_exit",
+    "__reiserfs_panic",
+    "__stack_chk_fail",
+    "__tdx_hypercall_failed",
+    "__ubsan_handle_builtin_unreachable",
+    "__x64_sys_exit",
+    "__x64_sys_exit_group",
+    "arch_cpu_idle_dead",
+    "complete_and_exit",
+    "cpu_bringup_and_idle",
+    "cpu_startup_entry",
+    "do_exit",
+    "do_group_exit",
+    "do_task_dead",
+    "ex_handler_msr_mce",
+    "fortify_panic",
+    "hlt_play_dead",
+    "hv_ghcb_terminate",
+    "kthread_complete_and_exit",
+    "kthread_exit",
+    "kunit_try_catch_throw",
+    "machine_real_restart",
+    "make_task_dead",
+    "mpt_halt_firmware",
+    "mwait_play_dead",
+    "nmi_panic_self_stop",
+    "panic",
+    "panic_smp_self_stop",
+    "rest_init",
+    "rewind_stack_and_make_dead",
+    "rewind_stack_do_exit",
+    "sev_es_terminate",
+    "snp_abort",
+    "start_kernel",
+    "stop_this_cpu",
+    "usercopy_abort",
+    "vpanic",
+    "x86_64_start_kernel",
+    "x86_64_start_reservations",
+    "xen_cpu_bringup_again",
+    "xen_start_kernel",
+)
+"""Functions that never return: tools/objtool/noreturns.h, and its ancestor in check.c."""
+
+
+_KERNEL = 1 << 63
+
+
+def references(code: bytes, addr: int) -> Iterator[int]:
+    """Yield the addresses of data that code names, as it comes to them."""
+    # It takes 15 ms to load, and only kernels that hide their data's names need it.
+    from iced_x86 import Decoder, OpKind, Register
+
+    for each in Decoder(64, code, ip=addr):
+        for n in range(each.op_count):
+            if each.op_kind(n) == OpKind.IMMEDIATE32TO64:
+                yield each.immediate32to64 & U64
+        if each.memory_base in (Register.RIP, Register.NONE) and each.memory_displacement:
+            yield each.memory_displacement & U64
+
 
 TASK_SIZE = 0x7FFF_FFFF_F000
 """TASK_SIZE_MAX with four levels of page tables."""
@@ -40,14 +131,14 @@ def _again(tables: Tables) -> Mapping[str, int]:
 
 def _noted(ram: Ram, info: VmcoreInfo) -> Sequence[PageTables]:
     virt, base = info.symbols.get("swapper_pg_dir"), info.numbers.get("phys_base")
-    start = kernel_map.WINDOW[0]
+    start = WINDOW[0]
     if virt is None or base is None or virt < start:
         return ()
     return _of_any_level(ram, max(virt - start + base, 0))
 
 
 def _image(tables: Tables) -> tuple[Run, ...]:
-    return _known(tables).mapped_runs(*kernel_map.WINDOW)
+    return _known(tables).mapped_runs(*WINDOW)
 
 
 def _known(tables: Tables) -> PageTables:
@@ -58,7 +149,7 @@ def _known(tables: Tables) -> PageTables:
 
 def _window(tables: Tables) -> tuple[int, int]:
     del tables
-    return kernel_map.WINDOW
+    return WINDOW
 
 
 def _signature(tables: Tables) -> int:
@@ -68,7 +159,7 @@ def _signature(tables: Tables) -> int:
 
 def _link(tables: Tables, version: tuple[int, int]) -> Addr:
     del tables, version
-    return Addr(kernel_map.LINK)
+    return Addr(LINK)
 
 
 def _resched_mask(version: tuple[int, int]) -> int:
@@ -88,17 +179,17 @@ PAGING = PagingFacts(
     window=_window,
     link=_link,
     link_step=1,
-    master=kernel_map.MASTER_TABLE,
+    master=MASTER_TABLE,
     task_size=lambda tables: _TASK_SIZES[_known(tables).levels],
     signature=_signature,
 )
 
 TEXT = TextFacts(
-    returns=kernel_map.RETURN_THUNKS,
-    indirect=kernel_map.RETPOLINES,
-    no_return=kernel_map.NO_RETURN,
+    returns=RETURN_THUNKS,
+    indirect=RETPOLINES,
+    no_return=NO_RETURN,
     unprobed=(),
-    without_jump_tables=kernel_map.RETPOLINE,
+    without_jump_tables=RETPOLINE,
     # endbr64 does nothing else, and is never probed.
     has_landings=lambda _read, _sites: True,
     exception_words=lambda _version: 3,

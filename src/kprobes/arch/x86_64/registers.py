@@ -4,9 +4,16 @@ struct pt_regs {    // arch/x86/include/asm/ptrace.h
     unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di;
     unsigned long orig_ax, ip, cs, flags, sp, ss;
 };
+
+Where a function's arguments are when it is entered: System V AMD64 ABI, section 3.2.3.
+
+The kernel has no floating-point ones. A struct of up to 16 bytes is in one or two registers, or
+wholly on the stack; a larger one is on the stack.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from kprobes.arch.arch import Passed
 
 _CALLEE_SAVED = ("r15", "r14", "r13", "r12", "bp", "bx")
 _CALLER_SAVED = ("r11", "r10", "r9", "r8", "ax", "cx", "dx", "si", "di")
@@ -53,3 +60,23 @@ def _shown(name: str, values: Mapping[str, int]) -> str:
     # "R08", as the kernel has it.
     label = f"R{name[1:].zfill(2)}" if name[0] == "r" else f"R{name.upper()}"
     return f"{label}: {values[name]:016x}"
+
+
+_WORD = 8
+_IN_REGISTERS = 16
+_RETURN_ADDRESS = 8
+"""Below the first argument on the stack."""
+
+
+def passed(sizes: Sequence[int]) -> list[Passed]:
+    """Return where each argument is, by their sizes in bytes."""
+    free, stack, found = list(ARGUMENTS), _RETURN_ADDRESS, list[Passed]()
+    for size in sizes:
+        words = -(-size // _WORD)
+        if size <= _IN_REGISTERS and words <= len(free):
+            found.append(Passed(registers=tuple(free[:words])))
+            del free[:words]
+        else:
+            found.append(Passed(stack=stack))
+            stack += words * _WORD
+    return found

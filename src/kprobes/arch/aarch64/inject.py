@@ -1,0 +1,193 @@
+"""Borrowed tasks of aarch64.
+
+A function returns to x30, and leaves x19 to x28 and sp as they were. So the landing is any call
+through one of these registers, in a function that hardly anybody calls, and the register leads to
+the kernel's return from an interrupt. That takes pt_regs from the stack pointer, and the stack
+pointer goes up by its size: it gives registers back only to whoever is right above. Hence two of
+them. Stack of a borrowed task, from low to high addresses:
+
+    pt_regs again;    // goes on at the same return; its first words are for arguments beyond the
+                      // eighth, which are on the stack (AAPCS64, 6.8.2)
+    pt_regs frame;    // what the task was doing: it ends at its stack pointer
+
+struct pt_regs {    // arch/arm64/include/asm/ptrace.h
+    u64 regs[31], sp, pc, pstate;
+    ...             // to the multiple of 16 by which the return moves the stack pointer
+};
+
+What the return loads, and that size, are read from its text.
+"""
+
+import struct
+from collections.abc import Mapping
+
+from kprobes.arch.aarch64.insn import first_register, fits
+from kprobes.arch.aarch64.paging import PageTables
+from kprobes.arch.aarch64.registers import ARGUMENTS, NAMES, STUB_NAMES
+from kprobes.arch.insn import Read
+from kprobes.arch.machine import (
+    BorrowFacts,
+    Called,
+    Entered,
+    Looked,
+    Wanted,
+    Way,
+    address_of,
+    alloc_like_module,
+)
+from kprobes.errors import TargetError
+from kprobes.model.kernel import Kernel
+from kprobes.units import MIB, U64, Addr
+
+_WORD = 8
+_PAGE = 4096
+_FINISH = "ret_to_kernel"
+_UNCALLED = (
+    "iterate_supers_type",
+    "walk_process_tree",
+    "cpu_suspend",
+    "machine_kexec",
+    "pm_runtime_force_suspend",
+    "pm_runtime_force_resume",
+)
+"""Who comes to a landing and is not ours is sent on."""
+_CALLEE_SAVED = range(19, 28)
+"""And x28, which has the call's number."""
+_BLR = (
+    0b1111111_1_1_11_11111_1111_1_1_00000_11111,
+    0b1101011_0_0_01_11111_0000_0_0_00000_00000,
+)
+_ERET = 0b1101011_0_100_11111_0000_0_0_11111_00000
+_LDP_PC_PSTATE = 0b10_101_0_010_1_0100000_10110_11111_10101
+"""``ldp x21, x22, [sp, #256]``."""
+_LDR_LINK = 0b11_111_0_01_01_000000011110_11111_11110
+"""``ldr x30, [sp, #240]``."""
+_ADD_SP, _ADD_MASK = 0b1_0_0_100010_0_000000000000_11111_11111, 0xFFC0_03FF
+_DAIF = 0b1111 << 6
+_GUARDED = 1 << 50
+"""GP: an indirect branch into the page must land on an instruction for that."""
+_IDLE = ("cpu_do_idle",)
+_SET_TIMER = "arch_timer_set_next_event_virt"
+_REACH = 100 * MIB
+"""Of the 128 MiB that ``b`` reaches, the text itself takes some."""
+_GFP_KERNEL = 0xCC0
+_ANY_NODE = -1
+
+
+def _way(memory: Looked, kernel: Kernel) -> Way:
+    finish = kernel.symbols.find(_FINISH)
+    if finish is None:
+        raise TargetError(f"kernel {kernel.release} has no {_FINISH}")
+    if _known(memory).attributes(finish.addr) & _GUARDED:
+        raise TargetError("this kernel's text is guarded (BTI): no task of it can be borrowed")
+    size = _taken_off(_words(memory.read(finish.addr, min(finish.size, _PAGE))))
+    landing, register = _landing(memory, kernel)
+    return Way(landing=landing, then=(finish.addr,), register=f"x{register}", size=size)
+
+
+def _taken_off(words: tuple[int, ...]) -> int:
+    # All alternatives have been applied: what is read is what runs.
+    words = words[: words.index(_ERET)] if _ERET in words else ()
+    sizes = [word >> 10 & 0xFFF for word in words if word & _ADD_MASK == _ADD_SP]
+    if _LDP_PC_PSTATE not in words or _LDR_LINK not in words or len(sizes) != 1:
+        raise TargetError("this kernel returns from interrupts in a way that is not known")
+    return sizes[0]
+
+
+def _landing(memory: Looked, kernel: Kernel) -> tuple[Addr, int]:
+    for name in _UNCALLED:
+        symbol = kernel.symbols.find(name)
+        if symbol is None:
+            continue
+        words = _words(memory.read(symbol.addr, min(symbol.size, _PAGE)))
+        for number, word in enumerate(words):
+            if fits(word, _BLR) and first_register(word) in _CALLEE_SAVED:
+                return Addr(symbol.addr + 4 * number), first_register(word)
+    raise TargetError("no place to return to was found in this kernel's text")
+
+
+def _words(code: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(code) // 4}I", code[: len(code) & ~3])
+
+
+def _known(memory: Looked) -> PageTables:
+    if not isinstance(memory.tables, PageTables):
+        raise TypeError(f"{memory.tables!r} are no tables of this architecture")
+    return memory.tables
+
+
+def _keep(way: Way, registers: Mapping[str, int]) -> tuple[int, bytes]:
+    own = {name: registers[STUB_NAMES[name]] for name in NAMES}
+    again = own | {"pc": way.then[-1], "pstate": own["pstate"] | _DAIF}
+    data = b"".join(_pt_regs(each).ljust(way.size, b"\0") for each in (again, own))
+    return own["sp"] - len(data), data
+
+
+def _pt_regs(values: Mapping[str, int]) -> bytes:
+    return struct.pack(f"<{len(NAMES)}Q", *(values[name] for name in NAMES))
+
+
+def _enter(way: Way, frame: int, called: Called) -> Entered:
+    links = {"x30": way.landing, way.register: way.then[-1]}
+    return _entered(frame, called, links)
+
+
+def _leave(way: Way, frame: int, called: Called) -> Entered:
+    return _entered(frame, called, {"x30": way.then[-1]})
+
+
+def _entered(frame: int, called: Called, links: Mapping[str, int]) -> Entered:
+    args = [value & U64 for value in called.args]
+    passed = dict(zip(ARGUMENTS, args, strict=False))
+    registers = {**passed, **links, "pc": called.function, "sp": frame}
+    return Entered(registers=registers, words=tuple(args[len(ARGUMENTS) :]))
+
+
+def _send_on(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
+    (word,) = _words(read(registers["pc"], 4))
+    return {"pc": registers[f"x{first_register(word)}"], "x30": registers["pc"] + 4}
+
+
+def _kick(memory: Looked, kernel: Kernel) -> Called | None:
+    # It sets the CPU's own timer to the next tick, and does nothing else.
+    del memory
+    function = address_of(kernel, _SET_TIMER)
+    return None if function is None else Called(function=function, args=(1, 0))
+
+
+def _code(memory: Looked, kernel: Kernel, wanted: Wanted) -> Called:
+    # module_alloc and execmem_alloc go where ``b`` from the text does not reach. In 6.1:
+    # void *__vmalloc_node_range(unsigned long size, unsigned long align, unsigned long start,
+    #     unsigned long end, gfp_t gfp_mask, pgprot_t prot, unsigned long vm_flags, int node,
+    #     const void *caller)
+    function = address_of(kernel, "__vmalloc_node_range_noprof", "__vmalloc_node_range")
+    stop = address_of(kernel, "_stext")
+    if function is None or stop is None:
+        raise TargetError(f"kernel {kernel.release} has no __vmalloc_node_range or no _stext")
+    protection = _known(memory).attributes(wanted.like)
+    place = (wanted.size, _PAGE, stop - _REACH, stop)
+    args = (*place, _GFP_KERNEL, protection, 0, _ANY_NODE, wanted.caller)
+    return Called(function=function, args=args)
+
+
+BORROWING = BorrowFacts(
+    pc="pc",
+    result="x0",
+    number="x28",
+    switch="invoke_syscall",
+    system_call="__arm64_sys_",
+    idle=_IDLE,
+    # Interrupts are masked there: one that comes only ends the sleep.
+    may_leave_idle=lambda _registers: True,
+    way=_way,
+    keep=_keep,
+    enter=_enter,
+    leave=_leave,
+    home=lambda registers: registers["sp"],
+    send_on=_send_on,
+    kick=_kick,
+    code=_code,
+    module_code=alloc_like_module,
+    page_size=lambda memory: 1 << _known(memory).layout.shift,
+    free_code=("vfree",),
+)

@@ -1,0 +1,155 @@
+"""One instruction as people read it, of whatever architecture.
+
+Places of a kernel's text that may carry no probe, whatever instruction is there.
+"""
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kprobes.model.kernel import TextPart, TextTables
+from kprobes.units import Addr
+
+Read = Callable[[int, int], bytes]
+"""(address, size) to exactly so many bytes; raises MemoryFault."""
+
+
+class Syntax(StrEnum):
+    """How instructions are written."""
+
+    ATT = "att"
+    INTEL = "intel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One line of a listing.
+
+    Attributes:
+        addr: where it is.
+        code: its bytes; one byte where they are no instruction.
+        mnemonic, operands: as text; ``(bad)`` for what is no instruction.
+        target: of a direct branch or call, or None.
+        place: a fixed address that its memory operand has, or None.
+        value: a constant that may be an address, or None.
+        per_cpu: offset of a fixed operand in per-CPU memory, or None.
+        fields: (offset, bytes) in the code of what may hold an address that is linked in.
+    """
+
+    addr: Addr
+    code: bytes
+    mnemonic: str
+    operands: str
+    target: Addr | None = None
+    place: Addr | None = None
+    value: int | None = None
+    per_cpu: int | None = None
+    fields: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def next(self) -> Addr:
+        """The first address behind it."""
+        return Addr(self.addr + len(self.code))
+
+    @property
+    def text(self) -> str:
+        """Mnemonic and operands."""
+        return f"{self.mnemonic} {self.operands}".rstrip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """A memory operand, or an address computed, a constant behind a window of memory's start.
+
+    Attributes:
+        offset: that constant: bytes from the window's start; what is added besides is unknown.
+        origin: of the last instruction that added what is no constant; else of the one that
+            brought the window's address. It tells one such place from another.
+        size: bytes that are accessed; 0 where the address is only computed.
+        is_write: whether memory is written.
+    """
+
+    offset: int
+    origin: Addr
+    size: int
+    is_write: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opinion:
+    """Whether an instruction may carry a probe.
+
+    Attributes:
+        verdict: ``copy``, ``relocate``, ``emulate``: what a slot does with it; or ``refuse``.
+        why: the reason, for a user.
+    """
+
+    verdict: str
+    why: str
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether no slot may run it."""
+        return self.verdict == "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A whole function, understood.
+
+    Attributes:
+        sizes: bytes of each of its instructions, by address.
+        judge: an address to whether it may carry a probe.
+    """
+
+    sizes: Mapping[int, int]
+    judge: Callable[[int], Opinion]
+
+    def start_of(self, addr: int) -> Addr | None:
+        """Return where the instruction begins that an address lies in, or None."""
+        starts = (at for at in range(addr, addr - 20, -1) if at in self.sizes)
+        return next((Addr(at) for at in starts if addr < at + self.sizes[at]), None)
+
+
+_PREAMBLES = ("__pfx_", "__cfi_")
+
+
+def forbidden_place(
+    name: str, parts: Sequence[TextPart], addr: int, tables: TextTables
+) -> str | None:
+    """Return why a place of a function may carry no probe, or None.
+
+    Args:
+        name: of the function.
+        parts: its pieces, the one with its entry first.
+        addr: the place.
+        tables: what is known of the kernel's text.
+    """
+    if tables.missing:
+        return f"which instructions a probe would break is not known: {tables.missing} not found"
+    if name.startswith(_PREAMBLES):
+        return "it is padding before a function, which the kernel keeps for itself"
+    entry = parts[0].addr
+    # A .cold part is forbidden with its function, as the kernel looks both names up.
+    is_cold = not entry <= addr < parts[0].stop
+    for place in (addr, entry) if is_cold else (addr,):
+        after = bisect.bisect_right(tables.forbidden, place, key=lambda range_: range_.start)
+        if after and place < tables.forbidden[after - 1].stop:
+            return tables.forbidden[after - 1].why
+    # within_kprobe_blacklist() looks up what is before the first dot.
+    base, dot, _ = name.partition(".")
+    if dot and base in tables.forbidden_names:
+        return f"it was split from {base}, which the kernel forbids to probe"
+    return None
+
+
+def probed_place(addr: int, tables: TextTables) -> str | None:
+    """Return why the kernel's own kprobes leave no room for one of ours, or None."""
+    return next((each.why for each in tables.probed if each.start <= addr < each.stop), None)
+
+
+def in_alternative(start: int, stop: int, tables: TextTables) -> bool:
+    """Return whether some bytes overlap with an alternative that boot still rewrites."""
+    last = bisect.bisect_left(tables.alternatives, (stop,)) - 1
+    return last >= 0 and start < tables.alternatives[last][1]

@@ -1,0 +1,156 @@
+"""``kprobe list``: the functions that can be probed, with their typed arguments."""
+
+import argparse
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from kprobes.cli import options
+from kprobes.cli.terminal import write_text
+from kprobes.errors import UsageError
+
+if TYPE_CHECKING:
+    # The engine takes a third of a second to import.
+    from kprobes.guest.guest import Guest
+    from kprobes.guest.text import Text
+    from kprobes.inspect.status import Function
+
+NAME = "list"
+HELP = "list the functions that can be probed"
+EPILOG = """\
+examples:
+  kprobe list 'vfs_*'
+  kprobe list 'do_sys_*' -v              # with arguments: $arg1 is the first
+  kprobe list --target host 'tcp_*'      # what this machine's own kernel takes probes in
+  kprobe list --target qemu:localhost:1234 '*' | wc -l
+  kprobe list --exits 'vfs_*' -v         # how their returns can be probed, and each exit
+  kprobe list --exits --image vmlinux    # every function of the kernel in a file
+  kprobe list 'tcp_*' --format json | jq -r '.function + " " + .args[0].type'
+
+Exit status: 0 done, 1 nothing matches, 2 usage, 3 target unreachable."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument(
+        "pattern", metavar="PATTERN", nargs="?", help="a name or a shell pattern: vfs_*"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="with arguments or exits")
+    parser.add_argument(
+        "--exits", action="store_true", help="say how each function's returns can be probed"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--image", type=Path, metavar="FILE", help="with --exits: the kernel in a file"
+    )
+    options.add_target(parser)
+    options.add_quiet(parser)
+    options.add_boot(parser)
+
+
+def run(args: argparse.Namespace, out: BinaryIO) -> int:
+    """List; return the exit code."""
+    from kprobes.cli.target import check_options
+
+    check_options(args)
+    options.check_image(args)
+    if args.exits:
+        _write_exits(args, out)
+        return 0
+    if args.image is not None:
+        raise UsageError("--image is for --exits")
+    if args.pattern is None:
+        raise UsageError("which functions? use 'vfs_*', or '*' for all")
+    _write_functions(args, out)
+    return 0
+
+
+def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
+    from kprobes.cli.report import functions_as_json as as_json
+    from kprobes.cli.report import functions_as_names as as_names
+    from kprobes.cli.report import functions_as_prototypes as as_prototypes
+
+    # A hundred thousand symbols would be looked through for garbage, and there is none.
+    gc.disable()
+    try:
+        found = _probeable(args)
+    finally:
+        gc.enable()
+    show = as_prototypes if args.verbose else as_names
+    write_text(out, (as_json if args.format == "json" else show)(found))
+
+
+def _probeable(args: argparse.Namespace) -> "list[Function]":
+    from kprobes.cli.options import is_host
+
+    is_typed = args.verbose or args.format == "json"
+    if is_host(args):
+        from kprobes.cli.target import this_machine
+        from kprobes.host.check import probeable_here
+
+        return probeable_here(this_machine(), pattern=args.pattern, is_typed=is_typed)
+    from kprobes.inspect.status import probeable
+
+    with _guest(args) as guest:
+        _say_why_not(guest)
+        memory, kernel, facts = guest.memory, guest.kernel, guest.arch.site
+        return probeable(memory, kernel, facts, pattern=args.pattern, is_typed=is_typed)
+
+
+def _say_why_not(guest: "Guest") -> None:
+    from kprobes.cli.terminal import say
+    from kprobes.errors import RefusedError
+    from kprobes.guest.obstacles import check_possible
+
+    try:
+        check_possible(guest)
+    except RefusedError as error:
+        say(f"kprobe: {error}")
+
+
+def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
+    from kprobes.arch.registry import arch
+    from kprobes.cli.terminal import say
+    from kprobes.cli.verdicts import as_table, sum_up
+    from kprobes.cli.verdicts import exits_as_json as as_json
+    from kprobes.guest.text import classified
+
+    with _text(args) as text:
+        facts = arch(text.kernel.arch).patch
+        found = list(classified(text, facts, pattern=args.pattern or "*"))
+    if args.format == "json":
+        write_text(out, as_json(found))
+    else:
+        write_text(out, as_table(found, has_exits=args.verbose))
+    if not args.quiet:
+        say(sum_up(found))
+
+
+@contextmanager
+def _guest(args: argparse.Namespace) -> Generator["Guest"]:
+    from kprobes.cli.target import opened
+    from kprobes.cli.terminal import Progress, Stop
+
+    with (
+        Stop() as stop,
+        Progress(is_quiet=args.quiet) as progress,
+        opened(args, stop=stop, progress=progress) as session,
+    ):
+        yield session.driver.guest
+        stop.check()
+
+
+@contextmanager
+def _text(args: argparse.Namespace) -> Generator["Text"]:
+    from kprobes.guest.places import text_of
+    from kprobes.guest.text import text_of_image
+    from kprobes.image.file import read_image
+    from kprobes.plan.ftrace import known_sites
+
+    if args.image is not None:
+        yield text_of_image(read_image(args.image))
+        return
+    with _guest(args) as guest:
+        yield text_of(guest, known_sites(guest.memory, guest.kernel))

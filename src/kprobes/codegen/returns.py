@@ -1,0 +1,180 @@
+"""What return probes do at a site: their records at returns, and what these need before.
+
+The roles are those of ``model.plan``. At the entry, at a return and at a jump out of the
+function alike the stack pointer is where the return address is: at the call's slot. In the
+trampoline it is a word above. Frames and slots are handled whatever else a hit interrupts; only
+records are guarded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kprobes.codegen import fetch, guard, instances, record
+from kprobes.codegen.context import Context, Returned
+from kprobes.codegen.ir import Value, const
+from kprobes.model.plan import (
+    FRAME_CALLER,
+    FRAME_COUNTER,
+    FRAME_EXIT,
+    FRAME_ORIGIN,
+    FRAME_VALUES,
+    Returning,
+    Returns,
+    Role,
+)
+from kprobes.model.resolved import calls_guest, can_fault
+
+_WORD = 8
+
+
+def emit(context: Context, returning: Sequence[Returning], first: int) -> None:
+    """Add what return probes do at a site; their events count from ``first``."""
+    for each in returning:
+        roles = _Roles(context=context, returns=each.returns, first=first)
+        match each.role:
+            case Role.ENTER:
+                roles.enter(is_hooked=False)
+            case Role.HOOK:
+                roles.enter(is_hooked=True)
+            case Role.TAIL:
+                roles.tail()
+            case Role.RETURN:
+                roles.at_return()
+            case Role.LAND:
+                roles.land()
+        first += len(each.returns.probes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Roles:
+    context: Context
+    returns: Returns
+    first: int
+
+    def enter(self, *, is_hooked: bool) -> None:
+        f = self.context.out
+        out = f.label("out")
+        frame = self._inserted(out, is_seen=not is_hooked)
+        f.store(f.op("add", frame, FRAME_EXIT), const(0))
+        self._keep(frame)
+        if is_hooked:
+            self._take_over(frame)
+        f.jump(out)
+        f.place(out)
+
+    def tail(self) -> None:
+        f, context = self.context.out, self.context
+        out = f.label("out")
+        if self.returns.keeps:
+            absent, kept = f.label("absent"), f.label("kept")
+            frame = instances.find(
+                context, self.returns.stride, context.stack, absent, is_taken=False
+            )
+            f.jump(kept)
+            f.place(absent)
+            self._count_unasked()
+            f.jump(out)
+            f.place(kept)
+        else:
+            frame = self._inserted(out, is_seen=False)
+        f.store(f.op("add", frame, FRAME_EXIT), f.address_of("site"))
+        self._take_over(frame)
+        f.jump(out)
+        f.place(out)
+
+    def at_return(self) -> None:
+        f, slot, frame = self.context.out, self.context.stack, None
+        out = f.label("out")
+        if self.returns.keeps:
+            frame = instances.find(self.context, self.returns.stride, slot, out, is_taken=False)
+        caller = instances.origin(self.context, self._caller(slot), slot)
+        self._record(slot, (caller, f.address_of("site")), frame)
+        if frame is not None:
+            instances.free(self.context, frame)
+        f.jump(out)
+        f.place(out)
+
+    def land(self) -> None:
+        f, context = self.context.out, self.context
+        slot = f.op("sub", context.stack, context.arch.returns.behind)
+        lost, landed = f.label("lost"), f.label("landed")
+        frame = instances.find(context, self.returns.stride, slot, lost, is_taken=True)
+        f.store(instances.link(context, slot), f.load(f.op("add", frame, FRAME_CALLER)))
+        origin, left = (f.load(f.op("add", frame, at)) for at in (FRAME_ORIGIN, FRAME_EXIT))
+        self._record(slot, (origin, left), frame)
+        instances.free(context, frame)
+        f.jump(landed)
+        f.place(lost)
+        # There is nowhere to return to.
+        f.emit("call void @llvm.trap()")
+        f.emit("unreachable")
+        f.place(landed)
+
+    def _inserted(self, out: str, *, is_seen: bool) -> Value:
+        # Where there is no room Python does not see the return, unless it does so without a frame.
+        f, context = self.context.out, self.context
+        full, inserted = f.label("full"), f.label("inserted")
+        frame = instances.insert(context, self.returns.stride, context.stack, full)
+        f.jump(inserted)
+        f.place(full)
+        for index in range(self.first, self.first + len(self.returns.probes)):
+            guard.count(context, f"event{index}", context.abi.unkept)
+        if not is_seen:
+            self._count_unasked()
+        f.jump(out)
+        f.place(inserted)
+        return frame
+
+    def _count_unasked(self) -> None:
+        context = self.context
+        if self.returns.upcalls:
+            place = context.out.value("i64", context.code.address.format("unasked"))
+            guard.count_at(context, place)
+
+    def _keep(self, frame: Value) -> None:
+        f, context = self.context.out, self.context
+        if self.returns.is_timed:
+            f.store(f.op("add", frame, FRAME_COUNTER), record.stamp(context))
+        for index, operand in enumerate(self.returns.kept):
+            if can_fault(operand):
+                raise TypeError(f"{operand} is memory, which is read at the return")
+            place = f.op("add", frame, FRAME_VALUES + _WORD * index)
+            if not calls_guest(operand):
+                f.store(place, fetch.value_of(context, operand, ""))
+                continue
+            # What a hit of our own path keeps is not recorded either.
+            missed = f.label("missed")
+            guard.hold(context, lambda: None, missed)
+            f.store(place, fetch.value_of(context, operand, ""))
+            guard.leave(context)
+            f.jump(missed)
+            f.place(missed)
+
+    def _take_over(self, frame: Value) -> None:
+        # Who looks from outside finds the caller in one of the two places, or in both.
+        f, slot = self.context.out, self.context.stack
+        link = instances.link(self.context, slot)
+        caller = f.load(link)
+        origin = instances.origin(self.context, caller, slot)
+        f.store(f.op("add", frame, FRAME_ORIGIN), origin)
+        f.publish(f.op("add", frame, FRAME_CALLER), caller)
+        f.publish(link, f.address_of("trampoline"))
+
+    def _caller(self, slot: Value) -> Value:
+        # A return instruction may be one that checks the address, and has it protected until then.
+        f, plain = self.context.out, self.context.arch.returns.plain
+        found = f.load(instances.link(self.context, slot))
+        return found if plain is None else f.value("i64", plain.format(found.text))
+
+    def _record(self, slot: Value, where: tuple[Value, Value], frame: Value | None) -> None:
+        # As the kernel's own return probes show it: the function has returned.
+        context, (caller, left) = self.context, where
+        stack = context.out.op("add", slot, context.arch.returns.behind)
+        names = (context.code.call.pc, context.code.call.link)
+        shown = replace(
+            context,
+            registers={**context.registers, "sp": stack} | {n: caller for n in names if n},
+            stack=stack,
+            returned=Returned(caller=caller, exit=left, frame=frame, kept=self.returns.kept),
+        )
+        record.emit_probes(shown, self.returns.probes, self.first)

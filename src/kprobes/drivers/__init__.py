@@ -1,1 +1,0 @@
-"""Prepare, arm, drain, disarm; the undo journal."""

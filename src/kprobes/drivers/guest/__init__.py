@@ -1,1 +1,0 @@
-"""The engine for guests: hijack, arena, arm, drain, disarm."""

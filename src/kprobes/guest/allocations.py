@@ -1,0 +1,184 @@
+"""What a guest has lent to a tracer and must get back: memory, and the state of its pages.
+
+A ledger is kept beside the undos in the journal: a line before each call of a guest's function,
+and one with its result. Whoever comes after a killed tracer knows what is still lent, which call
+was under way, and where to look for return addresses on stacks that lead into lent memory.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from kprobes.model.plan import Frames
+from kprobes.units import Addr
+
+
+class Kind(StrEnum):
+    """What was lent; how it is given back follows from it."""
+
+    DATA = "data"
+    CODE = "code"
+    SEAL = "seal"
+    """Pages of code that were made executable and read-only."""
+    PER_CPU = "per_cpu"
+    CATCHER = "catcher"
+    """A place in the guest's chain of callbacks for exceptions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loan:
+    """One thing that a guest has lent.
+
+    Attributes:
+        addr, size: where, in bytes; a per-CPU offset for PER_CPU.
+    """
+
+    kind: Kind
+    addr: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of a guest's function, which may lend something or take it back.
+
+    Attributes:
+        frame: of the borrowed task: where the function returns, a word above.
+        landing: the address that it returns to.
+        number: of the ledger's calls; None in journals that knew none.
+        lends: what the guest lends by it; the function's result is its address when that is 0.
+        returns: what the guest gets back by it.
+    """
+
+    frame: int
+    landing: int
+    number: int | None = None
+    lends: Loan | None = None
+    returns: Loan | None = None
+
+
+def _say_nothing(line: dict[str, Any]) -> None:
+    del line
+
+
+def nothing() -> None:
+    """Check nothing, or tell nobody."""
+
+
+class Ledger:
+    """Everything that one guest has lent.
+
+    Attributes:
+        loans: in the order in which they were made.
+        calls: how many were begun.
+        call: the one that is under way, or None.
+        frames: of calls whose return addresses may be ours, in memory that is lent.
+        check: raises GuestReplacedError unless it is still the guest that has lent it.
+    """
+
+    def __init__(self, say: Callable[[dict[str, Any]], None] = _say_nothing) -> None:
+        """Begin a ledger; every change is said before it is made."""
+        self.loans: tuple[Loan, ...] = ()
+        self.calls = 0
+        self.call: Call | None = None
+        self.frames: tuple[Frames, ...] = ()
+        self.check: Callable[[], None] = nothing
+        self._say = say
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the guest has everything back."""
+        return not self.loans and self.call is None
+
+    @property
+    def memory(self) -> int:
+        """Bytes that are lent; what every CPU has of its own is not counted."""
+        return sum(loan.size for loan in self.loans if loan.kind in (Kind.DATA, Kind.CODE))
+
+    def begin(self, call: Call) -> None:
+        """Note a call that is about to be made."""
+        self._say({"begin": asdict(call)})
+        self._begin(call)
+
+    def end(self, result: int) -> None:
+        """Note what the call returned; 0 also when nobody knows."""
+        self._say({"end": result})
+        self._end(result)
+
+    def cancel(self) -> None:
+        """Note that the call which was begun was not made."""
+        self._say({"cancel": True})
+        self._cancel()
+
+    def keep_frames(self, frames: Sequence[Frames]) -> None:
+        """Note where calls will be that return to us, instead of where they were before."""
+        self._say({"frames": [asdict(each) for each in frames]})
+        self.frames = tuple(frames)
+
+    @classmethod
+    def replayed(cls, lines: Iterable[dict[str, Any]]) -> "Ledger":
+        """Return the ledger of a journal's lines."""
+        ledger = cls()
+        for line in lines:
+            ledger.replay(line)
+        return ledger
+
+    def replay(self, line: dict[str, Any]) -> None:
+        """Take over what another ledger said.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is nothing that a ledger says.
+        """
+        if "begin" in line:
+            self._begin(_call_of(line["begin"]))
+        if "end" in line:
+            self._end(int(line["end"]))
+        if "cancel" in line:
+            self._cancel()
+        if "frames" in line:
+            self.frames = tuple(_frames_of(item) for item in line["frames"])
+
+    def _begin(self, call: Call) -> None:
+        self.calls += 1
+        self.call = call
+        if call.lends is not None and call.lends.addr:
+            self.loans += (call.lends,)
+
+    def _end(self, result: int) -> None:
+        call, self.call = self.call, None
+        if call is None:
+            return
+        self.loans = tuple(loan for loan in self.loans if loan != call.returns)
+        if call.lends is not None and not call.lends.addr and result:
+            self.loans += (replace(call.lends, addr=result),)
+
+    def _cancel(self) -> None:
+        call, self.call = self.call, None
+        if call is not None:
+            self.loans = tuple(loan for loan in self.loans if loan != call.lends)
+
+
+def _call_of(item: dict[str, Any]) -> Call:
+    return Call(
+        frame=int(item["frame"]),
+        landing=int(item["landing"]),
+        number=None if item.get("number") is None else int(item["number"]),
+        lends=_loan_of(item["lends"]),
+        returns=_loan_of(item["returns"]),
+    )
+
+
+def _frames_of(item: dict[str, Any]) -> Frames:
+    return Frames(
+        addr=Addr(int(item["addr"])),
+        count=int(item["count"]),
+        stride=int(item["stride"]),
+        trampoline=Addr(int(item["trampoline"])),
+    )
+
+
+def _loan_of(item: dict[str, Any] | None) -> Loan | None:
+    if item is None:
+        return None
+    return Loan(kind=Kind(item["kind"]), addr=int(item["addr"]), size=int(item["size"]))

@@ -1,0 +1,385 @@
+"""The session's memory in the guest: code, counters, rings and a few per-CPU words.
+
+Allocated once by borrowing a task; arming afterwards is only memory writes.
+
+Code memory that a linker fills, one piece of code behind the other.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from kprobes.codegen.breakpoint import BLOCK_SIZE
+from kprobes.errors import TargetError, UsageError
+from kprobes.guest.allocations import Kind, Loan
+from kprobes.guest.guest import GuestMemory
+from kprobes.guest.inject import Borrower, Task
+from kprobes.guest.kernel_abi import first_of, per_cpu_bases
+from kprobes.guest.release import CodeMemory, allocate_code, allocate_module_code, give_back
+from kprobes.model.abi import (
+    CPU_SHIFT,
+    MAX_STRING,
+    PERCPU_GUARD,
+    PERCPU_LIMIT,
+    PERCPU_LOST,
+    PERCPU_SIZE,
+    PERCPU_WORD,
+    SLACK,
+    TEXT_SLOTS,
+)
+from kprobes.model.kernel import Kernel
+from kprobes.model.upcall import MailboxLayout
+from kprobes.ports import Text
+from kprobes.units import KIB, MIB, U64, Addr
+
+_ALIGN = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class Area:
+    """What is where in one piece of code memory. Nothing is written yet.
+
+    Attributes:
+        text: [start, stop) that may be filled.
+        next: where the next code goes.
+        gate: where hits of sites near this go that wait for Python; None before there are any.
+        called: where code here calls the guest's own functions, by what it calls them; empty before
+            there is any.
+        bodies: by functions' entries, what their exits near this share.
+        routines: code besides that of plans, by address: to be written before it is called.
+    """
+
+    text: Text
+    next: Addr = field(init=False)
+    gate: Addr | None = None
+    called: dict[str, Addr] = field(default_factory=dict[str, Addr])
+    bodies: dict[Addr, Addr] = field(default_factory=dict[Addr, Addr])
+    routines: list[tuple[Addr, bytes]] = field(default_factory=list[tuple[Addr, bytes]])
+
+    def __post_init__(self) -> None:
+        """Begin at its start."""
+        self.next = self.text[0]
+
+    def place(self, size: int) -> Addr:
+        """Return where so many bytes of code may be.
+
+        Raises:
+            TargetError: no room is left.
+        """
+        place = self.next
+        end = aligned(place + size)
+        if end > self.text[1]:
+            raise TargetError("no room is left for the probes' code; probe fewer functions")
+        self.next = end
+        return place
+
+    def add(self, code: bytes) -> Addr:
+        """Have code here that is no plan's, and return where.
+
+        Raises:
+            TargetError: no room is left.
+        """
+        place = self.place(len(code))
+        self.routines.append((place, code))
+        return place
+
+    def away(self, addr: Addr) -> int:
+        """Return how far a branch must go at most between here and an address, in bytes."""
+        return max(abs(end - addr) for end in self.text)
+
+
+def largest_gap(text: Text, taken: Iterable[Text]) -> Text:
+    """Return the largest part of a range that some others leave free."""
+    start, stop = text
+    gaps = [(start, start)]
+    for first, end in sorted(each for each in taken if start <= each[0] < stop):
+        gaps.append((start, first))
+        start = aligned(end)
+    return max([*gaps, (start, max(start, stop))], key=lambda gap: gap[1] - gap[0])
+
+
+def aligned(addr: int) -> Addr:
+    """Return the first address from this one on where code may begin."""
+    return Addr(-(-addr // _ALIGN) * _ALIGN)
+
+
+_GFP_KERNEL = 0xCC0
+MISSED_SIZE = 8 * (1 << 16)
+"""Bytes of one kind of counters: one per event id."""
+COUNTERS_SIZE = 2 * MISSED_SIZE
+"""Bytes of both kinds: missed hits, and calls that no frame was free for."""
+CATCHER_SIZE = 256
+"""Bytes for the code of the callback for breakpoints."""
+NOTES_PAGE = 4096
+UNDO_SIZE = 32
+"""Of the session's notes: their beginning, and how one patch is undone; see ``guest.notes``."""
+_LEAST_RING = 64 * KIB
+_DEFAULT_RING = 16 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaSize:
+    """How much to allocate.
+
+    Attributes:
+        code: bytes for the code of all probes.
+        frames: bytes for calls in progress.
+        ring: bytes of each CPU's ring, a power of two; None for what fits the guest.
+        undos: how many patches may be noted in the guest itself.
+    """
+
+    code: int = 1 * MIB
+    ring: int | None = None
+    frames: int = 0
+    undos: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no ring can have."""
+        if self.ring is not None and (self.ring < _LEAST_RING or self.ring & (self.ring - 1)):
+            raise UsageError(f"a ring of {self.ring} bytes: a power of two, 64 KiB at least")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """What was allocated, by kernel address.
+
+    Attributes:
+        catcher: where the code of the guest's callback for breakpoints is.
+        code: executable memory for probes, within reach of the kernel's text.
+        module_code: the same within reach of its modules; None where ``code`` is, or without any.
+        data: the counters of missed hits and of unkept calls, then the rings, room for filters'
+            strings, the mailbox, and our place in the guest's chain of callbacks for exceptions.
+        percpu: per-CPU offset of PERCPU_SIZE bytes.
+        bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
+        ring_size: of each CPU's ring, slack not counted.
+        frames, frames_size: where calls in progress are kept whose return is probed, in bytes.
+        notes: where the session's notes are, behind its data.
+        undos: how many patches the notes have room for.
+    """
+
+    catcher: Addr
+    code: CodeMemory
+    data: Addr
+    percpu: int
+    bases: tuple[int, ...]
+    ring_size: int
+    frames: Addr
+    notes: Addr
+    frames_size: int = 0
+    module_code: CodeMemory | None = None
+    undos: int = 0
+
+    def beside(self, taken: Collection[Text]) -> "Arena":
+        """Return it with what some ranges leave of its room for code and for calls."""
+        code = largest_gap((self.code.addr, self.code.stop), taken)
+        stop = Addr(self.frames + self.frames_size)
+        frames = largest_gap((self.frames, stop), taken)
+        return replace(
+            self,
+            code=CodeMemory(addr=code[0], size=code[1] - code[0]),
+            frames=frames[0],
+            frames_size=frames[1] - frames[0],
+        )
+
+    def has_room(self, size: ArenaSize) -> bool:
+        """Whether it is at least as large, its rings left aside."""
+        return self.code.size >= size.code and self.frames_size >= size.frames
+
+    @property
+    def parts(self) -> tuple[Addr, ...]:
+        """An address of each piece of memory that it is made of."""
+        far = () if self.module_code is None else (self.module_code.addr,)
+        return self.data, self.catcher, self.code.addr, self.frames, *far
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs have a ring."""
+        return len(self.bases)
+
+    @property
+    def missed(self) -> Addr:
+        """Where the missed counters are."""
+        return self.data
+
+    @property
+    def unkept(self) -> Addr:
+        """Where the counters of calls are that no frame was free for."""
+        return Addr(self.missed + MISSED_SIZE)
+
+    @property
+    def rings(self) -> Addr:
+        """Where the first ring begins."""
+        return Addr(self.unkept + MISSED_SIZE)
+
+    def ring(self, cpu: int) -> Addr:
+        """Return where a CPU's ring begins."""
+        return Addr(self.rings + cpu * (self.ring_size + SLACK))
+
+    def words(self, cpu: int) -> int:
+        """Return where a CPU's PERCPU_SIZE bytes are."""
+        return (self.bases[cpu] + self.percpu) & U64
+
+    @property
+    def texts(self) -> Addr:
+        """Where every CPU's room for the strings of filters is."""
+        return self.ring(self.cpus)
+
+    @property
+    def mailbox(self) -> Addr:
+        """Where vCPUs that wait for Python leave their words."""
+        return Addr(self.texts + self.cpus * TEXT_SLOTS * MAX_STRING)
+
+    @property
+    def mailbox_layout(self) -> MailboxLayout:
+        """What is where in it."""
+        return MailboxLayout(cpus=self.cpus)
+
+    def missed_upcall(self, number: int) -> Addr:
+        """Return the counter of what was asked by a number and not answered."""
+        return Addr(self.mailbox + self.mailbox_layout.missed + 8 * number)
+
+    @property
+    def block(self) -> Addr:
+        """Where the guest's callback for breakpoints is described."""
+        return Addr(self.mailbox + self.mailbox_layout.size)
+
+    @property
+    def lookup(self) -> Text:
+        """The callback's code, which looks breakpoints up."""
+        return self.catcher, Addr(self.catcher + CATCHER_SIZE)
+
+    @property
+    def programs(self) -> tuple[Text, ...]:
+        """Where the code of probes may be: first that near the kernel's text, with trampolines."""
+        near = self.code.addr, self.code.stop
+        if self.module_code is None:
+            return (near,)
+        return near, (self.module_code.addr, self.module_code.stop)
+
+
+def data_size(cpus: int, ring_size: int, frames: int = 0) -> int:
+    """Return the bytes of an arena's data for so many CPUs."""
+    rings = cpus * (ring_size + SLACK + TEXT_SLOTS * MAX_STRING)
+    return COUNTERS_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE + frames
+
+
+def allocate(
+    borrower: Borrower, kernel: Kernel, size: ArenaSize, *, note: Callable[[Addr, Addr], None]
+) -> Arena:
+    """Allocate an arena in a stopped guest, all or nothing; ``reset`` makes it ready.
+
+    Args:
+        borrower: of tasks of the guest.
+        kernel: that runs there.
+        size: of the arena.
+        note: writes the session's notes, with its mark; is given their address and the data's.
+
+    Raises:
+        TargetError: the guest has not enough memory, or no task could be borrowed.
+    """
+    memory = borrower.memory
+    bases = per_cpu_bases(memory, kernel)
+    ring = size.ring or fitting_ring(sum(n for _, n in memory.ram.runs), len(bases))
+    with borrower.task() as task, ExitStack() as undo:
+        undo.callback(give_back, task, kernel)
+        # First, with its mark: a killed tracer's memory is given back only where that is found.
+        before = _notes(data_size(len(bases), ring, size.frames))
+        data = _allocate_data(task, kernel, before + NOTES_PAGE + size.undos * UNDO_SIZE)
+        note(notes := Addr(data + before), data)
+        code = allocate_code(task, kernel, size.code, like=data)
+        module_code = allocate_module_code(task, kernel, size.code)
+        percpu = _allocate_percpu(task, kernel)
+        undo.pop_all()
+    return Arena(
+        catcher=code.addr,
+        code=CodeMemory(addr=Addr(code.addr + CATCHER_SIZE), size=code.size - CATCHER_SIZE),
+        module_code=module_code,
+        data=data,
+        percpu=percpu,
+        bases=bases,
+        ring_size=ring,
+        frames=Addr(data + data_size(len(bases), ring)),
+        frames_size=size.frames,
+        notes=notes,
+        undos=size.undos,
+    )
+
+
+def grow(borrower: Borrower, kernel: Kernel, arena: Arena, size: ArenaSize) -> Arena:
+    """Return an arena with new memory for code and for calls; the guest is stopped.
+
+    What it had for them stays lent: somebody may return there.
+
+    Args:
+        borrower: of tasks of the guest.
+        kernel: that runs there.
+        arena: whose rings and counters go on.
+        size: of what is new.
+
+    Raises:
+        TargetError: as for ``allocate``; then nothing is new.
+    """
+    before = borrower.ledger.loans
+    with borrower.task() as task, ExitStack() as undo:
+
+        def give_new_back() -> None:
+            give_back(task, kernel, [each for each in task.ledger.loans if each not in before])
+
+        undo.callback(give_new_back)
+        frames = _allocate_data(task, kernel, size.frames)
+        code = allocate_code(task, kernel, size.code, like=arena.data)
+        module_code = allocate_module_code(task, kernel, size.code)
+        undo.pop_all()
+    return replace(
+        arena, code=code, module_code=module_code, frames=frames, frames_size=size.frames
+    )
+
+
+def fitting_ring(ram: int, cpus: int) -> int:
+    """Return the ring size for a guest with so many bytes of RAM: about a 16th for all CPUs."""
+    # A 512 MiB guest has some KiB less, below 1 MiB, which must not halve its rings.
+    share = max(ram // 15 // cpus, _LEAST_RING)
+    return min(1 << (share.bit_length() - 1), _DEFAULT_RING)
+
+
+def reset(arena: Arena, memory: GuestMemory) -> None:
+    """Make every ring empty; no probe may be armed."""
+    for cpu in range(arena.cpus):
+        name, words = cpu << CPU_SHIFT, arena.words(cpu)
+        memory.set_u64(words + PERCPU_LIMIT, name | arena.ring_size)
+        memory.set_u64(words + PERCPU_LOST, 0)
+        memory.set_u64(words + PERCPU_GUARD, 0)
+        memory.set_u64(words + PERCPU_WORD, name)
+
+
+def forget_calls(arena: Arena, memory: GuestMemory) -> None:
+    """Make every frame free; nobody may be inside the code that uses them, or return to it."""
+    memory.write(arena.frames, bytes(arena.frames_size))
+
+
+def _notes(end: int) -> int:
+    return -(-end // NOTES_PAGE) * NOTES_PAGE
+
+
+def _allocate_data(task: Task, kernel: Kernel, size: int) -> Addr:
+    loan = Loan(kind=Kind.DATA, addr=0, size=size)
+    function = first_of(kernel, "vzalloc_noprof", "vzalloc")
+    return _checked(task.call(function, loan.size, lends=loan), f"{size // MIB} MiB of rings")
+
+
+def _allocate_percpu(task: Task, kernel: Kernel) -> int:
+    symbol = kernel.symbols.find("pcpu_alloc_noprof")
+    loan = Loan(kind=Kind.PER_CPU, addr=0, size=PERCPU_SIZE)
+    if symbol is not None:
+        args = (PERCPU_SIZE, PERCPU_SIZE, 0, _GFP_KERNEL)
+        found = task.call(symbol.addr, *args, lends=loan)
+    else:
+        function = first_of(kernel, "__alloc_percpu")
+        found = task.call(function, PERCPU_SIZE, PERCPU_SIZE, lends=loan)
+    return _checked(found, "a few per-CPU words")
+
+
+def _checked(found: int, what: str) -> Addr:
+    if found == 0:
+        raise TargetError(f"the guest has no memory left for {what}; try a smaller --buffer-size")
+    return Addr(found)

@@ -1,0 +1,407 @@
+"""Plans to armed code, and back: the only place where a guest's text is written.
+
+All writes to code go through the stub and by physical address: a write behind QEMU's back would
+leave stale translated code. Each goes to the journal first, and is compared with what planning
+saw at the moment of writing.
+
+Breakpoints of ours in a guest: its own exception chain is told whose they are.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+
+from kprobes.codegen.breakpoint import (
+    BLOCK_MASK,
+    BLOCK_TABLE,
+    EMPTY_TABLE,
+    PRIORITY,
+    compile_catcher,
+    hash_table,
+    table_mask,
+)
+from kprobes.drain import nothing
+from kprobes.errors import GuestReplacedError, TargetError
+from kprobes.guest.allocations import Kind, Ledger, Loan
+from kprobes.guest.arena import CATCHER_SIZE, Arena
+from kprobes.guest.ftrace_records import Records
+from kprobes.guest.guest import Guest, GuestMemory, remembering, write_code
+from kprobes.guest.inject import Borrower
+from kprobes.guest.journal import FLAGS, Described, Journal, Undo
+from kprobes.guest.kernel_abi import first_of
+from kprobes.guest.link import Linker, Program, Trampoline
+from kprobes.guest.patches import StoppedMemory, roll_back
+from kprobes.guest.stacks import give_callers_back, stopped_outside
+from kprobes.model.abi import GuestAbi
+from kprobes.model.plan import Frames, Patch, Plan, Site, Strategy
+from kprobes.model.upcall import Question
+from kprobes.plan.ftrace import DISABLED
+from kprobes.ports import Text
+from kprobes.units import Addr, Phys
+
+_CALLBACK, _NEXT, _PRIORITY = 0, 8, 16
+_INT = 0xFFFF_FFFF
+
+
+class Catcher:
+    """Our callback in a guest's exception chain: registered once, whatever is armed later.
+
+    The guest must be stopped for all of it.
+    """
+
+    def __init__(self, guest: Guest, arena: Arena, ledger: Ledger) -> None:
+        self._guest = guest
+        self._arena = arena
+        self._ledger = ledger
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the guest calls us."""
+        return any(loan.kind is Kind.CATCHER for loan in self._ledger.loans)
+
+    def register(self) -> None:
+        """Have the guest call us; it runs meanwhile.
+
+        Raises:
+            TargetError: it has no such chain, refuses, or no task could be borrowed.
+        """
+        guest, block = self._guest, self._arena.block
+        register = first_of(guest.kernel, "register_die_notifier")
+        self._load()
+        guest.memory.set_u64(block + _CALLBACK, self._arena.catcher)
+        guest.memory.set_u64(block + _NEXT, 0)
+        guest.memory.set_u64(block + _PRIORITY, PRIORITY)
+        loan = Loan(kind=Kind.CATCHER, addr=block, size=0)
+        borrower = Borrower(guest.stub, guest.memory, guest.kernel, self._ledger)
+        with borrower.task() as task:
+            if task.call(register, block, lends=loan) & _INT:
+                raise TargetError("the guest refused to tell us of breakpoints")
+
+    def lead(self, table: Addr, mask: int) -> None:
+        """Have breakpoints led by a table of detours."""
+        memory, block = self._guest.memory, self._arena.block
+        memory.set_u64(block + BLOCK_TABLE, table)
+        memory.set_u64(block + BLOCK_MASK, mask)
+
+    def _load(self) -> None:
+        code = compile_catcher(self._guest.arch)
+        room = CATCHER_SIZE - len(EMPTY_TABLE)
+        if len(code) > room:
+            raise ValueError(f"the callback has {len(code)} bytes, and room for {room}")
+        place = self._arena.catcher
+        write_code(self._guest.stub, self._guest.memory, place, code.ljust(room) + EMPTY_TABLE)
+        self.lead(Addr(place + room), 0)
+
+
+_FLAGS = 8
+"""Offset of dyn_ftrace.flags."""
+
+
+def _nothing(undos: Sequence[Undo]) -> None:
+    del undos
+
+
+class Armory:
+    """Puts programs into a guest's arena and its text, and takes them out.
+
+    ``load``, ``arm``, ``withdraw`` and ``disarm`` need a stopped guest.
+
+    Args:
+        guest: whose text is patched.
+        arena: for the code; nothing in it is in use.
+        abi: what the code knows of the guest.
+        journal: of what is done.
+        kept: that calls of earlier recordings will return to.
+
+    Attributes:
+        note: writes into the guest, beside the journal, how it is put right.
+    """
+
+    def __init__(
+        self,
+        guest: Guest,
+        arena: Arena,
+        abi: GuestAbi,
+        journal: Journal,
+        kept: Sequence[Trampoline] = (),
+    ) -> None:
+        self._kept = kept
+        self.note: Callable[[Sequence[Undo]], None] = _nothing
+        self._guest = guest
+        self._arena = arena
+        self._journal = journal
+        self._catcher = Catcher(guest, arena, journal.ledger)
+        self._stopped = StoppedMemory(guest.stub, guest.memory.ram)
+        self._linker = Linker(guest.arch, abi, arena)
+        self._undos: list[Undo] = []
+        self._owners: dict[Phys, Addr] = {}
+        self._detours: dict[Addr, Addr] = {}
+        self._is_retried = False
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether the guest's text holds patches of ours."""
+        return bool(self._undos)
+
+    @property
+    def frames(self) -> Sequence[Frames]:
+        """Where calls in progress are kept, also those of earlier recordings."""
+        return [*(each.frames for each in self._kept), *self._linker.frames]
+
+    @property
+    def trampolines(self) -> Sequence[Trampoline]:
+        """What calls in progress may return to, also those of earlier recordings."""
+        return [*self._kept, *self._linker.trampolines]
+
+    @property
+    def landings(self) -> Sequence[Question]:
+        """What is asked when a call returns that was taken over."""
+        return self._linker.landings
+
+    @property
+    def lookup(self) -> Text:
+        """The code that looks breakpoints up."""
+        return self._arena.lookup
+
+    def link(
+        self, plans: Iterable[Plan], checkpoint: Callable[[], None] = nothing
+    ) -> list[Program]:
+        """Compile and place the code of some plans; nothing is written yet.
+
+        Args:
+            plans: to be armed.
+            checkpoint: called for every one; what it raises ends the linking.
+
+        Raises:
+            TargetError: the arena is full.
+        """
+        return self._linker.link(plans, checkpoint)
+
+    def catch(self, plans: Iterable[Plan], *, more: bool = False) -> None:
+        """Have the guest, which runs, tell us of breakpoints if some plans need it.
+
+        Args:
+            plans: to be armed.
+            more: whether others may come while no task can be borrowed.
+
+        Raises:
+            TargetError: it does not, or no task could be borrowed.
+        """
+        is_needed = more or any(p.site.strategy is Strategy.BREAKPOINT for p in plans)
+        can_catch = self._guest.arch.patch.trap is not None
+        if is_needed and can_catch and not self._catcher.is_registered:
+            with self._guest.stub.paused():
+                self._catcher.register()
+
+    def load(self, programs: Sequence[Program]) -> None:
+        """Write code to the arena, where nothing calls it yet."""
+        if not programs:
+            return
+        self._journal.check()
+        codes = [*self._linker.take_routines(), *((p.entry, p.code) for p in programs)]
+        for first, stop in self._arena.programs:
+            self._load(sorted(code for code in codes if first <= code[0] < stop))
+        self._load_table(programs)
+
+    def _load(self, codes: Sequence[tuple[Addr, bytes]]) -> None:
+        # Many pieces, one write.
+        if not codes:
+            return
+        start, _ = codes[0]
+        blob = bytearray()
+        for addr, code in codes:
+            blob += bytes(addr - start - len(blob)) + code
+        self._write_code(start, bytes(blob))
+
+    def _load_table(self, programs: Sequence[Program]) -> None:
+        more = {
+            program.plan.site.addr: program.entry
+            for program in programs
+            if program.plan.site.strategy is Strategy.BREAKPOINT
+        }
+        if not more:
+            return
+        self._detours |= more
+        table = hash_table(self._detours)
+        where = self._linker.place(len(table))
+        self._write_code(where, table)
+        self._catcher.lead(where, table_mask(table))
+
+    def stage(self, programs: Sequence[Program]) -> list[Undo]:
+        """Put on the disk what arming some programs will write; the guest may run meanwhile."""
+        memory = remembering(self._guest.memory)
+        undos = [(p.plan.site, undo) for p in programs for undo in self._undo(p, memory)]
+        sites = [program.plan.site for program in programs]
+        idle = [site for site in sites if site.strategy is Strategy.FTRACE]
+        flags = [(site, undo) for site in idle for undo in _flag_undo(site, memory)]
+        self._stopped.note_data(undo.phys for _, undo in flags)
+        self._owners |= {undo.phys: site.addr for site, undo in flags + undos}
+        patches = [undo for _, undo in flags + undos]
+        self._journal.ledger.keep_frames([f for f in self.frames if f.trampoline])
+        self._journal.describe(_described(programs))
+        self._journal.record(patches)
+        self._journal.check()
+        self.note([*self._undos, *patches])
+        return patches
+
+    def arm(self, patches: Sequence[Undo]) -> None:
+        """Patch the sites of loaded and staged programs: all of them, or none.
+
+        Raises:
+            TargetError: a site no longer holds what planning saw; nothing is left patched.
+        """
+        self._journal.check()
+        try:
+            self._verify(patches)
+        except TargetError:
+            self._keep(self._undos)
+            raise
+        # Before the writes: what cannot be taken back now is for the next attempt to disarm.
+        self._undos += patches
+        with ExitStack() as undo:
+            undo.callback(self.disarm)
+            self._stopped.write_physical_many([(u.phys, u.new) for u in patches])
+            self._check_written(patches)
+            undo.pop_all()
+
+    def withdraw(self, ranges: Sequence[Text]) -> None:
+        """Put the sites in some ranges of text back, and what belongs to them, and verify them.
+
+        Raises:
+            TargetError: somebody else has changed one meanwhile; the rest is as it was.
+        """
+
+        def is_gone(undo: Undo) -> bool:
+            return any(start <= self._owners[undo.phys] < stop for start, stop in ranges)
+
+        self._journal.check()
+        gone = [undo for undo in self._undos if is_gone(undo)]
+        self._roll_back(gone)
+        self._undos = [undo for undo in self._undos if not is_gone(undo)]
+        self._keep(self._undos)
+
+    def disarm(self) -> int:
+        """Put all text and records back and verify them.
+
+        Returns:
+            How many places somebody else has put back before.
+
+        Raises:
+            TargetError: somebody else has changed a site meanwhile; the rest is as it was.
+            GuestReplacedError: another guest runs there, or another state of it.
+        """
+        self._journal.check()
+        # What an attempt that failed has put back, nobody else has.
+        is_first, self._is_retried = not self._is_retried, True
+        count = self._roll_back(self._undos)
+        self._is_retried = False
+        self._undos = []
+        self._keep(())
+        if self._guest.arch.returns.comes_back:
+            give_callers_back(self._guest.memory, self.frames)
+        return count if is_first else 0
+
+    def _roll_back(self, undos: Sequence[Undo]) -> int:
+        # How many places hold what they must, though it was not us who put it there.
+        records = Records(self._guest, self._stopped)
+        wanted = records.settled(undos)
+        patched = sum(undo.new != undo.old for undo in wanted)
+        count = patched - roll_back(wanted, self._stopped)
+        records.make_calls(undos)
+        return count
+
+    def _check_written(self, patches: Sequence[Undo]) -> None:
+        # A monitor's ``loadvm`` may have come after the check before. The guest has not run since:
+        # what was written into the other state goes again before it does.
+        try:
+            self._journal.check()
+        except GuestReplacedError:
+            roll_back(patches, self._stopped)
+            raise
+
+    def _keep(self, undos: Sequence[Undo]) -> None:
+        self._journal.keep(undos)
+        self.note(undos)
+
+    def _undo(self, program: Program, memory: GuestMemory) -> list[Undo]:
+        site = program.plan.site
+        start = self._start(site, program.entry)
+        patch = Patch(addr=site.addr, old=site.old, new=start + site.old[len(start) :])
+        return _place(patch, program.plan.name, memory)
+
+    def _start(self, site: Site, entry: Addr) -> bytes:
+        arch = self._guest.arch
+        match site.strategy:
+            case Strategy.FTRACE:
+                return arch.site.branch(site.addr, entry)
+            case Strategy.JUMP:
+                return arch.patch.jump(site.addr, entry)
+            case Strategy.BREAKPOINT:
+                return arch.patch.breakpoint
+
+    def _verify(self, undos: Sequence[Undo]) -> None:
+        found = self._stopped.read_physical_many([(undo.phys, len(undo.old)) for undo in undos])
+        for undo, now in zip(undos, found, strict=True):
+            if now != undo.old:
+                raise TargetError(
+                    f"{undo.what}: {undo.addr:#x} holds {now.hex()}, not {undo.old.hex()} as "
+                    "before: the guest changed it; nothing was patched"
+                )
+
+    def _write_code(self, addr: Addr, code: bytes) -> None:
+        write_code(self._guest.stub, self._guest.memory, addr, code)
+
+
+def silence(guest: Guest, arena: Arena, abi: GuestAbi, trampolines: Sequence[Trampoline]) -> None:
+    """Have calls only return from trampolines: what a recording before this did there is over.
+
+    Args:
+        guest: which runs, and runs on; nothing is armed.
+        arena: of the session.
+        abi: what the code knows of the guest.
+        trampolines: that are to be silent.
+
+    Raises:
+        TargetError: somebody stays in their code for seconds.
+    """
+    linker = Linker(guest.arch, abi, arena)
+    codes = [(each.text[0], linker.silent(each)) for each in trampolines]
+    texts = [each.text for each in trampolines]
+    with stopped_outside(guest, texts, otherwise="new probes cannot be armed yet"):
+        for addr, code in codes:
+            write_code(guest.stub, guest.memory, addr, code)
+
+
+def _described(programs: Sequence[Program]) -> list[Described]:
+    return [
+        Described(
+            site=program.plan.site.addr,
+            entry=program.entry,
+            event_id=probe.layout.event_id,
+            definition=probe.definition.command,
+        )
+        for program in programs
+        for probe in program.plan.recorded
+    ]
+
+
+def _flag_undo(site: Site, memory: GuestMemory) -> list[Undo]:
+    # The guest's ftrace must not find bytes that it did not write: it would WARN and give up
+    # tracing altogether. A site that it already uses is left to it.
+    old, new = ((site.flags | bit).to_bytes(8, "little") for bit in (0, DISABLED))
+    assert site.record is not None
+    patch = Patch(addr=Addr(site.record + _FLAGS), old=old, new=new)
+    return _place(patch, FLAGS, memory)
+
+
+def _place(patch: Patch, what: str, memory: GuestMemory) -> list[Undo]:
+    # One per page: kernels that are built for size align no function.
+    return [
+        Undo(
+            phys=phys,
+            addr=Addr(patch.addr + at),
+            old=patch.old[at : at + size],
+            new=patch.new[at : at + size],
+            what=what,
+        )
+        for phys, at, size in memory.pieces(patch.addr, len(patch.old))
+    ]

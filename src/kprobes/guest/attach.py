@@ -1,0 +1,199 @@
+"""A stub's address to an attached guest: connect, find RAM, find the kernel in it.
+
+Looking at a guest beside the tracer that has its stub: through QEMU's own memory.
+
+A stub serves one client. The tracer's journal says where the guest's RAM is in QEMU's process and
+where its page table is; that is enough to read the kernel, and nothing can be written.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kprobes.arch.arch import Arch
+from kprobes.arch.machine import Machine
+from kprobes.arch.registry import arch, machine, machine_of_stub
+from kprobes.errors import TargetError, UnreachableError
+from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.guest.journal import Entry, Journal, Window, at_work, process_start
+from kprobes.image.cache import KernelCache, default_root
+from kprobes.image.file import check_same_build, kernel_from_image, read_image
+from kprobes.image.find import Registers, find_spaces, read_kernel
+from kprobes.model.kernel import Kernel
+from kprobes.transport.connect import connect, parse_target
+from kprobes.transport.find_ram import WAYS, open_ram
+from kprobes.transport.ram import ProcessRam, ProcessRun
+from kprobes.transport.stub import Stub
+from kprobes.units import Phys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How a guest is looked at.
+
+    Attributes:
+        ways: to its RAM, in the order in which they are tried: a ``shared`` file, QEMU's
+            ``process``, the ``stub``.
+        image: the vmlinux or boot image of its kernel, or None. Another build is refused. It
+            gives the types that a kernel built without them lacks.
+    """
+
+    ways: Sequence[str] = WAYS
+    image: Path | None = None
+
+
+def attach(target: str, *, access: Access | None = None, timeout_s: float = 5.0) -> Guest:
+    """Connect to a guest; it runs again afterwards, unless somebody else has stopped it.
+
+    Args:
+        target: of its stub or monitor.
+        access: how it is looked at.
+        timeout_s: for the connection and for each answer.
+
+    Raises:
+        UnreachableError: nothing answers, or somebody else uses the stub.
+        TargetError: no Linux that we understand runs there, or not the image's.
+    """
+    _check_free(target)
+    stub = connect(target, timeout_s=timeout_s)
+    try:
+        return look(stub, access or Access())
+    except TargetError as error:
+        stub.detach()
+        if stub.is_held:
+            raise TargetError(f"{error} (the guest is paused; has it booted?)") from error
+        raise
+    except BaseException:
+        stub.detach()
+        raise
+
+
+def _check_free(target: str) -> None:
+    # A stub serves one at a time: without a word, the second would wait until it gives up.
+    address = parse_target(target)
+    other = at_work(lambda each: parse_target(each) == address)
+    if other is None:
+        return
+    first, *others = dict.fromkeys(each.definition for each in other.probes) or ("",)
+    what = f" ({first}{f' and {len(others)} more' if others else ''})" if first else ""
+    raise UnreachableError(
+        f"process {other.pid} is tracing this guest{what}: a gdb stub serves one at a time"
+    )
+
+
+def look(stub: Stub, access: Access) -> Guest:
+    """Find RAM and kernel of a guest that a stub has stopped; it runs again afterwards.
+
+    One that somebody else has stopped stays so.
+
+    Raises:
+        TargetError: no Linux that we understand runs there, or not the image's.
+    """
+    ram = open_ram(stub, ways=access.ways)
+    machine = machine_of_stub(stub.architecture)
+    vcpus = registers_of(stub, machine)
+    facts = _facts(stub, arch(machine.name), vcpus)
+    # The others may be offline, or not yet woken.
+    machine.paging.check(vcpus[0])
+    spaces = find_spaces(ram, machine, vcpus)
+    # The rest takes 50 ms and looks only at what does not change.
+    stub.let_run()
+    found = read_kernel(spaces, cache=KernelCache(default_root()))
+    kernel = found.kernel
+    if access.image is not None:
+        kernel = _with_image(kernel, access.image)
+    return Guest(
+        address=stub.address,
+        stub=stub,
+        memory=GuestMemory(ram, found.tables),
+        kernel=kernel,
+        arch=facts,
+        task_size=machine.paging.task_size(found.tables),
+        tables=found.tables,
+        host=ram.host,
+    )
+
+
+def registers_of(stub: Stub, machine: Machine) -> list[Registers]:
+    """Return every vCPU's registers, those that lead to the kernel's memory among them."""
+    found = list[Registers]()
+    for cpu in stub.ids():
+        more = {name: stub.register(cpu, name) for name in machine.paging.registers}
+        rare = _rare(stub, cpu, machine.paging.rare)
+        found.append({**stub.registers(cpu), **more, **rare})
+    return found
+
+
+def _facts(stub: Stub, facts: Arch, vcpus: Sequence[Registers]) -> Arch:
+    known = list[Registers]()
+    for cpu, registers in zip(stub.ids(), vcpus, strict=True):
+        known.append({**registers, **_rare(stub, cpu, facts.code_registers)})
+    return replace(facts, code=facts.code_for(known))
+
+
+def _rare(stub: Stub, cpu: int, names: Sequence[str]) -> Registers:
+    # Those that a CPU has.
+    found = dict[str, int]()
+    for name in names:
+        with suppress(TargetError):
+            found[name] = stub.register(cpu, name)
+    return found
+
+
+def _with_image(kernel: Kernel, path: Path) -> Kernel:
+    image = read_image(path)
+    check_same_build(kernel, image)
+    if kernel.types is not None:
+        return kernel
+    # Its addresses are as linked, its types hold wherever it runs.
+    return replace(kernel, types=kernel_from_image(image).types)
+
+
+def point_out(guest: Guest, journal: Journal) -> None:
+    """Write into a journal how others can look at its guest; nothing where they cannot."""
+    host = guest.host
+    if host is None:
+        return
+    runs = tuple((int(run.start), run.size, run.addr) for run in host.runs)
+    started = process_start(host.pid)
+    facts = guest.arch.machine
+    journal.point(
+        Window(
+            pid=host.pid,
+            started=started,
+            runs=runs,
+            arch=facts.name,
+            registers=facts.paging.again(guest.tables),
+        )
+    )
+
+
+def tracer_at_work(entries: Iterable[Entry]) -> Entry | None:
+    """Return the journal of a tracer that has its guest's stub now, or None."""
+    alive = (e for e in entries if not e.is_abandoned and e.window is not None)
+    return next(alive, None)
+
+
+@contextmanager
+def overlooking(window: Window) -> Generator[tuple[GuestMemory, Kernel]]:
+    """Open a guest's memory for reading, and find the kernel in it.
+
+    Raises:
+        TargetError: its QEMU has ended, is not ours to look into, or runs no Linux that we know.
+    """
+    if not window.started or process_start(window.pid) != window.started:
+        raise TargetError(f"the guest's QEMU, process {window.pid}, has ended")
+    runs = [
+        ProcessRun(start=Phys(start), size=size, addr=addr) for start, size, addr in window.runs
+    ]
+    try:
+        ram = ProcessRam(window.pid, runs)
+    except (OSError, ValueError) as error:
+        raise TargetError(f"QEMU, process {window.pid}, cannot be looked into: {error}") from error
+    try:
+        spaces = find_spaces(ram, machine(window.arch), [window.registers])
+        found = read_kernel(spaces, cache=KernelCache(default_root()))
+        yield GuestMemory(ram, found.tables), found.kernel
+    finally:
+        ram.close()

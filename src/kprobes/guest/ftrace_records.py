@@ -1,0 +1,111 @@
+"""The guest's own ftrace records of patched sites: what they must hold when the patches are gone.
+
+A patched site's record is marked disabled, and the guest's ftrace counts no tracer at it
+(``skip_record()`` in kernel/trace/ftrace.c). A tracer that began meanwhile would count below zero
+when it ends, and ftrace gives up for good then. So a record gets back what its tracers would have
+made of it by now: their number, and whether one of them has all registers saved. Their call is made
+at the guest's next change of a tracer, as between ``ftrace_hash_rec_enable()`` and
+``ftrace_run_update_code()``; by us where that one may be too late.
+"""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+
+from kprobes.guest.guest import Guest
+from kprobes.guest.journal import FLAGS, Undo
+from kprobes.guest.patches import PhysicalMemory
+from kprobes.guest.tracers import Tracers, offsets
+from kprobes.units import Addr, Phys
+
+_IP = 8
+"""Bytes from a record's address of its site to its flags."""
+_COUNT = (1 << 16) - 1
+"""Of the flags, what counts tracers; the kernel has some bits more for it."""
+_REGS, _REGS_ENABLED, _ENABLED = 1 << 30, 1 << 29, 1 << 31
+"""FTRACE_FL_REGS: a tracer has all registers saved; FTRACE_FL_REGS_EN, FTRACE_FL_ENABLED: its call
+is made. Same bits from 5.10 to 7.x."""
+
+
+_CHANGE_S = 1.0
+"""A task that changes tracers may be preempted, but not for long."""
+_BETWEEN_S = 0.002
+
+
+@contextmanager
+def paused_between_changes(guest: Guest) -> Generator[None]:
+    """Stop a guest that is not just about to change its own tracers, if that is to be had."""
+    # Before it stands still; its memory is read only then, as the stub tells who has ended.
+    offsets(guest.kernel)
+    deadline = time.monotonic() + _CHANGE_S
+    while True:
+        with guest.stub.paused():
+            tracers = Tracers(guest.memory, guest.kernel)
+            if not tracers.are_changing or time.monotonic() > deadline:
+                yield
+                return
+        time.sleep(_BETWEEN_S)
+
+
+class Records:
+    """Records of patched sites, in a guest that stands still."""
+
+    def __init__(
+        self, guest: Guest, memory: PhysicalMemory, tracers: Tracers | None = None
+    ) -> None:
+        """Look at a guest; ``memory`` is what patches are written through."""
+        self._guest = guest
+        self._memory = memory
+        self._tracers = tracers or Tracers(guest.memory, guest.kernel)
+
+    def settled(self, undos: Sequence[Undo]) -> list[Undo]:
+        """Return undos that give records what they must hold now.
+
+        Where it is not known who traces what, or their call is not, records stay disabled as long
+        as somebody traces.
+        """
+        if not self._tracers.are_there:
+            return list(undos)
+        new = {found[0].phys: self._flags(*found) for found in self._users(undos)}
+        return [undo._replace(old=new[undo.phys]) if undo.what == FLAGS else undo for undo in undos]
+
+    def make_calls(self, undos: Sequence[Undo]) -> None:
+        """Make the calls of tracers that want all registers, at sites that are idle again.
+
+        The kernel looks at such a record's flags only where its call is made: if the tracer ended
+        before, one would stay, and ftrace give up for good (``ftrace_shutdown()``).
+        """
+        if not self._tracers.are_there:
+            return
+        writes: list[tuple[Phys, bytes]] = []
+        for undo, site, users in self._users(undos):
+            flags = self._flags(undo, site, users)
+            if flags != undo.new and users is not None and users[1]:
+                made = int.from_bytes(flags, "little") | _ENABLED | _REGS_ENABLED
+                writes += [*self._call(site), (undo.phys, made.to_bytes(8, "little"))]
+        self._memory.write_physical_many(writes)
+
+    def _users(self, undos: Sequence[Undo]) -> Iterator[tuple[Undo, Addr, tuple[int, bool] | None]]:
+        flags = [undo for undo in undos if undo.what == FLAGS]
+        found = self._memory.read_physical_many([(Phys(undo.phys - _IP), 8) for undo in flags])
+        sites = [Addr(int.from_bytes(ip, "little")) for ip in found]
+        return zip(flags, sites, self._tracers.wanted(sites), strict=True)
+
+    def _flags(self, undo: Undo, site: Addr, users: tuple[int, bool] | None) -> bytes:
+        if undo.old == undo.new:
+            # Disabled before, so that nobody counts.
+            return undo.old
+        if users is None or (users[1] and not self._call(site)):
+            return undo.new
+        count, has_registers = users
+        flags = int.from_bytes(undo.old, "little") & ~(_COUNT | _REGS)
+        return (flags | count | (_REGS if has_registers else 0)).to_bytes(8, "little")
+
+    def _call(self, site: Addr) -> list[tuple[Phys, bytes]]:
+        # As ftrace_get_addr_new() has it for such a record; nothing where that is out of reach.
+        caller, arch = self._guest.kernel.symbols.find("ftrace_regs_caller"), self._guest.arch
+        if caller is None or abs(caller.addr - site) >= arch.reach:
+            return []
+        code = arch.site.branch(site, caller.addr)
+        pieces = self._guest.memory.pieces(site, len(code))
+        return [(phys, code[at : at + size]) for phys, at, size in pieces]

@@ -1,0 +1,120 @@
+"""An attached guest: everything that the engine needs to know and touch of it.
+
+Kernel virtual memory of a guest: its RAM seen through its page tables.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kprobes.arch.arch import Arch
+from kprobes.errors import MemoryFault
+from kprobes.model.kernel import Kernel
+from kprobes.ports import MappedRun, Ram, Tables, Translator
+from kprobes.transport.ram import ProcessPlace
+from kprobes.transport.stub import Stub
+from kprobes.units import U64, Phys
+
+_PAGE = 4096
+_REGION = 1 << 27
+
+
+class GuestMemory:
+    """Reads and writes by kernel address. Implements ``ports.Memory``.
+
+    Every page of an access is translated on its own: neighbours need not lie together.
+    """
+
+    def __init__(self, ram: Ram, tables: Translator) -> None:
+        self.ram = ram
+        self.tables = tables
+
+    def physical(self, addr: int) -> Phys:
+        """Return where an address lies in RAM, or raise MemoryFault."""
+        return self.tables.physical(addr)
+
+    def pieces(self, addr: int, size: int) -> Iterator[tuple[Phys, int, int]]:
+        """Yield (physical address, offset, size) for each page of a range."""
+        at = 0
+        while at < size:
+            step = min(size - at, _PAGE - (addr + at) % _PAGE)
+            yield self.physical(addr + at), at, step
+            at += step
+
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes, or raise MemoryFault."""
+        return b"".join(self.ram.read(phys, step) for phys, _, step in self.pieces(addr, size))
+
+    def write(self, addr: int, data: bytes) -> None:
+        """Write data, never code, or raise MemoryFault."""
+        for phys, at, step in self.pieces(addr, len(data)):
+            self.ram.write(phys, data[at : at + step])
+
+    def u64(self, addr: int) -> int:
+        """Return the little-endian u64 at an address."""
+        return int.from_bytes(self.read(addr, 8), "little")
+
+    def set_u64(self, addr: int, value: int) -> None:
+        """Write a little-endian u64."""
+        self.write(addr, value.to_bytes(8, "little"))
+
+
+def write_code(debugger: Stub, memory: GuestMemory, addr: int, code: bytes) -> None:
+    """Write code to a stopped guest: past QEMU it would go on with what it has translated."""
+    pieces = remembering(memory).pieces(addr, len(code))
+    debugger.write_physical_many([(phys, code[at : at + step]) for phys, at, step in pieces])
+
+
+def remembering(memory: GuestMemory) -> GuestMemory:
+    """Return the same memory, its page tables read in bulk and only once.
+
+    For one batch of accesses: to a guest that stands still, or to what stays where it is.
+    """
+    return GuestMemory(memory.ram, _Remembered(memory.tables))
+
+
+class _Remembered:
+    # A walk of the tables takes 10 us; so does a lookup here for every ten addresses.
+    def __init__(self, tables: Translator) -> None:
+        self._tables = tables
+        self._regions: dict[int, tuple[list[int], Sequence[MappedRun]]] = {}
+
+    def physical(self, addr: int) -> Phys:
+        number = addr // _REGION
+        if number not in self._regions:
+            start = number * _REGION
+            runs = self._tables.mapped_runs(start, min(start + _REGION, U64 + 1))
+            self._regions[number] = [run.virt for run in runs], runs
+        starts, runs = self._regions[number]
+        index = bisect_right(starts, addr) - 1
+        if index < 0 or addr >= runs[index].virt + runs[index].size:
+            raise MemoryFault(addr, 1)
+        return Phys(runs[index].phys + addr - runs[index].virt)
+
+    def mapped_runs(self, start: int, stop: int) -> Sequence[MappedRun]:
+        return self._tables.mapped_runs(start, stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Guest:
+    """One guest under a stub.
+
+    Attributes:
+        address: of the stub, as a user would give it again.
+        stub: connected.
+        memory: kernel memory by virtual address.
+        kernel: what runs there.
+        arch: its architecture.
+        task_size: addresses below are user space's, with this guest's paging.
+        tables: its kernel's page tables.
+        host: where its RAM is in QEMU's memory, or None where that is not known.
+    """
+
+    address: str
+    stub: Stub
+    memory: GuestMemory
+    kernel: Kernel
+    arch: Arch
+    task_size: int
+    tables: Tables
+    host: ProcessPlace | None = None

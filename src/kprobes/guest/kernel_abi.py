@@ -1,0 +1,128 @@
+"""What moves between kernel releases: where the running task, its facts and the readers are.
+
+Where no register has the running task: up to 6.1 ``current_task`` and ``__preempt_count`` are
+per-CPU symbols, in 6.12 members of ``pcpu_hot``, in 7.2 symbols again.
+"""
+
+from kprobes.arch.registry import machine
+from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
+from kprobes.guest.guest import GuestMemory
+from kprobes.model.abi import Readers, TaskAbi
+from kprobes.model.kernel import Kernel, Types
+from kprobes.units import Addr
+
+_MAX_CPUS = 1024
+_READERS = {
+    "copy_kernel": ("copy_from_kernel_nofault", "probe_kernel_read"),
+    "copy_user": ("copy_from_user_nofault", "probe_user_read"),
+    "string_kernel": ("strncpy_from_kernel_nofault", "strncpy_from_unsafe"),
+    "string_user": ("strncpy_from_user_nofault", "strncpy_from_unsafe_user"),
+}
+
+
+def types_of(kernel: Kernel) -> Types:
+    """Return a kernel's types.
+
+    Raises:
+        TargetError: it carries none.
+    """
+    if kernel.types is None:
+        raise TargetError(
+            f"kernel {kernel.release} carries no type information (CONFIG_DEBUG_INFO_BTF); give "
+            "--vmlinux a file of this build that has it"
+        )
+    return kernel.types
+
+
+def task_abi(kernel: Kernel) -> TaskAbi:
+    """Find the running task's facts in a kernel.
+
+    Raises:
+        TargetError: a symbol or type that every kernel has is missing.
+    """
+    types, facts = types_of(kernel), machine(kernel.arch).task
+    if facts.register is None:
+        current = _per_cpu(kernel, "current_task")
+        preempt_count = _per_cpu(kernel, "__preempt_count", "preempt_count")
+    else:
+        current, preempt_count = 0, types.offset("task_struct", facts.preempt_count)
+    return TaskAbi(
+        current=current,
+        preempt_count=preempt_count,
+        pid=types.offset("task_struct", "pid"),
+        tgid=types.offset("task_struct", "tgid"),
+        exec_id=types.offset("task_struct", "self_exec_id"),
+        comm=types.offset("task_struct", "comm"),
+        flags=types.offset("task_struct", "thread_info.flags"),
+        migration_disabled=_migration_disabled(types),
+        resched_mask=facts.resched_mask(kernel.version),
+    )
+
+
+def readers(kernel: Kernel) -> Readers:
+    """Find the guest's fault-safe readers, or raise TargetError."""
+    return Readers(**{role: first_of(kernel, *names) for role, names in _READERS.items()})
+
+
+def first_of(kernel: Kernel, *names: str) -> Addr:
+    """Return the address of the first symbol that the kernel has.
+
+    Raises:
+        TargetError: it has none of them.
+    """
+    for name in names:
+        symbol = kernel.symbols.find(name)
+        if symbol is not None:
+            return symbol.addr
+    raise TargetError(f"kernel {kernel.release} has no {' or '.join(names)}")
+
+
+def per_cpu_bases(memory: GuestMemory, kernel: Kernel) -> tuple[int, ...]:
+    """Return where the per-CPU memory of each possible CPU begins.
+
+    Raises:
+        TargetError: the guest's count of CPUs makes no sense.
+    """
+    offsets = first_of(kernel, "__per_cpu_offset")
+    count = int.from_bytes(memory.read(first_of(kernel, "nr_cpu_ids"), 4), "little")
+    if not 0 < count <= _MAX_CPUS:
+        raise TargetError(f"the guest says that it has {count} CPUs; its memory is corrupted")
+    return tuple(memory.u64(offsets + 8 * cpu) for cpu in range(count))
+
+
+def possible_cpus(memory: GuestMemory, kernel: Kernel) -> int | None:
+    """Return how many CPUs a guest can have, or None where it does not tell."""
+    try:
+        return len(per_cpu_bases(memory, kernel))
+    except (TargetError, MemoryFault):
+        return None
+
+
+def _per_cpu(kernel: Kernel, symbol: str, member: str | None = None) -> int:
+    found = kernel.symbols.find(symbol)
+    if found is not None:
+        return found.addr
+    hot = kernel.symbols.find("pcpu_hot")
+    if hot is None:
+        raise TargetError(f"kernel {kernel.release} has neither {symbol} nor pcpu_hot")
+    return hot.addr + types_of(kernel).offset("pcpu_hot", member or symbol)
+
+
+def _migration_disabled(types: Types) -> tuple[int, int] | None:
+    # Since af449901b84c ("sched: Add migrate_disable()") (v5.11).
+    try:
+        place = types.offset("task_struct", "migration_disabled")
+        return place, types.member_size("task_struct", "migration_disabled")
+    except UnknownTypeError:
+        return None
+
+
+def kretprobe_trampoline(kernel: Kernel) -> Addr | None:
+    """Return where functions return to that the guest's own return probes have taken over.
+
+    None where its trace file shows that address by its symbol: before adf8a61a940c ("kprobes:
+    treewide: Make it harder to refer kretprobe_trampoline directly") (v5.16).
+    """
+    names = ("arch_rethook_trampoline", "__kretprobe_trampoline")
+    found = (kernel.symbols.find(name) for name in names)
+    return next((symbol.addr for symbol in found if symbol is not None), None)

@@ -1,0 +1,204 @@
+"""A session's notes in the memory that it was lent: its mark, and how to put the guest right.
+
+A snapshot of a guest has its probes, but not their journal. So what the journal says is in the
+guest, too, behind the arena's data; little endian, and on a page of its own:
+
+    struct notes {
+        char magic[16];          // "kprobes session"
+        char mark[16];           // of the session
+        u64  state;              // how often the patches changed; see guest.identity
+        u64  addr;               // of this struct: a page that was freed is no longer mapped there
+        u64  loans_size, undos;  // undos is ~0 where they did not fit
+        char loans[];            // a JSON object; "frames" is null where they did not fit
+    };                           // one page
+    struct { u64 addr, size; char old[8], new[8]; } undo[];
+
+The guest may be hostile, and have written this itself: what it says is used for this guest alone.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+
+from kprobes.errors import MemoryFault
+from kprobes.guest.allocations import Call, Kind, Ledger, Loan
+from kprobes.guest.arena import NOTES_PAGE, UNDO_SIZE, Arena
+from kprobes.guest.guest import Guest, GuestMemory, remembering
+from kprobes.guest.journal import FLAGS, Boot, Journal, MarkPlace, Undo
+from kprobes.model.plan import Frames
+from kprobes.plan.ftrace import DISABLED
+from kprobes.ports import Ram
+from kprobes.transport.ram import StubRam
+from kprobes.units import MIB, Addr, Phys
+
+MAGIC = b"kprobes session\0"
+_HEAD = struct.Struct("<16s16sQQQQ")
+_UNDO = struct.Struct("<QQ8s8s")
+_MARK_OFFSET = 16
+_WIDEST = 8
+_TOO_MANY = (1 << 64) - 1
+_MAX_UNDOS, _MAX_NOTES = 1 << 20, 64
+_STEP = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What a session has left in a guest.
+
+    Attributes:
+        mark, state: of the session.
+        place: of the mark.
+        loans: that the guest has made it.
+        frames: of calls that return to code of the session, or None where there was no room.
+        undos: of its patches, or None where there was no room.
+    """
+
+    mark: bytes
+    state: int
+    place: Phys
+    loans: tuple[Loan, ...]
+    frames: tuple[Frames, ...] | None
+    undos: tuple[Undo, ...] | None
+
+    @property
+    def memory(self) -> int:
+        """Bytes that are lent."""
+        return sum(loan.size for loan in self.loans if loan.kind in (Kind.DATA, Kind.CODE))
+
+
+def write_notes(
+    memory: GuestMemory, arena: Arena, journal: Journal, undos: Sequence[Undo] = ()
+) -> None:
+    """Write a session's notes into its arena."""
+    now = remembering(memory)
+    data = b"".join(_record(undo) for undo in undos) if len(undos) <= arena.undos else b""
+    count = len(undos) if len(undos) <= arena.undos else _TOO_MANY
+    now.write(arena.notes + NOTES_PAGE, data)
+    loans = _loans(journal.ledger)
+    now.write(
+        arena.notes,
+        _HEAD.pack(MAGIC, journal.mark, journal.state, arena.notes, len(loans), count) + loans,
+    )
+
+
+def begin_notes(memory: GuestMemory, addr: Addr, loan: Addr, journal: Journal) -> None:
+    """Write notes of no patches into memory that was just lent, and say where they are."""
+    loans = _loans(journal.ledger)
+    memory.write(addr, _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(loans), 0) + loans)
+    journal.note_mark(MarkPlace(loan=loan, phys=Phys(memory.physical(addr) + _MARK_OFFSET)))
+
+
+def can_search(guest: Guest) -> bool:
+    """Whether a guest's memory is reached quickly enough to be searched for notes."""
+    return not isinstance(guest.memory.ram, StubRam)
+
+
+def find_notes(guest: Guest) -> Iterator[Notes]:
+    """Yield the notes of every session that the guest has memory of."""
+    for phys in islice(_pages(guest.memory.ram), _MAX_NOTES):
+        with suppress(MemoryFault, ValueError, KeyError, TypeError, RecursionError):
+            yield _read(guest.memory, phys)
+
+
+def _record(undo: Undo) -> bytes:
+    # What planning compared may be more than what is written, which comes first.
+    old, new = undo.old[:_WIDEST], undo.new[:_WIDEST]
+    return _UNDO.pack(undo.addr, len(old), old, new)
+
+
+def _loans(ledger: Ledger) -> bytes:
+    facts: dict[str, Any] = {
+        "loans": [[loan.kind, loan.addr, loan.size] for loan in ledger.loans],
+        "frames": [[f.addr, f.count, f.stride, f.trampoline] for f in ledger.frames],
+    }
+    room = NOTES_PAGE - _HEAD.size
+    whole = json.dumps(facts).encode()
+    return whole if len(whole) <= room else json.dumps(facts | {"frames": None}).encode()
+
+
+def _pages(ram: Ram) -> Iterator[int]:
+    magic = np.frombuffer(MAGIC, np.uint64)
+    for start, size in ram.runs:
+        for at in range(start, start + size, _STEP):
+            data = ram.read(at, min(_STEP, start + size - at) // NOTES_PAGE * NOTES_PAGE)
+            pages = np.frombuffer(data, np.uint64).reshape(-1, NOTES_PAGE // 8)
+            for page in np.flatnonzero((pages[:, :2] == magic).all(axis=1)).tolist():
+                yield at + page * NOTES_PAGE
+
+
+def _read(memory: GuestMemory, phys: int) -> Notes:
+    page = memory.ram.read(phys, NOTES_PAGE)
+    _, mark, state, addr, size, count = _HEAD.unpack_from(page)
+    if memory.physical(addr) != phys:
+        raise ValueError("a page that is no longer lent")
+    facts = cast("dict[str, Any]", json.loads(page[_HEAD.size : _HEAD.size + size]))
+    frames, loans = facts["frames"], tuple(_loan(*loan) for loan in facts["loans"])
+    if not any(each.kind is Kind.DATA and 0 <= addr - each.addr < each.size for each in loans):
+        raise ValueError("notes in memory that is not lent")
+    return Notes(
+        mark=mark,
+        state=state,
+        place=Phys(phys + _MARK_OFFSET),
+        loans=loans,
+        frames=None if frames is None else tuple(_frames(*each) for each in frames),
+        undos=None if count == _TOO_MANY else tuple(_undos(memory, addr + NOTES_PAGE, count)),
+    )
+
+
+def _loan(kind: str, addr: int, size: int) -> Loan:
+    return Loan(kind=Kind(kind), addr=int(addr), size=int(size))
+
+
+def _frames(addr: int, count: int, stride: int, trampoline: int) -> Frames:
+    return Frames(
+        addr=Addr(int(addr)),
+        count=int(count),
+        stride=int(stride),
+        trampoline=Addr(int(trampoline)),
+    )
+
+
+def as_journal(notes: Notes, target: str, boot: Boot) -> Journal:
+    """Return a new journal that says what a guest's notes do.
+
+    Args:
+        notes: whose patches are all noted.
+        target: the guest.
+        boot: of it.
+    """
+    journal = Journal.create(target, mark=notes.mark)
+    journal.note_boot(boot)
+    for loan in notes.loans:
+        journal.ledger.begin(Call(frame=0, landing=0, lends=loan))
+        journal.ledger.end(0)
+    data = next(loan for loan in notes.loans if loan.kind is Kind.DATA)
+    journal.note_mark(MarkPlace(loan=Addr(data.addr), phys=notes.place))
+    journal.ledger.keep_frames(notes.frames or ())
+    journal.state = notes.state - 1
+    journal.record(notes.undos or ())
+    return journal
+
+
+def _undos(memory: GuestMemory, addr: int, count: int) -> Iterator[Undo]:
+    if count > _MAX_UNDOS:
+        raise ValueError(f"notes of {count} patches")
+    now = remembering(memory)
+    for where, size, old, new in _UNDO.iter_unpack(now.read(addr, count * UNDO_SIZE)):
+        is_flags = size == _WIDEST and _differ_by_flag(old, new)
+        yield Undo(
+            phys=now.physical(where),
+            addr=Addr(where),
+            old=old[:size],
+            new=new[:size],
+            what=FLAGS if is_flags else "a probe",
+        )
+
+
+def _differ_by_flag(old: bytes, new: bytes) -> bool:
+    return int.from_bytes(old, "little") ^ int.from_bytes(new, "little") == DISABLED

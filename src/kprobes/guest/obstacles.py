@@ -1,0 +1,52 @@
+"""What a guest's kernel lacks of all that probing it needs; what only looks needs less."""
+
+from kprobes.arch.machine import Wanted
+from kprobes.arch.registry import machine
+from kprobes.errors import RefusedError, TargetError
+from kprobes.guest.clock import clock_function, open_clock
+from kprobes.guest.guest import Guest
+from kprobes.guest.kernel_abi import first_of, per_cpu_bases, readers, task_abi
+from kprobes.guest.stacks import check_types
+from kprobes.plan.ftrace import read_sites
+from kprobes.units import Addr
+
+_ALLOCATORS = (
+    ("set_memory_x",),
+    ("vzalloc_noprof", "vzalloc"),
+    ("pcpu_alloc_noprof", "__alloc_percpu"),
+)
+
+
+def check_possible(guest: Guest) -> None:
+    """Check that probes can be armed in a guest.
+
+    Raises:
+        RefusedError: its kernel was built without something that they need; says what.
+    """
+    kernel = guest.kernel
+    try:
+        check_types(kernel)
+        task_abi(kernel)
+        read_sites(guest.memory, kernel)
+        readers(kernel)
+        allocators(guest)
+        bases = per_cpu_bases(guest.memory, kernel)
+        if clock_function(guest.memory, kernel) is None:
+            open_clock(guest.memory, kernel, bases)
+    except RefusedError:
+        raise
+    except TargetError as error:
+        raise RefusedError(f"nothing can be probed in this guest: {error}") from error
+
+
+def allocators(guest: Guest) -> tuple[Addr, ...]:
+    """Return the functions by which the guest lends memory, that for code first.
+
+    Raises:
+        TargetError: it lacks one of them.
+    """
+    kernel, borrowing = guest.kernel, machine(guest.kernel.arch).borrowing
+    borrowing.way(guest.memory, kernel)
+    text = Addr(kernel.text[0])
+    code = borrowing.code(guest.memory, kernel, Wanted(size=1, like=text, caller=text))
+    return code.function, *(first_of(kernel, *names) for names in _ALLOCATORS)

@@ -1,0 +1,150 @@
+"""Putting back what a journal says was written to a guest.
+
+The places that probes patch, while the guest stands still: each the quickest way that is right.
+
+Whatever is code is written through the stub, or QEMU would go on with what it has translated.
+Reading needs no stub where RAM is mapped, and neither does writing to what is no code.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Protocol
+
+from kprobes.errors import MemoryFault, TargetError
+from kprobes.guest.journal import Undo
+from kprobes.ports import Ram
+from kprobes.transport.ram import StubRam
+from kprobes.transport.stub import Stub
+from kprobes.units import Phys
+
+
+class PhysicalMemory(Protocol):
+    """Physical memory through a stub, which keeps translated code right."""
+
+    def read_physical_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each (address, size) of a stopped guest's RAM."""
+        ...
+
+    def write_physical_many(self, writes: Sequence[tuple[int, bytes]]) -> None:
+        """Write each (address, data) to a stopped guest's RAM."""
+        ...
+
+
+def roll_back(undos: Sequence[Undo], memory: PhysicalMemory) -> int:
+    """Put a stopped guest's bytes back, last write first, and verify them.
+
+    Returns:
+        How many places were put back; places that already hold their old bytes are not counted.
+
+    Raises:
+        TargetError: a place holds neither the old bytes nor ours; all others were put back.
+    """
+    count, strange = 0, list[Undo]()
+    for group in _groups(undos):
+        found = _now(group, memory)
+        ours = [u for u, now in zip(group, found, strict=True) if now == u.new != u.old]
+        memory.write_physical_many([(undo.phys, undo.old) for undo in ours])
+        found = _now(group, memory) if ours else found
+        count += len(ours)
+        strange += [undo for undo, now in zip(group, found, strict=True) if now != undo.old]
+    if strange:
+        first = strange[0]
+        raise TargetError(
+            f"{len(strange)} places hold bytes that are neither ours nor the kernel's, the first "
+            f"at {first.addr:#x} ({first.what}): another kernel runs there, or it was changed since"
+        )
+    return count
+
+
+def _groups(undos: Sequence[Undo]) -> Iterator[list[Undo]]:
+    # From the last to the first, cut so that no group has a place twice: a group goes through
+    # the stub at once, and the guest is stopped for a hundredth of the time.
+    group: dict[Phys, Undo] = {}
+    for undo in reversed(undos):
+        if undo.phys in group:
+            yield list(group.values())
+            group = {}
+        group[undo.phys] = undo
+    yield list(group.values())
+
+
+def _now(undos: Sequence[Undo], memory: PhysicalMemory) -> list[bytes]:
+    return memory.read_physical_many([(undo.phys, len(undo.old)) for undo in undos])
+
+
+_PAGE = 4096
+
+
+class StoppedMemory:
+    """Physical memory of a stopped guest. Implements ``rollback.PhysicalMemory``."""
+
+    def __init__(self, stub: Stub, ram: Ram) -> None:
+        self._stub = stub
+        self._ram = ram
+        self._is_mapped = not isinstance(ram, StubRam)
+        self._data: set[int] = set()
+
+    def note_data(self, places: Iterable[Phys]) -> None:
+        """Learn of places where no code is."""
+        self._data.update(places)
+
+    def read_physical_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each (address, size)."""
+        if not self._is_mapped:
+            return self._stub.read_physical_many(spans)
+        pieces = _Pieces(self._ram, spans)
+        return [pieces.of(addr, size) for addr, size in spans]
+
+    def write_physical_many(self, writes: Sequence[tuple[int, bytes]]) -> None:
+        """Write each (address, data), in this order.
+
+        Raises:
+            MemoryFault: the first write that failed; all others were tried.
+        """
+        failure: MemoryFault | None = None
+        for is_data, group in groupby(writes, self.is_data):
+            try:
+                self._write(list(group), is_data=is_data)
+            except MemoryFault as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def is_data(self, write: tuple[int, bytes]) -> bool:
+        """Whether an (address, data) goes past the stub."""
+        return self._is_mapped and write[0] in self._data
+
+    def _write(self, writes: Sequence[tuple[int, bytes]], *, is_data: bool) -> None:
+        if is_data:
+            for addr, value in writes:
+                self._ram.write(addr, value)
+        else:
+            self._stub.write_physical_many(writes)
+
+
+class _Pieces:
+    """The memory of many spans, neighbours read together: tens of thousands take milliseconds."""
+
+    def __init__(self, ram: Ram, spans: Iterable[tuple[int, int]]) -> None:
+        found = [(start, ram.read(start, stop - start)) for start, stop in _joined(spans)]
+        self._starts = [start for start, _ in found]
+        self._data = [data for _, data in found]
+
+    def of(self, addr: int, size: int) -> bytes:
+        """Return the bytes of a span."""
+        index = bisect_right(self._starts, addr) - 1
+        at = addr - self._starts[index]
+        return self._data[index][at : at + size]
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    # [start, stop), those in one page as one: what may be no RAM is not read.
+    found: list[tuple[int, int]] = []
+    for addr, size in sorted(spans):
+        stop = addr + size
+        if found and addr // _PAGE <= (found[-1][1] - 1) // _PAGE:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((addr, stop))
+    return found

@@ -1,0 +1,212 @@
+"""The records of an arena's rings as events in time order, and what was counted on the way.
+
+The pump that suits a guest's memory.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from kprobes.drain import ROOM, Pump, ThreadPump, nothing
+from kprobes.errors import GuestReplacedError
+from kprobes.guest.arena import MISSED_SIZE, Arena
+from kprobes.guest.clock import AnyClock, GuestClock
+from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.guest.rings import Window, open_rings
+from kprobes.model.abi import SLACK
+from kprobes.model.events import Counts, Events
+from kprobes.model.resolved import RecordLayout
+from kprobes.ring.chunk import Decoded, shapes
+from kprobes.ring.merge import Merger
+from kprobes.ring.reader import Geometry, RingReader
+from kprobes.transport.ram import StubRam
+from kprobes.transport.stub import Stub
+
+_STANDS = (
+    "the guest's clock stands still between its ticks: its TSC is not trusted, or it has no better "
+    "one; time stamps are as coarse, and durations below a step are ? (null in JSON). On x86 "
+    "`tsc=reliable` on the guest kernel's command line helps"
+)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _say_nothing(words: str) -> None:
+    del words
+
+
+class Recorder:
+    """Reads every ring of one arena, whether the guest runs or not.
+
+    One thread at a time drains. Others may ``add`` and count meanwhile: what is expected, and all
+    that is counted, is under ``_lock``.
+
+    Attributes:
+        layouts: of all records that may come.
+        check: raises GuestReplacedError unless the rings are still ours.
+        tell: is given, once, what is wrong with the guest's clock, for people.
+    """
+
+    def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
+        self._missed = Window(memory, arena.missed, MISSED_SIZE)
+        self._unkept = Window(memory, arena.unkept, MISSED_SIZE)
+        self._clock = clock
+        self._lock = threading.RLock()
+        self.layouts: Sequence[RecordLayout] = ()
+        self.check: Callable[[], None] = _nothing
+        self.tell: Callable[[str], None] = _say_nothing
+        # Raw counters do not stand; a guest's function may give the time of its last tick.
+        self._may_stand = isinstance(clock, GuestClock)
+        self._recorded: Counter[int] = Counter()
+        self._rings = open_rings(arena, memory)
+        self._readers = [
+            RingReader(Geometry(cpu=ring.cpu, size=ring.size, slack=SLACK), ring.data.read)
+            for ring in self._rings
+        ]
+        self.begin(())
+
+    def begin(self, layouts: Sequence[RecordLayout]) -> None:
+        """Start a recording; nobody may be in the code of the one before.
+
+        What that one left in the rings is passed over, and counting begins at zero.
+
+        Args:
+            layouts: of all records that may come.
+        """
+        if self.layouts:
+            self._read()
+        with self._lock:
+            self.layouts = layouts
+            self._shapes = shapes(layouts)
+            self._merger = Merger()
+            self._recorded.clear()
+            self._before = self._totals()
+
+    def add(self, layouts: Sequence[RecordLayout]) -> None:
+        """Expect records of more layouts, which nobody writes yet; another thread may drain."""
+        with self._lock:
+            known = {layout.event_id for layout in self.layouts}
+            self.layouts = [*self.layouts, *(at for at in layouts if at.event_id not in known)]
+            self._shapes = shapes(self.layouts)
+            now, before = self._totals(), self._before
+            before.missed.update({at: n for at, n in now.missed.items() if at not in known})
+            before.unkept.update({at: n for at, n in now.unkept.items() if at not in known})
+
+    def drain(self) -> Events:
+        """Return what is safe to show of all that the guest has recorded so far."""
+        return self._merger.push(self._read())
+
+    def rest(self) -> Iterator[Events]:
+        """Yield everything that is left; no probe is armed any more."""
+        with suppress(GuestReplacedError):
+            yield self.drain()
+        yield self._merger.finish()
+
+    def counts(self) -> Counts:
+        """Return what was counted since the recording began."""
+        with self._lock:
+            now, before, recorded = self._totals(), self._before, dict(self._recorded)
+            return Counts(
+                recorded=recorded,
+                missed={number: n - before.missed[number] for number, n in now.missed.items()},
+                lost=now.lost - before.lost,
+                damaged=now.damaged - before.damaged,
+                unkept={number: n - before.unkept[number] for number, n in now.unkept.items()},
+            )
+
+    @property
+    def unkept(self) -> int:
+        """How many calls of all probes had no frame free for them, ever."""
+        return sum(self._unkept.u64(8 * layout.event_id) for layout in self.layouts)
+
+    def _look_at_clock(self, found: Sequence[Decoded]) -> None:
+        # Nothing is hit twice on one CPU at one time.
+        if self._may_stand and any(
+            np.any(batch.ts[1:] == batch.ts[:-1]) for decoded in found for batch in decoded.batches
+        ):
+            self._may_stand = False
+            self.tell(_STANDS)
+
+    def _totals(self) -> Counts:
+        ids = [layout.event_id for layout in self.layouts]
+        return Counts(
+            recorded={},
+            missed={n: self._missed.u64(8 * n) for n in ids},
+            lost=sum(reader.lost for reader in self._readers),
+            damaged=sum(reader.damaged for reader in self._readers),
+            unkept={n: self._unkept.u64(8 * n) for n in ids},
+        )
+
+    def _read(self) -> list[Decoded]:
+        self.check()
+        self._clock.refresh()
+        found: list[Decoded] = []
+        for ring, reader in zip(self._rings, self._readers, strict=True):
+            # The shapes after the head: whatever stands before it was expected already.
+            parts = reader.read(ring.head, self._shapes, self._clock)
+            if parts:
+                ring.free(reader.tail)
+            reader.note_lost(ring.lost)
+            found += parts
+        self._look_at_clock(found)
+        with self._lock:
+            for decoded in found:
+                for batch in decoded.batches:
+                    self._recorded[batch.layout.event_id] += len(batch)
+        return found
+
+
+_PAUSING_S = 0.25
+"""Between pauses of a guest whose RAM is reached through the stub only."""
+
+
+def open_pump(
+    recorder: Recorder,
+    guest: Guest,
+    between: Callable[[], None] = nothing,
+    *,
+    room: float = ROOM,
+) -> Pump:
+    """Start the pump that suits a guest's memory; ``stop`` ends it.
+
+    Args:
+        recorder: of the records.
+        guest: that makes them.
+        between: is called after each look, in the pump's thread.
+        room: bytes of events that may wait to be taken.
+    """
+    if isinstance(guest.memory.ram, StubRam):
+        return PausingPump(recorder, guest.stub, between)
+    return ThreadPump(recorder, between, room=room)
+
+
+class PausingPump:
+    """Drains when it is asked, in one pause of the guest: its RAM is behind the stub only."""
+
+    def __init__(
+        self, recorder: Recorder, stub: Stub, between: Callable[[], None] = nothing
+    ) -> None:
+        self._recorder = recorder
+        self._between = between
+        self._stub = stub
+        self._next = 0.0
+
+    def take(self, timeout_s: float) -> Events | None:
+        """Return the next events, or None when it is too early or there are none."""
+        time.sleep(min(timeout_s, max(self._next - time.monotonic(), 0)))
+        if timeout_s == 0 or time.monotonic() < self._next:
+            return None
+        with self._stub.paused():
+            events = self._recorder.drain()
+        self._between()
+        self._next = time.monotonic() + _PAUSING_S
+        return events if len(events) else None
+
+    def stop(self) -> None:
+        """Do nothing: it drains only when it is asked."""

@@ -1,0 +1,239 @@
+"""Journals that killed tracers left behind: their guests are put right, and they are removed.
+
+Giving a guest its ftrace records and memory back when the tracer that had them is dead.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+
+from kprobes.arch.registry import machine_of_stub
+from kprobes.errors import (
+    GuestReplacedError,
+    KprobesError,
+    TargetError,
+    UnreachableError,
+    UsageError,
+)
+from kprobes.guest.allocations import Ledger
+from kprobes.guest.attach import Access, look
+from kprobes.guest.ftrace_records import Records, paused_between_changes
+from kprobes.guest.guardian import rescue
+from kprobes.guest.guest import Guest
+from kprobes.guest.identity import check, check_stopped
+from kprobes.guest.inject import Landing, stopping_at
+from kprobes.guest.journal import Entry, Journal, Undo, entries, read
+from kprobes.guest.patches import StoppedMemory, roll_back
+from kprobes.guest.release import settle
+from kprobes.transport.address import is_path
+from kprobes.transport.connect import parse_target
+from kprobes.transport.stub import Stub
+from kprobes.units import Addr
+
+_FREE_PATIENCE_S = 2.0
+_OWN_PREFIX = "kprobes-"
+_UNSEARCHED = (
+    "the guest's RAM can be read through its stub only, which is too slow to look for probes of a "
+    "tracer whose journal is not here; run kprobes as QEMU's user"
+)
+_UNNOTED = (
+    "it has more probes than its memory has notes of: `kprobe status --target` lists them; only "
+    "the journal of its tracer, or a reboot, puts it right"
+)
+
+
+class Outcome(StrEnum):
+    """What became of one journal."""
+
+    RESTORED = "restored"
+    GUEST_ENDED = "guest ended"
+    FORGOTTEN = "forgotten"
+    REPLACED = "replaced"
+    STILL_TRACING = "still tracing"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """One journal that was dealt with.
+
+    Attributes:
+        entry: as it was; its file is gone unless the outcome is FAILED or STILL_TRACING.
+        count: places that were put back.
+        memory: bytes that the guest got back.
+        error: why it FAILED, or how the guest was REPLACED; else None.
+    """
+
+    entry: Entry
+    outcome: Outcome
+    count: int = 0
+    memory: int = 0
+    error: KprobesError | None = None
+
+
+def of_target(found: Iterable[Entry], target: str | None) -> list[Entry]:
+    """Return the journals of one target, however it is spelt; all of them for None."""
+    if target is None:
+        return list(found)
+    address = parse_target(target)
+    return [entry for entry in found if _address(entry) == address]
+
+
+def restore(found: Iterable[Entry], *, patience_s: float = _FREE_PATIENCE_S) -> Iterator[Restored]:
+    """Roll back every journal whose tracer is gone, the newest first.
+
+    Args:
+        found: oldest first.
+        patience_s: how long a stub may be busy with a tracer that has just died.
+    """
+    # A later tracer may have patched over what an earlier one left.
+    for entry in reversed(list(found)):
+        if not entry.is_abandoned:
+            yield Restored(entry=entry, outcome=Outcome.STILL_TRACING)
+        elif has_ended(entry):
+            entry.path.unlink(missing_ok=True)
+            yield Restored(entry=entry, outcome=Outcome.GUEST_ENDED)
+        else:
+            yield _restore(entry, patience_s)
+
+
+def restore_noted(target: str, *, patience_s: float = _FREE_PATIENCE_S) -> Iterator[Restored]:
+    """Put right what tracers without a journal here have left in a guest, by their own notes.
+
+    So it is in a guest that was put back to a snapshot with probes in it.
+
+    Raises:
+        UnreachableError: nothing answers there, or somebody else uses the stub.
+        TargetError: no Linux that we understand runs there.
+    """
+    # What finds kernels takes a while to load, and most journals need none of it.
+    from kprobes.guest.identity import read_boot
+    from kprobes.guest.notes import as_journal, can_search, find_notes
+    from kprobes.guest.open import looking
+
+    known = {entry.mark for entry in entries()}
+    with looking(target) as guest:
+        if not can_search(guest):
+            raise TargetError(_UNSEARCHED)
+        found = [notes for notes in find_notes(guest) if notes.mark not in known]
+        boot = read_boot(guest)
+    for notes in found:
+        entry = read(as_journal(notes, target, boot).path)
+        if notes.undos is None or notes.frames is None:
+            entry.path.unlink()
+            yield Restored(entry=entry, outcome=Outcome.FAILED, error=TargetError(_UNNOTED))
+        else:
+            yield _restore(entry, patience_s)
+
+
+def has_ended(entry: Entry) -> bool:
+    """Whether a journal's guest was one that kprobes booted, and is gone with its directory."""
+    address = _address(entry)
+    if not is_path(address):
+        return False
+    directory = Path(address).parent
+    return directory.name.startswith(_OWN_PREFIX) and not directory.exists()
+
+
+def _address(entry: Entry) -> str:
+    try:
+        return parse_target(entry.target)
+    except UsageError:
+        # Nothing can have been written to such a target.
+        return entry.target
+
+
+def _restore(entry: Entry, patience_s: float) -> Restored:
+    try:
+        rescued = rescue(entry.target, entry.path, patience_s=patience_s)
+    except UnreachableError as error:
+        return _unreachable(entry, error)
+    except GuestReplacedError as error:
+        return Restored(entry=entry, outcome=Outcome.REPLACED, error=error)
+    except KprobesError as error:
+        return Restored(entry=entry, outcome=Outcome.FAILED, error=error)
+    return Restored(
+        entry=entry, outcome=Outcome.RESTORED, count=rescued.places, memory=rescued.memory
+    )
+
+
+def _unreachable(entry: Entry, error: UnreachableError) -> Restored:
+    if not entry.is_done:
+        return Restored(entry=entry, outcome=Outcome.FAILED, error=error)
+    # Nothing was written to it.
+    entry.path.unlink(missing_ok=True)
+    return Restored(entry=entry, outcome=Outcome.FORGOTTEN)
+
+
+_LATE_S = 2.0
+"""For a call whose tracer was killed: it may have come back before, and nobody has seen it."""
+
+
+def reclaim(
+    stub: Stub, journal: Journal, records: Sequence[Undo], *, image: str
+) -> tuple[int, int]:
+    """Give back what a journal says is lent; the guest, which is stopped, runs again afterwards.
+
+    Args:
+        stub: of the guest, whose text is as it was before.
+        journal: of the dead tracer.
+        records: what it wrote to those of the guest's ftrace.
+        image: of the kernel, or "".
+
+    Returns:
+        How many records were put back, and bytes given back. None are where nothing proves that
+        the guest still lends them.
+
+    Raises:
+        GuestReplacedError: it was rebooted meanwhile, or restored to an earlier state.
+        KprobesError: the guest is not understood, a task sleeps in the code, or none could be
+            borrowed; the journal tells what is still lent.
+    """
+    ledger = journal.ledger
+    # Before the guest runs: who comes back is seen only while somebody waits.
+    is_seen = _finish_call(stub, ledger)
+    is_known = is_seen or journal.mark_place is not None
+    guest = look(stub, Access(image=Path(image) if image else None))
+    journal.watch(partial(check, journal, guest.memory.ram.read))
+    if not is_known:
+        return 0, 0
+    count = _put_back(guest, journal, records) if records else 0
+    memory = ledger.memory
+    settle(guest, ledger)
+    return count, memory
+
+
+def _put_back(guest: Guest, journal: Journal, records: Sequence[Undo]) -> int:
+    ram = guest.memory.ram
+    memory = StoppedMemory(guest.stub, ram)
+    memory.note_data(undo.phys for undo in records)
+    with paused_between_changes(guest):
+        check_stopped(journal, guest.stub, ram)
+        those = Records(guest, memory)
+        count = roll_back(those.settled(records), memory)
+        those.make_calls(records)
+        return count
+
+
+def _finish_call(stub: Stub, ledger: Ledger) -> bool:
+    """Wait for the call that a tracer died in, and note its result; whether there was one."""
+    call = ledger.call
+    if call is None:
+        return False
+    facts = machine_of_stub(stub.architecture).borrowing
+    place = Addr(call.landing)
+    landing = Landing(debugger=stub, place=place, frame=call.frame, facts=facts)
+    try:
+        with stopping_at(stub, landing.place):
+            back = landing.look() or landing.wait(call.number, _LATE_S)
+    except TargetError:
+        ledger.end(0)
+        return False
+    if call.number in (None, back.number):
+        ledger.end(back.result)
+    else:
+        # It stands there since the call before: its tracer died when it had noted this one.
+        ledger.cancel()
+    return True

@@ -1,0 +1,427 @@
+"""Who is inside a range of code: every vCPU, and every stack of every task and interrupt.
+
+Stack words are compared one by one. On the stack of a CPU that runs, a word that merely looks like
+an address into the range counts too, which errs on the side of waiting. A task that sleeps can only
+have been interrupted there, and preempted: around its calls a probe holds preemption off. Who was
+preempted is still queued to run. What calls and interrupts have left in holes of its frames says
+nothing, and may stay for as long as it sleeps. Below a stack pointer nothing is alive.
+
+    struct task_struct { ... void *stack; ... int on_rq; ... struct list_head tasks;
+                         struct signal_struct *signal;
+                         struct list_head thread_node; ... struct thread_struct thread; };
+    struct signal_struct { ... struct list_head thread_head; ... };
+    struct thread_struct { ... unsigned long sp; ... };   // of a task that is not running
+
+Where a register has the running task it is read from there; in user mode that is the user's own,
+and nothing of the kernel's runs.
+
+Calls in progress, from outside: their return addresses given back, and dead ones' frames freed.
+
+A call that a return probe has taken over returns to a trampoline of ours; its frame, drawn in
+``model.plan``, knows where it came from. Giving the address back does not free the frame: who
+has just returned to the trampoline still looks for it.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.arch.registry import machine
+from kprobes.errors import MemoryFault, TargetError
+from kprobes.guest.guest import Guest, GuestMemory, remembering
+from kprobes.guest.kernel_abi import first_of, per_cpu_bases, task_abi, types_of
+from kprobes.model.kernel import Kernel
+from kprobes.model.plan import FRAME_CALLER, FRAME_MULTIPLIER, FRAME_ORIGIN, FRAME_SLOT, Frames
+from kprobes.ports import Text
+from kprobes.units import U64, Addr
+
+_Words = NDArray[np.uint64]
+
+_MAX_TASKS = 200_000
+_PAGE, _WORD = 4096, 8
+_KERNEL_HALF = 1 << 63
+_INT = 0xFFFF_FFFF
+_LEAVE_S = 5.0
+_LEAVE_STEP_S = 0.002
+_LEAVE_SHARE = 2
+
+
+_MEMBERS = (
+    *(("task_struct", name) for name in ("stack", "tasks", "thread_node", "signal", "on_rq")),
+    ("signal_struct", "thread_head"),
+)
+_Vcpus = Sequence[Mapping[str, int]]
+
+
+class _Stack(NamedTuple):
+    """The part of a stack in use; a CPU runs on it, or its task is queued for one, or neither."""
+
+    start: int
+    stop: int
+    is_running: bool
+    is_queued: bool = False
+
+
+def check_types(kernel: Kernel) -> None:
+    """Check that ``is_anyone_inside`` will be able to tell.
+
+    Raises:
+        TargetError: the kernel's types do not say where stacks are.
+    """
+    saved = ("task_struct", machine(kernel.arch).task.saved_sp)
+    for struct, member in (*_MEMBERS, saved):
+        types_of(kernel).offset(struct, member)
+
+
+@contextmanager
+def stopped_outside(
+    guest: Guest,
+    ranges: Sequence[Text],
+    *,
+    otherwise: str,
+    also: Callable[[], bool] = lambda: True,
+) -> Generator[None]:
+    """Have the guest stopped at a time when nobody is inside some ranges of code.
+
+    ``also`` is another thing that must be so; it is asked first, each time that the guest stands.
+
+    Raises:
+        TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
+    """
+    deadline = time.monotonic() + _LEAVE_S
+    while True:
+        began = time.monotonic()
+        with guest.stub.paused():
+            if also() and not (ranges and is_anyone_inside(guest, ranges)):
+                yield
+                return
+        now = time.monotonic()
+        if now > deadline:
+            raise TargetError(f"a task of the guest stays inside some code: {otherwise}")
+        # Who is to leave must run: a look at many tasks takes longer than a step.
+        time.sleep(max(_LEAVE_STEP_S, _LEAVE_SHARE * (now - began)))
+
+
+def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
+    """Whether a stopped guest runs in, or will return into, some ranges of addresses.
+
+    Args:
+        guest: stopped.
+        ranges: [start, stop) each; none overlaps another.
+
+    Raises:
+        TargetError: the guest's task list has no end.
+    """
+    vcpus = _vcpus(guest)
+    starts, stops = np.array(sorted(ranges), np.uint64).reshape(-1, 2).T
+    signature = np.uint64(guest.arch.machine.paging.signature(guest.tables))
+    held = np.array([*_held(guest, vcpus)], np.uint64)
+    if np.any(_inside(held | signature, starts, stops)):
+        return True
+    memory = remembering(guest.memory)
+    for stack in _live(guest, memory, vcpus):
+        if not (stack.is_running or stack.is_queued):
+            continue
+        words = np.frombuffer(_read_mapped(memory, stack.start, stack.stop), np.uint64)
+        if stack.is_running and np.any(_inside(words | signature, starts, stops)):
+            return True
+        # struct pt_regs has what was interrupted as it is, not signed.
+        names = _inside(words, starts, stops)
+        if np.any(names[:-1] & _follow(guest, words[1:])):
+            return True
+    return False
+
+
+def live_stacks(guest: Guest, memory: GuestMemory) -> list[Text]:
+    """Return the part in use, [start, stop), of every kernel stack of a stopped guest.
+
+    Raises:
+        TargetError: the guest's task list has no end.
+    """
+    live = _live(guest, memory, _vcpus(guest))
+    return [(Addr(stack.start), Addr(stack.stop)) for stack in live]
+
+
+def _vcpus(guest: Guest) -> _Vcpus:
+    facts = guest.arch.machine.task
+    names = [facts.register, facts.excepted[0] if facts.excepted else None]
+    more = [name for name in names if name is not None]
+    stub = guest.stub
+    return [
+        {**stub.registers(cpu), **{name: stub.register(cpu, name) for name in more}}
+        for cpu in stub.ids()
+    ]
+
+
+def _held(guest: Guest, vcpus: _Vcpus) -> Iterator[int]:
+    # Addresses that vCPUs run at, or will go to, by their registers alone.
+    facts = guest.arch.machine.task
+    for found in vcpus:
+        yield found[facts.pc]
+        yield from (found[name] for name in facts.returns)
+        if facts.excepted is not None:
+            register, first, last = facts.excepted
+            start, stop = (first_of(guest.kernel, name) for name in (first, last))
+            if start <= found[facts.pc] < stop:
+                yield found[register]
+
+
+def _follow(guest: Guest, words: _Words) -> NDArray[np.bool_]:
+    # Whether words are what comes behind an instruction pointer of the kernel's in pt_regs.
+    mask, values = guest.arch.machine.task.interrupted
+    return np.isin(words & np.uint64(mask), np.array(values, np.uint64))
+
+
+def _pointers(guest: Guest, vcpus: _Vcpus) -> list[int]:
+    # In user mode a task's kernel stack is empty.
+    facts = guest.arch.machine.task
+    return [found[facts.sp] for found in vcpus if found[facts.pc] >= _KERNEL_HALF]
+
+
+def _inside(words: _Words, starts: _Words, stops: _Words) -> NDArray[np.bool_]:
+    at = np.searchsorted(starts, words, side="right")
+    return (at > 0) & (words < stops[at - 1])
+
+
+def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[_Stack]:
+    size, pointers = guest.arch.thread_size, _pointers(guest, vcpus)
+    types, facts = types_of(guest.kernel), guest.arch.machine.task
+    members = ("stack", facts.saved_sp, "on_rq")
+    stack, saved, queued = (types.offset("task_struct", path) for path in members)
+    running = set(_running(guest, memory, vcpus))
+    bases = {t: memory.u64(t + stack) for t in {*each_task(memory, guest.kernel), *running}}
+    standing = {pointer & -size for pointer in pointers}
+    for pointer in pointers:
+        # An interrupt's stack need not be aligned to its size. Behind a task's is something else:
+        # behind the first one's the kernel's data, which knows where modules, and so we, lie.
+        base = pointer & -size
+        yield _Stack(pointer, (base if base in bases.values() else pointer) + size, True)
+    # A CPU in an interrupt, on another stack, has left its task's somewhere in the middle.
+    left = running if standing - set(bases.values()) else set[int]()
+    for task, base in bases.items():
+        sp = memory.u64(task + saved)
+        if base not in standing:
+            is_running = task in left
+            first = sp if not is_running and base <= sp < base + size else base
+            is_queued = bool(memory.u64(task + queued) & _INT)
+            yield _Stack(first, base + size, is_running, is_queued)
+
+
+def _read_mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
+    """Return what is there of a stack's words.
+
+    Exception stacks are smaller and lie between guard pages, a vCPU may be in user mode, a task may
+    have given its stack back.
+    """
+    found: list[bytes] = []
+    at = start & -_WORD
+    while at < stop:
+        step = min(_PAGE - at % _PAGE, stop - at)
+        with suppress(MemoryFault):
+            found.append(memory.read(at, step & -_WORD))
+        at += step
+    return b"".join(found)
+
+
+def _running(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[int]:
+    # Idle tasks but the first are in no list, nor is a task that is about to end; a vCPU in an
+    # interrupt stands on another stack than the task that it interrupted.
+    register, kernel = guest.arch.machine.task.register, guest.kernel
+    if register is not None:
+        yield from (found[register] for found in vcpus if _has_task(guest, memory, found))
+        return
+    current = task_abi(kernel).current
+    for base in per_cpu_bases(memory, kernel):
+        task = memory.u64((base + current) & U64)
+        if task:
+            yield task
+
+
+def _has_task(guest: Guest, memory: GuestMemory, vcpu: Mapping[str, int]) -> bool:
+    # Coming from user mode it is whatever the user had there.
+    facts = guest.arch.machine.task
+    register = facts.register or ""
+    if vcpu[facts.pc] < _KERNEL_HALF or vcpu[register] < _KERNEL_HALF:
+        return False
+    try:
+        memory.u64(vcpu[register] + types_of(guest.kernel).offset("task_struct", "stack"))
+    except MemoryFault:
+        return False
+    return True
+
+
+def each_task(memory: GuestMemory, kernel: Kernel) -> Iterator[int]:
+    """Yield the address of every task of a stopped guest but the idle ones of later CPUs.
+
+    Raises:
+        TargetError: the guest's task list has no end.
+    """
+    types = types_of(kernel)
+    tasks, node = types.offset("task_struct", "tasks"), types.offset("task_struct", "thread_node")
+    signal = types.offset("task_struct", "signal")
+    threads = types.offset("signal_struct", "thread_head")
+    head = first_of(kernel, "init_task") + tasks
+    yield head - tasks
+    # All lists together: a node that comes twice leads round for ever.
+    seen: set[int] = set()
+    for leader in _list(memory, head, seen):
+        group = memory.u64(leader - tasks + signal) + threads
+        for thread in _list(memory, group, seen):
+            yield thread - node
+
+
+def _list(memory: GuestMemory, head: int, seen: set[int]) -> Iterator[int]:
+    at = memory.u64(head)
+    while at != head:
+        if at in seen or len(seen) == _MAX_TASKS:
+            raise TargetError("the guest's task list has no end; its memory is corrupted")
+        seen.add(at)
+        yield at
+        at = memory.u64(at)
+
+
+_SLOT_SIZE = 8
+_GUESTS_OWN = (
+    "arch_rethook_trampoline",
+    "__kretprobe_trampoline",
+    "kretprobe_trampoline",
+    "return_to_handler",
+)
+"""What the kernel's own return probes and its function graph tracer put into slots."""
+
+
+def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
+    """Have every call in progress return to its caller, not to us.
+
+    Args:
+        memory: of a guest that stands still.
+        tables: all that the session has; a return address may have been taken over several times.
+
+    Returns:
+        How many return addresses were put back.
+    """
+    now = remembering(memory)
+    origins: dict[int, Mapping[int, int]]
+    origins = {frames.trampoline: _origins(now, frames) for frames in tables if frames.trampoline}
+    slots = {slot for found in origins.values() for slot in found}
+    return sum(_give_back(now, slot, origins) for slot in slots)
+
+
+def awaited(guest: Guest, tables: Sequence[Frames]) -> list[Frames]:
+    """Return the tables with calls in progress that will still return to us.
+
+    A return probe of the guest's own on a call of ours keeps our trampoline's address where only
+    the kernel looks, and goes there when it has run. Where return addresses cannot be given back
+    every call is waited for whose frame says that it is in progress. What a call that has returned
+    has left on a stack says nothing: without a frame there is nowhere to return to.
+    """
+    hooked = [frames for frames in tables if frames.trampoline]
+    if not hooked:
+        return []
+    now = remembering(guest.memory)
+    if not guest.arch.returns.comes_back:
+        live = np.array(live_stacks(guest, now), np.uint64).reshape(-1, 2)
+        return [frames for frames in hooked if _is_in_progress(now, frames, live)]
+    theirs = [guest.kernel.symbols.find(name) for name in _GUESTS_OWN]
+    addrs = {symbol.addr for symbol in theirs if symbol is not None}
+
+    def is_held(frames: Frames) -> bool:
+        return any(_content(now, slot) in addrs for slot in _origins(now, frames))
+
+    return [frames for frames in hooked if is_held(frames)]
+
+
+def free_dead_calls(guest: Guest, tables: Sequence[Frames], ranges: Sequence[Text]) -> int:
+    """Free the frames of calls that will never return: their tasks have died.
+
+    Args:
+        guest: that stands still.
+        tables: all that the session has.
+        ranges: of our code. While anybody is inside, nothing is freed: who has just returned to a
+            trampoline stands above the slot that it is about to look for.
+
+    Returns:
+        How many frames were freed.
+    """
+    if is_anyone_inside(guest, ranges):
+        return 0
+    now = remembering(guest.memory)
+    live = np.array(live_stacks(guest, now), np.uint64).reshape(-1, 2)
+    return sum(_free(now, frames, live) for frames in tables)
+
+
+def find_caller(memory: GuestMemory, tables: Sequence[Frames], slot: Addr, held: Addr) -> Addr:
+    """Return where a call in progress came from, even if its return was taken over.
+
+    Args:
+        memory: of a guest, where whoever stands on that stack does not go on meanwhile.
+        tables: all that the session has.
+        slot: of the call; see ``model.plan``.
+        held: what its return address is now.
+    """
+    frames = next((each for each in tables if each.trampoline == held), None)
+    return held if frames is None else Addr(_origins(memory, frames).get(slot, held))
+
+
+def home(count: int, slot: int) -> int:
+    """Return the number of the frame at which the search for a slot's begins."""
+    return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
+
+
+def _is_in_progress(memory: GuestMemory, frames: Frames, live: NDArray[np.uint64]) -> bool:
+    slots = np.array([*_origins(memory, frames)], np.uint64)
+    return bool(_is_live(slots, live).any())
+
+
+def _is_live(slots: NDArray[np.uint64], live: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    # For each slot, whether it is in the used part of a stack.
+    above, below = slots[:, np.newaxis] >= live[:, 0], slots[:, np.newaxis] < live[:, 1]
+    return np.asarray((above & below).any(axis=1), np.bool_)
+
+
+def _origins(memory: GuestMemory, frames: Frames) -> dict[int, int]:
+    # By slot: where its calls came from that were taken over.
+    table = _table(memory, frames)
+    slots = table[:, FRAME_SLOT // _SLOT_SIZE]
+    is_taken = (slots != 0) & (table[:, FRAME_CALLER // _SLOT_SIZE] != 0)
+    found: dict[int, int] = {}
+    for slot in np.unique(slots[is_taken]).tolist():
+        # Of several the one that the guest itself comes to first is the newest.
+        start = home(frames.count, slot)
+        order = (np.flatnonzero(is_taken & (slots == slot)) - start) % frames.count
+        newest = (int(order.min()) + start) % frames.count
+        found[slot] = int(table[newest, FRAME_ORIGIN // _SLOT_SIZE])
+    return found
+
+
+def _table(memory: GuestMemory, frames: Frames) -> NDArray[np.uint64]:
+    raw = memory.read(frames.addr, frames.size)
+    return np.frombuffer(raw, np.uint64).reshape(frames.count, frames.stride // _SLOT_SIZE)
+
+
+def _free(memory: GuestMemory, frames: Frames, live: NDArray[np.uint64]) -> int:
+    slots = _table(memory, frames)[:, FRAME_SLOT // _SLOT_SIZE]
+    dead = np.flatnonzero((slots != 0) & ~_is_live(slots, live))
+    for index in dead.tolist():
+        memory.set_u64(Addr(frames.addr + index * frames.stride + FRAME_SLOT), 0)
+    return len(dead)
+
+
+def _content(memory: GuestMemory, slot: int) -> int | None:
+    # A task that died has perhaps no stack any more.
+    with suppress(MemoryFault):
+        return memory.u64(slot)
+    return None
+
+
+def _give_back(memory: GuestMemory, slot: int, origins: Mapping[int, Mapping[int, int]]) -> bool:
+    held = _content(memory, slot)
+    origin = origins.get(held, {}).get(slot) if held is not None else None
+    if origin is None:
+        return False
+    memory.set_u64(slot, origin)
+    return True

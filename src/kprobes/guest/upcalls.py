@@ -1,0 +1,457 @@
+"""Python's side of the mailbox: who asks, what it asks, and the answer; see ``model.upcall``.
+
+The guest runs meanwhile, and may be hostile: nothing that it writes is used as a place or a size.
+
+Whoever answers vCPUs that wait for Python: a thread that looks at the mailbox.
+
+It looks all the time as long as hits come, then with naps between looks, and after a while with
+longer ones. One vCPU is served at a time. A hit that a handler causes itself, or that comes while
+one is slow, waits until its own deadline, goes on, and is counted.
+
+What a session's questions need in a guest: the mailbox, its deadlines, and who attends.
+
+Modules that come and go while probes are armed.
+
+At two steps of the kernel's own the vCPU waits until we have done our part (kernel/module/main.c,
+kernel/trace/ftrace.c):
+
+    static int do_init_module(struct module *mod);      // text is final, mod->init comes next
+    void ftrace_release_mod(struct module *mod);        // mod->exit is over, or init failed; the
+                                                        // sites' records and the text go next
+"""
+
+import struct
+import threading
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from kprobes.drain import nothing, sleep_exactly, soon
+from kprobes.errors import KprobesError, RefusedError, UsageError
+from kprobes.guest.arena import Arena
+from kprobes.guest.clock import find_line
+from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.guest.kernel_abi import first_of
+from kprobes.guest.rings import Window
+from kprobes.model.kernel import Symbol
+from kprobes.model.upcall import (
+    CONTEXTS,
+    MAX_UPCALLS,
+    REQUEST_HEAD,
+    Question,
+    Upcall,
+    Waiting,
+    registers_of,
+)
+from kprobes.transport.ram import StubRam
+from kprobes.units import U64, Addr
+
+_WORD = 8
+
+
+class Mailbox:
+    """The words of one arena, as Python reads and writes them.
+
+    No method may be called by two threads at a time.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        memory: GuestMemory,
+        saved: Sequence[str],
+        check: Callable[[], None] = nothing,
+    ) -> None:
+        """Find its pages.
+
+        Args:
+            arena: that it is in.
+            memory: of the guest.
+            saved: the registers of a request, in order; see ``UpcallFacts``.
+            check: raises GuestReplacedError unless the mailbox is still ours.
+        """
+        self.check = check
+        self._layout = layout = arena.mailbox_layout
+        self._names = registers_of(saved)
+        self._base, self._memory = arena.mailbox, memory
+        words = len(REQUEST_HEAD) + len(self._names)
+        if words * _WORD > layout.room:
+            raise ValueError(f"{words} words do not fit into {layout.room} bytes")
+        self._absent, self._present = self._words(layout.absent, 1), self._words(layout.present, 1)
+        self._asked, self._gave_up, self._answered = (
+            self._words(offset, layout.slots)
+            for offset in (layout.asked, layout.gave_up, layout.answered)
+        )
+        rooms = [layout.room * slot for slot in range(layout.slots)]
+        self._requests = [self._words(layout.requests + at, words) for at in rooms]
+        self._answers = [self._words(layout.answers + at, len(self._names)) for at in rooms]
+        self._area = Window(memory, arena.mailbox, layout.size)
+        self._seen = b""
+        self._seqs = self._answered.all()
+        self._turn = 0
+
+    def open(self) -> None:
+        """Let vCPUs wait from now on."""
+        # Somebody may have asked before, and still wait.
+        self._seen, self._seqs = b"", self._answered.all()
+        self._renew()
+
+    def close(self) -> None:
+        """Let none wait any more: whoever does goes on at once."""
+        self.check()
+        self._present.set(0, 0)
+
+    def come_back(self) -> None:
+        """Tell vCPUs that somebody attends, though one gave up."""
+        if self._absent.raw() == self._present.raw():
+            self._renew()
+
+    def asking(self) -> Iterator[int]:
+        """Yield slots that have asked since they were last looked at."""
+        raw = self._asked.raw()
+        if raw == self._seen:
+            return
+        now, before = struct.unpack(f"<{len(raw) // _WORD}Q", raw), self._seqs
+        self._seen, self._seqs = raw, now
+        for slot, (new, old) in enumerate(zip(now, before, strict=True)):
+            if new != old:
+                yield slot
+
+    def read(self, slot: int) -> Waiting | None:
+        """Return who waits in a slot, or None when it has given up meanwhile."""
+        words = self._requests[slot].all()
+        if self._gave_up.all()[slot] == self._seqs[slot]:
+            return None
+        head, registers = words[: len(REQUEST_HEAD)], words[len(REQUEST_HEAD) :]
+        upcall, task, page_table = head
+        return Waiting(
+            upcall=upcall,
+            cpu=slot // CONTEXTS,
+            task=Addr(task),
+            page_table=page_table,
+            registers=dict(zip(self._names, registers, strict=True)),
+        )
+
+    def answer(self, slot: int, waiting: Waiting) -> None:
+        """Let who waits in a slot go on with these registers."""
+        values = [waiting.registers[name] & U64 for name in self._names]
+        self._answers[slot].write(values)
+        self._answered.set(slot, self._seqs[slot])
+
+    def set_ticks(self, upcall: int, ticks: int) -> None:
+        """Say how long vCPUs wait for an upcall, in ticks of their counter."""
+        self._area.set_u64(self._layout.ticks + _WORD * upcall, ticks)
+
+    def missed(self, upcall: int) -> int:
+        """Return how many hits of an upcall have gone on without it."""
+        return self._area.u64(self._layout.missed + _WORD * upcall)
+
+    def _renew(self) -> None:
+        self.check()
+        # Never again what it was for one who has yet to give up.
+        self._turn += 1
+        self._present.set(0, self._turn)
+
+    def _words(self, offset: int, count: int) -> "_Words":
+        return _words(self._memory, self._base + offset, count)
+
+
+class _Words(Protocol):
+    # Some adjacent words; each is read and written at once.
+
+    def raw(self) -> bytes: ...
+
+    def all(self) -> tuple[int, ...]: ...
+
+    def set(self, index: int, value: int) -> None: ...
+
+    def write(self, values: Sequence[int]) -> None: ...
+
+
+class _Viewed:
+    """Words that are mapped here, side by side."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view.cast("Q")
+
+    def raw(self) -> bytes:
+        return self._view.tobytes()
+
+    def all(self) -> tuple[int, ...]:
+        return tuple(self._view)
+
+    def set(self, index: int, value: int) -> None:
+        self._view[index] = value
+
+    def write(self, values: Sequence[int]) -> None:
+        self._view[:] = array("Q", values)
+
+
+class _Copied:
+    """Words that are read and written through whatever reaches the guest's RAM."""
+
+    def __init__(self, memory: GuestMemory, addr: int, count: int) -> None:
+        self._window = Window(memory, addr, _WORD * count)
+        self._count = count
+
+    def raw(self) -> bytes:
+        return self._window.read(0, _WORD * self._count).tobytes()
+
+    def all(self) -> tuple[int, ...]:
+        return struct.unpack(f"<{self._count}Q", self.raw())
+
+    def set(self, index: int, value: int) -> None:
+        self._window.set_u64(_WORD * index, value)
+
+    def write(self, values: Sequence[int]) -> None:
+        self._window.write(0, struct.pack(f"<{self._count}Q", *values))
+
+
+def _words(memory: GuestMemory, addr: int, count: int) -> _Words:
+    size = _WORD * count
+    runs = memory.tables.mapped_runs(addr, addr + size)
+    if len(runs) == 1:
+        (run,) = runs
+        view = memory.ram.view(run.phys + addr - run.virt, size) if run.virt <= addr else None
+        if view is not None:
+            return _Viewed(view.data)
+    return _Copied(memory, addr, count)
+
+
+_SPIN_S = 0.00005
+"""Where every vCPU that waits has a CPU of the host's, whoever only spins gets a turn of
+milliseconds taken away from it; whoever has slept is let in at once."""
+_BUSY_S = 0.002
+_NAP_S, _REST_S = 0.000001, 0.0002
+_QUIET_S = 0.005
+"""Without a question for so long, nobody is on the way to one: sites were put back before."""
+_LEAVE_S = 1.0
+_CHECK_S = 0.001
+"""Between looks whether the mailbox is still ours."""
+
+
+class Attendant:
+    """Answers some questions until it is stopped.
+
+    Attributes:
+        served: hits that were answered.
+        error: what ended it, or None: the guest is gone.
+    """
+
+    def __init__(self, mailbox: Mailbox, questions: Mapping[int, Question]) -> None:
+        """Start: from now on vCPUs wait."""
+        self.served = 0
+        self.error: KprobesError | None = None
+        self._mailbox = mailbox
+        self._questions = questions
+        self._last = self._checked = time.monotonic()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._is_left = False
+        mailbox.open()
+        self._thread = threading.Thread(target=self._run, name="kprobes-attendant", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer who still asks, and then nobody any more; no site may lead here.
+
+        A handler that does not end is left behind: what it answers is not heard.
+        """
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LEAVE_S)
+        self._leave()
+
+    def _run(self) -> None:
+        try:
+            with soon():
+                sleep_exactly()
+                while not self._is_done():
+                    self._look()
+        except KprobesError as error:
+            self.error = error
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            if not self._is_left:
+                self._is_left = True
+                with suppress(KprobesError):
+                    self._mailbox.close()
+
+    def _is_done(self) -> bool:
+        is_quiet = time.monotonic() > self._last + _QUIET_S
+        return self._is_left or (self._stopping.is_set() and is_quiet)
+
+    def _look(self) -> None:
+        if time.monotonic() > self._checked + _CHECK_S:
+            self._mailbox.check()
+            self._checked = time.monotonic()
+        self._mailbox.come_back()
+        for slot in self._mailbox.asking():
+            self._serve(slot)
+            self._last = time.monotonic()
+        quiet_s = time.monotonic() - self._last
+        if quiet_s > _SPIN_S:
+            time.sleep(_NAP_S if quiet_s < _BUSY_S else _REST_S)
+
+    def _serve(self, slot: int) -> None:
+        waiting = self._mailbox.read(slot)
+        if waiting is None:
+            return
+        question, stack = self._questions.get(waiting.upcall), waiting.registers["sp"]
+        try:
+            if question is not None:
+                question.serve(waiting)
+        finally:
+            # Below the stack are the words that it goes on with.
+            waiting.registers["sp"] = max(waiting.registers["sp"], stack)
+            self._answer(slot, waiting)
+
+    def _answer(self, slot: int, waiting: Waiting) -> None:
+        with self._lock:
+            if not self._is_left:
+                self._mailbox.answer(slot, waiting)
+                self.served += 1
+
+
+MAX_TIMEOUT_S = 10.0
+"""A guest's watchdogs take a CPU for stuck after 20 s."""
+_TICKS_PER_S = 1_000_000_000
+"""Of an emulated CPU, for guests that do not tell."""
+_PLAUSIBLE = range(1_000_000, 10_000_000_000)
+
+
+class Reception:
+    """Attends to one arena's questions between ``begin`` and ``end``."""
+
+    def __init__(
+        self, guest: Guest, arena: Arena, check_guest: Callable[[], None] = nothing
+    ) -> None:
+        self._mailbox = Mailbox(arena, guest.memory, guest.arch.upcall.saved, check_guest)
+        self._ticks_per_s = ticks_per_s(guest)
+        self._attendant: Attendant | None = None
+        self._questions: tuple[Question, ...] = ()
+        self._before: dict[int, int] = {}
+        self._missed: Counter[int] = Counter()
+
+    def begin(self, questions: Sequence[Question]) -> None:
+        """Attend to questions whose sites are about to be patched."""
+        self.end()
+        self._questions = tuple(questions)
+        if not questions:
+            return
+        for question in questions:
+            # Who waits, waits for all of them.
+            timeout_s = min(sum(each.timeout_s for each in question.upcalls), MAX_TIMEOUT_S)
+            self._mailbox.set_ticks(question.number, int(timeout_s * self._ticks_per_s))
+            self._before[question.number] = self._mailbox.missed(question.number)
+        self._attendant = Attendant(self._mailbox, {each.number: each for each in questions})
+
+    def end(self) -> None:
+        """Attend no more; sites must have been put back before, or nobody waits at them."""
+        if self._attendant is not None:
+            self._attendant.stop()
+            self._attendant = None
+        for question in self._questions:
+            for upcall in question.upcalls:
+                self._missed[upcall.number] += self._lately(question)
+        self._questions = ()
+
+    def missed(self, upcall: int) -> int:
+        """Return how many hits went on without an upcall since the arena was allocated."""
+        found = [q for q in self._questions if any(upcall == each.number for each in q.upcalls)]
+        return self._missed[upcall] + sum(map(self._lately, found))
+
+    def _lately(self, question: Question) -> int:
+        return self._mailbox.missed(question.number) - self._before[question.number]
+
+
+def can_ask(guest: Guest) -> bool:
+    """Whether more than the stub, which stops a guest for every look, reaches its memory."""
+    return not isinstance(guest.memory.ram, StubRam)
+
+
+def check(guest: Guest, upcalls: Sequence[Upcall]) -> None:
+    """Check that a guest's hits can wait for Python.
+
+    Raises:
+        RefusedError: nothing but the stub reaches its memory.
+        UsageError: there are too many, or one may take too long.
+    """
+    if not upcalls:
+        return
+    if not can_ask(guest):
+        raise RefusedError(
+            "Python handlers need the guest's RAM, which only its stub can read here, and that "
+            "stops the guest for every look; run kprobes as QEMU's user on QEMU's machine, or "
+            "start QEMU with a memory backend that has share=on"
+        )
+    if len(upcalls) > MAX_UPCALLS or any(not 0 <= u.number < MAX_UPCALLS for u in upcalls):
+        raise UsageError(f"too many Python handlers: at most {MAX_UPCALLS} in a session")
+    for upcall in upcalls:
+        if not 0 < upcall.timeout_s <= MAX_TIMEOUT_S:
+            raise UsageError(
+                f"a handler's timeout of {upcall.timeout_s:g} s: more than 0, and at most "
+                f"{MAX_TIMEOUT_S:g} s, or the guest's watchdogs take its CPU for stuck"
+            )
+
+
+def ticks_per_s(guest: Guest) -> int:
+    """Return how fast the guest says that its CPUs' counter runs."""
+    found = find_line(guest.memory, guest.kernel)
+    rate = _told_rate(guest) if found is None else found[1].rate
+    return rate if rate in _PLAUSIBLE else _TICKS_PER_S
+
+
+def _told_rate(guest: Guest) -> int:
+    symbol, register = guest.arch.machine.rate
+    if symbol:
+        khz = guest.memory.read(first_of(guest.kernel, symbol), 4)
+        return 1000 * int.from_bytes(khz, "little")
+    with guest.stub.paused():
+        return guest.stub.register(guest.stub.ids()[0], register)
+
+
+_COMES, _GOES = "do_init_module", "ftrace_release_mod"
+
+Step = Callable[[int], None]
+"""Gets the address of a ``struct module``; must not raise."""
+
+
+def can_watch(guest: Guest) -> bool:
+    """Whether modules of a guest can be waited for: a vCPU has to wait for Python then."""
+    has_steps = all(guest.kernel.symbols.find(name) is not None for name in (_COMES, _GOES))
+    return has_steps and can_ask(guest)
+
+
+def watching(
+    guest: Guest, locate: Callable[[Symbol], Addr], steps: tuple[Step, Step]
+) -> tuple[Upcall, ...]:
+    """Return the upcalls that tell of modules; their numbers are the highest.
+
+    Args:
+        guest: one that ``can_watch``.
+        locate: a function to where a probe at its entry is.
+        steps: what to do when one comes, and when one goes.
+    """
+    first = guest.arch.arguments[0]
+    return tuple(
+        Upcall(
+            number=MAX_UPCALLS - 1 - index,
+            addr=locate(guest.kernel.symbols.named(name)),
+            is_after=False,
+            timeout_s=MAX_TIMEOUT_S,
+            serve=partial(_serve, step, first),
+        )
+        for index, (name, step) in enumerate(zip((_COMES, _GOES), steps, strict=True))
+    )
+
+
+def _serve(step: Step, first: str, waiting: Waiting) -> None:
+    step(waiting.registers[first])

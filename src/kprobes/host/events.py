@@ -1,0 +1,247 @@
+"""Our instance and our events in this machine's tracefs: made, switched, and taken away again.
+
+What the kernel says to a line that it refuses: the last entry of its ``error_log``.
+
+[  1234.567890] trace_kprobe: error: Invalid probed address or symbol
+  Command: p:kprobes_1_2_3/open nothing
+                                ^
+"""
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from kprobes.errors import DefinitionError, KprobesError, RefusedError, TargetError, TracefsError
+from kprobes.host.owner import Owner, owner_of
+from kprobes.host.prepare import HostProbe
+from kprobes.model.codes import Code
+from kprobes.model.resolved import Spelled
+from kprobes.transport.tracefs import Tracefs
+
+_COMMAND = "  Command: "
+_ENTRY = re.compile(r"^\[ *\d+\.\d+\] [\w ]+: error: (?P<text>.*)\n  Command: (?P<command>.*)\n")
+_OURS = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.EPERM, errno.EACCES})
+"""What has nothing to do with the line."""
+_CODES = {code.text: code for code in Code}
+
+
+def refusal(error: TracefsError, spelled: Spelled, line: str, log: str) -> KprobesError:
+    """Return the kernel's refusal of a line as the definition's error.
+
+    Args:
+        error: of the write.
+        spelled: what was to be defined.
+        line: that was written.
+        log: the text of ``error_log`` afterwards.
+    """
+    if error.number in _OURS:
+        return TargetError(f"the kernel defines no more probes: {os.strerror(error.number)}")
+    found = last_answer(log, line)
+    command = spelled.probe.definition.command
+    if found is None:
+        return RefusedError(
+            f"{command}: the kernel refuses it without a reason "
+            f"({os.strerror(error.number)}): {line}"
+        )
+    text, column = found
+    code = _CODES.get(text)
+    return DefinitionError(
+        code.name if code is not None else "KERNEL",
+        text,
+        command=command,
+        column=spelled.column(line, column),
+        hint=f"the kernel was given: {line}",
+    )
+
+
+def last_answer(log: str, line: str) -> tuple[str, int] | None:
+    """Return the words and the column of the last entry about a line, or None."""
+    for entry in reversed(re.split(r"(?m)^(?=\[)", log)):
+        found = _ENTRY.match(entry)
+        if found is not None and found["command"].rstrip() == line:
+            marked = entry[found.end() :].split("\n")[0]
+            return found["text"], max(marked.find("^") - len(_COMMAND), 0)
+    return None
+
+
+def filter_refusal(spelled: Spelled, text: str, shown: str) -> KprobesError:
+    """Return the kernel's refusal of a filter.
+
+    Args:
+        spelled: whose event it is for.
+        text: the filter that was written.
+        shown: what the event's filter file says now: the filter, a caret, and the reason.
+    """
+    command = spelled.probe.definition.command
+    lines = shown.rstrip("\n").split("\n")
+    reason = lines[-1].removeprefix("parse_error: ")
+    if len(lines) < 3:
+        return RefusedError(f"{command}: the kernel refuses its filter {text!r}")
+    column = max(lines[1].find("^"), 0)
+    return DefinitionError("KERNEL", reason, command=text, column=column, hint=f"of {command}")
+
+
+PROBES = "kprobe_events"
+"""Where probes are defined and listed."""
+_PROFILE = "kprobe_profile"
+_LOG = "error_log"
+_ATTEMPTS = 5
+
+
+class HostFiles:
+    """What one session has in tracefs. Nobody else's files are written.
+
+    Attributes:
+        instance: its directory, where its buffers are.
+    """
+
+    def __init__(self, tracefs: Tracefs, owner: Owner) -> None:
+        self._tracefs = tracefs
+        self._owner = owner
+        self.instance = owner.instance
+
+    def make_instance(self, *, buffer_kib: int, clock: str) -> None:
+        """Make our instance.
+
+        Args:
+            buffer_kib: of each CPU's ring.
+            clock: of its time stamps, by the kernel's name.
+
+        Raises:
+            TracefsError: there is no memory, or no such clock.
+        """
+        tracefs = self._tracefs
+        tracefs.make(self.instance)
+        tracefs.write(f"{self.instance}/tracing_on", "0")
+        tracefs.write(f"{self.instance}/trace_clock", clock)
+        tracefs.write(f"{self.instance}/buffer_size_kb", str(buffer_kib))
+
+    def define(self, probe: HostProbe) -> None:
+        """Write an event's line.
+
+        Raises:
+            DefinitionError: the kernel refuses it, and says where.
+            RefusedError: it does not say why.
+            TargetError: it is out of something.
+        """
+        line = probe.spelled.line(self._owner.group, probe.name)
+        try:
+            self._tracefs.write(PROBES, f"{line}\n")
+        except TracefsError as error:
+            raise refusal(error, probe.spelled, line, self._read_log()) from error
+
+    def set_filter(self, probe: HostProbe) -> None:
+        """Give an event its filter in our instance.
+
+        Raises:
+            DefinitionError: the kernel refuses it.
+        """
+        if not probe.filter:
+            return
+        name = f"{self._event(probe)}/filter"
+        try:
+            self._tracefs.write(name, probe.filter)
+        except TracefsError as error:
+            shown = self._tracefs.read(name)
+            raise filter_refusal(probe.spelled, probe.filter, shown) from error
+
+    def name_of(self, probe: HostProbe) -> str:
+        """Return the name of a probe's event, with its group."""
+        return f"{self._owner.group}/{probe.name}"
+
+    def name_tasks(self, events: Sequence[str]) -> None:
+        """Record some of the kernel's own events in our instance, from now on, if it has them."""
+        for event in events:
+            name = f"{self.instance}/events/{event}/enable"
+            if self._tracefs.has(name):
+                self._tracefs.write(name, "1")
+        self._tracefs.write(f"{self.instance}/tracing_on", "1")
+
+    def follow(self, pid: int) -> None:
+        """Have our instance record a task and what descends from it, and no others."""
+        self._tracefs.write(f"{self.instance}/options/event-fork", "1")
+        self._tracefs.write(f"{self.instance}/set_event_pid", f"{pid}\n")
+
+    def enable(self) -> None:
+        """Record our events."""
+        self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "1")
+
+    def disable(self) -> None:
+        """Record nothing more."""
+        self._tracefs.write(f"{self.instance}/tracing_on", "0")
+        self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "0")
+
+    def missed(self) -> dict[str, int]:
+        """Return how many hits the kernel has missed of our events, by their names.
+
+        Raises:
+            TracefsError: others change their probes again and again while we look.
+        """
+        for _ in range(_ATTEMPTS):
+            # The profile has no groups: its lines come in the order of the list.
+            before = self._tracefs.read(PROBES).splitlines()
+            profile = self._tracefs.read(_PROFILE).splitlines()
+            if len(profile) == len(before) == len(self._tracefs.read(PROBES).splitlines()):
+                own = zip(map(_name, before), profile, strict=True)
+                return {
+                    name: int(line.split()[2])
+                    for (group, name), line in own
+                    if group == self._owner.group
+                }
+        raise TracefsError(_PROFILE, errno.EAGAIN, verb="read")
+
+    def lines(self) -> list[str]:
+        """Return what the kernel lists of our events."""
+        return [
+            line
+            for line in self._tracefs.read(PROBES).splitlines()
+            if _name(line)[0] == self._owner.group
+        ]
+
+    def remove(self) -> None:
+        """Take away everything of ours that is there.
+
+        Raises:
+            TracefsError: somebody has our instance open, or uses our events.
+        """
+        if self._tracefs.has(self.instance):
+            # The kernel disables its events by itself.
+            self._tracefs.remove(self.instance)
+        for line in self.lines():
+            group, name = _name(line)
+            self._delete(group, name)
+
+    def _delete(self, group: str, name: str) -> None:
+        try:
+            self._tracefs.write(PROBES, f"-:{group}/{name}\n")
+        except TracefsError as error:
+            # Somebody was quicker.
+            if error.number != errno.ENOENT:
+                raise
+
+    def _event(self, probe: HostProbe) -> str:
+        return f"{self.instance}/events/{self.name_of(probe)}"
+
+    def _read_log(self) -> str:
+        with suppress(TracefsError):
+            return self._tracefs.read(_LOG)
+        return ""
+
+
+def owners(tracefs: Tracefs) -> Iterator[Owner]:
+    """Yield whose instances and events of kprobe are there, each once."""
+    found: dict[Owner, None] = {}
+    groups = (_name(line)[0] for line in tracefs.read(PROBES).splitlines())
+    for name in (*tracefs.names("instances"), *groups):
+        owner = owner_of(name)
+        if owner is not None:
+            found[owner] = None
+    yield from found
+
+
+def _name(line: str) -> tuple[str, str]:
+    # Group and event of a line such as "r10:GROUP/EVENT PLACE".
+    group, _, event = line.split(" ", maxsplit=1)[0].partition(":")[2].partition("/")
+    return group, event

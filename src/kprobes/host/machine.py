@@ -1,0 +1,107 @@
+"""This machine, as far as probing its kernel needs to know it."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kprobes.arch.arch import Arch
+from kprobes.arch.registry import arch
+from kprobes.errors import TracefsError
+from kprobes.image.host import HostFiles, host_kernel
+from kprobes.model.kernel import Kernel
+from kprobes.transport.tracefs import Tracefs, open_tracefs
+
+_BTF = Path("/sys/kernel/btf")
+_FILTERABLE = "available_filter_functions"
+
+
+@dataclass(eq=False, kw_only=True)
+class HostMachine:
+    """This machine's kernel and its tracing files.
+
+    Attributes:
+        kernel: that runs here.
+        arch: its architecture.
+        tracefs: its tracing files.
+        cpus: how many it may have.
+        online: how many it has now.
+    """
+
+    kernel: Kernel
+    arch: Arch
+    tracefs: Tracefs
+    cpus: int
+    online: int
+
+    @cached_property
+    def traceable(self) -> frozenset[str]:
+        """Names of the functions that its function tracer knows; none where it does not tell.
+
+        The kernel takes probe events in these only.
+        """
+        return _read_traceable(self.tracefs)
+
+
+def open_machine() -> HostMachine:
+    """Read what this machine's kernel is.
+
+    Raises:
+        TracefsError: it has no tracing system, or we may not use it.
+        TargetError: its symbols are hidden, or we do not know its architecture.
+    """
+    tracefs = open_tracefs()
+    kernel = read_kernel()
+    return HostMachine(
+        kernel=kernel,
+        arch=arch(kernel.arch),
+        tracefs=tracefs,
+        cpus=_possible_cpus(),
+        online=os.cpu_count() or 1,
+    )
+
+
+def read_kernel() -> Kernel:
+    """Return the kernel that runs here, as it is now.
+
+    Raises:
+        TargetError: its symbols are hidden.
+    """
+    name = os.uname()
+    modules = sorted(path for path in _BTF.glob("*") if path.name != "vmlinux")
+    return host_kernel(
+        HostFiles(
+            release=name.release,
+            machine=name.machine,
+            banner=Path("/proc/version").read_text().strip(),
+            kallsyms=Path("/proc/kallsyms").read_bytes(),
+            notes=_bytes(Path("/sys/kernel/notes")),
+            btf=_bytes(_BTF / "vmlinux"),
+            module_btf={path.name: _bytes(path) for path in modules},
+        )
+    )
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        # A kernel without types, or a module that has just gone.
+        return b""
+
+
+def _possible_cpus() -> int:
+    # cpu/possible: "0-3"; what the rings are made for.
+    try:
+        text = Path("/sys/devices/system/cpu/possible").read_text().strip()
+    except OSError:
+        return os.cpu_count() or 1
+    return int(text.replace(",", "-").split("-")[-1]) + 1
+
+
+def _read_traceable(tracefs: Tracefs) -> frozenset[str]:
+    try:
+        text = tracefs.read(_FILTERABLE)
+    except TracefsError:
+        return frozenset()
+    return frozenset(line.split("\t")[0].split(" ")[0] for line in text.splitlines())

@@ -1,0 +1,211 @@
+"""Definitions to events of this machine's kernel: lines, names of their own, filters.
+
+What definitions mean on this machine's kernel: globs, functions, arguments.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kprobes.errors import DefinitionError, RefusedError, UsageError
+from kprobes.guest.places import sooner
+from kprobes.host.machine import HostMachine
+from kprobes.lang.filter import parse_filter
+from kprobes.lang.filter_value import Known
+from kprobes.lang.listing import at_function
+from kprobes.model.definition import Definition
+from kprobes.model.kernel import Symbol, span_of
+from kprobes.model.resolved import Resolved, Spelled
+from kprobes.resolve.resolve import check_alike, filter_fields, resolve
+from kprobes.resolve.tracefs_event import spell
+from kprobes.units import Addr
+
+
+class HostPlaces:
+    """Resolves definitions on this machine's kernel; touches nothing."""
+
+    def __init__(self, machine: HostMachine) -> None:
+        self._machine = machine
+        self._kernel = machine.kernel
+
+    def expand(self, definition: Definition) -> list[Definition]:
+        """Return one definition per function that a glob names and that can be probed.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if not definition.place.is_glob:
+            return [definition]
+        pattern, module = definition.place.symbol, definition.place.module
+        symbols = self._kernel.symbols
+        found = [s for s in symbols.glob(pattern) if s.is_text and s.module == (module or s.module)]
+        # A name of two functions cannot be probed by name; two names of one function are one.
+        unique = {
+            s.addr: s.name
+            for s in found
+            if self.is_probeable(s) and len(symbols.all_named(s.name)) == 1
+        }
+        if not unique:
+            raise RefusedError(
+                f"no function that can be probed matches {pattern!r}: {len(found)} match, but the "
+                "kernel's function tracer knows none of them, or they share their name"
+            )
+        return [at_function(definition, name) for name in sorted(unique.values())]
+
+    def resolve(self, definition: Definition, *, event_id: int) -> Resolved:
+        """Resolve a definition on one function.
+
+        Where its probe is in the end, behind an ``endbr64`` perhaps, its records tell.
+
+        Raises:
+            DefinitionError: it names what this kernel has not, or a type does not fit.
+            RefusedError: its module is not loaded.
+        """
+        machine = self._machine
+        return resolve(definition, self._kernel, machine.arch, event_id=event_id, locate=_entry_of)
+
+    def sooner(self, error: DefinitionError) -> DefinitionError:
+        """Return what the kernel finds first in a definition that has an error in its text."""
+        return sooner(error, self._kernel, self._machine.arch, _entry_of)
+
+    def is_probeable(self, function: Symbol) -> bool:
+        """Whether the kernel takes a probe in a function, as far as can be told without asking."""
+        known = self._machine.traceable
+        return not known or function.name in known
+
+
+def _entry_of(function: Symbol) -> Addr:
+    return function.addr
+
+
+_MAX_EVENTS = (1 << 16) - 1
+_NAME_LENGTH = 50
+_COMM_LENGTH = 15
+_SPECIAL = re.compile(r"[*?\[]")
+NO_HANDLERS = (
+    "Python cannot run inside the kernel that runs this Python: take events one by one, "
+    "`for event in kernel.events(): ...`, or boot a guest for handlers: kprobes.boot()"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """Whose hits are recorded: pids and names or patterns; none means any.
+
+    Attributes:
+        follow: whether only commands that are followed, and what descends from them.
+    """
+
+    pids: tuple[int, ...] = ()
+    comms: tuple[str, ...] = ()
+    follow: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProbe:
+    """One probe, which is to be an event of this kernel.
+
+    Attributes:
+        spelled: its line.
+        name: that it has in our group; the user's name is in its layout.
+        filter: for its filter file, or "".
+    """
+
+    spelled: Spelled
+    name: str
+    filter: str
+
+    @property
+    def resolved(self) -> Resolved:
+        """What it is."""
+        return self.spelled.probe
+
+
+def prepare(
+    machine: HostMachine, definitions: Sequence[Definition], tasks: Tasks
+) -> list[HostProbe]:
+    """Return the events of some definitions, without touching the kernel.
+
+    Raises:
+        DefinitionError: a definition names what this kernel has not, its release cannot record
+            it, or its filter is wrong.
+        RefusedError: a pattern names no function, or a module is not loaded.
+    """
+    places = HostPlaces(machine)
+    singles = [single for definition in definitions for single in places.expand(definition)]
+    if len(singles) > _MAX_EVENTS:
+        raise RefusedError(f"{len(singles)} probes are too many: at most {_MAX_EVENTS}")
+    probes = [places.resolve(single, event_id=n) for n, single in enumerate(singles, 1)]
+    _check_siblings(probes)
+    names = _names(probes)
+    return [_event(machine, probe, name, tasks) for probe, name in zip(probes, names, strict=True)]
+
+
+def _event(machine: HostMachine, probe: Resolved, name: str, tasks: Tasks) -> HostProbe:
+    text = probe.definition.filter
+    if text and parse_filter(text, _known(machine, probe)) is None:
+        text = ""
+    chosen = [*_task_terms(probe, tasks), *([text] if text else [])]
+    return HostProbe(
+        spelled=spell(probe, machine.kernel.version, machine.arch),
+        name=name,
+        filter=" && ".join(f"({each})" for each in chosen) if len(chosen) > 1 else "".join(chosen),
+    )
+
+
+def _check_siblings(probes: Sequence[Resolved]) -> None:
+    first: dict[tuple[str, str], Resolved] = {}
+    for probe in probes:
+        definition = probe.definition
+        other = first.setdefault((definition.group, definition.event), probe)
+        # A pattern's functions may differ: each is an event of its own.
+        if other.definition.command != definition.command:
+            check_alike(other, probe)
+
+
+def _names(probes: Sequence[Resolved]) -> Iterator[str]:
+    # Each probe is an event of its own, so that records and counts tell which one was hit.
+    used: set[str] = set()
+    numbers: dict[str, int] = {}
+    for probe in probes:
+        wanted = probe.definition.event[:_NAME_LENGTH]
+        name = wanted
+        while name in used:
+            numbers[wanted] = numbers.get(wanted, 1) + 1
+            name = f"{wanted}_{numbers[wanted]}"
+        used.add(name)
+        yield name
+
+
+def _known(machine: HostMachine, probe: Resolved) -> Known:
+    function = partial(span_of, machine.kernel.symbols)
+    return Known(fields=filter_fields(probe), cpus=machine.cpus, function=function)
+
+
+def _task_terms(probe: Resolved, tasks: Tasks) -> Iterator[str]:
+    if tasks.pids:
+        yield " || ".join(f"common_pid == {pid}" for pid in tasks.pids)
+    if tasks.comms:
+        # An argument may be called comm, too, which then counts.
+        own = {field.name for field in probe.layout.fields}
+        field = next(name for name in ("comm", "COMM") if name not in own)
+        yield " || ".join(_is_comm(field, comm) for comm in tasks.comms)
+
+
+def _is_comm(field: str, comm: str) -> str:
+    if _SPECIAL.search(comm):
+        return f"{field} ~ {_quoted(comm)}"
+    return f"{field} == {_quoted(comm[:_COMM_LENGTH])}"
+
+
+def _quoted(text: str) -> str:
+    for mark in ('"', "'"):
+        if mark not in text:
+            return f"{mark}{text}{mark}"
+    raise UsageError(f"the kernel's filters cannot name a task {text!r}, with both kinds of quotes")
+
+
+def tasks_of(pids: Collection[int], comms: Collection[str], *, follow: bool = False) -> Tasks:
+    """Return the tasks that a user chose."""
+    return Tasks(pids=tuple(pids), comms=tuple(comms), follow=follow)

@@ -1,0 +1,302 @@
+"""The events of a tracing instance of this machine's kernel, out of its rings into batches.
+
+Pages taken out of the kernel's rings on the side: no ring waits until they are decoded.
+
+What takes the records of a session's events out of its instance.
+"""
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from kprobes.errors import KprobesError, TargetError
+from kprobes.formats.ftrace import PageFormat, parse_event, parse_page
+from kprobes.host.events import HostFiles
+from kprobes.host.machine import HostMachine
+from kprobes.host.prepare import HostProbe
+from kprobes.model.events import EventFormat, Events, HostEvent, HostReader, Pages
+from kprobes.model.kernel import place_of
+from kprobes.ring.ftrace import Contexts, HostDecoded, HostShapes, TaskNames, decode_pages
+from kprobes.ring.ftrace_merge import HostMerger
+from kprobes.ring.ftrace_shapes import EventShape, naming_shape
+from kprobes.transport.tracefs import running_comms, saved_comms
+from kprobes.transport.tracefs_rings import Rings, open_rings, read_text
+
+_BUSY_S = 0.001
+_IDLE_S = 0.02
+_ROOM = 64 << 20
+"""Bytes of pages that may wait to be decoded. Beyond, the rings fill, and the kernel counts."""
+
+
+class Collector:
+    """A thread that empties rings, all of them in every round, from the first ``take`` on.
+
+    That thread alone reads the rings, until ``stop`` has joined it; what it found, and how it
+    ended, is under ``_lock``.
+    """
+
+    def __init__(self, rings: Rings, *, room: int = _ROOM) -> None:
+        """Empty rings, until ``room`` bytes of pages wait to be taken."""
+        self._rings = rings
+        self._room = room
+        self._lock = threading.Lock()
+        self._held: list[Pages] = []
+        self._has_looked = False
+        self._error: KprobesError | None = None
+        self._is_broken = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kprobes-pages", daemon=True)
+
+    def take(self) -> list[Pages] | None:
+        """Return what whole rounds have brought, None when none was done since the last time.
+
+        Raises:
+            TargetError: the rings are gone; all that was read before was taken.
+        """
+        if self._thread.ident is None and not self._stopping.is_set():
+            self._thread.start()
+        with self._lock:
+            if self._has_looked:
+                taken, self._held, self._has_looked = self._held, [], False
+                return taken
+            if self._error is not None:
+                raise self._error
+            if self._is_broken:
+                raise KprobesError("reading the rings ended by an error of our own")
+            return None
+
+    def stop(self) -> None:
+        """End the thread and look once more; ``take`` gives the rest."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._look()
+
+    def _run(self) -> None:
+        pause = _BUSY_S
+        try:
+            while not self._stopping.wait(pause):
+                if self._has_room():
+                    pause = _BUSY_S if self._look() else min(2 * pause, _IDLE_S)
+        except BaseException:
+            self._is_broken = True
+            raise
+
+    def _has_room(self) -> bool:
+        with self._lock:
+            return sum(pages.data.nbytes for pages in self._held) < self._room
+
+    def _look(self) -> bool:
+        found: list[Pages] = []
+        error = None
+        try:
+            found.extend(self._rings.read())
+        except KprobesError as e:
+            error = e
+            self._stopping.set()
+        with self._lock:
+            self._held += found
+            self._has_looked = self._has_looked or error is None or bool(found)
+            self._error = error
+        return bool(found)
+
+
+NAMING_EVENTS = ("task/task_newtask", "task/task_rename")
+"""Events that an instance must record too, if tasks are to be shown by their names at the hit.
+
+Enable them before the reader is opened, and it before the probes.
+"""
+
+_MAPPED_SINCE = (6, 18)
+"""Rings can be mapped since 6.10, but then readers of such rings could make the kernel warn in its
+log: until "ring-buffer: Do not trigger WARN_ON() due to a commit_overrun" (6.16) and
+"ring-buffer: Do not warn in ring_buffer_map_get_reader() when reader catches up" (6.18)."""
+
+_NO_EVENTS = HostMerger().finish()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostKernel:
+    """What a reader must know of the kernel that it runs on.
+
+    Attributes:
+        version: major and minor of its release.
+        symbol_at: an address to what ``%pS`` prints for it, as for a sink's ``Origin``.
+    """
+
+    version: tuple[int, int]
+    symbol_at: Callable[[int], str]
+
+
+class TracefsReader:
+    """Implements ``model.events.HostReader``; ``open_reader`` makes it.
+
+    One thread at a time drains; others may ask what was recorded, which is under ``_lock``.
+    """
+
+    def __init__(self, rings: Rings, shapes: HostShapes, names: TaskNames) -> None:
+        self._rings = rings
+        self._shapes = shapes
+        self._names = names
+        self._merger = HostMerger()
+        self._lock = threading.Lock()
+        self._recorded: Counter[int] = Counter()
+        self._collector = Collector(rings)
+
+    @property
+    def recorded(self) -> Mapping[int, int]:
+        """Events read so far, by their layouts' event ids."""
+        with self._lock:
+            return dict(self._recorded)
+
+    @property
+    def lost(self) -> int:
+        """Events that the kernel dropped or overwrote before they were read.
+
+        Those that only tell tasks' names are among them: the kernel does not say which.
+        """
+        return self._rings.lost
+
+    def drain(self) -> Events:
+        """Return what is safe to show of all that the kernel has recorded, oldest first.
+
+        Raises:
+            RingError: pages that no kernel wrote.
+            TargetError: the instance is gone.
+        """
+        events = self._next()
+        return _NO_EVENTS if events is None else events
+
+    def rest(self) -> Iterator[Events]:
+        """Yield everything that is left; the events are disabled.
+
+        Raises:
+            TargetError: the instance is gone; what was read before was yielded.
+        """
+        self._collector.stop()
+        error = None
+        try:
+            while (events := self._next()) is not None:
+                yield events
+        except TargetError as e:
+            error = e
+        yield self._named(self._merger.finish())
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Let go of the instance, which could not be removed before."""
+        self._collector.stop()
+        self._rings.close()
+
+    def _next(self) -> Events | None:
+        taken = self._collector.take()
+        if taken is None:
+            return None
+        return self._named(self._merger.push([self._decoded(pages) for pages in taken]))
+
+    def _decoded(self, pages: Pages) -> HostDecoded:
+        decoded = decode_pages(pages, self._shapes)
+        self._names.note(decoded.namings)
+        with self._lock:
+            for batch in decoded.batches:
+                self._recorded[batch.layout.event_id] += len(batch)
+        return decoded
+
+    def _named(self, events: Events) -> Events:
+        batches = tuple(replace(batch, comm=self._names.of(batch)) for batch in events.batches)
+        self._names.settle(self._merger.horizon)
+        return replace(events, batches=batches)
+
+
+def open_reader(
+    instance: Path,
+    events: Sequence[HostEvent],
+    kernel: HostKernel,
+    *,
+    is_mapped: bool | None = None,
+) -> TracefsReader:
+    """Open an instance's rings for reading; what is in them already is read too.
+
+    Args:
+        instance: ``instances/NAME`` of a tracefs.
+        events: that it records; of others, records are passed over.
+        kernel: that this machine runs.
+        is_mapped: whether to map the rings where the kernel can; else by its release.
+
+    Raises:
+        UnreachableError: the rings cannot be opened.
+        TargetError: a file of the instance cannot be read.
+        FormatError: the kernel describes its events in a way that we do not know.
+    """
+    page = _page(instance)
+    if is_mapped is None:
+        is_mapped = kernel.version >= _MAPPED_SINCE
+    rings = open_rings(instance, page, is_mapped=is_mapped)
+    try:
+        names = TaskNames(running_comms(), lambda: saved_comms(instance.parent.parent))
+        return TracefsReader(rings, _shapes(instance, events, kernel, page), names)
+    except BaseException:
+        rings.close()
+        raise
+
+
+def read_format(instance: Path, event: str) -> EventFormat:
+    """Read the format of an event, ``GROUP/EVENT``; TargetError when there is none."""
+    return parse_event(read_text(instance / "events" / event / "format"))
+
+
+def _shapes(
+    instance: Path, events: Sequence[HostEvent], kernel: HostKernel, page: PageFormat
+) -> HostShapes:
+    ids = (layout.event_id for event in events for layout in event.layouts)
+    fresh = itertools.count(max(ids, default=0) + 1)
+    shapes = [EventShape(event, kernel.symbol_at, lambda: next(fresh)) for event in events]
+    namings = [naming_shape(read_format(instance, event)) for event in _naming_events(instance)]
+    return HostShapes(
+        page=page,
+        contexts=Contexts(kernel.version),
+        events={shape.number: shape for shape in shapes},
+        namings={shape.number: shape for shape in namings},
+    )
+
+
+def _naming_events(instance: Path) -> list[str]:
+    return [event for event in NAMING_EVENTS if (instance / "events" / event).is_dir()]
+
+
+def _page(instance: Path) -> PageFormat:
+    page = parse_page(read_text(instance.parent.parent / "events" / "header_page"))
+    # Since 6.8 an instance can have larger pages than the others.
+    own = instance / "buffer_subbuf_size_kb"
+    return replace(page, size=int(read_text(own)) * 1024) if own.exists() else page
+
+
+def open_instance_reader(
+    machine: HostMachine, files: HostFiles, probes: Sequence[HostProbe]
+) -> HostReader:
+    """Open the rings of an instance whose probes are defined; tasks are named from then on.
+
+    Raises:
+        UnreachableError: the rings cannot be opened.
+        TargetError: a file of the instance cannot be read.
+    """
+    instance = machine.tracefs.path(files.instance)
+    files.name_tasks(NAMING_EVENTS)
+    events = [
+        HostEvent(
+            format=read_format(instance, files.name_of(probe)),
+            layouts=(probe.resolved.layout,),
+        )
+        for probe in probes
+    ]
+    kernel = HostKernel(
+        version=machine.kernel.version, symbol_at=partial(place_of, machine.kernel.symbols)
+    )
+    return open_reader(instance, events, kernel)

@@ -1,0 +1,131 @@
+"""What an x-ray of kernel text shows: its lines, who changed which bytes, and where they lead."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from kprobes.arch.insn import Listed, Opinion
+from kprobes.model.kernel import Kernel
+from kprobes.units import Addr
+
+
+class Author(StrEnum):
+    """Who changed, or will change, some bytes."""
+
+    OURS = "probe"
+    """A probe of ours."""
+    FTRACE = "ftrace"
+    """The kernel's function tracer: boot's nops, and the guest's own calls."""
+    KPROBE = "kprobe"
+    """The guest's own kprobes."""
+    JUMP_LABEL = "jump label"
+    STATIC_CALL = "static call"
+    BOOT = "boot"
+    """Alternatives, return thunks and what else is rewritten once for this CPU."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Bytes [start, stop) of kernel text that somebody changed or may change.
+
+    Attributes:
+        says: who did what, in words.
+        is_changed: whether they are not as the kernel would have them idle, or not as in the file.
+        leads_to: where execution goes from there, if that is code made at run time; else None.
+        probe: name of the probe of ours, else "".
+    """
+
+    start: Addr
+    stop: Addr
+    author: Author
+    says: str
+    is_changed: bool
+    leads_to: Addr | None = None
+    probe: str = ""
+
+
+class Side(StrEnum):
+    """Where a line's bytes are."""
+
+    BOTH = "both"
+    IMAGE = "image"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One instruction of the text.
+
+    Attributes:
+        line: it, at its running address on both sides.
+        side: whether image and memory have it alike.
+        name: of what it branches to or names, or "".
+        note: what else is to be said, or "".
+        opinion: whether it may carry a probe; None where that is not known.
+    """
+
+    line: Listed
+    side: Side
+    name: str = ""
+    note: str = ""
+    opinion: Opinion | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detour:
+    """Code that a change leads to.
+
+    Attributes:
+        title: what it is.
+        rows: its instructions, by address; a gap is code of others.
+    """
+
+    title: str
+    addr: Addr
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is looked at: addresses [start, stop) at their running place.
+
+    Attributes:
+        site: the address that was asked for, or None for a range.
+    """
+
+    start: Addr
+    stop: Addr
+    site: Addr | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Anatomy:
+    """An x-ray.
+
+    Attributes:
+        kernel: whose text it is.
+        image: the kernel's file, or None without one.
+        why_no_image: why there is none, or "".
+        is_running: whether memory was looked at, or only the file.
+        is_compared: whether both had the text; then rows say which side has them.
+        rows: the text, in the order of addresses; of a difference the image's lines come first.
+        marks: by address.
+        detours: what the marks lead to.
+        opinion: on the site that was asked for; None for a range, or what is in no function.
+    """
+
+    kernel: Kernel
+    subject: Subject
+    image: Path | None
+    why_no_image: str
+    is_running: bool
+    is_compared: bool
+    rows: tuple[Row, ...]
+    marks: tuple[Mark, ...]
+    detours: tuple[Detour, ...]
+    opinion: Opinion | None
+
+    def linked(self, addr: int) -> Addr:
+        """Return where the image has an address: what System.map says."""
+        return Addr(addr - self.kernel.slide)

@@ -1,0 +1,360 @@
+"""Events as columns: what a drained ring becomes, and all that a sink sees.
+
+One event with its values by name, for programs that take them one by one.
+
+What was counted of a run, and of one probe's hits.
+
+What a kernel's own event looks like in its ring, and which of our layouts it is shown by.
+
+A driver of tracefs makes a ``HostEvent`` of every event that it has defined; a ``HostReader``
+turns the kernel's pages into batches of those events' layouts.
+
+Pages as they were taken out of the rings of this machine's kernel.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.model.resolved import RecordLayout
+
+Column = NDArray[Any]
+_STRING = 40
+"""Bytes of a ``bytes`` object beside its own."""
+Rows = slice | NDArray[np.integer[Any]] | NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """``n`` events of one layout. Every array has shape (n,) unless said otherwise.
+
+    Attributes:
+        layout: what the events are.
+        ts: uint64, nanoseconds of the guest's trace clock.
+        cpu: uint16.
+        pid: int32.
+        context: uint32, the CONTEXT_* bits of ``model.resolved``.
+        comm: S16, the task's name at the hit.
+        values: per field, in layout order: numbers in the field's own dtype; a duration as
+            uint64 ns; strings as object arrays of ``bytes`` without NUL, None where the fetch
+            faulted. Array fields have the shape (n, count).
+        faulted: per field: a bool array, or None for a field that cannot fault. It has the
+            shape (n,), but (n, count) for an array of strings. A duration of 0 is one that could
+            not be measured.
+        caller: uint64, where a return probe's calls came from; None for other probes.
+    """
+
+    layout: RecordLayout
+    ts: NDArray[np.uint64]
+    cpu: NDArray[np.uint16]
+    pid: NDArray[np.int32]
+    context: NDArray[np.uint32]
+    comm: Column
+    values: tuple[Column, ...]
+    faulted: tuple[NDArray[np.bool_] | None, ...]
+    caller: NDArray[np.uint64] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return len(self.ts)
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes it keeps: all that its columns are views of, and its strings."""
+        columns = (self.ts, self.cpu, self.pid, self.context, self.comm, *self.values)
+        kept = {id(owner): owner.nbytes for owner in map(_owner, columns)}
+        return sum(kept.values()) + sum(map(_strings, self.values))
+
+    def take(self, rows: Rows) -> "Batch":
+        """Return some rows: views for a slice, copies for indices or a mask."""
+        return Batch(
+            layout=self.layout,
+            ts=self.ts[rows],
+            cpu=self.cpu[rows],
+            pid=self.pid[rows],
+            context=self.context[rows],
+            comm=self.comm[rows],
+            values=tuple(values[rows] for values in self.values),
+            faulted=tuple(None if mask is None else mask[rows] for mask in self.faulted),
+            caller=None if self.caller is None else self.caller[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Events:
+    """Batches of several events with the order that time puts them in.
+
+    Attributes:
+        batches: at most one per layout.
+        batch: uint16 (n,), for each event in time order its index in ``batches``.
+        row: uint32 (n,), and its row there.
+    """
+
+    batches: tuple[Batch, ...]
+    batch: NDArray[np.uint16]
+    row: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return len(self.batch)
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes it keeps; see ``Batch.nbytes``."""
+        own = self.batch.nbytes + self.row.nbytes
+        return own + sum(batch.nbytes for batch in self.batches)
+
+
+def _owner(column: Column) -> Column:
+    while isinstance(column.base, np.ndarray):
+        column = column.base
+    return column
+
+
+def _strings(column: Column) -> int:
+    if column.dtype != object:
+        return 0
+    strings: list[bytes | None] = column.ravel().tolist()
+    return len(strings) * _STRING + sum(map(len, filter(None, strings)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One hit of a probe.
+
+    Attributes:
+        name, group: of its event.
+        function: that was hit.
+        ts: nanoseconds of the kernel's trace clock.
+        cpu: that it happened on.
+        pid, comm: of the task.
+        args: values by name: numbers, ``str``, or lists of them; None for one that could not be
+            read.
+        caller: the address that a return probe's function returned to, else None.
+    """
+
+    name: str
+    group: str
+    function: str
+    ts: int
+    cpu: int
+    pid: int
+    comm: str
+    args: dict[str, Any]
+    caller: int | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return one value."""
+        return self.args[name]
+
+
+def each_event(events: Events, name: str | None = None) -> Iterator[Event]:
+    """Yield events one by one, oldest first; those of one name if it is given."""
+    batches: list[int] = events.batch.tolist()
+    rows: list[int] = events.row.tolist()
+    for batch, row in zip(batches, rows, strict=True):
+        if name in (None, events.batches[batch].layout.event):
+            yield _event(events.batches[batch], row)
+
+
+def _event(batch: Batch, row: int) -> Event:
+    layout = batch.layout
+    return Event(
+        name=layout.event,
+        group=layout.group,
+        function=layout.function,
+        ts=int(batch.ts[row]),
+        cpu=int(batch.cpu[row]),
+        pid=int(batch.pid[row]),
+        comm=_text(bytes(batch.comm[row])),
+        args={field.name: _value(batch, i, row) for i, field in enumerate(layout.fields)},
+        caller=None if batch.caller is None else int(batch.caller[row]),
+    )
+
+
+def _value(batch: Batch, i: int, row: int) -> Any:
+    value, mask = batch.values[i][row], batch.faulted[i]
+    if mask is not None and mask.ndim == 1 and mask[row]:
+        return None
+    if isinstance(value, np.ndarray):
+        elements: list[Any] = value.tolist()
+        return [_plain(each) for each in elements]
+    return _plain(value.item() if isinstance(value, np.generic) else value)
+
+
+def _plain(value: Any) -> Any:
+    return _text(value) if isinstance(value, bytes) else value
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="backslashreplace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a run counted.
+
+    Attributes:
+        recorded: events read, by event id.
+        missed: hits that were not recorded, by event id: another hit of the same context was
+            in progress on their CPU.
+        lost: records dropped because a ring was full.
+        damaged: places in the rings that held no record of ours.
+        unkept: calls whose return is not seen, by event id: as many of the function were in
+            progress as there was room for.
+    """
+
+    recorded: dict[int, int]
+    missed: dict[int, int]
+    lost: int
+    damaged: int
+    unkept: dict[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hits:
+    """One probe's numbers.
+
+    Attributes:
+        event: its name.
+        function: what it probes, as it was given; of a pattern, one of its functions.
+        recorded: hits that became events.
+        missed: hits that did not, as another one was in progress in the same context there.
+        unkept: calls whose return is not seen, as too many others were in progress.
+    """
+
+    event: str
+    function: str
+    recorded: int
+    missed: int
+    unkept: int = 0
+
+    @property
+    def nmissed(self) -> int:
+        """What the kernel counts so: all hits that did not become events but should have."""
+        return self.missed + self.unkept
+
+
+class Locator(StrEnum):
+    """Where a field's bytes are."""
+
+    HERE = "here"
+    DATA = "__data_loc"
+    """A u32 ``length << 16 | offset`` from the record's start."""
+    RELATIVE = "__rel_loc"
+    """The same from the u32's own end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventField:
+    """One ``field:`` line.
+
+    Attributes:
+        type: as C writes it, without the name: ``unsigned short``, ``__data_loc char[]``.
+        offset, size: in the record, bytes.
+    """
+
+    name: str
+    type: str
+    offset: int
+    size: int
+    is_signed: bool
+    locator: Locator = Locator.HERE
+
+    @property
+    def end(self) -> int:
+        """The offset behind it."""
+        return self.offset + self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFormat:
+    """An event's ``format`` file.
+
+    Attributes:
+        number: its ID: what ``common_type`` of its records is.
+        common: the fields that all events have.
+        fields: its own, in the file's order.
+    """
+
+    name: str
+    number: int
+    common: tuple[EventField, ...]
+    fields: tuple[EventField, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of a record's fixed part."""
+        return max((field.end for field in (*self.common, *self.fields)), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostEvent:
+    """A kprobe event of this kernel.
+
+    Attributes:
+        format: as its file says.
+        layouts: how its records are shown: one for each place of the probe, told apart by
+            ``ip``, with event ids that are unique in the session. Their fields are those of
+            the event in the same order; of each only name, type, storage, count, text and
+            enumerators count, for ``format`` has the places. A record of another address is
+            shown as the first of them, but for what its address makes of ``where``.
+    """
+
+    format: EventFormat
+    layouts: tuple[RecordLayout, ...]
+
+    def __post_init__(self) -> None:
+        if not self.layouts:
+            raise ValueError(f"event {self.format.name} is shown by no layout")
+
+
+class HostReader(Protocol):
+    """Takes a tracing instance's records out of its rings."""
+
+    @property
+    def recorded(self) -> Mapping[int, int]:
+        """Events read so far, by their layouts' event ids."""
+        ...
+
+    @property
+    def lost(self) -> int:
+        """Events that the kernel dropped or overwrote before they were read."""
+        ...
+
+    def drain(self) -> Events:
+        """Return what is safe to show of all that the kernel has recorded, oldest first.
+
+        Raises:
+            RingError: pages that no kernel wrote.
+            TargetError: the instance is gone.
+        """
+        ...
+
+    def rest(self) -> Iterator[Events]:
+        """Yield everything that is left; the events are disabled."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the instance, which could not be removed before."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pages:
+    """Some pages of some CPUs' rings, each CPU's in the ring's order.
+
+    Attributes:
+        data: uint8 (n, page size).
+        cpu: uint16 (n,), of each.
+        skips: int64 (n,), how many bytes of each one's records were in an earlier page: they are
+            here for the times of those behind them.
+    """
+
+    data: NDArray[np.uint8]
+    cpu: NDArray[np.uint16]
+    skips: NDArray[np.int64]

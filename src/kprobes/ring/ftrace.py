@@ -1,0 +1,366 @@
+"""Pages of the kernel's trace rings to columns, by the events' own ``format``.
+
+The context of a hit as ``struct trace_entry`` has it, in the words of ``model.resolved``.
+
+    TRACE_FLAG_IRQS_OFF 0x01, NEED_RESCHED_LAZY 0x02 (6.13), NEED_RESCHED 0x04, HARDIRQ 0x08,
+    SOFTIRQ 0x10, PREEMPT_RESCHED 0x20, NMI 0x40, BH_OFF 0x80
+
+and a count: of preemption, of which since 5.15 the high half counts migrate_disable.
+
+What tasks were called when they were hit, from what the kernel tells of new names.
+
+Its own trace shows a task by the last name noted for its pid; here a name counts from its time on.
+Told are ``task:task_newtask`` and ``task:task_rename``, whose records lie in the same rings.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.errors import RingError
+from kprobes.formats.ftrace import PageFormat, PageRecords, read_pages
+from kprobes.model.events import Batch, Column, Locator, Pages
+from kprobes.model.resolved import (
+    COMM_SIZE,
+    CONTEXT_HARDIRQ,
+    CONTEXT_IRQS_ON,
+    CONTEXT_MIGRATE_SHIFT,
+    CONTEXT_NEED_RESCHED,
+    CONTEXT_NEED_RESCHED_LAZY,
+    CONTEXT_NMI,
+    CONTEXT_NO_PREEMPT_RESCHED,
+    CONTEXT_SERVING_SOFTIRQ,
+    MIGRATE_SINCE,
+    RecordLayout,
+)
+from kprobes.ring.ftrace_shapes import COMMON_SIZE, EventShape, NamingShape
+from kprobes.ring.records import cut
+
+_SOFTIRQ_OFF = 2 * CONTEXT_SERVING_SOFTIRQ
+_SET = {
+    0x02: CONTEXT_NEED_RESCHED_LAZY,
+    0x04: CONTEXT_NEED_RESCHED,
+    0x08: CONTEXT_HARDIRQ & -CONTEXT_HARDIRQ,
+    0x10: CONTEXT_SERVING_SOFTIRQ,
+    0x40: CONTEXT_NMI & -CONTEXT_NMI,
+    0x80: _SOFTIRQ_OFF,
+}
+_CLEAR = {0x01: CONTEXT_IRQS_ON, 0x20: CONTEXT_NO_PREEMPT_RESCHED}
+
+
+class Contexts:
+    """Tables from a record's two bytes to its context word, of one kernel release."""
+
+    def __init__(self, version: tuple[int, int]) -> None:
+        self._flags = np.array([_of_flags(flags) for flags in range(256)], np.uint32)
+        has_migrate = version >= MIGRATE_SINCE
+        counts = [_of_count(count, has_migrate=has_migrate) for count in range(256)]
+        self._counts = np.array(counts, np.uint32)
+
+    def of(self, flags: NDArray[np.uint8], counts: NDArray[np.uint8]) -> NDArray[np.uint32]:
+        """Return the context column."""
+        return self._flags[flags] | self._counts[counts]
+
+
+def _of_flags(flags: int) -> int:
+    word = sum(bits for flag, bits in _SET.items() if flags & flag)
+    return word + sum(bits for flag, bits in _CLEAR.items() if not flags & flag)
+
+
+def _of_count(count: int, *, has_migrate: bool) -> int:
+    if not has_migrate:
+        return count
+    return count & 0xF | count >> 4 << CONTEXT_MIGRATE_SHIFT
+
+
+PID_LIMIT = (1 << 22) + 1
+"""No pid is larger: PID_MAX_LIMIT of include/linux/threads.h."""
+
+UNKNOWN = b"<...>"
+"""What the kernel's trace prints for a task that nobody has a name of."""
+
+_COMM = f"S{COMM_SIZE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """A task got a name.
+
+    Attributes:
+        old: what it was called, or None for a new task.
+    """
+
+    pid: int
+    ts: int
+    old: bytes | None
+    new: bytes
+
+
+class TaskNames:
+    """The names of all tasks of a machine over a while.
+
+    Args:
+        known: by pid, from the beginning.
+        ask: names by pid as the kernel has them now, for a pid that nothing else told of.
+    """
+
+    def __init__(self, known: Mapping[int, bytes], ask: Callable[[], Mapping[int, bytes]]) -> None:
+        self._ask = ask
+        self._table: list[bytes] = [b""]
+        self._numbers: dict[bytes, int] = {b"": 0}
+        # By pid the number of a name; untouched parts of it take no memory.
+        self._slots = np.zeros(PID_LIMIT, np.int32)
+        self._is_renamed = np.zeros(PID_LIMIT, np.bool_)
+        self._recent: dict[int, list[Naming]] = defaultdict(list)
+        for pid, name in known.items():
+            self._set(pid, name)
+
+    def note(self, namings: Iterable[Naming]) -> None:
+        """Take names in any order; they count from their times on."""
+        for naming in namings:
+            self._recent[naming.pid].append(naming)
+            self._is_renamed[naming.pid] = True
+
+    def of(self, batch: Batch) -> Column:
+        """Return the comm column of a batch, whose pids are below ``PID_LIMIT``."""
+        # Tasks hit in bursts, so the first of every run of one pid is looked at.
+        heads = np.flatnonzero(np.diff(batch.pid, prepend=-1))
+        pids = batch.pid[heads]
+        is_renamed = self._is_renamed[pids]
+        self._learn(pids[(self._slots[pids] == 0) & ~is_renamed])
+        lengths = np.diff(np.append(heads, len(batch)))
+        comm = np.repeat(np.array(self._table, _COMM)[self._slots[pids]], lengths)
+        if is_renamed.any():
+            self._rename(comm, batch, np.flatnonzero(np.repeat(is_renamed, lengths)))
+        idle = np.flatnonzero(batch.pid == 0)
+        comm[idle] = [b"swapper/%d" % cpu for cpu in batch.cpu[idle].tolist()]
+        return comm
+
+    def settle(self, horizon: int) -> None:
+        """Forget the times of names up to ``horizon``: no older event will be asked for."""
+        for pid, namings in list(self._recent.items()):
+            namings.sort(key=_time)
+            old = [naming for naming in namings if naming.ts <= horizon]
+            if old:
+                self._set(pid, old[-1].new)
+                del namings[: len(old)]
+            if not namings:
+                del self._recent[pid]
+                self._is_renamed[pid] = False
+
+    def _rename(self, comm: Column, batch: Batch, rows: NDArray[np.int64]) -> None:
+        rows = rows[np.argsort(batch.pid[rows], kind="stable")]
+        pids = batch.pid[rows]
+        heads = np.flatnonzero(np.diff(pids, prepend=-1))
+        for own in np.split(rows, heads[1:]):
+            pid = int(batch.pid[own[0]])
+            namings = sorted(self._recent[pid], key=_time)
+            first = namings[0].old
+            before = self._table[int(self._slots[pid])] if first is None else first
+            names = np.array([before or UNKNOWN, *(naming.new for naming in namings)], _COMM)
+            times = np.array([naming.ts for naming in namings], np.uint64)
+            comm[own] = names[np.searchsorted(times, batch.ts[own], side="right")]
+
+    def _learn(self, pids: NDArray[np.int32]) -> None:
+        if not len(pids):
+            return
+        saved = self._ask()
+        for pid in set(pids.tolist()):
+            self._set(pid, saved.get(pid, UNKNOWN))
+
+    def _set(self, pid: int, name: bytes) -> None:
+        if name not in self._numbers:
+            self._numbers[name] = len(self._table)
+            self._table.append(name)
+        self._slots[pid] = self._numbers[name]
+
+
+def _time(naming: Naming) -> int:
+    return naming.ts
+
+
+_LOCATION_SIZE = 4
+_STEP = 4  # every record begins at a multiple of it
+_NOBODY = (1 << 16) - 1
+_NO_COMM = np.zeros((), f"S{COMM_SIZE}")
+
+_ALL = slice(None)
+
+Bytes = NDArray[np.uint8]
+Index = NDArray[np.int64]
+Which = Index | slice
+"""Some records, or all of them at no cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostDecoded:
+    """What some pages hold.
+
+    Attributes:
+        batches: at most one per layout; rows in the pages' order, comm not filled in yet.
+        which: uint16 (n,), for each event in the pages' order its index in ``batches``; its row
+            there is how many of that batch stand before it.
+        namings: what tasks got new names.
+        lost: events that the kernel overwrote or dropped before these pages.
+    """
+
+    batches: tuple[Batch, ...]
+    which: NDArray[np.uint16]
+    namings: tuple[Naming, ...]
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostShapes:
+    """Everything that may be in the pages of one instance."""
+
+    page: PageFormat
+    contexts: Contexts
+    events: Mapping[int, EventShape]
+    namings: Mapping[int, NamingShape]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Found:
+    # The records of some pages, ``kinds`` their events' numbers. ``blob`` is the pages' bytes.
+    pages: Pages
+    flat: Bytes
+    records: PageRecords
+    kinds: NDArray[np.uint16]
+    blob: bytes
+
+    def rows(self, index: Which, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+        """Return the fixed parts of some records, which are copied."""
+        size = dtype.itemsize
+        smallest = int(self.records.sizes[index].min())
+        if smallest < size:
+            raise RingError(f"a record of {smallest} bytes, not {size}")
+        places = (len(self.flat) - size) // _STEP + 1
+        every = np.ndarray((places,), f"V{size}", self.flat, strides=(_STEP,))
+        rows = every[self.records.at[index] // _STEP].view(dtype)
+        first, last = int(rows["pid"].min()), int(rows["pid"].max())
+        if first < 0 or last >= PID_LIMIT:
+            raise RingError(f"records of pids from {first} to {last}")
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Part:
+    # Records of one event at one address, and which of all records they are.
+    shape: EventShape
+    layout: RecordLayout
+    rows: NDArray[np.void]
+    index: Which
+
+
+def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
+    """Turn pages into columns.
+
+    Raises:
+        RingError: bytes that no kernel wrote.
+    """
+    found = _find(pages, shapes)
+    present = np.flatnonzero(np.bincount(found.kinds)).tolist()
+    batches: list[Batch] = []
+    which = np.full(len(found.kinds), _NOBODY, np.uint16)
+    namings: list[Naming] = []
+    for kind in present:
+        index = _ALL if len(present) == 1 else np.flatnonzero(found.kinds == kind)
+        if kind in shapes.namings:
+            namings += _namings(found, index, shapes.namings[kind])
+        elif kind in shapes.events:
+            for part in _split(found, index, shapes.events[kind]):
+                which[part.index] = len(batches)
+                batches.append(_batch(found, part, shapes.contexts))
+    ours = which[which != _NOBODY]
+    return HostDecoded(
+        batches=tuple(batches),
+        which=ours,
+        namings=tuple(namings),
+        lost=found.records.lost,
+    )
+
+
+def _find(pages: Pages, shapes: HostShapes) -> _Found:
+    records = read_pages(pages.data, shapes.page, pages.skips)
+    if (records.sizes < COMMON_SIZE).any():
+        raise RingError(f"a record of {int(records.sizes.min())} bytes")
+    flat = pages.data.reshape(-1)
+    kinds = flat.view("<u2")[records.at // 2]
+    has_strings = any(shape.has_strings for shape in shapes.events.values())
+    blob = flat.tobytes() if has_strings else b""
+    return _Found(pages=pages, flat=flat, records=records, kinds=kinds, blob=blob)
+
+
+def _split(found: _Found, index: Which, shape: EventShape) -> Iterator[_Part]:
+    # One part for each address, of which an event has nearly always one.
+    rows = found.rows(index, shape.dtype)
+    addrs = rows["ip"]
+    if (addrs == addrs[0]).all():
+        yield _Part(shape=shape, layout=shape.layout(int(addrs[0])), rows=rows, index=index)
+        return
+    for addr in np.unique(addrs).tolist():
+        own = np.flatnonzero(addrs == addr)
+        place = own if isinstance(index, slice) else index[own]
+        yield _Part(shape=shape, layout=shape.layout(addr), rows=rows[own], index=place)
+
+
+def _batch(found: _Found, part: _Part, contexts: Contexts) -> Batch:
+    rows, records = part.rows, found.records
+    fields = [_field(found, part, i) for i in range(len(part.shape.fields))]
+    return Batch(
+        layout=part.layout,
+        ts=records.ts[part.index],
+        cpu=found.pages.cpu[records.page[part.index]],
+        pid=rows["pid"],
+        context=contexts.of(rows["flags"], rows["preempt"]),
+        comm=np.broadcast_to(_NO_COMM, len(rows)),
+        values=tuple(values for values, _ in fields),
+        faulted=tuple(faulted for _, faulted in fields),
+        caller=rows["caller"] if part.shape.is_return else None,
+    )
+
+
+def _field(found: _Found, part: _Part, i: int) -> tuple[Column, NDArray[np.bool_] | None]:
+    values = part.rows[f"f{i}"]
+    locator = part.shape.locators[i]
+    if locator is Locator.HERE:
+        # A number that could not be read is whatever stood there: the kernel does not say.
+        return values, None
+    located = values.reshape(len(values), -1).astype(np.int64)
+    lengths, offsets = located >> 16, located & 0xFFFF
+    if locator is Locator.RELATIVE:
+        offsets += part.shape.ends[i] + np.arange(located.shape[1]) * _LOCATION_SIZE
+    return _strings(found, part, offsets, lengths, count=part.shape.fields[i].count)
+
+
+def _strings(
+    found: _Found, part: _Part, offsets: Index, lengths: Index, *, count: int | None
+) -> tuple[Column, NDArray[np.bool_]]:
+    faulted = lengths == 0
+    room = found.records.sizes[part.index][:, None]
+    if ((offsets + lengths > room) & ~faulted).any():
+        raise RingError("a string that ends behind its record")
+    starts = found.records.at[part.index][:, None] + offsets
+    values = cut(found.blob, starts, starts + lengths)
+    values[faulted] = None
+    if count is None:
+        return values[:, 0], faulted[:, 0]
+    return values, faulted
+
+
+def _namings(found: _Found, index: Which, shape: NamingShape) -> Iterator[Naming]:
+    # By task, not by event: a name is given once in a task's life, or twice.
+    rows = found.rows(index, shape.dtype)
+    news = rows[shape.new].tolist()
+    olds = [None] * len(rows) if shape.old is None else rows[shape.old].tolist()
+    columns = zip(rows["pid"].tolist(), found.records.ts[index].tolist(), olds, news, strict=True)
+    for pid, ts, old, new in columns:
+        yield Naming(pid=pid, ts=ts, old=_ended(old), new=_ended(new) or b"")
+
+
+def _ended(name: bytes | None) -> bytes | None:
+    return None if name is None else name.partition(b"\0")[0]

@@ -1,0 +1,198 @@
+"""Events as JSON, one object per line.
+
+    {"event": "open", "group": "kprobes", "ts_ns": 4435259123, "cpu": 1, "pid": 89,
+     "comm": "sh", "flags": ".....", "function": "do_sys_openat2",
+     "ip": "0xffffffff81301230", "args": {"dfd": -100, "path": "/etc/passwd", "bad": null}}
+
+without the blanks. An event of a return probe also has, behind ``flags``, where the call came
+from, with the symbol that the address lies in and as a number:
+
+     "caller": "ksys_read+0x6a/0xa0", "caller_ip": "0xffffffff8130125a",
+
+A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. docs/formats/json.md is for
+those who read it.
+
+One field's column as JSON: a %-format, and the columns that go into it; text of any bytes.
+"""
+
+import json
+import re
+from json.encoder import encode_basestring_ascii
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprobes.model.events import Batch, Column, Events
+from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.sinks.names import NEWEST, Name, Names, Origin, flags, in_order
+
+Mask = NDArray[np.bool_]
+Shown = tuple[bytes, list[list[Any]]]
+"""The format, and one column for each of its conversions."""
+
+_NULL = b"null"
+_WIDE = 8
+_LIKE_AN_ESCAPE = re.compile(rb"\\(?=x[0-9a-f]{2})")
+
+
+def valid_text(value: bytes) -> str:
+    r"""Return bytes as valid Unicode, losslessly.
+
+    A byte that is not UTF-8 becomes ``\xNN``, and so does a backslash that would look like the
+    start of one: replacing every ``\xNN`` by its byte gives back what was there.
+    """
+    return _LIKE_AN_ESCAPE.sub(rb"\\x5c", value).decode("utf-8", "backslashreplace")
+
+
+def quoted(value: bytes) -> bytes:
+    """Return bytes as a JSON string of ``valid_text``."""
+    return encode_basestring_ascii(valid_text(value)).encode("ascii")
+
+
+def dumps(value: object) -> str:
+    """Return a value as JSON on one line; texts, decoded by surrogateescape, by ``valid_text``."""
+    return json.dumps(_valid(value))
+
+
+def _valid(value: object) -> object:
+    match value:
+        case str():
+            return valid_text(value.encode("utf-8", "surrogateescape"))
+        case dict():
+            items = cast("dict[str, object]", value).items()
+            return {_valid(key): _valid(member) for key, member in items}
+        case list() | tuple():
+            return [_valid(member) for member in cast("list[object]", value)]
+        case _:
+            return value
+
+
+def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> Shown:
+    """Return how a field of many events is shown."""
+    if field.storage is Storage.TEXT:
+        return quoted(field.text).replace(b"%", b"%%"), []
+    if field.storage not in (Storage.NUMBER, Storage.DURATION):
+        return _strings(field, values)
+    bad = faulted if faulted is not None and faulted.any() else None
+    name = _named(field, names)
+    form = _number_form(field, names) if name is None else b"%b"
+    form, columns = _array(field, form, name, values)
+    if bad is None:
+        return form, columns
+    rows = zip(*columns, strict=True)
+    whole = [_NULL if fault else form % row for fault, row in zip(bad.tolist(), rows, strict=True)]
+    return b"%b", [whole]
+
+
+def _named(field: Field, names: Names) -> Name | None:
+    match field.type:
+        case "char":
+            return lambda code: quoted(bytes((code,)))
+        case "symbol" | "symstr":
+            return lambda addr: quoted(names.symbol(addr))
+        case _:
+            name = names.enumerator_of(field)
+            form = _number_form(field, names)
+            return None if name is None else lambda number: _enum(name(number), form % number)
+
+
+def _enum(name: bytes | None, number: bytes) -> bytes:
+    return number if name is None else quoted(name)
+
+
+def _number_form(field: Field, names: Names) -> bytes:
+    # By the type, never by the value: a column has one type in all lines.
+    if field.size < _WIDE or names.has_wide_numbers:
+        return b"%d"
+    return b'"0x%x"' if field.type == "x64" else b'"%d"'
+
+
+def _array(field: Field, form: bytes, name: Name | None, values: Column) -> Shown:
+    if field.count is None:
+        return form, [_column(values, name)]
+    columns = [_column(values[:, i], name) for i in range(field.count)]
+    return b"[%b]" % b",".join([form] * field.count), columns
+
+
+def _column(values: Column, name: Name | None) -> list[Any]:
+    numbers = values.tolist()
+    return numbers if name is None else list(map(name, numbers))
+
+
+def _strings(field: Field, values: Column) -> Shown:
+    columns = [values] if field.count is None else [values[:, i] for i in range(field.count)]
+    found = [[_NULL if v is None else quoted(v) for v in column.tolist()] for column in columns]
+    whole = b"%b" if field.count is None else b"[%b]" % b",".join([b"%b"] * field.count)
+    return whole, found
+
+
+_REMEMBERED = 1 << 14
+
+_Task = tuple[int, int, bytes, int]  # cpu, pid, comm, context
+
+
+class NdjsonSink:
+    """Writes one JSON object per event. Does not close the output."""
+
+    def __init__(self, out: BinaryIO, origin: Origin) -> None:
+        """Write to ``out``; JSON is the same for every kernel's release."""
+        self._out = out
+        self._names = Names(origin)
+        self._time = "ts_ns" if origin.has_ns else "ts"
+        self._tasks = _Tasks()
+
+    def write(self, events: Events) -> None:
+        """Write and flush one line per event."""
+        for lines in in_order(events, self._lines):
+            self._out.writelines(lines)
+        self._out.flush()
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._out.flush()
+
+    def _lines(self, batch: Batch) -> list[bytes]:
+        columns: list[list[Any]] = [batch.ts.tolist(), self._heads(batch)]
+        if batch.caller is not None:
+            callers = batch.caller.tolist()
+            columns += [[quoted(self._names.symbol(caller)) for caller in callers], callers]
+        specs: list[bytes] = []
+        fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
+        for field, values, faulted in fields:
+            spec, found = shown(field, values, faulted, self._names)
+            specs.append(_literal(dumps(field.name)) + b":" + spec)
+            columns += found
+        form = _form(batch.layout, b",".join(specs), self._time)
+        return list(map(form.__mod__, zip(*columns, strict=True)))
+
+    def _heads(self, batch: Batch) -> list[bytes]:
+        if len(self._tasks) > _REMEMBERED:
+            self._tasks.clear()
+        columns = (batch.cpu, batch.pid, batch.comm, batch.context)
+        keys = zip(*(column.tolist() for column in columns), strict=True)
+        return list(map(self._tasks.__getitem__, keys))
+
+
+class _Tasks(dict[_Task, bytes]):
+    # The members that repeat.
+    def __missing__(self, task: _Task) -> bytes:
+        cpu, pid, comm, context = task
+        text = self[task] = b'"cpu":%d,"pid":%d,"comm":%b,"flags":"%b"' % (
+            cpu,
+            pid,
+            quoted(comm),
+            flags(context, NEWEST).encode(),
+        )
+        return text
+
+
+def _form(layout: RecordLayout, args: bytes, time: str) -> bytes:
+    begin = f'{{"event":{dumps(layout.event)},"group":{dumps(layout.group)},"{time}":'
+    middle = f',"function":{dumps(layout.function)},"ip":"{layout.ip:#x}","args":{{'
+    caller = b"" if layout.caller_offset is None else b',"caller":%b,"caller_ip":"0x%x"'
+    return _literal(begin) + b"%d,%b" + caller + _literal(middle) + args + b"}}\n"
+
+
+def _literal(text: str) -> bytes:
+    return text.replace("%", "%%").encode()

@@ -1,0 +1,310 @@
+"""Packets over a connected socket: requests out, answers in, each in its time.
+
+The first words on a connection: is it a gdb stub at all, and is anybody there?
+"""
+
+import contextlib
+import logging
+import select
+import socket
+import time
+from collections.abc import Generator, Sequence
+
+from kprobes.errors import FormatError, GuestGoneError, MemoryFault, TargetError, UnreachableError
+from kprobes.formats import rsp
+from kprobes.units import MIB
+
+MAX_OUTPUT = 16 * MIB
+"""Bytes of console text that one answer may bring."""
+_BATCH = 64
+"""Requests in one write. Two batches are under way at most: QEMU's main loop blocks while its
+answers are not read, and a few hundred small ones fill a unix socket."""
+_ACK = b"+"
+_CHUNK = 256 * 1024
+_log = logging.getLogger("kprobes.wire")
+
+
+class Wire:
+    """A stream of packets with one client at this end.
+
+    We never acknowledge: QEMU takes the next packet for an acknowledgement, and a ``+`` that
+    reaches a running guest would stop it.
+    """
+
+    def __init__(self, sock: socket.socket, *, timeout_s: float) -> None:
+        self.sock = sock
+        self.timeout_s = timeout_s
+        self._stream = bytearray()
+        # Answers to requests that were sent: more than 0 between requests only after an
+        # exception (Ctrl-C) in the middle of one. They are read and dropped before the next.
+        self._owed = 0
+        self._gone = ""
+        self.has_ended = False
+        """Whether the other end hung up, or said that the guest has ended."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the other end hung up, fell silent or talked nonsense."""
+        return bool(self._gone)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether something has come that was not read."""
+        return bool(self._stream) or bool(select.select([self.sock], [], [], 0)[0])
+
+    def ask(self, payload: bytes, *, output: list[bytes] | None = None) -> bytes:
+        """Send one request and return its answer.
+
+        Args:
+            payload: of the request.
+            output: gets the console packets that come before the answer.
+
+        Raises:
+            GuestGoneError: no answer in time, or the connection is closed.
+            FormatError: an answer that is no packet.
+        """
+        answer = self._ask(payload, output)
+        if rsp.is_stop(answer) and payload != b"?":
+            # Somebody else (a monitor's "cont") had resumed the guest: our packet's first byte
+            # stopped it and the rest was not understood.
+            answer = self._ask(payload, output)
+        return answer
+
+    def exchange(self, payloads: Sequence[bytes]) -> list[bytes]:
+        """Send many requests without waiting for each, and return their answers in order.
+
+        Raises:
+            GuestGoneError, FormatError: as for ``ask``.
+        """
+        self._settle()
+        answers: list[bytes] = []
+        for start in range(0, len(payloads) + _BATCH, _BATCH):
+            self._send(payloads[start : start + _BATCH])
+            due = min(start, len(payloads)) - len(answers)
+            while due > 0:
+                found = self._plain_oks(due) or [self._answer(None)]
+                answers += found
+                due -= len(found)
+        if any(map(rsp.is_stop, answers)):
+            raise TargetError("the guest was resumed by somebody else in the middle of a request")
+        return answers
+
+    def tell(self, payload: bytes) -> None:
+        """Send a packet that is answered much later, if ever."""
+        self._settle()
+        self._write(rsp.frame(payload))
+
+    def interrupt(self) -> None:
+        """Stop a running guest; its stop reply comes through ``receive``."""
+        self._write(rsp.INTERRUPT)
+
+    def halt(self) -> bool:
+        """Stop a guest of which nobody knows whether it runs; return whether it did."""
+        self._settle()
+        self._owed += 1
+        # QEMU drops what comes before its last packet is acknowledged, but for a new one's "$",
+        # which would stop the guest and be lost. One that stands drops both bytes, and answers.
+        self._write(_ACK + rsp.INTERRUPT + rsp.frame(b"qC"))
+        was_running = False
+        while rsp.is_stop(self._answer(None)):
+            self._owed += 1
+            was_running = True
+        return was_running
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """Return the next packet, or None when none came in time.
+
+        Raises:
+            GuestGoneError: the connection is closed, or the guest ended.
+            FormatError: no packet, or one with a wrong checksum.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            packet = self._next()
+            if packet is None:
+                if not self._fill(deadline - time.monotonic()):
+                    return None
+            elif packet.is_intact:
+                return self._living(packet.payload)
+            else:
+                # Sockets damage nothing, so this is no gdb stub, or one gone mad; and QEMU can
+                # repeat only its last packet, which is another when many are under way.
+                raise self._broken("a packet with a wrong checksum")
+
+    def until(self, deadline: float) -> Generator[bytes]:
+        """Yield packets that come before a time, the first also when it has come already.
+
+        Raises:
+            GuestGoneError, FormatError: as for ``receive``.
+        """
+        while (packet := self.receive(deadline - time.monotonic())) is not None:
+            yield packet
+            if time.monotonic() > deadline:
+                return
+
+    def close(self, *parting: bytes) -> None:
+        """Close the connection; ``parting`` is sent as it is, if that can be done at once."""
+        self._gone = self._gone or "closed"
+        with contextlib.suppress(OSError):
+            self.sock.settimeout(0.1)
+            self.sock.sendall(b"".join(parting))
+        self.sock.close()
+
+    def _ask(self, payload: bytes, output: list[bytes] | None) -> bytes:
+        self._settle()
+        self._send((payload,))
+        return self._answer(output)
+
+    def _settle(self) -> None:
+        while self._owed:
+            self._answer(None)
+
+    def _send(self, payloads: Sequence[bytes]) -> None:
+        if payloads:
+            self._owed += len(payloads)
+            self._write(b"".join(map(rsp.frame, payloads)))
+
+    def _plain_oks(self, most: int) -> list[bytes]:
+        # Thousands come in a row while a guest stands still: they are not taken apart one by one.
+        size, count = len(rsp.OK), 0
+        while count < most and self._stream.startswith(rsp.OK, size * count):
+            count += 1
+        del self._stream[: size * count]
+        self._owed = max(self._owed - count, 0)
+        return [b"OK"] * count
+
+    def _answer(self, output: list[bytes] | None) -> bytes:
+        room = MAX_OUTPUT
+        for payload in self.until(time.monotonic() + self.timeout_s):
+            if not rsp.is_output(payload):
+                self._owed = max(self._owed - 1, 0)
+                return payload
+            room -= len(payload)
+            if room < 0:
+                raise self._broken(f"more than {MAX_OUTPUT} bytes of console text")
+            if output is not None:
+                output.append(payload)
+        raise self._lost(f"the gdb stub did not answer within {self.timeout_s:g} s")
+
+    def _next(self) -> rsp.Packet | None:
+        try:
+            packet = rsp.next_packet(self._stream)
+        except FormatError as e:
+            self._gone = self._gone or str(e)
+            raise
+        if packet is not None:
+            _log.debug("< %r", packet.payload)
+            del self._stream[: packet.end]
+        return packet
+
+    def _fill(self, timeout_s: float) -> bool:
+        self._check()
+        try:
+            # 0 would make the socket non-blocking, which raises another error.
+            self.sock.settimeout(max(timeout_s, 1e-4))
+            data = self.sock.recv(_CHUNK)
+        except TimeoutError:
+            return False
+        except OSError as e:
+            raise self._ended(f"the gdb stub hung up: {e.strerror}") from e
+        if not data:
+            raise self._ended("the gdb stub hung up: the guest has ended")
+        self._stream += data
+        return True
+
+    def _write(self, data: bytes) -> None:
+        self._check()
+        _log.debug("> %r", data)
+        try:
+            self.sock.settimeout(self.timeout_s)
+            self.sock.sendall(data)
+        except TimeoutError as e:
+            raise self._lost(f"the gdb stub took nothing for {self.timeout_s:g} s") from e
+        except OSError as e:
+            raise self._ended(f"the gdb stub hung up: {e.strerror}") from e
+
+    def _living(self, payload: bytes) -> bytes:
+        if rsp.is_exit(payload):
+            raise self._ended("the guest has ended")
+        return payload
+
+    def _check(self) -> None:
+        if self._gone:
+            raise GuestGoneError(self._gone)
+
+    def _ended(self, why: str) -> GuestGoneError:
+        self.has_ended = True
+        return self._lost(why)
+
+    def _lost(self, why: str) -> GuestGoneError:
+        self._gone = why
+        return GuestGoneError(why)
+
+    def _broken(self, why: str) -> FormatError:
+        # Which answer belongs to which request is no longer known.
+        self._gone = f"the gdb stub sent {why}"
+        return FormatError(self._gone)
+
+
+def check_ok(answer: bytes, request: str) -> None:
+    """Raise TargetError unless a request was answered with OK."""
+    if answer != b"OK":
+        words = answer[:64].decode("ascii", "replace") or "not supported"
+        raise TargetError(f"the gdb stub refused {request}: {words}")
+
+
+def memory_fault(span: tuple[int, int], answer: bytes, verb: str) -> MemoryFault:
+    """Return the fault that an answer to a memory request stands for."""
+    words = answer[:32].decode("ascii", "replace")
+    return MemoryFault(*span, f"the gdb stub answered {words!r}", verb=verb)
+
+
+# The empty packet ends a half one: QEMU keeps what a client that was killed in the middle of a
+# packet has sent, and takes the next client's first words for the rest of it.
+_HELLO = rsp.frame(b"") + rsp.frame(b"qSupported:xmlRegisters=i386,arm")
+_CLOSED = "closed the connection: not a gdb stub?"
+# A process must be named where an earlier client asked for multiprocess: QEMU remembers that.
+DETACH = b"D;1"
+# To a stub that does not answer now but may later (SIGSTOP, a queue): whether the guest runs or
+# is stopped by then, it runs afterwards.
+FAREWELL = rsp.INTERRUPT + rsp.frame(DETACH)
+
+
+def say_hello(sock: socket.socket, address: str, *, timeout_s: float) -> bytes:
+    """Send a stub's first request and return the first byte of what comes, without taking it.
+
+    A connection that QEMU has only queued, behind another client, brings nothing.
+
+    Raises:
+        UnreachableError: nothing came, or the connection was closed.
+    """
+    try:
+        sock.settimeout(timeout_s)
+        sock.sendall(_HELLO)
+        first = sock.recv(1, socket.MSG_PEEK)
+    except TimeoutError as e:
+        _forsake(sock)
+        raise UnreachableError(_silence(address, timeout_s)) from e
+    except OSError as e:
+        sock.close()
+        raise UnreachableError(f"{address}: {_CLOSED}") from e
+    except BaseException:
+        _forsake(sock)
+        raise
+    if not first:
+        sock.close()
+        raise UnreachableError(f"{address}: {_CLOSED}")
+    return first
+
+
+def _silence(address: str, timeout_s: float) -> str:
+    return (
+        f"{address}: no answer within {timeout_s:g} s: "
+        "the stub is already in use by another debugger, or it is not a gdb stub"
+    )
+
+
+def _forsake(sock: socket.socket) -> None:
+    # QEMU takes a queued client up when the one before leaves, and stops the guest for it, even
+    # when we are gone by then; what we sent is still read and must leave the guest running.
+    Wire(sock, timeout_s=0.1).close(FAREWELL)

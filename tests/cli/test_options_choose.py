@@ -1,0 +1,140 @@
+"""Which kernel a command is for."""
+
+import argparse
+from collections.abc import Sequence
+
+import pytest
+
+from kprobes.cli import options, trace
+from kprobes.cli.options import is_host, say_why, settle_target
+from kprobes.errors import UsageError
+from kprobes.host import obstacles
+from kprobes.host.obstacles import Obstacle
+
+IN_THE_WAY = Obstacle(subject="root", found="you are not root", advice="use sudo")
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KPROBES_TARGET", raising=False)
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    trace.add_arguments(parser)
+    return parser.parse_args(["p vfs_read", *words])
+
+
+@pytest.fixture(params=[(), (IN_THE_WAY,)], ids=["possible", "impossible"])
+def is_possible(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    found: Sequence[Obstacle] = request.param
+    monkeypatch.setattr(obstacles, "obstacles", lambda: list(found))
+    return not found
+
+
+@pytest.mark.parametrize("words", [[], ["--target", "auto"]])
+def test_the_host_is_taken_where_it_can_be_probed_and_else_a_guest(
+    words: list[str], *, is_possible: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = parse(*words)
+
+    settle_target(args)
+    settle_target(args)
+    say_why(args)
+
+    assert is_host(args) is is_possible
+    assert args.target == ("host" if is_possible else None)
+    said = capsys.readouterr().err
+    assert said == ("" if is_possible else "kprobe: booting a guest: you are not root "
+                    "(kprobe doctor says more)\n")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--target", "guest"],
+        ["--suite", "sid"],
+        ["--cpus", "1"],
+        ["--python", "x.py"],
+        ["--strategy", "jump"],
+        ["--returns", "rethook"],
+        ["--exits"],
+    ],
+)
+def test_what_only_guests_have_means_a_guest(
+    words: list[str], *, is_possible: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del is_possible
+    args = parse(*words)
+
+    settle_target(args)
+    say_why(args)
+
+    assert args.target is None
+    assert capsys.readouterr().err == ""
+
+
+def test_the_environment_has_a_say_when_nothing_else_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KPROBES_TARGET", "qemu:localhost:1")
+    by_environment, by_option = parse(), parse("--target", "guest")
+
+    settle_target(by_environment)
+    settle_target(by_option)
+
+    assert (by_environment.target, by_option.target) == ("qemu:localhost:1", None)
+
+
+def test_a_running_guest_is_what_it_is() -> None:
+    args = parse("--target", "qemu:localhost:1")
+
+    settle_target(args)
+
+    assert args.target == "qemu:localhost:1"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--suite", "sid"], "--suite"),
+        (["--strategy", "jump"], "--strategy"),
+        (["--exits"], "here `p FUNCTION+OFFSET` probes each of its returns"),
+        (["--duration"], "here `p FUNCTION` and `r FUNCTION` give the times of both"),
+        (["--python", "x.py"], "kernel.events()"),
+    ],
+)
+def test_the_host_refuses_what_only_guests_have(words: list[str], name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        settle_target(parse("--target", "host", *words))
+
+    assert name in str(caught.value)
+
+
+def test_nothing_is_said_to_those_who_want_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(obstacles, "obstacles", lambda: [IN_THE_WAY])
+    args = parse("-q")
+
+    settle_target(args)
+    say_why(args)
+
+    assert capsys.readouterr().err == ""
+
+
+def test_every_target_is_in_the_help() -> None:
+    parser = argparse.ArgumentParser()
+    options.add_target(parser)
+
+    text = " ".join(parser.format_help().split())
+
+    for name in (options.AUTO, options.HOST, options.GUEST, "qemu:"):
+        assert name in text
+
+
+def test_the_environments_target_is_not_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KPROBES_TARGET", "host")
+    args = argparse.Namespace(target=None, image="vmlinuz")
+
+    settle_target(args)
+
+    assert args.target is None

@@ -1,0 +1,34 @@
+"""A check-up in words."""
+
+import json
+
+from kprobes.cli.report import findings_as_json, findings_as_text
+from kprobes.inspect.doctor import Finding, Verdict
+
+FINE = Finding(subject="QEMU", verdict=Verdict.OK, found="7.2")
+SLOW = Finding(subject="KVM", verdict=Verdict.NOTE, found="none", advice="it is slow")
+ABSENT = Finding(subject="LLVM", verdict=Verdict.MISSING, found="absent", advice="install it")
+
+
+def test_advice_stands_below_what_was_found() -> None:
+    assert findings_as_text([FINE, SLOW, ABSENT]) == (
+        "ok  QEMU  7.2\n"
+        "--  KVM   none\n"
+        "          -> it is slow\n"
+        "NO  LLVM  absent\n"
+        "          -> install it\n"
+        "1 problem\n"
+    )
+
+
+def test_a_note_is_no_problem() -> None:
+    assert findings_as_text([FINE, SLOW]).endswith("\nall that is needed is here\n")
+
+
+def test_json_has_an_object_per_line() -> None:
+    assert json.loads(findings_as_json([FINE])) == {
+        "subject": "QEMU",
+        "verdict": "ok",
+        "found": "7.2",
+        "advice": "",
+    }

@@ -1,0 +1,380 @@
+"""Plans to armed text and back: all or nothing, journal first, whatever write fails."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kprobes.arch.x86_64 import slot
+from kprobes.errors import (
+    GuestGoneError,
+    GuestReplacedError,
+    KprobesError,
+    MemoryFault,
+    TargetError,
+)
+from kprobes.guest import journal
+from kprobes.guest.arena import CATCHER_SIZE
+from kprobes.guest.arm import Armory
+from kprobes.guest.journal import Journal, Undo
+from kprobes.guest.patches import roll_back
+from kprobes.guest.release import CodeMemory
+from kprobes.model.plan import Plan
+from kprobes.plan.ftrace import DISABLED
+from kprobes.units import Addr
+from tests.build.guest import CODE, NOP, GuestWithSites, make_arena, make_guest
+from tests.build.machine import ABI
+
+TEXTS = ["p f a=$arg1", "p f a=$arg1", "p f a=%bx", "p f s=+0($arg1):string"]
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def _make() -> tuple[GuestWithSites, Armory, Journal]:
+    made = make_guest(TEXTS)
+    written = Journal.create("fake")
+    return made, Armory(made.guest, make_arena(), ABI, written), written
+
+
+def _arm(made: GuestWithSites, armory: Armory) -> None:
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    armory.arm(armory.stage(programs))
+
+
+def _count_of_writes() -> int:
+    made, armory, _ = _make()
+    _arm(made, armory)
+    return made.stub.writes
+
+
+WRITES_OF_LOADING = 1
+"""The code of all programs lies in one page here."""
+
+
+def _flags(plan: Plan) -> int:
+    assert plan.site.record is not None
+    return plan.site.record + 8
+
+
+def test_every_site_calls_the_code_that_was_made_for_it() -> None:
+    made, armory, _ = _make()
+    programs = armory.link(made.plans)
+
+    armory.load(programs)
+    armory.arm(armory.stage(programs))
+
+    for addr, program in zip(made.sites, programs, strict=True):
+        call = made.guest.memory.read(addr, slot.SIZE)
+        assert slot.call_target(addr, call) == program.entry
+        assert made.guest.memory.read(program.entry, len(program.code)) == program.code
+    assert armory.is_armed
+
+
+def test_programs_lie_aligned_one_behind_the_other() -> None:
+    made, armory, _ = _make()
+
+    programs = armory.link(made.plans)
+
+    end = CODE + CATCHER_SIZE
+    for program in programs:
+        assert end <= program.entry < end + 16
+        assert program.entry % 16 == 0
+        end = program.entry + len(program.code)
+
+
+def test_the_guest_s_ftrace_is_told_to_leave_the_sites_alone() -> None:
+    made, armory, _ = _make()
+
+    _arm(made, armory)
+
+    flags = [made.guest.memory.u64(_flags(plan)) for plan in made.plans]
+    assert flags == [DISABLED] * len(TEXTS)
+
+
+def test_flags_are_set_before_any_site_is_patched() -> None:
+    made, armory, _ = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    made.stub.events.clear()
+
+    armory.arm(armory.stage(programs))
+
+    sizes = [len(data) for _, _, data in made.stub.events]
+    assert sizes == [8] * len(TEXTS) + [slot.SIZE] * len(TEXTS)
+
+
+def test_disarming_leaves_text_and_records_as_they_were() -> None:
+    made, armory, written = _make()
+    before = made.text()
+    _arm(made, armory)
+    assert made.text() != before
+
+    assert armory.disarm() == 0
+
+    assert made.text() == before
+    assert not armory.is_armed
+    assert written.is_clear
+    assert journal.read(written.path).undos == ()
+
+
+def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    seen: list[bool] = []
+
+    def look(addr: int, data: bytes) -> None:
+        undos = journal.read(written.path).undos
+        seen.append(any((u.phys, u.new) == (addr, data) for u in undos))
+
+    made.stub.before_write = look
+    armory.arm(armory.stage(programs))
+
+    assert seen == [True] * (2 * len(TEXTS))
+
+
+@pytest.mark.parametrize("changed", range(len(TEXTS)))
+def test_a_site_that_changed_since_planning_stops_everything(changed: int) -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    made.guest.memory.write(made.sites[changed], b"\xe8what")
+    before = made.text()
+
+    with pytest.raises(TargetError, match=r"holds e877686174, not .* nothing was patched"):
+        armory.arm(armory.stage(programs))
+
+    assert made.text() == before
+    assert journal.read(written.path).undos == ()
+    assert not armory.is_armed
+
+
+def test_a_record_whose_flags_changed_since_planning_stops_everything() -> None:
+    made, armory, _ = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    made.guest.memory.set_u64(_flags(made.plans[0]), 1 << 31)
+    before = made.text()
+
+    with pytest.raises(TargetError, match=r"dyn_ftrace\.flags"):
+        armory.arm(armory.stage(programs))
+
+    assert made.text() == before
+
+
+@pytest.mark.parametrize("n", range(2 * len(TEXTS)))
+def test_a_write_that_fails_while_arming_leaves_nothing_patched(n: int) -> None:
+    made, armory, _ = _make()
+    before = made.text()
+    made.stub.fails_at = WRITES_OF_LOADING + n
+
+    with pytest.raises(MemoryFault):
+        _arm(made, armory)
+
+    assert made.text() == before
+    assert not armory.is_armed
+
+
+def test_what_could_not_be_taken_back_after_a_failure_is_not_forgotten() -> None:
+    made, armory, written = _make()
+    before = made.text()
+    stuck = made.guest.memory.physical(made.sites[2])
+
+    def refuse(addr: int, data: bytes) -> None:
+        if addr == stuck and data == NOP:
+            raise MemoryFault(addr, len(data), "no RAM", verb="write")
+
+    made.stub.before_write = refuse
+    made.stub.fails_at = made.stub.writes + WRITES_OF_LOADING + 2 * len(TEXTS) - 1
+    with pytest.raises(MemoryFault):
+        _arm(made, armory)
+
+    assert not written.is_clear
+    assert armory.is_armed
+    made.stub.before_write = lambda _addr, _data: None
+    armory.disarm()
+    assert made.text() == before
+    assert written.is_clear
+
+
+def test_a_failure_that_was_taken_back_leaves_nothing_in_the_journal() -> None:
+    made, armory, written = _make()
+    made.stub.fails_at = WRITES_OF_LOADING + 3
+
+    with pytest.raises(MemoryFault):
+        _arm(made, armory)
+
+    assert written.is_clear
+    assert journal.read(written.path).undos == ()
+
+
+def test_the_writes_of_arming_are_as_many_as_these_tests_think() -> None:
+    assert _count_of_writes() == WRITES_OF_LOADING + 2 * len(TEXTS)
+
+
+@pytest.mark.parametrize("n", range(2 * len(TEXTS) + 1))
+def test_a_tracer_that_dies_while_arming_leaves_a_journal_that_puts_all_back(n: int) -> None:
+    made, armory, written = _make()
+    before = made.text()
+    made.stub.dies_at = WRITES_OF_LOADING + n
+
+    # After the last write nothing more goes wrong.
+    try:
+        _arm(made, armory)
+    except GuestGoneError:
+        assert n < 2 * len(TEXTS)
+
+    made.stub.dies_at = None
+    assert roll_back(journal.read(written.path).undos, made.stub) == n
+    assert made.text() == before
+
+
+@pytest.mark.parametrize("n", range(2 * len(TEXTS)))
+def test_a_write_that_fails_while_disarming_can_be_made_good_later(n: int) -> None:
+    made, armory, written = _make()
+    before = made.text()
+    _arm(made, armory)
+    made.stub.fails_at = made.stub.writes + n
+
+    with pytest.raises(KprobesError):
+        armory.disarm()
+
+    assert not written.is_clear
+    assert armory.disarm() == 0
+    assert made.text() == before
+    assert written.is_clear
+
+
+def test_a_site_that_somebody_else_put_back_meanwhile_is_well_and_counted() -> None:
+    made, armory, written = _make()
+    before = made.text()
+    _arm(made, armory)
+    made.guest.memory.write(made.sites[2], NOP)
+
+    assert armory.disarm() == 1
+
+    assert made.text() == before
+    assert written.is_clear
+
+
+def test_a_site_that_somebody_else_changed_meanwhile_is_named_and_the_rest_put_back() -> None:
+    made, armory, written = _make()
+    before = made.text()
+    _arm(made, armory)
+    made.guest.memory.write(made.sites[2], b"\xe8what")
+
+    with pytest.raises(TargetError, match="neither ours nor the kernel's"):
+        armory.disarm()
+
+    made.guest.memory.write(made.sites[2], NOP)
+    assert made.text() == before
+    assert not written.is_clear
+
+
+def test_arming_again_after_disarming_works() -> None:
+    made, armory, _ = _make()
+    before = made.text()
+    for _ in range(2):
+        _arm(made, armory)
+        armory.disarm()
+
+    assert made.text() == before
+
+
+def test_code_that_does_not_fit_the_arena_is_refused_before_anything_is_written() -> None:
+    made, _, written = _make()
+    small = replace(make_arena(), code=CodeMemory(addr=Addr(CODE), size=256))
+    armory = Armory(made.guest, small, ABI, written)
+
+    with pytest.raises(TargetError, match="no room is left"):
+        armory.link(made.plans)
+
+    assert made.stub.writes == 0
+
+
+def test_probes_of_one_shape_are_compiled_once() -> None:
+    made, armory, _ = _make()
+
+    first, second, *_ = armory.link([made.plans[0], replace(made.plans[0])])
+
+    assert first.code == second.code
+    assert first.entry != second.entry
+
+
+def test_no_programs_are_armed_without_a_word() -> None:
+    made, armory, _ = _make()
+
+    armory.load([])
+    armory.arm(armory.stage([]))
+    armory.disarm()
+
+    assert made.stub.writes == 0
+
+
+def test_a_site_across_a_page_border_is_patched_and_put_back() -> None:
+    made = make_guest(["p f"], at=0x1FFD)
+    armory = Armory(made.guest, make_arena(), ABI, Journal.create("fake"))
+    before = made.text()
+
+    _arm(made, armory)
+    call = made.guest.memory.read(made.sites[0], slot.SIZE)
+    armory.disarm()
+
+    assert slot.call_target(made.sites[0], call) == CODE + CATCHER_SIZE
+    assert made.text() == before
+
+
+def _is_another() -> None:
+    raise GuestReplacedError("the guest was rebooted")
+
+
+@pytest.mark.parametrize("step", ["load", "stage", "arm", "disarm", "withdraw"])
+def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    steps: dict[str, Callable[[], object]] = {
+        "load": lambda: armory.load(programs),
+        "stage": lambda: staged.extend(armory.stage(programs)),
+        "arm": lambda: armory.arm(staged),
+        "withdraw": lambda: armory.withdraw([(Addr(0), Addr(1 << 64))]),
+        "disarm": armory.disarm,
+    }
+    staged: list[Undo] = []
+    before = ["load", "stage", "arm"]
+    for each in before[: before.index(step) if step in before else None]:
+        steps[each]()
+    writes = made.stub.writes
+    written.watch(_is_another)
+
+    with pytest.raises(GuestReplacedError):
+        steps[step]()
+
+    assert made.stub.writes == writes
+
+
+@pytest.mark.parametrize("number", range(2 * len(TEXTS)))
+def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -> None:
+    made, armory, written = _make()
+    programs = armory.link(made.plans)
+    armory.load(programs)
+    patches = armory.stage(programs)
+    before = made.text()
+    made.stub.writes = 0
+
+    def load(addr: int, data: bytes) -> None:
+        del addr, data
+        if made.stub.writes == number:
+            for undo in patches:
+                made.stub.ram.write(undo.phys, undo.old)
+            written.watch(_is_another)
+
+    made.stub.before_write = load
+    with pytest.raises(GuestReplacedError):
+        armory.arm(patches)
+
+    assert made.text() == before

@@ -1,0 +1,60 @@
+"""Looking at a guest beside its tracer: when there is a window, and when it is shut."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from kprobes.errors import TargetError
+from kprobes.guest.attach import overlooking, tracer_at_work
+from kprobes.guest.journal import Window, process_start
+from tests.build.journals import dead_pid, make_entry
+
+WINDOW = Window(
+    pid=os.getpid(),
+    started=process_start(os.getpid()),
+    runs=(),
+    arch="x86_64",
+    registers={"cr3": 0x1000},
+)
+
+
+def test_the_tracer_at_work_is_the_one_that_lives_and_left_a_window() -> None:
+    dead = replace(make_entry("qemu:/s.sock"), window=WINDOW)
+    closed = make_entry("qemu:/s.sock", is_live=True)
+    open_ = replace(make_entry("qemu:/s.sock", is_live=True), window=WINDOW)
+
+    assert tracer_at_work([dead, closed]) is None
+    assert tracer_at_work([dead, closed, open_]) is open_
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        replace(WINDOW, pid=dead_pid()),
+        replace(WINDOW, started="1"),
+        replace(WINDOW, pid=dead_pid(), started=""),
+    ],
+)
+def test_a_qemu_that_has_ended_is_not_looked_into(window: Window) -> None:
+    with pytest.raises(TargetError, match="has ended"), overlooking(window):
+        pass
+
+
+def test_runs_that_cannot_be_are_told() -> None:
+    window = replace(WINDOW, runs=((0x1000, 0x1000, 0), (0, 0x1000, 0)))
+
+    with pytest.raises(TargetError, match="cannot be looked into"), overlooking(window):
+        pass
+
+
+def test_memory_without_a_kernel_is_told() -> None:
+    # A page of this process, which is no page table.
+    data = bytearray(0x2000)
+    at = id(data)
+
+    with (
+        pytest.raises(TargetError),
+        overlooking(replace(WINDOW, runs=((0, 0x1000, at & -0x1000),))),
+    ):
+        pass

@@ -1,0 +1,182 @@
+"""Breakpoints and jumps armed: the table that leads them, the journal, and all back again."""
+
+from pathlib import Path
+
+import pytest
+
+from kprobes.codegen.breakpoint import BLOCK_MASK, BLOCK_TABLE, hash_table
+from kprobes.errors import TargetError
+from kprobes.guest import journal
+from kprobes.guest.allocations import Call, Kind, Ledger, Loan
+from kprobes.guest.arm import Armory, Catcher
+from kprobes.guest.journal import Journal
+from kprobes.guest.link import Program
+from kprobes.model.plan import Plan, Strategy
+from tests.build.breakpoints import patched_plans
+from tests.build.guest import GuestWithSites, make_arena, make_guest
+from tests.build.kernel import TEXT
+from tests.build.machine import ABI
+
+TEXTS = ["p f a=%ax", "p f", "p f s=+0(%sp):string"]
+ARENA = make_arena()
+INT3 = b"\xcc"
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+class Scene:
+    """A stopped guest with breakpoints to be armed, one ftrace site beside them."""
+
+    def __init__(self, strategy: Strategy = Strategy.BREAKPOINT) -> None:
+        self.made: GuestWithSites = make_guest(["p f"])
+        self.plans: list[Plan] = [*self.made.plans, *patched_plans(self.made, strategy, TEXTS)]
+        self.journal = Journal.create("fake")
+        self.armory = Armory(self.made.guest, ARENA, ABI, self.journal)
+        self.before = self.made.text()
+
+    def load(self) -> list[Program]:
+        programs = self.armory.link(self.plans)
+        self.armory.load(programs)
+        return programs
+
+    def arm(self) -> list[Program]:
+        programs = self.load()
+        self.armory.arm(self.armory.stage(programs))
+        return programs
+
+
+def test_a_breakpoint_is_one_byte_and_its_detour_in_the_table() -> None:
+    scene = Scene()
+
+    programs = scene.arm()
+
+    memory = scene.made.guest.memory
+    detours = {p.plan.site.addr: p.entry for p in programs[1:]}
+    assert [memory.read(addr, 1) for addr in detours] == [INT3] * len(TEXTS)
+    table, mask = (memory.u64(ARENA.block + at) for at in (BLOCK_TABLE, BLOCK_MASK))
+    expected = hash_table(detours)
+    assert memory.read(table, len(expected)) == expected
+    assert 16 * (mask + 1) == len(expected)
+    assert programs[-1].entry + len(programs[-1].code) <= table
+    assert table + len(expected) <= ARENA.code.stop
+
+
+def test_nothing_but_the_first_byte_of_an_instruction_changes() -> None:
+    scene = Scene()
+
+    scene.arm()
+
+    after = scene.made.text()
+    changed = [n for n, byte in enumerate(scene.before) if byte != after[n]]
+    places = [plan.site.addr - TEXT for plan in scene.plans[1:]]
+    assert [n for n in changed if places[0] <= n < places[-1] + 0x20] == places
+
+
+def test_a_jump_needs_no_table() -> None:
+    scene = Scene(Strategy.JUMP)
+
+    programs = scene.arm()
+
+    memory = scene.made.guest.memory
+    assert memory.u64(ARENA.block + BLOCK_TABLE) == 0
+    for program in programs[1:]:
+        addr = program.plan.site.addr
+        jump = memory.read(addr, 5)
+        assert jump == scene.made.guest.arch.patch.jump(addr, program.entry)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.JUMP, Strategy.BREAKPOINT])
+def test_each_patch_is_on_disk_before_it_is_made_and_taken_back_afterwards(
+    strategy: Strategy,
+) -> None:
+    scene = Scene(strategy)
+    programs = scene.load()
+    seen: list[bool] = []
+
+    def look(addr: int, data: bytes) -> None:
+        undos = journal.read(scene.journal.path).undos
+        seen.append(any((u.phys, u.new) == (addr, data) for u in undos))
+
+    scene.made.stub.before_write = look
+    scene.armory.arm(scene.armory.stage(programs))
+
+    # The record of the ftrace site is one more.
+    assert seen == [True] * (len(scene.plans) + 1)
+    scene.made.stub.before_write = lambda _addr, _data: None
+    scene.armory.disarm()
+    assert scene.made.text() == scene.before
+    assert scene.journal.is_clear
+
+
+@pytest.mark.parametrize("strategy", [Strategy.JUMP, Strategy.BREAKPOINT])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_an_instruction_that_changed_since_planning_stops_everything(
+    strategy: Strategy, number: int
+) -> None:
+    scene = Scene(strategy)
+    programs = scene.load()
+    scene.made.guest.memory.write(scene.plans[number].site.addr, b"\x0f")
+    before = scene.made.text()
+
+    with pytest.raises(TargetError, match="nothing was patched"):
+        scene.armory.arm(scene.armory.stage(programs))
+
+    assert scene.made.text() == before
+    assert not scene.armory.is_armed
+
+
+def test_a_breakpoint_that_somebody_put_over_our_jump_is_named_and_the_rest_put_back() -> None:
+    scene = Scene(Strategy.JUMP)
+    scene.arm()
+    theirs = scene.plans[2].site.addr
+    # As the guest's own kprobe does: it takes our jump for the kernel's instruction.
+    memory = scene.made.guest.memory
+    ours = memory.read(theirs, 1)
+    memory.write(theirs, INT3)
+
+    with pytest.raises(TargetError, match="neither ours nor the kernel's"):
+        scene.armory.disarm()
+
+    assert not scene.journal.is_clear
+    memory.write(theirs, ours)
+    scene.armory.disarm()
+    assert scene.made.text() == scene.before
+
+
+def test_every_arming_has_a_table_of_its_own() -> None:
+    scene = Scene()
+    scene.arm()
+    scene.armory.disarm()
+    scene.plans = scene.plans[:2]
+    scene.armory = Armory(scene.made.guest, ARENA, ABI, scene.journal)
+
+    programs = scene.arm()
+
+    memory = scene.made.guest.memory
+    expected = hash_table({programs[1].plan.site.addr: programs[1].entry})
+    assert memory.read(memory.u64(ARENA.block + BLOCK_TABLE), len(expected)) == expected
+
+
+def test_a_guest_that_calls_us_already_is_not_asked_again() -> None:
+    made = make_guest(["p f"])
+    ledger = Ledger()
+    assert not Catcher(made.guest, ARENA, ledger).is_registered
+    ledger.begin(Call(frame=1, landing=2, lends=Loan(kind=Kind.CATCHER, addr=1, size=0)))
+    # Also when nobody knows yet how the call ends: it is taken back in either case.
+    assert Catcher(made.guest, ARENA, ledger).is_registered
+    ledger.end(0)
+
+    assert Catcher(made.guest, ARENA, ledger).is_registered
+
+
+def test_without_a_breakpoint_the_guest_is_not_asked_to_call_us() -> None:
+    scene = Scene(Strategy.JUMP)
+
+    writes = scene.made.stub.writes
+    scene.armory.catch(scene.plans)
+
+    assert scene.journal.ledger.is_settled
+    assert scene.made.stub.writes == writes

@@ -1,0 +1,72 @@
+"""Kernel memory of a guest: every page on its own."""
+
+from typing import cast
+
+import pytest
+
+from kprobes.errors import MemoryFault
+from kprobes.guest.guest import remembering
+from tests.build.guest import DATA, PERCPU, make_memory
+from tests.build.pages import PAGE, FakeRam
+
+
+def test_bytes_across_scattered_pages_come_back_as_written() -> None:
+    memory = make_memory()
+    data = bytes(n * 7 & 0xFF for n in range(5 * PAGE))
+
+    memory.write(DATA + 100, data)
+
+    assert memory.read(DATA + 100, len(data)) == data
+    assert memory.read(DATA + 100 + PAGE, 50) == data[PAGE : PAGE + 50]
+
+
+def test_pieces_end_at_page_borders_and_miss_nothing() -> None:
+    memory = make_memory()
+
+    pieces = list(memory.pieces(DATA + PAGE - 3, PAGE + 5))
+
+    assert [(at, size) for _, at, size in pieces] == [(0, 3), (3, PAGE), (PAGE + 3, 2)]
+    assert [phys for phys, _, _ in pieces] == [
+        memory.physical(DATA + at) for at in (PAGE - 3, PAGE, 2 * PAGE)
+    ]
+
+
+@pytest.mark.parametrize("addr", [0, DATA - 8, 1 << 60])
+def test_what_is_not_mapped_is_a_fault(addr: int) -> None:
+    memory = make_memory()
+
+    with pytest.raises(MemoryFault):
+        memory.read(addr, 8)
+    with pytest.raises(MemoryFault):
+        memory.write(addr, b"x" * 8)
+
+
+def test_words_are_little_endian() -> None:
+    memory = make_memory()
+
+    memory.set_u64(DATA, 0x0102_0304_0506_0708)
+
+    assert memory.read(DATA, 8) == bytes(range(8, 0, -1))
+    assert memory.u64(DATA) == 0x0102_0304_0506_0708
+
+
+def test_remembered_tables_say_the_same_and_are_read_once() -> None:
+    memory = make_memory()
+    again, ram = remembering(memory), cast("FakeRam", memory.ram)
+    places = [DATA + n * PAGE // 2 for n in range(24)] + [PERCPU[1] + 8]
+    expected = [memory.physical(addr) for addr in places]
+    first = [again.physical(addr) for addr in places]
+    before = ram.reads
+
+    found = [again.physical(addr) for addr in places]
+
+    assert first == found == expected
+    assert ram.reads == before
+
+
+@pytest.mark.parametrize("addr", [0, DATA - 8, 1 << 60, (1 << 64) - 8, 1 << 70])
+def test_what_is_not_mapped_is_a_fault_with_remembered_tables_too(addr: int) -> None:
+    again = remembering(make_memory())
+
+    with pytest.raises(MemoryFault):
+        again.read(addr, 8)

@@ -1,0 +1,102 @@
+"""Whether a stopped guest is the one of a journal: reboots and restored states, told apart."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from kprobes.errors import GuestReplacedError
+from kprobes.guest.identity import check_stopped
+from kprobes.guest.journal import Boot
+from kprobes.transport.stub import Stub
+from kprobes.units import Addr, Phys
+from tests.build.pages import FakeRam, Pages
+
+CANARY = Addr(0xFFFF_FFFF_8200_0000)
+PHYS = Phys(0x5000)
+PLACE = Phys(0x9000)
+ROOT = 0x10_0000
+BOOT = Boot(addr=CANARY, phys=PHYS, value=b"canary.1")
+MARK = b"sixteen bytes..."
+KERNEL, NOWHERE = {"cr3": ROOT}, {"cr3": 0}
+
+
+@dataclass
+class Vcpu:
+    """A stub of one vCPU; its registers at each look, the last ones from then on."""
+
+    looks: list[Mapping[str, int]] = field(default_factory=lambda: [KERNEL])
+    architecture: str = "i386:x86-64"
+
+    def ids(self) -> list[int]:
+        return [1]
+
+    def registers(self, cpu: int) -> Mapping[str, int]:
+        assert cpu == 1
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+
+@dataclass(frozen=True)
+class Journal:
+    boot: Boot = BOOT
+    mark: bytes = MARK
+    mark_place: Phys | None = PLACE
+    state: int = 3
+
+
+@pytest.fixture
+def ram() -> FakeRam:
+    ram = FakeRam(2 << 20)
+    Pages(ram, ROOT).map(CANARY, PHYS)
+    ram.write(PHYS, b"canary.1")
+    ram.write(PLACE, MARK + (3).to_bytes(8, "little"))
+    return ram
+
+
+def check(ram: FakeRam, *looks: Mapping[str, int]) -> None:
+    check_stopped(Journal(), cast("Stub", Vcpu([*looks])), ram)
+
+
+@pytest.mark.parametrize("state", [2, 3])
+def test_the_same_guest_may_be_one_change_behind_its_journal(ram: FakeRam, state: int) -> None:
+    ram.write(PLACE + 16, state.to_bytes(8, "little"))
+
+    check(ram, KERNEL)
+
+
+def test_another_boot_of_the_same_kernel_is_a_reboot(ram: FakeRam) -> None:
+    ram.write(PHYS, b"canary.2")
+
+    with pytest.raises(GuestReplacedError, match="the guest was rebooted"):
+        check(ram, KERNEL)
+
+
+@pytest.mark.parametrize("is_mark_left", [True, False])
+def test_a_reset_is_a_reboot_whatever_it_overwrites_first(ram: FakeRam, is_mark_left: bool) -> None:
+    if not is_mark_left:
+        ram.write(PLACE, bytes(16))
+
+    with pytest.raises(GuestReplacedError, match="the guest was rebooted"):
+        check(ram, NOWHERE)
+
+
+def test_memory_that_is_not_ours_in_the_same_boot_was_restored(ram: FakeRam) -> None:
+    ram.write(PLACE, bytes(16))
+
+    with pytest.raises(GuestReplacedError, match="restored to an earlier state"):
+        check(ram, KERNEL)
+
+
+def test_an_earlier_state_of_ours_has_probes(ram: FakeRam) -> None:
+    ram.write(PLACE + 16, (1).to_bytes(8, "little"))
+
+    with pytest.raises(GuestReplacedError, match="in which it has probes of ours"):
+        check(ram, KERNEL)
+
+
+def test_a_state_that_is_restored_between_two_looks_is_no_reboot(ram: FakeRam) -> None:
+    ram.write(PLACE, bytes(16))
+
+    with pytest.raises(GuestReplacedError, match="restored to an earlier state"):
+        check(ram, NOWHERE, KERNEL)

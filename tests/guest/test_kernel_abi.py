@@ -1,0 +1,58 @@
+"""What moves between kernel releases."""
+
+from dataclasses import replace
+
+import pytest
+
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.guest import kernel_abi
+from tests.build.kernel import make_kernel, symbol
+
+TASK_STRUCT = {
+    f"task_struct.{name}": place
+    for name, place in {
+        "pid": (1352, 4),
+        "tgid": (1356, 4),
+        "self_exec_id": (1368, 8),
+        "comm": (1912, 16),
+        "thread_info.flags": (0, 8),
+        "thread_info.preempt.count": (8, 4),
+    }.items()
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "mask"),
+    [
+        ((5, 10), 0b001000),
+        ((6, 12), 0b001000),
+        ((6, 13), 0b011000),
+        ((6, 17), 0b011000),
+        ((6, 18), 0b110000),
+        ((7, 2), 0b110000),
+    ],
+)
+def test_the_need_resched_flags_move(version: tuple[int, int], mask: int) -> None:
+    assert X86_64.machine.task.resched_mask(version) == mask
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told_apart"),
+    [
+        ("kretprobe_trampoline", False),
+        ("__kretprobe_trampoline", True),
+        ("arch_rethook_trampoline", True),
+    ],
+)
+def test_newer_kernels_tell_their_trampoline_apart(name: str, is_told_apart: bool) -> None:
+    kernel = make_kernel([symbol(name, 0x40)])
+
+    assert kernel_abi.kretprobe_trampoline(kernel) == (0x40 if is_told_apart else None)
+
+
+def test_where_a_register_has_the_task_it_has_the_preempt_count() -> None:
+    kernel = replace(make_kernel([], types=TASK_STRUCT), arch="aarch64")
+
+    found = kernel_abi.task_abi(kernel)
+
+    assert (found.current, found.preempt_count, found.resched_mask) == (0, 8, 2)

@@ -1,0 +1,205 @@
+"""Code that asks Python: every place by a number of its own, trampolines included."""
+
+from dataclasses import replace
+
+import pytest
+from iced_x86 import Decoder, Mnemonic
+
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.errors import RefusedError
+from kprobes.guest.link import Linker, Program, frame_counts, frames_size
+from kprobes.guest.release import CodeMemory
+from kprobes.model.abi import Readers
+from kprobes.model.plan import TRAMPOLINE_HEADER, Plan, Returning, Returns, ReturnWay, Role
+from kprobes.model.resolved import Operand, RegisterValue
+from kprobes.model.upcall import Upcall, Waiting
+from kprobes.units import MIB, Addr
+from tests.build.guest import make_arena, make_guest
+from tests.build.machine import ABI
+
+
+def _serve(waiting: Waiting) -> None:
+    del waiting
+
+
+def _upcall(number: int, addr: Addr, *, is_after: bool = False) -> Upcall:
+    return Upcall(number=number, addr=addr, is_after=is_after, serve=_serve)
+
+
+def _linker(plans: list[Plan]) -> Linker:
+    return Linker(X86_64, ABI, replace(make_arena(), frames_size=frames_size(plans)))
+
+
+def _hooked(plan: Plan, upcall: Upcall) -> Plan:
+    returns = Returns(entry=plan.site.addr, way=ReturnWay.RETHOOK, probes=(), upcalls=(upcall,))
+    return replace(plan, probes=(), returning=(Returning(role=Role.HOOK, returns=returns),))
+
+
+def test_every_place_asks_by_a_number_of_its_own_whoever_is_asked() -> None:
+    plans = make_guest(["p f"] * 2).plans
+    shared = _upcall(9, plans[0].site.addr)
+    behind = _upcall(9, plans[0].site.addr, is_after=True)
+    asking = [replace(plan, upcalls=(shared, behind)) for plan in plans]
+
+    questions = [each for p in _linker(asking).link(asking) for each in p.questions]
+
+    assert [each.number for each in questions] == [0, 1, 2, 3]
+    assert [each.upcalls for each in questions] == [(shared,), (behind,)] * 2
+
+
+def test_a_trampoline_asks_what_its_returns_want() -> None:
+    (plan,) = make_guest(["p f"]).plans
+    upcall = _upcall(3, plan.site.addr)
+    plans = [_hooked(plan, upcall)]
+    linker = _linker(plans)
+
+    (program,) = linker.link(plans)
+
+    (question,), (frames,) = linker.landings, linker.frames
+    assert (program.questions, question.upcalls) == ((), (upcall,))
+    # It is shown at the trampoline, and goes on behind what that has called.
+    assert list(question.copies) == [frames.trampoline]
+    code = dict(linker.take_routines())
+    (start,) = (addr for addr in code if addr < frames.trampoline < addr + len(code[addr]))
+    at = question.copies[frames.trampoline] - start
+    assert code[start][at : at + 1] == b"\xc3"
+
+
+@pytest.mark.parametrize("kept", [(), (RegisterValue(name="di"),)])
+@pytest.mark.parametrize("is_asking", [False, True])
+def test_a_silent_trampoline_fits_its_place_and_leads_to_the_same_frames(
+    is_asking: bool, kept: tuple[Operand, ...]
+) -> None:
+    (plan,) = make_guest(["r f"]).plans
+    upcalls = (_upcall(3, plan.site.addr),) if is_asking else ()
+    returns = Returns(
+        entry=plan.site.addr,
+        way=ReturnWay.RETHOOK,
+        probes=plan.probes,
+        upcalls=upcalls,
+        kept=kept,
+        is_timed=True,
+    )
+    plans = [replace(plan, probes=(), returning=(Returning(role=Role.HOOK, returns=returns),))]
+    linker = _linker(plans)
+    linker.link(plans)
+    (trampoline,) = linker.trampolines
+    loud = dict(linker.take_routines())[trampoline.text[0]]
+
+    code = _linker(plans).silent(trampoline.silenced)
+
+    assert trampoline.silenced.is_silent
+    assert not trampoline.is_silent
+    assert len(code) < trampoline.text[1] - trampoline.text[0] == len(loud)
+    # The words that lead to the frames, and what tells a trampoline from other code of ours.
+    start = TRAMPOLINE_HEADER + len(X86_64.returns.mark)
+    assert code[:start] == loud[:start]
+
+
+def _far_linker(plans: list[Plan]) -> tuple[Linker, CodeMemory, CodeMemory]:
+    # Of an architecture whose branches go less far than modules are away.
+    arena = replace(make_arena(), frames_size=frames_size(plans))
+    near, far = arena.code, CodeMemory(addr=Addr(arena.catcher + 64 * MIB), size=1 * MIB)
+    arch = replace(X86_64, reach=32 * MIB, code=replace(X86_64.code, veneer=_veneer))
+    functions = ("copy_kernel", "copy_user", "string_kernel", "string_user")
+    readers = Readers(**dict.fromkeys(functions, near.addr))
+    arena = replace(arena, module_code=far)
+    return Linker(arch, replace(ABI, readers=readers), arena), near, far
+
+
+def _veneer(target: Addr) -> bytes:
+    # movabs target, %r11; jmp *%r11
+    return b"\x49\xbb" + target.to_bytes(8, "little") + b"\x41\xff\xe3"
+
+
+def _moved(plan: Plan, memory: CodeMemory) -> Plan:
+    return replace(plan, site=replace(plan.site, addr=memory.stop))
+
+
+def _calls(program: Program) -> set[int]:
+    decoded = Decoder(64, program.code, ip=program.entry)
+    return {each.near_branch_target for each in decoded if each.mnemonic == Mnemonic.CALL}
+
+
+def _returning(plan: Plan) -> Plan:
+    returns = Returns(entry=plan.site.addr, way=ReturnWay.RETINSN, probes=plan.probes)
+    return replace(plan, probes=(), returning=(Returning(role=Role.RETURN, returns=returns),))
+
+
+def test_code_is_where_branches_of_its_site_reach_it_and_shares_nothing_with_far_code() -> None:
+    plans = [_returning(plan) for plan in make_guest(["p f"] * 2).plans]
+    linker, near, far = _far_linker(plans)
+
+    here, there = linker.link([_moved(plans[0], near), _moved(plans[1], far)])
+
+    assert near.addr <= here.entry < near.stop
+    assert far.addr <= there.entry < far.stop
+    (body,), (other,) = _calls(here), _calls(there)
+    assert near.addr <= body < near.stop
+    assert far.addr <= other < far.stop
+
+
+def test_far_code_calls_functions_of_the_kernel_by_veneers_of_its_own() -> None:
+    plans = list(make_guest(["p f +0(%di):ustring"] * 2).plans)
+    linker, near, far = _far_linker(plans)
+
+    here, there = linker.link([_moved(plans[0], near), _moved(plans[1], far)])
+
+    veneers = dict(linker.take_routines())
+    assert set(veneers.values()) == {_veneer(near.addr)}
+    assert all(far.addr <= place < there.entry for place in veneers)
+    assert near.addr in _calls(here)
+    assert near.addr not in _calls(there)
+    assert _calls(there) & set(veneers)
+
+
+def test_every_piece_of_code_memory_has_a_gate_and_trampolines_are_in_the_first() -> None:
+    (plan,) = make_guest(["p f"]).plans
+    linker, _, far = _far_linker([_hooked(plan, _upcall(2, plan.site.addr))])
+    plan = _moved(plan, far)
+    asking = replace(plan, upcalls=(_upcall(1, plan.site.addr),))
+    taking = _hooked(plan, _upcall(2, plan.site.addr))
+
+    here, there = linker.link([asking, taking])
+
+    assert far.addr <= here.entry < there.entry < far.stop
+    (frames,) = linker.frames
+    assert frames.trampoline < far.addr
+    # A gate is the first code besides veneers, and the same everywhere but for what it calls.
+    routines = [(at, len(code)) for at, code in linker.take_routines() if len(code) > 13]
+    (first, size), *_ = routines
+    assert (far.addr, size) in [(at & -4096, length) for at, length in routines]
+    assert first < far.addr
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_a_module_too_far_from_the_memory_for_code_is_told(side: int) -> None:
+    (plan,) = make_guest(["p f"]).plans
+    code = make_arena().code
+    far = Addr((code.addr if side < 0 else code.stop) + side * X86_64.reach)
+
+    with pytest.raises(RefusedError, match="it is 2048 MiB away from the memory"):
+        _linker([plan]).link([replace(plan, site=replace(plan.site, addr=far))])
+
+
+def test_functions_that_only_python_looks_at_get_less_room() -> None:
+    (plan,) = make_guest(["r f"]).plans
+    hooked = _hooked(plan, _upcall(3, plan.site.addr))
+    (here,) = hooked.returning
+    recorded = replace(here.returns, probes=plan.probes)
+
+    less, more = (
+        {each.entry: n for each, n in frame_counts([replace(plan, returning=(some,))])}
+        for some in (here, Returning(role=Role.HOOK, returns=recorded))
+    )
+
+    assert less[plan.site.addr] < more[plan.site.addr]
+
+
+def test_linking_ends_where_its_checkpoint_raises() -> None:
+    def checkpoint() -> None:
+        raise KeyboardInterrupt
+
+    plans = make_guest(["p f"] * 2).plans
+    with pytest.raises(KeyboardInterrupt):
+        _linker(plans).link(plans, checkpoint)

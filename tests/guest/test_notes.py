@@ -1,0 +1,113 @@
+"""A session's notes in its guest: written, found, and turned into a journal again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kprobes.guest import journal
+from kprobes.guest.allocations import Call, Kind, Loan
+from kprobes.guest.journal import FLAGS, Boot, Journal, Undo
+from kprobes.guest.notes import as_journal, begin_notes, find_notes, write_notes
+from kprobes.model.plan import Frames
+from kprobes.plan.ftrace import DISABLED
+from kprobes.units import Addr, Phys
+from tests.build.guest import DATA, GuestWithSites, make_arena, make_guest
+
+ARENA = replace(make_arena(), undos=8)
+FRAMES = Frames(addr=Addr(0x10), count=4, stride=64, trampoline=Addr(0x20))
+BOOT = Boot(addr=Addr(0x30), phys=Phys(0x40), value=b"\1" * 8)
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def made() -> GuestWithSites:
+    return make_guest(["p f", "p f"])
+
+
+def _lent() -> Journal:
+    written = Journal.create("fake")
+    for loan in (
+        Loan(kind=Kind.DATA, addr=DATA, size=1 << 22),
+        Loan(kind=Kind.PER_CPU, addr=0x100, size=32),
+    ):
+        written.ledger.begin(Call(frame=1, landing=2, lends=loan))
+        written.ledger.end(0)
+    return written
+
+
+def _undos(made: GuestWithSites) -> list[Undo]:
+    site = made.sites[0]
+    (flags,) = (plan.site.record for plan in made.plans[:1])
+    assert flags is not None
+    patches = [
+        (flags + 8, bytes(8), DISABLED.to_bytes(8, "little"), FLAGS),
+        (site, b"\x0f\x1f\x44\0\0" + b"rest of a run", b"\xe9\1\2\3\4" + b"rest of a run", "a"),
+        (site + 0x20, b"\x90", b"\xcc", "b"),
+    ]
+    where = made.guest.memory.physical
+    return [
+        Undo(phys=where(addr), addr=Addr(addr), old=old, new=new, what=what)
+        for addr, old, new, what in patches
+    ]
+
+
+def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithSites) -> None:
+    written, undos = _lent(), _undos(made)
+    begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
+    written.ledger.keep_frames([FRAMES])
+    written.record(undos)
+    write_notes(made.guest.memory, ARENA, written, undos)
+
+    (notes,) = find_notes(made.guest)
+    again = journal.read(as_journal(notes, "fake", BOOT).path)
+    entry = journal.read(written.path)
+
+    assert (again.mark, again.state, again.mark_place) == (
+        *(entry.mark, entry.state),
+        entry.mark_place,
+    )
+    assert (again.ledger.loans, again.ledger.frames) == (entry.ledger.loans, (FRAMES,))
+    assert [(u.phys, u.addr, u.old, u.new, u.what == FLAGS) for u in again.undos] == [
+        (u.phys, u.addr, u.old[:8], u.new[:8], u.what == FLAGS) for u in undos
+    ]
+    assert again.boot == BOOT
+
+
+def test_notes_of_memory_that_was_given_back_are_not_found(made: GuestWithSites) -> None:
+    written = _lent()
+    begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
+    phys = made.guest.memory.physical(ARENA.notes)
+    page = made.guest.memory.ram.read(phys, 4096)
+
+    # The page has another address now.
+    made.guest.memory.ram.write(phys, bytes(4096))
+    made.guest.memory.ram.write(made.guest.memory.physical(ARENA.data), page)
+
+    assert list(find_notes(made.guest)) == []
+
+
+def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:
+    written, undos = _lent(), _undos(made)
+    written.ledger.keep_frames([FRAMES] * 1000)
+
+    write_notes(made.guest.memory, replace(ARENA, undos=2), written, undos)
+
+    (notes,) = find_notes(made.guest)
+    assert (notes.undos, notes.frames, len(notes.loans)) == (None, None, 2)
+
+
+@pytest.mark.parametrize("at", [32, 40, 48, 56, 64, 70])
+def test_notes_that_a_guest_forged_are_passed_over(made: GuestWithSites, at: int) -> None:
+    written = _lent()
+    write_notes(made.guest.memory, ARENA, written)
+    made.guest.memory.write(ARENA.notes + at, b"\xfe" * 8)
+
+    found = list(find_notes(made.guest))
+
+    # Any state may be true.
+    assert len(found) == (1 if at == 32 else 0)

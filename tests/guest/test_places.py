@@ -1,0 +1,141 @@
+"""What definitions mean on one kernel, and which of several errors its own kernel finds first."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kprobes.arch.aarch64.arch import AARCH64
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.errors import DefinitionError, RefusedError
+from kprobes.formats import btf_index
+from kprobes.formats.btf import Btf
+from kprobes.guest.places import Places
+from kprobes.guest.text import Text
+from kprobes.image.types import BtfTypes
+from kprobes.model.kernel import TextTables
+from kprobes.model.plan import Strategy
+from kprobes.plan.ftrace import Sites
+from kprobes.plan.strategy import Wish
+from kprobes.resolve.explain import explain
+from kprobes.units import Addr
+from tests.build.btf import BtfBuilder
+from tests.build.kernel import TEXT, make_kernel, read, symbol
+from tests.build.pages import FakeRam
+from tests.build.typed import SYMBOLS, builder
+
+
+def make_types(b: BtfBuilder) -> BtfTypes:
+    return BtfTypes(Btf(btf_index.parse(b.build())))
+
+
+def _memory() -> FakeRam:
+    return FakeRam(0x10000, start=TEXT)
+
+
+def make_places(
+    *events: tuple[str, str], module_types: Mapping[str, BtfTypes] | None = None
+) -> Places:
+    addrs = np.array(sorted(s.addr for s in SYMBOLS if s.is_text), np.uint64)
+    kernel = make_kernel(SYMBOLS, types=make_types(builder()))
+    kernel = replace(kernel, module_types=module_types or {})
+    sites = Sites(addrs=addrs, records=np.zeros(len(addrs), np.uint64))
+    text = Text(kernel=kernel, open_memory=_memory, read_tables=TextTables)
+    return Places(text, X86_64, sites, events=lambda: frozenset(events))
+
+
+@pytest.mark.parametrize(
+    ("marked", "code"),
+    [
+        ("p ^nosuch %zz", "BAD_PROBE_ADDR"),
+        ("p:9 ^nosuch", "BAD_PROBE_ADDR"),
+        ("p ^twice $arg", "NON_UNIQ_SYMBOL"),
+        ("r ^vfs_read+4 %zz", "BAD_RETPROBE"),
+        ("p:^9 vfs_read file->nosuch", "BAD_EVENT_NAME"),
+        ("p vfs_read ^%zz file->nosuch", "BAD_REG_NAME"),
+        ("p vfs_read file->^nosuch %zz", "NO_BTF_FIELD"),
+        ("p vfs_read ^nosuch %di:u9", "NO_BTFARG"),
+        ("p vfs_read %zz ^$arg0", "BAD_ARG_NUM"),
+        ("p vfs_read%^foo nosuch", "BAD_ADDR_SUFFIX"),
+        ("p nosuch:thing ^%zz", "BAD_REG_NAME"),
+    ],
+)
+def test_the_leftmost_of_several_errors_is_told(marked: str, code: str) -> None:
+    text = marked.replace("^", "", 1)
+    with pytest.raises(DefinitionError) as caught:
+        read(text)
+    caught.value.add_note("line 7")
+
+    found = make_places().sooner(caught.value)
+
+    at = marked.index("^") - (code == "BAD_ADDR_SUFFIX")
+    assert (found.code, found.column, found.command) == (code, at, text)
+    assert found.__notes__ == ["line 7"]
+
+
+def test_the_name_of_another_event_is_taken() -> None:
+    places = make_places(("sched", "switch"), ("kprobes", "mine"))
+
+    with pytest.raises(DefinitionError) as caught:
+        places.resolve(read("p:sched/switch vfs_read"), event_id=1)
+
+    assert (caught.value.code, caught.value.column) == ("EVENT_EXIST", 0)
+    for text in ("p:sched/other vfs_read", "p:switch vfs_read", "p:mine vfs_read"):
+        assert places.resolve(read(text), event_id=1).function == TEXT
+
+
+def test_a_pattern_with_a_module_stays_in_it() -> None:
+    places = make_places()
+
+    assert [d.place.symbol for d in places.expand(read("p ext4:*s*"))] == ["ext4_sync"]
+    assert [d.event for d in places.expand(read("p ext4:*s*"))] == ["p_ext4_ext4_sync_0"]
+    with pytest.raises(RefusedError, match="matches 'vfs_"):
+        places.expand(read("p ext4:vfs_*"))
+
+
+def test_a_function_that_returns_nothing_has_no_returned_value() -> None:
+    places = make_places()
+
+    with pytest.raises(DefinitionError):
+        places.resolve(read("r void_fn $retval"), event_id=1)
+    assert places.resolve(read("r vfs_read $retval"), event_id=1).layout.event == "r_vfs_read_0"
+
+
+@pytest.mark.parametrize("place", ["ext4_sync", "ext4:ext4_sync"])
+def test_a_module_s_function_has_its_module_s_types(place: str) -> None:
+    own = builder()
+    own.func("ext4_sync", 0, [("sb", own.ptr(own.struct("super", 8, [("s_dev", 1, 32)])))])
+    definition = read(f"p {place} dev=sb->s_dev:u32")
+
+    found = make_places(module_types={"ext4": make_types(own)}).resolve(definition, event_id=1)
+
+    assert explain(found.fetches[0]) == "u32 at %di + 0x4, read from kernel memory"
+    with pytest.raises(DefinitionError, match="No BTF entry"):
+        make_places(module_types={"fuse": make_types(own)}).resolve(definition, event_id=1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "strategy", "found"),
+    [
+        (0, None, (Strategy.FTRACE, 4, 0)),
+        (0, Strategy.JUMP, (Strategy.JUMP, 0, 0)),
+        (4, None, (Strategy.FTRACE, 4, 4)),
+        (8, None, (Strategy.JUMP, 8, 8)),
+    ],
+)
+def test_an_arm64_entry_is_probed_at_its_site_and_has_its_own_address(
+    offset: int, strategy: Strategy | None, found: tuple[Strategy, int, int]
+) -> None:
+    memory = _memory()
+    # mov x9, x30; nop; mov x0, #1; ret
+    memory.write(TEXT, bytes.fromhex("e9031eaa 1f2003d5 200080d2 c0035fd6"))
+    kernel = replace(make_kernel([symbol("f", TEXT, size=16)]), arch="aarch64")
+    text = Text(kernel=kernel, open_memory=lambda: memory, read_tables=TextTables)
+    sites = Sites(addrs=np.array([TEXT + 4], np.uint64), records=np.zeros(1, np.uint64))
+    places = Places(text, AARCH64, sites, events=frozenset)
+
+    site = places.look(Wish(strategy=strategy))(Addr(TEXT + offset))
+
+    assert (site.strategy, site.addr - TEXT, site.ip - TEXT) == found
+    assert places.locate(kernel.symbols.named("f")) == TEXT

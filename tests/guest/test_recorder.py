@@ -1,0 +1,207 @@
+"""Rings of an arena to events in order, and to counts."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from kprobes.errors import GuestReplacedError
+from kprobes.guest.arena import Arena, reset
+from kprobes.guest.clock import GuestClock
+from kprobes.guest.guest import GuestMemory
+from kprobes.guest.recorder import Recorder
+from kprobes.model.abi import CPU_SHIFT, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD
+from kprobes.model.events import Events
+from kprobes.model.resolved import RecordLayout
+from tests.build.guest import CPUS, RING, make_arena, make_memory
+from tests.build.ring import Hit, make_layout, record
+from tests.build.turns import quick_turns
+
+PLAIN, TEXT = make_layout(1, ["u32"]), make_layout(2, ["string", "s16"])
+
+
+class Writer:
+    """Writes records into a ring as the guest does."""
+
+    def __init__(self, memory: GuestMemory, arena: Arena, cpu: int) -> None:
+        self.memory, self.arena, self.cpu = memory, arena, cpu
+        self.head = 0
+
+    def write(self, hit: Hit, *, is_committed: bool = True) -> None:
+        data = record(hit, self.head, is_committed=is_committed)
+        self.memory.write(self.arena.ring(self.cpu) + self.head % RING, data)
+        self.head += len(data)
+        self.memory.set_u64(
+            self.arena.words(self.cpu) + PERCPU_WORD, self.cpu << CPU_SHIFT | self.head
+        )
+
+
+def _guest(*layouts: RecordLayout) -> tuple[Recorder, list[Writer], GuestMemory, Arena]:
+    memory, arena = make_memory(), make_arena()
+    reset(arena, memory)
+    recorder = Recorder(arena, memory, GuestClock())
+    recorder.begin(layouts)
+    return recorder, [Writer(memory, arena, cpu) for cpu in range(CPUS)], memory, arena
+
+
+def _times(events: Events) -> list[int]:
+    times: list[list[int]] = [batch.ts.tolist() for batch in events.batches]
+    places = zip(events.batch.tolist(), events.row.tolist(), strict=True)
+    return [times[batch][row] for batch, row in places]
+
+
+def _rest(recorder: Recorder) -> list[int]:
+    return [ts for events in recorder.rest() for ts in _times(events)]
+
+
+def test_records_of_all_cpus_come_in_the_order_of_time() -> None:
+    recorder, writers, _, _ = _guest(PLAIN)
+    for ts in range(100):
+        writers[ts // 7 % CPUS].write(Hit(layout=PLAIN, counter=ts, values=(ts,)))
+
+    found = [*_times(recorder.drain()), *_rest(recorder)]
+
+    assert found == list(range(100))
+    assert recorder.counts().recorded == {1: 100}
+
+
+def test_what_was_read_is_free_for_the_guest_again_and_laps_are_endless() -> None:
+    recorder, (writer, _), memory, arena = _guest(PLAIN)
+    found: list[int] = []
+    for ts in range(3 * RING // PLAIN.size):
+        writer.write(Hit(layout=PLAIN, counter=ts, values=(ts & 0xFFFF_FFFF,)))
+        if ts % 50 == 0:
+            found += _times(recorder.drain())
+
+    found += _rest(recorder)
+
+    assert found == list(range(len(found)))
+    assert len(found) == 3 * RING // PLAIN.size
+    assert memory.u64(arena.words(0) + PERCPU_LIMIT) == writer.head + RING
+
+
+def test_a_ring_that_was_not_read_stays_taken() -> None:
+    recorder, _, memory, arena = _guest(PLAIN)
+    before = memory.u64(arena.words(1) + PERCPU_LIMIT)
+
+    recorder.drain()
+
+    assert memory.u64(arena.words(1) + PERCPU_LIMIT) == before
+
+
+def test_a_record_that_is_not_committed_waits_and_is_not_lost() -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    start = writer.head
+    hit = Hit(layout=PLAIN, counter=5, values=(7,))
+    writer.write(hit, is_committed=False)
+    writer.write(Hit(layout=PLAIN, counter=6, values=(8,)))
+    early = _times(recorder.drain())
+
+    head, writer.head = writer.head, start
+    writer.write(hit)
+    writer.head = head
+    writer.memory.set_u64(writer.arena.words(0) + PERCPU_WORD, head)
+
+    assert early + _rest(recorder) == [5, 6]
+
+
+def test_lost_and_missed_are_counted() -> None:
+    recorder, writers, memory, arena = _guest(PLAIN, TEXT)
+    writers[0].write(Hit(layout=TEXT, counter=1, values=(b"abc", -5)))
+    memory.set_u64(arena.missed + 8 * TEXT.event_id, 4)
+    memory.set_u64(arena.words(0) + PERCPU_LOST, 2)
+    memory.set_u64(arena.words(1) + PERCPU_LOST, 3)
+
+    _rest(recorder)
+
+    counts = recorder.counts()
+    assert (counts.recorded, counts.missed) == ({2: 1}, {1: 0, 2: 4})
+    assert (counts.lost, counts.damaged) == (5, 0)
+
+
+def test_calls_without_a_frame_are_counted_from_when_their_event_is_recorded() -> None:
+    recorder, _, memory, arena = _guest(PLAIN)
+    memory.set_u64(arena.unkept + 8 * PLAIN.event_id, 3)
+    memory.set_u64(arena.unkept + 8 * TEXT.event_id, 5)
+    recorder.add([TEXT])
+    memory.set_u64(arena.unkept + 8 * TEXT.event_id, 7)
+
+    assert recorder.counts().unkept == {PLAIN.event_id: 3, TEXT.event_id: 2}
+    recorder.begin([PLAIN, TEXT])
+    assert recorder.counts().unkept == {PLAIN.event_id: 0, TEXT.event_id: 0}
+
+
+def test_strings_and_signs_come_through() -> None:
+    recorder, writers, _, _ = _guest(TEXT)
+    writers[1].write(Hit(layout=TEXT, counter=1, values=(b"abc", -5)))
+    writers[1].write(Hit(layout=TEXT, counter=2, values=(None, 5)))
+
+    batches = [batch for events in recorder.rest() for batch in events.batches]
+
+    values = [np.concatenate([batch.values[n] for batch in batches]).tolist() for n in (0, 1)]
+    assert values == [[b"abc", None], [-5, 5]]
+    assert {cpu for batch in batches for cpu in batch.cpu.tolist()} == {1}
+
+
+def test_probes_that_join_a_recording_can_be_counted_at_any_time() -> None:
+    recorder, writers, _, _ = _guest(PLAIN)
+    joining = threading.Thread(
+        target=lambda: [recorder.add([make_layout(event_id)]) for event_id in range(3, 60)]
+    )
+
+    with quick_turns():
+        joining.start()
+        for ts in range(200):
+            writers[0].write(Hit(layout=PLAIN, counter=ts, values=(ts,)))
+            recorder.drain()
+            assert recorder.counts().missed[1] == 0
+        joining.join()
+
+    assert set(recorder.counts().missed) == {1, *range(3, 60)}
+    assert recorder.counts().recorded == {1: 200}
+
+
+def _is_another() -> None:
+    raise GuestReplacedError("the guest was rebooted")
+
+
+def test_rings_of_a_guest_that_is_another_one_are_neither_read_nor_written() -> None:
+    recorder, writers, memory, arena = _guest(PLAIN)
+    for ts in range(4):
+        writers[ts % CPUS].write(Hit(layout=PLAIN, counter=ts, values=(ts,)))
+    shown = _times(recorder.drain())
+    limits = [memory.u64(arena.words(cpu) + PERCPU_LIMIT) for cpu in range(CPUS)]
+    writers[0].write(Hit(layout=PLAIN, counter=9, values=(9,)))
+    recorder.check = _is_another
+
+    with pytest.raises(GuestReplacedError):
+        recorder.drain()
+
+    # What was read before is shown all the same.
+    assert shown + _rest(recorder) == [0, 1, 2, 3]
+    assert [memory.u64(arena.words(cpu) + PERCPU_LIMIT) for cpu in range(CPUS)] == limits
+
+
+@pytest.mark.parametrize(("times", "told"), [((5, 6, 7), 0), ((5, 5, 6, 6), 1)])
+def test_a_clock_that_stands_between_hits_is_told_once(times: tuple[int, ...], told: int) -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    said: list[str] = []
+    recorder.tell = said.append
+
+    for _ in range(2):
+        for ts in times:
+            writer.write(Hit(layout=PLAIN, counter=ts, values=(1,)))
+        recorder.drain()
+
+    assert len(said) == told
+    assert all("tsc=reliable" in words for words in said)
+
+
+def test_one_time_on_two_cpus_is_no_clock_that_stands() -> None:
+    recorder, writers, _, _ = _guest(PLAIN)
+    recorder.tell = pytest.fail
+
+    for writer in writers:
+        writer.write(Hit(layout=PLAIN, counter=5, values=(1,)))
+
+    assert len(recorder.drain()) + len(_rest(recorder)) == CPUS

@@ -1,0 +1,149 @@
+"""Everything goes back to the guest, in an order that cannot hurt it, whatever comes between."""
+
+from contextlib import nullcontext
+from queue import Queue
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from kprobes.arch.x86_64.inject import BORROWING
+from kprobes.guest import release
+from kprobes.guest.allocations import Call, Kind, Ledger, Loan
+from kprobes.guest.inject import Task
+from kprobes.guest.release import give_back, telling, unused
+from kprobes.units import Addr
+from tests.build.kernel import TEXT, make_kernel, symbol
+
+NAMES = (
+    *("set_memory_nx", "set_memory_rw", "module_memfree", "vfree", "free_percpu"),
+    "unregister_die_notifier",
+)
+ADDRS = {name: Addr(TEXT + 0x100 * n) for n, name in enumerate(NAMES)}
+KERNEL = make_kernel([symbol(name, addr) for name, addr in ADDRS.items()])
+CODE = 0x5000
+
+
+class FakeTask:
+    """A task whose calls come back, but for one that is interrupted on its way, or before."""
+
+    def __init__(self, interrupted: int, *, is_made: bool = True) -> None:
+        self.ledger = Ledger()
+        self.landing = SimpleNamespace(facts=BORROWING)
+        self.memory = None
+        self.is_away = False
+        self.called: list[str] = []
+        self._interrupted, self._is_made = interrupted, is_made
+        for kind, addr in ((Kind.DATA, 0x1000), (Kind.CODE, CODE)):
+            self._lend(Loan(kind=kind, addr=0, size=4096), addr)
+        self._lend(Loan(kind=Kind.SEAL, addr=CODE, size=4096), 0)
+        self._lend(Loan(kind=Kind.PER_CPU, addr=0, size=64), 0x40)
+        # register_die_notifier() returns 0.
+        self._lend(Loan(kind=Kind.CATCHER, addr=0x1800, size=0), 0)
+
+    def _lend(self, loan: Loan, result: int) -> None:
+        self.ledger.begin(Call(frame=1, landing=2, lends=loan))
+        self.ledger.end(result)
+
+    def call(self, function: Addr, *args: int, returns: Loan | None = None) -> int:
+        del args
+        assert not self.is_away
+        self.ledger.begin(Call(frame=1, landing=2, returns=returns))
+        is_interrupted = len(self.called) == self._interrupted
+        if is_interrupted and not self._is_made:
+            self._interrupted = -1
+            raise KeyboardInterrupt
+        self.called.append(next(name for name, addr in ADDRS.items() if addr == function))
+        self.is_away = True
+        if is_interrupted:
+            raise KeyboardInterrupt
+        return self.finish(1.0)
+
+    def finish(self, timeout_s: float) -> int:
+        assert timeout_s > 0
+        self.is_away = False
+        self.ledger.end(0)
+        return 0
+
+
+def given_back(interrupted: int, *, is_made: bool = True) -> FakeTask:
+    task = FakeTask(interrupted, is_made=is_made)
+    is_whole = interrupted < 0
+    with nullcontext() if is_whole else pytest.raises(KeyboardInterrupt):
+        give_back(cast("Task", task), KERNEL)
+    return task
+
+
+def test_the_last_that_was_lent_goes_back_first() -> None:
+    task = given_back(-1)
+
+    assert task.called == [
+        "unregister_die_notifier",
+        *("free_percpu", "set_memory_nx", "set_memory_rw", "module_memfree", "vfree"),
+    ]
+    assert task.ledger.is_settled
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+@pytest.mark.parametrize("interrupted", range(6))
+def test_wherever_it_is_interrupted_all_goes_back_once(interrupted: int, is_made: bool) -> None:
+    task = given_back(interrupted, is_made=is_made)
+
+    freed = [name for name in task.called if "free" in name]
+    assert freed == ["free_percpu", "module_memfree", "vfree"]
+    assert task.ledger.is_settled
+
+
+@pytest.mark.parametrize("interrupted", range(6))
+def test_code_is_freed_only_when_its_pages_are_as_they_arrived(interrupted: int) -> None:
+    task = given_back(interrupted)
+
+    before = task.called[: task.called.index("module_memfree")]
+    assert before[-2:] == ["set_memory_nx", "set_memory_rw"]
+
+
+@pytest.mark.parametrize("interrupted", range(6))
+def test_the_guest_s_callback_is_taken_back_once_before_any_memory_is(interrupted: int) -> None:
+    task = given_back(interrupted)
+
+    assert task.called[0] == "unregister_die_notifier"
+    assert task.called.count("unregister_die_notifier") == 1
+
+
+def test_who_waits_for_a_guest_that_hangs_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "_PATIENCE_S", 0)
+    said = Queue[str]()
+
+    with telling(said.put, "waiting for a task"):
+        told = said.get(timeout=20)
+
+    assert told == "waiting for a task"
+
+
+def test_who_does_not_wait_is_told_nothing() -> None:
+    said: list[str] = []
+
+    with telling(said.append, "waiting for a task"):
+        pass
+
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("used", "called"),
+    [
+        ((CODE + 8, 0x1FFF), []),
+        ((0x1000,), ["set_memory_nx", "set_memory_rw", "module_memfree"]),
+        ((CODE,), ["vfree"]),
+    ],
+)
+def test_memory_that_nothing_is_in_goes_back_and_what_every_recording_needs_stays(
+    used: tuple[int, ...], called: list[str]
+) -> None:
+    task = FakeTask(-1)
+
+    give_back(cast("Task", task), KERNEL, unused(task.ledger, used))
+
+    assert task.called == called
+    kinds = {loan.kind for loan in task.ledger.loans}
+    assert {Kind.PER_CPU, Kind.CATCHER} < kinds

@@ -1,0 +1,124 @@
+"""What every release takes for a definition, and what no word of it can be made of."""
+
+import pytest
+
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.errors import DefinitionError
+from kprobes.resolve.tracefs_event import Version, spell
+from tests.build.typed import resolved
+
+OLD, MIDDLE, NEW = (5, 10), (6, 12), (7, 3)
+
+
+def args(text: str, version: Version = OLD, *, head: str = "p vfs_read") -> str:
+    line = spell(resolved(f"{head} {text}"), version, X86_64).line("g", "e")
+    return line.split(" ", 2)[2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a=%di b=%si:u32 c=$stack d=$stack12 e=$comm f=$comm:string",
+        "a=+0(%si):ustring b=-8(+u16(%di)):x8[4] c=@jiffies d=@jiffies+8:u8",
+        'a=\\12 b=\\"text" c=+0(%di):symbol d=%di:b4@2/32 e=+0(+8(%di)):string[2]',
+    ],
+)
+def test_what_all_releases_know_stays_as_it_is(text: str) -> None:
+    assert args(text) == text == args(text, NEW)
+
+
+@pytest.mark.parametrize(
+    ("written", "spelled"),
+    [
+        ("%di", "arg1=%di"),
+        ("count", "count=%dx:u64"),
+        ("$arg2", "buf=%si"),
+        ("a=$arg2:u8", "a=%si:u8"),
+        ("c", "c=%r8:s8"),
+        ("a=+8($arg1):u16", "a=+8(%di):u16"),
+        ("a=file->f_mode", "a=+0(%di):u32"),
+        ("a=file->f_path.dentry->d_name.len:x8", "a=+36(+24(%di)):x8"),
+        ("a=file->f_path.dentry->d_name.name:string", "a=+0(+40(+24(%di))):string"),
+        ("a=file->f_path.dentry->d_name.name:ustring", "a=+u0(+40(+24(%di))):string"),
+        ("a=(file)%si->f_mode", "a=+0(%si):u32"),
+        ("a=file->f_bits.three", "a=+33(%di):b3@1/32"),
+        ("a=$COMM", "a=$comm:string"),
+        ("a=buf:string", "a=+0(%si):string"),
+        ("a=%di:char", "a=%di:u8"),
+        ("a=%di:symstr", "a=%di:symbol"),
+        ("a=+8(%di):char[3]", "a=+8(%di):u8[3]"),
+    ],
+)
+def test_what_old_releases_do_not_know_becomes_what_they_do(written: str, spelled: str) -> None:
+    assert args(written) == spelled
+
+
+def test_all_parameters_become_registers_and_types() -> None:
+    found = args("$arg*", head="p vfs_read")
+
+    assert found == "file=%di buf=%si count=%dx:u64 mode=%cx:s32 c=%r8:s8"
+
+
+def test_arguments_on_the_stack_are_slots_of_it() -> None:
+    assert args("p8", head="p many") == "p8=$stack2:u64"
+
+
+def test_a_char_stays_one_where_the_release_has_it() -> None:
+    assert args("a=%di:char", MIDDLE) == "a=%di:char"
+
+
+def test_the_returned_value_has_the_type_that_we_know() -> None:
+    assert args("$retval", head="r vfs_read") == "arg1=$retval:u64"
+    assert args("a=$retval:string", head="r many") == "a=+0($retval):string"
+
+
+def test_a_return_probe_keeps_its_maxactive() -> None:
+    spelled = spell(resolved("r7:back vfs_read"), OLD, X86_64)
+
+    assert spelled.line("ours", "name") == "r7:ours/name vfs_read"
+
+
+def test_places_are_spelled_as_they_were_written() -> None:
+    for place in ("vfs_read", "vfs_read+4", "ext4:ext4_sync"):
+        assert spell(resolved(f"p {place}"), OLD, X86_64).line("g", "e") == f"p:g/e {place}"
+
+
+def test_arguments_at_the_return_are_the_kernels_where_it_has_them() -> None:
+    assert args("file count", MIDDLE, head="r vfs_read") == "file=$arg1 count=$arg3:u64"
+    assert args("a=file->f_mode", MIDDLE, head="r vfs_read") == "a=+0($arg1):u32"
+
+
+@pytest.mark.parametrize(
+    ("text", "since"),
+    [
+        ("r vfs_read ^count", "6.9"),
+        ("r vfs_read a=^file->f_mode", "6.9"),
+        ("p vfs_read pid=^$current->pid", "7.3"),
+        ("p vfs_read a=^this_cpu_read(@runqueues)", "7.3"),
+    ],
+)
+def test_what_cannot_be_spelled_is_refused_with_the_release_that_has_it(
+    text: str, since: str
+) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        spell(resolved(text.replace("^", "")), OLD, X86_64)
+
+    assert (caught.value.code, caught.value.column) == ("NOT_IN_RELEASE", text.index("^"))
+    assert f"Linux {since} has them" in caught.value.hint
+    assert "5.10" in caught.value.hint
+
+
+def test_the_running_task_is_the_kernels_where_it_has_one() -> None:
+    assert args("pid=$current->pid", NEW) == "pid=$current->pid:s32"
+
+
+def test_a_column_of_the_line_is_one_of_the_definition() -> None:
+    text = "p:x vfs_read a=%di count b=+0(%si):u8"
+    spelled = spell(resolved(text), OLD, X86_64)
+    line = spelled.line("longer_group", "name")
+
+    # The kernel's caret in a word that is the same, in one that is not, at the head, at the end.
+    assert text[spelled.column(line, line.index("+0(")) :] == "+0(%si):u8"
+    assert text[spelled.column(line, line.index("%dx")) :].startswith("count")
+    assert spelled.column(line, line.index("name")) == 0
+    assert spelled.column(line, len(line) + 1) == len(text) + 1

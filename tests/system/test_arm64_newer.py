@@ -1,0 +1,135 @@
+"""Debian's arm64 kernels after 6.1: what is most likely to break, in one guest of each.
+
+All that other tests show of 6.1 is shown of these in ``make sweep``: emulating them takes long.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+import kprobes
+from kprobes.arch.aarch64.arch import AARCH64
+from kprobes.arch.aarch64.machine import pointer
+from kprobes.errors import RefusedError
+from kprobes.guest.places import Look, Places
+from kprobes.guest.text import text_of_image
+from kprobes.image.file import read_image
+from kprobes.model.plan import ReturnWay
+from kprobes.plan.ftrace import sites_in_image
+from kprobes.plan.strategy import Wish
+from kprobes.session import Session
+from kprobes.transport.qemu_command import MachineOptions
+from kprobes.units import Addr
+from tests.system import oracle
+from tests.system.conftest import SUITES
+from tests.system.event_definitions import definitions, event_of
+from tests.system.handling import output, text_of
+from tests.system.oracle import Tracefs
+from tests.system.return_oracle import Pair
+
+pytestmark = pytest.mark.guest
+
+_WORKLOAD = b"""#!/bin/sh
+for i in 1 2 3 4 5; do cat /proc/version /etc/passwd /no/such/file; ls /; done >/dev/null 2>&1
+"""
+_EACH = 61
+"""Which of the tracer's sites are looked at."""
+_RETURNS = ["r:got vfs_read got=$retval:s64", "r:put vfs_write put=$retval:s64"]
+
+
+@pytest.fixture(scope="module", params=["6.12", "7.x"], name="session")
+def _session(request: pytest.FixtureRequest) -> Iterator[Session]:
+    files = {"/workload.sh": _WORKLOAD}
+    options = MachineOptions(suite=SUITES[request.param], arch="arm64", files=files)
+    with kprobes.boot(options) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def well(session: Session) -> Iterator[None]:
+    """The kernel's text is afterwards what it was, and it has nothing to complain of."""
+    session.definitions.clear()
+    session.driver.way = None
+    before = text_of(session)
+    yield
+    assert text_of(session) == before
+    dmesg = output(session, "dmesg")
+    assert re.findall("(?:WARNING:|BUG:|Oops|stalls? on|lockup).*", dmesg) == []
+
+
+def test_entries_have_the_values_that_the_kernel_s_own_probes_record(session: Session) -> None:
+    lines = definitions("newer_arm64.txt", session.kernel)
+    session.probe("\n".join(lines))
+    tracefs = Tracefs(session)
+
+    def arm() -> None:
+        tracefs.arm(lines, buffer_kib=4096)
+
+    trace, native = oracle.record_both(session, arm, arch="arm64")
+    tracefs.disarm()
+
+    ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, oracle.fields_of(trace))
+    compared = oracle.compare(ours, theirs, is_ours_first=False)
+    hits = Counter(mine.event for mine, _ in compared.pairs)
+    assert all(hits[event_of(line)] > 10 for line in lines), hits
+    assert compared.native_only == compared.wrong_values() == []
+    assert not any(mine.faulted for mine in ours)
+
+
+@pytest.mark.parametrize("way", [ReturnWay.RETINSN, ReturnWay.RETHOOK])
+def test_returns_have_the_values_that_the_kernel_s_own_probes_record(
+    session: Session, way: ReturnWay
+) -> None:
+    pair = Pair(session, _RETURNS)
+
+    found = pair.record("sh /workload.sh", way=way)
+    pair.disarm()
+
+    hits = Counter(mine.event for mine, _ in found.compared.pairs)
+    assert set(hits) == {"got", "put"}
+    assert hits.total() > 100
+    assert found.wrong_values() == found.unexplained() == found.begun_after() == []
+
+
+def test_instructions_inside_a_function_are_hit_as_its_entry_is(session: Session) -> None:
+    """They come before anything that could lead around them, and change no argument yet."""
+    session.probe("p:entry vfs_read at=%x0\np:inside vfs_read+12 at=%x0\np:on vfs_read+16 at=%x0")
+
+    with session.record() as trace:
+        session.run("sh /workload.sh", timeout_s=100)
+
+    hits = [(hit.event, hit.pid, hit.values) for hit in oracle.our_hits(trace)]
+    by_event = [
+        [rest for event, *rest in hits if event == name] for name in ("entry", "inside", "on")
+    ]
+    assert by_event[0] == by_event[1] == by_event[2]
+    assert len(by_event[0]) > 30
+
+
+def test_pointers_in_front_of_functions_are_never_taken_for_code(session: Session) -> None:
+    """They belong to the function before by its symbol's size, and their bytes are KASLR's."""
+    places = session.driver.places
+    look, sites = places.look(Wish()), places.sites.addrs.tolist()
+    words = [pointer(site) + at for site in sites[::_EACH] for at in (0, 4)]
+
+    accepted = [hex(addr) for addr in words if _is_accepted(look, addr)]
+
+    assert len(words) > 1000
+    assert accepted == []
+    # The same of its file, where they are nops yet.
+    assert session.machine is not None
+    image = read_image(session.machine.kernel)
+    text = text_of_image(image)
+    found = Places(text, AARCH64, sites_in_image(image, text.kernel))
+    look = found.look(Wish())
+    assert [hex(a) for a in words if _is_accepted(look, a - session.kernel.slide)] == []
+
+
+def _is_accepted(look: Look, addr: int) -> bool:
+    try:
+        look(Addr(addr))
+    except RefusedError:
+        return False
+    return True

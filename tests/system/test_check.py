@@ -1,0 +1,190 @@
+"""The real ``kprobe check``: on a guest, and on the file that the guest was booted from."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kprobes.errors import RefusedError
+from kprobes.guest.obstacles import check_possible
+from kprobes.guest.open import looking
+from kprobes.inspect.doctor import check_guest
+from kprobes.inspect.status import look, probeable
+from kprobes.model.kernel import Symbol, Symbols
+from kprobes.transport.debian import kernel_image
+from kprobes.transport.qemu import Machine
+from tests.build.words import WORDS
+from tests.system.conftest import SUITES
+
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+
+KPROBE = Path(sys.executable).with_name("kprobe")
+ENTRY = {"amd64": "exc_page_fault", "arm64": "el1h_64_sync_handler"}
+"""How exceptions come in: on a list of what must not be probed."""
+HOLDS = {"amd64": "0f1f440000", "arm64": "1f2003d5"}
+"""An idle site."""
+GOOD = (
+    "p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring",
+    "p:open vfs_statx dfd=$arg1:s32 path=+0($arg2):ustring",
+    "p vfs_read $arg* name=file->f_path.dentry->d_name.name:string",
+    "p vfs_write* mode=+0(%di):u16[2]",
+    "-:open vfs_statx",
+    "p nosuch:function",
+)
+BAD = {
+    "p vfs_raed": "BAD_PROBE_ADDR",
+    "p:open vfs_write": "DIFF_ARG_TYPE",
+    "p vfs_read a=$foo": "BAD_VAR",
+    "p:a vfs_read file->nosuch": "NO_BTF_FIELD",
+    "p vfs_read+1": "BAD_INSN_BNDRY",
+}
+
+
+def check(arch: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    command = [KPROBE, "check", "--format", "json", *words, *good(arch), *bad(arch)]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.stderr == b""
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def good(arch: str) -> list[str]:
+    return [WORDS[arch].of(line) for line in GOOD]
+
+
+def bad(arch: str) -> dict[str, str | None]:
+    return {**BAD, f"p {ENTRY[arch]}": None}
+
+
+def expected(arch: str) -> dict[str, tuple[str, str | None]]:
+    accepted = dict.fromkeys(good(arch), ("accepted", None))
+    return accepted | {line: ("refused", code) for line, code in bad(arch).items()}
+
+
+def verdicts(found: list[dict[str, Any]]) -> dict[str, Any]:
+    return {one["definition"]: (one["verdict"], one.get("code")) for one in found}
+
+
+def test_a_guest_s_functions_are_checked_and_nothing_is_written_there(
+    guest: Machine, arch: str
+) -> None:
+    before = guest.run("cat /proc/kallsyms /proc/modules /proc/interrupts | wc -l").output
+
+    code, found = check(arch, "--target", f"qemu:{guest.stub_address}")
+
+    assert code == 5
+    assert verdicts(found) == expected(arch)
+    places = [place for one in found for place in one.get("places", ())]
+    assert {place["holds"] for place in places} == {HOLDS[arch]}
+    assert guest.run("cat /proc/kallsyms /proc/modules /proc/interrupts | wc -l").output == before
+    status = subprocess.run(
+        [KPROBE, "status", "--target", f"qemu:{guest.stub_address}"],
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert b"all of them idle" in status.stdout
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_a_kernel_s_file_is_checked_without_a_guest(suite: str, arch: str) -> None:
+    code, found = check(arch, "--image", str(kernel_image(suite=suite, arch=arch)))
+
+    assert code == 5
+    assert verdicts(found) == expected(arch)
+
+
+def test_the_file_and_the_guest_it_runs_in_say_the_same(guest: Machine, arch: str) -> None:
+    _, there = check(arch, "--target", f"qemu:{guest.stub_address}")
+    _, here = check(arch, "--image", str(guest.kernel))
+
+    for one in (*there, *here):
+        for place in one.get("places", ()):
+            # KASLR, and what only a running kernel holds.
+            del place["address"], place["holds"]
+    assert here == there
+
+
+def test_a_return_probe_is_listed_as_by_the_guest(guest: Machine) -> None:
+    events = "/sys/kernel/tracing/kprobe_events"
+    definition = "r:back vfs_read n=$retval"
+    theirs = guest.run(
+        f"echo '{definition}' >{events}; cat {events}; echo >{events}"
+    ).output.decode()
+
+    done = subprocess.run(
+        [KPROBE, "check", "--target", f"qemu:{guest.stub_address}", definition],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        text=True,
+    )
+
+    assert theirs.startswith("r10:kprobes/back ")
+    assert f"\n  listed as {theirs}" in done.stdout
+
+
+def test_all_is_accepted_exits_with_0_in_words(guest: Machine, arch: str) -> None:
+    command = [KPROBE, "check", "--image", str(guest.kernel), "--event-format", GOOD[0]]
+
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert WORDS[arch].of("    path:  ustring at %si, read from user space") in done.stdout
+    assert "field:__data_loc char[] path;" in done.stdout
+    assert done.stdout.endswith("\n1 definition accepted\n")
+
+
+class Without:
+    """A kernel's names but for some, as if it was built without them."""
+
+    def __init__(self, symbols: Symbols, *hidden: str) -> None:
+        self._symbols = symbols
+        self._hidden = hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._symbols, name)
+
+    def __len__(self) -> int:
+        return len(self._symbols)
+
+    def find(self, name: str) -> Symbol | None:
+        return None if name in self._hidden else self._symbols.find(name)
+
+
+LACKS = {
+    ("ftrace_pages_start", "ftrace_location", "ftrace_location_range"): "CONFIG_DYNAMIC_FTRACE",
+    ("ftrace_pages_start",): "CONFIG_KALLSYMS_ALL",
+    ("__per_cpu_offset",): "no __per_cpu_offset",
+    ("vzalloc", "vzalloc_noprof"): "no vzalloc_noprof or vzalloc",
+}
+
+
+def test_what_a_kernel_lacks_for_probing_is_named(guest: Machine) -> None:
+    with looking(str(guest.stub_address)) as found:
+        check_possible(found)
+        with pytest.raises(RefusedError, match="CONFIG_DEBUG_INFO_BTF"):
+            check_possible(replace(found, kernel=replace(found.kernel, types=None)))
+        for hidden, why in LACKS.items():
+            symbols = cast("Symbols", Without(found.kernel.symbols, *hidden))
+            less = replace(found, kernel=replace(found.kernel, symbols=symbols))
+            with pytest.raises(RefusedError, match=why):
+                check_possible(less)
+
+
+def test_what_only_looks_needs_no_sites(guest: Machine) -> None:
+    hidden = next(iter(LACKS))
+    with looking(str(guest.stub_address)) as found:
+        symbols = cast("Symbols", Without(found.kernel.symbols, *hidden))
+        less = replace(found, kernel=replace(found.kernel, symbols=symbols))
+        findings = {each.subject: each for each in check_guest(less)}
+
+        listed = probeable(less.memory, less.kernel, less.arch.site, pattern="vfs_read")
+        status = look(less.memory, less.kernel, less.arch.site, ())
+
+    assert [function.symbol.name for function in listed] == ["vfs_read"]
+    assert (status.sites, status.armed) == (0, ())
+    assert findings["sites"].advice == "a kernel with CONFIG_DYNAMIC_FTRACE"

@@ -1,0 +1,106 @@
+"""Every `kprobe trace ... -- COMMAND` of README, docs and --help records what its text promises.
+
+Other tests have those without a command, and those for this machine's own kernel, for a running
+guest, or with files of the reader's own.
+"""
+
+import argparse
+import re
+import shlex
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import kprobes
+from kprobes.cli import main, trace
+from kprobes.cli.options import strategy, way
+from kprobes.cli.trace import grouped
+from kprobes.model.events import Event, each_event
+from kprobes.session import Session
+from kprobes.transport.qemu import Machine
+
+pytestmark = pytest.mark.guest
+
+_ROOT = Path(__file__).parent.parent.parent
+_PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
+_NEXT = re.compile(r"^(?:[$] |```)", re.MULTILINE)
+_COMMAND = re.compile(r"^(?:[$] |  )kprobe trace ((?:.*\\\n)*.*)\n", re.MULTILINE)
+_LINE = re.compile(r"^ *\S+-\d+ +\[\d+\] .*?: (\w+): \(.*?\)(.*)$", re.MULTILINE)
+_FIELD = re.compile(r'(\w+)=("[^"]*")?')
+_ELSEWHERE = ("--target", "--python", "--kernel")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A command, and the events that are shown below it."""
+
+    words: list[str]
+    command: list[str]
+    shown: list[tuple[str, dict[str, str]]]
+
+
+def _examples() -> Iterator[tuple[str, Example]]:
+    texts = [(page.name, page.read_text()) for page in _PAGES]
+    for name, text in [*texts, ("trace --help", trace.EPILOG), ("--help", main.EPILOG)]:
+        for found in _COMMAND.finditer(text):
+            words = shlex.split(found[1].replace("\\\n", " "), comments=True)
+            if "--" in words and not {*_ELSEWHERE} & {*words}:
+                at = words.index("--")
+                below = _NEXT.split(text[found.end() :])[0]
+                shown = [(line[1], dict(_FIELD.findall(line[2]))) for line in _LINE.finditer(below)]
+                yield name, Example(words=words[:at], command=words[at + 1 :], shown=shown)
+
+
+_EXAMPLES = list(_examples())
+
+
+@pytest.fixture(scope="module")
+def session(guest: Machine) -> Generator[Session]:
+    with kprobes.attach(str(guest.stub_address)) as kernel:
+        kernel.machine = guest
+        yield kernel
+
+
+def test_there_are_examples_with_and_without_output() -> None:
+    assert len(_EXAMPLES) >= 10
+    assert sum(bool(example.shown) for _, example in _EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize(
+    "example", [example for _, example in _EXAMPLES], ids=[name for name, _ in _EXAMPLES]
+)
+def test_an_example_records_what_it_promises(session: Session, example: Example) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    trace.add_arguments(parser)
+    args = parser.parse_args(example.words)
+    args.command = example.command
+
+    found, status = _recorded(session, args)
+
+    assert status == 0
+    for definition in session.definitions:
+        names = {event.name for event in found}
+        assert definition.event in names or definition.place.is_glob, names
+    assert found
+    for name, fields in example.shown:
+        assert any(name == event.name and _has(event, fields) for event in found), (name, fields)
+
+
+def _recorded(kernel: Session, args: argparse.Namespace) -> tuple[list[Event], int]:
+    kernel.definitions = []
+    kernel.driver.strategy, kernel.driver.way = strategy(args), way(args)
+    kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
+    for texts, chosen in grouped(args.definitions, args.filters):
+        wanted = "\n".join(texts)
+        kernel.probe(wanted, filter=chosen, duration=args.has_duration, exits=args.exits)
+    command = args.command[0] if len(args.command) == 1 else args.command
+    with kernel.record() as brought:
+        status = kernel.run(command, 60).status
+    return [event for events in brought.events for event in each_event(events)], status
+
+
+def _has(event: Event, fields: dict[str, str]) -> bool:
+    texts = {name: text.strip('"') for name, text in fields.items() if text}
+    return {*event.args} == {*fields} and all(event.args[name] == texts[name] for name in texts)

@@ -1,0 +1,70 @@
+"""The comparison with the kernel's records: what begins or ends in the middle is nobody's fault."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.system.oracle import Comparison, Hit, compare
+
+FIRST = Hit(
+    comm="cat",
+    pid=7,
+    cpu=1,
+    flags="d....",
+    ts_us=1_000,
+    event="opened",
+    where="do_sys_openat2+0x4/0x100",
+    values=("1",),
+)
+LATER_US = 90_000
+"""What an emulated CPU waits for one of this machine's."""
+
+
+def at(ts_us: int, hit: Hit = FIRST, **others: object) -> Hit:
+    """Return a hit at another time."""
+    return replace(hit, ts_us=ts_us, **others)
+
+
+def unpaired(found: Comparison) -> tuple[list[Hit], list[Hit]]:
+    return found.ours_only, found.native_only
+
+
+OTHER = at(60_000, pid=8, cpu=0)
+BEGUN = [at(1_000), at(50_000, values=("2",)), OTHER]
+
+
+@pytest.mark.parametrize("is_ours_first", [True, False])
+def test_a_second_record_that_comes_long_after_the_first_ones_end_is_the_last_hits(
+    is_ours_first: bool,
+) -> None:
+    second = [at(1_001), at(50_000 + LATER_US, values=("2",)), at(60_001, OTHER)]
+    pair = (BEGUN, second) if is_ours_first else (second, BEGUN)
+
+    found = compare(*pair, is_ours_first=is_ours_first)
+
+    assert unpaired(found) == ([], [])
+    assert len(found.pairs) == 3
+    assert found.wrong_values() == []
+
+
+@pytest.mark.parametrize("is_ours_first", [True, False])
+def test_of_the_last_hit_on_a_cpu_the_second_record_may_be_missing_but_of_no_other(
+    is_ours_first: bool,
+) -> None:
+    second = [at(60_001, OTHER)]
+    pair = (BEGUN, second) if is_ours_first else (second, BEGUN)
+
+    found = compare(*pair, is_ours_first=is_ours_first)
+
+    missing = unpaired(found)
+    assert missing == (([BEGUN[0]], []) if is_ours_first else ([], [BEGUN[0]]))
+
+
+def test_later_records_of_other_hits_are_nobodys() -> None:
+    second = [at(1_001), at(50_001, values=("2",)), at(60_001, OTHER)]
+    later = [at(50_000 + LATER_US, values=("3",)), at(LATER_US, OTHER, event="closed")]
+
+    found = compare(BEGUN, [*second, *later])
+
+    assert unpaired(found) == ([], [])
+    assert len(found.pairs) == 3

@@ -1,0 +1,112 @@
+"""Our probes beside the guest's own kprobes: what its kernel refuses we refuse."""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import pytest
+
+import kprobes
+from kprobes.inspect.check import checker_of_guest
+from kprobes.session import Session
+from kprobes.transport.qemu import Machine
+from tests.build.kernel import read
+from tests.build.victim import is_complaint
+
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+
+NATIVE = {"amd64": (5, 7, 9, 11, 13), "arm64": (8, 12, 16)}
+"""Offsets in vfs_read of the guest's own kprobe."""
+SITES = {"amd64": (), "arm64": (4,)}
+"""Offsets of ftrace sites that the kernel's own kprobes may not be at."""
+SPAN = 40
+JUMP = 5
+COVERED = "under the guest's own optimised kprobe"
+HELD = "the guest's own kprobe is there"
+_ON = """cd /sys/kernel/tracing; echo 'p:nat vfs_read+{}' >kprobe_events
+echo 1 >events/kprobes/nat/enable; sleep {}; cat /sys/kernel/debug/kprobes/list"""
+_OFF = "cd /sys/kernel/tracing; echo 0 >events/kprobes/nat/enable; echo >kprobe_events; sleep {}"
+# Disabled probes are checked and prepared like others, and leave the text as it is.
+_TRY = """cd /sys/kernel/tracing
+n=0; while [ $n -lt {} ]; do
+    if echo "p:e$n vfs_read+$n" 2>/dev/null >>kprobe_events
+    then echo "$n yes"; echo "-:e$n" >>kprobe_events; else echo "$n no"; fi
+    n=$((n+1))
+done"""
+_READS = "for n in 1 2 3 4 5 6 7 8; do cat /proc/version /etc/passwd; done >/dev/null 2>&1"
+
+
+@contextmanager
+def own_kprobe(guest: Machine, at: int, arch: str) -> Generator[str]:
+    """Have the guest's own kprobe in vfs_read; on x86-64 its kernel soon makes it a jump."""
+    wait = 0.5 if arch == "amd64" else 0
+    try:
+        yield guest.run(_ON.format(at, wait), 60).output.decode()
+    finally:
+        guest.run(_OFF.format(wait), 60)
+
+
+def accepted_by_kernel(guest: Machine) -> set[int]:
+    words = guest.run(_TRY.format(SPAN), 120).output.decode().split()
+    return {int(n) for n, said in zip(words[::2], words[1::2], strict=True) if said == "yes"}
+
+
+def our_answers(session: Session) -> dict[int, str]:
+    """Return "" or the reason, by offset."""
+    checker = checker_of_guest(session.driver.guest)
+    verdicts = checker.check("\n".join(f"p:e{n} vfs_read+{n}" for n in range(SPAN)))
+    return {n: _reason(v.error, v.advice) for n, v in enumerate(verdicts)}
+
+
+def _reason(error: Exception | None, advice: str) -> str:
+    return "" if error is None else f"{error} {advice}"
+
+
+def test_what_the_kernel_refuses_is_refused_and_only_its_own_places_besides(
+    guest: Machine, arch: str
+) -> None:
+    with kprobes.attach(str(guest.stub_address)) as session:
+        before = our_answers(session)
+        ways_out = _ways_out(session)
+        for at in NATIVE[arch]:
+            with own_kprobe(guest, at, arch) as listed:
+                assert ("[OPTIMIZED]" in listed) is (arch == "amd64")
+                during, kernel = our_answers(session), accepted_by_kernel(guest)
+                assert _ways_out(session) == ways_out
+
+            size, words = (JUMP, COVERED) if arch == "amd64" else (4, HELD)
+            covered = {n for n in range(at, at + size) if not before[n]}
+            assert covered >= {at}
+            assert [n for n in covered if words not in during[n]] == []
+            others = before.keys() - covered
+            assert {n: bool(during[n]) for n in others} == {n: bool(before[n]) for n in others}
+            assert [n for n in before if n not in {*kernel, *SITES[arch]} and not during[n]] == []
+        assert our_answers(session) == before
+
+
+def _ways_out(session: Session) -> list[int]:
+    driver = session.driver
+    probe = driver.places.resolve(read("r vfs_read"), event_id=1)
+    found = driver.places.exits(probe)
+    assert found is not None
+    return [exit_.addr for exit_ in found.exits.exits]
+
+
+def test_all_beside_the_guests_own_is_traced_and_both_hit(guest: Machine, arch: str) -> None:
+    at = NATIVE[arch][0]
+    with own_kprobe(guest, at, arch), kprobes.attach(str(guest.stub_address)) as session:
+        places = [n for n, why in our_answers(session).items() if not why]
+        session.probe("\n".join([*(f"p:e{n} vfs_read+{n}" for n in places), "r:back vfs_read"]))
+        with session.record() as trace:
+            began = time.monotonic()
+            guest.run(_READS, 60)
+            assert time.monotonic() - began < 60
+        own = guest.run("grep nat /sys/kernel/tracing/kprobe_profile").output.decode()
+
+    counts = trace.counts
+    assert counts is not None
+    assert len(places) > 5
+    assert min(counts.recorded.values()) >= 16
+    assert int(own.split()[1]) >= 16
+    log = guest.run("dmesg").output.decode().splitlines()
+    assert [line for line in log if is_complaint(line)] == []

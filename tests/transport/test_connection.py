@@ -1,0 +1,110 @@
+# pyright: reportPrivateUsage=false
+# A clock, and requests that were interrupted, are put in from below.
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from kprobes.errors import FormatError, GuestGoneError
+from tests.build.stub import FakeStub, hang_up, packet, send, silence
+from tests.build.stub_client import abandoned, opened
+
+
+@pytest.mark.parametrize("has_no_ack", [True, False])
+def test_a_damaged_answer_ends_the_connection(has_no_ack: bool) -> None:
+    fake = FakeStub(has_no_ack=has_no_ack)
+
+    with abandoned(fake) as stub:
+        fake.wrong_checksums = 1
+        with pytest.raises(FormatError, match="checksum"):
+            stub.ids()
+        with pytest.raises(GuestGoneError, match="checksum"):
+            stub.read(0, 1)
+
+    assert fake.is_running
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"garbage", "no gdb packet"),
+        (b"$" + b"0" * (2 << 20), "more than"),
+        (packet(b"mzz"), "thread id"),
+        (packet(b"mp1"), "thread id"),
+    ],
+)
+def test_nonsense_is_a_format_error(answer: bytes, why: str) -> None:
+    fake = FakeStub()
+
+    with abandoned(fake) as stub:
+        fake.hooks[b"qfThreadInfo"] = send(answer)
+        with pytest.raises(FormatError, match=why):
+            stub.ids()
+
+
+@pytest.mark.parametrize("hook", [hang_up, send(packet(b"W00"))])
+def test_a_guest_that_ends_is_gone_for_every_later_request(
+    hook: Callable[[socket.socket], None],
+) -> None:
+    fake = FakeStub()
+
+    with abandoned(fake) as stub:
+        fake.hooks[b"qfThreadInfo"] = hook
+        with pytest.raises(GuestGoneError):
+            stub.ids()
+        with pytest.raises(GuestGoneError):
+            stub.read(0, 1)
+        stub.detach()
+
+
+def test_the_end_in_the_middle_of_a_packet_is_seen() -> None:
+    fake = FakeStub()
+
+    def cut(sock: socket.socket) -> None:
+        sock.sendall(b"$m01,0")
+        hang_up(sock)
+
+    with abandoned(fake) as stub:
+        fake.hooks[b"qfThreadInfo"] = cut
+        with pytest.raises(GuestGoneError, match="hung up"):
+            stub.ids()
+
+
+def test_the_end_while_the_guest_runs_is_seen() -> None:
+    fake = FakeStub(hooks={b"vCont;c": hang_up})
+
+    with abandoned(fake) as stub:
+        stub.resume()
+        with pytest.raises(GuestGoneError):
+            stub.wait(5)
+
+
+def test_silence_ends_in_time_and_the_guest_is_told_to_run() -> None:
+    fake = FakeStub()
+
+    with abandoned(fake, timeout_s=0.1) as stub:
+        fake.hooks[b"qfThreadInfo"] = silence
+        with pytest.raises(GuestGoneError, match=r"within 0\.1 s"):
+            stub.ids()
+        stub.detach()
+
+    assert fake.asked[-1] == b"D;1"
+    assert fake.is_running
+
+
+def test_a_guest_that_somebody_else_resumed_is_stopped_and_asked_again() -> None:
+    fake = FakeStub()
+
+    with opened(fake) as stub:
+        fake.is_running = True
+
+        assert stub.ids() == (1, 2)
+
+
+def test_an_interrupted_request_does_not_shift_later_answers() -> None:
+    fake = FakeStub()
+
+    with opened(fake) as stub:
+        stub._wire._send([b"qfThreadInfo", b"m0,4"])
+
+        assert stub.read(8, 2) == bytes([8, 9])

@@ -1,0 +1,53 @@
+import pytest
+
+from kprobes.errors import FormatError, TargetError
+from tests.build.stub import FakeStub
+from tests.build.stub_client import abandoned, opened
+
+
+def test_registers_have_names_and_unavailable_ones_are_left_out() -> None:
+    fake = FakeStub()
+
+    with opened(fake) as stub:
+        found = stub.registers(2)
+
+    assert found == {"rax": 0x0202020202020202, "rip": 0x0202020202020202, "eflags": 0x02020202}
+
+
+def test_a_register_beyond_the_g_packet_is_read_by_itself() -> None:
+    with opened(FakeStub()) as stub:
+        assert stub.register(1, "ttbr1") == 0x0123456789ABCDEF
+
+
+def test_written_registers_are_read_back_on_that_vcpu_only() -> None:
+    fake = FakeStub()
+    with opened(fake) as stub:
+        other = stub.registers(1)
+
+        stub.set_registers(2, {"rip": 0xFFFFFFFF81000000, "eflags": 2})
+
+        assert stub.registers(2) == {
+            "rax": 0x0202020202020202,
+            "rip": 0xFFFFFFFF81000000,
+            "eflags": 2,
+        }
+        assert stub.registers(1) == other
+    # All at once: who is killed in the middle has changed nothing.
+    assert sum(asked[:1] in (b"G", b"P") for asked in fake.asked) == 1
+
+
+def test_what_the_stub_does_not_have_is_named() -> None:
+    with opened(FakeStub()) as stub:
+        with pytest.raises(TargetError, match="vCPU 9"):
+            stub.registers(9)
+        with pytest.raises(TargetError, match="'cr9'"):
+            stub.register(1, "cr9")
+        with pytest.raises(TargetError, match="'cr9'"):
+            stub.set_registers(1, {"cr9": 1})
+
+
+def test_a_description_without_end_is_refused() -> None:
+    fake = FakeStub(answers={b"qXfer": b"m" + b" " * 500}, packet_size=0x10000)
+
+    with abandoned(fake) as stub, pytest.raises(FormatError, match="has no end"):
+        stub.registers(1)
