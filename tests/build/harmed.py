@@ -13,7 +13,9 @@ from tests.build.victim import Home, Load, Tracer, Witness, guardians_of
 from tests.build.waiting import wait_until
 
 AGAIN_S = 1.0
-"""Within this a guest whose tracer died must run and be as before."""
+"""Within this a guest whose tracer died must run, with its own text."""
+_RECORDS_S = 10.0
+"""Within this its ftrace records are as before: what is right there is for who knows its kernel."""
 SETTLED_S = 40.0
 """Within this it must have its memory back, and nobody may hold its stub."""
 _LANDINGS = (" unregister_die_notifier+", " iterate_supers_type+")
@@ -38,12 +40,17 @@ class Scene:
         return Tracer(self.home, self.target, definitions, *options)
 
     def is_well_within(self, timeout_s: float) -> float | None:
-        """Return after how long the guest ran and was as before, or None."""
+        """Return after how long the guest ran with its own text, or None.
+
+        None, too, if its ftrace records do not follow.
+        """
 
         def is_well() -> bool:
-            return self.witness.is_pristine() and self.witness.runs_within(0.1)
+            return self.witness.has_its_text() and self.witness.runs_within(0.1)
 
-        return wait_until(is_well, timeout_s)
+        took = wait_until(is_well, timeout_s)
+        has_followed = wait_until(self.witness.is_pristine, _RECORDS_S) is not None
+        return took if has_followed else None
 
     def is_let_go_within(self, timeout_s: float) -> bool:
         """Whether nobody holds the guest any more."""

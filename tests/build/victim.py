@@ -190,6 +190,10 @@ class Witness:
         names = sorted({symbol.name if symbol else "?" for symbol in symbols})
         return names + (["ftrace records"] if records != self.before[1] else [])
 
+    def has_its_text(self) -> bool:
+        """Whether its text is as in the beginning."""
+        return self.state()[0] == self.before[0]
+
     def is_pristine(self) -> bool:
         """Whether everything is as in the beginning."""
         return self.state() == self.before

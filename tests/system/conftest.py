@@ -60,24 +60,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what arm64 has not, and sweep kernels but 6.1 where a parameter names one.
+    """Leave out what arm64 has not, and mark what is for `make matrix`.
 
     Debian's mirror has no 5.10 for arm64 any more. Breakpoints of ours do not exist there: a branch
-    can replace any instruction. Emulating each kernel takes its time: test_arm64_newer.py is what
-    `make test` runs on those after 6.1.
+    can replace any instruction. Emulating each kernel takes its time: where a parameter names it,
+    `make test` has the oldest, 6.1 and the newest, and of arm64 6.1 and test_arm64_newer.py.
     """
     left_out = [item for item in items if _is_arm64(item) and _texts(item) & _NOT_ON_ARM64]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
     for item in items:
-        if _is_arm64(item) and any(map(_is_newer, _texts(item))):
+        if any(map(_is_newer if _is_arm64(item) else _is_between, _texts(item))):
             # Before the marks that were asked for choose among the tests: hence tryfirst.
-            item.add_marker(pytest.mark.sweep)
+            item.add_marker(pytest.mark.matrix)
 
 
 def _is_newer(text: str) -> bool:
     is_kernel = text in SUITES.values() or _RELEASE.fullmatch(text) is not None
     return is_kernel and text not in ("6.1", SUITES["6.1"])
+
+
+def _is_between(text: str) -> bool:
+    return text in ("6.12", SUITES["6.12"])
 
 
 def _is_arm64(item: pytest.Item) -> bool:

@@ -1,6 +1,6 @@
 """Debian's arm64 kernels after 6.1: what is most likely to break, in one guest of each.
 
-All that other tests show of 6.1 is shown of these in ``make sweep``: emulating them takes long.
+All that other tests show of 6.1 is shown of these in ``make matrix``: emulating them takes long.
 """
 
 import re
