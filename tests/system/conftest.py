@@ -173,7 +173,9 @@ def pytest_runtest_makereport(
 
 def _guests_of(item: pytest.Item) -> list[Machine]:
     values: dict[str, Any] = getattr(item, "funcargs", {})
-    return [value for value in values.values() if isinstance(value, Machine)]
+    # Some fixtures are more than a guest, and have one.
+    found = (each for value in values.values() for each in (value, getattr(value, "machine", None)))
+    return [each for each in found if isinstance(each, Machine)]
 
 
 def _consoles_of(guest: Machine) -> list[tuple[str, str]]:
