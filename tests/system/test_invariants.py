@@ -198,7 +198,7 @@ def test_patched_instructions_without_tracer_and_guardian_work_on_until_restored
 
 
 @pytest.mark.arches("amd64")
-@pytest.mark.parametrize("point", ["write", "record", "call"])
+@pytest.mark.parametrize("point", ["write", "record", "begun", "call"])
 def test_killed_wherever_it_arms_and_disarms_breakpoints_it_is_rolled_back(
     scene: Scene, point: str
 ) -> None:

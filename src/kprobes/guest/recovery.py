@@ -17,7 +17,7 @@ from kprobes.errors import (
     UnreachableError,
     UsageError,
 )
-from kprobes.guest.allocations import Ledger
+from kprobes.guest.allocations import Kind, Ledger
 from kprobes.guest.attach import Access, look
 from kprobes.guest.ftrace_records import Records, paused_between_changes
 from kprobes.guest.guardian import rescue
@@ -167,6 +167,7 @@ def _unreachable(entry: Entry, error: UnreachableError) -> Restored:
     return Restored(entry=entry, outcome=Outcome.FORGOTTEN)
 
 
+_DONE_TWICE = frozenset({Kind.CATCHER, Kind.SEAL})
 _LATE_S = 2.0
 """For a call whose tracer was killed: it may have come back before, and nobody has seen it."""
 
@@ -229,7 +230,11 @@ def _finish_call(stub: Stub, ledger: Ledger) -> bool:
         with stopping_at(stub, landing.place):
             back = landing.look() or landing.wait(call.number, _LATE_S)
     except TargetError:
-        ledger.end(0)
+        # Nobody knows whether it was made: what may be done twice is done again.
+        if call.returns is not None and call.returns.kind in _DONE_TWICE:
+            ledger.cancel()
+        else:
+            ledger.end(0)
         return False
     if call.number in (None, back.number):
         ledger.end(back.result)
