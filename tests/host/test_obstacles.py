@@ -6,7 +6,7 @@ import pytest
 
 from kprobes.errors import UnreachableError
 from kprobes.host.obstacles import check_host, check_possible, obstacles, words_for
-from kprobes.inspect.doctor import Verdict
+from kprobes.model.finding import Verdict
 
 
 def test_every_obstacle_comes_with_what_to_do() -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.inspect.doctor import Finding, Verdict, check_machine
+from kprobes.inspect.doctor import check_machine
+from kprobes.model.finding import Finding, Verdict
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,15 @@
 """``kprobe doctor``: what this machine and a target can do, and what to install."""
 
 import argparse
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.terminal import write_text
+from kprobes.cli.terminal import aligned, counted, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kprobes.model.finding import Finding
 
 NAME = "doctor"
 HELP = "check what this machine and a target can do, and what to install"
@@ -15,6 +20,7 @@ examples:
   kprobe doctor --target qemu:localhost:1234     # the guest too: kernel, types, clock, ...
 
 Exit status: 0 all that is needed is there, 5 something is missing, 2 usage."""
+_MARKS = {"ok": "ok", "note": "--", "missing": "NO"}
 _PROBLEMS = 5
 
 
@@ -29,11 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Look at everything; return the exit code."""
     from kprobes.cli.options import AUTO, GUEST, HOST
-    from kprobes.cli.report import findings_as_json as as_json
-    from kprobes.cli.report import findings_as_text as as_text
     from kprobes.cli.terminal import Stop
     from kprobes.host.obstacles import check_host
-    from kprobes.inspect.doctor import Verdict, check_machine, check_target
+    from kprobes.inspect.doctor import check_machine, check_target
+    from kprobes.model.finding import Verdict
 
     found = [*check_host(is_wanted=args.target == HOST)]
     found += [] if args.target == HOST else check_machine()
@@ -42,5 +47,31 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
             stop.defer()
             found += check_target(args.target)
             stop.check()
-    write_text(out, (as_json if args.format == "json" else as_text)(found))
+    write_text(out, (findings_as_json if args.format == "json" else findings_as_text)(found))
     return _PROBLEMS if any(each.verdict is Verdict.MISSING for each in found) else 0
+
+
+def findings_as_text(findings: "Sequence[Finding]") -> str:
+    """Return a line per finding, advice below it, and a last line that sums up."""
+    from kprobes.model.finding import Verdict
+
+    rows = [(_MARKS[f.verdict], f.subject, f.found) for f in findings]
+    lines = aligned(rows).splitlines()
+    column = lines[0].index(findings[0].found)
+    text = "".join(
+        f"{line}\n" + (f"{'':{column}}-> {finding.advice}\n" if finding.advice else "")
+        for line, finding in zip(lines, findings, strict=True)
+    )
+    missing = sum(finding.verdict is Verdict.MISSING for finding in findings)
+    return text + (
+        f"{counted(missing, 'problem')}\n" if missing else "all that is needed is here\n"
+    )
+
+
+def findings_as_json(findings: "Sequence[Finding]") -> str:
+    """Return one JSON object per line."""
+    from dataclasses import asdict
+
+    from kprobes.sinks.json import dumps
+
+    return "".join(f"{dumps(asdict(finding))}\n" for finding in findings)

@@ -68,9 +68,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 
 def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
-    from kprobes.cli.report import functions_as_json as as_json
-    from kprobes.cli.report import functions_as_names as as_names
-    from kprobes.cli.report import functions_as_prototypes as as_prototypes
+    from kprobes.cli.report import functions_as_json, functions_as_names, functions_as_prototypes
 
     # A hundred thousand symbols would be looked through for garbage, and there is none.
     gc.disable()
@@ -78,8 +76,8 @@ def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
         found = _probeable(args)
     finally:
         gc.enable()
-    show = as_prototypes if args.verbose else as_names
-    write_text(out, (as_json if args.format == "json" else show)(found))
+    show = functions_as_prototypes if args.verbose else functions_as_names
+    write_text(out, (functions_as_json if args.format == "json" else show)(found))
 
 
 def _probeable(args: argparse.Namespace) -> "list[Function]":
@@ -113,15 +111,14 @@ def _say_why_not(guest: "Guest") -> None:
 def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
     from kprobes.arch.registry import arch
     from kprobes.cli.terminal import say
-    from kprobes.cli.verdicts import as_table, sum_up
-    from kprobes.cli.verdicts import exits_as_json as as_json
+    from kprobes.cli.verdicts import as_table, exits_as_json, sum_up
     from kprobes.guest.text import classified
 
     with _text(args) as text:
         facts = arch(text.kernel.arch).patch
         found = list(classified(text, facts, pattern=args.pattern or "*"))
     if args.format == "json":
-        write_text(out, as_json(found))
+        write_text(out, exits_as_json(found))
     else:
         write_text(out, as_table(found, has_exits=args.verbose))
     if not args.quiet:

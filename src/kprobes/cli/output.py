@@ -1,4 +1,4 @@
-"""Where events go: standard output or a file, and what happens when it takes no more."""
+"""The output of events: standard output or a file, and its end when that takes no more."""
 
 import errno
 import os

@@ -2,8 +2,6 @@
 
 What is armed, and by whom, as one JSON object per line; addresses are hexadecimal strings.
 
-Findings of a check-up, as lines for people or programs.
-
 Functions that can be probed, as lines for people or programs.
 
 What became of a journal, in words.
@@ -11,7 +9,6 @@ What became of a journal, in words.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import assert_never
 
 from kprobes.cli.terminal import aligned, counted, say
@@ -19,7 +16,6 @@ from kprobes.errors import KprobesError
 from kprobes.guest.journal import FLAGS, Entry, Undo
 from kprobes.guest.recovery import Outcome, Restored, has_ended
 from kprobes.host.sessions import Removed, Session
-from kprobes.inspect.doctor import Finding, Verdict
 from kprobes.inspect.status import ArmedSite, Function, Owner, Status
 from kprobes.model.kernel import Parameter, Prototype
 from kprobes.sinks.json import dumps
@@ -150,29 +146,6 @@ def guest_as_json(status: Status, *, is_verbose: bool) -> str:
 
 def _line(**members: object) -> str:
     return f"{dumps(members)}\n"
-
-
-_MARKS = {Verdict.OK: "ok", Verdict.NOTE: "--", Verdict.MISSING: "NO"}
-
-
-def findings_as_text(findings: Sequence[Finding]) -> str:
-    """Return a line per finding, advice below it, and a last line that sums up."""
-    rows = [(_MARKS[f.verdict], f.subject, f.found) for f in findings]
-    lines = aligned(rows).splitlines()
-    column = lines[0].index(findings[0].found)
-    text = "".join(
-        f"{line}\n" + (f"{'':{column}}-> {finding.advice}\n" if finding.advice else "")
-        for line, finding in zip(lines, findings, strict=True)
-    )
-    missing = sum(finding.verdict is Verdict.MISSING for finding in findings)
-    return text + (
-        f"{counted(missing, 'problem')}\n" if missing else "all that is needed is here\n"
-    )
-
-
-def findings_as_json(findings: Sequence[Finding]) -> str:
-    """Return one JSON object per line."""
-    return "".join(f"{dumps(asdict(finding))}\n" for finding in findings)
 
 
 def functions_as_names(functions: Sequence[Function]) -> str:

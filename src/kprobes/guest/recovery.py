@@ -32,7 +32,7 @@ from kprobes.transport.connect import parse_target
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
 
-_FREE_PATIENCE_S = 2.0
+_PATIENCE_S = 2.0
 _OWN_PREFIX = "kprobes-"
 _UNSEARCHED = (
     "the guest's RAM can be read through its stub only, which is too slow to look for probes of a "
@@ -81,7 +81,7 @@ def of_target(found: Iterable[Entry], target: str | None) -> list[Entry]:
     return [entry for entry in found if _address(entry) == address]
 
 
-def restore(found: Iterable[Entry], *, patience_s: float = _FREE_PATIENCE_S) -> Iterator[Restored]:
+def restore(found: Iterable[Entry], *, patience_s: float = _PATIENCE_S) -> Iterator[Restored]:
     """Roll back every journal whose tracer is gone, the newest first.
 
     Args:
@@ -99,7 +99,7 @@ def restore(found: Iterable[Entry], *, patience_s: float = _FREE_PATIENCE_S) -> 
             yield _restore(entry, patience_s)
 
 
-def restore_noted(target: str, *, patience_s: float = _FREE_PATIENCE_S) -> Iterator[Restored]:
+def restore_noted(target: str, *, patience_s: float = _PATIENCE_S) -> Iterator[Restored]:
     """Put right what tracers without a journal here have left in a guest, by their own notes.
 
     So it is in a guest that was put back to a snapshot with probes in it.

@@ -1,4 +1,4 @@
-"""What keeps this machine's kernel from being probed, each with what to do about it.
+"""Obstacles to probing this machine's kernel, each with what to do about it.
 
 Whether this machine's own kernel can be probed, and what is in the way.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from kprobes.arch.registry import arch
 from kprobes.errors import KprobesError, TargetError, TracefsError, UnreachableError
 from kprobes.host.machine import open_machine
-from kprobes.inspect.doctor import Finding, Verdict, ok
+from kprobes.model.finding import Finding, Verdict, ok
 from kprobes.model.kernel import version_of
 from kprobes.transport.tracefs import Tracefs, open_tracefs
 

@@ -1,17 +1,10 @@
-"""One fact of a check-up: what was looked at, how it is, and what helps.
-
-What an attached guest has of all that tracing it needs.
-
-What this machine has of all that booting guests and compiling probes needs.
-"""
+"""Check-ups: of a guest, for tracing it, and of this machine, for guests and compiled probes."""
 
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from kprobes import directories
@@ -23,42 +16,12 @@ from kprobes.guest.kernel_abi import per_cpu_bases, readers, task_abi
 from kprobes.guest.obstacles import allocators
 from kprobes.guest.open import looking
 from kprobes.guest.stacks import check_types
+from kprobes.model.finding import Finding, Verdict, ok
 from kprobes.plan.ftrace import has_tracer, read_sites
 from kprobes.transport.connect import parse_target
 from kprobes.transport.debian import images, is_static
 from kprobes.transport.qemu_command import BOARDS, DEFAULT_ARCH, Accel, Board, choose
 from kprobes.units import MIB
-
-
-class Verdict(StrEnum):
-    """How a fact is."""
-
-    OK = "ok"
-    NOTE = "note"
-    """It works without, but slower, or with a download."""
-    MISSING = "missing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One fact.
-
-    Attributes:
-        subject: what was looked at, in a word or two.
-        found: what is there.
-        advice: what to do about it, or "".
-    """
-
-    subject: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
-
-
-def ok(subject: str, found: str) -> Finding:
-    """Return a fact that is as it should be."""
-    return Finding(subject=subject, verdict=Verdict.OK, found=found)
-
 
 _WITH_BTF = (
     "a kernel with CONFIG_DEBUG_INFO_BTF, or `kprobe trace --vmlinux FILE`: its vmlinux with BTF "

@@ -2,8 +2,8 @@
 
 import json
 
-from kprobes.cli.report import findings_as_json, findings_as_text
-from kprobes.inspect.doctor import Finding, Verdict
+from kprobes.cli.doctor import findings_as_json, findings_as_text
+from kprobes.model.finding import Finding, Verdict
 
 FINE = Finding(subject="QEMU", verdict=Verdict.OK, found="7.2")
 SLOW = Finding(subject="KVM", verdict=Verdict.NOTE, found="none", advice="it is slow")

@@ -1,0 +1,34 @@
+"""One fact of a check-up: what was looked at, how it is, and what helps."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """How a fact is."""
+
+    OK = "ok"
+    NOTE = "note"
+    """It works without, but slower, or with a download."""
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fact.
+
+    Attributes:
+        subject: what was looked at, in a word or two.
+        found: what is there.
+        advice: what to do about it, or "".
+    """
+
+    subject: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def ok(subject: str, found: str) -> Finding:
+    """Return a fact that is as it should be."""
+    return Finding(subject=subject, verdict=Verdict.OK, found=found)
