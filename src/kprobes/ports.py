@@ -1,4 +1,4 @@
-"""What the stages need of the world, in the fewest methods that work."""
+"""Protocols of the outside world as the stages need it, in the fewest methods that work."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

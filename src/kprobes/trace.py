@@ -1,4 +1,4 @@
-"""What one recording brought, and how it is printed."""
+"""The events of one recording, and how they are printed."""
 
 import io
 from collections.abc import Iterator, Sequence

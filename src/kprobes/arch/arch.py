@@ -1,4 +1,4 @@
-"""What an architecture is to the rest of the project: one value of facts and functions.
+"""An architecture as the rest of the project sees it: one value of facts and functions.
 
 What an architecture makes of a body of compiled code: the forms of its functions for that.
 """

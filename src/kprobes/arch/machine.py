@@ -1,4 +1,4 @@
-"""What an architecture is to whoever reaches a guest: its memory, its tasks and its clock.
+"""An architecture as seen when a guest is reached: its memory, its tasks and its clock.
 
 These facts need no kernel's symbols to be chosen: a stub names the architecture that it serves.
 

@@ -1,4 +1,4 @@
-"""What page tables of any architecture lead to: entries, and pieces of memory joined to runs."""
+"""Page tables of any architecture: their entries, and the runs of memory that they map."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What every emitting function needs: the function being written and the target's facts."""
+"""The context of every emitting function: the function being written and the target's facts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

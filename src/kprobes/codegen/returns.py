@@ -1,4 +1,4 @@
-"""What return probes do at a site: their records at returns, and what these need before.
+"""Code of return probes at a site: their records at returns, and what these need before.
 
 The roles are those of ``model.plan``. At the entry, at a return and at a jump out of the
 function alike the stack pointer is where the return address is: at the call's slot. In the

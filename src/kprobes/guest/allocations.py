@@ -1,4 +1,4 @@
-"""What a guest has lent to a tracer and must get back: memory, and the state of its pages.
+"""Everything that a tracer has from a guest and must give back: memory, the state of its pages.
 
 A ledger is kept beside the undos in the journal: a line before each call of a guest's function,
 and one with its result. Whoever comes after a killed tracer knows what is still lent, which call

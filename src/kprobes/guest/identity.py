@@ -1,4 +1,4 @@
-"""Whether a guest is still the one that was attached to, and in the state that a journal is of.
+"""Proof that a guest is still the one that was attached to, in the state that a journal is of.
 
 A guest may be rebooted, and ``loadvm`` puts it back to any moment: then memory that was lent is
 somebody else's. Three things tell, and are looked at before every write and every call, by the

@@ -1,4 +1,4 @@
-"""What moves between kernel releases: where the running task, its facts and the readers are.
+"""The parts of a kernel that move between releases: the running task, its members, the readers.
 
 Where no register has the running task: up to 6.1 ``current_task`` and ``__preempt_count`` are
 per-CPU symbols, in 6.12 members of ``pcpu_hot``, in 7.2 symbols again.

@@ -1,4 +1,4 @@
-"""What a guest's kernel lacks of all that probing it needs; what only looks needs less."""
+"""Requirements of probing that a guest's kernel does not meet; looking alone needs less."""
 
 from kprobes.arch.machine import Wanted
 from kprobes.arch.registry import machine

@@ -1,4 +1,4 @@
-"""What definitions mean on one kernel, running or in a file: globs, functions, sites.
+"""The meaning of definitions on one kernel, running or in a file: globs, functions, sites.
 
 The events that a guest's own kernel has: no kprobe event may take the name of one.
 

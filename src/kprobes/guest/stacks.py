@@ -1,4 +1,4 @@
-"""Who is inside a range of code: every vCPU, and every stack of every task and interrupt.
+"""Tasks inside a range of code: every vCPU, and every stack of every task and interrupt.
 
 Stack words are compared one by one. On the stack of a CPU that runs, a word that merely looks like
 an address into the range counts too, which errs on the side of waiting. A task that sleeps can only

@@ -1,4 +1,4 @@
-"""How the instructions of one kernel, running or in a file, may be probed.
+"""The instructions of one kernel, running or in a file, and how each may be probed.
 
 Kernel text as it was compiled: without what anybody's probes have put there.
 

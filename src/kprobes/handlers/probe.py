@@ -1,4 +1,4 @@
-"""What all probes with Python handlers have in common: a place, and where they are registered.
+"""The common part of all probes with Python handlers: a place, and where they are registered.
 
 Calls in progress whose return a Python handler awaits: ``struct kretprobe_instance``.
 

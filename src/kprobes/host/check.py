@@ -1,4 +1,4 @@
-"""What definitions would be on this machine's kernel: the lines that it would be given.
+"""Definitions checked for this machine's kernel: the lines that it would be given.
 
 Which functions of this machine's kernel can be probed by name, and what their arguments are.
 """

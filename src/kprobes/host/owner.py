@@ -1,4 +1,4 @@
-"""What is ours in a tracefs that many share: names that say which process made it.
+"""Names of ours in a tracefs that many share: they say which process made them.
 
 An instance is called ``kprobes-PID-START-N``, its events' group ``kprobes_PID_START_N``. START is
 when the process began, in clock ticks since boot, so that another one that gets its number later

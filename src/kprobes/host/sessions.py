@@ -1,4 +1,4 @@
-"""Which sessions have something in this machine's tracefs, by journal and by name.
+"""Sessions that have something in this machine's tracefs, by journal and by name.
 
 What killed tracers left in this machine's tracefs: found by journal and by name, taken away.
 """

@@ -1,4 +1,4 @@
-"""What only a kernel's file tells of its text: tables that boot uses and then frees.
+"""Tables of a kernel's text that are in its file alone: boot uses them and then frees them.
 
 struct alt_instr { s32 instr_offset, repl_offset; ...; u8 instrlen, replacementlen; };
                                                            // asm/alternative.h, packed

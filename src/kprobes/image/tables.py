@@ -1,4 +1,4 @@
-"""What a kernel's own tables say of its text, read from its memory or its file.
+"""A kernel's own tables of its text, read from its memory or its file.
 
     struct exception_table_entry { int insn, fixup, data; };      // include: asm/extable.h
     struct jump_entry { s32 code, target; long key; };            // linux/jump_label.h

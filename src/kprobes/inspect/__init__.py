@@ -1,1 +1,1 @@
-"""What a kernel is and what is in its text, for `check`, `xray`, `status` and `doctor`."""
+"""A kernel and its text as they are, for `check`, `xray`, `status` and `doctor`."""

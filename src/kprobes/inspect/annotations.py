@@ -1,4 +1,4 @@
-"""Where changed text leads: code made at run time, followed to its end.
+"""Code made at run time that changed text leads to, followed to its end.
 
 Code of our probes, explained: what each instruction does, and for which fetch argument.
 

@@ -1,4 +1,4 @@
-"""Who changed some kernel text: what journals, the kernel's own lists and its file say of it.
+"""Changes of kernel text and their authors, by journals, the kernel's own lists and its file.
 
 Each voice is asked in turn, and bytes belong to the first that knows them. What differs from the
 file and nobody knows is said to be unknown.

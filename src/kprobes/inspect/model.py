@@ -1,4 +1,4 @@
-"""What an x-ray of kernel text shows: its lines, who changed which bytes, and where they lead."""
+"""An x-ray of kernel text: its lines, who changed which bytes, and where they lead."""
 
 from dataclasses import dataclass
 from enum import StrEnum

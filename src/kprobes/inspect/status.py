@@ -1,4 +1,4 @@
-"""What is armed in a guest, and by whom: its ftrace sites as they are, beside our journals.
+"""The armed sites of a guest and their owners: its ftrace sites as they are, beside our journals.
 
 Of jumps and breakpoints, which are anywhere, journals tell, and what tracers note in the guest.
 

@@ -1,4 +1,4 @@
-"""What an x-ray looks at: a kernel's memory, the file it was booted from, and our journals."""
+"""The subject of an x-ray: a kernel's memory, the file it was booted from, and our journals."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What stands behind the operator of a filter's term: a number, a string, CPUs, a function.
+"""The value of a filter's term, after its operator: a number, a string, CPUs, a function.
 
 Lists of CPUs, ``0-3,8-31:1/4``, as bitmap_parselist() in the kernel reads them.
 

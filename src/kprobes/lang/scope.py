@@ -1,4 +1,4 @@
-"""What passes between the readers of expressions: the text around one, and what was read."""
+"""The state shared by the readers of expressions: the text around one, and what was read."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What generated code must know of one guest and of the session's arena in it."""
+"""Facts for generated code: of one guest, and of the session's arena in it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

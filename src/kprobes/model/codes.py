@@ -1,4 +1,4 @@
-"""What can be wrong with a definition: the kernel's names and texts, and a few of our own.
+"""Errors of definitions: the kernel's names and texts, and a few of our own.
 
 The texts are those of the newest release that has the error (``error_log`` shows nothing else
 of it); older releases differ in a few words, which ``docs/language.md`` lists.

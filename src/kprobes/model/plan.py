@@ -1,4 +1,4 @@
-"""What planning decides for one site: what to write where, and which probes run there.
+"""The plan for one site: what to write where, and which probes run there.
 
 How a function is left: every return and tail jump of it, or why they are not all known.
 

@@ -1,4 +1,4 @@
-"""What Python does at a site, and a vCPU that waits there for it.
+"""Upcalls: Python's part at a site, and the vCPU that waits there for it.
 
 Where a vCPU and Python leave each other words: one area of the guest's memory, shared.
 

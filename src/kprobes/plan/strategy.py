@@ -1,4 +1,4 @@
-"""Which strategy probes an instruction that is no ftrace site: the cheapest that is safe.
+"""The strategy for an instruction that is not an ftrace site: the cheapest that is safe.
 
 How the returns of a function are probed: the cheapest way that is proven, and what it keeps.
 """

@@ -1,4 +1,4 @@
-"""What the kernel rewrites before it reads any argument: ``$arg*``, ``$argN`` and ``%pd``."""
+"""Words that the kernel rewrites before it reads any argument: ``$arg*``, ``$argN``, ``%pd``."""
 
 from collections.abc import Iterator
 from dataclasses import replace

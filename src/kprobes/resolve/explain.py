@@ -1,4 +1,4 @@
-"""How a field is fetched, in words: registers, addresses and their arithmetic as C writes them.
+"""The fetching of a field in words: registers, addresses, their arithmetic as C writes them.
 
 The ``format`` file of an event: how the kernel's own record of it would lie.
 

@@ -1,4 +1,4 @@
-"""Where a definition's probe goes: the function, and the address in it."""
+"""The place of a definition's probe: the function, and the address in it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

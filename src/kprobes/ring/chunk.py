@@ -1,4 +1,4 @@
-"""What decoding takes and gives: a ring's bytes, and the columns made of them.
+"""Input and output of decoding: a ring's bytes, and the columns made of them.
 
 Layouts as lookup tables: what finding records needs to know of every event id at once.
 """

@@ -1,4 +1,4 @@
-"""Where the committed records of a chunk begin: commit words checked, sizes chained.
+"""The committed records of a chunk: commit words checked, sizes chained.
 
 The first u64 of a record says ``position << 16 | event id`` once the record is whole; see
 docs/formats/ring.md. Nothing read here is trusted: a size is taken only when it is one that

@@ -1,4 +1,4 @@
-"""Where a stub or a monitor listens, as text to a connected socket.
+"""The address of a stub or a monitor, from its text to a connected socket.
 
 The process at the other end of a connection, when it runs on this machine.
 

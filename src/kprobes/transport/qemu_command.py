@@ -1,4 +1,4 @@
-"""What a guest should be, and the QEMU command line that follows from it.
+"""Options of a guest, and the QEMU command line that follows from them.
 
 How QEMU runs the guest's instructions: with KVM where it truly is, else translated.
 

@@ -1,4 +1,4 @@
-"""What instructions do to the stack pointer, the frame pointer, and the return address in x30.
+"""Effects of instructions on the stack pointer, the frame pointer and the return address in x30.
 
 A function may hold its return address signed (paciasp: Arm ARM, D8.10 "Pointer authentication"),
 on its stack, or on a shadow call stack that x18 points to (CONFIG_SHADOW_CALL_STACK).
