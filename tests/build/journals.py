@@ -129,6 +129,6 @@ def write_journal(target: str, *undos: Undo, name: str = "1", is_live: bool = Fa
 
 
 def _marked() -> list[dict[str, Any]]:
-    call = Call(frame=0, landing=0, lends=_LENT)
+    call = {"frame": 0, "landing": 0, "lends": asdict(_LENT), "returns": None}
     marked = {"loan": _LENT.addr, "phys": MARK_AT}
-    return [{"begin": asdict(call)}, {"end": 0}, {"marked": marked}]
+    return [{"begin": call}, {"end": 0}, {"marked": marked}]

@@ -98,7 +98,7 @@ class Ledger:
 
     def begin(self, call: Call) -> None:
         """Note a call that is about to be made."""
-        self._say({"begin": asdict(call)})
+        self._say({"begin": _line_of(call)})
         self._begin(call)
 
     def end(self, result: int) -> None:
@@ -157,6 +157,16 @@ class Ledger:
         call, self.call = self.call, None
         if call is not None:
             self.loans = tuple(loan for loan in self.loans if loan != call.lends)
+
+
+def _line_of(call: Call) -> dict[str, Any]:
+    return {
+        "frame": call.frame,
+        "landing": call.landing,
+        "number": call.number,
+        "lends": None if call.lends is None else asdict(call.lends),
+        "returns": None if call.returns is None else asdict(call.returns),
+    }
 
 
 def _call_of(item: dict[str, Any]) -> Call:

@@ -275,7 +275,7 @@ class Journal:
 
     def note_mark(self, place: MarkPlace) -> None:
         """Say where the mark is now."""
-        self._note({"marked": asdict(place)})
+        self._note({"marked": {"loan": place.loan, "phys": place.phys}})
         self._marked = place
 
     def note_held(self, *, is_held: bool) -> None:
