@@ -24,7 +24,7 @@ from kprobes.ring.chunk import Bytes, Decoded, Shapes, shapes
 from kprobes.ring.merge import Merger, in_order
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.sinks import FORMATS
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from tests.build.ring import make_layout
 
 RING = 16 << 20
@@ -247,7 +247,7 @@ def _events(decoded: list[Decoded]) -> Events:
 
 def _written(name: str, events: Events) -> int:
     out = io.BytesIO()
-    sink = FORMATS[name](out, Origin(version=(6, 1), cpus=2, entries=len(events)))
+    sink = FORMATS[name](out, TraceSource(version=(6, 1), cpus=2, entries=len(events)))
     sink.write(events)
     sink.close()
     return len(events)

@@ -11,7 +11,7 @@ from bench.elf_program import Loop
 from bench.isa import Isa
 from kprobes.drain import nothing
 from kprobes.guest.arena import ArenaSize
-from kprobes.guest.arm import Armory
+from kprobes.guest.arm import TextPatcher
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.guest import Guest
 from kprobes.guest.journal import Journal
@@ -20,7 +20,7 @@ from kprobes.guest.notes import write_notes
 from kprobes.guest.recorder import Recorder
 from kprobes.lang.parser import parse_source
 from kprobes.model.abi import GuestAbi, Template
-from kprobes.model.definition import NO_EXTRAS, Extras
+from kprobes.model.definition import NO_SYNTHETIC_FIELDS, SyntheticFields
 from kprobes.model.plan import Plan
 from kprobes.session import Session
 from kprobes.transport.qemu import Machine
@@ -44,18 +44,18 @@ class ByHand(GuestDriver):
         arena, recorder = self._allocate()
         recorder.begin([probe.layout for plan in self.plans for probe in plan.probes])
         abi = self.abi()
-        armory = _OneTemplate(self.guest, arena, abi, self._journal)
-        armory.template = written(abi)
-        armory.note = partial(write_notes, self.guest.memory, arena, self._journal)
-        programs = armory.link(self.plans)
+        patcher = _OneTemplate(self.guest, arena, abi, self._journal)
+        patcher.template = written(abi)
+        patcher.note = partial(write_notes, self.guest.memory, arena, self._journal)
+        programs = patcher.link(self.plans)
         with self.guest.stub.paused():
-            armory.load(programs)
-            self._armory = armory
-            armory.arm(armory.stage(programs))
+            patcher.load(programs)
+            self._patcher = patcher
+            patcher.arm(patcher.stage(programs))
         return recorder
 
 
-class _OneTemplate(Armory):
+class _OneTemplate(TextPatcher):
     template: Template
 
     def link(
@@ -128,12 +128,17 @@ class Rig:
         written: HandWritten | None = None,
         *,
         filter: str = "",
-        extras: Extras = NO_EXTRAS,
+        synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS,
     ) -> Generator[Recorder]:
         """Have probes of ours armed: compiled, or with code written by hand."""
         driver = self.by_hand if written else self.session.driver
         definitions = parse_source(text, registers=self.guest.arch.registers)
-        driver.prepare([replace(each, filter=filter, extras=extras) for each in definitions])
+        driver.prepare(
+            [
+                replace(each, filter=filter, synthetic_fields=synthetic_fields)
+                for each in definitions
+            ]
+        )
         recorder = self.by_hand.arm_template(written) if written else driver.arm()
         try:
             yield recorder

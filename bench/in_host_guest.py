@@ -25,7 +25,7 @@ from kprobes.model.events import Events, HostEvent, Pages
 from kprobes.ring.ftrace import Contexts, HostShapes, TaskNames, decode_pages
 from kprobes.ring.ftrace_merge import HostMerger
 from kprobes.ring.ftrace_shapes import EventShape
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from kprobes.sinks.text import TextSink
 from kprobes.transport.tracefs import running_comms, saved_comms
 from tests.build.host_reading import TRACING, Kallsyms, append, layout
@@ -110,7 +110,7 @@ def _pages(data: bytes) -> Iterator[Pages]:
 
 
 def _written(event: HostEvent, symbols: Kallsyms) -> None:
-    sink = TextSink(io.BytesIO(), Origin(version=_version(), cpus=2, symbol_at=symbols.at))
+    sink = TextSink(io.BytesIO(), TraceSource(version=_version(), cpus=2, symbol_at=symbols.at))
     for events in _decoded(event):
         sink.write(events)
 

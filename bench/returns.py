@@ -16,8 +16,8 @@ from bench.many import POLLED, polling
 from bench.rounds import Turn, added, figure, in_rounds
 from bench.spread import Spread
 from bench.table import Goal, Row, compared, ns
-from kprobes.model.definition import Extras
-from kprobes.model.plan import ReturnWay
+from kprobes.model.definition import SyntheticFields
+from kprobes.model.plan import ReturnMethod
 
 TITLE = "returns: nanoseconds that a return probe adds to a call"
 
@@ -32,7 +32,7 @@ class Case:
     """Probes of ours, and the kernel's own events that do the same.
 
     Attributes:
-        way: by which returns are probed; the cheapest that is proven if None.
+        return_method: by which returns are probed; the cheapest that is proven if None.
         is_timed: whether the return tells how long the call took.
     """
 
@@ -40,7 +40,7 @@ class Case:
     ours: tuple[str, ...]
     native: tuple[str, ...]
     goal: float
-    way: ReturnWay | None = None
+    return_method: ReturnMethod | None = None
     is_timed: bool = False
 
 
@@ -61,7 +61,7 @@ def _cases(isa: Isa) -> Sequence[Case]:
             ours=ours,
             native=("native_out",),
             goal=isa.goals.rethook,
-            way=ReturnWay.RETHOOK,
+            return_method=ReturnMethod.RETHOOK,
         ),
         Case(
             name="entry, and return with duration",
@@ -95,12 +95,14 @@ def _native(rig: Rig, case: Case) -> Generator[None]:
 @contextmanager
 def _ours(rig: Rig, case: Case) -> Generator[None]:
     driver = rig.session.driver
-    driver.way = case.way
+    driver.return_method = case.return_method
     try:
-        with rig.ours("\n".join(case.ours), extras=Extras(duration=case.is_timed)):
+        with rig.ours(
+            "\n".join(case.ours), synthetic_fields=SyntheticFields(duration=case.is_timed)
+        ):
             yield
     finally:
-        driver.way = None
+        driver.return_method = None
 
 
 def _slower(rig: Rig, cases: Sequence[Case]) -> dict[str, float]:

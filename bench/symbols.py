@@ -32,13 +32,13 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest and read its kernel."""
     with machine(isa, {}) as booted, connect(str(booted.stub_address), timeout_s=5.0) as stub:
         ram = open_ram(stub)
-        facts = machine_of_stub(stub.architecture)
-        registers = registers_of(stub, facts)
+        info = machine_of_stub(stub.architecture)
+        registers = registers_of(stub, info)
         found: list[tuple[float, FoundKernel]] = [
-            _read(ram, facts, registers) for _ in range(3 if quick else 9)
+            _read(ram, info, registers) for _ in range(3 if quick else 9)
         ]
         kernel = found[-1][1]
-        peer = None if quick else _vmlinux_to_elf(_image(kernel, facts, ram))
+        peer = None if quick else _vmlinux_to_elf(_image(kernel, info, ram))
     figures = [figure for figure, _ in found]
     ours, count = median(figures), len(kernel.kernel.symbols)
     return [
@@ -53,9 +53,9 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     ]
 
 
-def _read(ram: Ram, facts: Machine, vcpus: Sequence[Registers]) -> tuple[float, FoundKernel]:
+def _read(ram: Ram, info: Machine, vcpus: Sequence[Registers]) -> tuple[float, FoundKernel]:
     start = time.perf_counter()
-    found = find_kernel(ram, facts, vcpus)
+    found = find_kernel(ram, info, vcpus)
     # What every session asks for first; both are read lazily.
     found.kernel.symbols.named("do_sys_openat2")
     if found.kernel.types is not None:
@@ -63,9 +63,9 @@ def _read(ram: Ram, facts: Machine, vcpus: Sequence[Registers]) -> tuple[float, 
     return time.perf_counter() - start, found
 
 
-def _image(found: FoundKernel, facts: Machine, ram: Ram) -> bytes:
+def _image(found: FoundKernel, info: Machine, ram: Ram) -> bytes:
     image, start = bytearray(), -1
-    for run in found.tables.mapped_runs(*facts.paging.window(found.tables)):
+    for run in found.tables.mapped_runs(*info.paging.window(found.tables)):
         start = run.virt if start < 0 else start
         image += bytes(run.virt - start - len(image)) + ram.read(run.phys, run.size)
     return bytes(image)

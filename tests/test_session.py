@@ -9,7 +9,7 @@ from kprobes.errors import DefinitionError, RefusedError, TargetError, UsageErro
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.journal import Journal
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from tests.build.named_guest import make_named_guest
 
@@ -111,7 +111,7 @@ def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(session: Se
 
 
 def test_a_return_probe_is_counted_once_however_many_places_it_has(session: Session) -> None:
-    session.driver.way = ReturnWay.RETHOOK
+    session.driver.return_method = ReturnMethod.RETHOOK
     session.probe("r:a vfs_read\np:b vfs_read\nr:c vfs_read")
 
     assert sorted((hits.event, hits.function, hits.nmissed) for hits in session.hits()) == [

@@ -3,14 +3,14 @@
 import pytest
 
 from kprobes.model.events import Counts, Hits
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
 
 
 def make_trace() -> Trace:
-    trace = Trace(Origin(version=(6, 1), cpus=1, symbol_at=hex))
+    trace = Trace(TraceSource(version=(6, 1), cpus=1, symbol_at=hex))
     layout = make_layout(1, ["u32"])
     trace.write(make_events([make_batch(layout, [Row(ts=1, values=(7,))])]))
     trace.write(make_events([make_batch(layout, [Row(ts=2, values=(8,))])]))

@@ -95,7 +95,7 @@ def nothing() -> None:
     """Do nothing between two looks."""
 
 
-class Pump(Protocol):
+class Drain(Protocol):
     """Where a recording's events come from."""
 
     def take(self, timeout_s: float) -> Events | None:
@@ -119,7 +119,7 @@ class Recorder(Protocol):
         ...
 
 
-class ThreadPump:
+class DrainThread:
     """Drains a recorder in a thread of its own until it is stopped.
 
     That thread alone drains; what it found, and how it ended, is under ``_lock``.

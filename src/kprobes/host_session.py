@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn, Self
 
-from kprobes.drain import ROOM, Pump, ThreadPump
+from kprobes.drain import ROOM, Drain, DrainThread
 from kprobes.errors import DefinitionError, UsageError
 from kprobes.host.driver import HostDriver, HostOptions, OpenReader
 from kprobes.host.machine import HostMachine, open_machine
@@ -18,11 +18,11 @@ from kprobes.host.prepare import NO_HANDLERS, HostPlaces, tasks_of
 from kprobes.host.reader import open_instance_reader
 from kprobes.lang.append import apply
 from kprobes.lang.parser import parse_statements
-from kprobes.model.definition import Definition, Extras, Statement
+from kprobes.model.definition import Definition, Statement, SyntheticFields
 from kprobes.model.events import Counts, Event, Hits, each_event
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.ports import Sink
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
 from kprobes.transport.agent import Child, Command, Finished, start
 
@@ -56,12 +56,12 @@ class HostSession:
         return self.driver.machine.kernel
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TraceSource:
         """What sinks need to know of it."""
         symbols = self.kernel.symbols
         found = (symbols.find(name) for name in _TRAMPOLINES)
         trampoline = next((symbol.addr for symbol in found if symbol is not None), None)
-        return Origin(
+        return TraceSource(
             version=self.kernel.version,
             cpus=self.driver.machine.online,
             symbol_at=partial(place_of, symbols),
@@ -80,9 +80,11 @@ class HostSession:
             RefusedError: a function cannot be probed.
         """
         self._check_open()
-        extras = Extras(duration=duration, exit=exits)
+        synthetic_fields = SyntheticFields(duration=duration, exit=exits)
         statements = [
-            replace(each, filter=filter, extras=extras) if isinstance(each, Definition) else each
+            replace(each, filter=filter, synthetic_fields=synthetic_fields)
+            if isinstance(each, Definition)
+            else each
             for each in self._parse(text)
         ]
         definitions = apply(statements, existing=tuple(self.definitions))
@@ -150,7 +152,7 @@ class HostSession:
             yield from rest
 
     @contextmanager
-    def recording(self, *, room: float = ROOM) -> Generator[Pump]:
+    def recording(self, *, room: float = ROOM) -> Generator[Drain]:
         """Keep probes armed and their records flowing into the pump that is yielded.
 
         Args:
@@ -161,7 +163,7 @@ class HostSession:
             raise UsageError("nothing to probe: no definition was given")
         self.driver.prepare(self.definitions)
         try:
-            pump = ThreadPump(self.driver.arm(), room=room)
+            pump = DrainThread(self.driver.arm(), room=room)
             try:
                 yield pump
             finally:
@@ -235,13 +237,13 @@ class HostSession:
         try:
             return parse_statements(text, registers=machine.arch.registers)
         except DefinitionError as error:
-            raise HostPlaces(machine).sooner(error) from error
+            raise HostPlaces(machine).first_kernel_error(error) from error
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise UsageError("this session is closed: call kprobes.host() again")
 
-    def _finish(self, pump: Pump, sink: Sink) -> None:
+    def _finish(self, pump: Drain, sink: Sink) -> None:
         try:
             self.driver.disarm()
         finally:

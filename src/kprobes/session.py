@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
-from kprobes.drain import ROOM, Pump
+from kprobes.drain import ROOM, Drain
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.guest import prepare
 from kprobes.guest.arena import ArenaSize
@@ -18,7 +18,7 @@ from kprobes.guest.driver import GuestDriver
 from kprobes.guest.kernel_abi import kretprobe_trampoline
 from kprobes.guest.open import open_driver
 from kprobes.guest.places import places_of
-from kprobes.guest.recorder import open_pump
+from kprobes.guest.recorder import open_drain
 from kprobes.handlers import signature
 from kprobes.handlers.engine import GuestEngine
 from kprobes.handlers.live import LiveKernel
@@ -28,11 +28,11 @@ from kprobes.handlers.registry import Registry
 from kprobes.lang.append import apply
 from kprobes.lang.filter import task_filter
 from kprobes.lang.parser import parse_statements
-from kprobes.model.definition import Definition, Extras, Statement
+from kprobes.model.definition import Definition, Statement, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.ports import Sink
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
 from kprobes.transport.agent import Command, Finished, Running
 from kprobes.transport.qemu import Machine
@@ -81,9 +81,9 @@ class Session:
         return self.driver.guest.kernel
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TraceSource:
         """What sinks need to know of it."""
-        return Origin(
+        return TraceSource(
             version=self.kernel.version,
             cpus=self.driver.cpus,
             symbol_at=partial(place_of, self.kernel.symbols),
@@ -110,9 +110,11 @@ class Session:
             RefusedError: a function cannot be probed, or what goes is being recorded.
         """
         self._check_open()
-        extras = Extras(duration=duration, exit=exits)
+        synthetic_fields = SyntheticFields(duration=duration, exit=exits)
         statements = [
-            replace(each, filter=filter, extras=extras) if isinstance(each, Definition) else each
+            replace(each, filter=filter, synthetic_fields=synthetic_fields)
+            if isinstance(each, Definition)
+            else each
             for each in self._parse(text)
         ]
         definitions = apply(statements, existing=tuple(self.definitions))
@@ -131,7 +133,7 @@ class Session:
         try:
             return parse_statements(text, registers=guest.arch.registers)
         except DefinitionError as error:
-            raise places_of(guest).sooner(error) from error
+            raise places_of(guest).first_kernel_error(error) from error
 
     def choose_tasks(
         self,
@@ -198,7 +200,7 @@ class Session:
             yield from rest
 
     @contextmanager
-    def recording(self, *, room: float = ROOM) -> Generator[Pump]:
+    def recording(self, *, room: float = ROOM) -> Generator[Drain]:
         """Keep probes armed and their records flowing into the pump that is yielded.
 
         Args:
@@ -215,7 +217,7 @@ class Session:
             recorder = self.driver.arm()
             self._engine.recorded = self.definitions
             undo.callback(self.driver.disarm)
-            pump = open_pump(recorder, self.driver.guest, self.driver.free_dead_calls, room=room)
+            pump = open_drain(recorder, self.driver.guest, self.driver.free_dead_calls, room=room)
             undo.callback(pump.stop)
             yield pump
 
@@ -379,11 +381,11 @@ class Session:
             raise UsageError("commands can be run only in a guest that kprobes booted")
         return self.machine
 
-    def _pass_on(self, pump: Pump, sink: Sink, is_done: Callable[[], bool]) -> None:
+    def _pass_on(self, pump: Drain, sink: Sink, is_done: Callable[[], bool]) -> None:
         for events in self._batches(pump, is_done):
             sink.write(events)
 
-    def _batches(self, pump: Pump, is_done: Callable[[], bool]) -> Iterator[Events]:
+    def _batches(self, pump: Drain, is_done: Callable[[], bool]) -> Iterator[Events]:
         look_again = 0.0
         while not is_done():
             events = pump.take(_TICK_S)
@@ -396,7 +398,7 @@ class Session:
                 self.driver.check_guest()
                 look_again = time.monotonic() + _STUB_CHECK_S
 
-    def _finish(self, pump: Pump, sink: Sink) -> None:
+    def _finish(self, pump: Drain, sink: Sink) -> None:
         pump.stop()
         try:
             self.driver.disarm()

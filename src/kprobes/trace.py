@@ -8,7 +8,7 @@ from typing import Literal
 
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.sinks import FORMATS
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 
 
 class Trace:
@@ -23,7 +23,7 @@ class Trace:
         hits: of each probe, when it has ended.
     """
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: TraceSource) -> None:
         self.events: list[Events] = []
         self.counts: Counts | None = None
         self.hits: Sequence[Hits] = ()

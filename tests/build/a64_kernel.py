@@ -13,7 +13,7 @@ from kprobes.arch.aarch64.cfg import find_exits
 from kprobes.arch.aarch64.decode import decode_function
 from kprobes.arch.aarch64.insn import Kind, classify
 from kprobes.arch.aarch64.slot import slot
-from kprobes.arch.aarch64.verdict import judge
+from kprobes.arch.aarch64.verdict import insn_verdict
 from kprobes.formats import kallsyms
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Exits
@@ -128,7 +128,7 @@ def _compare_one(emulator: Emulator, rng: random.Random, offset: int, compared: 
     instruction = function.at(addr)
     assert instruction is not None
     name = instruction.kind.name
-    if instruction.word & _COUNTERS[0] == _COUNTERS[1] or judge(function, addr).is_refused:
+    if instruction.word & _COUNTERS[0] == _COUNTERS[1] or insn_verdict(function, addr).is_refused:
         compared.refused[name] += 1
         return
     copy = slot(instruction, SLOT)

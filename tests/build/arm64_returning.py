@@ -12,8 +12,8 @@ from kprobes.model.plan import (
     Displaced,
     Frames,
     Returning,
+    ReturnMethod,
     Returns,
-    ReturnWay,
     Role,
 )
 from kprobes.model.resolved import Resolved
@@ -79,12 +79,12 @@ class Function:
         """Put what its way needs at its sites."""
         if self.returns.takes_over:
             self._land()
-        if self.returns.way is ReturnWay.RETHOOK:
+        if self.returns.return_method is ReturnMethod.RETHOOK:
             self._enter(Role.HOOK)
             return
         if self.returns.keeps:
             self._enter(Role.ENTER)
-        self._leave(Role.TAIL if self.returns.way is ReturnWay.TAIL else Role.RETURN)
+        self._leave(Role.TAIL if self.returns.return_method is ReturnMethod.TAIL else Role.RETURN)
 
     def used(self) -> int:
         """Return how many frames are in use."""
@@ -105,10 +105,10 @@ class Function:
         """Probe a conditional jump out of it."""
         body = self._body(Role.TAIL, at)
         displaced = Displaced(addr=at, code=branch, count=1, stop=Addr(at + 4))
-        way = self.machine.put(
+        return_method = self.machine.put(
             lambda place: AARCH64.returns.branch_detour(place, None, body, displaced)
         )
-        self.machine.cpu.write(at, encode.b(at, way))
+        self.machine.cpu.write(at, encode.b(at, return_method))
 
     def land(self) -> None:
         """Make its trampoline alone."""
@@ -133,8 +133,8 @@ class Function:
         probes = self.returns.probes if role is Role.RETURN else ()
         body = self._body(role, self.leave, probes)
         displaced = Displaced(addr=self.leave, code=self._last, count=1, stop=Addr(self.leave + 4))
-        way = self.machine.put(lambda place: AARCH64.patch.detour(place, body, displaced))
-        self.machine.cpu.write(self.leave, encode.b(self.leave, way))
+        return_method = self.machine.put(lambda place: AARCH64.patch.detour(place, body, displaced))
+        self.machine.cpu.write(self.leave, encode.b(self.leave, return_method))
 
     def _body(self, role: Role, site: int, recorded: Sequence[Resolved] = ()) -> Addr:
         machine, frames = self.machine, self.frames

@@ -36,14 +36,14 @@ class AskingGuest:
     def __init__(self, abi: GuestAbi = ABI, *, seed: int = 0) -> None:
         self.machine = machine = Machine(abi, seed=seed, is_watched=True)
         self.random = Random(seed)
-        cpu, facts = machine.cpu, X86_64.upcall
+        cpu, info = machine.cpu, X86_64.upcall
         template = compile_upcall(X86_64, abi, Addr(MAILBOX), LAYOUT)
         function = Addr(_GATE + 0x100)
-        cpu.write(_GATE, facts.gate(Addr(_GATE), function))
+        cpu.write(_GATE, info.gate(Addr(_GATE), function))
         cpu.write(function, template.link(function, {}))
         place, after = Addr(_DETOUR), Addr(AFTER)
         questions = Questions(gate=Addr(_GATE), before=NUMBER, after=None)
-        cpu.write(_DETOUR, facts.at_call(place, None, questions, after).code)
+        cpu.write(_DETOUR, info.at_call(place, None, questions, after).code)
         cpu.write(SITE, X86_64.site.branch(Addr(SITE), place))
         cpu.add_exit(AFTER)
         cpu.add_exit(ELSEWHERE)

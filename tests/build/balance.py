@@ -54,7 +54,7 @@ def balance(recorded: Iterable[Events], pairs: Mapping[str, tuple[str, str]]) ->
     before = inside = 0
     wrong: list[str] = []
     for group in np.split(rows, borders):
-        early, late, what = _judge(group[:, 2])
+        early, late, what = _insn_verdict(group[:, 2])
         before, inside = before + early, inside + late
         if what:
             wrong.append(f"{names[group[0, 0]]}, task {group[0, 1]}: {what}")
@@ -93,7 +93,7 @@ def _whose(batch: Batch) -> Numbers:
     return np.where(pid != 0, pid, -1 - cpu)
 
 
-def _judge(steps: Numbers) -> tuple[int, int, str]:
+def _insn_verdict(steps: Numbers) -> tuple[int, int, str]:
     depths = np.cumsum(steps)
     early = -min(0, int(depths.min()))
     late = int(depths[-1]) + early

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from kprobes.transport.qemu_command import BOARDS
+from kprobes.transport.qemu_command import MACHINE_TYPES
 from tests.build.waiting import wait_until
 
 _ORG = 0x7C00
@@ -39,7 +39,7 @@ def bare_guest(directory: Path, arch: str, what: str) -> Generator[str]:
         arch: by Debian's name.
         what: runs there: see ``_BARE``.
     """
-    board = BOARDS[arch]
+    board = MACHINE_TYPES[arch]
     command = [board.program, "-machine", board.machine, "-cpu", "max", "-m", "64M"]
     command += ["-display", "none", "-no-reboot", *_BARE[arch, what](directory / "image")]
     command += ["-chardev", "socket,id=gdb,path=gdb.sock,server=on,wait=off", "-gdb", "chardev:gdb"]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from kprobes.model.plan import Returns, ReturnWay
+from kprobes.model.plan import ReturnMethod, Returns
 from kprobes.model.resolved import EntryValue, ExitAddress, RegisterValue
 from kprobes.units import Addr
 from tests.build.kernel import SITE
@@ -51,17 +51,19 @@ class Calls:
         called: all calls.
     """
 
-    def __init__(self, machine: Machine, ways: Sequence[ReturnWay], *, count: int, keeps: bool):
+    def __init__(
+        self, machine: Machine, return_methods: Sequence[ReturnMethod], *, count: int, keeps: bool
+    ):
         self.machine = machine
         self.died = self.called = 0
         self.functions = [
             Function(
                 machine,
-                _returns(number, way, keeps=keeps),
+                _returns(number, return_method, keeps=keeps),
                 count=count,
-                target=SITE + 0x100 * ((number + 1) % len(ways)),
+                target=SITE + 0x100 * ((number + 1) % len(return_methods)),
             )
-            for number, way in enumerate(ways)
+            for number, return_method in enumerate(return_methods)
         ]
         for number in range(_CALLERS):
             machine.cpu.add_exit(CALLERS + 16 * number)
@@ -100,11 +102,11 @@ class Calls:
                 self.machine.cpu.set_number(at, function.sleep)
                 at += 8
             is_tail = at < script + 0x80 and random.random() < 0.6
-            is_tail &= function.returns.way is not ReturnWay.RETINSN
+            is_tail &= function.returns.return_method is not ReturnMethod.RETINSN
             left = function.tail.addr if is_tail else function.leave.addr
             self.machine.cpu.set_number(at, left)
             at += 8
-            shown = 0 if function.returns.way is ReturnWay.RETHOOK else left
+            shown = 0 if function.returns.return_method is ReturnMethod.RETHOOK else left
             task.expected.append(Expected(number + 1, entered, shown, caller))
             self.called += 1
             if not is_tail:
@@ -116,7 +118,7 @@ def _top(task: Task) -> int:
     return STACK + 0x800 + 0x1F0 * task.number
 
 
-def _returns(number: int, way: ReturnWay, *, keeps: bool) -> Returns:
+def _returns(number: int, return_method: ReturnMethod, *, keeps: bool) -> Returns:
     addr = SITE + 0x100 * number
     text = "r f x=$retval b=$arg1" if keeps else "r f x=$retval"
     probe = return_probe(text, event_id=number + 1, addr=addr)
@@ -126,4 +128,6 @@ def _returns(number: int, way: ReturnWay, *, keeps: bool) -> Returns:
         for fetch, operand in zip(probe.fetches, operands, strict=False)
     )
     probe = replace(probe, fetches=tuple(fetches))
-    return Returns(entry=Addr(addr), way=way, probes=(probe,), kept=(BP,) if keeps else ())
+    return Returns(
+        entry=Addr(addr), return_method=return_method, probes=(probe,), kept=(BP,) if keeps else ()
+    )

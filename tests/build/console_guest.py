@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kprobes.transport import initramfs
 from kprobes.transport.debian import busybox, kernel_image
-from kprobes.transport.qemu_command import BOARDS, Accel
+from kprobes.transport.qemu_command import MACHINE_TYPES, Accel
 from tests.build.waiting import becomes_true
 
 _BOOT_S = 90.0
@@ -88,7 +88,7 @@ class CrashedError(Exception):
 
 @contextmanager
 def _booted(directory: Path, suite: str, arch: str) -> Generator[ConsoleGuest]:
-    board, kernel, port = BOARDS[arch], kernel_image(suite=suite, arch=arch), _free_port()
+    board, kernel, port = MACHINE_TYPES[arch], kernel_image(suite=suite, arch=arch), _free_port()
     # There is no port for the agent, and without it init starts a shell only.
     archive = initramfs.build(busybox(arch=arch), {}, agent=board.agent)
     (directory / "initramfs").write_bytes(archive)

@@ -132,8 +132,8 @@ def _values(draw: st.DrawFn, where: _Where) -> str:
 @st.composite
 def _members(draw: st.DrawFn) -> str:
     members = draw(st.lists(_identifiers, min_size=1, max_size=3))
-    marks = [draw(st.sampled_from(["->", "."])) for _ in members]
-    return "".join(map("".join, zip(["->", *marks[1:]], members, strict=True)))
+    changes = [draw(st.sampled_from(["->", "."])) for _ in members]
+    return "".join(map("".join, zip(["->", *changes[1:]], members, strict=True)))
 
 
 @st.composite

@@ -11,7 +11,7 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
 from kprobes.errors import GuestGoneError, MemoryFault
-from kprobes.guest.arena import CATCHER_SIZE, Arena, data_size
+from kprobes.guest.arena import NOTIFIER_SIZE, Arena, data_size
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.release import CodeMemory
 from kprobes.model.plan import Plan
@@ -136,8 +136,8 @@ def make_memory() -> GuestMemory:
 def make_arena() -> Arena:
     """Return the arena that ``make_memory`` has room for."""
     return Arena(
-        catcher=Addr(CODE),
-        code=CodeMemory(addr=Addr(CODE + CATCHER_SIZE), size=_CODE_SIZE - CATCHER_SIZE),
+        notifier=Addr(CODE),
+        code=CodeMemory(addr=Addr(CODE + NOTIFIER_SIZE), size=_CODE_SIZE - NOTIFIER_SIZE),
         data=Addr(DATA),
         percpu=0x100,
         bases=PERCPU,

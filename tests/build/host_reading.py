@@ -20,7 +20,7 @@ from typing import Any
 from kprobes.host.reader import NAMING_EVENTS, HostKernel, TracefsReader, open_reader, read_format
 from kprobes.model.events import Events, HostEvent
 from kprobes.model.resolved import Field, RecordLayout, Storage
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from kprobes.sinks.text import TextSink
 from kprobes.units import Addr
 
@@ -149,7 +149,7 @@ class Run:
             (self._instance / "events" / name / "enable").write_text(state)
 
     def _text(self, found: Sequence[Events]) -> bytes:
-        origin = Origin(
+        origin = TraceSource(
             version=version(),
             cpus=os.cpu_count() or 1,
             entries=sum(map(len, found)),

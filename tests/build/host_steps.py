@@ -22,7 +22,7 @@ from kprobes.model.events import Events, HostEvent
 from kprobes.ring.ftrace import Contexts, HostShapes, TaskNames, decode_pages
 from kprobes.ring.ftrace_merge import HostMerger
 from kprobes.ring.ftrace_shapes import EventShape
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from kprobes.sinks.text import TextSink
 from kprobes.transport.tracefs import running_comms, saved_comms
 from kprobes.transport.tracefs_rings import Rings, open_rings
@@ -89,7 +89,7 @@ class Steps:
 
     def _text(self, found: list[Events]) -> bytes:
         out = io.BytesIO()
-        sink = TextSink(out, Origin(version=version(), cpus=2, symbol_at=self._symbols.at))
+        sink = TextSink(out, TraceSource(version=version(), cpus=2, symbol_at=self._symbols.at))
         for events in found:
             sink.write(events)
         sink.close()

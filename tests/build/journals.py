@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kprobes.guest.allocations import Call, Kind, Loan
+from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.journal import (
     Boot,
     Entry,
@@ -28,7 +28,7 @@ MARK = bytes(range(16))
 MARK_AT = Phys(0x3000)
 BOOT = Boot(addr=Addr(0xFFFF_FFFF_8200_0000), phys=Phys(0x8000), value=b"canary.1")
 _TABLES, _RAM = 0x4000, 0x10000
-_LENT = Loan(kind=Kind.DATA, addr=0x5000, size=4096)
+_LENT = Allocation(kind=Kind.DATA, addr=0x5000, size=4096)
 _MTREE = """FlatView #0
  AS "memory", root: system
  Root memory region: system
@@ -45,9 +45,9 @@ def lend(stub: FakeStub, journal: Journal, *, state: int | None = None) -> None:
         state: how often its patches have changed; by default as often as the journal says.
     """
     journal.note_boot(BOOT)
-    journal.ledger.begin(Call(frame=0, landing=0, lends=_LENT))
-    journal.ledger.end(0)
-    journal.note_mark(MarkPlace(loan=Addr(_LENT.addr), phys=MARK_AT))
+    journal.allocations.begin(Call(frame=0, trap=0, allocates=_LENT))
+    journal.allocations.end(0)
+    journal.note_mark(MarkPlace(allocation=Addr(_LENT.addr), phys=MARK_AT))
     mark_guest(stub, journal.mark, journal.state if state is None else state)
 
 

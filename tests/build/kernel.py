@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import AmbiguousSymbolError, UnknownSymbolError, UnknownTypeError
 from kprobes.lang.parser import parse
-from kprobes.model.definition import Definition, Extras
+from kprobes.model.definition import Definition, SyntheticFields
 from kprobes.model.kernel import CType, Kernel, MemberPlace, Prototype, Symbol, Types
 from kprobes.model.resolved import Resolved
 from kprobes.resolve.resolve import resolve
@@ -150,8 +150,8 @@ def make_probe(
     return resolve(read(text), kernel, X86_64, event_id=event_id, locate=lambda symbol: symbol.addr)
 
 
-def make_extra(text: str, extras: Extras) -> Resolved:
+def make_extra(text: str, synthetic_fields: SyntheticFields) -> Resolved:
     """Resolve a definition on a function ``f`` with extra fields."""
-    definition = replace(read(text), extras=extras)
+    definition = replace(read(text), synthetic_fields=synthetic_fields)
     kernel = make_kernel([symbol("f", SITE)])
     return resolve(definition, kernel, X86_64, event_id=1, locate=lambda symbol: symbol.addr)

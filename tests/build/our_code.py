@@ -5,15 +5,15 @@ from dataclasses import replace
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.codegen.compile import compile_probes
-from kprobes.guest.allocations import Kind, Ledger, Loan
+from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import COUNTERS_SIZE, MISSED_SIZE
 from kprobes.guest.journal import Described
-from kprobes.inspect.subject import Specimen
+from kprobes.inspect.subject import TextSnapshot
 from kprobes.model.abi import GuestAbi, Readers, TaskAbi
 from kprobes.units import Addr
 from tests.build.journals import make_entry, make_undo
 from tests.build.kernel import SITE, make_probe, symbol
-from tests.build.specimen import NOP, REST, call, make_specimen
+from tests.build.snapshot import NOP, REST, call, make_snapshot
 
 CODE = 0xFFFF_FFFF_C000_0000
 DATA = 0xFF18_0000_0000_0000
@@ -58,7 +58,7 @@ _READERS = [
 ]
 
 
-def ours(*definitions: str, veneer: bytes = b"") -> Specimen:
+def ours(*definitions: str, veneer: bytes = b"") -> TextSnapshot:
     """Return a kernel whose function ``f`` has probes of ours, one journal and their code.
 
     Args:
@@ -74,20 +74,20 @@ def ours(*definitions: str, veneer: bytes = b"") -> Specimen:
     code = template.link(Addr(CODE), {**numbers, **readers, "site": SITE, "clock": 0})
     patch = call(CODE)
     undo = make_undo(SITE, old=bytes.fromhex(NOP), new=bytes.fromhex(patch), what="first")
-    ledger = Ledger()
-    ledger.loans = (
-        Loan(kind=Kind.DATA, addr=DATA, size=1 << 24),
-        Loan(kind=Kind.CODE, addr=start, size=CODE + len(code) - start),
-        Loan(kind=Kind.PER_CPU, addr=PER_CPU, size=64),
+    allocations = AllocationLog()
+    allocations.live = (
+        Allocation(kind=Kind.DATA, addr=DATA, size=1 << 24),
+        Allocation(kind=Kind.CODE, addr=start, size=CODE + len(code) - start),
+        Allocation(kind=Kind.PER_CPU, addr=PER_CPU, size=64),
     )
     entry = replace(
         make_entry("qemu:/s.sock", undo._replace(addr=Addr(SITE)), is_live=True),
-        ledger=ledger,
+        allocations=allocations,
         probes=tuple(
             Described(site=Addr(SITE), entry=Addr(CODE), event_id=n, definition=text)
             for n, text in enumerate(texts, 1)
         ),
     )
-    return make_specimen(
+    return make_snapshot(
         patch + REST, pieces={start: (veneer + code).hex()}, symbols=_READERS, entries=[entry]
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kprobes.formats import cpio
 from kprobes.transport.debian import busybox, kernel_image
-from kprobes.transport.qemu_command import BOARDS, Accel
+from kprobes.transport.qemu_command import MACHINE_TYPES, Accel
 from tests.build.waiting import PATIENCE_S, becomes_true
 
 _INIT = b"""#!/bin/busybox sh
@@ -73,7 +73,7 @@ def plain_guest(directory: Path, *options: str, arch: str = "amd64") -> Generato
 
 
 def _command(arch: str, options: Sequence[str]) -> list[str]:
-    board = BOARDS[arch]
+    board = MACHINE_TYPES[arch]
     return [
         *(board.program, "-kernel", str(kernel(arch)), "-initrd", "initramfs"),
         *("-machine", board.machine, "-cpu", board.cpu[Accel.TCG], "-smp", "2", "-m", "256M"),

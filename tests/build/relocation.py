@@ -11,7 +11,7 @@ from iced_x86 import Code, Decoder, Mnemonic
 from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.insn import Instruction
 from kprobes.arch.x86_64.slot import slot
-from kprobes.arch.x86_64.verdict import Verdict, judge, jump_run
+from kprobes.arch.x86_64.verdict import SlotAction, insn_verdict, jump_run
 from kprobes.errors import RefusedError
 from kprobes.image.file import KernelImage, kernel_from_image, read_image
 from kprobes.image.init_tables import read_image_tables
@@ -146,13 +146,13 @@ def _compare_one(
     form = _FORMS[decode_one(code, addr).code]
     # A nop behind it, so that sti does not lean on it.
     function = decode_function("sampled", [TextPart(addr=Addr(addr), code=code + b"\x90")])
-    judgement = judge(function, addr)
+    slot_verdict = insn_verdict(function, addr)
     instruction = function.instructions[addr]
-    if judgement.is_refused:
+    if slot_verdict.is_refused:
         compared.refused[form] += 1
         return
     copy = slot(instruction, Addr(SLOT))
-    if judgement.verdict is not Verdict.EMULATE and not _has_shape(instruction, copy):
+    if slot_verdict.verdict is not SlotAction.EMULATE and not _has_shape(instruction, copy):
         compared.differences.append(f"{form} {code.hex()}: {copy.hex()}")
     if instruction.mnemonic in _CHANCE | _CONTROL or decode_one(code, addr).code in _TO_CONTROL:
         compared.unexecuted[form] += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kprobes.guest.places import places_of
 from kprobes.guest.text import Prover
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from tests.build import hot
 from tests.build.dialect import DIALECTS
@@ -35,7 +35,7 @@ class Ran:
 
     name: str
     count: int
-    way: ReturnWay
+    return_method: ReturnMethod
     is_void: bool
 
 
@@ -46,17 +46,26 @@ def functions_that_return(session: Session, most: int) -> list[Ran]:
     session.probe("\n".join(f"p:r{n} {name}" for n, name in enumerate(names)))
     counts = counted(session, "sh /load.sh")
     session.definitions = []
-    ways = _ways(session, (names[n - 1] for n, count in counts.items() if 0 < count <= most))
+    return_methods = _ways(
+        session, (names[n - 1] for n, count in counts.items() if 0 < count <= most)
+    )
     return [
-        Ran(name=name, count=counts[n], way=ways[name], is_void=_is_void(session, name))
+        Ran(
+            name=name,
+            count=counts[n],
+            return_method=return_methods[name],
+            is_void=_is_void(session, name),
+        )
         for n, name in enumerate(names, 1)
-        if name in ways and ways[name] is not ReturnWay.REFUSED
+        if name in return_methods and return_methods[name] is not ReturnMethod.REFUSED
     ]
 
 
-def chosen(ran: Sequence[Ran], count: int, *, way: ReturnWay | None = None) -> list[Ran]:
+def chosen(
+    ran: Sequence[Ran], count: int, *, return_method: ReturnMethod | None = None
+) -> list[Ran]:
     """Return some of these functions, from all over the kernel; of one way if it is named."""
-    fitting = [each for each in ran if way in (None, each.way)]
+    fitting = [each for each in ran if return_method in (None, each.return_method)]
     step = max(len(fitting) / count, 1)
     return [fitting[int(n * step)] for n in range(min(count, len(fitting)))]
 
@@ -96,8 +105,8 @@ def _is_void(session: Session, name: str) -> bool:
     return prototype is not None and prototype.returned == 0
 
 
-def _ways(session: Session, names: Iterable[str]) -> dict[str, ReturnWay]:
+def _ways(session: Session, names: Iterable[str]) -> dict[str, ReturnMethod]:
     places = places_of(session.driver.guest)
     prover = Prover(places.text, session.driver.guest.arch.patch)
     symbols = session.kernel.symbols
-    return {name: prover.classify(symbols.named(name)).exits.way for name in names}
+    return {name: prover.classify(symbols.named(name)).exits.return_method for name in names}

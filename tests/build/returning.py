@@ -14,8 +14,8 @@ from kprobes.model.plan import (
     Displaced,
     Frames,
     Returning,
+    ReturnMethod,
     Returns,
-    ReturnWay,
     Role,
 )
 from kprobes.model.resolved import Resolved
@@ -107,13 +107,13 @@ class Function:
         """Put what its way needs at its sites."""
         if self.returns.takes_over:
             self._land()
-        if self.returns.way is ReturnWay.RETHOOK:
+        if self.returns.return_method is ReturnMethod.RETHOOK:
             self.enter(Role.HOOK)
             return
         if self.returns.keeps:
             self.enter(Role.ENTER)
         self.patch(self.leave, Role.RETURN)
-        if self.returns.way is ReturnWay.TAIL:
+        if self.returns.return_method is ReturnMethod.TAIL:
             self.patch(self.tail, Role.TAIL)
 
     def enter(self, role: Role, probes: Sequence[Resolved] = ()) -> None:
@@ -149,12 +149,12 @@ class Function:
         )
         numbers = self._numbers(site.addr)
         body = machine.put(lambda place: template.link(place, numbers))
-        way = machine.put(
+        return_method = machine.put(
             lambda place: X86_64.returns.branch_detour(place, None, body, site.displaced)
         )
         stop = site.addr + len(jump)
         machine.cpu.write(stop, X86_64.patch.jump(Addr(stop), Addr(behind)))
-        machine.cpu.write(site.addr, X86_64.patch.jump(Addr(site.addr), way))
+        machine.cpu.write(site.addr, X86_64.patch.jump(Addr(site.addr), return_method))
 
     def used(self) -> dict[int, list[tuple[int, ...]]]:
         """Return the words of its frames behind the slot, by slot, in the order of the search."""
@@ -215,8 +215,8 @@ def patch(
     )
     values = {**(numbers or machine.numbers(recorded)), "site": site.addr}
     body = machine.put(lambda place: template.link(place, values), recorded)
-    way = machine.put(lambda place: X86_64.patch.detour(place, body, site.displaced))
-    machine.cpu.write(site.addr, X86_64.patch.jump(Addr(site.addr), way))
+    return_method = machine.put(lambda place: X86_64.patch.detour(place, body, site.displaced))
+    machine.cpu.write(site.addr, X86_64.patch.jump(Addr(site.addr), return_method))
 
 
 def run(machine: Machine, start: int, state: State) -> tuple[int, dict[str, int]]:

@@ -18,7 +18,7 @@ from kprobes.errors import RefusedError
 from kprobes.image.init_tables import read_image_tables
 from kprobes.image.tables import read_function
 from kprobes.model.kernel import TextPart, TextTables
-from kprobes.model.plan import Exits, ReturnWay
+from kprobes.model.plan import Exits, ReturnMethod
 from tests.build.emulator import FLAGS, POINTER, Emulator, random_state
 from tests.build.relocation import kernel_of
 
@@ -68,7 +68,7 @@ def step_functions(
         except RefusedError:
             continue
         exits = find_exits(name, parts, tables)
-        if exits.way in (ReturnWay.RETINSN, ReturnWay.TAIL) and _fits(parts):
+        if exits.return_method in (ReturnMethod.RETINSN, ReturnMethod.TAIL) and _fits(parts):
             stepper = _Stepper(emulator, parts, exits, (tables, bugs), rng)
             stepper.step_through(name, traces, steps, found)
     return found

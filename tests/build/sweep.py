@@ -82,7 +82,7 @@ class Sweeper:
 
     def acceptable(self, function: Decoded, strategy: Strategy | None) -> list[Addr]:
         """Return the addresses of a function's instructions that can be probed so."""
-        judge = Instructions(self._text, self.guest.arch.patch)
+        insn_verdict = Instructions(self._text, self.guest.arch.patch)
         entry, offsets = function.addr, self.guest.arch.site.offsets
         has_site = any(entry + offset in self.tables.ftrace for offset in offsets)
         wish = Wish(strategy=strategy, others=function.instructions.keys())
@@ -93,7 +93,7 @@ class Sweeper:
                 continue
             try:
                 if addr not in self.tables.ftrace:
-                    judge.site(Addr(addr), wish)
+                    insn_verdict.site(Addr(addr), wish)
                 elif strategy is not None:
                     continue
                 found.append(Addr(addr))

@@ -30,12 +30,12 @@ import kprobes
 from kprobes.errors import KprobesError
 from kprobes.formats.rsp import StopReply
 from kprobes.guest import inject
-from kprobes.guest.allocations import Call, Ledger, Loan
+from kprobes.guest.allocations import Allocation, AllocationLog, Call
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.journal import Journal, Undo
 from kprobes.guest.patches import StoppedMemory
 from kprobes.guest.places import places_of
-from kprobes.model.plan import ReturnWay, Strategy
+from kprobes.model.plan import ReturnMethod, Strategy
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.session import Session
 from kprobes.transport.connection import Wire
@@ -66,9 +66,9 @@ def main() -> int:
     return 0
 
 
-def say(word: str, **facts: object) -> None:
+def say(word: str, **info: object) -> None:
     """Tell the parent one thing."""
-    sys.stdout.write(json.dumps({"word": word, **facts}) + "\n")
+    sys.stdout.write(json.dumps({"word": word, **info}) + "\n")
     sys.stdout.flush()
 
 
@@ -76,7 +76,7 @@ def _trace(args: Any) -> None:
     size = ArenaSize(ring=args.ring or None, code=args.code * MIB)
     with kprobes.attach(args.target, size=size) as session:
         say("attached", release=session.kernel.release)
-        session.driver.strategy, session.driver.way = args.strategy, args.returns
+        session.driver.strategy, session.driver.return_method = args.strategy, args.returns
         session.probe(Path(args.definitions).read_text())
         if args.asks:
             session.driver.upcalls = [_endless(session, args.asks)]
@@ -123,7 +123,7 @@ def _arguments() -> Any:
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
     parser.add_argument("--asks-at-return", default="", help="one whose returns wait for ever")
     parser.add_argument("--strategy", type=Strategy)
-    parser.add_argument("--returns", type=ReturnWay)
+    parser.add_argument("--returns", type=ReturnMethod)
     return parser.parse_args()
 
 
@@ -177,15 +177,15 @@ def _fail_at_record(number: int, fail: Fail) -> None:
 
 
 def _fail_at_beginning(number: int, fail: Fail) -> None:
-    begin = Ledger.begin
+    begin = AllocationLog.begin
     left = itertools.count(number, -1)
 
-    def told(self: Ledger, call: Call) -> None:
+    def told(self: AllocationLog, call: Call) -> None:
         begin(self, call)
         if next(left) == 0:
             fail()
 
-    Ledger.begin = told
+    AllocationLog.begin = told
 
 
 def _fail_in_call(number: int, fail: Fail) -> None:
@@ -197,12 +197,12 @@ def _fail_in_call(number: int, fail: Fail) -> None:
         self: inject.Task,
         function: Addr,
         *args: int,
-        lends: Loan | None = None,
-        returns: Loan | None = None,
+        allocates: Allocation | None = None,
+        returns: Allocation | None = None,
     ) -> int:
         nonlocal is_it
         is_it = next(left) == 0
-        return call(self, function, *args, lends=lends, returns=returns)
+        return call(self, function, *args, allocates=allocates, returns=returns)
 
     def told(self: Stub, timeout_s: float) -> StopReply | None:
         nonlocal is_it

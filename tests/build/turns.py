@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quick_turns() -> Generator[None]:
+def short_switch_interval() -> Generator[None]:
     """Let another thread have its turn after every microsecond."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

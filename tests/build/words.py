@@ -19,13 +19,13 @@ class Words:
     """The words of one architecture.
 
     Attributes:
-        facts: the architecture.
+        info: the architecture.
         registers: amd64's names of registers to its own.
         symbols: names of data that Debian's amd64 kernels know to names that its own know.
         syscall: what the functions of its system calls begin with.
     """
 
-    facts: Arch
+    info: Arch
     registers: Mapping[str, str]
     symbols: Mapping[str, str]
     syscall: str
@@ -69,9 +69,9 @@ _ARM64_SYMBOLS = {
     "nr_cpu_ids": "strpbrk",
     "sys_call_table": "strsep",
 }
-_AMD64 = Words(facts=X86_64, registers={}, symbols={}, syscall=_SYSCALL)
+_AMD64 = Words(info=X86_64, registers={}, symbols={}, syscall=_SYSCALL)
 _ARM64 = Words(
-    facts=AARCH64,
+    info=AARCH64,
     registers=_ARM64_REGISTERS,
     symbols=_ARM64_SYMBOLS,
     syscall=DIALECTS["arm64"].syscall,
@@ -82,4 +82,4 @@ WORDS = {"amd64": _AMD64, "arm64": _ARM64}
 
 def debian_name(arch: str) -> str:
     """Return Debian's name of an architecture that is named as in ``Kernel.arch``."""
-    return next(name for name, words in WORDS.items() if words.facts.name == arch)
+    return next(name for name, words in WORDS.items() if words.info.name == arch)

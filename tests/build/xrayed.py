@@ -43,9 +43,9 @@ def shown_at(seen: dict[str, Any], mark: dict[str, Any]) -> str:
     return text
 
 
-def mark_by(seen: dict[str, Any], author: str) -> dict[str, Any]:
+def mark_by(seen: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the one mark that somebody left."""
-    (mark,) = [mark for mark in seen["marks"] if mark["author"] == author]
+    (mark,) = [mark for mark in seen["marks"] if mark["author"] == source]
     return mark
 
 

@@ -3,11 +3,11 @@
 import json
 
 from kprobes.cli.doctor import findings_as_json, findings_as_text
-from kprobes.model.finding import Finding, Verdict
+from kprobes.model.finding import Finding, Severity
 
-FINE = Finding(subject="QEMU", verdict=Verdict.OK, found="7.2")
-SLOW = Finding(subject="KVM", verdict=Verdict.NOTE, found="none", advice="it is slow")
-ABSENT = Finding(subject="LLVM", verdict=Verdict.MISSING, found="absent", advice="install it")
+FINE = Finding(subject="QEMU", verdict=Severity.OK, found="7.2")
+SLOW = Finding(subject="KVM", verdict=Severity.NOTE, found="none", advice="it is slow")
+ABSENT = Finding(subject="LLVM", verdict=Severity.MISSING, found="absent", advice="install it")
 
 
 def test_advice_stands_below_what_was_found() -> None:

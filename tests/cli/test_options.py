@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kprobes.cli import options
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_way_to_probe_returns_can_be_forced() -> None:
     parser = ArgumentParser()
     options.add_returns(parser)
 
-    assert options.way(parser.parse_args([])) is None
-    assert options.way(parser.parse_args(["--returns", "tail"])) is ReturnWay.TAIL
+    assert options.return_method(parser.parse_args([])) is None
+    assert options.return_method(parser.parse_args(["--returns", "tail"])) is ReturnMethod.TAIL
     assert parser.parse_args(["--exits"]).exits
 
 

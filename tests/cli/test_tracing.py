@@ -9,7 +9,7 @@ import pytest
 
 from kprobes.cli.output import Output
 from kprobes.cli.terminal import Progress, Stop
-from kprobes.cli.tracing import Tally, Until, Workload, reasons
+from kprobes.cli.tracing import LimitSink, Until, Workload, reasons
 from kprobes.errors import RefusedError
 from kprobes.model.events import Events
 from kprobes.transport.agent import Command, Finished
@@ -66,7 +66,7 @@ def make_until(
     return Until(
         stop=Stop(),
         output=output,
-        tally=Tally(output, limit=limit),
+        limit_sink=LimitSink(output, limit=limit),
         workload=workload,
         progress=Progress(is_quiet=True),
         duration_s=duration_s,
@@ -84,9 +84,9 @@ def test_a_trace_goes_on_until_something_ends_it() -> None:
 def test_it_ends_when_enough_events_were_written() -> None:
     until = make_until(limit=3)
 
-    until.tally.write(EVENTS)
+    until.limit_sink.write(EVENTS)
     assert not until()
-    until.tally.write(EVENTS)
+    until.limit_sink.write(EVENTS)
     assert until()
 
 

@@ -1,6 +1,6 @@
 """Limiting and counting on the way to a sink."""
 
-from kprobes.cli.tracing import Tally
+from kprobes.cli.tracing import LimitSink
 from kprobes.model.events import Events
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
@@ -37,46 +37,46 @@ def mixed() -> Events:
 
 def test_the_limit_keeps_the_oldest_and_counts_them() -> None:
     kept = Kept()
-    tally = Tally(kept, limit=7)
+    limit_sink = LimitSink(kept, limit=7)
 
     for _ in range(3):
-        tally.write(mixed())
+        limit_sink.write(mixed())
 
     assert kept.rows == [("a", 1), ("b", 2), ("a", 3), ("b", 4), ("a", 5), ("a", 1), ("b", 2)]
-    assert (tally.events, tally.is_full, kept.writes) == (7, True, 2)
+    assert (limit_sink.events, limit_sink.is_full, kept.writes) == (7, True, 2)
 
 
 def test_without_a_limit_everything_comes_through() -> None:
     kept = Kept()
-    tally = Tally(kept)
+    limit_sink = LimitSink(kept)
 
-    tally.write(mixed())
+    limit_sink.write(mixed())
 
-    assert (tally.events, tally.is_full) == (5, False)
+    assert (limit_sink.events, limit_sink.is_full) == (5, False)
 
 
 def test_faults_are_counted_in_the_events_that_came_through_only() -> None:
     layout = make_layout(1, ["u32", "string"], can_fault=True)
     rows = [Row(values=(None, None)), Row(values=(1, b"x")), Row(values=(None, b"x"))]
-    tally = Tally(Kept(), limit=2)
+    limit_sink = LimitSink(Kept(), limit=2)
 
-    tally.write(make_events([make_batch(layout, rows)]))
+    limit_sink.write(make_events([make_batch(layout, rows)]))
 
-    assert (tally.events, tally.faulted) == (2, 2)
+    assert (limit_sink.events, limit_sink.faulted) == (2, 2)
 
 
 def test_durations_that_could_not_be_measured_are_no_faults() -> None:
     layout = make_layout(1, ["duration"], names=["duration"])
-    tally = Tally(Kept())
+    limit_sink = LimitSink(Kept())
 
-    tally.write(make_events([make_batch(layout, [Row(values=(None,))])]))
+    limit_sink.write(make_events([make_batch(layout, [Row(values=(None,))])]))
 
-    assert (tally.events, tally.faulted) == (1, 0)
+    assert (limit_sink.events, limit_sink.faulted) == (1, 0)
 
 
 def test_closing_reaches_the_sink_behind() -> None:
     kept = Kept()
 
-    Tally(kept).close()
+    LimitSink(kept).close()
 
     assert kept.is_closed

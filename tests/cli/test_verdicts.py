@@ -8,8 +8,8 @@ import pytest
 
 from kprobes.cli.verdicts import as_json, as_text
 from kprobes.inspect.check import Checker, Terms, checker_of_guest
-from kprobes.model.definition import Extras
-from kprobes.model.plan import ReturnWay
+from kprobes.model.definition import SyntheticFields
+from kprobes.model.plan import ReturnMethod
 from kprobes.units import Addr
 from tests.build.named_guest import make_named_guest
 
@@ -26,12 +26,12 @@ def place() -> Place:
 
 
 def text(checker: Checker, *lines: str, origin: str = "", has_format: bool = False) -> str:
-    found = [(origin, verdict) for verdict in checker.check("\n".join(lines))]
+    found = [(origin, result) for result in checker.check("\n".join(lines))]
     return as_text(found, has_format=has_format)
 
 
 def objects(checker: Checker, *lines: str, has_format: bool = False) -> list[dict[str, Any]]:
-    found = [("", verdict) for verdict in checker.check("\n".join(lines))]
+    found = [("", result) for result in checker.check("\n".join(lines))]
     return [json.loads(line) for line in as_json(found, has_format=has_format).splitlines()]
 
 
@@ -169,7 +169,7 @@ def test_a_return_probe_tells_its_way_and_exits_and_its_caller_s_place() -> None
 
 
 def test_what_the_entry_keeps_for_the_return_is_told_with_its_site() -> None:
-    checker = leaving(RETURNS, extras=Extras(duration=True, exit=True))
+    checker = leaving(RETURNS, synthetic_fields=SyntheticFields(duration=True, exit=True))
 
     said = text(checker, "r:x vfs_read a=$arg1")
 
@@ -179,8 +179,8 @@ def test_what_the_entry_keeps_for_the_return_is_told_with_its_site() -> None:
 
 
 def test_a_way_that_is_forced_is_told_or_refused() -> None:
-    said = text(leaving(RETURNS, way=ReturnWay.RETHOOK), "r:x vfs_read")
-    refused = text(leaving(FAR, way=ReturnWay.RETINSN), "r:x vfs_read")
+    said = text(leaving(RETURNS, return_method=ReturnMethod.RETHOOK), "r:x vfs_read")
+    refused = text(leaving(FAR, return_method=ReturnMethod.RETINSN), "r:x vfs_read")
 
     assert "  by rethook at the returns of vfs_read\n" in said
     assert "  at its entry takes the return over: by ftrace at vfs_read+0x0/0x20 (" in said

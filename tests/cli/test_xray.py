@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kprobes.cli.main import main
-from kprobes.inspect.subject import Specimen
+from kprobes.inspect.subject import TextSnapshot
 from tests.build.kernel import SITE
-from tests.build.specimen import make_specimen
+from tests.build.snapshot import make_snapshot
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_a_target_where_nothing_answers_is_unreachable(capsys: pytest.CaptureFix
 def test_what_shows_a_function_takes_no_range(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def read(path: Path) -> Specimen:
+    def read(path: Path) -> TextSnapshot:
         del path
-        return make_specimen()
+        return make_snapshot()
 
-    monkeypatch.setattr("kprobes.inspect.subject.specimen_of_image", read)
+    monkeypatch.setattr("kprobes.inspect.subject.snapshot_of_image", read)
 
     assert main(["xray", option, "--image", "k", f"{SITE:#x}:8"]) == 2
     assert f"{option} is for a place, not for a range" in capsys.readouterr().err

@@ -4,21 +4,21 @@ import json
 import re
 
 from kprobes.cli.xray_print import as_colors, as_json, as_lines, as_text
-from kprobes.inspect.model import Anatomy
+from kprobes.inspect.model import FunctionText
 from kprobes.inspect.xray import around, function_at, xray
 from kprobes.units import Addr
 from tests.build.kernel import SITE
 from tests.build.our_code import CODE, ours
-from tests.build.specimen import NOP, REST, SLIDE, call, make_specimen
+from tests.build.snapshot import NOP, REST, SLIDE, call, make_snapshot
 
 
-def site_of(*, slide: int = 0) -> Anatomy:
-    specimen = make_specimen(slide=slide)
-    return xray(specimen, around(specimen, Addr(SITE)))
+def site_of(*, slide: int = 0) -> FunctionText:
+    snapshot = make_snapshot(slide=slide)
+    return xray(snapshot, around(snapshot, Addr(SITE)))
 
 
-def text_of(anatomy: Anatomy, *, has_verdicts: bool = False) -> str:
-    return as_text(as_lines(anatomy, has_verdicts=has_verdicts))
+def text_of(function_text: FunctionText, *, has_verdicts: bool = False) -> str:
+    return as_text(as_lines(function_text, has_verdicts=has_verdicts))
 
 
 def test_a_site_is_told_from_where_it_is_to_who_changed_it() -> None:
@@ -40,22 +40,22 @@ def test_a_site_is_told_from_where_it_is_to_who_changed_it() -> None:
 
 def test_text_that_is_alike_is_said_to_be() -> None:
     code = NOP + REST
-    specimen = make_specimen(code, code)
+    snapshot = make_snapshot(code, code)
 
-    assert "image and memory hold the same" in text_of(xray(specimen, around(specimen, Addr(SITE))))
+    assert "image and memory hold the same" in text_of(xray(snapshot, around(snapshot, Addr(SITE))))
 
 
 def test_a_kernel_without_a_file_says_why() -> None:
-    specimen = make_specimen(was=None)
+    snapshot = make_snapshot(was=None)
 
-    assert "no image: no file" in text_of(xray(specimen, around(specimen, Addr(SITE))))
+    assert "no image: no file" in text_of(xray(snapshot, around(snapshot, Addr(SITE))))
 
 
 def test_verdicts_stand_behind_each_instruction() -> None:
-    specimen = make_specimen()
-    anatomy = xray(specimen, function_at(specimen, Addr(SITE)))
+    snapshot = make_snapshot()
+    function_text = xray(snapshot, function_at(snapshot, Addr(SITE)))
 
-    lines = text_of(anatomy, has_verdicts=True).splitlines()
+    lines = text_of(function_text, has_verdicts=True).splitlines()
 
     assert any(line.endswith("push    %r15  [copy]") for line in lines)
     assert any("nopl    0x0(%rax,%rax,1)  [ftrace]" in line for line in lines)
@@ -63,9 +63,9 @@ def test_verdicts_stand_behind_each_instruction() -> None:
 
 
 def test_our_code_is_shown_with_its_notes() -> None:
-    specimen = ours()
+    snapshot = ours()
 
-    text = text_of(xray(specimen, around(specimen, Addr(SITE))))
+    text = text_of(xray(snapshot, around(snapshot, Addr(SITE))))
 
     assert f"code of our probe first, at {CODE:#x}" in text
     assert re.search(r"mov +%rdi,0x28\(%\w+\)  # first: one, x64, at 0x28", text)
@@ -83,10 +83,10 @@ def test_colours_change_nothing_but_colours() -> None:
 
 
 def test_json_has_all_of_it() -> None:
-    specimen = ours()
-    anatomy = xray(specimen, around(specimen, Addr(SITE)))
+    snapshot = ours()
+    function_text = xray(snapshot, around(snapshot, Addr(SITE)))
 
-    found = json.loads(as_json(anatomy))
+    found = json.loads(as_json(function_text))
 
     assert found["site"] == f"{SITE:#x}"
     assert found["probe"]["verdict"] == "ftrace"
@@ -99,9 +99,9 @@ def test_json_has_all_of_it() -> None:
 
 
 def test_json_of_a_file_alone_has_no_sides_and_no_slide() -> None:
-    specimen = make_specimen(None)
+    snapshot = make_snapshot(None)
 
-    found = json.loads(as_json(xray(specimen, function_at(specimen, Addr(SITE)))))
+    found = json.loads(as_json(xray(snapshot, function_at(snapshot, Addr(SITE)))))
 
     assert (found["slide"], found["site"]) == (None, None)
     assert {row["side"] for row in found["text"]} == {None}

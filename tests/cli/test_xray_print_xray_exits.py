@@ -7,13 +7,13 @@ import pytest
 from kprobes.cli.xray_print import as_text, exits_as_json, exits_as_lines, with_exits
 from kprobes.errors import TargetError
 from kprobes.guest.text import Classified
-from kprobes.inspect.model import Anatomy, Side
-from kprobes.inspect.subject import Specimen
+from kprobes.inspect.model import FunctionText, Side
+from kprobes.inspect.subject import TextSnapshot
 from kprobes.inspect.xray import exits_at, parts_at, xray
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.units import Addr
 from tests.build.kernel import SITE, TEXT, symbol
-from tests.build.specimen import NOP, call, make_specimen
+from tests.build.snapshot import NOP, call, make_snapshot
 
 G, COLD = TEXT + 0x200, TEXT + 0x300
 SYMBOLS = (symbol("g", G, size=1), symbol("f.cold", COLD, size=6))
@@ -25,16 +25,16 @@ CODE = (
 PIECES = {COLD: f"90 {call(SITE + 15, place=COLD + 1, opcode='e9')}", G: "c3"}
 
 
-def seen(code: str = CODE, was: str | None = None) -> tuple[list[Anatomy], Classified]:
-    specimen = make_specimen(code, was, pieces=PIECES, symbols=SYMBOLS)
-    return parts_of(specimen), exits_at(specimen, Addr(SITE))
+def seen(code: str = CODE, was: str | None = None) -> tuple[list[FunctionText], Classified]:
+    snapshot = make_snapshot(code, was, pieces=PIECES, symbols=SYMBOLS)
+    return parts_of(snapshot), exits_at(snapshot, Addr(SITE))
 
 
-def parts_of(specimen: Specimen) -> list[Anatomy]:
-    return [xray(specimen, subject) for subject in parts_at(specimen, Addr(SITE))]
+def parts_of(snapshot: TextSnapshot) -> list[FunctionText]:
+    return [xray(snapshot, subject) for subject in parts_at(snapshot, Addr(SITE))]
 
 
-def text_of(parts: list[Anatomy], found: Classified) -> str:
+def text_of(parts: list[FunctionText], found: Classified) -> str:
     return as_text(exits_as_lines(parts, found, has_verdicts=False))
 
 
@@ -60,7 +60,7 @@ def test_a_cold_part_follows_without_another_heading() -> None:
 def test_a_jump_that_does_not_fit_tells_why() -> None:
     parts, found = seen(f"{NOP} c3")
 
-    assert found.exits.way is ReturnWay.RETINSN
+    assert found.exits.return_method is ReturnMethod.RETINSN
     assert "# exit: return, by a breakpoint: " in text_of(parts, found)
 
 
@@ -92,18 +92,18 @@ def test_where_file_and_memory_differ_memory_has_the_mark() -> None:
 
 
 def test_a_place_in_the_cold_part_is_one_of_the_function() -> None:
-    specimen = make_specimen(CODE, None, pieces=PIECES, symbols=SYMBOLS)
+    snapshot = make_snapshot(CODE, None, pieces=PIECES, symbols=SYMBOLS)
 
-    subjects = parts_at(specimen, Addr(COLD + 1))
+    subjects = parts_at(snapshot, Addr(COLD + 1))
 
     assert [subject.start for subject in subjects] == [SITE, COLD]
 
 
 def test_a_place_in_no_function_has_no_ways_out() -> None:
-    specimen = make_specimen(CODE, None)
+    snapshot = make_snapshot(CODE, None)
 
     with pytest.raises(TargetError, match="is in no function"):
-        parts_at(specimen, Addr(TEXT + 0x900))
+        parts_at(snapshot, Addr(TEXT + 0x900))
 
 
 def test_json_has_the_proof_and_the_cold_part() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from kprobes.arch.aarch64 import encode
-from kprobes.model.plan import FRAME_CALLER, FRAME_SLOT, Returns, ReturnWay
+from kprobes.model.plan import FRAME_CALLER, FRAME_SLOT, ReturnMethod, Returns
 from kprobes.model.resolved import RegisterValue
 from kprobes.units import Addr
 from tests.build.arm64 import SITE, TEXT, UNKEPT, Arm64Machine, random_state
@@ -16,10 +16,12 @@ PLAIN, SIGNED = Leaving(RET), Leaving(RETAA, is_signed=True)
 DEAD = {f"x{n}" for n in range(9, 18)}
 
 
-def returns_at(addr: int, way: ReturnWay, *, keeps: bool = False, event_id: int = 1) -> Returns:
+def returns_at(
+    addr: int, return_method: ReturnMethod, *, keeps: bool = False, event_id: int = 1
+) -> Returns:
     probe = return_probe("r f v=$retval", event_id=event_id, addr=addr)
     kept = (X0,) if keeps else ()
-    return Returns(entry=Addr(addr), way=way, probes=(probe,), kept=kept)
+    return Returns(entry=Addr(addr), return_method=return_method, probes=(probe,), kept=kept)
 
 
 def machine_of() -> Arm64Machine:
@@ -43,7 +45,7 @@ def assert_returned(function: Function, number: int = 0) -> dict[str, int]:
 
 def test_the_emulated_function_signs_its_return_address() -> None:
     machine = machine_of()
-    function = Function(machine, returns_at(F, ReturnWay.RETHOOK), PLAIN)
+    function = Function(machine, returns_at(F, ReturnMethod.RETHOOK), PLAIN)
     machine.cpu.add_exit(F + 12)
     machine.cpu.set_registers(random_state(machine.random, x30=CALLERS))
 
@@ -54,14 +56,16 @@ def test_the_emulated_function_signs_its_return_address() -> None:
 
 
 @pytest.mark.parametrize("leaving", [PLAIN, SIGNED])
-@pytest.mark.parametrize("way", [ReturnWay.RETINSN, ReturnWay.RETHOOK])
+@pytest.mark.parametrize("return_method", [ReturnMethod.RETINSN, ReturnMethod.RETHOOK])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_return_is_recorded_with_value_and_caller(
-    leaving: Leaving, way: ReturnWay, keeps: bool
+    leaving: Leaving, return_method: ReturnMethod, keeps: bool
 ) -> None:
     machine = machine_of()
     # mov x0, #77
-    function = Function(machine, returns_at(F, way, keeps=keeps), leaving, encode.movz(0, 77))
+    function = Function(
+        machine, returns_at(F, return_method, keeps=keeps), leaving, encode.movz(0, 77)
+    )
     function.arm()
 
     for number in range(4):
@@ -73,14 +77,16 @@ def test_a_return_is_recorded_with_value_and_caller(
 
 
 @pytest.mark.parametrize("leaving", [PLAIN, SIGNED])
-@pytest.mark.parametrize("way", [ReturnWay.RETINSN, ReturnWay.RETHOOK])
-def test_calls_inside_of_calls_return_in_turn(leaving: Leaving, way: ReturnWay) -> None:
+@pytest.mark.parametrize("return_method", [ReturnMethod.RETINSN, ReturnMethod.RETHOOK])
+def test_calls_inside_of_calls_return_in_turn(
+    leaving: Leaving, return_method: ReturnMethod
+) -> None:
     machine = machine_of()
     # cbz x0, past the call; sub x0, x0, #1; bl f
     inside = Addr(F + 20)
     call = bytes.fromhex("000400d1") + encode.bl(Addr(inside + 8), Addr(F))
     work = encode.cbz(0, len(call)) + call
-    function = Function(machine, returns_at(F, way, keeps=True), leaving, work)
+    function = Function(machine, returns_at(F, return_method, keeps=True), leaving, work)
     function.arm()
 
     went, _, after = function.call(x0=4)
@@ -92,9 +98,9 @@ def test_calls_inside_of_calls_return_in_turn(leaving: Leaving, way: ReturnWay) 
 
 def test_a_jump_into_another_function_returns_through_both() -> None:
     machine = machine_of()
-    g = Function(machine, returns_at(G, ReturnWay.RETINSN, event_id=2), PLAIN, encode.movz(0, 9))
+    g = Function(machine, returns_at(G, ReturnMethod.RETINSN, event_id=2), PLAIN, encode.movz(0, 9))
     there = Leaving(encode.b(Addr(F + 20 + 12), Addr(G)))
-    f = Function(machine, returns_at(F, ReturnWay.TAIL, keeps=True), there)
+    f = Function(machine, returns_at(F, ReturnMethod.TAIL, keeps=True), there)
     assert f.leave == F + 20 + 12
     f.arm()
     g.arm()
@@ -111,7 +117,7 @@ def test_a_jump_into_another_function_returns_through_both() -> None:
 def test_a_conditional_jump_into_another_function_counts_when_it_is_taken(is_taken: bool) -> None:
     machine = machine_of()
     machine.cpu.write(G, encode.movz(0, 9) + RET)
-    f = Function(machine, returns_at(F, ReturnWay.TAIL), PLAIN)
+    f = Function(machine, returns_at(F, ReturnMethod.TAIL), PLAIN)
     f.land()
     # A leaf: cbz x0, g; mov x0, #1; ret
     leaf = Addr(TEXT + 0x3000)
@@ -132,7 +138,7 @@ def test_a_conditional_jump_into_another_function_counts_when_it_is_taken(is_tak
 
 def test_the_frame_of_a_call_that_died_is_used_again() -> None:
     machine = machine_of()
-    function = Function(machine, returns_at(F, ReturnWay.RETHOOK), PLAIN)
+    function = Function(machine, returns_at(F, ReturnMethod.RETHOOK), PLAIN)
     function.arm()
     state = random_state(machine.random, x30=CALLERS)
     machine.cpu.add_exit(function.leave)
@@ -159,7 +165,7 @@ def test_calls_without_a_frame_return_unseen_and_are_counted() -> None:
     inside = Addr(F + 20)
     call = bytes.fromhex("000400d1") + encode.bl(Addr(inside + 8), Addr(F))
     work = encode.cbz(0, len(call)) + call
-    function = Function(machine, returns_at(F, ReturnWay.RETHOOK), PLAIN, work)
+    function = Function(machine, returns_at(F, ReturnMethod.RETHOOK), PLAIN, work)
     function.arm()
 
     went, _, after = function.call(x0=11)

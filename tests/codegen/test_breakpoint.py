@@ -11,12 +11,12 @@ from kprobes.codegen.breakpoint import (
     BLOCK_SIZE,
     BLOCK_TABLE,
     EMPTY_TABLE,
-    compile_catcher,
+    compile_notifier,
     first_look,
     hash_table,
     table_mask,
 )
-from kprobes.guest.arena import CATCHER_SIZE
+from kprobes.guest.arena import NOTIFIER_SIZE
 from kprobes.units import U64, Addr
 from tests.build.cpu import GPRS, Cpu
 from tests.build.kernel import TEXT
@@ -36,7 +36,7 @@ INT3, NOP = b"\xcc", b"\x90"
 
 @pytest.fixture(scope="module")
 def code() -> bytes:
-    return compile_catcher(X86_64)
+    return compile_notifier(X86_64)
 
 
 class Caller:
@@ -161,6 +161,6 @@ def test_a_table_is_never_more_than_half_full(count: int) -> None:
 
 def test_the_code_fits_its_room_and_begins_where_indirect_calls_may_land(code: bytes) -> None:
     assert code.startswith(X86_64.patch.landing)
-    assert len(code) <= CATCHER_SIZE - len(EMPTY_TABLE)
+    assert len(code) <= NOTIFIER_SIZE - len(EMPTY_TABLE)
     assert BLOCK_TABLE + 8 <= BLOCK_MASK
     assert BLOCK_MASK + 8 <= BLOCK_SIZE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprobes.model.plan import Returns, ReturnWay
+from kprobes.model.plan import ReturnMethod, Returns
 from kprobes.model.resolved import RegisterValue
 from kprobes.units import Addr
 from tests.build.kernel import SITE
@@ -16,9 +16,11 @@ F, G = SITE, SITE + 0x100
 DI = RegisterValue(name="di")
 
 
-def function_at(machine: Machine, addr: int, way: ReturnWay, *, target: int = 0) -> Function:
+def function_at(
+    machine: Machine, addr: int, return_method: ReturnMethod, *, target: int = 0
+) -> Function:
     probe = return_probe("r f a=$arg1", event_id=1 + (addr - SITE >> 8), addr=addr)
-    returns = Returns(entry=Addr(addr), way=way, probes=(probe,), kept=(DI,))
+    returns = Returns(entry=Addr(addr), return_method=return_method, probes=(probe,), kept=(DI,))
     function = Function(machine, returns, count=COUNT, target=target)
     function.arm()
     return function
@@ -41,10 +43,10 @@ def start(machine: Machine, slot: int, script: int, *places: int, **fixed: int) 
 class Race:
     """A call on one CPU, before one instruction of which another CPU enters the same function."""
 
-    def __init__(self, way: ReturnWay) -> None:
+    def __init__(self, return_method: ReturnMethod) -> None:
         self.machine = Machine(is_watched=True)
         self.machine.cpu.add_exit(CALLERS)
-        self.f = function_at(self.machine, F, way)
+        self.f = function_at(self.machine, F, return_method)
         self.slots = slots_of_one_home()
         self._slept: dict[str, int] = {}
 
@@ -78,9 +80,11 @@ class Race:
         assert went == f.sleep
 
 
-@pytest.mark.parametrize("way", [ReturnWay.RETINSN, ReturnWay.RETHOOK])
-def test_another_cpu_s_call_before_any_instruction_gets_another_frame(way: ReturnWay) -> None:
-    race, step, steps = Race(way), 0, 1
+@pytest.mark.parametrize("return_method", [ReturnMethod.RETINSN, ReturnMethod.RETHOOK])
+def test_another_cpu_s_call_before_any_instruction_gets_another_frame(
+    return_method: ReturnMethod,
+) -> None:
+    race, step, steps = Race(return_method), 0, 1
     while step < steps:
         race.machine.reset()
 
@@ -96,12 +100,14 @@ def test_another_cpu_s_call_before_any_instruction_gets_another_frame(way: Retur
     assert steps > 50
 
 
-@pytest.mark.parametrize("way", [ReturnWay.TAIL, ReturnWay.RETHOOK])
-def test_an_onlooker_finds_where_a_call_came_from_before_any_instruction(way: ReturnWay) -> None:
+@pytest.mark.parametrize("return_method", [ReturnMethod.TAIL, ReturnMethod.RETHOOK])
+def test_an_onlooker_finds_where_a_call_came_from_before_any_instruction(
+    return_method: ReturnMethod,
+) -> None:
     machine = Machine(is_watched=True)
     machine.cpu.add_exit(CALLERS)
-    f = function_at(machine, F, way, target=G)
-    g = function_at(machine, G, way, target=F)
+    f = function_at(machine, F, return_method, target=G)
+    g = function_at(machine, G, return_method, target=F)
     slot, _ = slots_of_one_home()
     state = start(machine, slot, SCRIPT, f.tail.addr, g.tail.addr, f.leave.addr)
     machine.cpu.trace, machine.cpu.actions = [], {}

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from kprobes.model.plan import Returns, ReturnWay
+from kprobes.model.plan import ReturnMethod, Returns
 from kprobes.model.resolved import Operand, RegisterValue
 from kprobes.units import Addr
 from tests.build.calls import Calls, Expected, Task
@@ -20,10 +20,15 @@ DI = RegisterValue(name="di")
 
 
 def returns_at(
-    addr: int, way: ReturnWay, text: str = "r f", *, kept: tuple[Operand, ...] = (), event_id: int
+    addr: int,
+    return_method: ReturnMethod,
+    text: str = "r f",
+    *,
+    kept: tuple[Operand, ...] = (),
+    event_id: int,
 ) -> Returns:
     probe = return_probe(text, event_id=event_id, addr=addr)
-    return Returns(entry=Addr(addr), way=way, probes=(probe,), kept=kept)
+    return Returns(entry=Addr(addr), return_method=return_method, probes=(probe,), kept=kept)
 
 
 def machine_of() -> Machine:
@@ -49,10 +54,12 @@ def found(machine: Machine) -> list[Record]:
     return records(machine, 0)
 
 
-@pytest.mark.parametrize("way", [ReturnWay.RETINSN, ReturnWay.RETHOOK])
-def test_what_the_entry_has_kept_is_in_the_return_s_record(way: ReturnWay) -> None:
+@pytest.mark.parametrize("return_method", [ReturnMethod.RETINSN, ReturnMethod.RETHOOK])
+def test_what_the_entry_has_kept_is_in_the_return_s_record(return_method: ReturnMethod) -> None:
     machine = machine_of()
-    f = Function(machine, returns_at(F, way, "r f a=$arg1 v=$retval", kept=(DI,), event_id=1))
+    f = Function(
+        machine, returns_at(F, return_method, "r f a=$arg1 v=$retval", kept=(DI,), event_id=1)
+    )
     f.arm()
 
     went, before, after = call(machine, f, f.leave.addr, di=77)
@@ -63,13 +70,13 @@ def test_what_the_entry_has_kept_is_in_the_return_s_record(way: ReturnWay) -> No
     assert f.used() == {}
 
 
-@pytest.mark.parametrize("way", [ReturnWay.TAIL, ReturnWay.RETHOOK])
+@pytest.mark.parametrize("return_method", [ReturnMethod.TAIL, ReturnMethod.RETHOOK])
 @pytest.mark.parametrize("kept", [(), (DI,)])
 def test_functions_that_call_each_other_by_jumps_return_in_turn(
-    way: ReturnWay, kept: tuple[Operand, ...]
+    return_method: ReturnMethod, kept: tuple[Operand, ...]
 ) -> None:
     machine = machine_of()
-    f, g = pair(machine, way, kept=kept)
+    f, g = pair(machine, return_method, kept=kept)
     script = (f.tail.addr, g.tail.addr) * 3 + (f.leave.addr,)
 
     went, before, after = call(machine, f, *script, di=5)
@@ -84,16 +91,16 @@ def test_functions_that_call_each_other_by_jumps_return_in_turn(
 
 def pair(
     machine: Machine,
-    way: ReturnWay,
-    other: ReturnWay | None = None,
+    return_method: ReturnMethod,
+    other: ReturnMethod | None = None,
     *,
     kept: tuple[Operand, ...] = (),
     count: int = 8,
 ) -> tuple[Function, Function]:
     """Two functions that jump to each other."""
     text = "r f a=$arg1" if kept else "r f"
-    first = returns_at(F, way, text, kept=kept, event_id=1)
-    second = returns_at(G, other or way, text, kept=kept, event_id=2)
+    first = returns_at(F, return_method, text, kept=kept, event_id=1)
+    second = returns_at(G, other or return_method, text, kept=kept, event_id=2)
     f = Function(machine, first, target=G, count=count)
     g = Function(machine, second, target=F, count=count)
     f.arm()
@@ -101,10 +108,10 @@ def pair(
     return f, g
 
 
-@pytest.mark.parametrize("other", [ReturnWay.RETINSN, ReturnWay.TAIL, ReturnWay.RETHOOK])
-def test_the_caller_is_told_through_the_trampoline_of_who_jumped_here(other: ReturnWay) -> None:
+@pytest.mark.parametrize("other", [ReturnMethod.RETINSN, ReturnMethod.TAIL, ReturnMethod.RETHOOK])
+def test_the_caller_is_told_through_the_trampoline_of_who_jumped_here(other: ReturnMethod) -> None:
     machine = machine_of()
-    f, g = pair(machine, ReturnWay.TAIL, other, kept=(DI,))
+    f, g = pair(machine, ReturnMethod.TAIL, other, kept=(DI,))
 
     call(machine, f, f.tail.addr, g.leave.addr)
 
@@ -113,7 +120,7 @@ def test_the_caller_is_told_through_the_trampoline_of_who_jumped_here(other: Ret
 
 def test_a_jump_to_its_own_entry_is_one_more_call() -> None:
     machine = machine_of()
-    f = Function(machine, returns_at(F, ReturnWay.TAIL, event_id=1))
+    f = Function(machine, returns_at(F, ReturnMethod.TAIL, event_id=1))
     f.arm()
 
     went, _, _ = call(machine, f, f.tail.addr, f.tail.addr, f.leave.addr)
@@ -122,10 +129,10 @@ def test_a_jump_to_its_own_entry_is_one_more_call() -> None:
     assert [r.caller for r in found(machine)] == [CALLERS] * 3
 
 
-@pytest.mark.parametrize("way", [ReturnWay.TAIL, ReturnWay.RETHOOK])
-def test_a_frame_whose_task_died_is_used_again(way: ReturnWay) -> None:
+@pytest.mark.parametrize("return_method", [ReturnMethod.TAIL, ReturnMethod.RETHOOK])
+def test_a_frame_whose_task_died_is_used_again(return_method: ReturnMethod) -> None:
     machine = machine_of()
-    f, g = pair(machine, way, count=1, kept=(DI,))
+    f, g = pair(machine, return_method, count=1, kept=(DI,))
 
     call(machine, f, f.tail.addr, g.sleep, sp=STACK + 0x1000)
     assert len(f.used()) == len(g.used()) == 1
@@ -137,23 +144,23 @@ def test_a_frame_whose_task_died_is_used_again(way: ReturnWay) -> None:
     assert f.used() == {}
 
 
-WAYS = [
-    (ReturnWay.RETHOOK, ReturnWay.RETHOOK),
-    (ReturnWay.TAIL, ReturnWay.TAIL),
-    (ReturnWay.TAIL, ReturnWay.RETINSN),
-    (ReturnWay.TAIL, ReturnWay.RETHOOK, ReturnWay.TAIL),
-    (ReturnWay.TAIL,),
+RETURN_METHODS = [
+    (ReturnMethod.RETHOOK, ReturnMethod.RETHOOK),
+    (ReturnMethod.TAIL, ReturnMethod.TAIL),
+    (ReturnMethod.TAIL, ReturnMethod.RETINSN),
+    (ReturnMethod.TAIL, ReturnMethod.RETHOOK, ReturnMethod.TAIL),
+    (ReturnMethod.TAIL,),
 ]
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("return_methods", RETURN_METHODS)
 def test_every_call_of_sleeping_and_dying_tasks_is_recorded(
-    ways: Sequence[ReturnWay], keeps: bool, seed: int
+    return_methods: Sequence[ReturnMethod], keeps: bool, seed: int
 ) -> None:
     random, machine = Random(seed), Machine()
-    calls = Calls(machine, ways, count=64, keeps=keeps)
+    calls = Calls(machine, return_methods, count=64, keeps=keeps)
     tasks = [Task(number) for number in range(12)]
     expected: list[Expected] = []
     for _ in range(150):
@@ -162,17 +169,17 @@ def test_every_call_of_sleeping_and_dying_tasks_is_recorded(
     assert [told(record, keeps=keeps) for record in found(machine)] == [
         shown(each, keeps=keeps) for each in expected
     ]
-    assert sum(machine.unkept(n + 1) for n in range(len(ways))) == 0
+    assert sum(machine.unkept(n + 1) for n in range(len(return_methods))) == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("return_methods", RETURN_METHODS)
 def test_a_call_that_no_frame_is_free_for_is_counted_and_returns(
-    ways: Sequence[ReturnWay], keeps: bool, seed: int
+    return_methods: Sequence[ReturnMethod], keeps: bool, seed: int
 ) -> None:
     random, machine = Random(seed), Machine()
-    calls = Calls(machine, ways, count=2, keeps=keeps)
+    calls = Calls(machine, return_methods, count=2, keeps=keeps)
     tasks = [Task(number) for number in range(12)]
     expected: list[Expected] = []
     for _ in range(150):
@@ -182,7 +189,7 @@ def test_a_call_that_no_frame_is_free_for_is_counted_and_returns(
     wanted = [shown(each, keeps=keeps) for each in expected]
     matcher = iter(wanted)
     assert all(record in matcher for record in records)
-    unkept = sum(machine.unkept(n + 1) for n in range(len(ways)))
+    unkept = sum(machine.unkept(n + 1) for n in range(len(return_methods)))
     missing = len(wanted) - len(records)
     waiting = calls.called - len(wanted)
     assert missing <= unkept <= missing + waiting
@@ -197,15 +204,15 @@ def shown(each: Expected, *, keeps: bool) -> tuple[object, ...]:
     return (each.event_id, each.caller, each.exit, *((each.entered_with,) if keeps else ()))
 
 
-@pytest.mark.parametrize("way", [ReturnWay.TAIL, ReturnWay.RETHOOK])
+@pytest.mark.parametrize("return_method", [ReturnMethod.TAIL, ReturnMethod.RETHOOK])
 @pytest.mark.parametrize("text", ["r f v=$retval", "r f s=+0($stack):u64"])
 def test_a_call_that_is_taken_over_returns_with_all_as_its_function_left_it(
-    way: ReturnWay, text: str
+    return_method: ReturnMethod, text: str
 ) -> None:
     machine = machine_of()
-    f = Function(machine, returns_at(F, way, text, event_id=1))
+    f = Function(machine, returns_at(F, return_method, text, event_id=1))
     f.arm()
-    jumps = (f.tail.addr,) if way is ReturnWay.TAIL else ()
+    jumps = (f.tail.addr,) if return_method is ReturnMethod.TAIL else ()
     flags = [0, 2, 4, 6, 7, 11]
     for number in range(64):
         went, _, slept = call(machine, f, *jumps, f.sleep, f.leave.addr)
@@ -222,8 +229,8 @@ def test_a_call_that_is_taken_over_returns_with_all_as_its_function_left_it(
 
 def test_a_conditional_jump_takes_the_return_over_when_it_is_taken() -> None:
     machine = machine_of()
-    f = Function(machine, returns_at(F, ReturnWay.TAIL, event_id=1), target=G)
-    g = Function(machine, returns_at(G, ReturnWay.RETINSN, event_id=2))
+    f = Function(machine, returns_at(F, ReturnMethod.TAIL, event_id=1), target=G)
+    g = Function(machine, returns_at(G, ReturnMethod.RETINSN, event_id=2))
     f.arm()
     g.arm()
     # jne g; the return is behind it.

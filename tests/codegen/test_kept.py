@@ -7,7 +7,7 @@ import pytest
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen.compile import calls_guest, needs_frame
 from kprobes.model.abi import PERCPU_GUARD
-from kprobes.model.plan import Returning, Returns, ReturnWay, Role
+from kprobes.model.plan import Returning, ReturnMethod, Returns, Role
 from kprobes.model.resolved import (
     EntryCounter,
     EntryValue,
@@ -32,7 +32,7 @@ KEPT: tuple[Operand, ...] = (
     StackValue(slot=1),
     StackValue(slot=2000),
 )
-WAYS = [ReturnWay.RETINSN, ReturnWay.TAIL, ReturnWay.RETHOOK]
+RETURN_METHODS = [ReturnMethod.RETINSN, ReturnMethod.TAIL, ReturnMethod.RETHOOK]
 
 
 def probe_of(*operands: Operand, event_id: int = 1) -> Resolved:
@@ -45,13 +45,15 @@ def probe_of(*operands: Operand, event_id: int = 1) -> Resolved:
 
 def function_of(
     machine: Machine,
-    way: ReturnWay,
+    return_method: ReturnMethod,
     *probes: Resolved,
     kept: tuple[Operand, ...] = (),
     is_timed: bool = False,
 ) -> Function:
     machine.cpu.add_exit(CALLERS)
-    returns = Returns(entry=Addr(SITE), way=way, probes=probes, kept=kept, is_timed=is_timed)
+    returns = Returns(
+        entry=Addr(SITE), return_method=return_method, probes=probes, kept=kept, is_timed=is_timed
+    )
     function = Function(machine, returns, count=2)
     function.arm()
     return function
@@ -68,11 +70,13 @@ def called(machine: Machine, f: Function, *script: int, **fixed: int) -> tuple[d
     return state, after
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_registers_and_stack_of_the_entry_are_told_at_the_return(way: ReturnWay) -> None:
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_registers_and_stack_of_the_entry_are_told_at_the_return(
+    return_method: ReturnMethod,
+) -> None:
     machine = Machine()
     probe = probe_of(*(EntryValue(base=operand) for operand in KEPT))
-    f = function_of(machine, way, probe, kept=KEPT)
+    f = function_of(machine, return_method, probe, kept=KEPT)
 
     before, _ = called(machine, f, f.leave.addr, sp=STACK + 0x2FF0)
 
@@ -84,7 +88,7 @@ def test_registers_and_stack_of_the_entry_are_told_at_the_return(way: ReturnWay)
 def test_memory_at_what_the_entry_has_kept_is_read_at_the_return() -> None:
     machine = Machine()
     load = Load(base=EntryValue(base=KEPT[0]), offset=8, is_user=False)
-    f = function_of(machine, ReturnWay.RETINSN, probe_of(load), kept=KEPT[:1])
+    f = function_of(machine, ReturnMethod.RETINSN, probe_of(load), kept=KEPT[:1])
     called(machine, f, f.sleep, f.leave.addr, di=KERNEL)
     machine.cpu.set_number(KERNEL + 8, 55)
 
@@ -104,10 +108,10 @@ def timed_probe() -> Resolved:
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_time_of_the_entry_is_told_at_the_return(way: ReturnWay) -> None:
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_the_time_of_the_entry_is_told_at_the_return(return_method: ReturnMethod) -> None:
     machine = Machine(replace(ABI, clock=Addr(CLOCK)))
-    f = function_of(machine, way, timed_probe(), is_timed=True)
+    f = function_of(machine, return_method, timed_probe(), is_timed=True)
 
     called(machine, f, f.leave.addr)
 
@@ -124,8 +128,8 @@ def test_a_call_is_timed_from_its_entrys_last_record_on(
     role: Role, filters: tuple[str, ...], entries: list[int]
 ) -> None:
     machine = Machine(replace(ABI, clock=Addr(CLOCK)))
-    way = ReturnWay.RETHOOK if role is Role.HOOK else ReturnWay.RETINSN
-    f = function_of(machine, way, timed_probe(), is_timed=True)
+    return_method = ReturnMethod.RETHOOK if role is Role.HOOK else ReturnMethod.RETINSN
+    f = function_of(machine, return_method, timed_probe(), is_timed=True)
     probes = [return_probe("p f a=%di", text, event_id=n) for n, text in enumerate(filters, 2)]
     f.enter(role, probes)
 
@@ -138,10 +142,12 @@ def test_a_call_is_timed_from_its_entrys_last_record_on(
     assert (last.values, last.counter) == ((entered,), entered + 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_return_inside_a_hit_is_missed_but_goes_where_it_should(way: ReturnWay) -> None:
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_a_return_inside_a_hit_is_missed_but_goes_where_it_should(
+    return_method: ReturnMethod,
+) -> None:
     machine = Machine()
-    f = function_of(machine, way, probe_of(EntryValue(base=KEPT[0])), kept=KEPT[:1])
+    f = function_of(machine, return_method, probe_of(EntryValue(base=KEPT[0])), kept=KEPT[:1])
     machine.cpu.set_number(machine.percpu(machine.abi.percpu + PERCPU_GUARD), 1, 4)
 
     called(machine, f, f.leave.addr)
@@ -149,11 +155,13 @@ def test_a_return_inside_a_hit_is_missed_but_goes_where_it_should(way: ReturnWay
     assert (records(machine, 0), machine.missed(1), f.used()) == ([], 1, {})
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_full_table_is_counted_for_every_probe_of_the_function(way: ReturnWay) -> None:
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_a_full_table_is_counted_for_every_probe_of_the_function(
+    return_method: ReturnMethod,
+) -> None:
     machine = Machine()
     probes = [probe_of(EntryValue(base=KEPT[0]), event_id=n) for n in (1, 2)]
-    f = function_of(machine, way, *probes, kept=KEPT[:1])
+    f = function_of(machine, return_method, *probes, kept=KEPT[:1])
     for number in range(2):
         called(machine, f, f.sleep, sp=STACK + 0x1000 + 8 * number)
     assert len(f.used()) == 2
@@ -168,7 +176,7 @@ def test_a_full_table_is_counted_for_every_probe_of_the_function(way: ReturnWay)
 
 def test_a_return_that_nobody_saw_being_entered_leaves_no_record() -> None:
     machine = Machine()
-    f = function_of(machine, ReturnWay.RETINSN, probe_of(*KEPT[:0]), kept=KEPT[:1])
+    f = function_of(machine, ReturnMethod.RETINSN, probe_of(*KEPT[:0]), kept=KEPT[:1])
     state = random_state(machine.random)
     machine.cpu.set_number(state["sp"], CALLERS)
 
@@ -179,7 +187,7 @@ def test_a_return_that_nobody_saw_being_entered_leaves_no_record() -> None:
 
 def test_a_call_from_code_of_ours_is_no_trampoline() -> None:
     machine = Machine()
-    f = function_of(machine, ReturnWay.RETHOOK, probe_of())
+    f = function_of(machine, ReturnMethod.RETHOOK, probe_of())
     ours = CODE + 0x1_0000
     machine.cpu.add_exit(ours)
     state = random_state(machine.random, bp=SCRIPT)
@@ -191,11 +199,13 @@ def test_a_call_from_code_of_ours_is_no_trampoline() -> None:
     assert (went, records(machine, 0)[0].caller) == (ours, ours)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_filter_of_a_return_probe_may_test_what_the_entry_has_kept(way: ReturnWay) -> None:
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_a_filter_of_a_return_probe_may_test_what_the_entry_has_kept(
+    return_method: ReturnMethod,
+) -> None:
     machine = Machine()
     probe = return_probe("r f a=$arg1:u8", "a > 100")
-    f = function_of(machine, way, probe, kept=KEPT[:1])
+    f = function_of(machine, return_method, probe, kept=KEPT[:1])
     for value in (5, 101, 200, 100):
         called(machine, f, f.leave.addr, di=value)
 
@@ -205,7 +215,9 @@ def test_a_filter_of_a_return_probe_may_test_what_the_entry_has_kept(way: Return
 
 def test_what_is_kept_and_where_records_are_made_decide_about_the_frame() -> None:
     def needs(role: Role, *kept: Operand) -> bool:
-        returns = Returns(entry=Addr(TEXT), way=WAYS[0], probes=(probe_of(),), kept=kept)
+        returns = Returns(
+            entry=Addr(TEXT), return_method=RETURN_METHODS[0], probes=(probe_of(),), kept=kept
+        )
         return needs_frame(X86_64, (), [Returning(role=role, returns=returns)])
 
     assert [needs(role) for role in Role] == [False, False, True, False, True]
@@ -214,7 +226,9 @@ def test_what_is_kept_and_where_records_are_made_decide_about_the_frame() -> Non
 
 def test_flags_are_safe_where_nothing_of_the_guest_s_is_called() -> None:
     def calls(*kept: Operand) -> bool:
-        returns = Returns(entry=Addr(TEXT), way=WAYS[0], probes=(probe_of(),), kept=kept)
+        returns = Returns(
+            entry=Addr(TEXT), return_method=RETURN_METHODS[0], probes=(probe_of(),), kept=kept
+        )
         return calls_guest(ABI, (), [Returning(role=Role.ENTER, returns=returns)])
 
     load = Load(base=KEPT[0], offset=0, is_user=False)
@@ -225,27 +239,33 @@ def test_flags_are_safe_where_nothing_of_the_guest_s_is_called() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "kept", "unasked"),
+    ("return_method", "kept", "unasked"),
     [
-        (ReturnWay.RETHOOK, (), 3),
-        (ReturnWay.RETHOOK, KEPT[:1], 3),
-        (ReturnWay.TAIL, (), 3),
-        (ReturnWay.TAIL, KEPT[:1], 3),
-        (ReturnWay.RETINSN, KEPT[:1], 0),
+        (ReturnMethod.RETHOOK, (), 3),
+        (ReturnMethod.RETHOOK, KEPT[:1], 3),
+        (ReturnMethod.TAIL, (), 3),
+        (ReturnMethod.TAIL, KEPT[:1], 3),
+        (ReturnMethod.RETINSN, KEPT[:1], 0),
     ],
 )
 def test_python_is_not_asked_about_returns_that_no_frame_is_free_for_and_that_is_counted(
-    way: ReturnWay, kept: tuple[Operand, ...], unasked: int
+    return_method: ReturnMethod, kept: tuple[Operand, ...], unasked: int
 ) -> None:
     machine = Machine()
     upcall = Upcall(number=1, addr=Addr(SITE), is_after=False, serve=lambda _: None)
-    returns = Returns(entry=Addr(SITE), way=way, probes=(probe_of(),), kept=kept, upcalls=(upcall,))
+    returns = Returns(
+        entry=Addr(SITE),
+        return_method=return_method,
+        probes=(probe_of(),),
+        kept=kept,
+        upcalls=(upcall,),
+    )
     f = Function(machine, returns, count=2)
     machine.cpu.set_number(UNASKED, 0)
     for number in range(16):
         machine.cpu.add_exit(CALLERS + 16 * number)
     f.arm()
-    jumps = [f.tail.addr] if way is ReturnWay.TAIL else []
+    jumps = [f.tail.addr] if return_method is ReturnMethod.TAIL else []
     for number in range(2):
         called(machine, f, *([] if kept else jumps), f.sleep, sp=STACK + 0x1000 + 8 * number)
     assert (machine.cpu.number(UNASKED), len(f.used())) == (0, 2)

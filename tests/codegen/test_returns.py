@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from kprobes.model.plan import Returning, Returns, ReturnWay, Role
+from kprobes.model.plan import Returning, ReturnMethod, Returns, Role
 from kprobes.model.resolved import Resolved
 from kprobes.units import Addr
 from tests.build.kernel import TEXT
@@ -16,8 +16,8 @@ ENTRY = TEXT + 0x1000
 EXIT = Site(ENTRY + 0x20, RETURN)
 
 
-def returns_of(*probes: Resolved, way: ReturnWay = ReturnWay.RETINSN) -> Returns:
-    return Returns(entry=Addr(ENTRY), way=way, probes=probes)
+def returns_of(*probes: Resolved, return_method: ReturnMethod = ReturnMethod.RETINSN) -> Returns:
+    return Returns(entry=Addr(ENTRY), return_method=return_method, probes=probes)
 
 
 def returned(machine: Machine, **fixed: int) -> tuple[int, dict[str, int], dict[str, int]]:

@@ -8,110 +8,110 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprobes.guest.allocations import Call, Kind, Ledger, Loan
+from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.model.plan import Frames
 from kprobes.units import Addr
 
-DATA = Loan(kind=Kind.DATA, addr=0, size=4096)
-CODE = Loan(kind=Kind.CODE, addr=0, size=8192)
-SEAL = Loan(kind=Kind.SEAL, addr=0x5000, size=8192)
+DATA = Allocation(kind=Kind.DATA, addr=0, size=4096)
+CODE = Allocation(kind=Kind.CODE, addr=0, size=8192)
+ROX = Allocation(kind=Kind.ROX, addr=0x5000, size=8192)
 
 
-def lending(loan: Loan) -> Call:
-    return Call(frame=0x100, landing=0x200, lends=loan)
+def lending(allocation: Allocation) -> Call:
+    return Call(frame=0x100, trap=0x200, allocates=allocation)
 
 
-def returning(loan: Loan) -> Call:
-    return Call(frame=0x100, landing=0x200, returns=loan)
+def returning(allocation: Allocation) -> Call:
+    return Call(frame=0x100, trap=0x200, returns=allocation)
 
 
-def at(loan: Loan, addr: int) -> Loan:
-    return Loan(kind=loan.kind, addr=addr, size=loan.size)
+def at(allocation: Allocation, addr: int) -> Allocation:
+    return Allocation(kind=allocation.kind, addr=addr, size=allocation.size)
 
 
 def test_a_new_ledger_is_settled() -> None:
-    assert Ledger().is_settled
+    assert AllocationLog().is_empty
 
 
 def test_what_a_call_returns_is_where_the_loan_is() -> None:
-    ledger = Ledger()
+    allocations = AllocationLog()
 
-    ledger.begin(lending(DATA))
-    assert (ledger.loans, ledger.is_settled) == ((), False)
-    ledger.end(0x1000)
+    allocations.begin(lending(DATA))
+    assert (allocations.live, allocations.is_empty) == ((), False)
+    allocations.end(0x1000)
 
-    assert ledger.loans == (at(DATA, 0x1000),)
-    assert ledger.call is None
+    assert allocations.live == (at(DATA, 0x1000),)
+    assert allocations.call is None
 
 
 def test_a_call_that_returns_nothing_has_lent_nothing() -> None:
-    ledger = Ledger()
+    allocations = AllocationLog()
 
-    ledger.begin(lending(DATA))
-    ledger.end(0)
+    allocations.begin(lending(DATA))
+    allocations.end(0)
 
-    assert ledger.is_settled
+    assert allocations.is_empty
 
 
 def test_a_seal_counts_from_the_moment_it_may_have_been_made() -> None:
-    ledger = Ledger()
+    allocations = AllocationLog()
 
-    ledger.begin(lending(SEAL))
+    allocations.begin(lending(ROX))
 
-    assert ledger.loans == (SEAL,)
-    ledger.end(0)
-    assert ledger.loans == (SEAL,)
+    assert allocations.live == (ROX,)
+    allocations.end(0)
+    assert allocations.live == (ROX,)
 
 
 def test_what_may_have_been_given_back_is_not_given_back_again() -> None:
-    ledger = Ledger()
-    ledger.begin(lending(DATA))
-    ledger.end(0x1000)
+    allocations = AllocationLog()
+    allocations.begin(lending(DATA))
+    allocations.end(0x1000)
 
-    ledger.begin(returning(at(DATA, 0x1000)))
-    assert not ledger.is_settled
-    ledger.end(0)
+    allocations.begin(returning(at(DATA, 0x1000)))
+    assert not allocations.is_empty
+    allocations.end(0)
 
-    assert ledger.is_settled
+    assert allocations.is_empty
 
 
-@pytest.mark.parametrize("call", [lending(DATA), lending(SEAL), returning(at(CODE, 0x9000))])
+@pytest.mark.parametrize("call", [lending(DATA), lending(ROX), returning(at(CODE, 0x9000))])
 def test_a_call_that_was_not_made_has_changed_nothing(call: Call) -> None:
-    ledger = Ledger()
-    ledger.begin(lending(CODE))
-    ledger.end(0x9000)
+    allocations = AllocationLog()
+    allocations.begin(lending(CODE))
+    allocations.end(0x9000)
 
-    ledger.begin(call)
-    ledger.cancel()
+    allocations.begin(call)
+    allocations.cancel()
 
-    assert ledger.loans == (at(CODE, 0x9000),)
-    assert (ledger.call, ledger.calls) == (None, 2)
+    assert allocations.live == (at(CODE, 0x9000),)
+    assert (allocations.call, allocations.calls) == (None, 2)
 
 
 def test_a_call_of_a_journal_that_knew_no_numbers_is_read() -> None:
-    ledger, old = Ledger(), Call(frame=1, landing=2, lends=DATA)
+    allocations, old = AllocationLog(), Call(frame=1, trap=2, allocates=DATA)
     begun = {"frame": 1, "landing": 2, "lends": asdict(DATA), "returns": None}
 
-    ledger.replay({"begin": begun})
+    allocations.replay({"begin": begun})
 
-    assert ledger.call == old
+    assert allocations.call == old
 
 
 def test_memory_is_what_is_lent_once() -> None:
-    ledger = Ledger()
-    for number, loan in enumerate((DATA, CODE, SEAL), 1):
-        ledger.begin(lending(loan))
-        ledger.end(number << 16)
+    allocations = AllocationLog()
+    for number, allocation in enumerate((DATA, CODE, ROX), 1):
+        allocations.begin(lending(allocation))
+        allocations.end(number << 16)
 
-    assert ledger.memory == 4096 + 8192
+    assert allocations.memory == 4096 + 8192
 
 
 def test_every_change_is_said_before_it_is_made() -> None:
     said: list[tuple[dict[str, Any], bool]] = []
-    ledger = Ledger(lambda line: said.append((line, ledger.is_settled)))
+    allocations = AllocationLog(lambda line: said.append((line, allocations.is_empty)))
 
-    ledger.begin(lending(DATA))
-    ledger.end(0)
+    allocations.begin(lending(DATA))
+    allocations.end(0)
 
     assert [(list(line), settled) for line, settled in said] == [
         (["begin"], True),
@@ -119,22 +119,26 @@ def test_every_change_is_said_before_it_is_made() -> None:
     ]
 
 
-@given(st.lists(st.tuples(st.sampled_from([DATA, CODE, SEAL]), st.integers(0, 3), st.booleans())))
-def test_its_lines_tell_all_of_it(steps: list[tuple[Loan, int, bool]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from([DATA, CODE, ROX]), st.integers(0, 3), st.booleans())))
+def test_its_lines_tell_all_of_it(steps: list[tuple[Allocation, int, bool]]) -> None:
     lines: list[str] = []
-    ledger, copy = Ledger(lambda line: lines.append(json.dumps(line))), Ledger()
-    for loan, result, is_return in steps:
-        known = [one for one in ledger.loans if one.kind is loan.kind]
-        ledger.begin(returning(known[0]) if is_return and known else lending(loan))
+    allocations, copy = AllocationLog(lambda line: lines.append(json.dumps(line))), AllocationLog()
+    for allocation, result, is_return in steps:
+        known = [one for one in allocations.live if one.kind is allocation.kind]
+        allocations.begin(returning(known[0]) if is_return and known else lending(allocation))
         if result < 2:
-            ledger.end(result)
+            allocations.end(result)
         if result == 2:
-            ledger.cancel()
+            allocations.cancel()
 
     for line in lines:
         copy.replay(json.loads(line))
 
-    assert (copy.loans, copy.call, copy.calls) == (ledger.loans, ledger.call, ledger.calls)
+    assert (copy.live, copy.call, copy.calls) == (
+        allocations.live,
+        allocations.call,
+        allocations.calls,
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,17 +152,17 @@ def test_its_lines_tell_all_of_it(steps: list[tuple[Loan, int, bool]]) -> None:
 )
 def test_a_line_that_no_ledger_says_is_refused(line: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Ledger().replay(line)
+        AllocationLog().replay(line)
 
 
 def test_where_calls_in_progress_are_is_known_from_the_lines_too() -> None:
     said: list[dict[str, Any]] = []
     frames = Frames(addr=Addr(0x7000), count=64, stride=40, trampoline=Addr(0x5010))
 
-    ledger = Ledger(said.append)
-    ledger.keep_frames([frames])
+    allocations = AllocationLog(said.append)
+    allocations.keep_frames([frames])
 
-    copy = Ledger()
+    copy = AllocationLog()
     for line in said:
         copy.replay(json.loads(json.dumps(line)))
-    assert copy.frames == ledger.frames == (frames,)
+    assert copy.frames == allocations.frames == (frames,)

@@ -11,7 +11,7 @@ from kprobes.guest.arena import ArenaSize, data_size, fitting_ring
 from kprobes.guest.kernel_abi import per_cpu_bases
 from kprobes.guest.release import CodeMemory
 from kprobes.model.abi import MAX_STRING, SLACK, TEXT_SLOTS
-from kprobes.transport.qemu_command import BOARDS
+from kprobes.transport.qemu_command import MACHINE_TYPES
 from kprobes.units import GIB, MIB, Addr
 from tests.build.guest import CPUS, DATA, PERCPU, RING, make_arena, make_memory
 from tests.build.kernel import make_kernel, symbol
@@ -77,7 +77,7 @@ def test_rings_fit_the_guest(ram: int, cpus: int) -> None:
 
 @pytest.mark.parametrize("memory_mib", [64, 128, 256, 512])
 def test_what_the_firmware_takes_does_not_halve_the_rings(memory_mib: int) -> None:
-    ram = sum(run.size for run in BOARDS["amd64"].ram(memory_mib))
+    ram = sum(run.size for run in MACHINE_TYPES["amd64"].ram(memory_mib))
 
     assert ram < memory_mib * MIB
     assert fitting_ring(ram, 2) == memory_mib * MIB // 32
@@ -97,7 +97,7 @@ def test_new_code_and_calls_go_where_nothing_is_kept() -> None:
 
     assert free.code == CodeMemory(addr=Addr(code.addr + 0x200), size=code.size - 0x200)
     assert (free.frames, free.frames_size) == (frames, 0xC00)
-    assert (free.catcher, free.lookup) == (arena.catcher, arena.lookup)
+    assert (free.notifier, free.lookup) == (arena.notifier, arena.lookup)
     assert arena.has_room(ArenaSize(code=code.size, frames=0x1000))
     assert not free.has_room(ArenaSize(code=code.size))
     assert not free.has_room(ArenaSize(code=0, frames=0xC01))

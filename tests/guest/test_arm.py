@@ -15,8 +15,8 @@ from kprobes.errors import (
     TargetError,
 )
 from kprobes.guest import journal
-from kprobes.guest.arena import CATCHER_SIZE
-from kprobes.guest.arm import Armory
+from kprobes.guest.arena import NOTIFIER_SIZE
+from kprobes.guest.arm import TextPatcher
 from kprobes.guest.journal import Journal, Undo
 from kprobes.guest.patches import roll_back
 from kprobes.guest.release import CodeMemory
@@ -34,21 +34,21 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def _make() -> tuple[GuestWithSites, Armory, Journal]:
+def _make() -> tuple[GuestWithSites, TextPatcher, Journal]:
     made = make_guest(TEXTS)
     written = Journal.create("fake")
-    return made, Armory(made.guest, make_arena(), ABI, written), written
+    return made, TextPatcher(made.guest, make_arena(), ABI, written), written
 
 
-def _arm(made: GuestWithSites, armory: Armory) -> None:
-    programs = armory.link(made.plans)
-    armory.load(programs)
-    armory.arm(armory.stage(programs))
+def _arm(made: GuestWithSites, patcher: TextPatcher) -> None:
+    programs = patcher.link(made.plans)
+    patcher.load(programs)
+    patcher.arm(patcher.stage(programs))
 
 
 def _count_of_writes() -> int:
-    made, armory, _ = _make()
-    _arm(made, armory)
+    made, patcher, _ = _make()
+    _arm(made, patcher)
     return made.stub.writes
 
 
@@ -62,25 +62,25 @@ def _flags(plan: Plan) -> int:
 
 
 def test_every_site_calls_the_code_that_was_made_for_it() -> None:
-    made, armory, _ = _make()
-    programs = armory.link(made.plans)
+    made, patcher, _ = _make()
+    programs = patcher.link(made.plans)
 
-    armory.load(programs)
-    armory.arm(armory.stage(programs))
+    patcher.load(programs)
+    patcher.arm(patcher.stage(programs))
 
     for addr, program in zip(made.sites, programs, strict=True):
         call = made.guest.memory.read(addr, slot.SIZE)
         assert slot.call_target(addr, call) == program.entry
         assert made.guest.memory.read(program.entry, len(program.code)) == program.code
-    assert armory.is_armed
+    assert patcher.is_armed
 
 
 def test_programs_lie_aligned_one_behind_the_other() -> None:
-    made, armory, _ = _make()
+    made, patcher, _ = _make()
 
-    programs = armory.link(made.plans)
+    programs = patcher.link(made.plans)
 
-    end = CODE + CATCHER_SIZE
+    end = CODE + NOTIFIER_SIZE
     for program in programs:
         assert end <= program.entry < end + 16
         assert program.entry % 16 == 0
@@ -88,44 +88,44 @@ def test_programs_lie_aligned_one_behind_the_other() -> None:
 
 
 def test_the_guest_s_ftrace_is_told_to_leave_the_sites_alone() -> None:
-    made, armory, _ = _make()
+    made, patcher, _ = _make()
 
-    _arm(made, armory)
+    _arm(made, patcher)
 
     flags = [made.guest.memory.u64(_flags(plan)) for plan in made.plans]
     assert flags == [DISABLED] * len(TEXTS)
 
 
 def test_flags_are_set_before_any_site_is_patched() -> None:
-    made, armory, _ = _make()
-    programs = armory.link(made.plans)
-    armory.load(programs)
+    made, patcher, _ = _make()
+    programs = patcher.link(made.plans)
+    patcher.load(programs)
     made.stub.events.clear()
 
-    armory.arm(armory.stage(programs))
+    patcher.arm(patcher.stage(programs))
 
     sizes = [len(data) for _, _, data in made.stub.events]
     assert sizes == [8] * len(TEXTS) + [slot.SIZE] * len(TEXTS)
 
 
 def test_disarming_leaves_text_and_records_as_they_were() -> None:
-    made, armory, written = _make()
+    made, patcher, written = _make()
     before = made.text()
-    _arm(made, armory)
+    _arm(made, patcher)
     assert made.text() != before
 
-    assert armory.disarm() == 0
+    assert patcher.disarm() == 0
 
     assert made.text() == before
-    assert not armory.is_armed
+    assert not patcher.is_armed
     assert written.is_clear
     assert journal.read(written.path).undos == ()
 
 
 def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
-    made, armory, written = _make()
-    programs = armory.link(made.plans)
-    armory.load(programs)
+    made, patcher, written = _make()
+    programs = patcher.link(made.plans)
+    patcher.load(programs)
     seen: list[bool] = []
 
     def look(addr: int, data: bytes) -> None:
@@ -133,55 +133,55 @@ def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
         seen.append(any((u.phys, u.new) == (addr, data) for u in undos))
 
     made.stub.before_write = look
-    armory.arm(armory.stage(programs))
+    patcher.arm(patcher.stage(programs))
 
     assert seen == [True] * (2 * len(TEXTS))
 
 
 @pytest.mark.parametrize("changed", range(len(TEXTS)))
 def test_a_site_that_changed_since_planning_stops_everything(changed: int) -> None:
-    made, armory, written = _make()
-    programs = armory.link(made.plans)
-    armory.load(programs)
+    made, patcher, written = _make()
+    programs = patcher.link(made.plans)
+    patcher.load(programs)
     made.guest.memory.write(made.sites[changed], b"\xe8what")
     before = made.text()
 
     with pytest.raises(TargetError, match=r"holds e877686174, not .* nothing was patched"):
-        armory.arm(armory.stage(programs))
+        patcher.arm(patcher.stage(programs))
 
     assert made.text() == before
     assert journal.read(written.path).undos == ()
-    assert not armory.is_armed
+    assert not patcher.is_armed
 
 
 def test_a_record_whose_flags_changed_since_planning_stops_everything() -> None:
-    made, armory, _ = _make()
-    programs = armory.link(made.plans)
-    armory.load(programs)
+    made, patcher, _ = _make()
+    programs = patcher.link(made.plans)
+    patcher.load(programs)
     made.guest.memory.set_u64(_flags(made.plans[0]), 1 << 31)
     before = made.text()
 
     with pytest.raises(TargetError, match=r"dyn_ftrace\.flags"):
-        armory.arm(armory.stage(programs))
+        patcher.arm(patcher.stage(programs))
 
     assert made.text() == before
 
 
 @pytest.mark.parametrize("n", range(2 * len(TEXTS)))
 def test_a_write_that_fails_while_arming_leaves_nothing_patched(n: int) -> None:
-    made, armory, _ = _make()
+    made, patcher, _ = _make()
     before = made.text()
     made.stub.fails_at = WRITES_OF_LOADING + n
 
     with pytest.raises(MemoryFault):
-        _arm(made, armory)
+        _arm(made, patcher)
 
     assert made.text() == before
-    assert not armory.is_armed
+    assert not patcher.is_armed
 
 
 def test_what_could_not_be_taken_back_after_a_failure_is_not_forgotten() -> None:
-    made, armory, written = _make()
+    made, patcher, written = _make()
     before = made.text()
     stuck = made.guest.memory.physical(made.sites[2])
 
@@ -192,22 +192,22 @@ def test_what_could_not_be_taken_back_after_a_failure_is_not_forgotten() -> None
     made.stub.before_write = refuse
     made.stub.fails_at = made.stub.writes + WRITES_OF_LOADING + 2 * len(TEXTS) - 1
     with pytest.raises(MemoryFault):
-        _arm(made, armory)
+        _arm(made, patcher)
 
     assert not written.is_clear
-    assert armory.is_armed
+    assert patcher.is_armed
     made.stub.before_write = lambda _addr, _data: None
-    armory.disarm()
+    patcher.disarm()
     assert made.text() == before
     assert written.is_clear
 
 
 def test_a_failure_that_was_taken_back_leaves_nothing_in_the_journal() -> None:
-    made, armory, written = _make()
+    made, patcher, written = _make()
     made.stub.fails_at = WRITES_OF_LOADING + 3
 
     with pytest.raises(MemoryFault):
-        _arm(made, armory)
+        _arm(made, patcher)
 
     assert written.is_clear
     assert journal.read(written.path).undos == ()
@@ -219,13 +219,13 @@ def test_the_writes_of_arming_are_as_many_as_these_tests_think() -> None:
 
 @pytest.mark.parametrize("n", range(2 * len(TEXTS) + 1))
 def test_a_tracer_that_dies_while_arming_leaves_a_journal_that_puts_all_back(n: int) -> None:
-    made, armory, written = _make()
+    made, patcher, written = _make()
     before = made.text()
     made.stub.dies_at = WRITES_OF_LOADING + n
 
     # After the last write nothing more goes wrong.
     try:
-        _arm(made, armory)
+        _arm(made, patcher)
     except GuestGoneError:
         assert n < 2 * len(TEXTS)
 
@@ -236,40 +236,40 @@ def test_a_tracer_that_dies_while_arming_leaves_a_journal_that_puts_all_back(n: 
 
 @pytest.mark.parametrize("n", range(2 * len(TEXTS)))
 def test_a_write_that_fails_while_disarming_can_be_made_good_later(n: int) -> None:
-    made, armory, written = _make()
+    made, patcher, written = _make()
     before = made.text()
-    _arm(made, armory)
+    _arm(made, patcher)
     made.stub.fails_at = made.stub.writes + n
 
     with pytest.raises(KprobesError):
-        armory.disarm()
+        patcher.disarm()
 
     assert not written.is_clear
-    assert armory.disarm() == 0
+    assert patcher.disarm() == 0
     assert made.text() == before
     assert written.is_clear
 
 
 def test_a_site_that_somebody_else_put_back_meanwhile_is_well_and_counted() -> None:
-    made, armory, written = _make()
+    made, patcher, written = _make()
     before = made.text()
-    _arm(made, armory)
+    _arm(made, patcher)
     made.guest.memory.write(made.sites[2], NOP)
 
-    assert armory.disarm() == 1
+    assert patcher.disarm() == 1
 
     assert made.text() == before
     assert written.is_clear
 
 
 def test_a_site_that_somebody_else_changed_meanwhile_is_named_and_the_rest_put_back() -> None:
-    made, armory, written = _make()
+    made, patcher, written = _make()
     before = made.text()
-    _arm(made, armory)
+    _arm(made, patcher)
     made.guest.memory.write(made.sites[2], b"\xe8what")
 
     with pytest.raises(TargetError, match="neither ours nor the kernel's"):
-        armory.disarm()
+        patcher.disarm()
 
     made.guest.memory.write(made.sites[2], NOP)
     assert made.text() == before
@@ -277,11 +277,11 @@ def test_a_site_that_somebody_else_changed_meanwhile_is_named_and_the_rest_put_b
 
 
 def test_arming_again_after_disarming_works() -> None:
-    made, armory, _ = _make()
+    made, patcher, _ = _make()
     before = made.text()
     for _ in range(2):
-        _arm(made, armory)
-        armory.disarm()
+        _arm(made, patcher)
+        patcher.disarm()
 
     assert made.text() == before
 
@@ -289,43 +289,43 @@ def test_arming_again_after_disarming_works() -> None:
 def test_code_that_does_not_fit_the_arena_is_refused_before_anything_is_written() -> None:
     made, _, written = _make()
     small = replace(make_arena(), code=CodeMemory(addr=Addr(CODE), size=256))
-    armory = Armory(made.guest, small, ABI, written)
+    patcher = TextPatcher(made.guest, small, ABI, written)
 
     with pytest.raises(TargetError, match="no room is left"):
-        armory.link(made.plans)
+        patcher.link(made.plans)
 
     assert made.stub.writes == 0
 
 
 def test_probes_of_one_shape_are_compiled_once() -> None:
-    made, armory, _ = _make()
+    made, patcher, _ = _make()
 
-    first, second, *_ = armory.link([made.plans[0], replace(made.plans[0])])
+    first, second, *_ = patcher.link([made.plans[0], replace(made.plans[0])])
 
     assert first.code == second.code
     assert first.entry != second.entry
 
 
 def test_no_programs_are_armed_without_a_word() -> None:
-    made, armory, _ = _make()
+    made, patcher, _ = _make()
 
-    armory.load([])
-    armory.arm(armory.stage([]))
-    armory.disarm()
+    patcher.load([])
+    patcher.arm(patcher.stage([]))
+    patcher.disarm()
 
     assert made.stub.writes == 0
 
 
 def test_a_site_across_a_page_border_is_patched_and_put_back() -> None:
     made = make_guest(["p f"], at=0x1FFD)
-    armory = Armory(made.guest, make_arena(), ABI, Journal.create("fake"))
+    patcher = TextPatcher(made.guest, make_arena(), ABI, Journal.create("fake"))
     before = made.text()
 
-    _arm(made, armory)
+    _arm(made, patcher)
     call = made.guest.memory.read(made.sites[0], slot.SIZE)
-    armory.disarm()
+    patcher.disarm()
 
-    assert slot.call_target(made.sites[0], call) == CODE + CATCHER_SIZE
+    assert slot.call_target(made.sites[0], call) == CODE + NOTIFIER_SIZE
     assert made.text() == before
 
 
@@ -335,14 +335,14 @@ def _is_another() -> None:
 
 @pytest.mark.parametrize("step", ["load", "stage", "arm", "disarm", "withdraw"])
 def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
-    made, armory, written = _make()
-    programs = armory.link(made.plans)
+    made, patcher, written = _make()
+    programs = patcher.link(made.plans)
     steps: dict[str, Callable[[], object]] = {
-        "load": lambda: armory.load(programs),
-        "stage": lambda: staged.extend(armory.stage(programs)),
-        "arm": lambda: armory.arm(staged),
-        "withdraw": lambda: armory.withdraw([(Addr(0), Addr(1 << 64))]),
-        "disarm": armory.disarm,
+        "load": lambda: patcher.load(programs),
+        "stage": lambda: staged.extend(patcher.stage(programs)),
+        "arm": lambda: patcher.arm(staged),
+        "withdraw": lambda: patcher.withdraw([(Addr(0), Addr(1 << 64))]),
+        "disarm": patcher.disarm,
     }
     staged: list[Undo] = []
     before = ["load", "stage", "arm"]
@@ -359,10 +359,10 @@ def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
 
 @pytest.mark.parametrize("number", range(2 * len(TEXTS)))
 def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -> None:
-    made, armory, written = _make()
-    programs = armory.link(made.plans)
-    armory.load(programs)
-    patches = armory.stage(programs)
+    made, patcher, written = _make()
+    programs = patcher.link(made.plans)
+    patcher.load(programs)
+    patches = patcher.stage(programs)
     before = made.text()
     made.stub.writes = 0
 
@@ -375,6 +375,6 @@ def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -
 
     made.stub.before_write = load
     with pytest.raises(GuestReplacedError):
-        armory.arm(patches)
+        patcher.arm(patches)
 
     assert made.text() == before

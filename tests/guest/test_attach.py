@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kprobes.errors import TargetError
-from kprobes.guest.attach import overlooking, tracer_at_work
+from kprobes.guest.attach import attach_readonly, tracer_at_work
 from kprobes.guest.journal import Window, process_start
 from tests.build.journals import dead_pid, make_entry
 
@@ -37,14 +37,14 @@ def test_the_tracer_at_work_is_the_one_that_lives_and_left_a_window() -> None:
     ],
 )
 def test_a_qemu_that_has_ended_is_not_looked_into(window: Window) -> None:
-    with pytest.raises(TargetError, match="has ended"), overlooking(window):
+    with pytest.raises(TargetError, match="has ended"), attach_readonly(window):
         pass
 
 
 def test_runs_that_cannot_be_are_told() -> None:
     window = replace(WINDOW, runs=((0x1000, 0x1000, 0), (0, 0x1000, 0)))
 
-    with pytest.raises(TargetError, match="cannot be looked into"), overlooking(window):
+    with pytest.raises(TargetError, match="cannot be looked into"), attach_readonly(window):
         pass
 
 
@@ -55,6 +55,6 @@ def test_memory_without_a_kernel_is_told() -> None:
 
     with (
         pytest.raises(TargetError),
-        overlooking(replace(WINDOW, runs=((0, 0x1000, at & -0x1000),))),
+        attach_readonly(replace(WINDOW, runs=((0, 0x1000, at & -0x1000),))),
     ):
         pass

@@ -7,8 +7,8 @@ import pytest
 from kprobes.codegen.breakpoint import BLOCK_MASK, BLOCK_TABLE, hash_table
 from kprobes.errors import TargetError
 from kprobes.guest import journal
-from kprobes.guest.allocations import Call, Kind, Ledger, Loan
-from kprobes.guest.arm import Armory, Catcher
+from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
+from kprobes.guest.arm import BreakpointNotifier, TextPatcher
 from kprobes.guest.journal import Journal
 from kprobes.guest.link import Program
 from kprobes.model.plan import Plan, Strategy
@@ -34,17 +34,17 @@ class Scene:
         self.made: GuestWithSites = make_guest(["p f"])
         self.plans: list[Plan] = [*self.made.plans, *patched_plans(self.made, strategy, TEXTS)]
         self.journal = Journal.create("fake")
-        self.armory = Armory(self.made.guest, ARENA, ABI, self.journal)
+        self.patcher = TextPatcher(self.made.guest, ARENA, ABI, self.journal)
         self.before = self.made.text()
 
     def load(self) -> list[Program]:
-        programs = self.armory.link(self.plans)
-        self.armory.load(programs)
+        programs = self.patcher.link(self.plans)
+        self.patcher.load(programs)
         return programs
 
     def arm(self) -> list[Program]:
         programs = self.load()
-        self.armory.arm(self.armory.stage(programs))
+        self.patcher.arm(self.patcher.stage(programs))
         return programs
 
 
@@ -101,12 +101,12 @@ def test_each_patch_is_on_disk_before_it_is_made_and_taken_back_afterwards(
         seen.append(any((u.phys, u.new) == (addr, data) for u in undos))
 
     scene.made.stub.before_write = look
-    scene.armory.arm(scene.armory.stage(programs))
+    scene.patcher.arm(scene.patcher.stage(programs))
 
     # The record of the ftrace site is one more.
     assert seen == [True] * (len(scene.plans) + 1)
     scene.made.stub.before_write = lambda _addr, _data: None
-    scene.armory.disarm()
+    scene.patcher.disarm()
     assert scene.made.text() == scene.before
     assert scene.journal.is_clear
 
@@ -122,10 +122,10 @@ def test_an_instruction_that_changed_since_planning_stops_everything(
     before = scene.made.text()
 
     with pytest.raises(TargetError, match="nothing was patched"):
-        scene.armory.arm(scene.armory.stage(programs))
+        scene.patcher.arm(scene.patcher.stage(programs))
 
     assert scene.made.text() == before
-    assert not scene.armory.is_armed
+    assert not scene.patcher.is_armed
 
 
 def test_a_breakpoint_that_somebody_put_over_our_jump_is_named_and_the_rest_put_back() -> None:
@@ -138,20 +138,20 @@ def test_a_breakpoint_that_somebody_put_over_our_jump_is_named_and_the_rest_put_
     memory.write(theirs, INT3)
 
     with pytest.raises(TargetError, match="neither ours nor the kernel's"):
-        scene.armory.disarm()
+        scene.patcher.disarm()
 
     assert not scene.journal.is_clear
     memory.write(theirs, ours)
-    scene.armory.disarm()
+    scene.patcher.disarm()
     assert scene.made.text() == scene.before
 
 
 def test_every_arming_has_a_table_of_its_own() -> None:
     scene = Scene()
     scene.arm()
-    scene.armory.disarm()
+    scene.patcher.disarm()
     scene.plans = scene.plans[:2]
-    scene.armory = Armory(scene.made.guest, ARENA, ABI, scene.journal)
+    scene.patcher = TextPatcher(scene.made.guest, ARENA, ABI, scene.journal)
 
     programs = scene.arm()
 
@@ -162,21 +162,23 @@ def test_every_arming_has_a_table_of_its_own() -> None:
 
 def test_a_guest_that_calls_us_already_is_not_asked_again() -> None:
     made = make_guest(["p f"])
-    ledger = Ledger()
-    assert not Catcher(made.guest, ARENA, ledger).is_registered
-    ledger.begin(Call(frame=1, landing=2, lends=Loan(kind=Kind.CATCHER, addr=1, size=0)))
+    allocations = AllocationLog()
+    assert not BreakpointNotifier(made.guest, ARENA, allocations).is_registered
+    allocations.begin(
+        Call(frame=1, trap=2, allocates=Allocation(kind=Kind.NOTIFIER, addr=1, size=0))
+    )
     # Also when nobody knows yet how the call ends: it is taken back in either case.
-    assert Catcher(made.guest, ARENA, ledger).is_registered
-    ledger.end(0)
+    assert BreakpointNotifier(made.guest, ARENA, allocations).is_registered
+    allocations.end(0)
 
-    assert Catcher(made.guest, ARENA, ledger).is_registered
+    assert BreakpointNotifier(made.guest, ARENA, allocations).is_registered
 
 
 def test_without_a_breakpoint_the_guest_is_not_asked_to_call_us() -> None:
     scene = Scene(Strategy.JUMP)
 
     writes = scene.made.stub.writes
-    scene.armory.catch(scene.plans)
+    scene.patcher.catch(scene.plans)
 
-    assert scene.journal.ledger.is_settled
+    assert scene.journal.allocations.is_empty
     assert scene.made.stub.writes == writes

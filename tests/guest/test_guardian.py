@@ -29,7 +29,7 @@ def _take_nothing_back(*_: object) -> tuple[int, int]:
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     # No kernel runs there that could take memory back.
-    monkeypatch.setattr(guardian, "_reclaim", _take_nothing_back)
+    monkeypatch.setattr(guardian, "_free_after_crash", _take_nothing_back)
 
 
 def _patched(stub: FakeStub, *, held: bytes = NEW) -> Journal:

@@ -11,9 +11,9 @@ import pytest
 from kprobes.arch.x86_64.registers import NAMES, STUB_NAMES
 from kprobes.errors import GuestGoneError, GuestReplacedError, TargetError
 from kprobes.formats.rsp import StopReply
-from kprobes.guest.allocations import Ledger
+from kprobes.guest.allocations import AllocationLog
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.inject import Back, Borrower
+from kprobes.guest.inject import CallInjector, Returned
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
 from tests.build.guest import DATA, make_memory
@@ -21,7 +21,7 @@ from tests.build.kernel import TEXT, make_kernel, symbol
 
 STACK = DATA + 0x4000
 SYSCALL, FINISH, UNCALLED, FUNCTION = TEXT + 0x100, TEXT + 0x200, TEXT + 0x300, TEXT + 0x400
-LANDING = UNCALLED + 7
+TRAP = UNCALLED + 7
 TIMER = TEXT + 0x500
 IRQS_OFF = TEXT + 0x600
 KERNEL = make_kernel(
@@ -112,12 +112,12 @@ def _vcpu(rip: int, rsp: int = STACK) -> dict[str, int]:
     return {name: 0x1000 + n for n, name in enumerate(names)} | {"rip": rip, "rsp": rsp}
 
 
-def _guest() -> tuple[FakeCpus, GuestMemory, Borrower]:
+def _guest() -> tuple[FakeCpus, GuestMemory, CallInjector]:
     memory = make_memory()
     memory.write(UNCALLED, b"\x90" * 7 + b"\xc3")
     memory.write(IRQS_OFF, b"\xfa\xc3")
     cpus = FakeCpus({1: _vcpu(SYSCALL), 2: _vcpu(0, STACK + 0x1000)}, memory=memory)
-    return cpus, memory, Borrower(cast("Stub", cpus), memory, KERNEL, Ledger())
+    return cpus, memory, CallInjector(cast("Stub", cpus), memory, KERNEL, AllocationLog())
 
 
 def _caught(cpus: FakeCpus) -> None:
@@ -129,14 +129,14 @@ def _returns(cpus: FakeCpus, cpu: int, result: int) -> Callable[[], int | None]:
 
     def step() -> int | None:
         kept = {name: cpus.vcpus[1][name] for name in ("rsp", "r15")}
-        cpus.vcpus[cpu] |= kept | {"rip": LANDING, "rsp": kept["rsp"] + 8, "rax": result}
+        cpus.vcpus[cpu] |= kept | {"rip": TRAP, "rsp": kept["rsp"] + 8, "rax": result}
         return cpu
 
     return step
 
 
 def test_a_function_is_called_with_its_numbers_and_its_result_comes_back() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     _caught(cpus)
     asked: list[dict[str, int]] = []
 
@@ -145,7 +145,7 @@ def test_a_function_is_called_with_its_numbers_and_its_result_comes_back() -> No
         return _returns(cpus, 1, 42)()
 
     cpus.script.append(step)
-    with borrower.task() as task:
+    with injector.task() as task:
         found = task.call(Addr(FUNCTION), 1, -2, 3)
 
     assert found == 42
@@ -157,27 +157,27 @@ def test_a_function_is_called_with_its_numbers_and_its_result_comes_back() -> No
 
 
 def test_the_task_s_own_registers_lie_on_its_stack_as_the_kernel_returns_from_interrupts() -> None:
-    cpus, memory, borrower = _guest()
+    cpus, memory, injector = _guest()
     before = dict(cpus.vcpus[1])
     _caught(cpus)
 
-    with borrower.task() as task:
+    with injector.task() as task:
         words = struct.unpack(
-            f"<{3 + len(NAMES)}Q", memory.read(task.landing.frame, 8 * (3 + len(NAMES)))
+            f"<{3 + len(NAMES)}Q", memory.read(task.trap.frame, 8 * (3 + len(NAMES)))
         )
 
-    assert words[:3] == (LANDING, IRQS_OFF, FINISH)
+    assert words[:3] == (TRAP, IRQS_OFF, FINISH)
     frame = dict(zip(NAMES, words[3:], strict=True))
     assert frame == {name: before.get(STUB_NAMES.get(name, ""), 0) for name in NAMES}
-    assert task.landing.frame + 8 * len(words) <= before["rsp"] - 128
+    assert task.trap.frame + 8 * len(words) <= before["rsp"] - 128
 
 
 def test_a_task_that_nothing_was_called_in_goes_on_as_if_nothing_had_been() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     before = dict(cpus.vcpus[1])
     _caught(cpus)
 
-    with borrower.task():
+    with injector.task():
         pass
 
     assert cpus.vcpus[1] == before
@@ -185,39 +185,39 @@ def test_a_task_that_nothing_was_called_in_goes_on_as_if_nothing_had_been() -> N
 
 
 def test_a_call_may_end_on_another_vcpu() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     _caught(cpus)
     cpus.script.append(_returns(cpus, 2, 7))
 
-    with borrower.task() as task:
+    with injector.task() as task:
         assert task.call(Addr(FUNCTION)) == 7
         assert task.thread == 2
 
 
 def test_somebody_else_at_the_landing_is_not_taken_for_our_task() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     _caught(cpus)
 
     def stranger() -> int | None:
-        cpus.vcpus[2] |= {"rip": LANDING, "rsp": STACK + 0x800, "rax": 13}
+        cpus.vcpus[2] |= {"rip": TRAP, "rsp": STACK + 0x800, "rax": 13}
         return 2
 
     cpus.script += [stranger, _returns(cpus, 1, 42)]
-    with borrower.task() as task:
+    with injector.task() as task:
         assert task.call(Addr(FUNCTION)) == 42
 
 
 def test_a_task_that_still_stands_at_the_landing_is_sent_on_to_where_it_would_return() -> None:
-    cpus, memory, borrower = _guest()
+    cpus, memory, injector = _guest()
     memory.set_u64(STACK + 0x800, FINISH)
     _caught(cpus)
 
     def left_over() -> int | None:
-        cpus.vcpus[2] |= {"rip": LANDING, "rsp": STACK + 0x800}
+        cpus.vcpus[2] |= {"rip": TRAP, "rsp": STACK + 0x800}
         return 2
 
     cpus.script += [left_over, _returns(cpus, 1, 42)]
-    with borrower.task() as task:
+    with injector.task() as task:
         task.call(Addr(FUNCTION))
 
     assert cpus.vcpus[2]["rip"] == FINISH
@@ -225,9 +225,9 @@ def test_a_task_that_still_stands_at_the_landing_is_sent_on_to_where_it_would_re
 
 
 def test_what_the_call_before_came_back_with_is_not_taken_for_this_one_s() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     _caught(cpus)
-    with borrower.task() as task:
+    with injector.task() as task:
         cpus.script.append(_returns(cpus, 1, 42))
         assert task.call(Addr(FUNCTION)) == 42
         first = dict(cpus.vcpus[1])
@@ -243,30 +243,30 @@ def test_what_the_call_before_came_back_with_is_not_taken_for_this_one_s() -> No
 
         asked: dict[str, int] = {}
         cpus.script += [still_there, now_back]
-        assert task.landing.look() == Back(thread=1, number=1, result=42)
+        assert task.trap.look() == Returned(thread=1, number=1, result=42)
         assert task.call(Addr(FUNCTION)) == 43
-        assert task.landing.look() == Back(thread=1, number=2, result=43)
+        assert task.trap.look() == Returned(thread=1, number=2, result=43)
 
 
 def test_while_a_call_runs_only_the_landing_stops_anybody() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     _caught(cpus)
     cpus.script.append(_returns(cpus, 1, 0))
 
-    with borrower.task() as task:
+    with injector.task() as task:
         task.call(Addr(FUNCTION))
 
-    assert cpus.seen == [{SYSCALL}, {LANDING}]
+    assert cpus.seen == [{SYSCALL}, {TRAP}]
     assert cpus.breakpoints == set()
     assert not cpus.is_running
 
 
 def test_a_function_that_does_not_return_in_time_is_told() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     _caught(cpus)
     cpus.script.append(lambda: None)
 
-    with pytest.raises(TargetError, match="did not return"), borrower.task() as task:
+    with pytest.raises(TargetError, match="did not return"), injector.task() as task:
         task.call(Addr(FUNCTION))
 
     assert cpus.breakpoints == set()
@@ -274,10 +274,10 @@ def test_a_function_that_does_not_return_in_time_is_told() -> None:
 
 
 def test_a_guest_in_which_no_task_comes_by_is_told_and_left_as_it_was() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     before = {cpu: dict(registers) for cpu, registers in cpus.vcpus.items()}
 
-    with pytest.raises(TargetError, match="no task of the guest"), borrower.task(timeout_s=0.0):
+    with pytest.raises(TargetError, match="no task of the guest"), injector.task(timeout_s=0.0):
         pass
 
     assert cpus.vcpus == before
@@ -285,7 +285,7 @@ def test_a_guest_in_which_no_task_comes_by_is_told_and_left_as_it_was() -> None:
 
 
 def test_a_guest_that_goes_is_told_as_such() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
 
     def die() -> int | None:
         cpus.is_gone = True
@@ -293,12 +293,12 @@ def test_a_guest_that_goes_is_told_as_such() -> None:
 
     cpus.script.append(die)
 
-    with pytest.raises(GuestGoneError), borrower.task():
+    with pytest.raises(GuestGoneError), injector.task():
         pass
 
 
 def test_an_interruption_while_the_guest_runs_leaves_it_stopped_and_without_breakpoints() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
 
     def interrupt() -> int | None:
         raise KeyboardInterrupt
@@ -306,7 +306,7 @@ def test_an_interruption_while_the_guest_runs_leaves_it_stopped_and_without_brea
     for comes_before in (0, 1):
         cpus.script = [lambda: 1] * comes_before + [interrupt]
 
-        with pytest.raises(KeyboardInterrupt), borrower.task() as task:
+        with pytest.raises(KeyboardInterrupt), injector.task() as task:
             task.call(Addr(FUNCTION))
 
         assert cpus.breakpoints == set()
@@ -314,15 +314,15 @@ def test_an_interruption_while_the_guest_runs_leaves_it_stopped_and_without_brea
 
 
 def test_a_task_that_has_not_come_back_is_not_sent_again() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     _caught(cpus)
     cpus.script.append(lambda: None)
-    with borrower.task() as task:
+    with injector.task() as task:
         with pytest.raises(TargetError, match="did not return"):
             task.call(Addr(FUNCTION))
         before = {cpu: dict(registers) for cpu, registers in cpus.vcpus.items()}
 
-        assert task.is_away
+        assert task.is_calling
         with pytest.raises(ValueError, match="not come back"):
             task.call(Addr(FUNCTION))
 
@@ -330,7 +330,7 @@ def test_a_task_that_has_not_come_back_is_not_sent_again() -> None:
 
 
 def test_a_vcpu_that_stops_where_nobody_asked_it_to_is_not_borrowed() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
 
     def strange() -> int:
         # It had come to a breakpoint that is gone: in an interrupt, it must not sleep.
@@ -340,7 +340,7 @@ def test_a_vcpu_that_stops_where_nobody_asked_it_to_is_not_borrowed() -> None:
     cpus.script.append(strange)
     _caught(cpus)
 
-    with borrower.task() as task:
+    with injector.task() as task:
         assert task.thread == 1
 
     assert cpus.vcpus[2]["rip"] == TIMER
@@ -351,7 +351,7 @@ def test_a_kernel_without_a_place_to_return_to_is_refused() -> None:
     memory.write(UNCALLED, b"\x90" * 0x40)
 
     with pytest.raises(TargetError, match="no place to return to"):
-        Borrower(cast("Stub", FakeCpus({})), memory, KERNEL, Ledger())
+        CallInjector(cast("Stub", FakeCpus({})), memory, KERNEL, AllocationLog())
 
 
 def test_without_the_syscall_switch_every_busy_syscall_is_watched() -> None:
@@ -362,69 +362,69 @@ def test_without_the_syscall_switch_every_busy_syscall_is_watched() -> None:
     cpus.vcpus[1]["rip"] = rest[0].addr
     _caught(cpus)
 
-    with Borrower(cast("Stub", cpus), memory, kernel, Ledger()).task():
+    with CallInjector(cast("Stub", cpus), memory, kernel, AllocationLog()).task():
         pass
 
     assert cpus.seen == [{found.addr for found in rest}]
 
 
 def test_nobody_is_borrowed_of_a_guest_that_somebody_else_has_paused() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
     cpus.is_held = True
 
-    with pytest.raises(TargetError, match="the guest is paused"), borrower.task():
+    with pytest.raises(TargetError, match="the guest is paused"), injector.task():
         raise AssertionError("it must run for this")
 
     assert not cpus.is_running
 
 
 def test_a_guest_that_is_paused_while_a_task_is_waited_for_is_told() -> None:
-    cpus, _, borrower = _guest()
+    cpus, _, injector = _guest()
 
     def pause() -> int:
         cpus.is_held = True
         return 1
 
     cpus.script.append(pause)
-    with pytest.raises(TargetError, match="the guest is paused"), borrower.task():
+    with pytest.raises(TargetError, match="the guest is paused"), injector.task():
         raise AssertionError("it must run for this")
 
     assert cpus.breakpoints == set()
 
 
 def test_nothing_is_called_in_a_guest_that_is_another_one() -> None:
-    cpus, memory, borrower = _guest()
-    ledger = Ledger()
-    borrower = Borrower(cast("Stub", cpus), memory, KERNEL, ledger)
+    cpus, memory, injector = _guest()
+    allocations = AllocationLog()
+    injector = CallInjector(cast("Stub", cpus), memory, KERNEL, allocations)
     _caught(cpus)
 
     def is_another() -> None:
         raise GuestReplacedError("the guest was rebooted")
 
-    with borrower.task() as task:
-        frame = memory.read(task.landing.frame, 64)
+    with injector.task() as task:
+        frame = memory.read(task.trap.frame, 64)
         before = dict(cpus.vcpus[1])
-        ledger.check = is_another
+        allocations.check = is_another
         with pytest.raises(GuestReplacedError):
             task.call(Addr(FUNCTION), 1)
 
     assert cpus.vcpus[1] == before
-    assert memory.read(task.landing.frame, 64) == frame
-    assert ledger.call is None
+    assert memory.read(task.trap.frame, 64) == frame
+    assert allocations.call is None
 
 
 def test_who_is_caught_in_a_guest_that_is_another_one_is_let_go() -> None:
     cpus, memory, _ = _guest()
-    ledger = Ledger()
+    allocations = AllocationLog()
     stack = memory.read(STACK - 0x400, 0x400)
-    borrower = Borrower(cast("Stub", cpus), memory, KERNEL, ledger)
+    injector = CallInjector(cast("Stub", cpus), memory, KERNEL, allocations)
     _caught(cpus)
 
     def is_another() -> None:
         raise GuestReplacedError("the guest was restored to an earlier state")
 
-    ledger.check = is_another
-    with pytest.raises(GuestReplacedError), borrower.task():
+    allocations.check = is_another
+    with pytest.raises(GuestReplacedError), injector.task():
         pass
 
     assert memory.read(STACK - 0x400, 0x400) == stack

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kprobes.errors import FormatError, KprobesError, StateError, UnreachableError
 from kprobes.guest import journal
-from kprobes.guest.allocations import Call, Kind, Loan
+from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.attach import attach
 from kprobes.guest.journal import Described, Entry, Journal, Undo, Window
 from kprobes.units import Addr, Phys
@@ -63,44 +63,44 @@ def test_what_was_written_is_read_back() -> None:
     )
 
 
-DATA = Loan(kind=Kind.DATA, addr=0, size=4096)
+DATA = Allocation(kind=Kind.DATA, addr=0, size=4096)
 
 
-def _lent(made: Journal) -> Loan:
-    made.ledger.begin(Call(frame=1, landing=2, lends=DATA))
-    made.ledger.end(0x1000)
-    (loan,) = made.ledger.loans
-    return loan
+def _lent(made: Journal) -> Allocation:
+    made.allocations.begin(Call(frame=1, trap=2, allocates=DATA))
+    made.allocations.end(0x1000)
+    (allocation,) = made.allocations.live
+    return allocation
 
 
 def test_what_was_lent_is_read_back() -> None:
     made = _written([])
-    loan = _lent(made)
+    allocation = _lent(made)
 
     entry = journal.read(made.path)
 
-    assert entry.ledger.loans == (loan,)
+    assert entry.allocations.live == (allocation,)
     assert not entry.is_done
 
 
 def test_what_is_lent_outlasts_the_undos() -> None:
     made = _written()
-    loan = _lent(made)
+    allocation = _lent(made)
 
     made.clear()
     made.close()
 
     entry = journal.read(made.path)
-    assert (entry.undos, entry.ledger.loans, entry.mark) == ((), (loan,), made.mark)
-    assert entry.has_only_lent
+    assert (entry.undos, entry.allocations.live, entry.mark) == ((), (allocation,), made.mark)
+    assert entry.has_only_memory
 
 
 def test_a_journal_whose_guest_has_everything_back_is_removed() -> None:
     made = _written()
-    loan = _lent(made)
+    allocation = _lent(made)
     made.clear()
-    made.ledger.begin(Call(frame=1, landing=2, returns=loan))
-    made.ledger.end(0)
+    made.allocations.begin(Call(frame=1, trap=2, returns=allocation))
+    made.allocations.end(0)
 
     made.close()
 
@@ -160,16 +160,16 @@ def test_a_window_of_a_release_before_arm64_is_none_and_its_undos_are_read() -> 
 
 def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
     made = _written()
-    loan = _lent(made)
+    allocation = _lent(made)
     with made.path.open("ab") as file:
         file.write(b'{"undos": [{"ph')
 
     again = Journal.reopen(journal.read(made.path))
-    again.ledger.begin(Call(frame=1, landing=2, returns=loan))
+    again.allocations.begin(Call(frame=1, trap=2, returns=allocation))
 
     entry = journal.read(made.path)
     assert (entry.target, entry.mark, entry.undos) == (TARGET, made.mark, ())
-    assert entry.ledger.call == Call(frame=1, landing=2, returns=loan)
+    assert entry.allocations.call == Call(frame=1, trap=2, returns=allocation)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from kprobes.errors import RefusedError
 from kprobes.guest.link import Linker, Program, frame_counts, frames_size
 from kprobes.guest.release import CodeMemory
 from kprobes.model.abi import Readers
-from kprobes.model.plan import TRAMPOLINE_HEADER, Plan, Returning, Returns, ReturnWay, Role
+from kprobes.model.plan import TRAMPOLINE_HEADER, Plan, Returning, ReturnMethod, Returns, Role
 from kprobes.model.resolved import Operand, RegisterValue
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.units import MIB, Addr
@@ -31,7 +31,9 @@ def _linker(plans: list[Plan]) -> Linker:
 
 
 def _hooked(plan: Plan, upcall: Upcall) -> Plan:
-    returns = Returns(entry=plan.site.addr, way=ReturnWay.RETHOOK, probes=(), upcalls=(upcall,))
+    returns = Returns(
+        entry=plan.site.addr, return_method=ReturnMethod.RETHOOK, probes=(), upcalls=(upcall,)
+    )
     return replace(plan, probes=(), returning=(Returning(role=Role.HOOK, returns=returns),))
 
 
@@ -74,7 +76,7 @@ def test_a_silent_trampoline_fits_its_place_and_leads_to_the_same_frames(
     upcalls = (_upcall(3, plan.site.addr),) if is_asking else ()
     returns = Returns(
         entry=plan.site.addr,
-        way=ReturnWay.RETHOOK,
+        return_method=ReturnMethod.RETHOOK,
         probes=plan.probes,
         upcalls=upcalls,
         kept=kept,
@@ -99,7 +101,7 @@ def test_a_silent_trampoline_fits_its_place_and_leads_to_the_same_frames(
 def _far_linker(plans: list[Plan]) -> tuple[Linker, CodeMemory, CodeMemory]:
     # Of an architecture whose branches go less far than modules are away.
     arena = replace(make_arena(), frames_size=frames_size(plans))
-    near, far = arena.code, CodeMemory(addr=Addr(arena.catcher + 64 * MIB), size=1 * MIB)
+    near, far = arena.code, CodeMemory(addr=Addr(arena.notifier + 64 * MIB), size=1 * MIB)
     arch = replace(X86_64, reach=32 * MIB, code=replace(X86_64.code, veneer=_veneer))
     functions = ("copy_kernel", "copy_user", "string_kernel", "string_user")
     readers = Readers(**dict.fromkeys(functions, near.addr))
@@ -122,7 +124,7 @@ def _calls(program: Program) -> set[int]:
 
 
 def _returning(plan: Plan) -> Plan:
-    returns = Returns(entry=plan.site.addr, way=ReturnWay.RETINSN, probes=plan.probes)
+    returns = Returns(entry=plan.site.addr, return_method=ReturnMethod.RETINSN, probes=plan.probes)
     return replace(plan, probes=(), returning=(Returning(role=Role.RETURN, returns=returns),))
 
 

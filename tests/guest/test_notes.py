@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kprobes.guest import journal
-from kprobes.guest.allocations import Call, Kind, Loan
+from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.journal import FLAGS, Boot, Journal, Undo
 from kprobes.guest.notes import as_journal, begin_notes, find_notes, write_notes
 from kprobes.model.plan import Frames
@@ -31,12 +31,12 @@ def made() -> GuestWithSites:
 
 def _lent() -> Journal:
     written = Journal.create("fake")
-    for loan in (
-        Loan(kind=Kind.DATA, addr=DATA, size=1 << 22),
-        Loan(kind=Kind.PER_CPU, addr=0x100, size=32),
+    for allocation in (
+        Allocation(kind=Kind.DATA, addr=DATA, size=1 << 22),
+        Allocation(kind=Kind.PER_CPU, addr=0x100, size=32),
     ):
-        written.ledger.begin(Call(frame=1, landing=2, lends=loan))
-        written.ledger.end(0)
+        written.allocations.begin(Call(frame=1, trap=2, allocates=allocation))
+        written.allocations.end(0)
     return written
 
 
@@ -59,7 +59,7 @@ def _undos(made: GuestWithSites) -> list[Undo]:
 def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithSites) -> None:
     written, undos = _lent(), _undos(made)
     begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
-    written.ledger.keep_frames([FRAMES])
+    written.allocations.keep_frames([FRAMES])
     written.record(undos)
     write_notes(made.guest.memory, ARENA, written, undos)
 
@@ -71,7 +71,7 @@ def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithS
         *(entry.mark, entry.state),
         entry.mark_place,
     )
-    assert (again.ledger.loans, again.ledger.frames) == (entry.ledger.loans, (FRAMES,))
+    assert (again.allocations.live, again.allocations.frames) == (entry.allocations.live, (FRAMES,))
     assert [(u.phys, u.addr, u.old, u.new, u.what == FLAGS) for u in again.undos] == [
         (u.phys, u.addr, u.old[:8], u.new[:8], u.what == FLAGS) for u in undos
     ]
@@ -93,12 +93,12 @@ def test_notes_of_memory_that_was_given_back_are_not_found(made: GuestWithSites)
 
 def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:
     written, undos = _lent(), _undos(made)
-    written.ledger.keep_frames([FRAMES] * 1000)
+    written.allocations.keep_frames([FRAMES] * 1000)
 
     write_notes(made.guest.memory, replace(ARENA, undos=2), written, undos)
 
     (notes,) = find_notes(made.guest)
-    assert (notes.undos, notes.frames, len(notes.loans)) == (None, None, 2)
+    assert (notes.undos, notes.frames, len(notes.live)) == (None, None, 2)
 
 
 @pytest.mark.parametrize("at", [32, 40, 48, 56, 64, 70])

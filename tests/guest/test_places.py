@@ -67,7 +67,7 @@ def test_the_leftmost_of_several_errors_is_told(marked: str, code: str) -> None:
         read(text)
     caught.value.add_note("line 7")
 
-    found = make_places().sooner(caught.value)
+    found = make_places().first_kernel_error(caught.value)
 
     at = marked.index("^") - (code == "BAD_ADDR_SUFFIX")
     assert (found.code, found.column, found.command) == (code, at, text)

@@ -10,7 +10,7 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.drain import nothing
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.guest.prepare import Asked, Preparer, Wanted
-from kprobes.model.plan import Plan, ReturnWay, Role, Strategy
+from kprobes.model.plan import Plan, ReturnMethod, Role, Strategy
 from kprobes.model.upcall import Upcall, Waiting
 from kprobes.units import Addr
 from tests.build.guest import GuestWithSites, make_guest
@@ -173,7 +173,9 @@ def test_probes_of_one_event_must_have_the_same_records() -> None:
 
 def test_probes_at_returns_share_every_place_of_their_function_and_the_newest_runs_first() -> None:
     plans = Preparer(_guest().guest).prepare(
-        replace(wanted("r:a do_exit", "p:b do_exit", "r:c do_exit"), way=ReturnWay.RETHOOK)
+        replace(
+            wanted("r:a do_exit", "p:b do_exit", "r:c do_exit"), return_method=ReturnMethod.RETHOOK
+        )
     )
 
     (plan,) = plans
@@ -222,8 +224,10 @@ def test_python_at_returns_that_are_taken_over_leaves_the_rest_to_the_code() -> 
     made = _with_body(bytes.fromhex("90 c3"))
     upcall = _upcall(made.sites[0])
 
-    way = replace(wanted(), asked=Asked(at_returns=[upcall]), way=ReturnWay.RETHOOK)
-    (plan,) = Preparer(made.guest).prepare(way)
+    return_method = replace(
+        wanted(), asked=Asked(at_returns=[upcall]), return_method=ReturnMethod.RETHOOK
+    )
+    (plan,) = Preparer(made.guest).prepare(return_method)
 
     assert (plan.site.addr, plan.upcalls) == (made.sites[0], ())
     assert [(each.role, each.returns.upcalls) for each in plan.returning] == [

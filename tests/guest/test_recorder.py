@@ -15,7 +15,7 @@ from kprobes.model.events import Events
 from kprobes.model.resolved import RecordLayout
 from tests.build.guest import CPUS, RING, make_arena, make_memory
 from tests.build.ring import Hit, make_layout, record
-from tests.build.turns import quick_turns
+from tests.build.turns import short_switch_interval
 
 PLAIN, TEXT = make_layout(1, ["u32"]), make_layout(2, ["string", "s16"])
 
@@ -149,7 +149,7 @@ def test_probes_that_join_a_recording_can_be_counted_at_any_time() -> None:
         target=lambda: [recorder.add([make_layout(event_id)]) for event_id in range(3, 60)]
     )
 
-    with quick_turns():
+    with short_switch_interval():
         joining.start()
         for ts in range(200):
             writers[0].write(Hit(layout=PLAIN, counter=ts, values=(ts,)))

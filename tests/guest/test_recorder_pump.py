@@ -7,12 +7,12 @@ from collections import deque
 
 import pytest
 
-from kprobes.drain import ThreadPump
+from kprobes.drain import DrainThread
 from kprobes.errors import KprobesError, RingError, TargetError
 from kprobes.model.events import Events
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
-from tests.build.turns import quick_turns
+from tests.build.turns import short_switch_interval
 from tests.build.waiting import becomes_true
 
 LAYOUT = make_layout(1)
@@ -47,7 +47,7 @@ def _events(ts: int) -> Events:
     return make_events([make_batch(LAYOUT, [Row(ts=ts)])])
 
 
-def _take_all(pump: ThreadPump, count: int) -> list[int]:
+def _take_all(pump: DrainThread, count: int) -> list[int]:
     found: list[int] = []
 
     def are_all_there() -> bool:
@@ -63,7 +63,7 @@ def test_events_come_in_order_from_a_thread_of_their_own() -> None:
     recorder = FakeRecorder()
     recorder.todo.extend(_events(ts) for ts in range(20))
 
-    pump = ThreadPump(recorder)
+    pump = DrainThread(recorder)
     found = _take_all(pump, 20)
     pump.stop()
 
@@ -74,7 +74,7 @@ def test_events_come_in_order_from_a_thread_of_their_own() -> None:
 def test_what_was_taken_before_the_end_can_still_be_had() -> None:
     recorder = FakeRecorder()
     recorder.todo.extend(_events(ts) for ts in range(3))
-    pump = ThreadPump(recorder)
+    pump = DrainThread(recorder)
     assert becomes_true(lambda: not recorder.todo)
 
     pump.stop()
@@ -84,7 +84,7 @@ def test_what_was_taken_before_the_end_can_still_be_had() -> None:
 
 
 def test_nothing_is_nothing() -> None:
-    pump = ThreadPump(FakeRecorder())
+    pump = DrainThread(FakeRecorder())
 
     assert pump.take(0.01) is None
     pump.stop()
@@ -94,7 +94,7 @@ def test_nothing_is_nothing() -> None:
 def test_an_error_comes_after_all_events(error: Exception) -> None:
     recorder = FakeRecorder(error)
     recorder.todo.append(_events(7))
-    pump = ThreadPump(recorder)
+    pump = DrainThread(recorder)
 
     assert _take_all(pump, 1) == [7]
     with pytest.raises(type(error)):
@@ -104,7 +104,7 @@ def test_an_error_comes_after_all_events(error: Exception) -> None:
 
 def test_threads_take_turns_sooner_only_while_there_is_a_pump() -> None:
     before = sys.getswitchinterval()
-    pump = ThreadPump(FakeRecorder())
+    pump = DrainThread(FakeRecorder())
     during = sys.getswitchinterval()
 
     pump.stop()
@@ -117,8 +117,8 @@ def test_nothing_is_lost_between_threads_that_take_turns_all_the_time() -> None:
     recorder = FakeRecorder(TargetError("gone"))
     for plain in map(_events, range(500)):
         recorder.todo.append(_Yielding(batches=plain.batches, batch=plain.batch, row=plain.row))
-    with quick_turns():
-        pump = ThreadPump(recorder)
+    with short_switch_interval():
+        pump = DrainThread(recorder)
         # A backlog first: it is looked through while it is taken.
         assert becomes_true(lambda: len(recorder.todo) <= 250)
         found = _take_all(pump, 500)
@@ -135,7 +135,7 @@ def test_no_more_bytes_wait_than_there_is_room_for() -> None:
     room = 3 * _events(0).nbytes
     most = 0
 
-    pump = ThreadPump(recorder, room=room)
+    pump = DrainThread(recorder, room=room)
     for ts in range(10):
         assert _take_all(pump, 1) == [ts]
         most = max(most, pump.waiting)
@@ -152,7 +152,7 @@ def test_what_was_drained_before_something_else_failed_can_be_had() -> None:
     def fail() -> None:
         raise TargetError("the guest is gone")
 
-    pump = ThreadPump(recorder, fail)
+    pump = DrainThread(recorder, fail)
 
     assert _take_all(pump, 1) == [7]
     with pytest.raises(TargetError):
@@ -166,7 +166,7 @@ def test_a_bug_while_draining_is_told_after_what_came_before() -> None:
     told: list[threading.ExceptHookArgs] = []
     before, threading.excepthook = threading.excepthook, told.append
     try:
-        pump = ThreadPump(recorder)
+        pump = DrainThread(recorder)
 
         assert _take_all(pump, 1) == [7]
         with pytest.raises(KprobesError, match="error of our own"):

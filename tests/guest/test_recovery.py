@@ -22,7 +22,7 @@ def _take_nothing_back(*_: object) -> tuple[int, int]:
 def _own_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     # No kernel runs there that could take memory back.
-    monkeypatch.setattr(guardian, "_reclaim", _take_nothing_back)
+    monkeypatch.setattr(guardian, "_free_after_crash", _take_nothing_back)
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from kprobes.arch.x86_64.inject import BORROWING
+from kprobes.arch.x86_64.inject import INJECT_OPS
 from kprobes.guest import release
-from kprobes.guest.allocations import Call, Kind, Ledger, Loan
+from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.inject import Task
-from kprobes.guest.release import give_back, telling, unused
+from kprobes.guest.release import free, telling, unused
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
 
@@ -28,41 +28,41 @@ class FakeTask:
     """A task whose calls come back, but for one that is interrupted on its way, or before."""
 
     def __init__(self, interrupted: int, *, is_made: bool = True) -> None:
-        self.ledger = Ledger()
-        self.landing = SimpleNamespace(facts=BORROWING)
+        self.allocations = AllocationLog()
+        self.trap = SimpleNamespace(info=INJECT_OPS)
         self.memory = None
-        self.is_away = False
+        self.is_calling = False
         self.called: list[str] = []
         self._interrupted, self._is_made = interrupted, is_made
         for kind, addr in ((Kind.DATA, 0x1000), (Kind.CODE, CODE)):
-            self._lend(Loan(kind=kind, addr=0, size=4096), addr)
-        self._lend(Loan(kind=Kind.SEAL, addr=CODE, size=4096), 0)
-        self._lend(Loan(kind=Kind.PER_CPU, addr=0, size=64), 0x40)
+            self._lend(Allocation(kind=kind, addr=0, size=4096), addr)
+        self._lend(Allocation(kind=Kind.ROX, addr=CODE, size=4096), 0)
+        self._lend(Allocation(kind=Kind.PER_CPU, addr=0, size=64), 0x40)
         # register_die_notifier() returns 0.
-        self._lend(Loan(kind=Kind.CATCHER, addr=0x1800, size=0), 0)
+        self._lend(Allocation(kind=Kind.NOTIFIER, addr=0x1800, size=0), 0)
 
-    def _lend(self, loan: Loan, result: int) -> None:
-        self.ledger.begin(Call(frame=1, landing=2, lends=loan))
-        self.ledger.end(result)
+    def _lend(self, allocation: Allocation, result: int) -> None:
+        self.allocations.begin(Call(frame=1, trap=2, allocates=allocation))
+        self.allocations.end(result)
 
-    def call(self, function: Addr, *args: int, returns: Loan | None = None) -> int:
+    def call(self, function: Addr, *args: int, returns: Allocation | None = None) -> int:
         del args
-        assert not self.is_away
-        self.ledger.begin(Call(frame=1, landing=2, returns=returns))
+        assert not self.is_calling
+        self.allocations.begin(Call(frame=1, trap=2, returns=returns))
         is_interrupted = len(self.called) == self._interrupted
         if is_interrupted and not self._is_made:
             self._interrupted = -1
             raise KeyboardInterrupt
         self.called.append(next(name for name, addr in ADDRS.items() if addr == function))
-        self.is_away = True
+        self.is_calling = True
         if is_interrupted:
             raise KeyboardInterrupt
         return self.finish(1.0)
 
     def finish(self, timeout_s: float) -> int:
         assert timeout_s > 0
-        self.is_away = False
-        self.ledger.end(0)
+        self.is_calling = False
+        self.allocations.end(0)
         return 0
 
 
@@ -70,7 +70,7 @@ def given_back(interrupted: int, *, is_made: bool = True) -> FakeTask:
     task = FakeTask(interrupted, is_made=is_made)
     is_whole = interrupted < 0
     with nullcontext() if is_whole else pytest.raises(KeyboardInterrupt):
-        give_back(cast("Task", task), KERNEL)
+        free(cast("Task", task), KERNEL)
     return task
 
 
@@ -81,7 +81,7 @@ def test_the_last_that_was_lent_goes_back_first() -> None:
         "unregister_die_notifier",
         *("free_percpu", "set_memory_nx", "set_memory_rw", "module_memfree", "vfree"),
     ]
-    assert task.ledger.is_settled
+    assert task.allocations.is_empty
 
 
 @pytest.mark.parametrize("is_made", [True, False])
@@ -91,7 +91,7 @@ def test_wherever_it_is_interrupted_all_goes_back_once(interrupted: int, is_made
 
     freed = [name for name in task.called if "free" in name]
     assert freed == ["free_percpu", "module_memfree", "vfree"]
-    assert task.ledger.is_settled
+    assert task.allocations.is_empty
 
 
 @pytest.mark.parametrize("interrupted", range(6))
@@ -142,8 +142,8 @@ def test_memory_that_nothing_is_in_goes_back_and_what_every_recording_needs_stay
 ) -> None:
     task = FakeTask(-1)
 
-    give_back(cast("Task", task), KERNEL, unused(task.ledger, used))
+    free(cast("Task", task), KERNEL, unused(task.allocations, used))
 
     assert task.called == called
-    kinds = {loan.kind for loan in task.ledger.loans}
-    assert {Kind.PER_CPU, Kind.CATCHER} < kinds
+    kinds = {allocation.kind for allocation in task.allocations.live}
+    assert {Kind.PER_CPU, Kind.NOTIFIER} < kinds

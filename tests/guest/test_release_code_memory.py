@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
-from kprobes.arch.aarch64.inject import BORROWING as AARCH64
-from kprobes.arch.x86_64.inject import BORROWING as X86_64
+from kprobes.arch.aarch64.inject import INJECT_OPS as AARCH64
+from kprobes.arch.x86_64.inject import INJECT_OPS as X86_64
 from kprobes.errors import TargetError
-from kprobes.guest.allocations import Kind, Loan
+from kprobes.guest.allocations import Allocation, Kind
 from kprobes.guest.inject import Task
 from kprobes.guest.release import allocate_code, allocate_module_code
 from kprobes.units import Addr
@@ -20,14 +20,14 @@ KERNEL = make_kernel([symbol("module_alloc", TEXT)])
 class FullGuest:
     """A task of a guest that has nothing left to lend."""
 
-    def __init__(self, facts: object) -> None:
-        self.landing = SimpleNamespace(facts=facts, place=Addr(TEXT + 0x100))
+    def __init__(self, info: object) -> None:
+        self.trap = SimpleNamespace(info=info, place=Addr(TEXT + 0x100))
         self.memory = None
-        self.lent: list[Loan] = []
+        self.lent: list[Allocation] = []
 
-    def call(self, function: Addr, *args: int, lends: Loan) -> int:
+    def call(self, function: Addr, *args: int, allocates: Allocation) -> int:
         assert (function, args) == (TEXT, (8192,))
-        self.lent.append(lends)
+        self.lent.append(allocates)
         return 0
 
 
@@ -35,7 +35,7 @@ def test_without_room_near_modules_the_rest_can_still_be_probed() -> None:
     guest = FullGuest(AARCH64)
 
     assert allocate_module_code(cast("Task", guest), KERNEL, 8192) is None
-    assert guest.lent == [Loan(kind=Kind.CODE, addr=0, size=8192)]
+    assert guest.lent == [Allocation(kind=Kind.CODE, addr=0, size=8192)]
 
 
 def test_where_all_is_in_reach_of_the_text_modules_have_no_memory_of_their_own() -> None:

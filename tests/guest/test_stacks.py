@@ -11,7 +11,7 @@ import pytest
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import TargetError
-from kprobes.guest.allocations import Call, Kind, Ledger, Loan
+from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.release import await_exit, await_leaving
 from kprobes.guest.stacks import awaited, free_dead_calls, home, is_anyone_inside
@@ -310,18 +310,18 @@ def test_what_lies_behind_the_stack_of_a_running_task_is_none_of_it(
 class Wanderer(Vcpus):
     """One of two vCPUs goes on from place to place whenever the guest runs."""
 
-    def __init__(self, way: Sequence[int]) -> None:
+    def __init__(self, return_method: Sequence[int]) -> None:
         super().__init__()
-        self.way = list(way)
+        self.return_method = list(return_method)
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        self.all[1]["rip"] = self.way.pop(0)
+        self.all[1]["rip"] = self.return_method.pop(0)
         yield
 
 
 @pytest.mark.parametrize(
-    "way",
+    "return_method",
     [
         [TRAP, CODE + 8, TEXT],
         [TRAP + 4, TRAP + 8, CODE + 8, CODE + 12, TEXT],
@@ -330,19 +330,21 @@ class Wanderer(Vcpus):
     ],
 )
 def test_who_goes_from_a_breakpoint_s_exception_into_the_code_is_waited_for(
-    way: list[int],
+    return_method: list[int],
 ) -> None:
     guest, _, _ = _guest()
-    stub = Wanderer(way)
-    ledger = Ledger()
+    stub = Wanderer(return_method)
+    allocations = AllocationLog()
     # In the order of arming: the code is there before the callback.
-    for kind, addr, size in ((Kind.CODE, CODE, 0x1000), (Kind.CATCHER, DATA, 0)):
-        ledger.begin(Call(frame=1, landing=2, lends=Loan(kind=kind, addr=addr, size=size)))
-        ledger.end(0)
+    for kind, addr, size in ((Kind.CODE, CODE, 0x1000), (Kind.NOTIFIER, DATA, 0)):
+        allocations.begin(
+            Call(frame=1, trap=2, allocates=Allocation(kind=kind, addr=addr, size=size))
+        )
+        allocations.end(0)
 
-    await_exit(replace(guest, stub=cast("Stub", stub)), ledger, otherwise="")
+    await_exit(replace(guest, stub=cast("Stub", stub)), allocations, otherwise="")
 
-    assert stub.way == []
+    assert stub.return_method == []
 
 
 FRAMES = Frames(addr=Addr(DATA + 0x4_0000), count=3, stride=FRAME_VALUES, trampoline=Addr(CODE))
@@ -408,13 +410,13 @@ def test_a_task_that_sleeps_in_a_call_that_returns_to_us_keeps_nobody_waiting() 
     guest, _, memory = _waiting_guest()
     other = replace(TAKEN, addr=Addr(TAKEN.addr + TAKEN.size))
     _enter(memory, Addr(_stack(3) + SIZE - 128))
-    ledger = Ledger()
-    loan = Loan(kind=Kind.CODE, addr=CODE, size=0x1000)
-    ledger.begin(Call(frame=1, landing=2, lends=loan))
-    ledger.end(0)
-    ledger.keep_frames([other, TAKEN])
+    allocations = AllocationLog()
+    allocation = Allocation(kind=Kind.CODE, addr=CODE, size=0x1000)
+    allocations.begin(Call(frame=1, trap=2, allocates=allocation))
+    allocations.end(0)
+    allocations.keep_frames([other, TAKEN])
 
     stub = cast("Stub", Wanderer([TEXT]))
-    left = await_leaving(replace(guest, stub=stub), ledger, otherwise="")
+    left = await_leaving(replace(guest, stub=stub), allocations, otherwise="")
 
     assert left == [TAKEN]

@@ -4,7 +4,7 @@ import struct
 from dataclasses import replace
 
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.stacks import awaited, find_caller, give_callers_back, home
+from kprobes.guest.stacks import awaited, find_caller, home, restore_callers
 from kprobes.model.plan import FRAME_VALUES, Frames
 from kprobes.units import Addr
 from tests.build.guest import DATA, make_guest, make_memory
@@ -42,7 +42,7 @@ def test_a_call_that_returns_to_us_returns_to_its_caller_again() -> None:
     enter(memory, F, STACK, CALLER)
     memory.set_u64(STACK, F.trampoline)
 
-    assert give_callers_back(memory, [F, G]) == 1
+    assert restore_callers(memory, [F, G]) == 1
 
     assert memory.u64(STACK) == CALLER
 
@@ -52,7 +52,7 @@ def test_a_frame_that_is_found_later_than_its_home_counts_too() -> None:
     enter(memory, F, STACK, CALLER, further=F.count - 1)
     memory.set_u64(STACK, F.trampoline)
 
-    give_callers_back(memory, [F])
+    restore_callers(memory, [F])
 
     assert memory.u64(STACK) == CALLER
 
@@ -63,7 +63,7 @@ def test_what_several_functions_have_taken_over_leads_to_the_first_caller() -> N
     enter(memory, G, STACK, F.trampoline, CALLER)
     memory.set_u64(STACK, G.trampoline)
 
-    give_callers_back(memory, [F, G])
+    restore_callers(memory, [F, G])
 
     assert memory.u64(STACK) == CALLER
 
@@ -74,7 +74,7 @@ def test_of_two_frames_of_one_slot_the_first_is_the_innermost() -> None:
     enter(memory, F, STACK, CALLER + 8, further=2)
     memory.set_u64(STACK, F.trampoline)
 
-    give_callers_back(memory, [F, G])
+    restore_callers(memory, [F, G])
 
     assert memory.u64(STACK) == CALLER
 
@@ -85,7 +85,7 @@ def test_a_call_that_is_only_kept_and_not_taken_over_says_nothing_of_its_slot() 
     enter(memory, F, STACK, CALLER, further=1)
     memory.set_u64(STACK, F.trampoline)
 
-    give_callers_back(memory, [F])
+    restore_callers(memory, [F])
 
     assert memory.u64(STACK) == CALLER
 
@@ -95,7 +95,7 @@ def test_a_slot_that_holds_something_else_is_left_alone() -> None:
     enter(memory, F, STACK, CALLER)
     memory.set_u64(STACK, 42)
 
-    assert give_callers_back(memory, [F]) == 0
+    assert restore_callers(memory, [F]) == 0
 
     assert memory.u64(STACK) == 42
 
@@ -107,7 +107,7 @@ def test_a_stack_that_is_gone_is_no_error_and_no_frame_is_freed() -> None:
     memory.set_u64(STACK, F.trampoline)
     before = memory.read(F.addr, F.size)
 
-    assert give_callers_back(memory, [F]) == 1
+    assert restore_callers(memory, [F]) == 1
 
     assert memory.read(F.addr, F.size) == before
 
@@ -116,7 +116,7 @@ def test_a_table_without_a_trampoline_is_not_looked_at() -> None:
     memory = make_memory()
     kept = Frames(addr=NOWHERE, count=5, stride=FRAME_VALUES, trampoline=Addr(0))
 
-    assert give_callers_back(memory, [kept]) == 0
+    assert restore_callers(memory, [kept]) == 0
 
 
 def test_a_call_that_the_kernels_own_return_probe_has_taken_from_us_is_waited_for() -> None:
@@ -148,7 +148,7 @@ def test_a_call_that_was_not_taken_over_says_nothing_of_the_one_outside() -> Non
     memory.set_u64(STACK, F.trampoline)
 
     assert find_caller(memory, [F], STACK, Addr(memory.u64(STACK))) == CALLER
-    assert give_callers_back(memory, [F]) == 1
+    assert restore_callers(memory, [F]) == 1
     assert memory.u64(STACK) == CALLER
 
 

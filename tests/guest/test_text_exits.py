@@ -6,7 +6,7 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import TargetError
 from kprobes.guest.text import Text, classified
 from kprobes.model.kernel import Symbol, TextTables
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from tests.build.armed_sites import SparseMemory
 from tests.build.kernel import TEXT, make_kernel, symbol
 from tests.build.text import to
@@ -19,20 +19,22 @@ def call(target: int, *, place: int) -> str:
     return "e8" + to(target, 5, place=place)
 
 
-def ways(codes: dict[int, str], *symbols: Symbol, pattern: str = "*") -> dict[str, str]:
+def return_methods(codes: dict[int, str], *symbols: Symbol, pattern: str = "*") -> dict[str, str]:
     memory = SparseMemory({addr: bytes.fromhex(code) for addr, code in codes.items()})
     kernel = make_kernel(symbols)
     text = Text(kernel=kernel, open_memory=lambda: memory, read_tables=TextTables)
     found = classified(text, X86_64.patch, pattern=pattern)
-    return {each.symbol.name: each.exits.way for each in found}
+    return {each.symbol.name: each.exits.return_method for each in found}
 
 
 def test_every_function_of_the_kernel_s_text_is_classified() -> None:
     codes = {F: "c3", G: "e9" + to(F, 5, place=G), H: UD2}
 
-    found = ways(codes, symbol("f", F, size=1), symbol("g", G, size=5), symbol("h", H, size=2))
+    found = return_methods(
+        codes, symbol("f", F, size=1), symbol("g", G, size=5), symbol("h", H, size=2)
+    )
 
-    assert found == {"f": ReturnWay.RETINSN, "g": ReturnWay.TAIL, "h": ReturnWay.REFUSED}
+    assert found == {"f": ReturnMethod.RETINSN, "g": ReturnMethod.TAIL, "h": ReturnMethod.REFUSED}
 
 
 def test_what_is_no_function_is_left_out() -> None:
@@ -43,7 +45,7 @@ def test_what_is_no_function_is_left_out() -> None:
         symbol("freed", OUTSIDE, size=1),
     ]
 
-    assert list(ways({F: "c3"}, symbol("f", F, size=1), *left_out)) == ["f"]
+    assert list(return_methods({F: "c3"}, symbol("f", F, size=1), *left_out)) == ["f"]
 
 
 def test_a_last_call_of_what_never_returns_is_followed_and_ends_a_path() -> None:
@@ -54,26 +56,26 @@ def test_a_last_call_of_what_never_returns_is_followed_and_ends_a_path() -> None
     }
     names = symbol("f", F, size=10), symbol("g.part.0", G, size=5), symbol("h", H, size=3)
 
-    assert ways(codes, *names, pattern="f") == {"f": ReturnWay.RETINSN}
+    assert return_methods(codes, *names, pattern="f") == {"f": ReturnMethod.RETINSN}
 
 
 def test_a_last_call_of_what_returns_stays_a_gap_even_in_a_circle() -> None:
     codes = {F: call(G, place=F), G: call(F, place=G), H: call(F, place=H)}
     names = symbol("f", F, size=5), symbol("g", G, size=5), symbol("h", H, size=5)
 
-    assert set(ways(codes, *names).values()) == {ReturnWay.RETHOOK}
+    assert set(return_methods(codes, *names).values()) == {ReturnMethod.RETHOOK}
 
 
 def test_text_that_is_not_there_is_refused() -> None:
-    assert ways({}, symbol("gone", F, size=1)) == {"gone": ReturnWay.REFUSED}
+    assert return_methods({}, symbol("gone", F, size=1)) == {"gone": ReturnMethod.REFUSED}
 
 
 def test_a_module_s_functions_are_classified_wherever_they_are() -> None:
     loaded = symbol("loaded", OUTSIDE, size=1, module="ext4")
 
-    assert ways({OUTSIDE: "c3"}, loaded) == {"loaded": ReturnWay.RETINSN}
+    assert return_methods({OUTSIDE: "c3"}, loaded) == {"loaded": ReturnMethod.RETINSN}
 
 
 def test_a_pattern_that_nothing_matches_is_an_error() -> None:
     with pytest.raises(TargetError, match="no function matches 'x'"):
-        ways({F: "c3"}, symbol("f", F, size=1), pattern="x")
+        return_methods({F: "c3"}, symbol("f", F, size=1), pattern="x")

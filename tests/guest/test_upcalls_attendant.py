@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from kprobes.guest.upcalls import Attendant
+from kprobes.guest.upcalls import UpcallServer
 from kprobes.model.upcall import Question, Upcall, Waiting
 from kprobes.units import Addr
 from tests.build.callers import REGISTERS, SP, Callers
@@ -25,12 +25,12 @@ def _until(event: threading.Event) -> Callable[[Waiting], None]:
 
 
 @contextmanager
-def _attended(callers: Callers, *questions: Question) -> Generator[Attendant]:
-    attendant = Attendant(callers.mailbox, {each.number: each for each in questions})
+def _attended(callers: Callers, *questions: Question) -> Generator[UpcallServer]:
+    server = UpcallServer(callers.mailbox, {each.number: each for each in questions})
     try:
-        yield attendant
+        yield server
     finally:
-        attendant.stop()
+        server.stop()
 
 
 def test_whoever_asks_is_served_by_the_upcall_that_it_names() -> None:
@@ -38,12 +38,12 @@ def test_whoever_asks_is_served_by_the_upcall_that_it_names() -> None:
     one = _question(lambda w: seen.append(("one", w.cpu)))
     two = _question(lambda w: seen.append(("two", w.cpu)), number=2)
 
-    with _attended(callers, one, two) as attendant:
+    with _attended(callers, one, two) as server:
         assert callers.wait_for(0, callers.ask(0, upcall=2))
         assert callers.wait_for(4, callers.ask(4, upcall=1))
 
     assert seen == [("two", 0), ("one", 1)]
-    assert attendant.served == 2
+    assert server.served == 2
 
 
 def test_changed_registers_come_back_and_the_others_as_they_were() -> None:
@@ -122,11 +122,11 @@ def test_who_asks_while_it_stops_still_gets_an_answer_and_then_nobody_waits() ->
         slow.wait(PATIENCE_S)
 
     questions = {1: _question(serve), 2: _question(lambda _: None, number=2)}
-    attendant = Attendant(callers.mailbox, questions)
+    server = UpcallServer(callers.mailbox, questions)
     callers.ask(0)
     # Before that, stopping would find nobody to wait for.
     assert begun.wait(PATIENCE_S)
-    stopping = threading.Thread(target=attendant.stop)
+    stopping = threading.Thread(target=server.stop)
     stopping.start()
     seq = callers.ask(3, upcall=2)
 
@@ -139,23 +139,23 @@ def test_who_asks_while_it_stops_still_gets_an_answer_and_then_nobody_waits() ->
 
 def test_a_handler_that_does_not_end_is_left_behind_and_not_heard() -> None:
     callers, never = Callers(), threading.Event()
-    attendant = Attendant(callers.mailbox, {1: _question(_until(never))})
+    server = UpcallServer(callers.mailbox, {1: _question(_until(never))})
     callers.ask(0)
     time.sleep(0.05)
 
-    attendant.stop()
+    server.stop()
 
     with _attended(callers, _question(lambda _: None)):
         callers.give_up(0)
         never.set()
         seq = callers.ask(0)
         assert callers.wait_for(0, seq)
-        assert attendant.served == 0
+        assert server.served == 0
 
 
 def test_it_may_be_stopped_by_a_handler() -> None:
-    callers, made = Callers(), list[Attendant]()
-    made.append(Attendant(callers.mailbox, {1: _question(lambda _: made[0].stop())}))
+    callers, made = Callers(), list[UpcallServer]()
+    made.append(UpcallServer(callers.mailbox, {1: _question(lambda _: made[0].stop())}))
 
     callers.ask(0)
     assert becomes_true(lambda: not callers.is_anyone_there)

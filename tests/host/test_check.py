@@ -7,12 +7,12 @@ import pytest
 from kprobes.cli.verdicts import as_json, as_text
 from kprobes.errors import TargetError
 from kprobes.host.check import checker_of_host, probeable_here
-from kprobes.inspect.check import Terms, Verdict
-from kprobes.model.definition import Extras
+from kprobes.inspect.check import CheckResult, Terms
+from kprobes.model.definition import SyntheticFields
 from tests.build.host_machine import make_machine
 
 
-def check(text: str, terms: Terms | None = None) -> list[tuple[str, Verdict]]:
+def check(text: str, terms: Terms | None = None) -> list[tuple[str, CheckResult]]:
     return [("", each) for each in checker_of_host(make_machine(), terms or Terms()).check(text)]
 
 
@@ -34,22 +34,22 @@ def test_objects_have_it_too() -> None:
 
 
 def test_a_function_that_the_tracer_does_not_know_is_refused() -> None:
-    ((_, verdict),) = check("p untyped")
+    ((_, result),) = check("p untyped")
 
-    assert not verdict.is_accepted
-    assert "available_filter_functions" in str(verdict.error)
+    assert not result.is_accepted
+    assert "available_filter_functions" in str(result.error)
 
 
 def test_extra_fields_are_for_guests() -> None:
-    ((_, verdict),) = check("r vfs_read", Terms(extras=Extras(duration=True)))
+    ((_, result),) = check("r vfs_read", Terms(synthetic_fields=SyntheticFields(duration=True)))
 
-    assert not verdict.is_accepted
+    assert not result.is_accepted
 
 
 def test_what_comes_later_minds_what_was_accepted() -> None:
-    verdicts = check("p:x vfs_read a=%di\np:x many a=%si:u8\n-:x\np:x many")
+    results = check("p:x vfs_read a=%di\np:x many a=%si:u8\n-:x\np:x many")
 
-    assert [verdict.is_accepted for _, verdict in verdicts] == [True, False, True, True]
+    assert [result.is_accepted for _, result in results] == [True, False, True, True]
 
 
 def test_functions_are_listed_with_their_prototypes() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from kprobes.errors import UnreachableError
 from kprobes.host.obstacles import check_host, check_possible, obstacles, words_for
-from kprobes.model.finding import Verdict
+from kprobes.model.finding import Severity
 
 
 def test_every_obstacle_comes_with_what_to_do() -> None:
@@ -32,7 +32,7 @@ def test_a_checkup_blocks_only_where_nothing_else_will_do(*, is_wanted: bool) ->
 
     verdicts = {each.verdict for each in found}
     if obstacles():
-        assert verdicts == {Verdict.MISSING if is_wanted else Verdict.NOTE}
+        assert verdicts == {Severity.MISSING if is_wanted else Severity.NOTE}
     else:
-        assert Verdict.MISSING not in verdicts
+        assert Severity.MISSING not in verdicts
         assert os.uname().release in found[0].found

@@ -22,7 +22,7 @@ from tests.build.host_event import (
     opening,
     rename,
 )
-from tests.build.turns import quick_turns
+from tests.build.turns import short_switch_interval
 from tests.build.waiting import becomes_true
 
 KERNEL = HostKernel(version=(6, 1), symbol_at=lambda addr: f"at_{addr:x}+0x0/0x10")
@@ -186,7 +186,7 @@ def test_pages_wait_up_to_a_limit_and_no_page_is_lost() -> None:
     collector = Collector(cast("Rings", rings), room=3 * 4096)
     taken: list[Pages] = []
 
-    with quick_turns():
+    with short_switch_interval():
         deadline = time.monotonic() + 60
         while len(taken) < 500 and time.monotonic() < deadline:
             now = collector.take() or []

@@ -5,11 +5,11 @@ import struct
 import numpy as np
 import pytest
 
-from kprobes.arch.x86_64.machine import TEXT as FACTS
+from kprobes.arch.x86_64.machine import TEXT as INFO
 from kprobes.errors import MemoryFault
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.image.build import Build
-from kprobes.image.data_symbols import with_unlisted
+from kprobes.image.data_symbols import with_data_symbols
 
 TEXT = 0xFFFF_FFFF_8100_0000
 M_START, LOCATE, TABLE, OTHER = TEXT, TEXT + 0x40, TEXT + 0x80, TEXT + 0xC0
@@ -86,7 +86,7 @@ def memory() -> Flat:
 
 
 def found(build: Build, memory: Flat) -> dict[str, int]:
-    whole = with_unlisted(build, memory, FACTS, [])
+    whole = with_data_symbols(build, memory, INFO, [])
     names = ("modules", "ftrace_pages_start", "__start___jump_table", "__stop___jump_table")
     addrs = {name: whole.address(name.encode()) for name in names}
     return {name: addr for name, addr in addrs.items() if addr is not None}
@@ -114,7 +114,7 @@ def test_the_trace_and_its_clocks_are_found(memory: Flat) -> None:
         (snapshot, b"tracing_snapshot"),
     ]
 
-    whole = with_unlisted(build(*functions), memory, FACTS, [])
+    whole = with_data_symbols(build(*functions), memory, INFO, [])
 
     assert whole.address(b"global_trace") == trace
     assert whole.address(b"trace_clocks") == clocks
@@ -131,10 +131,10 @@ def test_events_are_a_list_of_what_belongs_to_a_named_system(memory: Flat) -> No
     memory.write(name, b"xhci-hcd\0" + bytes(16))
     known = build((update, b"trace_event_update_all"))
 
-    assert with_unlisted(known, memory, FACTS, []).address(b"ftrace_events") == events
+    assert with_data_symbols(known, memory, INFO, []).address(b"ftrace_events") == events
 
     memory.write(name, b"\xff\x80\0")
-    assert with_unlisted(known, memory, FACTS, []).address(b"ftrace_events") is None
+    assert with_data_symbols(known, memory, INFO, []).address(b"ftrace_events") is None
 
 
 def test_what_looks_like_nothing_stays_unknown(memory: Flat) -> None:
@@ -148,11 +148,11 @@ def test_what_looks_like_nothing_stays_unknown(memory: Flat) -> None:
 def test_a_table_that_lists_data_is_left_alone(memory: Flat) -> None:
     listed = build((TEXT + 0x1800, b"init_task"))
 
-    assert with_unlisted(listed, memory, FACTS, []) is listed
+    assert with_data_symbols(listed, memory, INFO, []) is listed
 
 
 def test_found_names_stand_in_order_beside_the_others(memory: Flat) -> None:
-    table = with_unlisted(build(), memory, FACTS, []).table
+    table = with_data_symbols(build(), memory, INFO, []).table
 
     assert sorted(table.addrs.tolist()) == table.addrs.tolist()
     at = table.addrs.tolist().index(LIST)

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from kprobes.inspect.model import Author
-from kprobes.inspect.subject import Specimen
+from kprobes.inspect.model import ChangeSource
+from kprobes.inspect.subject import TextSnapshot
 from kprobes.inspect.xray import function_at, xray
 from kprobes.plan.ftrace import Sites
 from kprobes.units import Addr
 from tests.build.kernel import SITE
 from tests.build.our_code import ABI, CODE, ours
-from tests.build.specimen import NOP, REST, call, make_specimen
+from tests.build.snapshot import NOP, REST, call, make_snapshot
 
 
-def notes(specimen: Specimen) -> list[str]:
-    (detour,) = xray(specimen, function_at(specimen, Addr(SITE))).detours
+def notes(snapshot: TextSnapshot) -> list[str]:
+    (detour,) = xray(snapshot, function_at(snapshot, Addr(SITE))).detours
     return [row.note for row in detour.rows if row.note]
 
 
@@ -48,15 +48,15 @@ def test_two_probes_of_one_site_are_told_apart() -> None:
 
 
 def test_the_site_names_probe_process_and_what_was_there() -> None:
-    specimen = ours()
+    snapshot = ours()
 
-    (mark,) = xray(specimen, function_at(specimen, Addr(SITE))).marks
+    (mark,) = xray(snapshot, function_at(snapshot, Addr(SITE))).changes
 
-    assert mark.author is Author.OURS
+    assert mark.source is ChangeSource.OURS
     assert mark.probe == "first"
     assert mark.leads_to == CODE
     assert mark.says.startswith("our probe first, a call, of process")
-    assert f"process {specimen.entries[0].pid}, which is at work; before: {NOP}" in mark.says
+    assert f"process {snapshot.entries[0].pid}, which is at work; before: {NOP}" in mark.says
     assert "p:first f one=%di two=%si:u32" in mark.says
 
 
@@ -65,10 +65,10 @@ def test_a_reader_that_is_called_by_a_veneer_is_told() -> None:
         # movabs target, %r11; jmp *%r11
         return b"\x49\xbb" + target.to_bytes(8, "little") + b"\x41\xff\xe3"
 
-    specimen = ours("p:first f one=+u0(%di)", veneer=veneer(ABI.readers.copy_user) + bytes(3))
-    far = replace(specimen.arch, code=replace(specimen.arch.code, veneer=veneer))
+    snapshot = ours("p:first f one=+u0(%di)", veneer=veneer(ABI.readers.copy_user) + bytes(3))
+    far = replace(snapshot.arch, code=replace(snapshot.arch.code, veneer=veneer))
 
-    said = notes(replace(specimen, arch=far))
+    said = notes(replace(snapshot, arch=far))
 
     assert said.count("fault-safe reader of the guest") == 1
     assert "the compiled probes, with all registers saved" not in said
@@ -76,29 +76,29 @@ def test_a_reader_that_is_called_by_a_veneer_is_told() -> None:
 
 
 def test_a_definition_that_this_kernel_has_not_leaves_offsets() -> None:
-    specimen = ours()
-    entry = specimen.entries[0]
+    snapshot = ours()
+    entry = snapshot.entries[0]
     strange = [probe._replace(definition="p:first nosuch one=%di") for probe in entry.probes]
-    specimen = replace(specimen, entries=(replace(entry, probes=tuple(strange)),))
+    snapshot = replace(snapshot, entries=(replace(entry, probes=tuple(strange)),))
 
-    assert "record at 0x28" in notes(specimen)
+    assert "record at 0x28" in notes(snapshot)
 
 
 def test_a_journal_that_describes_no_probes_still_leads_to_the_code() -> None:
-    specimen = ours()
-    specimen = replace(specimen, entries=(replace(specimen.entries[0], probes=()),))
+    snapshot = ours()
+    snapshot = replace(snapshot, entries=(replace(snapshot.entries[0], probes=()),))
 
-    (detour,) = xray(specimen, function_at(specimen, Addr(SITE))).detours
+    (detour,) = xray(snapshot, function_at(snapshot, Addr(SITE))).detours
 
     assert detour.addr == CODE
     assert len(detour.rows) > 20
 
 
 def test_code_that_cannot_be_read_is_an_empty_detour() -> None:
-    specimen = ours()
-    memory = make_specimen(call(CODE) + REST).memory
+    snapshot = ours()
+    memory = make_snapshot(call(CODE) + REST).memory
 
-    (detour,) = xray(replace(specimen, memory=memory), function_at(specimen, Addr(SITE))).detours
+    (detour,) = xray(replace(snapshot, memory=memory), function_at(snapshot, Addr(SITE))).detours
 
     assert detour.rows == ()
 

@@ -7,7 +7,7 @@ import pytest
 from kprobes.errors import DefinitionError, RefusedError, TargetError
 from kprobes.guest.guest import Guest
 from kprobes.guest.prepare import Preparer, Wanted
-from kprobes.inspect.check import Checker, Verdict, checker_of_guest, checker_of_image
+from kprobes.inspect.check import Checker, CheckResult, checker_of_guest, checker_of_image
 from tests.build.definitions import read
 from tests.build.guest import GuestWithSites
 from tests.build.named_guest import make_named_guest
@@ -25,26 +25,26 @@ def checker() -> Checker:
     return checker_of_guest(make_scene().guest)
 
 
-def only(verdicts: list[Verdict]) -> Verdict:
-    (verdict,) = verdicts
-    return verdict
+def only(results: list[CheckResult]) -> CheckResult:
+    (result,) = results
+    return result
 
 
 def test_what_is_accepted_is_resolved_and_its_site_looked_at(checker: Checker) -> None:
-    verdict = only(checker.check("  p:x   vfs_read a=%di  # a comment"))
+    result = only(checker.check("  p:x   vfs_read a=%di  # a comment"))
 
-    (placed,) = verdict.placed
+    (placed,) = result.placed
     assert placed.site is not None
-    assert (verdict.is_accepted, verdict.command) == (True, "p:x vfs_read a=%di")
+    assert (result.is_accepted, result.command) == (True, "p:x vfs_read a=%di")
     assert (placed.probe.layout.event, placed.probe.layout.ip) == ("x", placed.site.addr)
 
 
 def test_a_file_s_statements_have_their_lines_and_one_refusal_stops_no_other(
     checker: Checker,
 ) -> None:
-    verdicts = checker.check("# none\np vfs_read\n\np nosuch\np vfs_write a=%zz\np vfs_write\n")
+    results = checker.check("# none\np vfs_read\n\np nosuch\np vfs_write a=%zz\np vfs_write\n")
 
-    assert [(v.line, v.is_accepted) for v in verdicts] == [
+    assert [(v.line, v.is_accepted) for v in results] == [
         (2, True),
         (4, False),
         (5, False),
@@ -65,11 +65,11 @@ def test_a_file_s_statements_have_their_lines_and_one_refusal_stops_no_other(
 def test_what_is_refused_comes_with_what_would_work(
     checker: Checker, text: str, advice: str
 ) -> None:
-    verdict = only(checker.check(text))
+    result = only(checker.check(text))
 
-    assert isinstance(verdict.error, DefinitionError | RefusedError)
-    assert verdict.advice.startswith(advice)
-    assert bool(verdict.advice) == bool(advice)
+    assert isinstance(result.error, DefinitionError | RefusedError)
+    assert result.advice.startswith(advice)
+    assert bool(result.advice) == bool(advice)
 
 
 def test_a_pattern_leaves_out_whose_returns_cannot_be_probed() -> None:
@@ -84,9 +84,9 @@ def test_a_pattern_leaves_out_whose_returns_cannot_be_probed() -> None:
 
 
 def test_a_module_that_is_not_loaded_is_waited_for(checker: Checker) -> None:
-    verdict = only(checker.check("p nosuch:thing a=%di"))
+    result = only(checker.check("p nosuch:thing a=%di"))
 
-    assert (verdict.is_accepted, verdict.waits_for, verdict.placed) == (True, "nosuch", ())
+    assert (result.is_accepted, result.waits_for, result.placed) == (True, "nosuch", ())
 
 
 def test_a_site_that_somebody_else_holds_is_refused(checker: Checker) -> None:
@@ -113,9 +113,9 @@ def test_a_deletion_says_what_it_takes_away_and_frees_the_event(checker: Checker
 
 
 def test_a_pattern_is_placed_on_every_function(checker: Checker) -> None:
-    verdict = only(checker.check("p vfs_*"))
+    result = only(checker.check("p vfs_*"))
 
-    assert [placed.probe.layout.function for placed in verdict.placed] == ["vfs_read", "vfs_write"]
+    assert [placed.probe.layout.function for placed in result.placed] == ["vfs_read", "vfs_write"]
 
 
 def test_nothing_is_written_into_the_guest() -> None:
@@ -139,12 +139,12 @@ def refuse(guest: Guest) -> None:
 def test_check_and_trace_refuse_alike_where_nothing_can_be_probed() -> None:
     guest = make_scene().guest
 
-    verdict = only(checker_of_guest(guest, check=refuse).check("p vfs_read"))
+    result = only(checker_of_guest(guest, check=refuse).check("p vfs_read"))
     with pytest.raises(RefusedError) as caught:
         Preparer(guest, refuse).prepare(Wanted(definitions=(read("p vfs_read"),)))
 
-    assert str(verdict.error) == str(caught.value)
-    assert verdict.advice == ""
+    assert str(result.error) == str(caught.value)
+    assert result.advice == ""
 
 
 @pytest.mark.parametrize("line", ["p:e{} vfs_read", "p vfs_{}*"])

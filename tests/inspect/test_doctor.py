@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kprobes.inspect.doctor import check_machine
-from kprobes.model.finding import Finding, Verdict
+from kprobes.model.finding import Finding, Severity
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def findings() -> dict[str, Finding]:
 def test_a_machine_without_qemu_is_told_what_to_install() -> None:
     found = findings()["QEMU"]
 
-    assert found.verdict is Verdict.MISSING
+    assert found.verdict is Severity.MISSING
     assert "apt-get install qemu-system-x86" in found.advice
 
 
@@ -35,9 +35,9 @@ def test_the_other_architectures_qemu_is_needed_for_its_guests_only(tmp_path: Pa
     absent = findings()["QEMU arm64"]
     program(tmp_path / "qemu-system-aarch64", "echo QEMU emulator version 9.9.9")
 
-    assert absent.verdict is Verdict.NOTE
+    assert absent.verdict is Severity.NOTE
     assert "to boot arm64 guests: apt-get install qemu-system-arm" in absent.advice
-    assert findings()["QEMU arm64"].verdict is Verdict.OK
+    assert findings()["QEMU arm64"].verdict is Severity.OK
 
 
 def test_qemu_is_asked_for_its_version(tmp_path: Path) -> None:
@@ -45,20 +45,20 @@ def test_qemu_is_asked_for_its_version(tmp_path: Path) -> None:
 
     found = findings()["QEMU"]
 
-    assert (found.verdict, found.found.split(",")[0]) == (Verdict.OK, "9.9.9")
+    assert (found.verdict, found.found.split(",")[0]) == (Severity.OK, "9.9.9")
 
 
 @pytest.mark.parametrize(
     ("version", "verdict"),
     [
-        ("7.2.22", Verdict.NOTE),
-        ("8.0.4", Verdict.NOTE),
-        ("8.1.0", Verdict.OK),
-        ("10.0", Verdict.OK),
+        ("7.2.22", Severity.NOTE),
+        ("8.0.4", Severity.NOTE),
+        ("8.1.0", Severity.OK),
+        ("10.0", Severity.OK),
     ],
 )
 def test_a_qemu_that_loses_text_patches_is_named(
-    tmp_path: Path, version: str, verdict: Verdict
+    tmp_path: Path, version: str, verdict: Severity
 ) -> None:
     program(tmp_path / "qemu-system-x86_64", f"echo QEMU emulator version {version}")
 
@@ -68,7 +68,7 @@ def test_a_qemu_that_loses_text_patches_is_named(
 def test_a_qemu_that_does_not_run_is_missing(tmp_path: Path) -> None:
     program(tmp_path / "qemu-system-x86_64", "exit 1")
 
-    assert findings()["QEMU"].verdict is Verdict.MISSING
+    assert findings()["QEMU"].verdict is Severity.MISSING
 
 
 def test_what_is_only_slower_or_downloaded_is_a_note() -> None:
@@ -76,7 +76,7 @@ def test_what_is_only_slower_or_downloaded_is_a_note() -> None:
 
     notes = [subject for subject in ("apt", "kernel", "busybox") if found[subject].advice]
     assert notes == ["apt", "kernel", "busybox"]
-    assert {found[subject].verdict for subject in notes} == {Verdict.NOTE}
+    assert {found[subject].verdict for subject in notes} == {Severity.NOTE}
 
 
 def test_a_busybox_that_is_a_script_is_not_static(tmp_path: Path) -> None:
@@ -92,4 +92,4 @@ def test_a_kernel_in_the_cache_is_named(tmp_path: Path) -> None:
 
 
 def test_the_compiler_loads() -> None:
-    assert findings()["LLVM"].verdict is Verdict.OK
+    assert findings()["LLVM"].verdict is Severity.OK

@@ -4,7 +4,7 @@ import pytest
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.filter import parse_filter
-from kprobes.model.definition import Extras
+from kprobes.model.definition import SyntheticFields
 from kprobes.model.filter import REJECT, Always, Compare, Header, Matches, Relation, Test, Within
 from tests.build.filtered import FUNCTION, known_of
 from tests.build.kernel import make_extra, make_probe
@@ -171,7 +171,7 @@ def test_bytes_count_and_characters_are_shown() -> None:
 
 @pytest.mark.parametrize("term", ["duration > 5", 'duration == "x"', "duration.function == f"])
 def test_a_duration_is_refused_where_it_is_named(term: str) -> None:
-    known = known_of(make_extra("r f", Extras(duration=True)))
+    known = known_of(make_extra("r f", SyntheticFields(duration=True)))
 
     with pytest.raises(DefinitionError, match="A duration cannot be filtered") as caught:
         parse_filter(term, known)

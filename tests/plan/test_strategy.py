@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kprobes.errors import RefusedError
-from kprobes.model.plan import Displaced, Site, Strategy, Ways
+from kprobes.model.plan import Displaced, PatchOptions, Site, Strategy
 from kprobes.plan.strategy import Wish, check_alone, choose
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
@@ -18,25 +18,25 @@ ONE = Displaced(addr=AT, code=CODE[:1], count=1, stop=Addr(AT + 1))
 RUN = Displaced(addr=AT, code=CODE, count=3, stop=Addr(AT + 5))
 LONG = Displaced(addr=AT, code=CODE, count=1, stop=Addr(AT + 5))
 NO_JUMP, NO_BREAKPOINT = "something leads into it", "it is on our trap path"
-BOTH = Ways(breakpoint=ONE, jump=RUN, is_boundary=True)
-ONLY_BREAKPOINT = Ways(breakpoint=ONE, jump=NO_JUMP, is_boundary=True)
-ONLY_JUMP = Ways(breakpoint=NO_BREAKPOINT, jump=RUN, is_boundary=True)
-NONE = Ways(breakpoint=NO_BREAKPOINT, jump=NO_JUMP, is_boundary=True)
+BOTH = PatchOptions(breakpoint=ONE, jump=RUN, is_boundary=True)
+ONLY_BREAKPOINT = PatchOptions(breakpoint=ONE, jump=NO_JUMP, is_boundary=True)
+ONLY_JUMP = PatchOptions(breakpoint=NO_BREAKPOINT, jump=RUN, is_boundary=True)
+NONE = PatchOptions(breakpoint=NO_BREAKPOINT, jump=NO_JUMP, is_boundary=True)
 
 
 def chosen(
-    ways: Ways, strategy: Strategy | None = None, others: AbstractSet[int] = frozenset()
+    options: PatchOptions, strategy: Strategy | None = None, others: AbstractSet[int] = frozenset()
 ) -> Site:
     memory = FakeRam(0x1000, start=TEXT)
     memory.write(AT, CODE)
-    return choose("f+0x1", ways, memory, Wish(strategy=strategy, others=others))
+    return choose("f+0x1", options, memory, Wish(strategy=strategy, others=others))
 
 
 def refused(
-    ways: Ways, strategy: Strategy | None = None, others: AbstractSet[int] = frozenset()
+    options: PatchOptions, strategy: Strategy | None = None, others: AbstractSet[int] = frozenset()
 ) -> str:
     with pytest.raises(RefusedError) as caught:
-        chosen(ways, strategy, others)
+        chosen(options, strategy, others)
     return str(caught.value)
 
 
@@ -62,13 +62,13 @@ def test_where_nothing_is_safe_the_breakpoint_s_reason_is_told() -> None:
     assert refused(NONE) == f"f+0x1 cannot be probed: {NO_BREAKPOINT}"
 
 
-@pytest.mark.parametrize(("ways", "strategy"), [(BOTH, "jump"), (BOTH, "breakpoint")])
-def test_what_is_forced_is_done(ways: Ways, strategy: str) -> None:
-    assert chosen(ways, Strategy(strategy)).strategy == strategy
+@pytest.mark.parametrize(("options", "strategy"), [(BOTH, "jump"), (BOTH, "breakpoint")])
+def test_what_is_forced_is_done(options: PatchOptions, strategy: str) -> None:
+    assert chosen(options, Strategy(strategy)).strategy == strategy
 
 
 @pytest.mark.parametrize(
-    ("ways", "strategy", "message"),
+    ("options", "strategy", "message"),
     [
         (BOTH, "ftrace", "f+0x1 is no ftrace site; a jump works"),
         (ONLY_BREAKPOINT, "ftrace", "f+0x1 is no ftrace site; a breakpoint works"),
@@ -79,18 +79,18 @@ def test_what_is_forced_is_done(ways: Ways, strategy: str) -> None:
     ],
 )
 def test_what_cannot_be_forced_is_refused_with_what_works(
-    ways: Ways, strategy: str, message: str
+    options: PatchOptions, strategy: str, message: str
 ) -> None:
-    assert refused(ways, Strategy(strategy)) == message
+    assert refused(options, Strategy(strategy)) == message
 
 
 @pytest.mark.parametrize("other", [1, 4])
 @pytest.mark.parametrize("jump", [RUN, LONG])
 def test_no_jump_covers_where_another_probe_is(jump: Displaced, other: int) -> None:
-    ways = Ways(breakpoint=ONE, jump=jump, is_boundary=True)
+    options = PatchOptions(breakpoint=ONE, jump=jump, is_boundary=True)
 
-    assert chosen(ways, others={AT + other}).strategy is Strategy.BREAKPOINT
-    assert "cover another probe" in refused(ways, Strategy.JUMP, {AT + other})
+    assert chosen(options, others={AT + other}).strategy is Strategy.BREAKPOINT
+    assert "cover another probe" in refused(options, Strategy.JUMP, {AT + other})
 
 
 @pytest.mark.parametrize("other", [-1, 0, 5])
@@ -102,7 +102,7 @@ def test_probes_before_and_behind_a_jump_do_not_matter(other: int) -> None:
     ("site", "covered"),
     [
         (chosen(BOTH), ((AT + 1, AT + 5),)),
-        (chosen(Ways(breakpoint=ONE, jump=LONG, is_boundary=True)), ()),
+        (chosen(PatchOptions(breakpoint=ONE, jump=LONG, is_boundary=True)), ()),
         (chosen(ONLY_BREAKPOINT), ()),
     ],
 )

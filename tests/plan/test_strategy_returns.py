@@ -3,10 +3,10 @@
 import pytest
 
 from kprobes.errors import RefusedError
-from kprobes.model.plan import Exit, ExitKind, Exits, Gap, ReturnWay, Role, Strategy
+from kprobes.model.plan import Exit, ExitKind, Exits, Gap, ReturnMethod, Role, Strategy
 from kprobes.model.resolved import RegisterValue
 from kprobes.model.upcall import Upcall
-from kprobes.plan.strategy import choose_way, forced_way, make_returns, roles
+from kprobes.plan.strategy import choose_return_method, forced_return_method, make_returns, roles
 from kprobes.units import Addr
 from tests.build.kernel import SITE, make_probe
 
@@ -22,57 +22,65 @@ ENDLESS = Exits(entry=Addr(SITE), refusal="it never returns")
 
 
 @pytest.mark.parametrize(
-    ("exits", "wish", "way"),
+    ("exits", "wish", "return_method"),
     [
-        (PLAIN, None, ReturnWay.RETINSN),
-        (TAILS, None, ReturnWay.TAIL),
-        (UNPROVEN, None, ReturnWay.RETHOOK),
-        (PLAIN, ReturnWay.RETINSN, ReturnWay.RETINSN),
-        (PLAIN, ReturnWay.TAIL, ReturnWay.RETINSN),
-        (TAILS, ReturnWay.TAIL, ReturnWay.TAIL),
-        (PLAIN, ReturnWay.RETHOOK, ReturnWay.RETHOOK),
-        (TAILS, ReturnWay.RETHOOK, ReturnWay.RETHOOK),
+        (PLAIN, None, ReturnMethod.RETINSN),
+        (TAILS, None, ReturnMethod.TAIL),
+        (UNPROVEN, None, ReturnMethod.RETHOOK),
+        (PLAIN, ReturnMethod.RETINSN, ReturnMethod.RETINSN),
+        (PLAIN, ReturnMethod.TAIL, ReturnMethod.RETINSN),
+        (TAILS, ReturnMethod.TAIL, ReturnMethod.TAIL),
+        (PLAIN, ReturnMethod.RETHOOK, ReturnMethod.RETHOOK),
+        (TAILS, ReturnMethod.RETHOOK, ReturnMethod.RETHOOK),
     ],
 )
 def test_the_way_is_the_cheapest_unless_a_dearer_one_is_wished_for(
-    exits: Exits, wish: ReturnWay | None, way: ReturnWay
+    exits: Exits, wish: ReturnMethod | None, return_method: ReturnMethod
 ) -> None:
-    assert choose_way("f", exits, wish) is way
+    assert choose_return_method("f", exits, wish) is return_method
 
 
 @pytest.mark.parametrize(
     ("exits", "wish", "words"),
     [
-        (TAILS, ReturnWay.RETINSN, "f: not by retinsn: it is left by jumps into other functions"),
-        (UNPROVEN, ReturnWay.TAIL, "its exits are not proven: it jumps by a table; rethook works"),
+        (
+            TAILS,
+            ReturnMethod.RETINSN,
+            "f: not by retinsn: it is left by jumps into other functions",
+        ),
+        (
+            UNPROVEN,
+            ReturnMethod.TAIL,
+            "its exits are not proven: it jumps by a table; rethook works",
+        ),
         (ENDLESS, None, "f: its returns cannot be probed: it never returns"),
-        (ENDLESS, ReturnWay.RETHOOK, "it never returns"),
+        (ENDLESS, ReturnMethod.RETHOOK, "it never returns"),
     ],
 )
 def test_a_way_that_is_not_proven_is_refused_with_the_reason(
-    exits: Exits, wish: ReturnWay | None, words: str
+    exits: Exits, wish: ReturnMethod | None, words: str
 ) -> None:
     with pytest.raises(RefusedError, match=words):
-        choose_way("f", exits, wish)
+        choose_return_method("f", exits, wish)
 
 
 def test_a_forced_ftrace_strategy_leaves_only_the_entry() -> None:
-    assert forced_way(None, Strategy.FTRACE) is ReturnWay.RETHOOK
-    assert forced_way(ReturnWay.TAIL, Strategy.FTRACE) is ReturnWay.TAIL
-    assert forced_way(None, Strategy.JUMP) is None
+    assert forced_return_method(None, Strategy.FTRACE) is ReturnMethod.RETHOOK
+    assert forced_return_method(ReturnMethod.TAIL, Strategy.FTRACE) is ReturnMethod.TAIL
+    assert forced_return_method(None, Strategy.JUMP) is None
 
 
 def test_what_several_probes_tell_of_the_entry_is_kept_once() -> None:
     probes = [make_probe("r f a=$arg1 b=+8($arg2)"), make_probe("r f c=$arg1 d=$retval")]
 
-    returns = make_returns(Addr(SITE), ReturnWay.RETINSN, probes)
+    returns = make_returns(Addr(SITE), ReturnMethod.RETINSN, probes)
 
     assert returns.kept == (RegisterValue(name="di"), RegisterValue(name="si"))
     assert returns.keeps
 
 
 def test_without_entry_data_only_the_exits_are_touched() -> None:
-    returns = make_returns(Addr(SITE), ReturnWay.TAIL, [make_probe("r f $retval")])
+    returns = make_returns(Addr(SITE), ReturnMethod.TAIL, [make_probe("r f $retval")])
 
     found = [(addr - SITE, at.role, at.is_conditional) for addr, at in roles(returns, TAILS)]
 
@@ -84,7 +92,7 @@ def test_without_entry_data_only_the_exits_are_touched() -> None:
 
 
 def test_entry_data_is_taken_at_the_entry() -> None:
-    returns = make_returns(Addr(SITE), ReturnWay.RETINSN, [make_probe("r f $arg1")])
+    returns = make_returns(Addr(SITE), ReturnMethod.RETINSN, [make_probe("r f $arg1")])
 
     found = [(addr - SITE, at.role) for addr, at in roles(returns, PLAIN)]
 
@@ -92,7 +100,7 @@ def test_entry_data_is_taken_at_the_entry() -> None:
 
 
 def test_the_classic_way_touches_the_entry_only() -> None:
-    returns = make_returns(Addr(SITE), ReturnWay.RETHOOK, [make_probe("r f $retval")])
+    returns = make_returns(Addr(SITE), ReturnMethod.RETHOOK, [make_probe("r f $retval")])
 
     assert [(addr, at.role) for addr, at in roles(returns, TAILS)] == [(SITE, Role.HOOK)]
 
@@ -102,7 +110,7 @@ def _upcall() -> Upcall:
 
 
 def test_what_only_python_looks_at_is_not_compiled_at_returns() -> None:
-    returns = make_returns(Addr(SITE), ReturnWay.TAIL, (), [_upcall()])
+    returns = make_returns(Addr(SITE), ReturnMethod.TAIL, (), [_upcall()])
 
     found = [(each.role, each.is_compiled) for _, each in roles(returns, TAILS)]
 
@@ -112,6 +120,6 @@ def test_what_only_python_looks_at_is_not_compiled_at_returns() -> None:
 
 def test_what_is_recorded_is_compiled_whether_python_looks_or_not() -> None:
     probes = [make_probe("r f", event_id=1, addr=Addr(SITE))]
-    returns = make_returns(Addr(SITE), ReturnWay.RETINSN, probes, [_upcall()])
+    returns = make_returns(Addr(SITE), ReturnMethod.RETINSN, probes, [_upcall()])
 
     assert [each.is_compiled for _, each in roles(returns, PLAIN)] == [True]

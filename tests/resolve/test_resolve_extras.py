@@ -3,13 +3,13 @@
 import pytest
 
 from kprobes.errors import DefinitionError
-from kprobes.model.definition import Extras
+from kprobes.model.definition import SyntheticFields
 from kprobes.model.resolved import HEADER, EntryCounter, ExitAddress, Storage
 from kprobes.resolve.explain import format_text
 from kprobes.resolve.resolve import check_alike
 from tests.build.kernel import make_extra, make_probe
 
-BOTH = Extras(duration=True, exit=True)
+BOTH = SyntheticFields(duration=True, exit=True)
 
 
 def test_they_come_last_and_each_when_it_is_wanted() -> None:
@@ -22,8 +22,11 @@ def test_they_come_last_and_each_when_it_is_wanted() -> None:
         ("exit", "symbol", Storage.NUMBER, HEADER + 24, 8),
     ]
     assert probe.layout.size == HEADER + 32
-    for extras, names in ((Extras(duration=True), ["duration"]), (Extras(exit=True), ["exit"])):
-        found = make_extra("r f", extras).layout.fields
+    for synthetic_fields, names in (
+        (SyntheticFields(duration=True), ["duration"]),
+        (SyntheticFields(exit=True), ["exit"]),
+    ):
+        found = make_extra("r f", synthetic_fields).layout.fields
         assert [field.name for field in found] == names
 
 

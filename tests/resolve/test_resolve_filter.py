@@ -1,6 +1,6 @@
 """The fields that an event offers to its filter."""
 
-from kprobes.model.definition import Extras
+from kprobes.model.definition import SyntheticFields
 from kprobes.model.filter import FieldKind, FilterField, Header
 from kprobes.resolve.resolve import filter_fields
 from tests.build.kernel import make_extra, make_probe
@@ -51,7 +51,7 @@ def test_an_argument_comes_before_a_field_of_its_name() -> None:
 
 
 def test_at_a_return_there_are_the_function_and_the_extra_fields() -> None:
-    fields = filter_fields(make_extra("r f", Extras(duration=True, exit=True)))
+    fields = filter_fields(make_extra("r f", SyntheticFields(duration=True, exit=True)))
 
     assert fields["duration"].kind is FieldKind.TIME
     assert fields["exit"] == FilterField(kind=FieldKind.NUMBER, source=1, size=8)

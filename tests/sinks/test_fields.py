@@ -9,15 +9,17 @@ import pytest
 
 from kprobes.model.resolved import RecordLayout
 from kprobes.sinks import FORMATS
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import Value, make_layout
 
 SYMBOLS = {0x1000: "vfs_read+0x0/0x310", 0x2004: "ext4_x+0x4/0x20 [ext4]", 0: "0x0"}
-ORIGIN = Origin(version=(6, 12), cpus=2, symbol_at=lambda addr: SYMBOLS.get(addr, f"{addr:#x}"))
+ORIGIN = TraceSource(
+    version=(6, 12), cpus=2, symbol_at=lambda addr: SYMBOLS.get(addr, f"{addr:#x}")
+)
 
 
-def shown(layout: RecordLayout, *values: Value, origin: Origin = ORIGIN) -> list[str]:
+def shown(layout: RecordLayout, *values: Value, origin: TraceSource = ORIGIN) -> list[str]:
     """Return what stands behind the place in each line of text."""
     rows = [Row(values=(value,)) for value in values]
     out = io.BytesIO()
@@ -26,7 +28,7 @@ def shown(layout: RecordLayout, *values: Value, origin: Origin = ORIGIN) -> list
     return [line.partition("\n  ")[0].removesuffix("\n") for line in lines]
 
 
-def loaded(layout: RecordLayout, *values: Value, origin: Origin = ORIGIN) -> list[Any]:
+def loaded(layout: RecordLayout, *values: Value, origin: TraceSource = ORIGIN) -> list[Any]:
     """Return the argument of each event in JSON."""
     rows = [Row(values=(value,)) for value in values]
     out = io.BytesIO()

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from kprobes.model.events import Events
 from kprobes.sinks import FORMATS
 from kprobes.sinks.json import dumps, valid_text
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
 
 
 def written(events: Events, *, has_wide_numbers: bool = False) -> bytes:
     out = io.BytesIO()
-    origin = Origin(version=(5, 10), cpus=2, has_wide_numbers=has_wide_numbers)
+    origin = TraceSource(version=(5, 10), cpus=2, has_wide_numbers=has_wide_numbers)
     sink = FORMATS["json"](out, origin)
     sink.write(events)
     sink.close()
@@ -39,7 +39,7 @@ def test_a_clock_that_counts_no_nanoseconds_says_so() -> None:
     layout = make_layout(1, ("u64",))
     out = io.BytesIO()
 
-    sink = FORMATS["json"](out, Origin(version=(6, 1), cpus=2, has_ns=False))
+    sink = FORMATS["json"](out, TraceSource(version=(6, 1), cpus=2, has_ns=False))
     sink.write(make_events([make_batch(layout, [Row(ts=77, values=(1,))])]))
 
     (shown,) = map(json.loads, out.getvalue().splitlines())

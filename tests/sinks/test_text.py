@@ -15,13 +15,13 @@ import pytest
 
 from kprobes.model.events import Events
 from kprobes.sinks import FORMATS
-from kprobes.sinks.names import WINDOW, Origin
+from kprobes.sinks.names import WINDOW, TraceSource
 from kprobes.sinks.text import TextSink
 from tests.build.events import Row, events_of_trace, make_batch, make_events
 from tests.build.ring import make_layout
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trace"
-NEW = Origin(version=(6, 1), cpus=2)
+NEW = TraceSource(version=(6, 1), cpus=2)
 NOTHING = make_events([])
 
 
@@ -32,7 +32,7 @@ class Terminal(io.BytesIO):
         return True
 
 
-def lines_of(events: Events, origin: Origin = NEW) -> list[bytes]:
+def lines_of(events: Events, origin: TraceSource = NEW) -> list[bytes]:
     out = io.BytesIO()
     TextSink(out, origin).write(events)
     return [line for line in out.getvalue().split(b"\n") if not line.startswith(b"#")][:-1]
@@ -47,7 +47,9 @@ def test_a_real_trace_file_comes_out_byte_for_byte(release: str) -> None:
     lines = [line for line in text.split(b"\n") if line and not line.startswith(b"#")]
     out = io.BytesIO()
 
-    origin = Origin(version=(int(major), int(minor)), cpus=int(counted[2]), entries=int(counted[1]))
+    origin = TraceSource(
+        version=(int(major), int(minor)), cpus=int(counted[2]), entries=int(counted[1])
+    )
     sink = TextSink(out, origin)
     sink.write(events_of_trace(lines))
     sink.close()
@@ -101,7 +103,7 @@ def test_times_of_a_clock_that_counts_no_nanoseconds_are_written_as_they_are() -
     rows = [Row(ts=1_234_567, values=(1,)), Row(ts=12_345_678_901_234, values=(2,))]
 
     lines = lines_of(
-        make_events([make_batch(layout, rows)]), Origin(version=(6, 1), cpus=2, has_ns=False)
+        make_events([make_batch(layout, rows)]), TraceSource(version=(6, 1), cpus=2, has_ns=False)
     )
 
     assert [line.partition(b"] ")[2].partition(b": ")[0] for line in lines] == [
@@ -176,7 +178,7 @@ def test_the_counts_are_put_in_at_the_end_of_a_file(tmp_path: Path) -> None:
         sink.close()
 
     known = io.BytesIO()
-    whole = TextSink(known, Origin(version=(6, 1), cpus=2, entries=24))
+    whole = TextSink(known, TraceSource(version=(6, 1), cpus=2, entries=24))
     whole.write(make_events([batch]))
     whole.write(make_events([batch]))
     assert b"entries-written: 0/0   #P:2\n" in streaming
@@ -194,7 +196,7 @@ def test_counts_are_put_into_a_file_longer_than_a_block(
     sink = TextSink(patched, NEW)
     sink.write(make_events([batch]))
     sink.close()
-    TextSink(known, Origin(version=(6, 1), cpus=2, entries=150)).write(make_events([batch]))
+    TextSink(known, TraceSource(version=(6, 1), cpus=2, entries=150)).write(make_events([batch]))
 
     assert patched.getvalue() == b"before" + known.getvalue()
 
@@ -240,7 +242,7 @@ def test_a_duration_that_could_not_be_measured_is_unknown() -> None:
     assert [line.rpartition(b" ")[2] for line in lines] == [b"duration=7", b"duration=?"]
 
 
-def _returned(callers: list[int], origin: Origin) -> list[bytes]:
+def _returned(callers: list[int], origin: TraceSource) -> list[bytes]:
     layout = make_layout(
         1,
         ("x32", "duration", "symbol"),
@@ -263,7 +265,7 @@ def test_a_return_prints_its_caller_and_its_function_as_the_kernel_does() -> Non
         0x30: "arch_rethook_trampoline+0x0/0x60",
         0x31: "arch_rethook_trampoline+0x1/0x60",
     }
-    origin = Origin(
+    origin = TraceSource(
         version=(6, 1),
         cpus=1,
         trampoline=0x30,
@@ -284,7 +286,9 @@ def test_a_return_prints_its_caller_and_its_function_as_the_kernel_does() -> Non
 
 
 def test_a_trampoline_without_a_name_for_what_it_does_is_a_symbol() -> None:
-    origin = Origin(version=(5, 10), cpus=1, symbol_at=lambda _: "kretprobe_trampoline+0x0/0x50")
+    origin = TraceSource(
+        version=(5, 10), cpus=1, symbol_at=lambda _: "kretprobe_trampoline+0x0/0x50"
+    )
 
     (line,) = _returned([0x30], origin)
 

@@ -44,7 +44,7 @@ class Verdict:
     shown: int = -1
 
 
-def judge(
+def insn_verdict(
     definition: str, filters: Sequence[str], options: MachineOptions
 ) -> tuple[str, dict[str, Verdict]]:
     """Boot a kernel, define an event and give it filters.

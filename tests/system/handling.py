@@ -16,7 +16,7 @@ def emptied(session: Session, told: list[str]) -> Generator[Session]:
     """Lend a session, and check that its handlers are gone and its text is as before at the end."""
     session.handlers.report.tell = told.append
     session.definitions.clear()
-    session.driver.way = None
+    session.driver.return_method = None
     before = text_of(session)
     yield session
     session.unregister_kprobes(session.handlers.probes)

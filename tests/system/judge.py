@@ -47,7 +47,7 @@ class Verdict:
     column: int = -1
 
 
-def judge(cases: Sequence[str], options: MachineOptions) -> tuple[str, tuple[Verdict, ...]]:
+def insn_verdict(cases: Sequence[str], options: MachineOptions) -> tuple[str, tuple[Verdict, ...]]:
     """Boot a kernel and give it cases, each one or more lines of text.
 
     Returns:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kprobes.arch.x86_64.decode import decode_function
 from kprobes.arch.x86_64.insn import Flow
 from kprobes.arch.x86_64.machine import MACHINE
-from kprobes.arch.x86_64.verdict import Judgement, judge
+from kprobes.arch.x86_64.verdict import SlotVerdict, insn_verdict
 from kprobes.guest.attach import registers_of
 from kprobes.image.find import FoundKernel, find_kernel
 from kprobes.image.init_tables import read_image_tables
@@ -47,7 +47,7 @@ class Case:
 
     place: str
     is_accepted: bool
-    ours: Judgement
+    ours: SlotVerdict
 
 
 def compared(suite: str, count: int) -> list[Case]:
@@ -82,7 +82,7 @@ def judged(found: FoundKernel, answers: Iterable[tuple[str, str]]) -> list[Case]
     for offset, answer in answers:
         addr = base + int(offset, 16)
         function = decode_function(*read_function(memory, kernel, addr), tables)
-        ours = judge(function, addr, tables)
+        ours = insn_verdict(function, addr, tables)
         cases.append(Case(place=function.place(addr), is_accepted=answer == "yes", ours=ours))
     return cases
 

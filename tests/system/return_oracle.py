@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from kprobes.inspect.check import checker_of_guest
 from kprobes.model.events import Counts
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from tests.build.dialect import Dialect
 from tests.build.returned import Ran
@@ -99,10 +99,10 @@ class Pair:
             if not verdict.is_accepted:
                 self._files.run(f"echo 0 > events/kprobes/{oracle.event_of(line)}/enable")
 
-    def record(self, load: str, *, way: ReturnWay | None = None) -> Recorded:
+    def record(self, load: str, *, return_method: ReturnMethod | None = None) -> Recorded:
         """Run a load with ours armed, probed in a way if one is named."""
         session, before = self._session, self._files.misses()
-        session.driver.way = way
+        session.driver.return_method = return_method
         session.definitions = []
         session.probe("\n".join(self.lines))
         newest = int(self._files.run(": > trace; echo 1 > tracing_on; echo $$"))

@@ -16,7 +16,7 @@ from kprobes.errors import RefusedError
 from kprobes.guest.places import Look, Places
 from kprobes.guest.text import text_of_image
 from kprobes.image.file import read_image
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.plan.ftrace import sites_in_image
 from kprobes.plan.strategy import Wish
 from kprobes.session import Session
@@ -51,7 +51,7 @@ def _session(request: pytest.FixtureRequest) -> Iterator[Session]:
 def well(session: Session) -> Iterator[None]:
     """The kernel's text is afterwards what it was, and it has nothing to complain of."""
     session.definitions.clear()
-    session.driver.way = None
+    session.driver.return_method = None
     before = text_of(session)
     yield
     assert text_of(session) == before
@@ -78,13 +78,13 @@ def test_entries_have_the_values_that_the_kernel_s_own_probes_record(session: Se
     assert not any(mine.faulted for mine in ours)
 
 
-@pytest.mark.parametrize("way", [ReturnWay.RETINSN, ReturnWay.RETHOOK])
+@pytest.mark.parametrize("return_method", [ReturnMethod.RETINSN, ReturnMethod.RETHOOK])
 def test_returns_have_the_values_that_the_kernel_s_own_probes_record(
-    session: Session, way: ReturnWay
+    session: Session, return_method: ReturnMethod
 ) -> None:
     pair = Pair(session, _RETURNS)
 
-    found = pair.record("sh /workload.sh", way=way)
+    found = pair.record("sh /workload.sh", return_method=return_method)
     pair.disarm()
 
     hits = Counter(mine.event for mine, _ in found.compared.pairs)

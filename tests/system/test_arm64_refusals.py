@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kprobes.arch.aarch64.decode import decode_function
-from kprobes.arch.aarch64.verdict import judge
+from kprobes.arch.aarch64.verdict import insn_verdict
 from kprobes.guest.open import looking
 from kprobes.image.file import kernel_from_image, read_image
 from kprobes.image.init_tables import read_image_tables
@@ -106,13 +106,13 @@ class Live:
         """Judge an address."""
         name, parts = read_function(self.memory, self.kernel, addr)
         function = decode_function(name, parts, self.tables)
-        opinion = judge(function, addr, self.tables)
+        verdict = insn_verdict(function, addr, self.tables)
         part = next(part for part in parts if part.addr <= addr < part.stop)
         words = np.frombuffer(part.code, "<u4", (addr - part.addr) // 4 + 1)
         return Case(
             place=function.place(addr),
             is_accepted=is_accepted,
-            why=opinion.why if opinion.is_refused else "",
+            why=verdict.why if verdict.is_refused else "",
             before=tuple(words.tolist()),
         )
 

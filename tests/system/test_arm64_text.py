@@ -13,7 +13,7 @@ import pytest
 from kprobes.arch.aarch64.decode import Flow, Function, decode_function
 from kprobes.arch.aarch64.insn import Kind
 from kprobes.model.kernel import TextPart
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.units import Addr
 from tests.build.a64_emulator import Emulator, random_state
 from tests.build.a64_kernel import SLOT, Compared, compare, exits_of, kernel
@@ -64,11 +64,11 @@ def test_two_hundred_thousand_instructions_of_a_kernel_do_the_same_in_slots(
 def test_ways_out_are_proven_of_nearly_all_functions() -> None:
     sample = random.Random(3).sample(kernel().functions, 2_000)
 
-    ways = Counter(exits_of(*each).way for each in sample)
+    return_methods = Counter(exits_of(*each).return_method for each in sample)
 
-    refused = ways.pop(ReturnWay.REFUSED)
+    refused = return_methods.pop(ReturnMethod.REFUSED)
     assert refused < 60
-    assert ways[ReturnWay.RETHOOK] < 0.03 * ways.total()
+    assert return_methods[ReturnMethod.RETHOOK] < 0.03 * return_methods.total()
 
 
 @pytest.mark.guest
@@ -81,7 +81,7 @@ def test_functions_that_run_leave_by_the_exits_that_are_listed() -> None:
 
     for name, addr, size in rng.sample(found.functions, 400):
         exits = exits_of(name, addr, size)
-        if exits.way not in (ReturnWay.RETINSN, ReturnWay.TAIL):
+        if exits.return_method not in (ReturnMethod.RETINSN, ReturnMethod.TAIL):
             continue
         function = decode_function(name, (TextPart(addr=Addr(addr), code=found.code(addr, size)),))
         for state in range(_TRACES):

@@ -5,14 +5,14 @@ from collections.abc import Generator
 
 import pytest
 
-from kprobes.arch.machine import Called
-from kprobes.guest.allocations import Kind, Ledger, Loan
-from kprobes.guest.arena import CATCHER_SIZE, ArenaSize, allocate
+from kprobes.arch.machine import FunctionCall
+from kprobes.guest.allocations import Allocation, AllocationLog, Kind
+from kprobes.guest.arena import NOTIFIER_SIZE, ArenaSize, allocate
 from kprobes.guest.attach import attach
 from kprobes.guest.guest import Guest
-from kprobes.guest.inject import Borrower, Task
+from kprobes.guest.inject import CallInjector, Task
 from kprobes.guest.kernel_abi import first_of
-from kprobes.guest.release import give_back
+from kprobes.guest.release import free
 from kprobes.transport.qemu import Machine
 from kprobes.units import KIB, MIB
 from tests.system.conftest import Boot
@@ -39,27 +39,29 @@ def complaints(machine: Machine) -> list[bytes]:
     return machine.run(f"dmesg | grep -E '{words}'", 20).output.splitlines()
 
 
-def borrower_of(guest: Guest, ledger: Ledger) -> Borrower:
-    return Borrower(guest.stub, guest.memory, guest.kernel, ledger)
+def injector_of(guest: Guest, allocations: AllocationLog) -> CallInjector:
+    return CallInjector(guest.stub, guest.memory, guest.kernel, allocations)
 
 
 def test_a_task_of_an_idle_guest_calls_a_function(reached: tuple[Machine, Guest]) -> None:
     machine, guest = reached
-    ledger = Ledger()
+    allocations = AllocationLog()
     length = first_of(guest.kernel, "strlen")
     began = time.monotonic()
 
-    with guest.stub.paused(), borrower_of(guest, ledger).task() as task:
+    with guest.stub.paused(), injector_of(guest, allocations).task() as task:
         took = time.monotonic() - began
-        loan = Loan(kind=Kind.DATA, addr=0, size=8192)
-        data = task.call(first_of(guest.kernel, "vzalloc_noprof", "vzalloc"), 8192, lends=loan)
+        allocation = Allocation(kind=Kind.DATA, addr=0, size=8192)
+        data = task.call(
+            first_of(guest.kernel, "vzalloc_noprof", "vzalloc"), 8192, allocates=allocation
+        )
         task.memory.write(data, b"kprobes\0")
         found = [task.call(length, data + n) for n in (0, 3)]
-        task.call(first_of(guest.kernel, "vfree"), data, returns=ledger.loans[0])
+        task.call(first_of(guest.kernel, "vfree"), data, returns=allocations.live[0])
 
     assert found == [7, 4]
     assert took < IDLE_S
-    assert ledger.is_settled
+    assert allocations.is_empty
     assert complaints(machine) == []
 
 
@@ -67,13 +69,13 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
     reached: tuple[Machine, Guest], arch: str
 ) -> None:
     machine, guest = reached
-    ledger = Ledger()
+    allocations = AllocationLog()
     with guest.stub.paused():
-        borrower = borrower_of(guest, ledger)
+        injector = injector_of(guest, allocations)
         size = ArenaSize(ring=64 * KIB)
-        arena = allocate(borrower, guest.kernel, size, note=lambda _notes, _data: None)
+        arena = allocate(injector, guest.kernel, size, note=lambda _notes, _data: None)
         far = arena.module_code
-        pieces = [(arena.catcher, arena.code.stop)] + (
+        pieces = [(arena.notifier, arena.code.stop)] + (
             [] if far is None else [(far.addr, far.stop)]
         )
         runs = [guest.memory.tables.mapped_runs(*piece) for piece in pieces]
@@ -83,16 +85,16 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
         (True, False)
     }
     assert [sum(run.size for run in found) for found in runs] == [1 * MIB] * len(pieces)
-    assert arena.code.size == 1 * MIB - CATCHER_SIZE
+    assert arena.code.size == 1 * MIB - NOTIFIER_SIZE
     start, stop = guest.kernel.text
-    assert max(stop, arena.code.stop) - min(start, arena.catcher) < REACH[arch]
+    assert max(stop, arena.code.stop) - min(start, arena.notifier) < REACH[arch]
     # And its data.
     assert len(lent) == 1 + len(pieces) == {"amd64": 2, "arm64": 3}[arch]
 
-    with guest.stub.paused(), borrower.task() as task:
-        give_back(task, guest.kernel)
+    with guest.stub.paused(), injector.task() as task:
+        free(task, guest.kernel)
 
-    assert ledger.is_settled
+    assert allocations.is_empty
     assert areas(machine) == []
     assert complaints(machine) == []
 
@@ -111,17 +113,17 @@ def test_who_lets_go_in_the_middle_of_a_call_leaves_the_guest_well(
     sleep = first_of(guest.kernel, "msleep")
 
     for number in range(ABANDONED):
-        with guest.stub.paused(), borrower_of(guest, Ledger()).task() as task:
-            abandon(task, Called(function=sleep, args=(10 * number,)))
+        with guest.stub.paused(), injector_of(guest, AllocationLog()).task() as task:
+            abandon(task, FunctionCall(function=sleep, args=(10 * number,)))
         assert machine.run("echo well", 20).output == b"well\n"
 
     assert complaints(machine) == []
 
 
-def abandon(task: Task, called: Called) -> None:
+def abandon(task: Task, called: FunctionCall) -> None:
     """Send a task into a function, and do not wait."""
-    landing = task.landing
-    entered = landing.facts.enter(task.way, landing.frame, called)
-    words = b"".join(word.to_bytes(8, "little") for word in entered.words)
-    task.memory.write(landing.frame, words)
-    landing.debugger.set_registers(task.thread, entered.registers)
+    trap = task.trap
+    setup = trap.info.set_up_call(task.return_path, trap.frame, called)
+    words = b"".join(word.to_bytes(8, "little") for word in setup.words)
+    task.memory.write(trap.frame, words)
+    trap.debugger.set_registers(task.thread, setup.registers)

@@ -64,7 +64,7 @@ def expected(arch: str) -> dict[str, tuple[str, str | None]]:
     return accepted | {line: ("refused", code) for line, code in bad(arch).items()}
 
 
-def verdicts(found: list[dict[str, Any]]) -> dict[str, Any]:
+def results(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {one["definition"]: (one["verdict"], one.get("code")) for one in found}
 
 
@@ -76,7 +76,7 @@ def test_a_guest_s_functions_are_checked_and_nothing_is_written_there(
     code, found = check(arch, "--target", f"qemu:{guest.stub_address}")
 
     assert code == 5
-    assert verdicts(found) == expected(arch)
+    assert results(found) == expected(arch)
     places = [place for one in found for place in one.get("places", ())]
     assert {place["holds"] for place in places} == {HOLDS[arch]}
     assert guest.run("cat /proc/kallsyms /proc/modules /proc/interrupts | wc -l").output == before
@@ -94,7 +94,7 @@ def test_a_kernel_s_file_is_checked_without_a_guest(suite: str, arch: str) -> No
     code, found = check(arch, "--image", str(kernel_image(suite=suite, arch=arch)))
 
     assert code == 5
-    assert verdicts(found) == expected(arch)
+    assert results(found) == expected(arch)
 
 
 def test_the_file_and_the_guest_it_runs_in_say_the_same(guest: Machine, arch: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import kprobes
 from kprobes.cli import main, trace
-from kprobes.cli.options import strategy, way
+from kprobes.cli.options import return_method, strategy
 from kprobes.cli.trace import grouped
 from kprobes.model.events import Event, each_event
 from kprobes.session import Session
@@ -90,7 +90,7 @@ def test_an_example_records_what_it_promises(session: Session, example: Example)
 
 def _recorded(kernel: Session, args: argparse.Namespace) -> tuple[list[Event], int]:
     kernel.definitions = []
-    kernel.driver.strategy, kernel.driver.way = strategy(args), way(args)
+    kernel.driver.strategy, kernel.driver.return_method = strategy(args), return_method(args)
     kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
     for texts, chosen in grouped(args.definitions, args.filters):
         wanted = "\n".join(texts)

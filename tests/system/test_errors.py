@@ -24,7 +24,7 @@ from kprobes.resolve.resolve import check_alike
 from kprobes.transport.qemu_command import MachineOptions
 from tests.system.differences import DIFFERENCES, Ours, Release, reason_for
 from tests.system.error_corpus import CORPUS, OLD_TEXTS, RELEASES, Case, new_cases
-from tests.system.judge import Verdict, judge
+from tests.system.judge import Verdict, insn_verdict
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
@@ -84,7 +84,7 @@ class Events:
         try:
             return parse_statement(line, registers=self.places.arch.registers)
         except DefinitionError as error:
-            raise self.places.sooner(error) from error
+            raise self.places.first_kernel_error(error) from error
 
     def _define(self, definition: Definition) -> None:
         for single in self.places.expand(definition):
@@ -124,7 +124,7 @@ def judged(request: pytest.FixtureRequest, arch: str) -> Judged:
     every = dict.fromkeys(case.in_words_of(arch) for case in (*CORPUS, *new_cases(seed, _NEW)))
     cases = [case for case in every if case.is_known_to(release)]
     options = MachineOptions(suite=RELEASES[release], arch=arch, cpus=_CPUS)
-    running, verdicts = judge([case.lines for case in cases], options)
+    running, verdicts = insn_verdict([case.lines for case in cases], options)
     assert running.startswith(f"{release}.") or release == "7.2" < running
     theirs = [_in_new_words(verdict, release) for verdict in verdicts]
     with kprobes.boot(options) as session:

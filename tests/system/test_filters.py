@@ -22,7 +22,7 @@ from tests.build.words import WORDS
 from tests.system import oracle
 from tests.system.filter_corpus import CORPUS, DEFINITION, DIFFERENCES, SINCE
 from tests.system.filter_hits import hits
-from tests.system.filter_judge import Verdict, judge
+from tests.system.filter_judge import Verdict, insn_verdict
 from tests.system.oracle import Comparison, Hit, Tracefs
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -69,7 +69,7 @@ def judged(request: pytest.FixtureRequest, arch: str) -> dict[str, Verdict]:
     release = str(request.param)
     texts = [text for text in CORPUS if not any(word in text for word in SINCE[release])]
     options = MachineOptions(suite=_SUITES[release], arch=arch, cpus=_CPUS)
-    running, verdicts = judge(DEFINITION, texts, options)
+    running, verdicts = insn_verdict(DEFINITION, texts, options)
     assert running.startswith(f"{release}.")
     return verdicts
 

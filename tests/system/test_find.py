@@ -20,7 +20,7 @@ from kprobes.image.find import FoundKernel, find_kernel
 from kprobes.image.types import BtfTypes
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.transport.debian import kernel_image, modules_of
-from kprobes.transport.find_ram import WAYS, open_ram
+from kprobes.transport.find_ram import RAM_BACKENDS, open_ram
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.transport.stub import Stub
@@ -52,14 +52,16 @@ class Compared:
     rows: set[tuple[int, str, str, str]]
 
 
-def find(machine: Machine, *, ways: tuple[str, ...] = WAYS, cache: Path | None = None) -> Kernel:
+def find(
+    machine: Machine, *, backends: tuple[str, ...] = RAM_BACKENDS, cache: Path | None = None
+) -> Kernel:
     with Stub.open(str(machine.stub_address)) as stub:
-        return search(stub, ways, None if cache is None else KernelCache(cache)).kernel
+        return search(stub, backends, None if cache is None else KernelCache(cache)).kernel
 
 
-def search(stub: Stub, ways: tuple[str, ...], cache: KernelCache | None) -> FoundKernel:
+def search(stub: Stub, backends: tuple[str, ...], cache: KernelCache | None) -> FoundKernel:
     machine = machine_of_stub(stub.architecture)
-    ram = open_ram(stub, ways=ways)
+    ram = open_ram(stub, backends=backends)
     return find_kernel(ram, machine, registers_of(stub, machine), cache=cache)
 
 
@@ -165,7 +167,7 @@ def test_the_boot_image_is_the_same_build_and_another_is_not(compared: Compared)
 
 
 def test_every_way_to_ram_gives_the_same_kernel(compared: Compared) -> None:
-    kernels = [find(compared.machine, ways=(way,)) for way in WAYS]
+    kernels = [find(compared.machine, backends=(backend,)) for backend in RAM_BACKENDS]
 
     assert len({(kernel.build_id, kernel.slide, len(kernel.symbols)) for kernel in kernels}) == 1
 

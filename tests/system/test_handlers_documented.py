@@ -20,7 +20,7 @@ _EXAMPLES = re.findall(
 )
 
 
-_UNLISTED = "panic_timeout"
+_DATA_SYMBOLS = "panic_timeout"
 """Data that has a name on amd64 only."""
 
 
@@ -28,7 +28,7 @@ def examples() -> Iterator[tuple[str, str, str]]:
     """Yield architecture, code and what it prints, in words of that architecture."""
     for arch, dialect in DIALECTS.items():
         others = [each.syscall for each in DIALECTS.values() if each is not dialect]
-        without = [*others, *([_UNLISTED] if arch == "arm64" else [])]
+        without = [*others, *([_DATA_SYMBOLS] if arch == "arm64" else [])]
         for code, printed in _EXAMPLES:
             if not any(word in code for word in without):
                 yield arch, code.replace("regs.ip", f"regs.{dialect.pc}"), printed

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.guest
 
 SCRIPT = Path(host_reading.__file__)
 STEPS = Path(host_steps.__file__)
-WAYS = ("mapped", "spliced")
+RETURN_METHODS = ("mapped", "spliced")
 OPEN = (
     "p:kp/open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring flags=+0($arg3):x64"
     " bytes=+0($arg2):x8[4] both=+0($arg3):u32[2]"
@@ -146,11 +146,11 @@ def test_what_a_small_ring_lost_is_counted(reading: Reading) -> None:
     assert run.ours.splitlines()[-kept:] == shown
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_pages_that_are_read_while_they_fill_are_the_kernels_byte_for_byte(
-    stepwise: Reading, way: str
+    stepwise: Reading, return_method: str
 ) -> None:
-    run = stepwise(way)
+    run = stepwise(return_method)
 
     assert run.ours == run.kernel
     assert run.count == run.kernel.count(b"\n") > 1000

@@ -145,7 +145,7 @@ def test_a_guest_without_the_dead_tracers_mark_is_left_alone(scene: Scene) -> No
     assert not journal.exists()
     ram.write(place, entry.mark)
     journal.write_bytes(copy)
-    assert rescue(scene.target, journal).memory == entry.ledger.memory
+    assert rescue(scene.target, journal).memory == entry.allocations.memory
 
 
 def test_with_the_guardian_killed_while_the_guest_is_stopped_restoring_lets_it_run(

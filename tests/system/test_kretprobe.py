@@ -13,7 +13,7 @@ from kprobes import Kretprobe
 from kprobes.arch.insn import Syntax
 from kprobes.handlers.probe import Instance
 from kprobes.handlers.registers import Registers
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -25,7 +25,7 @@ from tests.system.oracle import Tracefs
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
-WAYS = (None, ReturnWay.RETHOOK)
+RETURN_METHODS = (None, ReturnMethod.RETHOOK)
 _COMPARED = ("do_sys_openat2", "vfs_open", "filp_close", "getname_flags", "security_file_open")
 """Returns, tail jumps, and both."""
 _NATIVE = re.compile(r"^ +cat-(\d+) .*: r(\d+): \(.*\) ret=0x([0-9a-f]+)$", re.MULTILINE)
@@ -97,19 +97,21 @@ def compare_with_native(session: Session, functions: Sequence[str]) -> int:
     return len(seen)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_handlers_get_what_the_kernel_s_own_return_probes_record(
-    kernel: Session, way: ReturnWay | None
+    kernel: Session, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.way = way
+    kernel.driver.return_method = return_method
 
     assert compare_with_native(kernel, _COMPARED) > 30
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_other_kernels_agree(other: Session, way: ReturnWay | None, told: list[str]) -> None:
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_other_kernels_agree(
+    other: Session, return_method: ReturnMethod | None, told: list[str]
+) -> None:
     for session in emptied(other, told):
-        session.driver.way = way
+        session.driver.return_method = return_method
         assert compare_with_native(session, _COMPARED) > 20
         check_data(session)
     assert told == []
@@ -147,16 +149,20 @@ def check_data(session: Session) -> None:
     assert (probe.errors, probe.nmissed, len(probe.instances)) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_entry_handler_keeps_data_and_declines(kernel: Session, way: ReturnWay | None) -> None:
-    kernel.driver.way = way
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_an_entry_handler_keeps_data_and_declines(
+    kernel: Session, return_method: ReturnMethod | None
+) -> None:
+    kernel.driver.return_method = return_method
 
     check_data(kernel)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_arguments_come_with_what_is_returned(kernel: Session, way: ReturnWay | None) -> None:
-    kernel.driver.way = way
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_arguments_come_with_what_is_returned(
+    kernel: Session, return_method: ReturnMethod | None
+) -> None:
+    kernel.driver.return_method = return_method
     seen: list[tuple[str, int, str]] = []
 
     @kernel.returns("do_sys_openat2")
@@ -171,9 +177,9 @@ def test_arguments_come_with_what_is_returned(kernel: Session, way: ReturnWay | 
     assert (opened.errors, opened.nmissed) == (0, 0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_returned_is_changed(kernel: Session, way: ReturnWay | None) -> None:
-    kernel.driver.way = way
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_what_is_returned_is_changed(kernel: Session, return_method: ReturnMethod | None) -> None:
+    kernel.driver.return_method = return_method
 
     @kernel.returns("do_sys_openat2")
     def opened(retval: int, filename: Any, *, regs: Registers) -> None:
@@ -187,11 +193,11 @@ def test_what_is_returned_is_changed(kernel: Session, way: ReturnWay | None) -> 
     assert kernel.run(["cat", "/etc/passwd"]).status == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_where_a_function_returns_to_is_shown_and_changed(
-    kernel: Session, arch: str, way: ReturnWay | None
+    kernel: Session, arch: str, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.way = way
+    kernel.driver.return_method = return_method
     dialect, callers, kept = dialect_of(kernel), set[str](), set[int]()
 
     def entry(instance: Instance, regs: Registers) -> None:
@@ -224,11 +230,11 @@ def behind_store(kernel: Session, arch: str, caller: int) -> int | None:
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_definitions_and_handlers_share_a_function_s_returns(
-    kernel: Session, way: ReturnWay | None
+    kernel: Session, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.way = way
+    kernel.driver.return_method = return_method
     seen: list[int] = []
 
     @kernel.returns("vfs_open")
@@ -302,7 +308,7 @@ def test_handlers_that_come_while_one_records_have_room(kernel: Session) -> None
     kernel.probe("p vfs_open")
     with kernel.record() as trace:
         probes = [Kretprobe(symbol_name=name, handler=nothing) for name in _COMPARED]
-        kernel.driver.way = ReturnWay.RETHOOK
+        kernel.driver.return_method = ReturnMethod.RETHOOK
         kernel.register_kretprobes(probes)
         output(kernel, *READ)
 
@@ -311,16 +317,21 @@ def test_handlers_that_come_while_one_records_have_room(kernel: Session) -> None
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("way", ["retinsn", "rethook"])
+@pytest.mark.parametrize("return_method", ["retinsn", "rethook"])
 def test_a_guest_goes_on_when_its_tracer_is_killed_while_a_return_waits(
-    tmp_path_factory: pytest.TempPathFactory, arch: str, way: str
+    tmp_path_factory: pytest.TempPathFactory, arch: str, return_method: str
 ) -> None:
     home = Home(Path(tmp_path_factory.mktemp("home")))
     with Machine.boot(MachineOptions(arch=arch)) as machine:
         settle(machine)
         target = str(machine.stub_address)
         witness = witness_of(target, home)
-        options = ("--asks-at-return", f"{DIALECTS[arch].syscall}getppid", "--returns", way)
+        options = (
+            "--asks-at-return",
+            f"{DIALECTS[arch].syscall}getppid",
+            "--returns",
+            return_method,
+        )
         with Tracer(home, target, "p vfs_read\n", *options) as tracer:
             tracer.wait_for("armed")
             running = machine.start(["sh", "-c", "for i in 1 2 3 4; do sh -c 'echo $PPID'; done"])

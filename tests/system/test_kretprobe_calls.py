@@ -9,11 +9,11 @@ from kprobes import Kprobe, Kretprobe
 from kprobes.errors import RefusedError
 from kprobes.handlers.probe import Instance
 from kprobes.handlers.registers import Registers
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from tests.system.handling import PARENT, comm, emptied, output
-from tests.system.test_kretprobe import WAYS, nothing
+from tests.system.test_kretprobe import RETURN_METHODS, nothing
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
@@ -32,9 +32,11 @@ def kernel(shared: Session) -> Generator[Session]:
     yield from emptied(shared, [])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_calls_that_sleep_have_their_own_instances(kernel: Session, way: ReturnWay | None) -> None:
-    kernel.driver.way = way
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
+def test_calls_that_sleep_have_their_own_instances(
+    kernel: Session, return_method: ReturnMethod | None
+) -> None:
+    kernel.driver.return_method = return_method
     began: list[int] = []
     ended: list[tuple[int, int]] = []
 
@@ -109,11 +111,11 @@ def stpcpy_instead(kernel: Session) -> Kprobe:
 
 # Compilers for x86-64 make a jump of it that leaves the function on a condition.
 @pytest.mark.arches("amd64")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_a_function_that_jumps_to_itself_returns_as_often_and_the_newest_call_first(
-    kernel: Session, way: ReturnWay | None
+    kernel: Session, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.way = way
+    kernel.driver.return_method = return_method
     found: list[tuple[bytes, int, str]] = []
 
     def entry(instance: Instance, regs: Registers) -> None:
@@ -128,7 +130,7 @@ def test_a_function_that_jumps_to_itself_returns_as_often_and_the_newest_call_fi
     every = Kretprobe(symbol_name="stpcpy", handler=nothing)
     kernel.register_kretprobes([stpcpy_instead(kernel), keeping, every])
     conditional = any(r.is_conditional for p in kernel.driver.plans for r in p.returning)
-    assert conditional == (way is None)
+    assert conditional == (return_method is None)
     output(kernel, *PARENT)
 
     # Its loop is a conditional jump to its own entry: one call inside of another for each byte.

@@ -176,7 +176,7 @@ def recorded(session: Session, arch: str) -> Run:
 
 
 def test_the_definitions_have_every_form_and_type(arch: str) -> None:
-    names, lines = WORDS[arch].facts.registers, list(all_lines(arch))
+    names, lines = WORDS[arch].info.registers, list(all_lines(arch))
     args = [arg for line in lines for arg in parse(line, registers=names).args]
     nodes = [node for arg in args for node in _nodes(arg.fetch)]
     numbers = [node.number for node in nodes if isinstance(node, Argument)]
@@ -210,7 +210,7 @@ def test_nothing_was_lost_or_missed_by_us(run: Run) -> None:
 
 
 def test_every_definition_was_hit_by_several_tasks_on_both_cpus(run: Run) -> None:
-    registers = WORDS[run.arch].facts.registers
+    registers = WORDS[run.arch].info.registers
     names = {parse(line, registers=registers).event for line in run.definitions}
     pairs = run.compared.pairs
 

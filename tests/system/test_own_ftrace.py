@@ -7,7 +7,7 @@ import pytest
 
 import kprobes
 from kprobes.errors import RefusedError
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.transport.qemu import Machine
 from tests.build.command import WAIT_S, Command, wait_for_words
 from tests.build.victim import is_complaint
@@ -28,14 +28,14 @@ _ROUNDS = 3
 
 
 @pytest.mark.parametrize("suite", ["bookworm"])
-@pytest.mark.parametrize("way", [None, ReturnWay.RETHOOK])
+@pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
 def test_its_tracers_may_end_and_begin_while_ours_records(
-    boot: Boot, way: ReturnWay | None, suite: str
+    boot: Boot, return_method: ReturnMethod | None, suite: str
 ) -> None:
     guest = boot(suite=suite)
     guest.run(_ON, 60)
     with kprobes.attach(str(guest.stub_address)) as session:
-        session.driver.way = way
+        session.driver.return_method = return_method
         session.probe("p:ours vfs_read count=$arg3:u64\nr:back vfs_read ret=$retval:s64")
         with session.record() as trace:
             for _ in range(_ROUNDS):

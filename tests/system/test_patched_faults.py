@@ -10,7 +10,7 @@ import pytest
 
 import kprobes
 from kprobes.errors import DefinitionError, RefusedError, TargetError
-from kprobes.guest.inject import run_until_stop, stopping_at
+from kprobes.guest.inject import breakpoint_at, run_until_stop
 from kprobes.guest.places import places_of
 from kprobes.model.plan import Strategy
 from kprobes.session import Session
@@ -167,7 +167,7 @@ def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
     with session.record() as trace:
         # Long enough for the breakpoint to be there before the last of them.
         work = session.start(f"for again in 1 2 3 4 5 6 7 8 9; do {WORK}; done")
-        with stub.paused(), stopping_at(stub, nearby):
+        with stub.paused(), breakpoint_at(stub, nearby):
             thread = run_until_stop(stub, time.monotonic() + 60)
             stopped = {stub.register(cpu, pc) for cpu in stub.ids()}
         assert work.wait(60).status == 0
@@ -238,7 +238,7 @@ def test_a_kprobe_of_the_guest_s_over_our_jump_is_told_and_nothing_is_freed_befo
     session.driver.strategy = Strategy.JUMP
     session.definitions = []
     session.probe(f"p {place:#x}")
-    ledger = session.driver._journal.ledger  # pyright: ignore[reportPrivateUsage] - nobody else asks
+    allocations = session.driver._journal.allocations  # pyright: ignore[reportPrivateUsage] - nobody else asks
 
     session.driver.prepare(session.definitions)
     session.driver.arm()
@@ -250,10 +250,10 @@ def test_a_kprobe_of_the_guest_s_over_our_jump_is_told_and_nothing_is_freed_befo
         session.driver.disarm()
 
     # The guest's kprobe goes on to our jump: its memory stays, whatever is asked.
-    lent = ledger.memory
+    lent = allocations.memory
     with pytest.raises(TargetError):
         session.driver.close()
-    assert ledger.memory == lent > 0
+    assert allocations.memory == lent > 0
     assert session.run(WORK, 60).status == 0
     _forget_natively(session, "own")
     session.driver.disarm()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kprobes.arch.x86_64.verdict import Verdict
+from kprobes.arch.x86_64.verdict import SlotAction
 from tests.system.conftest import SUITES
 from tests.system.refusals import Case, compared, explained, unexplained
 
@@ -31,8 +31,8 @@ def test_refusals_are_the_kernels_or_have_a_documented_reason(cases: Sequence[Ca
 def test_both_answers_are_among_the_cases(cases: Sequence[Case]) -> None:
     answers = Counter((case.is_accepted, case.ours.verdict) for case in cases)
 
-    assert {verdict for _, verdict in answers} == set(Verdict)
-    assert answers[False, Verdict.REFUSE] > RANDOM // 5
+    assert {verdict for _, verdict in answers} == set(SlotAction)
+    assert answers[False, SlotAction.REFUSE] > RANDOM // 5
 
 
 @pytest.mark.sweep

@@ -13,7 +13,7 @@ import pytest
 
 import kprobes
 from kprobes.guest.arena import ArenaSize
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
@@ -25,7 +25,7 @@ from tests.system.return_oracle import Pair, Recorded
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 _SUITES = ("bullseye", "bookworm", "bookworm-backports", "sid")
-_WAYS = (None, ReturnWay.RETHOOK)
+_RETURN_METHODS = (None, ReturnMethod.RETHOOK)
 _REGISTERS = {
     "amd64": (
         "bx=%bx bp=%bp r12=%r12 r13=%r13 r14=%r14 r15=%r15 ax=%ax sp=%sp",
@@ -113,7 +113,10 @@ def run(request: pytest.FixtureRequest, arch: str) -> Iterator[Run]:
         lines = forms(arch, version)
         pair = Pair(session, lines)
         assert pair.refused == set()
-        recorded = [pair.record("sh /load.sh", way=way) for way in _WAYS]
+        recorded = [
+            pair.record("sh /load.sh", return_method=return_method)
+            for return_method in _RETURN_METHODS
+        ]
         pair.disarm()
         yield Run(
             is_old=version == _OLD,
@@ -144,8 +147,8 @@ def _callers(session: Session) -> list[list[str]]:
     session.run(_PROGRAM)
     found = [_lines(files.read().text)]
     files.disarm()
-    for way in _WAYS:
-        session.driver.way = way
+    for return_method in _RETURN_METHODS:
+        session.driver.return_method = return_method
         session.definitions = []
         session.probe("\n".join(lines))
         with session.record() as trace:

@@ -18,7 +18,7 @@ import pytest
 
 import kprobes
 from kprobes.guest.arena import ArenaSize
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
@@ -37,13 +37,13 @@ class Scope:
     Attributes:
         functions: so many at least.
         most: hits of each in one load.
-        ways: so many returns of each at least.
+        return_methods: so many returns of each at least.
         values: so many different ones at least.
     """
 
     functions: int
     most: int
-    ways: Mapping[ReturnWay, int]
+    return_methods: Mapping[ReturnMethod, int]
     values: int
 
 
@@ -51,12 +51,12 @@ _SCOPES = {
     "amd64": Scope(
         functions=300,
         most=1500,
-        ways={ReturnWay.RETINSN: 1000, ReturnWay.TAIL: 1000},
+        return_methods={ReturnMethod.RETINSN: 1000, ReturnMethod.TAIL: 1000},
         values=500,
     ),
     # Each hit of the kernel's own is two exceptions there, which take long to emulate; and hardly
     # a function of that kernel ends with a jump to another.
-    "arm64": Scope(functions=60, most=300, ways={ReturnWay.RETINSN: 1500}, values=100),
+    "arm64": Scope(functions=60, most=300, return_methods={ReturnMethod.RETINSN: 1500}, values=100),
 }
 """Of 6.1: elsewhere calls of ours that sleep in the kernel's own probes may keep the second load
 from being recorded: test_returned_forms.py compares other kernels, function by function."""
@@ -85,8 +85,8 @@ class Run:
     def both(self) -> tuple[Recorded, Recorded]:
         return self.proven, self.hooked
 
-    def way(self, hit: Hit) -> ReturnWay:
-        return self.by_event[hit.event].way
+    def return_method(self, hit: Hit) -> ReturnMethod:
+        return self.by_event[hit.event].return_method
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def recorded(session: Session, scope: Scope) -> Run:
     ran = chosen(functions_that_return(session, scope.most), int(scope.functions * _SPARE))
     pair = Pair(session, returned_values(ran, dialect_of(session)))
     proven = pair.record("sh /load.sh")
-    hooked = pair.record("sh /load.sh", way=ReturnWay.RETHOOK)
+    hooked = pair.record("sh /load.sh", return_method=ReturnMethod.RETHOOK)
     return Run(
         scope=scope,
         by_event={f"e{n}": each for n, each in enumerate(ran)},
@@ -111,10 +111,13 @@ def recorded(session: Session, scope: Scope) -> Run:
 
 
 def test_enough_functions_returned_in_every_way(run: Run) -> None:
-    ways = Counter(run.way(ours) for ours, _ in run.proven.compared.pairs)
+    return_methods = Counter(run.return_method(ours) for ours, _ in run.proven.compared.pairs)
 
     assert all(len(each.functions(run.by_event)) >= run.scope.functions for each in run.both)
-    assert all(ways[way] > count for way, count in run.scope.ways.items())
+    assert all(
+        return_methods[return_method] > count
+        for return_method, count in run.scope.return_methods.items()
+    )
     assert all({ours.cpu for ours, _ in each.compared.pairs} == {0, 1} for each in run.both)
 
 
@@ -128,7 +131,7 @@ def test_nothing_was_lost_or_missed_by_us(run: Run) -> None:
 def test_every_return_that_the_kernel_saw_is_one_of_ours(run: Run) -> None:
     unseen = run.proven.compared.native_only
 
-    assert [hit for hit in unseen if run.way(hit) is ReturnWay.RETINSN] == []
+    assert [hit for hit in unseen if run.return_method(hit) is ReturnMethod.RETINSN] == []
     assert [each.begun_after() for each in run.both] == [[], []]
 
 

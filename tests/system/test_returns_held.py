@@ -12,7 +12,7 @@ import pytest
 
 import kprobes
 from kprobes.guest import journal
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from kprobes.trace import Trace
 from kprobes.transport.qemu import Machine
@@ -36,7 +36,7 @@ def _own_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def hold_a_call(machine: Machine, session: Session) -> None:
     """Have a task asleep in a call that both took over, and ours disarmed."""
     assert machine.run(_NATIVE, 20).status == 0
-    session.driver.way = ReturnWay.RETHOOK
+    session.driver.return_method = ReturnMethod.RETHOOK
     session.probe("p:in do_nanosleep\nr:out do_nanosleep")
     with session.record() as trace:
         # It tells of itself before it sleeps.
@@ -93,7 +93,7 @@ def test_other_probes_are_armed_and_recorded_while_a_task_sleeps_in_a_call_of_ou
 def memory_lent() -> int:
     """Return the bytes that a guest has lent, by the only journal."""
     (found,) = journal.entries()
-    return found.ledger.memory
+    return found.allocations.memory
 
 
 def recorded(session: Session, definitions: str, command: str) -> Trace:

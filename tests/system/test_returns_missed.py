@@ -12,7 +12,7 @@ import pytest
 import kprobes
 from kprobes.guest.arena import ArenaSize
 from kprobes.model.events import Batch, Counts
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
@@ -61,7 +61,7 @@ def session(arch: str) -> Iterator[Session]:
 @pytest.fixture(autouse=True)
 def _the_guest_is_well_afterwards(session: Session) -> Iterator[None]:
     yield
-    session.driver.way = None
+    session.driver.return_method = None
     dmesg = session.run("dmesg").output.decode(errors="replace")
     assert not any(word in dmesg for word in ("BUG:", "WARNING:", "Oops", "lockup"))
 
@@ -80,11 +80,11 @@ def record(
     session: Session,
     lines: list[str],
     script: str,
-    way: ReturnWay | None = None,
+    return_method: ReturnMethod | None = None,
     *,
     duration: bool = False,
 ) -> Trace:
-    session.driver.way = way
+    session.driver.return_method = return_method
     session.definitions = []
     session.probe("\n".join(lines), duration=duration)
     with session.record() as trace:
@@ -140,21 +140,27 @@ def test_tasks_that_sleep_are_timed_each(session: Session) -> None:
     assert sum(1.9e9 < each < 10e9 for each in durations) >= _TASKS
 
 
-@pytest.mark.parametrize("way", [None, ReturnWay.RETHOOK])
-def test_entries_and_returns_balance_on_both_cpus(session: Session, way: ReturnWay | None) -> None:
-    check_balance(session, "loop", _TIMES, way)
+@pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
+def test_entries_and_returns_balance_on_both_cpus(
+    session: Session, return_method: ReturnMethod | None
+) -> None:
+    check_balance(session, "loop", _TIMES, return_method)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("way", [None, ReturnWay.RETHOOK])
-def test_millions_of_entries_and_returns_balance(session: Session, way: ReturnWay | None) -> None:
-    check_balance(session, "many", _MANY, way)
+@pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
+def test_millions_of_entries_and_returns_balance(
+    session: Session, return_method: ReturnMethod | None
+) -> None:
+    check_balance(session, "many", _MANY, return_method)
 
 
-def check_balance(session: Session, program: str, times: int, way: ReturnWay | None) -> None:
+def check_balance(
+    session: Session, program: str, times: int, return_method: ReturnMethod | None
+) -> None:
     function = f"{dialect_of(session).syscall}{_CALL}"
 
-    trace = record(session, around(session, function), _LOOP.format(program), way)
+    trace = record(session, around(session, function), _LOOP.format(program), return_method)
 
     found = balanced(trace, function)
     assert (found.entries, found.returns) == (_LOOPS * times, _LOOPS * times)
@@ -165,13 +171,13 @@ def _batches(trace: Trace, event: str) -> list[Batch]:
     return [b for events in trace.events for b in events.batches if b.layout.event == event]
 
 
-@pytest.mark.parametrize("way", [None, ReturnWay.RETHOOK])
+@pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
 def test_tasks_killed_in_their_sleep_return_before_they_die(
-    session: Session, way: ReturnWay | None
+    session: Session, return_method: ReturnMethod | None
 ) -> None:
     maxactive = [line.replace("r:", "r128:") for line in around(session, "do_nanosleep")]
 
-    trace = record(session, maxactive, _KILLED, way)
+    trace = record(session, maxactive, _KILLED, return_method)
 
     found = balanced(trace, "do_nanosleep")
     assert found.returns >= _TASKS
@@ -183,7 +189,7 @@ def test_what_tasks_die_in_is_probed_on_and_on(session: Session) -> None:
     lines = ["r16:out get_signal ret=$retval:u8"]
     scripts = [_KILLED, "sleep 1", _SIGNALS]
 
-    trace = record(session, lines, "\n".join(scripts), ReturnWay.RETHOOK)
+    trace = record(session, lines, "\n".join(scripts), ReturnMethod.RETHOOK)
 
     # The table was full, and had room again.
     assert sum(counts_of(trace).unkept.values()) > 0
@@ -191,17 +197,17 @@ def test_what_tasks_die_in_is_probed_on_and_on(session: Session) -> None:
     assert sum(map(len, caught)) >= 20
 
 
-@pytest.mark.parametrize("way", [None, ReturnWay.RETHOOK])
+@pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
 def test_functions_that_return_in_another_context_balance(
-    session: Session, way: ReturnWay | None
+    session: Session, return_method: ReturnMethod | None
 ) -> None:
     names = _ABROAD
-    if way is ReturnWay.RETHOOK and dialect_of(session).are_addresses_signed:
+    if return_method is ReturnMethod.RETHOOK and dialect_of(session).are_addresses_signed:
         # Tasks that sleep in it for good would have to be waited for.
         names = tuple(name for name in names if name != "schedule")
     lines = [line.replace("r:", "r128:") for line in around(session, *names)]
 
-    trace = record(session, lines, _FORKS, way)
+    trace = record(session, lines, _FORKS, return_method)
 
     found = balanced(trace, *names)
     assert found.reached == set(names)

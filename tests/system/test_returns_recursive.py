@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import kprobes
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.dialect import dialect_of
@@ -20,7 +20,7 @@ _DEPTH = 5
 _FUNCTION = "ep_loop_check_proc"
 _RETURNED = f"r:out {_FUNCTION} ret=$retval:s32"
 _KEPT = f"r:out {_FUNCTION} depth=$arg2:u32"
-_WAYS = (None, ReturnWay.RETHOOK)
+_RETURN_METHODS = (None, ReturnMethod.RETHOOK)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def native(session: Session) -> list[Hit]:
     return of_program(oracle.native_hits(text, fields))
 
 
-def ours(session: Session, returned: str, way: ReturnWay | None) -> list[Hit]:
-    session.driver.way = way
+def ours(session: Session, returned: str, return_method: ReturnMethod | None) -> list[Hit]:
+    session.driver.return_method = return_method
     session.definitions = []
     session.probe(f"{entered(session)}\n{returned}")
     with session.record() as trace:
@@ -75,18 +75,18 @@ def test_the_kernel_s_own_probes_see_calls_inside_of_calls(native: list[Hit]) ->
     assert len(native) == 2 * len(depths)
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("return_method", _RETURN_METHODS)
 def test_calls_inside_of_calls_are_the_kernel_s_with_their_callers(
-    session: Session, native: list[Hit], way: ReturnWay | None
+    session: Session, native: list[Hit], return_method: ReturnMethod | None
 ) -> None:
-    assert told(ours(session, _RETURNED, way)) == told(native)
+    assert told(ours(session, _RETURNED, return_method)) == told(native)
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("return_method", _RETURN_METHODS)
 def test_each_return_knows_the_argument_of_its_own_call(
-    session: Session, way: ReturnWay | None
+    session: Session, return_method: ReturnMethod | None
 ) -> None:
-    hits = ours(session, _KEPT, way)
+    hits = ours(session, _KEPT, return_method)
 
     open_calls: list[tuple[str, ...]] = []
     for hit in hits:

@@ -19,7 +19,7 @@ from kprobes.guest.arena import ArenaSize
 from kprobes.guest.journal import read
 from kprobes.guest.places import places_of
 from kprobes.guest.text import Prover
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -53,7 +53,7 @@ _PER_LOOK, _LOOK_S = 5_000, 4.0
 AGAIN_S = 1.0
 """Within this a guest whose tracer died must run and be as before."""
 SETTLED_S = 40.0
-_WAYS = (None, ReturnWay.RETHOOK)
+_RETURN_METHODS = (None, ReturnMethod.RETHOOK)
 _SIZE = ArenaSize(code=16 * MIB, ring=32 * MIB)
 
 
@@ -81,9 +81,9 @@ class Scene:
         return DIALECTS[self.machine.options.arch]
 
     @contextmanager
-    def session(self, way: ReturnWay | None = None) -> Generator[Session]:
+    def session(self, return_method: ReturnMethod | None = None) -> Generator[Session]:
         with self.home.entered(), kprobes.attach(self.target, size=_SIZE) as session:
-            session.driver.way = way
+            session.driver.return_method = return_method
             yield session
 
     def check(self) -> None:
@@ -125,16 +125,22 @@ def pairs_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def returning(
-    scene: Scene, session: Session, names: Sequence[str], way: ReturnWay | None
+    scene: Scene, session: Session, names: Sequence[str], return_method: ReturnMethod | None
 ) -> list[str]:
     """Return those whose returns can be probed so, and the guest be let alone in time."""
-    is_awaited = way is ReturnWay.RETHOOK and scene.dialect.are_addresses_signed
+    is_awaited = return_method is ReturnMethod.RETHOOK and scene.dialect.are_addresses_signed
     endless = asleep(scene.machine, session) if is_awaited else set[str]()
     guest = session.driver.guest
     prover = Prover(places_of(guest).text, guest.arch.patch)
     symbols = session.kernel.symbols
-    ways = {name: prover.classify(symbols.named(name)).exits.way for name in names}
-    fine = (name for name, way in ways.items() if way is not ReturnWay.REFUSED)
+    return_methods = {
+        name: prover.classify(symbols.named(name)).exits.return_method for name in names
+    }
+    fine = (
+        name
+        for name, return_method in return_methods.items()
+        if return_method is not ReturnMethod.REFUSED
+    )
     return [name for name in fine if name not in endless]
 
 
@@ -148,9 +154,9 @@ def asleep(machine: Machine, session: Session) -> set[str]:
     return {*re.findall(r"([\w.]+)\+0x", stacks), *sleeping}
 
 
-def hot_functions(scene: Scene, session: Session, way: ReturnWay | None) -> list[str]:
+def hot_functions(scene: Scene, session: Session, return_method: ReturnMethod | None) -> list[str]:
     names = [name for name in hot.ALL if scene.witness.is_probeable(name)]
-    return returning(scene, session, names, way)
+    return returning(scene, session, names, return_method)
 
 
 def balanced(session: Session, names: Sequence[str], for_s: float) -> list[Balance]:
@@ -182,12 +188,12 @@ def summed(found: Sequence[Balance]) -> tuple[int, int, int, int]:
     )
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("return_method", _RETURN_METHODS)
 def test_every_entry_of_hot_functions_has_its_return(
-    scene: Scene, way: ReturnWay | None, record_property: Callable[[str, object], None]
+    scene: Scene, return_method: ReturnMethod | None, record_property: Callable[[str, object], None]
 ) -> None:
-    with scene.session(way) as session:
-        names = hot_functions(scene, session, way)
+    with scene.session(return_method) as session:
+        names = hot_functions(scene, session, return_method)
         found = balanced(session, names[::2], for_s=STORM_S / 9)
 
     record_property("entries, returns, begun before, inside", summed(found))
@@ -195,10 +201,12 @@ def test_every_entry_of_hot_functions_has_its_return(
     assert len({name for each in found for name in each.reached}) >= 50
 
 
-@pytest.mark.parametrize("way", _WAYS)
-def test_return_probes_come_and_go_in_a_storm(scene: Scene, way: ReturnWay | None) -> None:
-    with scene.session(way) as session:
-        names = hot_functions(scene, session, way)
+@pytest.mark.parametrize("return_method", _RETURN_METHODS)
+def test_return_probes_come_and_go_in_a_storm(
+    scene: Scene, return_method: ReturnMethod | None
+) -> None:
+    with scene.session(return_method) as session:
+        names = hot_functions(scene, session, return_method)
         session.probe("\n".join(f"r:out{n} {name}" for n, name in enumerate(names)))
         for _ in range(5):
             counts = session.stream(Nothing(), is_done=lasting(STORM_S / 9))
@@ -208,20 +216,22 @@ def test_return_probes_come_and_go_in_a_storm(scene: Scene, way: ReturnWay | Non
             assert sum(counts.recorded.values()) > 1000
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("return_method", _RETURN_METHODS)
 def test_a_killed_tracers_calls_in_progress_return_to_their_callers(
-    scene: Scene, way: ReturnWay | None
+    scene: Scene, return_method: ReturnMethod | None
 ) -> None:
     with scene.session() as session:
-        names = hot_functions(scene, session, way)
+        names = hot_functions(scene, session, return_method)
     value = scene.dialect.value
     definitions = "\n".join(f"r:out{n} {name} ret=%{value}" for n, name in enumerate(names))
 
-    kill_in_a_storm(scene, definitions, way, for_s=1.0)
+    kill_in_a_storm(scene, definitions, return_method, for_s=1.0)
 
 
-def kill_in_a_storm(scene: Scene, definitions: str, way: ReturnWay | None, for_s: float) -> None:
-    options = ("--code", "16", *(("--returns", way) if way is not None else ()))
+def kill_in_a_storm(
+    scene: Scene, definitions: str, return_method: ReturnMethod | None, for_s: float
+) -> None:
+    options = ("--code", "16", *(("--returns", return_method) if return_method is not None else ()))
     with Tracer(scene.home, scene.target, definitions, *options) as tracer:
         tracer.wait_for("armed")
         time.sleep(for_s)
@@ -259,13 +269,13 @@ def _running(session: Session, names: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("return_method", _RETURN_METHODS)
 def test_entries_of_two_thousand_functions_equal_returns_and_tasks_inside(
-    scene: Scene, way: ReturnWay | None, record_property: Callable[[str, object], None]
+    scene: Scene, return_method: ReturnMethod | None, record_property: Callable[[str, object], None]
 ) -> None:
     found: list[Balance] = []
-    with scene.session(way) as session:
-        names = returning(scene, session, reached(scene, session), way)
+    with scene.session(return_method) as session:
+        names = returning(scene, session, reached(scene, session), return_method)
         for at in range(0, len(names), _PER_BATCH):
             found += balanced(session, names[at : at + _PER_BATCH], _EACH_S)
             scene.check()
@@ -280,12 +290,12 @@ def test_entries_of_two_thousand_functions_equal_returns_and_tasks_inside(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("return_method", _RETURN_METHODS)
 def test_two_thousand_functions_at_once_for_two_minutes(
-    scene: Scene, way: ReturnWay | None, record_property: Callable[[str, object], None]
+    scene: Scene, return_method: ReturnMethod | None, record_property: Callable[[str, object], None]
 ) -> None:
-    with scene.session(way) as session:
-        names = returning(scene, session, reached(scene, session), way)[:AT_ONCE]
+    with scene.session(return_method) as session:
+        names = returning(scene, session, reached(scene, session), return_method)[:AT_ONCE]
         assert len(names) == AT_ONCE
         lines = [f"r:out{n} {name} ret=%{scene.dialect.value}" for n, name in enumerate(names)]
         session.definitions = []
@@ -301,4 +311,4 @@ def test_two_thousand_functions_at_once_for_two_minutes(
     # Not all that a load reaches it reaches every time, and a flood of records may hide one.
     assert returned > AT_ONCE * 0.7
 
-    kill_in_a_storm(scene, "\n".join(lines), way, for_s=TWO_MINUTES_S / 4)
+    kill_in_a_storm(scene, "\n".join(lines), return_method, for_s=TWO_MINUTES_S / 4)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 import kprobes
-from kprobes.model.plan import ReturnWay
+from kprobes.model.plan import ReturnMethod
 from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.dialect import dialect_of
@@ -43,8 +43,10 @@ def asleep(session: Session) -> Generator[int]:
 
 
 @contextmanager
-def probed(session: Session, way: ReturnWay | None, *, duration: bool = False) -> Generator[None]:
-    session.driver.way = way
+def probed(
+    session: Session, return_method: ReturnMethod | None, *, duration: bool = False
+) -> Generator[None]:
+    session.driver.return_method = return_method
     session.definitions = []
     session.probe(f"r:out {_PROBED} ret=$retval", duration=duration)
     with session.record():
@@ -88,7 +90,7 @@ def test_a_taken_over_call_hides_its_callers_while_its_return_address_is_ours(
 ) -> None:
     is_signed = dialect_of(session).are_addresses_signed
     with ExitStack() as undo:
-        with probed(session, ReturnWay.RETHOOK):
+        with probed(session, ReturnMethod.RETHOOK):
             pid = undo.enter_context(asleep(session))
             during = stack_of(session, pid), dumped(session, pid)
         after = stack_of(session, pid), dumped(session, pid)

@@ -49,7 +49,7 @@ class Facts:
     shown: str
 
 
-FACTS = {
+INFO = {
     "amd64": Facts(
         name="i386:x86-64",
         are_kernels=lambda found: (
@@ -105,8 +105,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Generator[Rea
 
 
 @pytest.fixture
-def facts(arch: str) -> Facts:
-    return FACTS[arch]
+def info(arch: str) -> Facts:
+    return INFO[arch]
 
 
 @pytest.fixture(params=["plain", "shared"])
@@ -114,29 +114,29 @@ def reached(request: pytest.FixtureRequest) -> Reached:
     return request.getfixturevalue(request.param)
 
 
-def test_registers_are_a_kernels(reached: Reached, facts: Facts) -> None:
+def test_registers_are_a_kernels(reached: Reached, info: Facts) -> None:
     _, address = reached
 
     with Stub.open(address) as stub:
         assert stub.ids() == (1, 2)
-        assert stub.architecture == facts.name
+        assert stub.architecture == info.name
         for cpu in stub.ids():
             registers = stub.registers(cpu)
-            assert facts.are_kernels(registers)
-            assert stub.register(cpu, facts.pc) == registers[facts.pc]
+            assert info.are_kernels(registers)
+            assert stub.register(cpu, info.pc) == registers[info.pc]
 
 
-def test_written_registers_are_read_back_and_restored(reached: Reached, facts: Facts) -> None:
+def test_written_registers_are_read_back_and_restored(reached: Reached, info: Facts) -> None:
     guest, address = reached
 
     with Stub.open(address) as stub:
         before = stub.registers(2)
-        stub.set_registers(2, facts.kept)
+        stub.set_registers(2, info.kept)
         changed = stub.registers(2)
-        stub.set_registers(2, {name: before[name] for name in facts.kept})
+        stub.set_registers(2, {name: before[name] for name in info.kept})
         after = stub.registers(2)
 
-    assert changed == {**before, **facts.kept}
+    assert changed == {**before, **info.kept}
     assert after == before
     assert guest.is_ticking()
 
@@ -153,10 +153,10 @@ def test_a_guest_of_any_kind_runs_on_after_detaching(reached: Reached) -> None:
         assert guest.is_ticking()
 
 
-def test_reconnecting_to_a_stopped_guest_works(reached: Reached, facts: Facts) -> None:
+def test_reconnecting_to_a_stopped_guest_works(reached: Reached, info: Facts) -> None:
     guest, address = reached
     stub = Stub.open(address)
-    stub.insert_breakpoint(idle_address(stub, facts))
+    stub.insert_breakpoint(idle_address(stub, info))
 
     # As a tracer that was killed.
     stub.close()
@@ -168,15 +168,15 @@ def test_reconnecting_to_a_stopped_guest_works(reached: Reached, facts: Facts) -
     assert guest.is_ticking()
 
 
-def idle_address(stub: Stub, facts: Facts) -> int:
+def idle_address(stub: Stub, info: Facts) -> int:
     """Return where a vCPU comes by often: it is idle most of the time."""
     # Seen once, it may be in a repeated instruction, at which a step stays.
     seen: Counter[int] = Counter()
     for _ in range(100):
         for cpu in stub.ids():
             registers = stub.registers(cpu)
-            if facts.is_inside(registers):
-                seen[registers[facts.pc]] += 1
+            if info.is_inside(registers):
+                seen[registers[info.pc]] += 1
         often = [place for place, count in seen.items() if count > 2]
         if often:
             return often[0]
@@ -186,10 +186,10 @@ def idle_address(stub: Stub, facts: Facts) -> int:
     raise AssertionError("no vCPU was seen in the kernel")
 
 
-def test_breakpoints_hit_and_steps_move_on(reached: Reached, facts: Facts) -> None:
+def test_breakpoints_hit_and_steps_move_on(reached: Reached, info: Facts) -> None:
     guest, address = reached
     with Stub.open(address) as stub:
-        place = idle_address(stub, facts)
+        place = idle_address(stub, info)
         for _ in range(3):
             stub.insert_breakpoint(place)
             stub.resume()
@@ -197,11 +197,11 @@ def test_breakpoints_hit_and_steps_move_on(reached: Reached, facts: Facts) -> No
             assert reply is not None
             assert (reply.signal, reply.cpu in (1, 2)) == (5, True)
             assert reply.cpu is not None
-            assert stub.registers(reply.cpu)[facts.pc] == place
+            assert stub.registers(reply.cpu)[info.pc] == place
             stub.remove_breakpoint(place)
             others = {cpu: stub.registers(cpu) for cpu in stub.ids() if cpu != reply.cpu}
             stub.step(reply.cpu)
-            assert stub.registers(reply.cpu)[facts.pc] != place
+            assert stub.registers(reply.cpu)[info.pc] != place
             assert {cpu: stub.registers(cpu) for cpu in others} == others
 
         stub.remove_breakpoint(place)
@@ -209,17 +209,17 @@ def test_breakpoints_hit_and_steps_move_on(reached: Reached, facts: Facts) -> No
     assert guest.is_ticking()
 
 
-def test_memory_is_the_same_by_every_way(reached: Reached, facts: Facts) -> None:
+def test_memory_is_the_same_by_every_way(reached: Reached, info: Facts) -> None:
     guest, address = reached
     with Stub.open(address) as stub:
         assert stub.peer() == guest.pid
         best = open_ram(stub)
-        process = open_ram(stub, ways=("process",))
-        last = open_ram(stub, ways=("stub",))
-        assert best.way == ("shared" if "sock" in address else "process")
+        process = open_ram(stub, backends=("process",))
+        last = open_ram(stub, backends=("stub",))
+        assert best.backend == ("shared" if "sock" in address else "process")
         assert best.runs == process.runs == last.runs
         spans = [(start, min(size, 0x20000)) for start, size in best.runs]
-        spans += [(facts.ram + 0x1000000 + 0x100003 * i, 4099) for i in range(64)]
+        spans += [(info.ram + 0x1000000 + 0x100003 * i, 4099) for i in range(64)]
 
         contents = best.read_many(spans)
 
@@ -250,25 +250,25 @@ def test_views_show_what_the_guest_writes(shared: Reached) -> None:
 
 
 def test_reading_through_the_stub_stops_a_running_guest_and_lets_it_run(
-    reached: Reached, facts: Facts
+    reached: Reached, info: Facts
 ) -> None:
     guest, address = reached
     with Stub.open(address) as stub:
-        ram = open_ram(stub, ways=("stub",))
+        ram = open_ram(stub, backends=("stub",))
         stub.resume()
         before = stub.stops
 
-        ram.read_many([(facts.ram + at, 5000) for at in (0x1000000, 0x2000000)])
+        ram.read_many([(info.ram + at, 5000) for at in (0x1000000, 0x2000000)])
 
         assert (stub.is_running, stub.stops) == (True, before + 1)
         assert guest.is_ticking()
 
 
-def test_virtual_and_physical_addresses_agree(reached: Reached, facts: Facts) -> None:
+def test_virtual_and_physical_addresses_agree(reached: Reached, info: Facts) -> None:
     _, address = reached
     with Stub.open(address) as stub:
-        place = idle_address(stub, facts)
-        cpu = next(cpu for cpu in stub.ids() if stub.registers(cpu)[facts.pc] == place)
+        place = idle_address(stub, info)
+        cpu = next(cpu for cpu in stub.ids() if stub.registers(cpu)[info.pc] == place)
         code = stub.read(place, 64, cpu=cpu)
         found = re.search("gpa: (0x[0-9a-f]+)", stub.monitor(f"gva2gpa {place:#x}"))
         assert found is not None
@@ -278,15 +278,15 @@ def test_virtual_and_physical_addresses_agree(reached: Reached, facts: Facts) ->
         stub.write_physical_many([(physical + i, code[i : i + 5]) for i in range(0, 60, 5)])
         assert stub.read(place, 64, cpu=cpu) == code
         with pytest.raises(MemoryFault):
-            stub.read(facts.unmapped, 8)
+            stub.read(info.unmapped, 8)
         assert stub.read_physical(physical, 64) == code
 
 
-def test_the_monitor_answers(reached: Reached, facts: Facts) -> None:
+def test_the_monitor_answers(reached: Reached, info: Facts) -> None:
     _, address = reached
     with Stub.open(address) as stub:
         assert stub.monitor("info status") == "VM status: paused\n"
-        assert facts.shown in stub.monitor("info registers")
+        assert info.shown in stub.monitor("info registers")
         assert "unknown command" in stub.monitor("bogus")
 
 
@@ -332,7 +332,7 @@ def test_a_monitor_leads_to_the_stub(shared: Reached, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["-qmp", "-monitor"])
 def test_a_monitor_opens_a_stub_and_a_dead_guest_is_gone(
-    tmp_path: Path, kind: str, arch: str, facts: Facts
+    tmp_path: Path, kind: str, arch: str, info: Facts
 ) -> None:
     with plain_guest(tmp_path, kind, "unix:m.sock,server=on,wait=off", arch=arch) as guest:
         for _ in range(2):
@@ -350,7 +350,7 @@ def test_a_monitor_opens_a_stub_and_a_dead_guest_is_gone(
         with pytest.raises(GuestGoneError):
             stub.wait(5)
         with pytest.raises(GuestGoneError):
-            ram.read(facts.ram + 0x1000000, 8)
+            ram.read(info.ram + 0x1000000, 8)
         stub.detach()
         ram.close()
         assert not Path(stub.address).parent.exists()

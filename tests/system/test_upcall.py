@@ -274,7 +274,7 @@ def test_hot_functions_under_load_are_served_and_all_results_are_right(
 def test_hits_wait_where_ram_is_read_through_qemu_s_own_memory(arch: str) -> None:
     seen: list[int] = []
     options = MachineOptions(arch=arch, files=files(arch))
-    with kprobes.boot(options, access=Access(ways=("process",))) as session:
+    with kprobes.boot(options, access=Access(backends=("process",))) as session:
         kernel = Kernel(session)
 
         with kernel.asked(kernel.upcall(kernel.asked_name, lambda w: seen.append(w.cpu))):
@@ -284,7 +284,7 @@ def test_hits_wait_where_ram_is_read_through_qemu_s_own_memory(arch: str) -> Non
 
 
 def test_a_guest_whose_ram_is_behind_its_stub_only_is_refused(arch: str) -> None:
-    with kprobes.boot(MachineOptions(arch=arch), access=Access(ways=("stub",))) as session:
+    with kprobes.boot(MachineOptions(arch=arch), access=Access(backends=("stub",))) as session:
         kernel = Kernel(session)
         session.driver.upcalls = [kernel.upcall(kernel.asked_name, _nothing)]
 

@@ -62,7 +62,7 @@ class Facts:
     exits: tuple[str, set[str]]
 
 
-FACTS = {
+INFO = {
     "amd64": Facts(
         nop="0f1f440000",
         compiled="boot makes a nop of the call to __fentry__",
@@ -97,8 +97,8 @@ FACTS = {
 
 
 @pytest.fixture
-def facts(arch: str) -> Facts:
-    return FACTS[arch]
+def info(arch: str) -> Facts:
+    return INFO[arch]
 
 
 @pytest.fixture(scope="module", params=_PAIR.values(), ids=list(_PAIR))
@@ -121,20 +121,20 @@ def test_schedule_holds_a_nop_then_the_kernels_call_and_a_nop_again(machine: Mac
     after = look(machine, "schedule")
 
     idle = mark_by(before, "ftrace")
-    assert held(before, idle, "memory") == FACTS["amd64"].nop
+    assert held(before, idle, "memory") == INFO["amd64"].nop
     assert "idle" in idle["says"]
     call = mark_by(during, "ftrace")
     assert held(during, call, "memory").startswith("e8")
-    assert held(during, call, "image") == held(before, idle, "image") != FACTS["amd64"].nop
+    assert held(during, call, "image") == held(before, idle, "image") != INFO["amd64"].nop
     assert "kprobe_ftrace_ops (kprobe_ftrace_handler)" in call["says"]
     assert "event p_schedule_0" in call["says"]
     assert "the handler" in notes(during, "trampoline of kprobe_ftrace_ops")
-    assert held(after, mark_by(after, "ftrace"), "memory") == FACTS["amd64"].nop
+    assert held(after, mark_by(after, "ftrace"), "memory") == INFO["amd64"].nop
     assert after["detours"] == []
 
 
 def test_a_traced_function_holds_a_call_and_afterwards_what_it_held(
-    machine: Machine, facts: Facts
+    machine: Machine, info: Facts
 ) -> None:
     before = look(machine, "schedule")
     machine.run(TRACED)
@@ -142,13 +142,13 @@ def test_a_traced_function_holds_a_call_and_afterwards_what_it_held(
     machine.run(UNTRACED)
     after = look(machine, "schedule")
 
-    assert held(before, mark_by(before, "ftrace"), "memory") == facts.nop
+    assert held(before, mark_by(before, "ftrace"), "memory") == info.nop
     call = mark_by(during, "ftrace")
     assert "the guest's own ftrace: it calls " in call["says"]
-    assert held(during, call, "memory") != facts.nop
+    assert held(during, call, "memory") != info.nop
     assert held(during, call, "image") == held(before, mark_by(before, "ftrace"), "image")
     assert during["detours"]
-    assert held(after, mark_by(after, "ftrace"), "memory") == facts.nop
+    assert held(after, mark_by(after, "ftrace"), "memory") == info.nop
 
 
 def test_addresses_are_those_of_the_guest_and_of_its_file(machine: Machine) -> None:
@@ -174,11 +174,11 @@ def test_two_users_of_one_site_share_the_kernels_own_trampoline(machine: Machine
 
 
 def test_a_native_breakpoint_in_a_function_is_named_and_its_slot_shown(
-    machine: Machine, facts: Facts
+    machine: Machine, info: Facts
 ) -> None:
     # Where there is such a thing.
     machine.run("echo 0 >/proc/sys/debug/kprobes-optimization")
-    offset = offset_of(machine, facts.plain)
+    offset = offset_of(machine, info.plain)
     before = look(machine, f"vfs_read+{offset}")
     machine.run(EVENTS.format(f"p:mid vfs_read+{offset}"))
     seen = look(machine, f"vfs_read+{offset}")
@@ -187,17 +187,17 @@ def test_a_native_breakpoint_in_a_function_is_named_and_its_slot_shown(
 
     assert [mark["author"] for mark in before["marks"]] == []
     mark = mark_by(seen, "kprobe")
-    assert f"breakpoint; event mid; before: {facts.first}" in mark["says"]
-    assert held(seen, mark, "memory") == facts.breakpoint
+    assert f"breakpoint; event mid; before: {info.first}" in mark["says"]
+    assert held(seen, mark, "memory") == info.breakpoint
     assert seen["probe"]["verdict"] == "refuse"
     assert "the guest's own kprobe is there at vfs_read+" in seen["probe"]["why"]
     (slot,) = seen["detours"]
-    assert slot["text"][0]["bytes"] == facts.plain
+    assert slot["text"][0]["bytes"] == info.plain
 
 
 @AMD64
 def test_a_native_optimised_kprobe_is_named_and_its_detour_shown(machine: Machine) -> None:
-    offset = offset_of(machine, FACTS["amd64"].plain)
+    offset = offset_of(machine, INFO["amd64"].plain)
     machine.run(f"{EVENTS.format(f'p:mid vfs_read+{offset}')}; sleep 1")
     listed = machine.run("cat /sys/kernel/debug/kprobes/list").output
     seen = look(machine, f"vfs_read+{offset}")
@@ -224,7 +224,7 @@ def start(seen: dict[str, Any]) -> int:
     return int(seen["site"], 16) - int(seen["name"].partition("+")[2] or "0", 16)
 
 
-def test_our_probe_of_another_session_is_named_beside_it(machine: Machine, facts: Facts) -> None:
+def test_our_probe_of_another_session_is_named_beside_it(machine: Machine, info: Facts) -> None:
     definition = "p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring flags=+0($arg3):x64"
     with kprobes.attach(str(machine.stub_address)) as session:
         session.probe(definition)
@@ -250,30 +250,30 @@ def test_our_probe_of_another_session_is_named_beside_it(machine: Machine, facts
         "fault-safe reader of the guest",
     ):
         assert words in said
-    assert ("this CPU's reservation word" in said) is facts.has_segment
+    assert ("this CPU's reservation word" in said) is info.has_segment
     assert 'path="/proc/version"' in str(trace)
-    assert held(after, mark_by(after, "ftrace"), "memory") == facts.nop
+    assert held(after, mark_by(after, "ftrace"), "memory") == info.nop
 
 
 @pytest.mark.parametrize("strategy", ["jump", "breakpoint"])
 def test_our_probe_on_any_instruction_is_named_and_followed(
-    machine: Machine, facts: Facts, strategy: str
+    machine: Machine, info: Facts, strategy: str
 ) -> None:
-    site = f"vfs_read+{offset_of(machine, facts.plain)}"
-    arm = ("--arm", f"p:mid {site} count={facts.register}", "--strategy", strategy)
+    site = f"vfs_read+{offset_of(machine, info.plain)}"
+    arm = ("--arm", f"p:mid {site} count={info.register}", "--strategy", strategy)
 
     seen = look(machine, site, *arm)
     after = look(machine, site)
 
     mark = mark_by(seen, "probe")
     assert mark["says"].startswith(f"our probe mid, a {strategy}, of process")
-    shown = {"jump": facts.jump, "breakpoint": "int3"}[strategy]
+    shown = {"jump": info.jump, "breakpoint": "int3"}[strategy]
     assert shown_at(seen, mark).startswith(shown)
     assert "mid: count, x64, at 0x28" in notes(seen, "code of our probe mid")
     back = [
         row.get("name", "")
         for row in seen["detours"][0]["text"]
-        if row["text"].startswith(facts.jump)
+        if row["text"].startswith(info.jump)
     ]
     assert any(name.startswith("vfs_read+") for name in back)
     assert [m["author"] for m in after["marks"]] == []
@@ -281,21 +281,21 @@ def test_our_probe_on_any_instruction_is_named_and_followed(
 
 
 def test_ours_and_the_guests_own_on_one_function_are_both_named(
-    machine: Machine, facts: Facts
+    machine: Machine, info: Facts
 ) -> None:
     machine.run(EVENTS.format("p:own vfs_read"))
     with kprobes.attach(str(machine.stub_address)) as session:
         session.probe(
-            f"p:ours vfs_read count=$arg3:u64 kept={facts.kept}\np:more vfs_read file=$arg1"
+            f"p:ours vfs_read count=$arg3:u64 kept={info.kept}\np:more vfs_read file=$arg1"
         )
         with session.record():
             seen = look(machine, "vfs_read")
     machine.run(OVER)
 
     assert mark_by(seen, "probe")["probe"] in ("ours", "more")
-    author, says, way = facts.own
-    assert says in mark_by(seen, author)["says"]
-    assert {detour["title"].split()[0] for detour in seen["detours"]} == {"code", way}
+    source, says, return_method = info.own
+    assert says in mark_by(seen, source)["says"]
+    assert {detour["title"].split()[0] for detour in seen["detours"]} == {"code", return_method}
     said = notes(seen, "code of our probe")
     # One instruction may store both.
     stored = [part.removeprefix("ours: ") for each in said for part in each.split("; ")]
@@ -313,7 +313,7 @@ def test_all_that_differs_from_the_file_in_many_functions_is_explained(machine: 
 
 
 def test_ways_out_in_a_guest_and_in_its_file_are_marked_and_proven(
-    machine: Machine, facts: Facts
+    machine: Machine, info: Facts
 ) -> None:
     live = look(machine, "vfs_getattr", "--exits")
     in_file = xray("vfs_getattr", "--exits", "--image", str(machine.kernel))
@@ -321,7 +321,7 @@ def test_ways_out_in_a_guest_and_in_its_file_are_marked_and_proven(
     for seen in (live, in_file):
         found = seen["exits"]
         kinds = {each["kind"] for each in found["exits"]}
-        assert (found["class"], kinds) == facts.exits
+        assert (found["class"], kinds) == info.exits
         assert (found["reason"], found["at"]) == (None, None)
         marked = {row["address"] for row in seen["text"] if "exit: " in row.get("note", "")}
         assert marked == {each["address"] for each in found["exits"]}
@@ -347,19 +347,17 @@ def _exits(seen: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
-def test_a_kernels_file_needs_no_guest(suite: str, arch: str, facts: Facts) -> None:
+def test_a_kernels_file_needs_no_guest(suite: str, arch: str, info: Facts) -> None:
     seen = xray("vfs_read", "--function", "--image", str(kernel_image(suite=suite, arch=arch)))
 
-    assert facts.compiled in mark_by(seen, "ftrace")["says"]
+    assert info.compiled in mark_by(seen, "ftrace")["says"]
     assert seen["slide"] is None
     assert {row["side"] for row in seen["text"]} == {None}
     says = [mark["says"] for mark in seen["marks"]]
-    assert any(each.startswith("return: boot may") for each in says) is facts.rewrites_returns
+    assert any(each.startswith("return: boot may") for each in says) is info.rewrites_returns
 
 
-def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(
-    machine: Machine, facts: Facts
-) -> None:
+def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(machine: Machine, info: Facts) -> None:
     command = [KPROBE, "xray", "schedule", "--image", str(machine.kernel)]
 
     plain = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
@@ -367,4 +365,4 @@ def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(
 
     assert b"\x1b" not in plain
     assert b"\x1b[1mschedule\x1b[0m" in bright
-    assert facts.in_file.encode() in plain
+    assert info.in_file.encode() in plain

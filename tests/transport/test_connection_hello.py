@@ -5,7 +5,7 @@ import pytest
 
 from kprobes.errors import UnreachableError
 from kprobes.formats import rsp
-from kprobes.transport.connection import say_hello
+from kprobes.transport.connection import handshake
 from kprobes.transport.stub import Stub
 from tests.build.stub import FakeStub, listening, packet, serving
 
@@ -63,7 +63,7 @@ def test_what_a_dead_client_left_in_the_stub_does_not_swallow_the_first_words(ha
     with ours, theirs:
         theirs.sendall(b"+")
 
-        say_hello(ours, "here", timeout_s=1)
+        handshake(ours, "here", timeout_s=1)
 
         stream = half + theirs.recv(1000)
     # As QEMU reads it: a sum that is no number is part of the packet.

@@ -17,7 +17,7 @@ from kprobes.transport.debian import (
     modules_of,
     parse_package,
 )
-from kprobes.transport.qemu_command import BOARDS
+from kprobes.transport.qemu_command import MACHINE_TYPES
 from tests.build.elf import vmlinux
 from tests.build.fake_apt import FakeApt
 
@@ -314,6 +314,6 @@ def test_a_static_program_is_one_of_its_own_machine(
     program = tmp_path / "busybox"
     program.write_bytes(vmlinux([(0x400000, b"code")], machine=machine))
 
-    found = {other for other in BOARDS if is_static(program, arch=other)}
+    found = {other for other in MACHINE_TYPES if is_static(program, arch=other)}
 
     assert found == {arch}

@@ -34,9 +34,9 @@ class Guest:
             text.encode().hex().encode()
         )
 
-    def open(self, ways: Sequence[str] = ("shared", "process", "stub")) -> str:
+    def open(self, backends: Sequence[str] = ("shared", "process", "stub")) -> str:
         with listening(self.fake) as path, Stub.open(path) as stub:
-            ram = open_ram(stub, ways=ways)
+            ram = open_ram(stub, backends=backends)
             assert ram.runs == ((0, 0x3000), (0x4000, 0x2000))
             assert ram.read(0x4FF0, 0x20) == bytes(self.fake.physical[0x4FF0:0x5010])
             ram.write(0x4008, b"new")
@@ -44,7 +44,7 @@ class Guest:
             through_stub = bytes(self.fake.physical[0x4008:0x400B]) == b"new"
             assert through_block != through_stub
             ram.close()
-            return ram.way
+            return ram.backend
 
 
 @contextmanager
@@ -86,9 +86,9 @@ def test_private_memory_is_read_from_the_process(private: Guest) -> None:
     assert private.open() == "process"
 
 
-@pytest.mark.parametrize("way", ["shared", "process", "stub"])
-def test_a_way_can_be_asked_for(shared: Guest, way: str) -> None:
-    assert shared.open((way,)) == way
+@pytest.mark.parametrize("backend", ["shared", "process", "stub"])
+def test_a_way_can_be_asked_for(shared: Guest, backend: str) -> None:
+    assert shared.open((backend,)) == backend
 
 
 def test_another_process_than_the_guests_is_not_believed(shared: Guest) -> None:

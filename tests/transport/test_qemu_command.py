@@ -3,7 +3,13 @@ from pathlib import Path
 import pytest
 
 from kprobes.errors import UsageError
-from kprobes.transport.qemu_command import BOARDS, Accel, MachineOptions, Places, command_line
+from kprobes.transport.qemu_command import (
+    MACHINE_TYPES,
+    Accel,
+    MachineOptions,
+    Places,
+    command_line,
+)
 from kprobes.units import GIB, MIB
 
 PLACES = Places(directory=Path("/run/a,b"), ram_directory=Path("/dev/shm/x"))
@@ -49,12 +55,12 @@ def test_only_a_translated_guest_lacks_cmpxchg16b() -> None:
 
 
 def test_ram_that_fits_below_the_hole_is_in_one_piece_beside_the_vga() -> None:
-    assert BOARDS["amd64"].ram(512) == ((0, 0xA0000, 0), (0x100000, 511 * MIB, 0x100000))
+    assert MACHINE_TYPES["amd64"].ram(512) == ((0, 0xA0000, 0), (0x100000, 511 * MIB, 0x100000))
 
 
 @pytest.mark.parametrize(("mib", "low"), [(3583, 3583), (3584, 3072), (8192, 3072)])
 def test_ram_from_3584_mib_on_goes_on_at_4_gib(mib: int, low: int) -> None:
-    runs = BOARDS["amd64"].ram(mib)
+    runs = MACHINE_TYPES["amd64"].ram(mib)
 
     assert runs[1].start + runs[1].size == low * MIB
     assert [(run.start, run.size, run.offset) for run in runs[2:]] == (
@@ -76,7 +82,7 @@ def test_an_arm64_guest_has_its_own_machine_and_ports() -> None:
 
 @pytest.mark.parametrize("mib", [64, 512, 8192])
 def test_an_arm64_guests_ram_is_in_one_piece_from_1_gib_on(mib: int) -> None:
-    assert BOARDS["arm64"].ram(mib) == ((GIB, mib * MIB, 0),)
+    assert MACHINE_TYPES["arm64"].ram(mib) == ((GIB, mib * MIB, 0),)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_an_arm64_guests_ram_is_in_one_piece_from_1_gib_on(mib: int) -> None:
     ],
 )
 def test_a_boot_image_is_known_by_its_first_bytes(arch: str, head: bytes, boots: bool) -> None:
-    board = BOARDS[arch]
+    board = MACHINE_TYPES[arch]
 
     assert board.boots(head[: board.head_size]) == boots
 

@@ -5,7 +5,7 @@ import pytest
 
 from kprobes.errors import UnreachableError, UsageError
 from kprobes.transport import qemu_command
-from kprobes.transport.qemu_command import BOARDS, Accel
+from kprobes.transport.qemu_command import MACHINE_TYPES, Accel
 
 choose = partial(qemu_command.choose, native="x86_64", machine="x86_64", signs=())
 
@@ -54,9 +54,9 @@ def test_kvm_runs_guests_of_this_machines_own_kind_only(device: Path, tmp_path: 
         foreign("kvm", signs=(tmp_path,))
 
 
-@pytest.mark.parametrize("arch", BOARDS)
+@pytest.mark.parametrize("arch", MACHINE_TYPES)
 def test_every_board_says_how_to_know_its_kvm(arch: str, tmp_path: Path) -> None:
-    board = BOARDS[arch]
+    board = MACHINE_TYPES[arch]
     absent = tmp_path / "absent"
 
     assert board.kvm

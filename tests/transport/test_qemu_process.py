@@ -12,17 +12,17 @@ import pytest
 
 from kprobes.errors import UnreachableError
 from kprobes.transport.qemu_command import Places
-from kprobes.transport.qemu_process import Keeper, make_places
+from kprobes.transport.qemu_process import QemuSupervisor, make_places
 from tests.build.waiting import becomes_true
 
 SLEEP = ["sleep", "100"]
 PARENT = """
 import sys, time
 from pathlib import Path
-from kprobes.transport.qemu_process import Keeper
+from kprobes.transport.qemu_process import QemuSupervisor
 from kprobes.transport.qemu_command import Places
 places = Places(directory=Path(sys.argv[1]), ram_directory=Path(sys.argv[2]))
-keeper = Keeper(["sleep", "100"], places)
+keeper = QemuSupervisor(["sleep", "100"], places)
 print(keeper.pid, flush=True)
 time.sleep(100)
 """
@@ -53,38 +53,38 @@ def test_qemu_stands_where_nobody_can_leave_it_a_firmware(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with Keeper(SLEEP, places) as keeper:
-        assert Path(f"/proc/{keeper.pid}/cwd").readlink() == Path("/")
+    with QemuSupervisor(SLEEP, places) as supervisor:
+        assert Path(f"/proc/{supervisor.pid}/cwd").readlink() == Path("/")
 
 
 def test_close_ends_the_process_and_its_directories(places: Places) -> None:
-    keeper = Keeper(SLEEP, places)
-    assert keeper.is_alive
-    assert is_running(keeper.pid)
+    supervisor = QemuSupervisor(SLEEP, places)
+    assert supervisor.is_alive
+    assert is_running(supervisor.pid)
 
-    keeper.close()
+    supervisor.close()
 
-    assert not is_running(keeper.pid)
-    assert not keeper.is_alive
+    assert not is_running(supervisor.pid)
+    assert not supervisor.is_alive
     assert is_gone(places)
-    keeper.close()
+    supervisor.close()
 
 
 def test_a_process_that_is_killed_is_seen_and_its_directories_stay_to_be_read(
     places: Places,
 ) -> None:
-    with Keeper(SLEEP, places) as keeper:
-        os.kill(keeper.pid, signal.SIGKILL)
+    with QemuSupervisor(SLEEP, places) as supervisor:
+        os.kill(supervisor.pid, signal.SIGKILL)
 
-        assert becomes_true(lambda: not keeper.is_alive)
+        assert becomes_true(lambda: not supervisor.is_alive)
         assert places.ram.exists()
 
     assert is_gone(places)
 
 
 def test_what_the_process_says_is_kept(places: Places) -> None:
-    with Keeper(["sh", "-c", "echo out; echo error >&2"], places) as keeper:
-        assert becomes_true(lambda: not keeper.is_alive)
+    with QemuSupervisor(["sh", "-c", "echo out; echo error >&2"], places) as supervisor:
+        assert becomes_true(lambda: not supervisor.is_alive)
 
         assert places.qemu_log.read_text() == "out\nerror\n"
 
@@ -104,44 +104,44 @@ def test_nothing_is_left_when_our_python_is_killed(places: Places) -> None:
 
 
 def test_the_directories_go_also_when_the_keeper_itself_is_killed(places: Places) -> None:
-    with Keeper(SLEEP, places) as keeper:
-        parent = Path(f"/proc/{keeper.pid}/stat").read_text().rpartition(")")[2].split()[1]
+    with QemuSupervisor(SLEEP, places) as supervisor:
+        parent = Path(f"/proc/{supervisor.pid}/stat").read_text().rpartition(")")[2].split()[1]
         os.kill(int(parent), signal.SIGKILL)
 
-        assert becomes_true(lambda: not keeper.is_alive)
+        assert becomes_true(lambda: not supervisor.is_alive)
 
-    assert becomes_true(lambda: not is_running(keeper.pid))
+    assert becomes_true(lambda: not is_running(supervisor.pid))
     assert is_gone(places)
 
 
 def test_the_end_of_the_thread_that_started_it_changes_nothing(places: Places) -> None:
-    kept: list[Keeper] = []
-    thread = threading.Thread(target=lambda: kept.append(Keeper(SLEEP, places)))
+    kept: list[QemuSupervisor] = []
+    thread = threading.Thread(target=lambda: kept.append(QemuSupervisor(SLEEP, places)))
     thread.start()
     thread.join()
     time.sleep(0.1)
 
-    with kept[0] as keeper:
-        assert keeper.is_alive
+    with kept[0] as supervisor:
+        assert supervisor.is_alive
 
 
 def test_a_fork_that_ends_takes_nothing_along(places: Places) -> None:
-    with Keeper(SLEEP, places) as keeper:
+    with QemuSupervisor(SLEEP, places) as supervisor:
         child = os.fork()
         if child == 0:
-            keeper.close()
+            supervisor.close()
             os._exit(0)
         os.waitpid(child, 0)
 
-        assert keeper.is_alive
+        assert supervisor.is_alive
         assert places.ram.exists()
 
 
 def test_a_forgotten_guest_is_closed(places: Places) -> None:
-    keeper = Keeper(SLEEP, places)
-    pid = keeper.pid
+    supervisor = QemuSupervisor(SLEEP, places)
+    pid = supervisor.pid
 
-    del keeper
+    del supervisor
 
     assert not is_running(pid)
     assert is_gone(places)

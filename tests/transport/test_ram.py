@@ -79,12 +79,12 @@ def stub_only() -> Generator[StubRam]:
         assert stub.is_running
 
 
-WAYS = {"shared": shared, "process": process, "stub": stub_only}
+RAM_BACKENDS = {"shared": shared, "process": process, "stub": stub_only}
 
 
-@pytest.fixture(params=sorted(WAYS))
+@pytest.fixture(params=sorted(RAM_BACKENDS))
 def ram(request: pytest.FixtureRequest) -> Generator[GuestRam]:
-    with WAYS[request.param]() as ram:
+    with RAM_BACKENDS[request.param]() as ram:
         yield ram
 
 

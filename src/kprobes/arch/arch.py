@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kprobes.arch.insn import Listed, Reach, Read, Study, Syntax
+from kprobes.arch.insn import Analysis, Listed, Reach, Read, Syntax
 from kprobes.arch.machine import Machine
 from kprobes.model.abi import Field
 from kprobes.model.kernel import TextPart, TextTables
-from kprobes.model.plan import Displaced, Exits, Ways
+from kprobes.model.plan import Displaced, Exits, PatchOptions
 from kprobes.model.upcall import Detour, Questions
 from kprobes.units import Addr
 
@@ -44,7 +44,7 @@ class MakeEntry(Protocol):
             place: where it will be.
             body: what it calls.
             flags: what of them the body may have changed.
-            reads: of CallFacts.saved what the body reads; None for any.
+            reads: of CallAbi.saved what the body reads; None for any.
         """
         ...
 
@@ -55,7 +55,7 @@ class MakeDetour(Protocol):
     def __call__(
         self, place: Addr, body: Addr, displaced: Displaced, /, *, flags: Restored = Restored.ALL
     ) -> bytes:
-        """See ``PatchFacts.detour``."""
+        """See ``PatchOps.detour``."""
         ...
 
 
@@ -63,7 +63,7 @@ class MakeTrampoline(Protocol):
     """Where a function returns to."""
 
     def __call__(self, place: Addr, body: Addr, /, *, flags: Restored = Restored.ALL) -> bytes:
-        """See ``ReturnFacts.trampoline``."""
+        """See ``ReturnOps.trampoline``."""
         ...
 
 
@@ -80,7 +80,7 @@ class MakeBranchDetour(Protocol):
         *,
         flags: Restored = Restored.ALL,
     ) -> bytes:
-        """See ``ReturnFacts.branch_detour``."""
+        """See ``ReturnOps.branch_detour``."""
         ...
 
 
@@ -119,7 +119,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFacts:
+class CallAbi:
     """How a probe's code is called, and where it finds the registers of the probed code.
 
     Attributes:
@@ -155,7 +155,7 @@ class CallFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeFacts:
+class CodeInfo:
     """How machine code for probes is made.
 
     Attributes:
@@ -183,7 +183,7 @@ class CodeFacts:
     cpu: str
     features: str
     model: str
-    call: CallFacts
+    call: CallAbi
     relocations: Mapping[int, Field]
     counter: str
     current: str | None
@@ -199,7 +199,7 @@ class CodeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteFacts:
+class FtraceInfo:
     """How a function's ftrace site looks and is patched.
 
     Attributes:
@@ -245,19 +245,19 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListingFacts:
+class DisasmOps:
     """How code is shown and explained.
 
     Attributes:
         lines: (bytes, address, syntax) to its instructions.
-        study: a function's name, parts and what is known of the text, to its understanding.
+        analyse: a function's name, parts and what is known of the text, to its understanding.
         follow: (memory, entry, addresses) to all code there that the entry leads to.
         reaches: (entry, code, addresses) to the instructions of it that touch such memory.
         jump_target: (place, bytes) to where a jump of a probe's size leads, or None.
     """
 
     lines: Callable[[bytes, int, Syntax], tuple[Listed, ...]]
-    study: Callable[[str, Sequence[TextPart], TextTables], Study]
+    analyse: Callable[[str, Sequence[TextPart], TextTables], Analysis]
     follow: Callable[[Read, int, range], tuple[tuple[Addr, bytes], ...]]
     reaches: Callable[[int, tuple[tuple[Addr, bytes], ...], range], Mapping[Addr, Reach]]
     jump_target: Callable[[Addr, bytes], Addr | None]
@@ -279,7 +279,7 @@ class TrapFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatchFacts:
+class PatchOps:
     """How instructions that are no ftrace site are probed.
 
     Attributes:
@@ -295,7 +295,7 @@ class PatchFacts:
         landing: what code begins with that is reached through a pointer.
     """
 
-    examine: Callable[[str, Sequence[TextPart], TextTables], Callable[[Addr], Ways]]
+    examine: Callable[[str, Sequence[TextPart], TextTables], Callable[[Addr], PatchOptions]]
     exits: Callable[[str, Sequence[TextPart], TextTables], Exits]
     first: Callable[[bytes], int]
     jump: Callable[[Addr, Addr], bytes]
@@ -307,7 +307,7 @@ class PatchFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnFacts:
+class ReturnOps:
     """How functions return, and how that is taken over.
 
     Attributes:
@@ -339,7 +339,7 @@ class ReturnFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpcallFacts:
+class UpcallOps:
     """How a hit waits for Python.
 
     Attributes:
@@ -401,13 +401,13 @@ class Arch:
     show: Callable[[Mapping[str, int], str], str]
     constants: Mapping[str, int]
     reach: int
-    code: CodeFacts
-    code_for: Callable[[Sequence[Mapping[str, int]]], CodeFacts]
+    code: CodeInfo
+    code_for: Callable[[Sequence[Mapping[str, int]]], CodeInfo]
     code_registers: tuple[str, ...]
-    site: SiteFacts
-    listing: ListingFacts
-    upcall: UpcallFacts
-    patch: PatchFacts
-    returns: ReturnFacts
+    site: FtraceInfo
+    listing: DisasmOps
+    upcall: UpcallOps
+    patch: PatchOps
+    returns: ReturnOps
     machine: Machine
     thread_size: int

@@ -77,7 +77,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opinion:
+class InsnVerdict:
     """Whether an instruction may carry a probe.
 
     Attributes:
@@ -95,16 +95,16 @@ class Opinion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class Analysis:
     """A whole function, understood.
 
     Attributes:
         sizes: bytes of each of its instructions, by address.
-        judge: an address to whether it may carry a probe.
+        insn_verdict: an address to whether it may carry a probe.
     """
 
     sizes: Mapping[int, int]
-    judge: Callable[[int], Opinion]
+    insn_verdict: Callable[[int], InsnVerdict]
 
     def start_of(self, addr: int) -> Addr | None:
         """Return where the instruction begins that an address lies in, or None."""

@@ -33,24 +33,24 @@ class Looked(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class ReturnPath:
     """The kernel's own code that a borrowed task returns through when its call is done.
 
     Attributes:
-        landing: where it can be stopped; nobody else comes there.
+        trap: where it can be stopped; nobody else comes there.
         then: what follows, one after the other; the last gives the task its registers back.
         register: by its stub's name, that leads from the landing to what follows, or "".
         size: bytes that the last takes off the stack, or 0 when it sets the stack pointer.
     """
 
-    landing: Addr
+    trap: Addr
     then: tuple[Addr, ...]
     register: str = ""
     size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entered:
+class CallSetup:
     """How a function begins that returns to a landing.
 
     Attributes:
@@ -63,7 +63,7 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Called:
+class FunctionCall:
     """A function of the guest and its numbers."""
 
     function: Addr
@@ -71,7 +71,7 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CodeRequest:
     """Executable memory that is to be allocated.
 
     Attributes:
@@ -86,7 +86,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BorrowFacts:
+class InjectOps:
     """How tasks are borrowed, and memory for code is allocated.
 
     A frame is an address on a borrowed task's stack, below all that it uses.
@@ -98,14 +98,14 @@ class BorrowFacts:
         switch: function that all system calls go through, entered with no lock held.
         system_call: what the names of their functions begin with.
         idle: functions that a CPU sleeps in.
-        may_leave_idle: (registers) to whether it can be sent elsewhere from there.
-        way: how a task comes back; raises TargetError where there is none.
-        keep: (way, a task's registers) to its frame, and what is written there.
-        enter: (way, frame, function with its numbers) to how that begins.
-        leave: (way, frame, function with its numbers) to the same without a landing.
-        home: (registers at a landing) to the frame of the call that came back.
-        send_on: (memory, registers at a landing) to those behind it.
-        kick: what gives the CPU that calls it a timer interrupt at once, or None.
+        can_leave_idle: (registers) to whether it can be sent elsewhere from there.
+        return_path: how a task comes back; raises TargetError where there is none.
+        save_frame: (way, a task's registers) to its frame, and what is written there.
+        set_up_call: (way, frame, function with its numbers) to how that begins.
+        set_up_jump: (way, frame, function with its numbers) to the same without a landing.
+        returned_frame: (registers at a landing) to the frame of the call that came back.
+        skip_trap: (memory, registers at a landing) to those behind it.
+        raise_timer: what gives the CPU that calls it a timer interrupt at once, or None.
         code: what allocates memory within reach of the kernel's text.
         module_code: what allocates memory within reach of its modules, or None where the other is.
         page_size: (memory) to bytes of the smallest page that can be mapped.
@@ -118,27 +118,27 @@ class BorrowFacts:
     switch: str
     system_call: str
     idle: tuple[str, ...]
-    may_leave_idle: Callable[[Mapping[str, int]], bool]
-    way: Callable[[Looked, Kernel], Way]
-    keep: Callable[[Way, Mapping[str, int]], tuple[int, bytes]]
-    enter: Callable[[Way, int, Called], Entered]
-    leave: Callable[[Way, int, Called], Entered]
-    home: Callable[[Mapping[str, int]], int]
-    send_on: Callable[[Read, Mapping[str, int]], Mapping[str, int]]
-    kick: Callable[[Looked, Kernel], Called | None]
-    code: Callable[[Looked, Kernel, Wanted], Called]
-    module_code: Callable[[Kernel, int], Called | None] | None
+    can_leave_idle: Callable[[Mapping[str, int]], bool]
+    return_path: Callable[[Looked, Kernel], ReturnPath]
+    save_frame: Callable[[ReturnPath, Mapping[str, int]], tuple[int, bytes]]
+    set_up_call: Callable[[ReturnPath, int, FunctionCall], CallSetup]
+    set_up_jump: Callable[[ReturnPath, int, FunctionCall], CallSetup]
+    returned_frame: Callable[[Mapping[str, int]], int]
+    skip_trap: Callable[[Read, Mapping[str, int]], Mapping[str, int]]
+    raise_timer: Callable[[Looked, Kernel], FunctionCall | None]
+    code: Callable[[Looked, Kernel, CodeRequest], FunctionCall]
+    module_code: Callable[[Kernel, int], FunctionCall | None] | None
     page_size: Callable[[Looked], int]
     free_code: tuple[str, ...]
 
 
-def alloc_like_module(kernel: Kernel, size: int) -> Called | None:
+def alloc_like_module(kernel: Kernel, size: int) -> FunctionCall | None:
     """Return what allocates so many bytes where a module would be, None without modules."""
     execmem = address_of(kernel, "execmem_alloc")
     if execmem is not None:
-        return Called(function=execmem, args=(_EXECMEM_MODULE_TEXT, size))
+        return FunctionCall(function=execmem, args=(_EXECMEM_MODULE_TEXT, size))
     function = address_of(kernel, "module_alloc")
-    return None if function is None else Called(function=function, args=(size,))
+    return None if function is None else FunctionCall(function=function, args=(size,))
 
 
 def address_of(kernel: Kernel, *names: str) -> Addr | None:
@@ -148,7 +148,7 @@ def address_of(kernel: Kernel, *names: str) -> Addr | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PagingFacts:
+class PagingInfo:
     """How a vCPU's registers lead to the kernel's memory.
 
     Attributes:
@@ -186,7 +186,7 @@ class PagingFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextFacts:
+class TextOps:
     """Names in a kernel's text that mean something to whoever reads its code.
 
     Attributes:
@@ -220,7 +220,7 @@ class TextFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFacts:
+class TaskInfo:
     """Where tasks are: what runs, what was interrupted, and what sleeps.
 
     Attributes:
@@ -259,7 +259,7 @@ class Machine:
         elf: ELF's number for it.
         paging: how its memory is found.
         text: names in its kernels' text.
-        borrowing: how its tasks are borrowed.
+        inject_ops: how its tasks are borrowed.
         task: where tasks are.
         counters: kernel functions that return what probes record as the time, where one line
             scales it for all CPUs; none where each has a line of its own.
@@ -270,9 +270,9 @@ class Machine:
     name: str
     gdb: str
     elf: int
-    paging: PagingFacts
-    text: TextFacts
-    borrowing: BorrowFacts
-    task: TaskFacts
+    paging: PagingInfo
+    text: TextOps
+    inject_ops: InjectOps
+    task: TaskInfo
     counters: tuple[str, ...]
     rate: tuple[str, str]

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         raise UsageError("nothing to check: no definition was given")
     show = as_json if args.format == "json" else as_text
     write_text(out, show(found, has_format=args.event_format))
-    return 0 if all(verdict.is_accepted for _, verdict in found) else _PROBLEMS
+    return 0 if all(result.is_accepted for _, result in found) else _PROBLEMS
 
 
 @contextmanager
@@ -93,12 +93,12 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
     from kprobes.cli.terminal import Progress, Stop
     from kprobes.guest.obstacles import check_possible
     from kprobes.inspect.check import Terms, checker_of_guest, checker_of_image
-    from kprobes.model.definition import Extras
+    from kprobes.model.definition import SyntheticFields
 
     terms = Terms(
         strategy=options.strategy(args),
-        way=options.way(args),
-        extras=Extras(duration=args.duration, exit=args.exits),
+        return_method=options.return_method(args),
+        synthetic_fields=SyntheticFields(duration=args.duration, exit=args.exits),
     )
     if args.image is not None:
         yield checker_of_image(args.image, terms)

@@ -70,10 +70,10 @@ def add_place(error: DefinitionError, words: Sequence[str]) -> None:
 
 def _registers(arch: str | None) -> tuple[str, ...]:
     from kprobes.arch.registry import ARCHES
-    from kprobes.transport.qemu_command import BOARDS
+    from kprobes.transport.qemu_command import MACHINE_TYPES
 
     if arch is not None:
-        return ARCHES[BOARDS[arch].native].registers
+        return ARCHES[MACHINE_TYPES[arch].native].registers
     return tuple(name for each in ARCHES.values() for name in each.registers)
 
 

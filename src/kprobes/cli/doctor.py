@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.cli.terminal import Stop
     from kprobes.host.obstacles import check_host
     from kprobes.inspect.doctor import check_machine, check_target
-    from kprobes.model.finding import Verdict
+    from kprobes.model.finding import Severity
 
     found = [*check_host(is_wanted=args.target == HOST)]
     found += [] if args.target == HOST else check_machine()
@@ -48,12 +48,12 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
             found += check_target(args.target)
             stop.check()
     write_text(out, (findings_as_json if args.format == "json" else findings_as_text)(found))
-    return _PROBLEMS if any(each.verdict is Verdict.MISSING for each in found) else 0
+    return _PROBLEMS if any(each.verdict is Severity.MISSING for each in found) else 0
 
 
 def findings_as_text(findings: "Sequence[Finding]") -> str:
     """Return a line per finding, advice below it, and a last line that sums up."""
-    from kprobes.model.finding import Verdict
+    from kprobes.model.finding import Severity
 
     rows = [(_MARKS[f.verdict], f.subject, f.found) for f in findings]
     lines = aligned(rows).splitlines()
@@ -62,7 +62,7 @@ def findings_as_text(findings: "Sequence[Finding]") -> str:
         f"{line}\n" + (f"{'':{column}}-> {finding.advice}\n" if finding.advice else "")
         for line, finding in zip(lines, findings, strict=True)
     )
-    missing = sum(finding.verdict is Verdict.MISSING for finding in findings)
+    missing = sum(finding.verdict is Severity.MISSING for finding in findings)
     return text + (
         f"{counted(missing, 'problem')}\n" if missing else "all that is needed is here\n"
     )

@@ -93,8 +93,8 @@ def _probeable(args: argparse.Namespace) -> "list[Function]":
 
     with _guest(args) as guest:
         _say_why_not(guest)
-        memory, kernel, facts = guest.memory, guest.kernel, guest.arch.site
-        return probeable(memory, kernel, facts, pattern=args.pattern, is_typed=is_typed)
+        memory, kernel, info = guest.memory, guest.kernel, guest.arch.site
+        return probeable(memory, kernel, info, pattern=args.pattern, is_typed=is_typed)
 
 
 def _say_why_not(guest: "Guest") -> None:
@@ -115,8 +115,8 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
     from kprobes.guest.text import classified
 
     with _text(args) as text:
-        facts = arch(text.kernel.arch).patch
-        found = list(classified(text, facts, pattern=args.pattern or "*"))
+        info = arch(text.kernel.arch).patch
+        found = list(classified(text, info, pattern=args.pattern or "*"))
     if args.format == "json":
         write_text(out, exits_as_json(found))
     else:

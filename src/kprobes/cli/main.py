@@ -81,7 +81,7 @@ def _warn() -> None:
         from kprobes.guest.recovery import has_ended
 
         if not has_ended(entry):
-            left = _MEMORY_LEFT if entry.has_only_lent else _GUEST_LEFT
+            left = _MEMORY_LEFT if entry.has_only_memory else _GUEST_LEFT
             say(f"kprobe: process {entry.pid}, which used {entry.target}, {left}")
 
 

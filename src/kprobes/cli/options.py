@@ -17,7 +17,7 @@ from kprobes.cli.terminal import say
 from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
-    from kprobes.model.plan import ReturnWay, Strategy
+    from kprobes.model.plan import ReturnMethod, Strategy
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -86,10 +86,10 @@ def memory_mib(text: str) -> int:
 
 def arch(text: str) -> str:
     """Return the name of an architecture whose guests we can boot."""
-    from kprobes.transport.qemu_command import BOARDS
+    from kprobes.transport.qemu_command import MACHINE_TYPES
 
-    if text not in BOARDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(BOARDS)}")
+    if text not in MACHINE_TYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(MACHINE_TYPES)}")
     return text
 
 
@@ -138,11 +138,11 @@ def add_returns(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def way(args: argparse.Namespace) -> "ReturnWay | None":
+def return_method(args: argparse.Namespace) -> "ReturnMethod | None":
     """Return the way to probe returns that is forced, or None."""
-    from kprobes.model.plan import ReturnWay
+    from kprobes.model.plan import ReturnMethod
 
-    return None if args.returns == "auto" else ReturnWay(args.returns)
+    return None if args.returns == "auto" else ReturnMethod(args.returns)
 
 
 def strategy(args: argparse.Namespace) -> "Strategy | None":

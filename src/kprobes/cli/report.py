@@ -35,7 +35,11 @@ def journal_as_text(entry: Entry, *, is_brief: bool, is_verbose: bool) -> str:
     kernel = f" ({entry.release})" if entry.release else ""
     count = len(patches(entry))
     armed = f"{counted(count, 'site')} armed" if count else "nothing armed"
-    lent = f"; {entry.ledger.memory // 1024:,} KiB are lent to it" if entry.ledger.memory else ""
+    lent = (
+        f"; {entry.allocations.memory // 1024:,} KiB are lent to it"
+        if entry.allocations.memory
+        else ""
+    )
     line = f"{entry.target}{kernel}: {armed} by {_tracer(entry)}{lent}\n"
     if is_brief:
         return line
@@ -83,7 +87,7 @@ def _tracer(entry: Entry) -> str:
         return f"process {entry.pid}: both have ended; `kprobe restore` removes the journal"
     if entry.is_watched:
         return f"process {entry.pid}, which was killed: its guardian is putting it right"
-    if entry.has_only_lent:
+    if entry.has_only_memory:
         return f"process {entry.pid}, which has ended: `kprobe restore` gives the memory back"
     return (
         f"process {entry.pid}, which was killed: `kprobe restore` puts it right; the guest may "
@@ -111,7 +115,7 @@ def journal_as_json(entry: Entry, *, is_brief: bool, is_verbose: bool) -> str:
         pid=entry.pid,
         is_at_work=not entry.is_abandoned,
         has_ended=has_ended(entry),
-        lent=entry.ledger.memory,
+        lent=entry.allocations.memory,
         sites=[{"address": f"{it.addr:#x}", "event": it.what} for it in patches(entry)],
     )
 

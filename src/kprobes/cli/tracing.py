@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from kprobes.cli.definitions import Script
 from kprobes.cli.files import tell_ready
-from kprobes.cli.options import is_host, strategy, way
+from kprobes.cli.options import is_host, return_method, strategy
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
@@ -29,7 +29,7 @@ from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
 from kprobes.sinks import FORMATS
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from kprobes.transport.agent import Command, Finished
 
 _KILL_S = 5.0
@@ -123,7 +123,7 @@ class Workload:
             self._is_over.set()
 
 
-class Tally:
+class LimitSink:
     """Passes on everything up to a limit and counts it. Implements ``ports.Sink``.
 
     Attributes:
@@ -189,7 +189,7 @@ class Tracer(Protocol):
     definitions: list[Definition]
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TraceSource:
         """What sinks need to know of the kernel."""
         ...
 
@@ -230,7 +230,7 @@ class Until:
     Attributes:
         stop: the user's wish.
         output: ends the trace when nobody reads it any more.
-        tally: ends it when it is full.
+        limit_sink: ends it when it is full.
         workload: ends it, and is started here, or None.
         progress: is done.
         duration_s: counts from here.
@@ -239,7 +239,7 @@ class Until:
 
     stop: Stop
     output: Output
-    tally: Tally
+    limit_sink: LimitSink
     workload: Workload | None
     progress: Progress
     duration_s: float = math.inf
@@ -254,7 +254,7 @@ class Until:
             self._begin()
             self._deadline = time.monotonic() + self.duration_s
         return (
-            self.tally.is_full
+            self.limit_sink.is_full
             or self.output.is_gone
             or (self.workload is not None and self.workload.is_over)
             or time.monotonic() >= self._deadline
@@ -280,7 +280,7 @@ def trace(
         session, guest = undo.enter_context(_opened(args, stop, progress))
         progress("resolving the definitions")
         if guest is not None:
-            guest.driver.strategy, guest.driver.way = strategy(args), way(args)
+            guest.driver.strategy, guest.driver.return_method = strategy(args), return_method(args)
             guest.driver.checkpoint = stop.check
         _define(args, session, texts)
         if guest is not None:
@@ -337,7 +337,7 @@ class _Run:
         self._guest = guest
         self._workload = Workload(session.start, args.command) if args.command else None
         self._output = output
-        self._tally = Tally(self._output, limit=args.max_events)
+        self._limit_sink = LimitSink(self._output, limit=args.max_events)
         self._counts: Counts | None = None
         self._hits: Sequence[Hits] = ()
         self._ending = ""
@@ -348,7 +348,7 @@ class _Run:
         until = Until(
             stop=stop,
             output=self._output,
-            tally=self._tally,
+            limit_sink=self._limit_sink,
             workload=self._workload,
             progress=progress,
             duration_s=self._args.duration or math.inf,
@@ -357,7 +357,7 @@ class _Run:
         progress("arming")
         with ExitStack() as undo:
             undo.callback(self._output.close)
-            self._counts = self._session.stream(self._tally, is_done=until)
+            self._counts = self._session.stream(self._limit_sink, is_done=until)
             self._hits = self._session.hits()
             self._end_workload()
             self._calls = _calls(self._guest)
@@ -374,9 +374,9 @@ class _Run:
         counts = self._counts
         stub = None if self._guest is None else self._guest.driver.guest.stub
         return Summary(
-            written=self._tally.events - self._output.unwritten,
+            written=self._limit_sink.events - self._output.unwritten,
             unwritten=self._output.unwritten if self._output.is_late else 0,
-            faulted=self._tally.faulted,
+            faulted=self._limit_sink.faulted,
             probes=self._hits,
             lost=counts.lost,
             damaged=counts.damaged,

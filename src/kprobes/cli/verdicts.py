@@ -10,9 +10,9 @@ from typing import Any
 from kprobes.cli.terminal import aligned, counted
 from kprobes.errors import DefinitionError
 from kprobes.guest.text import Classified
-from kprobes.inspect.check import Placed, Verdict
+from kprobes.inspect.check import CheckResult, Placed
 from kprobes.lang.listing import show
-from kprobes.model.plan import Exit, Returns, ReturnWay, Site, Strategy
+from kprobes.model.plan import Exit, ReturnMethod, Returns, Site, Strategy
 from kprobes.model.resolved import Field, FieldFetch, Resolved, Storage, can_fault
 from kprobes.resolve.explain import explain, explain_kept, format_text
 from kprobes.sinks.json import dumps
@@ -22,7 +22,9 @@ def as_table(found: Sequence[Classified], *, has_exits: bool) -> str:
     """Return a line per function: name, class, number of exits, reason; or with its exits."""
     if has_exits:
         return "".join(_exits_paragraph(each) for each in found)
-    return aligned((_name(each), str(each.exits.way), _count(each), reason(each)) for each in found)
+    return aligned(
+        (_name(each), str(each.exits.return_method), _count(each), reason(each)) for each in found
+    )
 
 
 def exits_as_json(found: Sequence[Classified]) -> str:
@@ -32,19 +34,19 @@ def exits_as_json(found: Sequence[Classified]) -> str:
 
 def sum_up(found: Sequence[Classified]) -> str:
     """Return how many functions are of which class."""
-    ways = Counter(each.exits.way for each in found)
-    shares = [f"{ways[way]:,} {way} ({ways[way] / len(found):.1%})" for way in ReturnWay]
+    counts = Counter(each.exits.return_method for each in found)
+    shares = [f"{counts[each]:,} {each} ({counts[each] / len(found):.1%})" for each in ReturnMethod]
     return f"{counted(len(found), 'function')}: {', '.join(shares)}"
 
 
 def proof(each: Classified) -> str:
     """Return a function's class, and what it rests on."""
-    way, why = each.exits.way, reason(each)
-    if way is ReturnWay.REFUSED:
-        return f"{way}: {why}"
-    if way is ReturnWay.RETHOOK:
-        return f"{way}, as these may not be all: {why}"
-    return f"{way}, as these are proven to be all"
+    return_method, why = each.exits.return_method, reason(each)
+    if return_method is ReturnMethod.REFUSED:
+        return f"{return_method}: {why}"
+    if return_method is ReturnMethod.RETHOOK:
+        return f"{return_method}, as these may not be all: {why}"
+    return f"{return_method}, as these are proven to be all"
 
 
 def reason(each: Classified) -> str:
@@ -72,7 +74,7 @@ def exits_as_object(each: Classified) -> dict[str, Any]:
     """Return a function's class and exits for JSON."""
     gap = each.exits.why_not
     return {
-        "class": each.exits.way.value,
+        "class": each.exits.return_method.value,
         "reason": each.exits.refusal or (gap.why if gap else None),
         "at": f"{gap.addr:#x}" if gap else None,
         "exits": [_exit(each, e) for e in each.exits.exits],
@@ -125,14 +127,14 @@ def _exit(each: Classified, exit_: Exit) -> dict[str, Any]:
 
 _MAX_PLACES = 10
 
-Found = Sequence[tuple[str, Verdict]]
+Found = Sequence[tuple[str, CheckResult]]
 """Verdicts, each with the file that its statement is from, or ""."""
 
 
 def as_text(found: Found, *, has_format: bool) -> str:
     """Return a paragraph per statement, and a last line that sums up."""
     paragraphs = ["".join(_paragraph(*each, has_format=has_format)) for each in found]
-    refused = sum(not verdict.is_accepted for _, verdict in found)
+    refused = sum(not result.is_accepted for _, result in found)
     number = counted(len(found), "definition")
     sum_ = f"{refused} of {number} refused" if refused else f"{number} accepted"
     return "\n".join([*paragraphs, f"{sum_}\n"])
@@ -143,37 +145,37 @@ def as_json(found: Found, *, has_format: bool) -> str:
     return "".join(f"{dumps(_object(*each, has_format=has_format))}\n" for each in found)
 
 
-def _paragraph(origin: str, verdict: Verdict, *, has_format: bool) -> Iterator[str]:
-    where = f"{origin}:{verdict.line}: " if origin else ""
-    yield f"{where}{verdict.command}\n"
-    match verdict.error:
-        case None if verdict.placed:
-            yield from _accepted(verdict, has_format=has_format)
-        case None if verdict.waits_for:
+def _paragraph(origin: str, result: CheckResult, *, has_format: bool) -> Iterator[str]:
+    where = f"{origin}:{result.line}: " if origin else ""
+    yield f"{where}{result.command}\n"
+    match result.error:
+        case None if result.placed:
+            yield from _accepted(result, has_format=has_format)
+        case None if result.waits_for:
             yield "  accepted\n"
-            yield f"  waits until module {verdict.waits_for} is loaded; armed before its init\n"
+            yield f"  waits until module {result.waits_for} is loaded; armed before its init\n"
         case None:
-            cpus = verdict.cpus
-            yield from (f"  takes away {show(gone, cpus=cpus)}\n" for gone in verdict.deleted)
+            cpus = result.cpus
+            yield from (f"  takes away {show(gone, cpus=cpus)}\n" for gone in result.deleted)
         case DefinitionError(text=text, column=column):
             yield f"{' ' * (len(where) + column)}^\n  refused: {text}\n"
         case error:
             yield f"  refused: {error}\n"
-    if verdict.exits is not None:
-        yield f"  its exits: {proof(verdict.exits)}\n"
-        yield exits_as_text(verdict.exits, indent="    ")
-    if verdict.advice:
-        yield f"  {verdict.advice}\n"
+    if result.exits is not None:
+        yield f"  its exits: {proof(result.exits)}\n"
+        yield exits_as_text(result.exits, indent="    ")
+    if result.advice:
+        yield f"  {result.advice}\n"
 
 
-def _accepted(verdict: Verdict, *, has_format: bool) -> Iterator[str]:
-    placed, first = verdict.placed, verdict.placed[0]
+def _accepted(result: CheckResult, *, has_format: bool) -> Iterator[str]:
+    placed, first = result.placed, result.placed[0]
     probe = first.probe
     if len(placed) > 1:
         yield f"  accepted for {counted(len(placed), 'function')}, as for the first one\n"
     else:
         yield "  accepted\n"
-    yield f"  listed as {show(probe.definition, cpus=verdict.cpus)}\n"
+    yield f"  listed as {show(probe.definition, cpus=result.cpus)}\n"
     yield from (f"  {line}\n" for each in placed[:_MAX_PLACES] for line in _how(each))
     if len(placed) > _MAX_PLACES:
         yield f"  ... and {counted(len(placed) - _MAX_PLACES, 'function')} more\n"
@@ -194,7 +196,7 @@ def _how(placed: Placed) -> Iterator[str]:
     if placed.spelled:
         yield f"spelled {placed.spelled}"
     if placed.returns is not None:
-        yield f"by {placed.returns.way} at the returns of {placed.probe.layout.function}"
+        yield f"by {placed.returns.return_method} at the returns of {placed.probe.layout.function}"
     if placed.site is not None:
         yield f"{_at_entry(placed.returns)}{_site(placed, placed.site)}"
 
@@ -202,7 +204,7 @@ def _how(placed: Placed) -> Iterator[str]:
 def _at_entry(returns: Returns | None) -> str:
     if returns is None:
         return ""
-    does = ["takes the return over"] if returns.way is ReturnWay.RETHOOK else []
+    does = ["takes the return over"] if returns.return_method is ReturnMethod.RETHOOK else []
     kept = explain_kept(returns)
     does += [f"keeps {', '.join(kept)}"] if kept else []
     return f"at its entry {' and '.join(does)}: "
@@ -252,38 +254,38 @@ def _record(probe: Resolved) -> str:
     return f"{fixed} and its strings{caller}" if layout.is_dynamic else f"{fixed}{caller}"
 
 
-def _object(origin: str, verdict: Verdict, *, has_format: bool) -> dict[str, Any]:
+def _object(origin: str, result: CheckResult, *, has_format: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "definition": verdict.command,
+        "definition": result.command,
         "file": origin or None,
-        "line": verdict.line,
-        "verdict": "accepted" if verdict.is_accepted else "refused",
+        "line": result.line,
+        "verdict": "accepted" if result.is_accepted else "refused",
     }
-    if verdict.error is not None:
-        return found | _refusal(verdict)
-    if verdict.waits_for:
-        return found | {"waits_for": verdict.waits_for}
-    if not verdict.placed:
-        return found | {"deletes": [show(gone, cpus=verdict.cpus) for gone in verdict.deleted]}
-    return found | _event(verdict, has_format=has_format)
+    if result.error is not None:
+        return found | _refusal(result)
+    if result.waits_for:
+        return found | {"waits_for": result.waits_for}
+    if not result.placed:
+        return found | {"deletes": [show(gone, cpus=result.cpus) for gone in result.deleted]}
+    return found | _event(result, has_format=has_format)
 
 
-def _refusal(verdict: Verdict) -> dict[str, Any]:
-    error = verdict.error
+def _refusal(result: CheckResult) -> dict[str, Any]:
+    error = result.error
     if isinstance(error, DefinitionError):
         reason = {"reason": error.text, "code": error.code, "column": error.column}
     else:
         reason = {"reason": str(error), "code": None, "column": None}
-    found = reason | {"advice": verdict.advice or None}
-    return found if verdict.exits is None else found | {"exits": exits_as_object(verdict.exits)}
+    found = reason | {"advice": result.advice or None}
+    return found if result.exits is None else found | {"exits": exits_as_object(result.exits)}
 
 
-def _event(verdict: Verdict, *, has_format: bool) -> dict[str, Any]:
-    placed = verdict.placed
+def _event(result: CheckResult, *, has_format: bool) -> dict[str, Any]:
+    placed = result.placed
     probe = placed[0].probe
     layout = probe.layout
     found: dict[str, Any] = {
-        "listing": show(probe.definition, cpus=verdict.cpus),
+        "listing": show(probe.definition, cpus=result.cpus),
         "group": layout.group,
         "event": layout.event,
         "places": [_place(each) for each in placed],
@@ -325,7 +327,7 @@ def _returned(placed: Placed) -> dict[str, Any]:
     returns, exits = placed.returns, placed.exits
     if returns is None or exits is None:
         return {}
-    own = {"way": returns.way.value, "keeps": explain_kept(returns)}
+    own = {"way": returns.return_method.value, "keeps": explain_kept(returns)}
     return {"returns": own | exits_as_object(exits)}
 
 

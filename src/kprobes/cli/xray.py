@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     # The engine takes a third of a second to import.
     from kprobes.cli.xray_print import Line
     from kprobes.guest.journal import Entry
-    from kprobes.inspect.model import Anatomy
-    from kprobes.inspect.subject import Specimen
+    from kprobes.inspect.model import FunctionText
+    from kprobes.inspect.subject import TextSnapshot
     from kprobes.model.kernel import Kernel
     from kprobes.ports import Memory
     from kprobes.session import Session
@@ -76,28 +76,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Look; return the exit code."""
     _check_options(args)
-    with _specimen(args) as specimen:
-        shown = _with_exits(args, specimen) if args.exits else _shown(args, specimen)
+    with _snapshot(args) as snapshot:
+        shown = _with_exits(args, snapshot) if args.exits else _shown(args, snapshot)
     _print(args, shown, out)
     return 0
 
 
-def _shown(args: argparse.Namespace, specimen: "Specimen") -> "str | list[Line]":
+def _shown(args: argparse.Namespace, snapshot: "TextSnapshot") -> "str | list[Line]":
     from kprobes.cli.xray_print import as_json, as_lines
 
-    anatomy = _look(args, specimen)
+    function_text = _look(args, snapshot)
     is_json = args.format == "json"
-    return as_json(anatomy) if is_json else as_lines(anatomy, has_verdicts=args.verdicts)
+    return (
+        as_json(function_text) if is_json else as_lines(function_text, has_verdicts=args.verdicts)
+    )
 
 
-def _with_exits(args: argparse.Namespace, specimen: "Specimen") -> "str | list[Line]":
+def _with_exits(args: argparse.Namespace, snapshot: "TextSnapshot") -> "str | list[Line]":
     from kprobes.arch.insn import Syntax
     from kprobes.cli.xray_print import exits_as_json, exits_as_lines
     from kprobes.inspect.xray import exits_at, parts_at, xray
 
-    subjects = parts_at(specimen, _place(args, specimen, "--exits"))
-    parts = [xray(specimen, subject, syntax=Syntax(args.syntax)) for subject in subjects]
-    found = exits_at(specimen, subjects[0].start)
+    subjects = parts_at(snapshot, _place(args, snapshot, "--exits"))
+    parts = [xray(snapshot, subject, syntax=Syntax(args.syntax)) for subject in subjects]
+    found = exits_at(snapshot, subjects[0].start)
     if args.format == "json":
         return exits_as_json(parts, found)
     return exits_as_lines(parts, found, has_verdicts=args.verdicts)
@@ -138,41 +140,41 @@ def _check_options(args: argparse.Namespace) -> None:
         raise UsageError("a command is for a guest; with --image there is none")
 
 
-def _look(args: argparse.Namespace, specimen: "Specimen") -> "Anatomy":
+def _look(args: argparse.Namespace, snapshot: "TextSnapshot") -> "FunctionText":
     from kprobes.arch.insn import Syntax
     from kprobes.cli.xray_print import read_place
     from kprobes.inspect.model import Subject
     from kprobes.inspect.xray import around, function_at, xray
 
-    chosen = read_place(args.place, specimen.kernel.symbols)
+    chosen = read_place(args.place, snapshot.kernel.symbols)
     if args.function:
-        subject = function_at(specimen, _place(args, specimen, "--function"))
+        subject = function_at(snapshot, _place(args, snapshot, "--function"))
     elif chosen.stop is not None:
         subject = Subject(start=chosen.start, stop=chosen.stop)
     else:
-        subject = around(specimen, chosen.start)
-    return xray(specimen, subject, syntax=Syntax(args.syntax))
+        subject = around(snapshot, chosen.start)
+    return xray(snapshot, subject, syntax=Syntax(args.syntax))
 
 
-def _place(args: argparse.Namespace, specimen: "Specimen", option: str) -> "Addr":
+def _place(args: argparse.Namespace, snapshot: "TextSnapshot", option: str) -> "Addr":
     from kprobes.cli.xray_print import read_place
 
-    chosen = read_place(args.place, specimen.kernel.symbols)
+    chosen = read_place(args.place, snapshot.kernel.symbols)
     if chosen.stop is not None:
         raise UsageError(f"{option} is for a place, not for a range")
     return chosen.start
 
 
 @contextmanager
-def _specimen(args: argparse.Namespace) -> "Generator[Specimen]":
+def _snapshot(args: argparse.Namespace) -> "Generator[TextSnapshot]":
     from kprobes.cli.options import is_host
     from kprobes.cli.target import opened, this_kernel
     from kprobes.cli.terminal import Progress, Stop
-    from kprobes.guest.attach import overlooking
-    from kprobes.inspect.subject import specimen_of_image
+    from kprobes.guest.attach import attach_readonly
+    from kprobes.inspect.subject import snapshot_of_image
 
     if args.image is not None:
-        yield specimen_of_image(args.image)
+        yield snapshot_of_image(args.image)
         return
     if is_host(args):
         with this_kernel() as (memory, kernel):
@@ -181,7 +183,7 @@ def _specimen(args: argparse.Namespace) -> "Generator[Specimen]":
     tracer = None if args.target is None or args.arm is not None else _tracer(args.target)
     if tracer is not None and tracer.window is not None:
         # It has the stub, which serves nobody else.
-        with overlooking(tracer.window) as (memory, kernel):
+        with attach_readonly(tracer.window) as (memory, kernel):
             yield _of_guest(args, memory, kernel, target=tracer.target)
         return
     with (
@@ -224,7 +226,7 @@ def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
         yield
 
 
-def _of_session(args: argparse.Namespace, session: "Session") -> "Specimen":
+def _of_session(args: argparse.Namespace, session: "Session") -> "TextSnapshot":
     guest = session.driver.guest
     booted = session.machine.kernel if session.machine is not None else None
     return _of_guest(args, guest.memory, guest.kernel, target=guest.address, booted=booted)
@@ -237,15 +239,15 @@ def _of_guest(
     *,
     target: str,
     booted: Path | None = None,
-) -> "Specimen":
+) -> "TextSnapshot":
     from kprobes.cli.options import is_host
     from kprobes.cli.report import say_broken
     from kprobes.guest.journal import entries
     from kprobes.guest.recovery import of_target
-    from kprobes.inspect.subject import candidates, specimen_of_guest
+    from kprobes.inspect.subject import candidates, snapshot_of_guest
 
     broken: list[KprobesError] = []
     found = [] if is_host(args) else of_target(entries(broken.append), target)
     say_broken(broken)
     images = candidates(kernel, found, given=args.vmlinux or booted)
-    return specimen_of_guest(memory, kernel, images=images, entries=found)
+    return snapshot_of_guest(memory, kernel, images=images, entries=found)

@@ -18,7 +18,7 @@ from typing import Any
 from kprobes.cli.verdicts import exit_as_text, exits_as_object, exits_as_text, proof
 from kprobes.errors import UsageError
 from kprobes.guest.text import Classified
-from kprobes.inspect.model import Anatomy, Author, Detour, Mark, Row, Side
+from kprobes.inspect.model import ChangeSource, Detour, FunctionText, Row, Side, TextChange
 from kprobes.model.kernel import Symbols, name_of
 from kprobes.model.visible import visible
 from kprobes.sinks.json import dumps
@@ -32,37 +32,37 @@ _BYTES_WIDTH = 7
 """Bytes of an instruction that there is always room for."""
 _SIGNS = {Side.BOTH: (" ", ""), Side.IMAGE: ("-", "red"), Side.MEMORY: ("+", "green")}
 _STYLES = {
-    Author.OURS: "bold magenta",
-    Author.FTRACE: "bold yellow",
-    Author.KPROBE: "bold yellow",
-    Author.UNKNOWN: "bold red",
+    ChangeSource.OURS: "bold magenta",
+    ChangeSource.FTRACE: "bold yellow",
+    ChangeSource.KPROBE: "bold yellow",
+    ChangeSource.UNKNOWN: "bold red",
 }
 _NOTE = "cyan"
 _DIM = "dim"
 _HEAD = "bold"
 
 
-def as_lines(anatomy: Anatomy, *, has_verdicts: bool) -> list[Line]:
+def as_lines(function_text: FunctionText, *, has_verdicts: bool) -> list[Line]:
     """Return an x-ray for people.
 
     Args:
-        anatomy: what was seen.
+        function_text: what was seen.
         has_verdicts: whether each line says if it may carry a probe.
     """
-    lines = [*_head(anatomy), (), *_text(anatomy, has_verdicts=has_verdicts)]
-    if anatomy.opinion is not None:
-        verdict, why = anatomy.opinion.verdict, anatomy.opinion.why
+    lines = [*_head(function_text), (), *_text(function_text, has_verdicts=has_verdicts)]
+    if function_text.verdict is not None:
+        verdict, why = function_text.verdict.verdict, function_text.verdict.why
         lines += [(), (("probe: ", _HEAD), (verdict, _verdict_style(verdict)), (f": {why}", ""))]
-    for detour in anatomy.detours:
+    for detour in function_text.detours:
         lines += [(), *_detour(detour)]
     return lines
 
 
-def part_lines(anatomy: Anatomy, *, has_verdicts: bool) -> list[Line]:
+def part_lines(function_text: FunctionText, *, has_verdicts: bool) -> list[Line]:
     """Return the x-ray of a further part of a function: without what the first has said."""
-    head = next(_head(anatomy))
-    lines = [head, *_text(anatomy, has_verdicts=has_verdicts)]
-    for detour in anatomy.detours:
+    head = next(_head(function_text))
+    lines = [head, *_text(function_text, has_verdicts=has_verdicts)]
+    for detour in function_text.detours:
         lines += [(), *_detour(detour)]
     return lines
 
@@ -72,42 +72,42 @@ def as_text(lines: Sequence[Line]) -> str:
     return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)
 
 
-def _head(anatomy: Anatomy) -> Iterator[Line]:
-    kernel, subject = anatomy.kernel, anatomy.subject
+def _head(function_text: FunctionText) -> Iterator[Line]:
+    kernel, subject = function_text.kernel, function_text.subject
     at = subject.start if subject.site is None else subject.site
     name = name_of(kernel.symbols, at)
     upto = "" if subject.site is not None else f", {subject.stop - subject.start:,} bytes"
-    if anatomy.is_running:
+    if function_text.is_running:
         slide = f"KASLR moved it by {kernel.slide:#x}" if kernel.slide else "not moved by KASLR"
-        where = f"  {at:#x} in memory, {anatomy.linked(at):#x} as linked ({slide}){upto}"
+        where = f"  {at:#x} in memory, {function_text.linked(at):#x} as linked ({slide}){upto}"
     else:
         where = f"  {at:#x} as linked{upto}"
     yield (name, _HEAD), (where, "")
-    image = f"image {anatomy.image}" if anatomy.image is not None else "no image"
-    why = f": {anatomy.why_no_image}" if anatomy.why_no_image else ""
-    what = "" if anatomy.is_running else "; no guest: only what is in the file"
+    image = f"image {function_text.image}" if function_text.image is not None else "no image"
+    why = f": {function_text.why_no_image}" if function_text.why_no_image else ""
+    what = "" if function_text.is_running else "; no guest: only what is in the file"
     yield ((f"{kernel.release}, {image}{why}{what}", _DIM),)
-    if anatomy.is_compared:
-        is_same = all(row.side is Side.BOTH for row in anatomy.rows)
+    if function_text.is_compared:
+        is_same = all(row.side is Side.BOTH for row in function_text.rows)
         yield (
             ("image and memory hold the same" if is_same else "- in the image, + in memory", _DIM),
         )
 
 
-def _text(anatomy: Anatomy, *, has_verdicts: bool) -> Iterator[Line]:
-    marks, width = list(anatomy.marks), _width(anatomy.rows)
-    for row in anatomy.rows:
-        while marks and marks[0].start < row.line.next:
-            yield _mark(marks.pop(0))
-        site = anatomy.subject.site
+def _text(function_text: FunctionText, *, has_verdicts: bool) -> Iterator[Line]:
+    changes, width = list(function_text.changes), _width(function_text.rows)
+    for row in function_text.rows:
+        while changes and changes[0].start < row.line.next:
+            yield _mark(changes.pop(0))
+        site = function_text.subject.site
         is_site = site is not None and row.line.addr <= site < row.line.next
         yield (("=>" if is_site else "  ", _HEAD), *_row(row, width, has_verdict=has_verdicts))
-    for mark in marks:
+    for mark in changes:
         yield _mark(mark)
 
 
-def _mark(mark: Mark) -> Line:
-    style = _STYLES.get(mark.author, "yellow" if mark.is_changed else _DIM)
+def _mark(mark: TextChange) -> Line:
+    style = _STYLES.get(mark.source, "yellow" if mark.is_changed else _DIM)
     size = mark.stop - mark.start
     return ((f"    # {size} byte{'' if size == 1 else 's'}: {mark.says}", style),)
 
@@ -130,10 +130,10 @@ def _row(row: Row, width: int, *, has_verdict: bool) -> Line:
         pieces.append((f" <{row.name}>", "magenta"))
     if row.note:
         pieces.append((f"  # {row.note}", _NOTE))
-    if has_verdict and row.opinion is not None:
-        pieces.append((f"  [{row.opinion.verdict}]", _verdict_style(row.opinion.verdict)))
-        if row.opinion.is_refused:
-            pieces.append((f" {row.opinion.why}", _DIM))
+    if has_verdict and row.verdict is not None:
+        pieces.append((f"  [{row.verdict.verdict}]", _verdict_style(row.verdict.verdict)))
+        if row.verdict.is_refused:
+            pieces.append((f" {row.verdict.why}", _DIM))
     return tuple(pieces)
 
 
@@ -166,36 +166,38 @@ def as_colors(lines: Sequence[Line]) -> str:
     return out.getvalue()
 
 
-def as_json(anatomy: Anatomy) -> str:
+def as_json(function_text: FunctionText) -> str:
     """Return an x-ray as a line of JSON."""
-    return dumps(as_object(anatomy)) + "\n"
+    return dumps(as_object(function_text)) + "\n"
 
 
-def as_object(anatomy: Anatomy) -> dict[str, Any]:
+def as_object(function_text: FunctionText) -> dict[str, Any]:
     """Return an x-ray for JSON; addresses and bytes are hexadecimal strings."""
-    kernel, subject = anatomy.kernel, anatomy.subject
-    opinion = anatomy.opinion
+    kernel, subject = function_text.kernel, function_text.subject
+    verdict = function_text.verdict
     return {
         "kernel": kernel.release,
-        "image": str(anatomy.image) if anatomy.image is not None else None,
-        "slide": f"{kernel.slide:#x}" if anatomy.is_running else None,
+        "image": str(function_text.image) if function_text.image is not None else None,
+        "slide": f"{kernel.slide:#x}" if function_text.is_running else None,
         "site": f"{subject.site:#x}" if subject.site is not None else None,
         "name": name_of(kernel.symbols, subject.start if subject.site is None else subject.site),
         "start": f"{subject.start:#x}",
         "stop": f"{subject.stop:#x}",
-        "linked": f"{anatomy.linked(subject.start):#x}",
-        "probe": {"verdict": opinion.verdict, "why": opinion.why} if opinion else None,
-        "marks": [_mark_as_json(mark) for mark in anatomy.marks],
-        "text": [_row_as_json(row, is_compared=anatomy.is_compared) for row in anatomy.rows],
-        "detours": [_detour_as_json(detour) for detour in anatomy.detours],
+        "linked": f"{function_text.linked(subject.start):#x}",
+        "probe": {"verdict": verdict.verdict, "why": verdict.why} if verdict else None,
+        "marks": [_change_as_json(mark) for mark in function_text.changes],
+        "text": [
+            _row_as_json(row, is_compared=function_text.is_compared) for row in function_text.rows
+        ],
+        "detours": [_detour_as_json(detour) for detour in function_text.detours],
     }
 
 
-def _mark_as_json(mark: Mark) -> dict[str, object]:
+def _change_as_json(mark: TextChange) -> dict[str, object]:
     return {
         "start": f"{mark.start:#x}",
         "stop": f"{mark.stop:#x}",
-        "author": mark.author.value,
+        "author": mark.source.value,
         "says": mark.says,
         "is_changed": mark.is_changed,
         "leads_to": f"{mark.leads_to:#x}" if mark.leads_to is not None else None,
@@ -215,8 +217,8 @@ def _row_as_json(row: Row, *, is_compared: bool = False) -> dict[str, object]:
         found["name"] = row.name
     if row.note:
         found["note"] = row.note
-    if row.opinion is not None:
-        found["probe"] = {"verdict": row.opinion.verdict, "why": row.opinion.why}
+    if row.verdict is not None:
+        found["probe"] = {"verdict": row.verdict.verdict, "why": row.verdict.why}
     return found
 
 
@@ -231,15 +233,15 @@ def _detour_as_json(detour: Detour) -> dict[str, object]:
 _END = "its path ends here"
 
 
-def with_exits(anatomy: Anatomy, found: Classified) -> Anatomy:
+def with_exits(function_text: FunctionText, found: Classified) -> FunctionText:
     """Return an x-ray whose instructions say which of them leave the function, and how."""
     says = _says(found)
-    rows = tuple(_noted(row, says.get(row.line.addr, "")) for row in anatomy.rows)
-    return replace(anatomy, rows=rows)
+    rows = tuple(_noted(row, says.get(row.line.addr, "")) for row in function_text.rows)
+    return replace(function_text, rows=rows)
 
 
 def exits_as_lines(
-    parts: Sequence[Anatomy], found: Classified, *, has_verdicts: bool
+    parts: Sequence[FunctionText], found: Classified, *, has_verdicts: bool
 ) -> list[Line]:
     """Return a function's x-ray for people.
 
@@ -256,7 +258,7 @@ def exits_as_lines(
     return [*lines, (), (("exits: ", "bold"), (proof(found), "")), *(((row, ""),) for row in table)]
 
 
-def exits_as_json(parts: Sequence[Anatomy], found: Classified) -> str:
+def exits_as_json(parts: Sequence[FunctionText], found: Classified) -> str:
     """Return a function's x-ray as a line of JSON."""
     whole, *colds = (as_object(with_exits(part, found)) for part in parts)
     return dumps(whole | {"exits": exits_as_object(found), "cold": colds}) + "\n"

@@ -1,6 +1,6 @@
 """The guest's callback for breakpoints: a hit at one of ours goes on in its detour.
 
-Called through the guest's chain for exceptions (kernel/notifier.c, asm/kdebug.h):
+FunctionCall through the guest's chain for exceptions (kernel/notifier.c, asm/kdebug.h):
 
     int catch(struct notifier_block *block, unsigned long action, void *data);
     struct notifier_block { catch; next; int priority; };    // ours has a table behind it
@@ -80,7 +80,7 @@ strange:
 _NOTIFY_STOP = 0x8001
 
 
-def compile_catcher(arch: Arch) -> bytes:
+def compile_notifier(arch: Arch) -> bytes:
     """Return the callback's code; it runs at any address."""
     from kprobes.codegen import llvm
 

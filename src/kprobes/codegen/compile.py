@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kprobes.arch.arch import Arch, CallFacts
+from kprobes.arch.arch import Arch, CallAbi
 from kprobes.codegen import filters, record, returns
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
@@ -224,7 +224,7 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
     )
 
 
-def _saved(out: Function, call: CallFacts, places: Mapping[str, Value]) -> dict[str, Value]:
+def _saved(out: Function, call: CallAbi, places: Mapping[str, Value]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for name, place in places.items():
         # A return address may be put in its place.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kprobes.arch.arch import Arch, CodeFacts
+from kprobes.arch.arch import Arch, CodeInfo
 from kprobes.codegen.ir import Function, Value
 from kprobes.model.abi import GuestAbi
 from kprobes.model.resolved import Operand
@@ -80,7 +80,7 @@ class Context:
     routines: dict[str, Routine] = field(default_factory=dict[str, Routine])
 
     @property
-    def code(self) -> CodeFacts:
+    def code(self) -> CodeInfo:
         """How this architecture's code is made."""
         return self.arch.code
 

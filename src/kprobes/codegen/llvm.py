@@ -9,13 +9,13 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from kprobes.arch.arch import CodeFacts
+from kprobes.arch.arch import CodeInfo
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
 
 
-def compile_object(source: str, code: CodeFacts) -> bytes:
+def compile_object(source: str, code: CodeInfo) -> bytes:
     """Return the ELF object that LLVM makes of a module's IR text.
 
     Args:

@@ -1,6 +1,6 @@
 """LLVM's object file to a template: the text section and its relocations."""
 
-from kprobes.arch.arch import CodeFacts
+from kprobes.arch.arch import CodeInfo
 from kprobes.errors import FormatError
 from kprobes.formats.elf import Rela, relocations, sections
 from kprobes.model.abi import Relocation, Template
@@ -8,7 +8,7 @@ from kprobes.model.abi import Relocation, Template
 _TEXT = ".text"
 
 
-def read_template(data: bytes, code: CodeFacts) -> Template:
+def read_template(data: bytes, code: CodeInfo) -> Template:
     """Return the one function of an object file, position-free.
 
     Raises:
@@ -25,7 +25,7 @@ def read_template(data: bytes, code: CodeFacts) -> Template:
     )
 
 
-def _relocation(entry: Rela, code: CodeFacts) -> Relocation:
+def _relocation(entry: Rela, code: CodeInfo) -> Relocation:
     if entry.kind not in code.relocations:
         raise FormatError(f"generated code has a relocation of type {entry.kind}")
     return Relocation(

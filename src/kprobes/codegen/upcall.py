@@ -175,14 +175,14 @@ class _Emitter:
 
     def _ask(self, slot: _Slot, number: Value) -> None:
         f, context = self.context.out, self.context
-        facts = {
+        info = {
             "upcall": number,
             "task": per_cpu.task(context),
             "page_table": f.value("i64", context.arch.upcall.page_table),
         }
         registers = [self._saved(index) for index in range(self._number_at)]
         ip, sp = self._load(self._continue_at), self._top
-        words = [*(facts[name] for name in REQUEST_HEAD), *registers, ip, sp]
+        words = [*(info[name] for name in REQUEST_HEAD), *registers, ip, sp]
         for index, word in enumerate(words):
             f.store(f.op("add", slot.request, _WORD * index), word)
         f.publish(slot.asked, slot.seq)

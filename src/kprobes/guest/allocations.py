@@ -19,15 +19,15 @@ class Kind(StrEnum):
 
     DATA = "data"
     CODE = "code"
-    SEAL = "seal"
+    ROX = "seal"
     """Pages of code that were made executable and read-only."""
     PER_CPU = "per_cpu"
-    CATCHER = "catcher"
+    NOTIFIER = "catcher"
     """A place in the guest's chain of callbacks for exceptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loan:
+class Allocation:
     """One thing that a guest has lent.
 
     Attributes:
@@ -45,17 +45,17 @@ class Call:
 
     Attributes:
         frame: of the borrowed task: where the function returns, a word above.
-        landing: the address that it returns to.
+        trap: the address that it returns to.
         number: of the ledger's calls; None in journals that knew none.
-        lends: what the guest lends by it; the function's result is its address when that is 0.
+        allocates: what the guest lends by it; the function's result is its address when that is 0.
         returns: what the guest gets back by it.
     """
 
     frame: int
-    landing: int
+    trap: int
     number: int | None = None
-    lends: Loan | None = None
-    returns: Loan | None = None
+    allocates: Allocation | None = None
+    returns: Allocation | None = None
 
 
 def _say_nothing(line: dict[str, Any]) -> None:
@@ -66,11 +66,11 @@ def nothing() -> None:
     """Check nothing, or tell nobody."""
 
 
-class Ledger:
+class AllocationLog:
     """Everything that one guest has lent.
 
     Attributes:
-        loans: in the order in which they were made.
+        live: in the order in which they were made.
         calls: how many were begun.
         call: the one that is under way, or None.
         frames: of calls whose return addresses may be ours, in memory that is lent.
@@ -79,7 +79,7 @@ class Ledger:
 
     def __init__(self, say: Callable[[dict[str, Any]], None] = _say_nothing) -> None:
         """Begin a ledger; every change is said before it is made."""
-        self.loans: tuple[Loan, ...] = ()
+        self.live: tuple[Allocation, ...] = ()
         self.calls = 0
         self.call: Call | None = None
         self.frames: tuple[Frames, ...] = ()
@@ -87,14 +87,16 @@ class Ledger:
         self._say = say
 
     @property
-    def is_settled(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the guest has everything back."""
-        return not self.loans and self.call is None
+        return not self.live and self.call is None
 
     @property
     def memory(self) -> int:
         """Bytes that are lent; what every CPU has of its own is not counted."""
-        return sum(loan.size for loan in self.loans if loan.kind in (Kind.DATA, Kind.CODE))
+        return sum(
+            allocation.size for allocation in self.live if allocation.kind in (Kind.DATA, Kind.CODE)
+        )
 
     def begin(self, call: Call) -> None:
         """Note a call that is about to be made."""
@@ -117,12 +119,12 @@ class Ledger:
         self.frames = tuple(frames)
 
     @classmethod
-    def replayed(cls, lines: Iterable[dict[str, Any]]) -> "Ledger":
+    def replayed(cls, lines: Iterable[dict[str, Any]]) -> "AllocationLog":
         """Return the ledger of a journal's lines."""
-        ledger = cls()
+        allocations = cls()
         for line in lines:
-            ledger.replay(line)
-        return ledger
+            allocations.replay(line)
+        return allocations
 
     def replay(self, line: dict[str, Any]) -> None:
         """Take over what another ledger said.
@@ -142,29 +144,31 @@ class Ledger:
     def _begin(self, call: Call) -> None:
         self.calls += 1
         self.call = call
-        if call.lends is not None and call.lends.addr:
-            self.loans += (call.lends,)
+        if call.allocates is not None and call.allocates.addr:
+            self.live += (call.allocates,)
 
     def _end(self, result: int) -> None:
         call, self.call = self.call, None
         if call is None:
             return
-        self.loans = tuple(loan for loan in self.loans if loan != call.returns)
-        if call.lends is not None and not call.lends.addr and result:
-            self.loans += (replace(call.lends, addr=result),)
+        self.live = tuple(allocation for allocation in self.live if allocation != call.returns)
+        if call.allocates is not None and not call.allocates.addr and result:
+            self.live += (replace(call.allocates, addr=result),)
 
     def _cancel(self) -> None:
         call, self.call = self.call, None
         if call is not None:
-            self.loans = tuple(loan for loan in self.loans if loan != call.lends)
+            self.live = tuple(
+                allocation for allocation in self.live if allocation != call.allocates
+            )
 
 
 def _line_of(call: Call) -> dict[str, Any]:
     return {
         "frame": call.frame,
-        "landing": call.landing,
+        "landing": call.trap,
         "number": call.number,
-        "lends": None if call.lends is None else asdict(call.lends),
+        "lends": None if call.allocates is None else asdict(call.allocates),
         "returns": None if call.returns is None else asdict(call.returns),
     }
 
@@ -172,10 +176,10 @@ def _line_of(call: Call) -> dict[str, Any]:
 def _call_of(item: dict[str, Any]) -> Call:
     return Call(
         frame=int(item["frame"]),
-        landing=int(item["landing"]),
+        trap=int(item["landing"]),
         number=None if item.get("number") is None else int(item["number"]),
-        lends=_loan_of(item["lends"]),
-        returns=_loan_of(item["returns"]),
+        allocates=_allocation_of(item["lends"]),
+        returns=_allocation_of(item["returns"]),
     )
 
 
@@ -188,7 +192,7 @@ def _frames_of(item: dict[str, Any]) -> Frames:
     )
 
 
-def _loan_of(item: dict[str, Any] | None) -> Loan | None:
+def _allocation_of(item: dict[str, Any] | None) -> Allocation | None:
     if item is None:
         return None
-    return Loan(kind=Kind(item["kind"]), addr=int(item["addr"]), size=int(item["size"]))
+    return Allocation(kind=Kind(item["kind"]), addr=int(item["addr"]), size=int(item["size"]))

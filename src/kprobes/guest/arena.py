@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from kprobes.codegen.breakpoint import BLOCK_SIZE
 from kprobes.errors import TargetError, UsageError
-from kprobes.guest.allocations import Kind, Loan
+from kprobes.guest.allocations import Allocation, Kind
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.inject import Borrower, Task
+from kprobes.guest.inject import CallInjector, Task
 from kprobes.guest.kernel_abi import first_of, per_cpu_bases
-from kprobes.guest.release import CodeMemory, allocate_code, allocate_module_code, give_back
+from kprobes.guest.release import CodeMemory, allocate_code, allocate_module_code, free
 from kprobes.model.abi import (
     CPU_SHIFT,
     MAX_STRING,
@@ -108,7 +108,7 @@ MISSED_SIZE = 8 * (1 << 16)
 """Bytes of one kind of counters: one per event id."""
 COUNTERS_SIZE = 2 * MISSED_SIZE
 """Bytes of both kinds: missed hits, and calls that no frame was free for."""
-CATCHER_SIZE = 256
+NOTIFIER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
 NOTES_PAGE = 4096
 UNDO_SIZE = 32
@@ -144,7 +144,7 @@ class Arena:
     """What was allocated, by kernel address.
 
     Attributes:
-        catcher: where the code of the guest's callback for breakpoints is.
+        notifier: where the code of the guest's callback for breakpoints is.
         code: executable memory for probes, within reach of the kernel's text.
         module_code: the same within reach of its modules; None where ``code`` is, or without any.
         data: the counters of missed hits and of unkept calls, then the rings, room for filters'
@@ -157,7 +157,7 @@ class Arena:
         undos: how many patches the notes have room for.
     """
 
-    catcher: Addr
+    notifier: Addr
     code: CodeMemory
     data: Addr
     percpu: int
@@ -189,7 +189,7 @@ class Arena:
     def parts(self) -> tuple[Addr, ...]:
         """An address of each piece of memory that it is made of."""
         far = () if self.module_code is None else (self.module_code.addr,)
-        return self.data, self.catcher, self.code.addr, self.frames, *far
+        return self.data, self.notifier, self.code.addr, self.frames, *far
 
     @property
     def cpus(self) -> int:
@@ -246,7 +246,7 @@ class Arena:
     @property
     def lookup(self) -> Text:
         """The callback's code, which looks breakpoints up."""
-        return self.catcher, Addr(self.catcher + CATCHER_SIZE)
+        return self.notifier, Addr(self.notifier + NOTIFIER_SIZE)
 
     @property
     def programs(self) -> tuple[Text, ...]:
@@ -264,12 +264,12 @@ def data_size(cpus: int, ring_size: int, frames: int = 0) -> int:
 
 
 def allocate(
-    borrower: Borrower, kernel: Kernel, size: ArenaSize, *, note: Callable[[Addr, Addr], None]
+    injector: CallInjector, kernel: Kernel, size: ArenaSize, *, note: Callable[[Addr, Addr], None]
 ) -> Arena:
     """Allocate an arena in a stopped guest, all or nothing; ``reset`` makes it ready.
 
     Args:
-        borrower: of tasks of the guest.
+        injector: of tasks of the guest.
         kernel: that runs there.
         size: of the arena.
         note: writes the session's notes, with its mark; is given their address and the data's.
@@ -277,11 +277,11 @@ def allocate(
     Raises:
         TargetError: the guest has not enough memory, or no task could be borrowed.
     """
-    memory = borrower.memory
+    memory = injector.memory
     bases = per_cpu_bases(memory, kernel)
     ring = size.ring or fitting_ring(sum(n for _, n in memory.ram.runs), len(bases))
-    with borrower.task() as task, ExitStack() as undo:
-        undo.callback(give_back, task, kernel)
+    with injector.task() as task, ExitStack() as undo:
+        undo.callback(free, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
         before = _notes(data_size(len(bases), ring, size.frames))
         data = _allocate_data(task, kernel, before + NOTES_PAGE + size.undos * UNDO_SIZE)
@@ -291,8 +291,8 @@ def allocate(
         percpu = _allocate_percpu(task, kernel)
         undo.pop_all()
     return Arena(
-        catcher=code.addr,
-        code=CodeMemory(addr=Addr(code.addr + CATCHER_SIZE), size=code.size - CATCHER_SIZE),
+        notifier=code.addr,
+        code=CodeMemory(addr=Addr(code.addr + NOTIFIER_SIZE), size=code.size - NOTIFIER_SIZE),
         module_code=module_code,
         data=data,
         percpu=percpu,
@@ -305,13 +305,13 @@ def allocate(
     )
 
 
-def grow(borrower: Borrower, kernel: Kernel, arena: Arena, size: ArenaSize) -> Arena:
+def grow(injector: CallInjector, kernel: Kernel, arena: Arena, size: ArenaSize) -> Arena:
     """Return an arena with new memory for code and for calls; the guest is stopped.
 
     What it had for them stays lent: somebody may return there.
 
     Args:
-        borrower: of tasks of the guest.
+        injector: of tasks of the guest.
         kernel: that runs there.
         arena: whose rings and counters go on.
         size: of what is new.
@@ -319,11 +319,11 @@ def grow(borrower: Borrower, kernel: Kernel, arena: Arena, size: ArenaSize) -> A
     Raises:
         TargetError: as for ``allocate``; then nothing is new.
     """
-    before = borrower.ledger.loans
-    with borrower.task() as task, ExitStack() as undo:
+    before = injector.allocations.live
+    with injector.task() as task, ExitStack() as undo:
 
         def give_new_back() -> None:
-            give_back(task, kernel, [each for each in task.ledger.loans if each not in before])
+            free(task, kernel, [each for each in task.allocations.live if each not in before])
 
         undo.callback(give_new_back)
         frames = _allocate_data(task, kernel, size.frames)
@@ -362,20 +362,22 @@ def _notes(end: int) -> int:
 
 
 def _allocate_data(task: Task, kernel: Kernel, size: int) -> Addr:
-    loan = Loan(kind=Kind.DATA, addr=0, size=size)
+    allocation = Allocation(kind=Kind.DATA, addr=0, size=size)
     function = first_of(kernel, "vzalloc_noprof", "vzalloc")
-    return _checked(task.call(function, loan.size, lends=loan), f"{size // MIB} MiB of rings")
+    return _checked(
+        task.call(function, allocation.size, allocates=allocation), f"{size // MIB} MiB of rings"
+    )
 
 
 def _allocate_percpu(task: Task, kernel: Kernel) -> int:
     symbol = kernel.symbols.find("pcpu_alloc_noprof")
-    loan = Loan(kind=Kind.PER_CPU, addr=0, size=PERCPU_SIZE)
+    allocation = Allocation(kind=Kind.PER_CPU, addr=0, size=PERCPU_SIZE)
     if symbol is not None:
         args = (PERCPU_SIZE, PERCPU_SIZE, 0, _GFP_KERNEL)
-        found = task.call(symbol.addr, *args, lends=loan)
+        found = task.call(symbol.addr, *args, allocates=allocation)
     else:
         function = first_of(kernel, "__alloc_percpu")
-        found = task.call(function, PERCPU_SIZE, PERCPU_SIZE, lends=loan)
+        found = task.call(function, PERCPU_SIZE, PERCPU_SIZE, allocates=allocation)
     return _checked(found, "a few per-CPU words")
 
 

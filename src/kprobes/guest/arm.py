@@ -15,22 +15,22 @@ from kprobes.codegen.breakpoint import (
     BLOCK_TABLE,
     EMPTY_TABLE,
     PRIORITY,
-    compile_catcher,
+    compile_notifier,
     hash_table,
     table_mask,
 )
 from kprobes.drain import nothing
 from kprobes.errors import GuestReplacedError, TargetError
-from kprobes.guest.allocations import Kind, Ledger, Loan
-from kprobes.guest.arena import CATCHER_SIZE, Arena
+from kprobes.guest.allocations import Allocation, AllocationLog, Kind
+from kprobes.guest.arena import NOTIFIER_SIZE, Arena
 from kprobes.guest.ftrace_records import Records
 from kprobes.guest.guest import Guest, GuestMemory, remembering, write_code
-from kprobes.guest.inject import Borrower
+from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import FLAGS, Described, Journal, Undo
 from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.link import Linker, Program, Trampoline
 from kprobes.guest.patches import StoppedMemory, roll_back
-from kprobes.guest.stacks import give_callers_back, stopped_outside
+from kprobes.guest.stacks import restore_callers, stopped_outside
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Frames, Patch, Plan, Site, Strategy
 from kprobes.model.upcall import Question
@@ -42,21 +42,21 @@ _CALLBACK, _NEXT, _PRIORITY = 0, 8, 16
 _INT = 0xFFFF_FFFF
 
 
-class Catcher:
+class BreakpointNotifier:
     """Our callback in a guest's exception chain: registered once, whatever is armed later.
 
     The guest must be stopped for all of it.
     """
 
-    def __init__(self, guest: Guest, arena: Arena, ledger: Ledger) -> None:
+    def __init__(self, guest: Guest, arena: Arena, allocations: AllocationLog) -> None:
         self._guest = guest
         self._arena = arena
-        self._ledger = ledger
+        self._allocations = allocations
 
     @property
     def is_registered(self) -> bool:
         """Whether the guest calls us."""
-        return any(loan.kind is Kind.CATCHER for loan in self._ledger.loans)
+        return any(allocation.kind is Kind.NOTIFIER for allocation in self._allocations.live)
 
     def register(self) -> None:
         """Have the guest call us; it runs meanwhile.
@@ -67,13 +67,13 @@ class Catcher:
         guest, block = self._guest, self._arena.block
         register = first_of(guest.kernel, "register_die_notifier")
         self._load()
-        guest.memory.set_u64(block + _CALLBACK, self._arena.catcher)
+        guest.memory.set_u64(block + _CALLBACK, self._arena.notifier)
         guest.memory.set_u64(block + _NEXT, 0)
         guest.memory.set_u64(block + _PRIORITY, PRIORITY)
-        loan = Loan(kind=Kind.CATCHER, addr=block, size=0)
-        borrower = Borrower(guest.stub, guest.memory, guest.kernel, self._ledger)
-        with borrower.task() as task:
-            if task.call(register, block, lends=loan) & _INT:
+        allocation = Allocation(kind=Kind.NOTIFIER, addr=block, size=0)
+        injector = CallInjector(guest.stub, guest.memory, guest.kernel, self._allocations)
+        with injector.task() as task:
+            if task.call(register, block, allocates=allocation) & _INT:
                 raise TargetError("the guest refused to tell us of breakpoints")
 
     def lead(self, table: Addr, mask: int) -> None:
@@ -83,11 +83,11 @@ class Catcher:
         memory.set_u64(block + BLOCK_MASK, mask)
 
     def _load(self) -> None:
-        code = compile_catcher(self._guest.arch)
-        room = CATCHER_SIZE - len(EMPTY_TABLE)
+        code = compile_notifier(self._guest.arch)
+        room = NOTIFIER_SIZE - len(EMPTY_TABLE)
         if len(code) > room:
             raise ValueError(f"the callback has {len(code)} bytes, and room for {room}")
-        place = self._arena.catcher
+        place = self._arena.notifier
         write_code(self._guest.stub, self._guest.memory, place, code.ljust(room) + EMPTY_TABLE)
         self.lead(Addr(place + room), 0)
 
@@ -100,7 +100,7 @@ def _nothing(undos: Sequence[Undo]) -> None:
     del undos
 
 
-class Armory:
+class TextPatcher:
     """Puts programs into a guest's arena and its text, and takes them out.
 
     ``load``, ``arm``, ``withdraw`` and ``disarm`` need a stopped guest.
@@ -129,7 +129,7 @@ class Armory:
         self._guest = guest
         self._arena = arena
         self._journal = journal
-        self._catcher = Catcher(guest, arena, journal.ledger)
+        self._notifier = BreakpointNotifier(guest, arena, journal.allocations)
         self._stopped = StoppedMemory(guest.stub, guest.memory.ram)
         self._linker = Linker(guest.arch, abi, arena)
         self._undos: list[Undo] = []
@@ -188,9 +188,9 @@ class Armory:
         """
         is_needed = more or any(p.site.strategy is Strategy.BREAKPOINT for p in plans)
         can_catch = self._guest.arch.patch.trap is not None
-        if is_needed and can_catch and not self._catcher.is_registered:
+        if is_needed and can_catch and not self._notifier.is_registered:
             with self._guest.stub.paused():
-                self._catcher.register()
+                self._notifier.register()
 
     def load(self, programs: Sequence[Program]) -> None:
         """Write code to the arena, where nothing calls it yet."""
@@ -224,7 +224,7 @@ class Armory:
         table = hash_table(self._detours)
         where = self._linker.place(len(table))
         self._write_code(where, table)
-        self._catcher.lead(where, table_mask(table))
+        self._notifier.lead(where, table_mask(table))
 
     def stage(self, programs: Sequence[Program]) -> list[Undo]:
         """Put on the disk what arming some programs will write; the guest may run meanwhile."""
@@ -236,7 +236,7 @@ class Armory:
         self._stopped.note_data(undo.phys for _, undo in flags)
         self._owners |= {undo.phys: site.addr for site, undo in flags + undos}
         patches = [undo for _, undo in flags + undos]
-        self._journal.ledger.keep_frames([f for f in self.frames if f.trampoline])
+        self._journal.allocations.keep_frames([f for f in self.frames if f.trampoline])
         self._journal.describe(_described(programs))
         self._journal.record(patches)
         self._journal.check()
@@ -297,7 +297,7 @@ class Armory:
         self._undos = []
         self._keep(())
         if self._guest.arch.returns.comes_back:
-            give_callers_back(self._guest.memory, self.frames)
+            restore_callers(self._guest.memory, self.frames)
         return count if is_first else 0
 
     def _roll_back(self, undos: Sequence[Undo]) -> int:

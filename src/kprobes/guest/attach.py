@@ -22,7 +22,7 @@ from kprobes.image.file import check_same_build, kernel_from_image, read_image
 from kprobes.image.find import Registers, find_spaces, read_kernel
 from kprobes.model.kernel import Kernel
 from kprobes.transport.connect import connect, parse_target
-from kprobes.transport.find_ram import WAYS, open_ram
+from kprobes.transport.find_ram import RAM_BACKENDS, open_ram
 from kprobes.transport.ram import ProcessRam, ProcessRun
 from kprobes.transport.stub import Stub
 from kprobes.units import Phys
@@ -33,13 +33,13 @@ class Access:
     """How a guest is looked at.
 
     Attributes:
-        ways: to its RAM, in the order in which they are tried: a ``shared`` file, QEMU's
+        backends: to its RAM, in the order in which they are tried: a ``shared`` file, QEMU's
             ``process``, the ``stub``.
         image: the vmlinux or boot image of its kernel, or None. Another build is refused. It
             gives the types that a kernel built without them lacks.
     """
 
-    ways: Sequence[str] = WAYS
+    backends: Sequence[str] = RAM_BACKENDS
     image: Path | None = None
 
 
@@ -90,10 +90,10 @@ def look(stub: Stub, access: Access) -> Guest:
     Raises:
         TargetError: no Linux that we understand runs there, or not the image's.
     """
-    ram = open_ram(stub, ways=access.ways)
+    ram = open_ram(stub, backends=access.backends)
     machine = machine_of_stub(stub.architecture)
     vcpus = registers_of(stub, machine)
-    facts = _facts(stub, arch(machine.name), vcpus)
+    info = _info(stub, arch(machine.name), vcpus)
     # The others may be offline, or not yet woken.
     machine.paging.check(vcpus[0])
     spaces = find_spaces(ram, machine, vcpus)
@@ -108,7 +108,7 @@ def look(stub: Stub, access: Access) -> Guest:
         stub=stub,
         memory=GuestMemory(ram, found.tables),
         kernel=kernel,
-        arch=facts,
+        arch=info,
         task_size=machine.paging.task_size(found.tables),
         tables=found.tables,
         host=ram.host,
@@ -125,11 +125,11 @@ def registers_of(stub: Stub, machine: Machine) -> list[Registers]:
     return found
 
 
-def _facts(stub: Stub, facts: Arch, vcpus: Sequence[Registers]) -> Arch:
+def _info(stub: Stub, info: Arch, vcpus: Sequence[Registers]) -> Arch:
     known = list[Registers]()
     for cpu, registers in zip(stub.ids(), vcpus, strict=True):
-        known.append({**registers, **_rare(stub, cpu, facts.code_registers)})
-    return replace(facts, code=facts.code_for(known))
+        known.append({**registers, **_rare(stub, cpu, info.code_registers)})
+    return replace(info, code=info.code_for(known))
 
 
 def _rare(stub: Stub, cpu: int, names: Sequence[str]) -> Registers:
@@ -150,21 +150,21 @@ def _with_image(kernel: Kernel, path: Path) -> Kernel:
     return replace(kernel, types=kernel_from_image(image).types)
 
 
-def point_out(guest: Guest, journal: Journal) -> None:
+def publish_ram_map(guest: Guest, journal: Journal) -> None:
     """Write into a journal how others can look at its guest; nothing where they cannot."""
     host = guest.host
     if host is None:
         return
     runs = tuple((int(run.start), run.size, run.addr) for run in host.runs)
     started = process_start(host.pid)
-    facts = guest.arch.machine
+    info = guest.arch.machine
     journal.point(
         Window(
             pid=host.pid,
             started=started,
             runs=runs,
-            arch=facts.name,
-            registers=facts.paging.again(guest.tables),
+            arch=info.name,
+            registers=info.paging.again(guest.tables),
         )
     )
 
@@ -176,7 +176,7 @@ def tracer_at_work(entries: Iterable[Entry]) -> Entry | None:
 
 
 @contextmanager
-def overlooking(window: Window) -> Generator[tuple[GuestMemory, Kernel]]:
+def attach_readonly(window: Window) -> Generator[tuple[GuestMemory, Kernel]]:
     """Open a guest's memory for reading, and find the kernel in it.
 
     Raises:

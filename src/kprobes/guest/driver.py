@@ -12,12 +12,12 @@ from kprobes.drain import hits_of, nothing
 from kprobes.errors import KprobesError, RefusedError, TargetError
 from kprobes.guest import arena as arenas
 from kprobes.guest.arena import Arena, ArenaSize
-from kprobes.guest.arm import Armory, silence
+from kprobes.guest.arm import TextPatcher, silence
 from kprobes.guest.clock import AnyClock, GuestClock, clock_function, open_clock
 from kprobes.guest.ftrace_records import paused_between_changes
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
-from kprobes.guest.inject import Borrower
+from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import per_cpu_bases, readers, task_abi
 from kprobes.guest.link import Program, Trampoline, frame_counts, frames_size
@@ -25,15 +25,15 @@ from kprobes.guest.notes import begin_notes, write_notes
 from kprobes.guest.places import Places, unchecked
 from kprobes.guest.prepare import Asked, Preparer, Wanted
 from kprobes.guest.recorder import Recorder
-from kprobes.guest.release import await_leaving, code_in_use, give_back, settle, unused
+from kprobes.guest.release import await_leaving, code_in_use, free, settle, unused
 from kprobes.guest.stacks import find_caller, free_dead_calls, stopped_outside
-from kprobes.guest.upcalls import Reception, can_watch, check, watching
+from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.image.module_types import module_ranges, with_loaded_modules
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.events import Counts, Hits
 from kprobes.model.filter import Filter
-from kprobes.model.plan import Plan, ReturnWay, Strategy
+from kprobes.model.plan import Plan, ReturnMethod, Strategy
 from kprobes.model.resolved import RecordLayout, Resolved
 from kprobes.model.upcall import Question, Upcall
 from kprobes.ports import Text
@@ -67,7 +67,7 @@ class GuestDriver:
         tell: is given what went wrong while nobody was asking, for people.
         checkpoint: called often while probes are planned and linked; it may raise to end that.
         strategy: that is forced on every probe, or None for the cheapest that is safe.
-        way: that is forced on every return probe, or None for the cheapest that is proven.
+        return_method: that is forced on every return probe, or None for the cheapest one.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class GuestDriver:
         self.tell: Callable[[str], None] = _log.warning
         self.checkpoint: Callable[[], None] = nothing
         self.strategy: Strategy | None = None
-        self.way: ReturnWay | None = None
+        self.return_method: ReturnMethod | None = None
         self._journal = journal
         self._size = size
         self._check = check
         self._preparer = Preparer(guest, check)
         self._arena: Arena | None = None
-        self._armory: Armory | None = None
+        self._patcher: TextPatcher | None = None
         self._clock: Addr | None = None
         self._trampolines: Sequence[Trampoline] = ()
-        self._reception: Reception | None = None
+        self._upcall_control: UpcallControl | None = None
         self._unkept = 0
         self._looked_s = 0.0
         self._is_held = False
@@ -135,7 +135,7 @@ class GuestDriver:
                 definitions=tuple(definitions),
                 tasks=self.tasks,
                 strategy=self.strategy,
-                way=self.way,
+                return_method=self.return_method,
                 asked=Asked(
                     at_sites=self.upcalls, at_returns=self.return_upcalls, watch=self._watch
                 ),
@@ -171,9 +171,9 @@ class GuestDriver:
         kept = self._left()
         arena, recorder = self._allocate()
         self._journal.check()
-        armory = Armory(self.guest, arena, self._abi(arena), self._journal, kept)
-        armory.note = partial(write_notes, self.guest.memory, arena, self._journal)
-        programs = armory.link(self.plans, self.checkpoint)
+        patcher = TextPatcher(self.guest, arena, self._abi(arena), self._journal, kept)
+        patcher.note = partial(write_notes, self.guest.memory, arena, self._journal)
+        programs = patcher.link(self.plans, self.checkpoint)
         layouts = _layouts(self.plans)
         if is_new:
             self._recorded.clear()
@@ -181,18 +181,18 @@ class GuestDriver:
         else:
             recorder.add(layouts)
         self._recorded += _probes(self.plans)
-        armory.catch(self.plans, more=bool(self.waiting))
+        patcher.catch(self.plans, more=bool(self.waiting))
         # Before: what is on the disk is struck from it by whoever disarms, however far we come.
-        self._armory = armory
-        patches = armory.stage(programs)
-        self._trampolines = armory.trampolines
+        self._patcher = patcher
+        patches = patcher.stage(programs)
+        self._trampolines = patcher.trampolines
         covered = [text for plan in self.plans for text in plan.site.covered]
         with (
-            self._attended(arena, _questions(programs, armory)),
+            self._attended(arena, _questions(programs, patcher)),
             stopped_outside(self.guest, covered, otherwise=_COVERED),
         ):
-            armory.load(programs)
-            armory.arm(patches)
+            patcher.load(programs)
+            patcher.arm(patches)
         if self._ended is not None:
             # Since we began; whoever gave up may have found nothing to disarm.
             self.disarm()
@@ -237,7 +237,7 @@ class GuestDriver:
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
-        return 0 if self._reception is None else self._reception.missed(number)
+        return 0 if self._upcall_control is None else self._upcall_control.missed(number)
 
     def free_dead_calls(self) -> None:
         """Have room again for calls in progress, where tasks that died have left too little.
@@ -255,20 +255,20 @@ class GuestDriver:
                 self._changing.release()
 
     def _free_dead_calls(self) -> None:
-        armory, arena, recorder = self._armory, self._arena, self.recorder
-        if armory is None or arena is None or recorder is None or not armory.frames:
+        patcher, arena, recorder = self._patcher, self._arena, self.recorder
+        if patcher is None or arena is None or recorder is None or not patcher.frames:
             return
         before, self._unkept = self._unkept, recorder.unkept
         if self._unkept != before:
             with self.guest.stub.paused():
                 self._journal.check()
-                ranges = list(code_in_use(self.guest, self._journal.ledger))
-                free_dead_calls(self.guest, armory.frames, ranges)
+                ranges = list(code_in_use(self.guest, self._journal.allocations))
+                free_dead_calls(self.guest, patcher.frames, ranges)
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
-        armory = self._armory
-        return find_caller(self.guest.memory, () if armory is None else armory.frames, slot, held)
+        patcher = self._patcher
+        return find_caller(self.guest.memory, () if patcher is None else patcher.frames, slot, held)
 
     def disarm(self) -> None:
         """Put the guest's text back, verified; its records can still be drained.
@@ -277,28 +277,28 @@ class GuestDriver:
             TargetError: somebody else changed a patched site.
         """
         with self._changing:
-            if self._armory is not None:
+            if self._patcher is not None:
                 with paused_between_changes(self.guest):
                     self._check_stopped()
-                    count = self._armory.disarm()
+                    count = self._patcher.disarm()
                 if count:
                     self.tell(
                         f"{count} places held the guest's own bytes again: somebody else has put "
                         "them back, and there was no hit from then on"
                     )
             # Not before: what an exception has left armed is for the next attempt.
-            self._armory = None
-        if self._reception is not None:
-            self._reception.end()
+            self._patcher = None
+        if self._upcall_control is not None:
+            self._upcall_control.end()
 
     def close(self) -> None:
         """Disarm, and give the guest its memory back as soon as nothing runs in it."""
         self.disarm()
-        self._arena = self._reception = None
-        if not self._journal.ledger.is_settled:
+        self._arena = self._upcall_control = None
+        if not self._journal.allocations.is_empty:
             with self.guest.stub.paused():
                 self._check_stopped()
-        settle(self.guest, self._journal.ledger, self.tell)
+        settle(self.guest, self._journal.allocations, self.tell)
         self.check_guest()
 
     def check_guest(self) -> None:
@@ -330,45 +330,45 @@ class GuestDriver:
     def _module_comes(self, record: int) -> None:
         del record
         with self._changing:
-            if self._armory is None or self.recorder is None or not self.waiting:
+            if self._patcher is None or self.recorder is None or not self.waiting:
                 return
             try:
-                self._arm_late(self._armory, self.recorder)
+                self._arm_late(self._patcher, self.recorder)
             except KprobesError as error:
                 self.tell(str(error))
 
-    def _arm_late(self, armory: Armory, recorder: Recorder) -> None:
+    def _arm_late(self, patcher: TextPatcher, recorder: Recorder) -> None:
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         self.guest = replace(self.guest, kernel=kernel)
         plans, errors = self._preparer.late(self.guest)
         for error in errors:
             self.tell(str(error))
         try:
-            programs = armory.link(plans)
+            programs = patcher.link(plans)
         except KprobesError:
             # Their module may come again, to another place.
             self._preparer.wait_again(plans)
             raise
         recorder.add(_layouts(plans))
         self._recorded += _probes(plans)
-        patches = armory.stage(programs)
-        self._trampolines = armory.trampolines
+        patches = patcher.stage(programs)
+        self._trampolines = patcher.trampolines
         # Whoever looks a breakpoint up must not find half of another table.
-        covered = [armory.lookup, *(text for plan in plans for text in plan.site.covered)]
+        covered = [patcher.lookup, *(text for plan in plans for text in plan.site.covered)]
         with stopped_outside(self.guest, covered, otherwise=_COVERED):
-            armory.load(programs)
-            armory.arm(patches)
+            patcher.load(programs)
+            patcher.arm(patches)
         self.plans = [*self.plans, *plans]
 
     def _module_goes(self, record: int) -> None:
         with self._changing:
             ranges = module_ranges(self.guest.kernel, record)
             gone = [plan for plan in self.plans if _is_inside(plan.site.addr, ranges)]
-            if self._armory is None or not gone:
+            if self._patcher is None or not gone:
                 return
             try:
                 with paused_between_changes(self.guest):
-                    self._armory.withdraw(ranges)
+                    self._patcher.withdraw(ranges)
             except KprobesError as error:
                 self.tell(str(error))
             self.plans = [plan for plan in self.plans if plan not in gone]
@@ -377,41 +377,41 @@ class GuestDriver:
     @contextmanager
     def _attended(self, arena: Arena, questions: Sequence[Question]) -> Generator[None]:
         # From before the first hit on; not when there will be none.
-        if questions and self._reception is None:
-            self._reception = Reception(self.guest, arena, self._journal.check)
+        if questions and self._upcall_control is None:
+            self._upcall_control = UpcallControl(self.guest, arena, self._journal.check)
         with ExitStack() as undo:
-            if self._reception is not None:
-                undo.callback(self._reception.end)
-                self._reception.begin(questions)
+            if self._upcall_control is not None:
+                undo.callback(self._upcall_control.end)
+                self._upcall_control.begin(questions)
             yield
             undo.pop_all()
 
     def _left(self) -> Sequence[Trampoline]:
         # What the recording before has left: where tasks sleep in calls that return to us its code
         # stays, and the rest is about to be overwritten.
-        arena, guest, ledger = self._arena, self.guest, self._journal.ledger
+        arena, guest, allocations = self._arena, self.guest, self._journal.allocations
         if arena is None:
             return ()
-        tables = await_leaving(guest, ledger, otherwise="new probes cannot be armed yet")
+        tables = await_leaving(guest, allocations, otherwise="new probes cannot be armed yet")
         kept = [each for each in self._trampolines if each.frames in tables]
         new = [each.silenced for each in kept if not each.is_silent]
         if new:
             silence(guest, arena, self._abi(arena), new)
         self._trampolines = [each.silenced for each in kept]
         # Before their memory goes: there is nothing more to be looked for.
-        ledger.keep_frames([each.frames for each in self._trampolines])
-        self._give_back_unused(arena)
+        allocations.keep_frames([each.frames for each in self._trampolines])
+        self._free_unused(arena)
         arenas.forget_calls(self._free(arena), guest.memory)
         return self._trampolines
 
-    def _give_back_unused(self, arena: Arena) -> None:
-        guest, ledger = self.guest, self._journal.ledger
+    def _free_unused(self, arena: Arena) -> None:
+        guest, allocations = self.guest, self._journal.allocations
         kept = (addr for each in self._trampolines for addr in (each.text[0], each.frames.addr))
-        loans = unused(ledger, {*arena.parts, *kept})
-        if loans:
+        live = unused(allocations, {*arena.parts, *kept})
+        if live:
             # Else next time: no task may be there to be borrowed.
-            with suppress(TargetError), guest.stub.paused(), self._borrower().task() as task:
-                give_back(task, guest.kernel, loans)
+            with suppress(TargetError), guest.stub.paused(), self._injector().task() as task:
+                free(task, guest.kernel, live)
 
     def _allocate(self) -> tuple[Arena, Recorder]:
         guest, needed = self.guest, self._needed()
@@ -419,7 +419,7 @@ class GuestDriver:
         if self._arena is None or self.recorder is None:
             with guest.stub.paused():
                 arena = arenas.allocate(
-                    self._borrower(), guest.kernel, size, note=self._begin_notes
+                    self._injector(), guest.kernel, size, note=self._begin_notes
                 )
             write_notes(guest.memory, arena, self._journal)
             # Nobody knows of this memory yet, so the guest may run on meanwhile.
@@ -431,7 +431,7 @@ class GuestDriver:
             self.recorder.tell = self.tell
         if not self._free(self._arena).has_room(needed):
             with guest.stub.paused():
-                self._arena = arenas.grow(self._borrower(), guest.kernel, self._arena, size)
+                self._arena = arenas.grow(self._injector(), guest.kernel, self._arena, size)
             write_notes(guest.memory, self._arena, self._journal)
         return self._free(self._arena), self.recorder
 
@@ -441,17 +441,17 @@ class GuestDriver:
         frames = [(each.frames.addr, Addr(each.frames.addr + each.frames.size)) for each in kept]
         return arena.beside([*frames, *(each.text for each in kept)])
 
-    def _borrower(self) -> Borrower:
+    def _injector(self) -> CallInjector:
         guest = self.guest
-        return Borrower(guest.stub, guest.memory, guest.kernel, self._journal.ledger)
+        return CallInjector(guest.stub, guest.memory, guest.kernel, self._journal.allocations)
 
     def _rounded(self, needed: ArenaSize) -> ArenaSize:
-        code = -(-(needed.code + arenas.CATCHER_SIZE) // MIB) * MIB
+        code = -(-(needed.code + arenas.NOTIFIER_SIZE) // MIB) * MIB
         frames = needed.frames + _SPARE_FRAMES
         return replace(needed, code=max(self._size.code, code), frames=frames)
 
-    def _begin_notes(self, addr: Addr, loan: Addr) -> None:
-        begin_notes(self.guest.memory, addr, loan, self._journal)
+    def _begin_notes(self, addr: Addr, allocation: Addr) -> None:
+        begin_notes(self.guest.memory, addr, allocation, self._journal)
 
     def _needed(self) -> ArenaSize:
         # Functions that are waited for may need frames, too.
@@ -487,9 +487,9 @@ class GuestDriver:
         )
 
 
-def _questions(programs: Sequence[Program], armory: Armory) -> list[Question]:
+def _questions(programs: Sequence[Program], patcher: TextPatcher) -> list[Question]:
     at_sites = [question for program in programs for question in program.questions]
-    return [*at_sites, *armory.landings]
+    return [*at_sites, *patcher.landings]
 
 
 def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:

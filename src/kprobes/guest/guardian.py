@@ -215,18 +215,18 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
     records = [undo for undo in entry.undos if undo.what == FLAGS]
     text = [undo for undo in entry.undos if undo.what != FLAGS]
     places = roll_back(text, StoppedMemory(stub, ram))
-    if entry.ledger.is_settled and not records:
+    if entry.allocations.is_empty and not records:
         return Rescued(places, 0)
     if stub.is_held:
         raise KprobesError("the guest is paused by somebody else")
-    put_back, memory = _reclaim(stub, entry, records)
+    put_back, memory = _free_after_crash(stub, entry, records)
     return Rescued(places + put_back, memory)
 
 
-def _reclaim(stub: Stub, entry: Entry, records: Sequence[Undo]) -> tuple[int, int]:
-    from kprobes.guest.recovery import reclaim
+def _free_after_crash(stub: Stub, entry: Entry, records: Sequence[Undo]) -> tuple[int, int]:
+    from kprobes.guest.recovery import free_after_crash
 
-    return reclaim(stub, Journal.reopen(entry), records, image=entry.image)
+    return free_after_crash(stub, Journal.reopen(entry), records, image=entry.image)
 
 
 def _connect(target: str, patience_s: float) -> Stub:

@@ -4,7 +4,7 @@ A breakpoint at a place that tasks pass with no lock held stops one. Its registe
 pt_regs frame on its own stack, with the kernel's interrupt return as return address, and it is
 sent into the function instead. When the function returns, the kernel's own code puts the task
 back where it was: a tracer killed in the middle harms nobody. What is where on that stack, and
-which code of the kernel's it is, is written down in each architecture's ``borrowing``.
+which code of the kernel's it is, is written down in each architecture's ``inject_ops``.
 """
 
 import time
@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from kprobes.arch.machine import BorrowFacts, Called, Entered, Way, address_of
+from kprobes.arch.machine import CallSetup, FunctionCall, InjectOps, ReturnPath, address_of
 from kprobes.arch.registry import machine
 from kprobes.errors import TargetError
-from kprobes.guest.allocations import Call, Ledger, Loan
+from kprobes.guest.allocations import Allocation, AllocationLog, Call
 from kprobes.guest.guest import GuestMemory
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
@@ -36,7 +36,7 @@ _TIMER = "hrtimer_interrupt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Back:
+class Returned:
     """A task at the landing.
 
     Attributes:
@@ -51,28 +51,28 @@ class Back:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Landing:
+class ReturnTrap:
     """Where the calls of one borrowed task come back to.
 
     Attributes:
         debugger: of its guest, which is stopped before and after.
         place: the address that they return to; who waits has a breakpoint there.
         frame: of the task.
-        facts: of the guest's architecture.
+        info: of the guest's architecture.
     """
 
     debugger: Stub
     place: Addr
     frame: int
-    facts: BorrowFacts
+    info: InjectOps
 
-    def look(self) -> Back | None:
+    def look(self) -> Returned | None:
         """Return the task if it stands at the landing."""
         threads = self.debugger.ids()
-        found = (self._back(thread, self.debugger.registers(thread)) for thread in threads)
-        return next((back for back in found if back is not None), None)
+        found = (self._returned(thread, self.debugger.registers(thread)) for thread in threads)
+        return next((returned for returned in found if returned is not None), None)
 
-    def wait(self, number: int | None, timeout_s: float) -> Back:
+    def wait(self, number: int | None, timeout_s: float) -> Returned:
         """Let the guest run until a call comes back, any one for None.
 
         Raises:
@@ -81,25 +81,25 @@ class Landing:
         deadline = time.monotonic() + timeout_s
         while (thread := run_until_stop(self.debugger, deadline)) is not None:
             registers = self.debugger.registers(thread)
-            back = self._back(thread, registers)
-            if back is not None and number in (None, back.number):
-                return back
-            if registers[self.facts.pc] == self.place:
-                self._send_on(thread, registers)
+            returned = self._returned(thread, registers)
+            if returned is not None and number in (None, returned.number):
+                return returned
+            if registers[self.info.pc] == self.place:
+                self._skip_trap(thread, registers)
         raise TargetError("a function that the guest was made to call did not return")
 
-    def _back(self, thread: int, registers: Mapping[str, int]) -> Back | None:
+    def _returned(self, thread: int, registers: Mapping[str, int]) -> Returned | None:
         # Sleeping may have moved the task to another vCPU: its stack tells who it is.
-        facts = self.facts
-        if registers[facts.pc] != self.place or facts.home(registers) != self.frame:
+        info = self.info
+        if registers[info.pc] != self.place or info.returned_frame(registers) != self.frame:
             return None
-        return Back(thread=thread, number=registers[facts.number], result=registers[facts.result])
+        return Returned(thread=thread, number=registers[info.number], result=registers[info.result])
 
-    def _send_on(self, thread: int, registers: Mapping[str, int]) -> None:
+    def _skip_trap(self, thread: int, registers: Mapping[str, int]) -> None:
         # A task that was borrowed before and has not run since: it would stop at the landing
         # again and again, and nobody else would ever run. What is done there is done for it.
         read = partial(self.debugger.read, cpu=thread)
-        self.debugger.set_registers(thread, self.facts.send_on(read, registers))
+        self.debugger.set_registers(thread, self.info.skip_trap(read, registers))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,59 +107,59 @@ class Task:
     """A task of the guest that runs what we say.
 
     Attributes:
-        landing: where its calls come back to.
-        way: that it goes from there.
+        trap: where its calls come back to.
+        return_path: that it goes from there.
         memory: of its guest.
-        ledger: where it notes what its calls lend and give back.
+        allocations: where it notes what its calls lend and give back.
         thread: the vCPU that it is on.
-        is_away: whether a call has not come back: nobody knows where the task is, and it can
+        is_calling: whether a call has not come back: nobody knows where the task is, and it can
             make no other. It goes its own way when the function returns.
     """
 
-    landing: Landing
-    way: Way
+    trap: ReturnTrap
+    return_path: ReturnPath
     memory: GuestMemory
-    ledger: Ledger
+    allocations: AllocationLog
     thread: int
-    is_away: bool = False
+    is_calling: bool = False
 
     def call(
         self,
         function: Addr,
         *args: int,
-        lends: Loan | None = None,
-        returns: Loan | None = None,
+        allocates: Allocation | None = None,
+        returns: Allocation | None = None,
     ) -> int:
         """Call a function of the guest with some numbers and return its result.
 
         Args:
             function: its address.
             args: for it.
-            lends: what the guest lends by it, at address 0 when the result will tell where.
+            allocates: what the guest lends by it, at address 0 when the result will tell where.
             returns: what the guest gets back by it.
 
         Raises:
             TargetError: it did not come back in time.
             GuestReplacedError: another guest runs there meanwhile; nothing was called.
         """
-        self.ledger.check()
-        if self.is_away:
+        self.allocations.check()
+        if self.is_calling:
             raise ValueError("the borrowed task has not come back from its last call")
-        landing = self.landing
-        called = Called(function=function, args=args)
-        entered = landing.facts.enter(self.way, landing.frame, called)
+        trap = self.trap
+        called = FunctionCall(function=function, args=args)
+        setup = trap.info.set_up_call(self.return_path, trap.frame, called)
         call = Call(
-            frame=landing.frame,
-            landing=landing.place,
-            number=self.ledger.calls + 1,
-            lends=lends,
+            frame=trap.frame,
+            trap=trap.place,
+            number=self.allocations.calls + 1,
+            allocates=allocates,
             returns=returns,
         )
-        self.memory.write(landing.frame, _bytes(entered))
-        self.ledger.begin(call)
-        self.is_away = True
-        registers = {**entered.registers, landing.facts.number: self.ledger.calls}
-        landing.debugger.set_registers(self.thread, registers)
+        self.memory.write(trap.frame, _bytes(setup))
+        self.allocations.begin(call)
+        self.is_calling = True
+        registers = {**setup.registers, trap.info.number: self.allocations.calls}
+        trap.debugger.set_registers(self.thread, registers)
         return self.finish(_CALL_S)
 
     def finish(self, timeout_s: float) -> int:
@@ -169,23 +169,23 @@ class Task:
             TargetError: it did not come back in time.
             GuestReplacedError: nor will it, as another guest runs there.
         """
-        self.ledger.check()
+        self.allocations.check()
         try:
-            back = self.landing.wait(self.ledger.calls, timeout_s)
+            returned = self.trap.wait(self.allocations.calls, timeout_s)
         except TargetError:
-            self.ledger.check()
+            self.allocations.check()
             raise
-        self.thread, self.is_away = back.thread, False
-        self.ledger.end(back.result)
-        return back.result
+        self.thread, self.is_calling = returned.thread, False
+        self.allocations.end(returned.result)
+        return returned.result
 
 
-def _bytes(entered: Entered) -> bytes:
-    return b"".join(word.to_bytes(_WORD, "little") for word in entered.words)
+def _bytes(setup: CallSetup) -> bytes:
+    return b"".join(word.to_bytes(_WORD, "little") for word in setup.words)
 
 
 @contextmanager
-def stopping_at(debugger: Stub, place: Addr) -> Generator[None]:
+def breakpoint_at(debugger: Stub, place: Addr) -> Generator[None]:
     """Have a breakpoint in a stopped guest."""
     with ExitStack() as undo:
         undo.callback(_forget, debugger, place)
@@ -221,21 +221,23 @@ def run_until_stop(debugger: Stub, deadline: float) -> int | None:
     return None if stopped is None else stopped.cpu
 
 
-class Borrower:
+class CallInjector:
     """Finds tasks to borrow in one guest, which is stopped before and after.
 
     Attributes:
         memory: of the guest.
-        ledger: where tasks note what they lend and give back.
+        allocations: where tasks note what they lend and give back.
     """
 
-    def __init__(self, debugger: Stub, memory: GuestMemory, kernel: Kernel, ledger: Ledger) -> None:
-        self._facts = machine(kernel.arch).borrowing
+    def __init__(
+        self, debugger: Stub, memory: GuestMemory, kernel: Kernel, allocations: AllocationLog
+    ) -> None:
+        self._info = machine(kernel.arch).inject_ops
         self._debugger = debugger
         self.memory = memory
         self._kernel = kernel
-        self.ledger = ledger
-        self._way = self._facts.way(memory, kernel)
+        self.allocations = allocations
+        self._return_path = self._info.return_path(memory, kernel)
 
     @contextmanager
     def task(self, *, timeout_s: float = 10.0) -> Generator[Task]:
@@ -259,22 +261,22 @@ class Borrower:
     @contextmanager
     def _borrowed(self, thread: int) -> Generator[Task]:
         task = self._frame(thread)
-        with stopping_at(self._debugger, self._way.landing):
+        with breakpoint_at(self._debugger, self._return_path.trap):
             yield task
 
     def _frame(self, thread: int) -> Task:
-        self.ledger.check()
-        frame, data = self._facts.keep(self._way, self._debugger.registers(thread))
+        self.allocations.check()
+        frame, data = self._info.save_frame(self._return_path, self._debugger.registers(thread))
         self.memory.write(frame, data)
         # Nothing may have been called yet when the caller fails: resuming must then be right.
-        landing = Landing(
-            debugger=self._debugger, place=self._way.landing, frame=frame, facts=self._facts
+        trap = ReturnTrap(
+            debugger=self._debugger, place=self._return_path.trap, frame=frame, info=self._info
         )
         return Task(
-            landing=landing,
-            way=self._way,
+            trap=trap,
+            return_path=self._return_path,
             memory=self.memory,
-            ledger=self.ledger,
+            allocations=self.allocations,
             thread=thread,
         )
 
@@ -283,12 +285,12 @@ class Borrower:
         deadline = time.monotonic() + timeout_s
         with ExitStack() as breakpoints:
             for place in places:
-                breakpoints.enter_context(stopping_at(self._debugger, place))
+                breakpoints.enter_context(breakpoint_at(self._debugger, place))
             while (thread := run_until_stop(self._debugger, deadline)) is not None:
                 # Two vCPUs may come to an earlier breakpoint at once. QEMU tells of the second
                 # when the guest runs again, and the breakpoint is gone: that one is in the
                 # middle of an interrupt, maybe.
-                if self._debugger.registers(thread)[self._facts.pc] in places:
+                if self._debugger.registers(thread)[self._info.pc] in places:
                     return thread
             return None
 
@@ -302,38 +304,38 @@ class Borrower:
         call = symbols.find("mod_delayed_work_on")
         if work is None or timer is None or queue is None or call is None:
             return
-        self._kick()
+        self._raise_timer()
         thread = self._catch([timer.addr], timeout_s)
         if thread is None:
             return
         with self._borrowed(thread) as task:
             task.call(call.addr, 0, self.memory.u64(queue.addr), work.addr, 0)
 
-    def _kick(self) -> None:
+    def _raise_timer(self) -> None:
         """Give a sleeping CPU a timer interrupt, which may be a second away otherwise.
 
         Its idle task does it itself. A timer interrupt too many changes nothing.
         """
-        called = self._facts.kick(self.memory, self._kernel)
+        called = self._info.raise_timer(self.memory, self._kernel)
         if called is None:
             return
         for thread in self._debugger.ids():
             if not self._is_idle(self._debugger.registers(thread)):
                 continue
             # Straight back to what it was doing: the landing may carry a breakpoint by then.
-            frame = self._frame(thread).landing.frame
-            entered = self._facts.leave(self._way, frame, called)
-            self._debugger.set_registers(thread, entered.registers)
+            frame = self._frame(thread).trap.frame
+            setup = self._info.set_up_jump(self._return_path, frame, called)
+            self._debugger.set_registers(thread, setup.registers)
             return
 
     def _is_idle(self, registers: Mapping[str, int]) -> bool:
-        symbol = self._kernel.symbols.at(registers[self._facts.pc])
-        is_idle = symbol is not None and symbol.name in self._facts.idle
-        return is_idle and self._facts.may_leave_idle(registers)
+        symbol = self._kernel.symbols.at(registers[self._info.pc])
+        is_idle = symbol is not None and symbol.name in self._info.idle
+        return is_idle and self._info.can_leave_idle(registers)
 
     def _sleepable(self) -> list[Addr]:
-        names = [self._facts.switch, *_SLEEPABLE]
-        if address_of(self._kernel, self._facts.switch) is None:
-            names += [f"{self._facts.system_call}{name}" for name in _SYSCALLS.split()]
+        names = [self._info.switch, *_SLEEPABLE]
+        if address_of(self._kernel, self._info.switch) is None:
+            names += [f"{self._info.system_call}{name}" for name in _SYSCALLS.split()]
         found = [address_of(self._kernel, name) for name in names]
         return [addr for addr in found if addr is not None]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from kprobes import directories
 from kprobes.errors import FormatError, KprobesError, StateError
-from kprobes.guest.allocations import Kind, Ledger, nothing
+from kprobes.guest.allocations import AllocationLog, Kind, nothing
 from kprobes.units import Addr, Phys
 
 _log = logging.getLogger(__name__)
@@ -110,11 +110,11 @@ class MarkPlace:
     """Where a session's mark lies in a guest's memory.
 
     Attributes:
-        loan: the address of the memory that it is in.
+        allocation: the address of the memory that it is in.
         phys: its physical address.
     """
 
-    loan: Addr
+    allocation: Addr
     phys: Phys
 
 
@@ -137,7 +137,7 @@ class Entry:
         is_held: whether the tracer knew that somebody else had paused the guest.
         is_closed: whether the tracer ended by itself, and not everything could be given back.
         image: of the kernel, where the tracer was given one, else "".
-        ledger: what the guest has lent.
+        allocations: what the guest has lent.
         probes: that are armed; of one site in the order in which a hit runs them.
         window: how to look at the guest beside the tracer, or None where that cannot be.
     """
@@ -157,24 +157,24 @@ class Entry:
     is_held: bool = False
     is_closed: bool = False
     image: str = ""
-    ledger: Ledger = field(default_factory=Ledger, compare=False)
+    allocations: AllocationLog = field(default_factory=AllocationLog, compare=False)
     probes: tuple[Described, ...] = field(default=(), compare=False)
     window: Window | None = field(default=None, compare=False)
 
     @property
     def is_done(self) -> bool:
         """Whether the guest is as it was before."""
-        return not self.undos and self.ledger.is_settled
+        return not self.undos and self.allocations.is_empty
 
     @property
-    def has_only_lent(self) -> bool:
+    def has_only_memory(self) -> bool:
         """Whether its tracer ended by itself and nothing but memory is left to give back."""
-        return self.is_closed and not self.undos and self.ledger.call is None
+        return self.is_closed and not self.undos and self.allocations.call is None
 
     @property
     def mark_place(self) -> Phys | None:
         """Where its mark must be in the guest, or None while it need not be anywhere."""
-        return _mark_place(self.marked, self.ledger)
+        return _mark_place(self.marked, self.allocations)
 
     @property
     def is_watched(self) -> bool:
@@ -196,7 +196,7 @@ class Journal:
         mark: random bytes that name this session in the guest's memory.
         state: how often the patches changed; it stands behind the mark.
         boot: of the guest, or None before it is known.
-        ledger: what the guest has lent; writes itself down here.
+        allocations: what the guest has lent; writes itself down here.
         check: raises GuestReplacedError unless the guest is still the one that was attached to.
     """
 
@@ -205,7 +205,7 @@ class Journal:
         self.mark = mark
         self.state = 0
         self.boot: Boot | None = None
-        self.ledger = Ledger(self._note)
+        self.allocations = AllocationLog(self._note)
         self.check: Callable[[], None] = nothing
         self._marked: MarkPlace | None = None
         self._head = b""
@@ -244,7 +244,7 @@ class Journal:
         journal.state, journal.boot, journal._marked = entry.state, entry.boot, entry.marked
         for line in _raw_lines(entry.path):
             if not line.startswith(_OF_PATCHES):
-                journal.ledger.replay(json.loads(line))
+                journal.allocations.replay(json.loads(line))
                 journal._head += line + b"\n"
         journal.clear()
         return journal
@@ -257,11 +257,11 @@ class Journal:
     @property
     def mark_place(self) -> Phys | None:
         """Where the mark must be in the guest, or None while it need not be anywhere."""
-        return _mark_place(self._marked, self.ledger)
+        return _mark_place(self._marked, self.allocations)
 
     def watch(self, check: Callable[[], None]) -> None:
         """Have a check made before the guest is written to, or made to call anything."""
-        self.check = self.ledger.check = check
+        self.check = self.allocations.check = check
 
     def note_boot(self, boot: Boot) -> None:
         """Say which boot of the guest it is."""
@@ -275,7 +275,7 @@ class Journal:
 
     def note_mark(self, place: MarkPlace) -> None:
         """Say where the mark is now."""
-        self._note({"marked": {"loan": place.loan, "phys": place.phys}})
+        self._note({"marked": {"loan": place.allocation, "phys": place.phys}})
         self._marked = place
 
     def note_held(self, *, is_held: bool) -> None:
@@ -320,7 +320,7 @@ class Journal:
 
     def close(self) -> None:
         """Remove the journal, unless there is still something to put back."""
-        if self._is_clear and self.ledger.is_settled:
+        if self._is_clear and self.allocations.is_empty:
             self.remove()
         elif self.path.exists():
             self._note({"closed": True})
@@ -432,26 +432,26 @@ def read(path: Path) -> Entry:
     """
     try:
         values = _lines(path)
-        facts = {key: value for line in values for key, value in line.items()}
+        info = {key: value for line in values for key, value in line.items()}
         return Entry(
             path=path,
-            target=str(facts["target"]),
-            build_id=str(facts.get("build_id", "")),
-            release=str(facts.get("release", "")),
-            pid=int(facts["pid"]),
-            started=str(facts["started"]),
+            target=str(info["target"]),
+            build_id=str(info.get("build_id", "")),
+            release=str(info.get("release", "")),
+            pid=int(info["pid"]),
+            started=str(info["started"]),
             undos=tuple(undo for line in values for undo in _undos_of(line.get("undos", []))),
-            mark=_mark_of(facts["mark"]),
-            marked=_marked_of(facts["marked"]) if "marked" in facts else None,
-            state=int(facts.get("state", 0)),
-            boot=_boot_of(facts["boot"]) if "boot" in facts else None,
-            guardian=_guardian_of(*facts.get("guardian", (0, ""))),
-            is_held=facts.get("held", False) is True,
-            is_closed="closed" in facts,
-            image=str(facts.get("image", "")),
-            ledger=Ledger.replayed(values),
+            mark=_mark_of(info["mark"]),
+            marked=_marked_of(info["marked"]) if "marked" in info else None,
+            state=int(info.get("state", 0)),
+            boot=_boot_of(info["boot"]) if "boot" in info else None,
+            guardian=_guardian_of(*info.get("guardian", (0, ""))),
+            is_held=info.get("held", False) is True,
+            is_closed="closed" in info,
+            image=str(info.get("image", "")),
+            allocations=AllocationLog.replayed(values),
             probes=tuple(_described(item) for line in values for item in line.get("probes", ())),
-            window=_window(facts["window"]) if "window" in facts else None,
+            window=_window(info["window"]) if "window" in info else None,
         )
     except FileNotFoundError:
         raise
@@ -479,11 +479,17 @@ def _mark_of(text: str) -> bytes:
     return mark
 
 
-def _mark_place(marked: MarkPlace | None, ledger: Ledger) -> Phys | None:
+def _mark_place(marked: MarkPlace | None, allocations: AllocationLog) -> Phys | None:
     # While the guest takes the memory back nobody knows what is in it.
-    returned = ledger.call.returns if ledger.call is not None else None
-    lent = [loan for loan in ledger.loans if loan.kind is Kind.DATA and loan != returned]
-    is_there = marked is not None and any(loan.addr == marked.loan for loan in lent)
+    returned = allocations.call.returns if allocations.call is not None else None
+    lent = [
+        allocation
+        for allocation in allocations.live
+        if allocation.kind is Kind.DATA and allocation != returned
+    ]
+    is_there = marked is not None and any(
+        allocation.addr == marked.allocation for allocation in lent
+    )
     return marked.phys if marked is not None and is_there else None
 
 
@@ -497,7 +503,7 @@ def _boot_of(item: dict[str, Any]) -> Boot:
 
 
 def _marked_of(item: dict[str, Any]) -> MarkPlace:
-    return MarkPlace(loan=Addr(int(item["loan"])), phys=Phys(int(item["phys"])))
+    return MarkPlace(allocation=Addr(int(item["loan"])), phys=Phys(int(item["phys"])))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -40,12 +40,12 @@ def task_abi(kernel: Kernel) -> TaskAbi:
     Raises:
         TargetError: a symbol or type that every kernel has is missing.
     """
-    types, facts = types_of(kernel), machine(kernel.arch).task
-    if facts.register is None:
+    types, info = types_of(kernel), machine(kernel.arch).task
+    if info.register is None:
         current = _per_cpu(kernel, "current_task")
         preempt_count = _per_cpu(kernel, "__preempt_count", "preempt_count")
     else:
-        current, preempt_count = 0, types.offset("task_struct", facts.preempt_count)
+        current, preempt_count = 0, types.offset("task_struct", info.preempt_count)
     return TaskAbi(
         current=current,
         preempt_count=preempt_count,
@@ -55,7 +55,7 @@ def task_abi(kernel: Kernel) -> TaskAbi:
         comm=types.offset("task_struct", "comm"),
         flags=types.offset("task_struct", "thread_info.flags"),
         migration_disabled=_migration_disabled(types),
-        resched_mask=facts.resched_mask(kernel.version),
+        resched_mask=info.resched_mask(kernel.version),
     )
 
 

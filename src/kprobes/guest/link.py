@@ -19,8 +19,8 @@ from kprobes.model.plan import (
     Frames,
     Plan,
     Returning,
+    ReturnMethod,
     Returns,
-    ReturnWay,
     Role,
     Site,
 )
@@ -101,7 +101,7 @@ def frame_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
     room = _FRAMES_ROOM // (len(found) or 1)
 
     def count(returns: Returns) -> int:
-        if returns.way is ReturnWay.RETHOOK and returns.maxactive:
+        if returns.return_method is ReturnMethod.RETHOOK and returns.maxactive:
             return returns.maxactive
         most = _MOST_FRAMES if returns.probes else _ASKED_FRAMES
         return min(max(room // returns.stride, _LEAST_FRAMES), most)

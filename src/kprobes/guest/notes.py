@@ -8,7 +8,7 @@ guest, too, behind the arena's data; little endian, and on a page of its own:
         char mark[16];           // of the session
         u64  state;              // how often the patches changed; see guest.identity
         u64  addr;               // of this struct: a page that was freed is no longer mapped there
-        u64  loans_size, undos;  // undos is ~0 where they did not fit
+        u64  live_size, undos;  // undos is ~0 where they did not fit
         char loans[];            // a JSON object; "frames" is null where they did not fit
     };                           // one page
     struct { u64 addr, size; char old[8], new[8]; } undo[];
@@ -27,7 +27,7 @@ from typing import Any, cast
 import numpy as np
 
 from kprobes.errors import MemoryFault
-from kprobes.guest.allocations import Call, Kind, Ledger, Loan
+from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.arena import NOTES_PAGE, UNDO_SIZE, Arena
 from kprobes.guest.guest import Guest, GuestMemory, remembering
 from kprobes.guest.journal import FLAGS, Boot, Journal, MarkPlace, Undo
@@ -54,7 +54,7 @@ class Notes:
     Attributes:
         mark, state: of the session.
         place: of the mark.
-        loans: that the guest has made it.
+        live: that the guest has made it.
         frames: of calls that return to code of the session, or None where there was no room.
         undos: of its patches, or None where there was no room.
     """
@@ -62,14 +62,16 @@ class Notes:
     mark: bytes
     state: int
     place: Phys
-    loans: tuple[Loan, ...]
+    live: tuple[Allocation, ...]
     frames: tuple[Frames, ...] | None
     undos: tuple[Undo, ...] | None
 
     @property
     def memory(self) -> int:
         """Bytes that are lent."""
-        return sum(loan.size for loan in self.loans if loan.kind in (Kind.DATA, Kind.CODE))
+        return sum(
+            allocation.size for allocation in self.live if allocation.kind in (Kind.DATA, Kind.CODE)
+        )
 
 
 def write_notes(
@@ -80,18 +82,20 @@ def write_notes(
     data = b"".join(_record(undo) for undo in undos) if len(undos) <= arena.undos else b""
     count = len(undos) if len(undos) <= arena.undos else _TOO_MANY
     now.write(arena.notes + NOTES_PAGE, data)
-    loans = _loans(journal.ledger)
+    live = _live(journal.allocations)
     now.write(
         arena.notes,
-        _HEAD.pack(MAGIC, journal.mark, journal.state, arena.notes, len(loans), count) + loans,
+        _HEAD.pack(MAGIC, journal.mark, journal.state, arena.notes, len(live), count) + live,
     )
 
 
-def begin_notes(memory: GuestMemory, addr: Addr, loan: Addr, journal: Journal) -> None:
+def begin_notes(memory: GuestMemory, addr: Addr, allocation: Addr, journal: Journal) -> None:
     """Write notes of no patches into memory that was just lent, and say where they are."""
-    loans = _loans(journal.ledger)
-    memory.write(addr, _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(loans), 0) + loans)
-    journal.note_mark(MarkPlace(loan=loan, phys=Phys(memory.physical(addr) + _MARK_OFFSET)))
+    live = _live(journal.allocations)
+    memory.write(addr, _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(live), 0) + live)
+    journal.note_mark(
+        MarkPlace(allocation=allocation, phys=Phys(memory.physical(addr) + _MARK_OFFSET))
+    )
 
 
 def can_search(guest: Guest) -> bool:
@@ -112,14 +116,16 @@ def _record(undo: Undo) -> bytes:
     return _UNDO.pack(undo.addr, len(old), old, new)
 
 
-def _loans(ledger: Ledger) -> bytes:
-    facts: dict[str, Any] = {
-        "loans": [[loan.kind, loan.addr, loan.size] for loan in ledger.loans],
-        "frames": [[f.addr, f.count, f.stride, f.trampoline] for f in ledger.frames],
+def _live(allocations: AllocationLog) -> bytes:
+    info: dict[str, Any] = {
+        "loans": [
+            [allocation.kind, allocation.addr, allocation.size] for allocation in allocations.live
+        ],
+        "frames": [[f.addr, f.count, f.stride, f.trampoline] for f in allocations.frames],
     }
     room = NOTES_PAGE - _HEAD.size
-    whole = json.dumps(facts).encode()
-    return whole if len(whole) <= room else json.dumps(facts | {"frames": None}).encode()
+    whole = json.dumps(info).encode()
+    return whole if len(whole) <= room else json.dumps(info | {"frames": None}).encode()
 
 
 def _pages(ram: Ram) -> Iterator[int]:
@@ -137,22 +143,22 @@ def _read(memory: GuestMemory, phys: int) -> Notes:
     _, mark, state, addr, size, count = _HEAD.unpack_from(page)
     if memory.physical(addr) != phys:
         raise ValueError("a page that is no longer lent")
-    facts = cast("dict[str, Any]", json.loads(page[_HEAD.size : _HEAD.size + size]))
-    frames, loans = facts["frames"], tuple(_loan(*loan) for loan in facts["loans"])
-    if not any(each.kind is Kind.DATA and 0 <= addr - each.addr < each.size for each in loans):
+    info = cast("dict[str, Any]", json.loads(page[_HEAD.size : _HEAD.size + size]))
+    frames, live = info["frames"], tuple(_allocation(*allocation) for allocation in info["loans"])
+    if not any(each.kind is Kind.DATA and 0 <= addr - each.addr < each.size for each in live):
         raise ValueError("notes in memory that is not lent")
     return Notes(
         mark=mark,
         state=state,
         place=Phys(phys + _MARK_OFFSET),
-        loans=loans,
+        live=live,
         frames=None if frames is None else tuple(_frames(*each) for each in frames),
         undos=None if count == _TOO_MANY else tuple(_undos(memory, addr + NOTES_PAGE, count)),
     )
 
 
-def _loan(kind: str, addr: int, size: int) -> Loan:
-    return Loan(kind=Kind(kind), addr=int(addr), size=int(size))
+def _allocation(kind: str, addr: int, size: int) -> Allocation:
+    return Allocation(kind=Kind(kind), addr=int(addr), size=int(size))
 
 
 def _frames(addr: int, count: int, stride: int, trampoline: int) -> Frames:
@@ -174,12 +180,12 @@ def as_journal(notes: Notes, target: str, boot: Boot) -> Journal:
     """
     journal = Journal.create(target, mark=notes.mark)
     journal.note_boot(boot)
-    for loan in notes.loans:
-        journal.ledger.begin(Call(frame=0, landing=0, lends=loan))
-        journal.ledger.end(0)
-    data = next(loan for loan in notes.loans if loan.kind is Kind.DATA)
-    journal.note_mark(MarkPlace(loan=Addr(data.addr), phys=notes.place))
-    journal.ledger.keep_frames(notes.frames or ())
+    for allocation in notes.live:
+        journal.allocations.begin(Call(frame=0, trap=0, allocates=allocation))
+        journal.allocations.end(0)
+    data = next(allocation for allocation in notes.live if allocation.kind is Kind.DATA)
+    journal.note_mark(MarkPlace(allocation=Addr(data.addr), phys=notes.place))
+    journal.allocations.keep_frames(notes.frames or ())
     journal.state = notes.state - 1
     journal.record(notes.undos or ())
     return journal

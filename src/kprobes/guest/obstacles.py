@@ -1,6 +1,6 @@
 """Requirements of probing that a guest's kernel does not meet; looking alone needs less."""
 
-from kprobes.arch.machine import Wanted
+from kprobes.arch.machine import CodeRequest
 from kprobes.arch.registry import machine
 from kprobes.errors import RefusedError, TargetError
 from kprobes.guest.clock import clock_function, open_clock
@@ -45,8 +45,8 @@ def allocators(guest: Guest) -> tuple[Addr, ...]:
     Raises:
         TargetError: it lacks one of them.
     """
-    kernel, borrowing = guest.kernel, machine(guest.kernel.arch).borrowing
-    borrowing.way(guest.memory, kernel)
+    kernel, inject_ops = guest.kernel, machine(guest.kernel.arch).inject_ops
+    inject_ops.return_path(guest.memory, kernel)
     text = Addr(kernel.text[0])
-    code = borrowing.code(guest.memory, kernel, Wanted(size=1, like=text, caller=text))
+    code = inject_ops.code(guest.memory, kernel, CodeRequest(size=1, like=text, caller=text))
     return code.function, *(first_of(kernel, *names) for names in _ALLOCATORS)

@@ -12,7 +12,7 @@ from types import TracebackType
 from kprobes.codegen.compile import load_compiler
 from kprobes.errors import GuestGoneError, GuestReplacedError
 from kprobes.guest.arena import ArenaSize
-from kprobes.guest.attach import Access, attach, point_out
+from kprobes.guest.attach import Access, attach, publish_ram_map
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.guardian import Guardian
 from kprobes.guest.guest import Guest
@@ -69,7 +69,7 @@ def _identify(journal: Journal, guest: Guest, access: Access | None) -> None:
     journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
     journal.note_boot(read_boot(guest))
     journal.watch(partial(check, journal, guest.memory.ram.read))
-    point_out(guest, journal)
+    publish_ram_map(guest, journal)
 
 
 def _detach(

@@ -135,7 +135,9 @@ def _text(memory: Memory, addr: int) -> str:
     return data.split(b"\0")[0].decode(errors="backslashreplace")
 
 
-def sooner(error: DefinitionError, kernel: Kernel, arch: Arch, locate: Locate) -> DefinitionError:
+def first_kernel_error(
+    error: DefinitionError, kernel: Kernel, arch: Arch, locate: Locate
+) -> DefinitionError:
     """Return what a kernel finds first in a definition that has an error in its text.
 
     It looks up the place, then all words that stand for parameters, and then variables, types and
@@ -246,9 +248,9 @@ class Places:
             raise rejection(Code.EVENT_EXIST, command=definition.command, column=0)
         return resolved
 
-    def sooner(self, error: DefinitionError) -> DefinitionError:
+    def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
         """Return what the kernel finds first in a definition that has an error in its text."""
-        return sooner(error, self.kernel, self.arch, self.locate)
+        return first_kernel_error(error, self.kernel, self.arch, self.locate)
 
     def locate(self, function: Symbol) -> Addr:
         """Return where a probe at a function's entry is."""
@@ -259,10 +261,10 @@ class Places:
         """Return the ftrace site at an address, or that of the function entered there, or None."""
         if self.sites.find(addr) is not None:
             return addr
-        function, facts = self.kernel.symbols.at(addr), self.arch.site
-        if not facts.is_behind or function is None or function.addr != addr:
+        function, info = self.kernel.symbols.at(addr), self.arch.site
+        if not info.is_behind or function is None or function.addr != addr:
             return None
-        return ftrace.site_of(addr, self.sites, facts)
+        return ftrace.site_of(addr, self.sites, info)
 
     def instructions(self) -> Instructions:
         """Return what judges the text as it is now."""

@@ -31,15 +31,15 @@ from kprobes.lang.listing import is_of_pattern
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.filter import Filter, every
 from kprobes.model.kernel import Symbol, place_of, span_of
-from kprobes.model.plan import Exits, Plan, Returning, ReturnWay, Role, Strategy
+from kprobes.model.plan import Exits, Plan, Returning, ReturnMethod, Role, Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import Upcall
 from kprobes.plan.strategy import (
     Wish,
     at_exits,
     check_alone,
-    choose_way,
-    forced_way,
+    choose_return_method,
+    forced_return_method,
     make_returns,
     roles,
 )
@@ -97,12 +97,14 @@ class ReturnPlanner:
         left_out: why functions of patterns, whose returns cannot be probed, are left out.
     """
 
-    def __init__(self, places: Places, *, way: ReturnWay | None, strategy: Strategy | None) -> None:
-        """Plan so; ``way`` and ``strategy`` are forced unless they are None."""
+    def __init__(
+        self, places: Places, *, return_method: ReturnMethod | None, strategy: Strategy | None
+    ) -> None:
+        """Plan so; ``return_method`` and ``strategy`` are forced unless they are None."""
         self.text = places.instructions()
         self.left_out: list[RefusedError] = []
         self._places = places
-        self._way = forced_way(way, strategy)
+        self._return_method = forced_return_method(return_method, strategy)
         self._strategy = strategy
 
     def plan(
@@ -148,12 +150,15 @@ class ReturnPlanner:
             raise RefusedError(f"{entry:#x}: no function is known there")
         exits = self._prover.classify(function).exits
         name = probes[0].layout.function if probes else function.name
-        way = choose_way(name, exits, self._way)
-        if way is not ReturnWay.RETHOOK and (why := self._in_the_way(exits)) is not None:
-            if self._way is not None:
-                raise RefusedError(f"{name}: not by {self._way}: {why}")
-            way = ReturnWay.RETHOOK
-        yield from roles(make_returns(entry, way, probes, upcalls), exits)
+        return_method = choose_return_method(name, exits, self._return_method)
+        if (
+            return_method is not ReturnMethod.RETHOOK
+            and (why := self._in_the_way(exits)) is not None
+        ):
+            if self._return_method is not None:
+                raise RefusedError(f"{name}: not by {self._return_method}: {why}")
+            return_method = ReturnMethod.RETHOOK
+        yield from roles(make_returns(entry, return_method, probes, upcalls), exits)
 
     @cached_property
     def _prover(self) -> Prover:
@@ -202,14 +207,14 @@ class Wanted:
         definitions: all that share a session.
         tasks: what every hit must pass before its event's own filter.
         strategy: for all definitions; the cheapest that is safe for each when it is None.
-        way: for all return probes; the cheapest that is proven for each when it is None.
+        return_method: for all return probes; the cheapest that is proven for each when it is None.
         asked: what Python does, behind the probes of the same site.
     """
 
     definitions: Sequence[Definition] = ()
     tasks: Filter | None = None
     strategy: Strategy | None = None
-    way: ReturnWay | None = None
+    return_method: ReturnMethod | None = None
     asked: Asked = Asked()
 
 
@@ -392,7 +397,9 @@ class Preparer:
 
     def _planned(self, probes: _Probes, asked: Asked, left: _LeftOut) -> Iterator[Plan]:
         wanted = self._wanted
-        planner = ReturnPlanner(self.places, way=wanted.way, strategy=wanted.strategy)
+        planner = ReturnPlanner(
+            self.places, return_method=wanted.return_method, strategy=wanted.strategy
+        )
         # Every hit runs them in this order: add_new_kprobe() puts the new one first.
         returns = {addr: found[::-1] for addr, found in probes.by_return.items()}
         roles = planner.plan(returns, _by_addr(asked.at_returns), self.checkpoint)

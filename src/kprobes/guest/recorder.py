@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from kprobes.drain import ROOM, Pump, ThreadPump, nothing
+from kprobes.drain import ROOM, Drain, DrainThread, nothing
 from kprobes.errors import GuestReplacedError
 from kprobes.guest.arena import MISSED_SIZE, Arena
 from kprobes.guest.clock import AnyClock, GuestClock
@@ -166,13 +166,13 @@ _PAUSING_S = 0.25
 """Between pauses of a guest whose RAM is reached through the stub only."""
 
 
-def open_pump(
+def open_drain(
     recorder: Recorder,
     guest: Guest,
     between: Callable[[], None] = nothing,
     *,
     room: float = ROOM,
-) -> Pump:
+) -> Drain:
     """Start the pump that suits a guest's memory; ``stop`` ends it.
 
     Args:
@@ -182,11 +182,11 @@ def open_pump(
         room: bytes of events that may wait to be taken.
     """
     if isinstance(guest.memory.ram, StubRam):
-        return PausingPump(recorder, guest.stub, between)
-    return ThreadPump(recorder, between, room=room)
+        return PausingDrain(recorder, guest.stub, between)
+    return DrainThread(recorder, between, room=room)
 
 
-class PausingPump:
+class PausingDrain:
     """Drains when it is asked, in one pause of the guest: its RAM is behind the stub only."""
 
     def __init__(

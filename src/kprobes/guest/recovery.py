@@ -17,13 +17,13 @@ from kprobes.errors import (
     UnreachableError,
     UsageError,
 )
-from kprobes.guest.allocations import Kind, Ledger
+from kprobes.guest.allocations import AllocationLog, Kind
 from kprobes.guest.attach import Access, look
 from kprobes.guest.ftrace_records import Records, paused_between_changes
 from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check, check_stopped
-from kprobes.guest.inject import Landing, stopping_at
+from kprobes.guest.inject import ReturnTrap, breakpoint_at
 from kprobes.guest.journal import Entry, Journal, Undo, entries, read
 from kprobes.guest.patches import StoppedMemory, roll_back
 from kprobes.guest.release import settle
@@ -167,12 +167,12 @@ def _unreachable(entry: Entry, error: UnreachableError) -> Restored:
     return Restored(entry=entry, outcome=Outcome.FORGOTTEN)
 
 
-_DONE_TWICE = frozenset({Kind.CATCHER, Kind.SEAL})
+_DONE_TWICE = frozenset({Kind.NOTIFIER, Kind.ROX})
 _LATE_S = 2.0
 """For a call whose tracer was killed: it may have come back before, and nobody has seen it."""
 
 
-def reclaim(
+def free_after_crash(
     stub: Stub, journal: Journal, records: Sequence[Undo], *, image: str
 ) -> tuple[int, int]:
     """Give back what a journal says is lent; the guest, which is stopped, runs again afterwards.
@@ -192,17 +192,17 @@ def reclaim(
         KprobesError: the guest is not understood, a task sleeps in the code, or none could be
             borrowed; the journal tells what is still lent.
     """
-    ledger = journal.ledger
+    allocations = journal.allocations
     # Before the guest runs: who comes back is seen only while somebody waits.
-    is_seen = _finish_call(stub, ledger)
+    is_seen = _finish_call(stub, allocations)
     is_known = is_seen or journal.mark_place is not None
     guest = look(stub, Access(image=Path(image) if image else None))
     journal.watch(partial(check, journal, guest.memory.ram.read))
     if not is_known:
         return 0, 0
     count = _put_back(guest, journal, records) if records else 0
-    memory = ledger.memory
-    settle(guest, ledger)
+    memory = allocations.memory
+    settle(guest, allocations)
     return count, memory
 
 
@@ -218,27 +218,27 @@ def _put_back(guest: Guest, journal: Journal, records: Sequence[Undo]) -> int:
         return count
 
 
-def _finish_call(stub: Stub, ledger: Ledger) -> bool:
+def _finish_call(stub: Stub, allocations: AllocationLog) -> bool:
     """Wait for the call that a tracer died in, and note its result; whether there was one."""
-    call = ledger.call
+    call = allocations.call
     if call is None:
         return False
-    facts = machine_of_stub(stub.architecture).borrowing
-    place = Addr(call.landing)
-    landing = Landing(debugger=stub, place=place, frame=call.frame, facts=facts)
+    info = machine_of_stub(stub.architecture).inject_ops
+    place = Addr(call.trap)
+    trap = ReturnTrap(debugger=stub, place=place, frame=call.frame, info=info)
     try:
-        with stopping_at(stub, landing.place):
-            back = landing.look() or landing.wait(call.number, _LATE_S)
+        with breakpoint_at(stub, trap.place):
+            returned = trap.look() or trap.wait(call.number, _LATE_S)
     except TargetError:
         # Nobody knows whether it was made: what may be done twice is done again.
         if call.returns is not None and call.returns.kind in _DONE_TWICE:
-            ledger.cancel()
+            allocations.cancel()
         else:
-            ledger.end(0)
+            allocations.end(0)
         return False
-    if call.number in (None, back.number):
-        ledger.end(back.result)
+    if call.number in (None, returned.number):
+        allocations.end(returned.result)
     else:
         # It stands there since the call before: its tracer died when it had noted this one.
-        ledger.cancel()
+        allocations.cancel()
     return True

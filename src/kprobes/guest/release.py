@@ -13,21 +13,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import assert_never
 
-from kprobes.arch.machine import Called, Wanted
+from kprobes.arch.machine import CodeRequest, FunctionCall
 from kprobes.errors import TargetError
-from kprobes.guest.allocations import Kind, Ledger, Loan
+from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.guest import Guest
-from kprobes.guest.inject import Borrower, Task
+from kprobes.guest.inject import CallInjector, Task
 from kprobes.guest.kernel_abi import first_of
-from kprobes.guest.stacks import awaited, give_callers_back, stopped_outside
+from kprobes.guest.stacks import awaited, restore_callers, stopped_outside
 from kprobes.model.kernel import Kernel
 from kprobes.model.plan import Frames
 from kprobes.ports import Text
 from kprobes.units import Addr
 
 _INT = 0xFFFF_FFFF
-_SEAL = ("set_memory_ro", "set_memory_x")
-_UNSEAL = ("set_memory_nx", "set_memory_rw")
+_SET_ROX = ("set_memory_ro", "set_memory_x")
+_SET_RW = ("set_memory_nx", "set_memory_rw")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,8 @@ def allocate_code(task: Task, kernel: Kernel, size: int, *, like: Addr) -> CodeM
     Raises:
         TargetError: the guest has none left, or refuses; the ledger tells what it has lent.
     """
-    wanted = Wanted(size=size, like=like, caller=task.landing.place)
-    found = _allocate(task, kernel, size, task.landing.facts.code(task.memory, kernel, wanted))
+    request = CodeRequest(size=size, like=like, caller=task.trap.place)
+    found = _allocate(task, kernel, size, task.trap.info.code(task.memory, kernel, request))
     if found is None:
         raise TargetError("the guest has no memory left for the probes' code")
     return found
@@ -76,47 +76,47 @@ def allocate_module_code(task: Task, kernel: Kernel, size: int) -> CodeMemory | 
     Raises:
         TargetError: the guest refuses to make it executable; the ledger tells what it has lent.
     """
-    find = task.landing.facts.module_code
+    find = task.trap.info.module_code
     called = find(kernel, size) if find is not None else None
     return None if called is None else _allocate(task, kernel, size, called)
 
 
-def unseal(task: Task, kernel: Kernel, seal: Loan) -> None:
+def set_rw(task: Task, kernel: Kernel, rox: Allocation) -> None:
     """Make the pages of code writable again and nothing more, as they arrived.
 
     They have another mapping, which was made read-only too: whoever gets them next would fault.
     """
-    pages = seal.size // _page_size(task)
-    task.call(first_of(kernel, _UNSEAL[0]), seal.addr, pages)
-    task.call(first_of(kernel, _UNSEAL[1]), seal.addr, pages, returns=seal)
+    pages = rox.size // _page_size(task)
+    task.call(first_of(kernel, _SET_RW[0]), rox.addr, pages)
+    task.call(first_of(kernel, _SET_RW[1]), rox.addr, pages, returns=rox)
 
 
-def free_code(task: Task, kernel: Kernel, code: Loan) -> None:
+def free_code(task: Task, kernel: Kernel, code: Allocation) -> None:
     """Give unsealed code memory back. Nothing may run or return into it any more."""
-    task.call(first_of(kernel, *task.landing.facts.free_code), code.addr, returns=code)
+    task.call(first_of(kernel, *task.trap.info.free_code), code.addr, returns=code)
 
 
-def _allocate(task: Task, kernel: Kernel, size: int, called: Called) -> CodeMemory | None:
-    loan = Loan(kind=Kind.CODE, addr=0, size=size)
-    addr = Addr(task.call(called.function, *called.args, lends=loan))
+def _allocate(task: Task, kernel: Kernel, size: int, called: FunctionCall) -> CodeMemory | None:
+    allocation = Allocation(kind=Kind.CODE, addr=0, size=size)
+    addr = Addr(task.call(called.function, *called.args, allocates=allocation))
     if addr == 0:
         return None
     (first, *_) = task.memory.tables.mapped_runs(addr, addr + _page_size(task))
     if first.is_writable or not first.is_executable:
-        _seal(task, kernel, Loan(kind=Kind.SEAL, addr=addr, size=size))
+        _set_rox(task, kernel, Allocation(kind=Kind.ROX, addr=addr, size=size))
     return CodeMemory(addr=addr, size=size)
 
 
-def _seal(task: Task, kernel: Kernel, seal: Loan) -> None:
-    pages = seal.size // _page_size(task)
+def _set_rox(task: Task, kernel: Kernel, rox: Allocation) -> None:
+    pages = rox.size // _page_size(task)
     # They return an int: the upper half of the register means nothing.
-    read_only = task.call(first_of(kernel, _SEAL[0]), seal.addr, pages, lends=seal) & _INT
-    if read_only or task.call(first_of(kernel, _SEAL[1]), seal.addr, pages) & _INT:
+    read_only = task.call(first_of(kernel, _SET_ROX[0]), rox.addr, pages, allocates=rox) & _INT
+    if read_only or task.call(first_of(kernel, _SET_ROX[1]), rox.addr, pages) & _INT:
         raise TargetError("the guest refused to make the probes' code executable")
 
 
 def _page_size(task: Task) -> int:
-    return task.landing.facts.page_size(task.memory)
+    return task.trap.info.page_size(task.memory)
 
 
 _PATIENCE_S = 2.0
@@ -131,32 +131,34 @@ def _say_nothing(words: str) -> None:
     del words
 
 
-def settle(guest: Guest, ledger: Ledger, tell: Callable[[str], None] = _say_nothing) -> None:
+def settle(
+    guest: Guest, allocations: AllocationLog, tell: Callable[[str], None] = _say_nothing
+) -> None:
     """Give back all that a guest has lent, as soon as nothing runs in it.
 
     The guest may run, and runs on. No probe may be armed.
 
     Args:
         guest: that has lent it.
-        ledger: what it has lent.
+        allocations: what it has lent.
         tell: is told what is waited for, when it takes a while.
 
     Raises:
         TargetError: a task sleeps in the code, or none could be borrowed; the ledger tells what
             is still lent.
     """
-    if ledger.is_settled:
+    if allocations.is_empty:
         return
-    otherwise = f"its memory ({ledger.memory // 1024:,} KiB) cannot be given back yet"
+    otherwise = f"its memory ({allocations.memory // 1024:,} KiB) cannot be given back yet"
     if guest.stub.stands():
         help_ = "let it go on (`cont` in its monitor), then use `kprobe restore`"
         raise TargetError(f"the guest is paused: {otherwise}; {help_}")
     with telling(tell, _FOR_EXIT):
-        await_exit(guest, ledger, otherwise=otherwise)
-    ledger.keep_frames(())
-    borrower = Borrower(guest.stub, guest.memory, guest.kernel, ledger)
-    with telling(tell, _FOR_TASK), guest.stub.paused(), borrower.task() as task:
-        give_back(task, guest.kernel)
+        await_exit(guest, allocations, otherwise=otherwise)
+    allocations.keep_frames(())
+    injector = CallInjector(guest.stub, guest.memory, guest.kernel, allocations)
+    with telling(tell, _FOR_TASK), guest.stub.paused(), injector.task() as task:
+        free(task, guest.kernel)
 
 
 @contextmanager
@@ -170,7 +172,7 @@ def telling(tell: Callable[[str], None], words: str) -> Generator[None]:
         timer.cancel()
 
 
-def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
+def await_exit(guest: Guest, allocations: AllocationLog, *, otherwise: str) -> None:
     """Return when nobody is inside the probes' code, or will be led there.
 
     Neither by a breakpoint that was there, nor by a return address on a stack.
@@ -182,18 +184,18 @@ def await_exit(guest: Guest, ledger: Ledger, *, otherwise: str) -> None:
     """
 
     def nobody_comes() -> bool:
-        ledger.check()
+        allocations.check()
         # Who is in our code now may still lead a call to us: so each time anew.
         if guest.arch.returns.comes_back:
-            give_callers_back(guest.memory, ledger.frames)
-        return not awaited(guest, ledger.frames)
+            restore_callers(guest.memory, allocations.frames)
+        return not awaited(guest, allocations.frames)
 
-    in_use = list(code_in_use(guest, ledger))
+    in_use = list(code_in_use(guest, allocations))
     with stopped_outside(guest, in_use, otherwise=otherwise, also=nobody_comes):
         pass
 
 
-def await_leaving(guest: Guest, ledger: Ledger, *, otherwise: str) -> list[Frames]:
+def await_leaving(guest: Guest, allocations: AllocationLog, *, otherwise: str) -> list[Frames]:
     """Return the tables of calls that will still return to us, when nobody else is in our code.
 
     The guest may run, and runs on. No probe may be armed: from now on they only become fewer.
@@ -202,40 +204,41 @@ def await_leaving(guest: Guest, ledger: Ledger, *, otherwise: str) -> list[Frame
         TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
     """
 
-    def give_back_what_can_be() -> bool:
+    def restore_what_can_be() -> bool:
         if guest.arch.returns.comes_back:
-            give_callers_back(guest.memory, ledger.frames)
+            restore_callers(guest.memory, allocations.frames)
         return True
 
-    in_use = list(code_in_use(guest, ledger))
-    with stopped_outside(guest, in_use, otherwise=otherwise, also=give_back_what_can_be):
-        return awaited(guest, ledger.frames)
+    in_use = list(code_in_use(guest, allocations))
+    with stopped_outside(guest, in_use, otherwise=otherwise, also=restore_what_can_be):
+        return awaited(guest, allocations.frames)
 
 
-def unused(ledger: Ledger, used: Collection[int]) -> list[Loan]:
+def unused(allocations: AllocationLog, used: Collection[int]) -> list[Allocation]:
     """Return the memory for code and data in which none of some addresses is."""
-    pieces = (Kind.CODE, Kind.SEAL, Kind.DATA)
+    pieces = (Kind.CODE, Kind.ROX, Kind.DATA)
     return [
-        loan
-        for loan in ledger.loans
-        if loan.kind in pieces and not any(0 <= addr - loan.addr < loan.size for addr in used)
+        allocation
+        for allocation in allocations.live
+        if allocation.kind in pieces
+        and not any(0 <= addr - allocation.addr < allocation.size for addr in used)
     ]
 
 
-def code_in_use(guest: Guest, ledger: Ledger) -> Iterator[Text]:
+def code_in_use(guest: Guest, allocations: AllocationLog) -> Iterator[Text]:
     """Yield the ranges of code that nobody may be inside when it is changed or given back."""
     # All at once: who is still on the way to our callback would be in the code a moment later.
-    facts = guest.arch.patch.trap
-    trap = None if facts is None else guest.kernel.symbols.find(facts.symbol)
-    for loan in ledger.loans:
-        if loan.kind is Kind.CODE:
-            yield Addr(loan.addr), Addr(loan.addr + loan.size)
-        if loan.kind is Kind.CATCHER and trap is not None:
+    info = guest.arch.patch.trap
+    trap = None if info is None else guest.kernel.symbols.find(info.symbol)
+    for allocation in allocations.live:
+        if allocation.kind is Kind.CODE:
+            yield Addr(allocation.addr), Addr(allocation.addr + allocation.size)
+        if allocation.kind is Kind.NOTIFIER and trap is not None:
             # Who ran into a breakpoint before it went must still find who takes it for theirs.
             yield trap.addr, Addr(trap.addr + trap.size)
 
 
-def give_back(task: Task, kernel: Kernel, loans: Iterable[Loan] | None = None) -> None:
+def free(task: Task, kernel: Kernel, live: Iterable[Allocation] | None = None) -> None:
     """Give back some loans, or everything in a task's ledger.
 
     The last first, whatever fails on the way.
@@ -244,42 +247,44 @@ def give_back(task: Task, kernel: Kernel, loans: Iterable[Loan] | None = None) -
     _come_back(task)
     with ExitStack() as all_of_it:
         all_of_it.callback(_come_back, task)
-        for loan in task.ledger.loans if loans is None else loans:
-            all_of_it.callback(_give_back, task, kernel, loan)
+        for allocation in task.allocations.live if live is None else live:
+            all_of_it.callback(_free, task, kernel, allocation)
 
 
 def _come_back(task: Task) -> None:
-    if task.is_away:
+    if task.is_calling:
         task.finish(_PATIENCE_S)
 
 
-def _give_back(task: Task, kernel: Kernel, loan: Loan) -> None:
+def _free(task: Task, kernel: Kernel, allocation: Allocation) -> None:
     try:
-        _give_back_once(task, kernel, loan)
+        _free_once(task, kernel, allocation)
     except KeyboardInterrupt:
         # The rest follows, and with it what proves that the guest still lends this.
         _come_back(task)
-        if loan in task.ledger.loans:
-            _give_back_once(task, kernel, loan)
+        if allocation in task.allocations.live:
+            _free_once(task, kernel, allocation)
         raise
 
 
-def _give_back_once(task: Task, kernel: Kernel, loan: Loan) -> None:
+def _free_once(task: Task, kernel: Kernel, allocation: Allocation) -> None:
     _come_back(task)
-    match loan.kind:
-        case Kind.SEAL:
-            unseal(task, kernel, loan)
+    match allocation.kind:
+        case Kind.ROX:
+            set_rw(task, kernel, allocation)
         case Kind.CODE:
             # Interrupted in the middle, it is still sealed; freed so, it would crash the guest.
-            for seal in task.ledger.loans:
-                if seal.kind is Kind.SEAL and seal.addr == loan.addr:
-                    unseal(task, kernel, seal)
-            free_code(task, kernel, loan)
+            for rox in task.allocations.live:
+                if rox.kind is Kind.ROX and rox.addr == allocation.addr:
+                    set_rw(task, kernel, rox)
+            free_code(task, kernel, allocation)
         case Kind.DATA:
-            task.call(first_of(kernel, "vfree"), loan.addr, returns=loan)
-        case Kind.CATCHER:
-            task.call(first_of(kernel, "unregister_die_notifier"), loan.addr, returns=loan)
+            task.call(first_of(kernel, "vfree"), allocation.addr, returns=allocation)
+        case Kind.NOTIFIER:
+            task.call(
+                first_of(kernel, "unregister_die_notifier"), allocation.addr, returns=allocation
+            )
         case Kind.PER_CPU:
-            task.call(first_of(kernel, "free_percpu"), loan.addr, returns=loan)
+            task.call(first_of(kernel, "free_percpu"), allocation.addr, returns=allocation)
         case _:
-            assert_never(loan.kind)
+            assert_never(allocation.kind)

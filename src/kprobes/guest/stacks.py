@@ -147,8 +147,8 @@ def live_stacks(guest: Guest, memory: GuestMemory) -> list[Text]:
 
 
 def _vcpus(guest: Guest) -> _Vcpus:
-    facts = guest.arch.machine.task
-    names = [facts.register, facts.excepted[0] if facts.excepted else None]
+    info = guest.arch.machine.task
+    names = [info.register, info.excepted[0] if info.excepted else None]
     more = [name for name in names if name is not None]
     stub = guest.stub
     return [
@@ -159,14 +159,14 @@ def _vcpus(guest: Guest) -> _Vcpus:
 
 def _held(guest: Guest, vcpus: _Vcpus) -> Iterator[int]:
     # Addresses that vCPUs run at, or will go to, by their registers alone.
-    facts = guest.arch.machine.task
+    info = guest.arch.machine.task
     for found in vcpus:
-        yield found[facts.pc]
-        yield from (found[name] for name in facts.returns)
-        if facts.excepted is not None:
-            register, first, last = facts.excepted
+        yield found[info.pc]
+        yield from (found[name] for name in info.returns)
+        if info.excepted is not None:
+            register, first, last = info.excepted
             start, stop = (first_of(guest.kernel, name) for name in (first, last))
-            if start <= found[facts.pc] < stop:
+            if start <= found[info.pc] < stop:
                 yield found[register]
 
 
@@ -178,8 +178,8 @@ def _follow(guest: Guest, words: _Words) -> NDArray[np.bool_]:
 
 def _pointers(guest: Guest, vcpus: _Vcpus) -> list[int]:
     # In user mode a task's kernel stack is empty.
-    facts = guest.arch.machine.task
-    return [found[facts.sp] for found in vcpus if found[facts.pc] >= _KERNEL_HALF]
+    info = guest.arch.machine.task
+    return [found[info.sp] for found in vcpus if found[info.pc] >= _KERNEL_HALF]
 
 
 def _inside(words: _Words, starts: _Words, stops: _Words) -> NDArray[np.bool_]:
@@ -189,8 +189,8 @@ def _inside(words: _Words, starts: _Words, stops: _Words) -> NDArray[np.bool_]:
 
 def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[_Stack]:
     size, pointers = guest.arch.thread_size, _pointers(guest, vcpus)
-    types, facts = types_of(guest.kernel), guest.arch.machine.task
-    members = ("stack", facts.saved_sp, "on_rq")
+    types, info = types_of(guest.kernel), guest.arch.machine.task
+    members = ("stack", info.saved_sp, "on_rq")
     stack, saved, queued = (types.offset("task_struct", path) for path in members)
     running = set(_running(guest, memory, vcpus))
     bases = {t: memory.u64(t + stack) for t in {*each_task(memory, guest.kernel), *running}}
@@ -243,9 +243,9 @@ def _running(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[int]:
 
 def _has_task(guest: Guest, memory: GuestMemory, vcpu: Mapping[str, int]) -> bool:
     # Coming from user mode it is whatever the user had there.
-    facts = guest.arch.machine.task
-    register = facts.register or ""
-    if vcpu[facts.pc] < _KERNEL_HALF or vcpu[register] < _KERNEL_HALF:
+    info = guest.arch.machine.task
+    register = info.register or ""
+    if vcpu[info.pc] < _KERNEL_HALF or vcpu[register] < _KERNEL_HALF:
         return False
     try:
         memory.u64(vcpu[register] + types_of(guest.kernel).offset("task_struct", "stack"))
@@ -294,7 +294,7 @@ _GUESTS_OWN = (
 """What the kernel's own return probes and its function graph tracer put into slots."""
 
 
-def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
+def restore_callers(memory: GuestMemory, tables: Sequence[Frames]) -> int:
     """Have every call in progress return to its caller, not to us.
 
     Args:
@@ -308,7 +308,7 @@ def give_callers_back(memory: GuestMemory, tables: Sequence[Frames]) -> int:
     origins: dict[int, Mapping[int, int]]
     origins = {frames.trampoline: _origins(now, frames) for frames in tables if frames.trampoline}
     slots = {slot for found in origins.values() for slot in found}
-    return sum(_give_back(now, slot, origins) for slot in slots)
+    return sum(_restore(now, slot, origins) for slot in slots)
 
 
 def awaited(guest: Guest, tables: Sequence[Frames]) -> list[Frames]:
@@ -418,7 +418,7 @@ def _content(memory: GuestMemory, slot: int) -> int | None:
     return None
 
 
-def _give_back(memory: GuestMemory, slot: int, origins: Mapping[int, Mapping[int, int]]) -> bool:
+def _restore(memory: GuestMemory, slot: int, origins: Mapping[int, Mapping[int, int]]) -> bool:
     held = _content(memory, slot)
     origin = origins.get(held, {}).get(slot) if held is not None else None
     if origin is None:

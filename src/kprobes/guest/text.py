@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol
 
-from kprobes.arch.arch import PatchFacts
+from kprobes.arch.arch import PatchOps
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.guest.tracers import GuestProbe, patches_of, taken
 from kprobes.image.file import KernelImage, kernel_from_image
 from kprobes.image.init_tables import read_image_tables
 from kprobes.image.tables import read_function
 from kprobes.model.kernel import Kernel, Symbol, Symbols, TextTables, place_of
-from kprobes.model.plan import Exits, Patch, Site, Ways
+from kprobes.model.plan import Exits, Patch, PatchOptions, Site
 from kprobes.plan.strategy import Wish, choose
 from kprobes.ports import Memory
 from kprobes.units import Addr
@@ -99,7 +99,7 @@ class NoBoundaryError(RefusedError):
     """An address in the middle of an instruction."""
 
 
-_Judge = Callable[[Addr], Ways]
+_Judge = Callable[[Addr], PatchOptions]
 
 
 class OwnProbes(Protocol):
@@ -155,12 +155,12 @@ class CompiledText:
         memory: as it was compiled.
     """
 
-    def __init__(self, text: Text, facts: PatchFacts) -> None:
+    def __init__(self, text: Text, info: PatchOps) -> None:
         """Read the text of a kernel whose architecture has these facts."""
         self.patched = text.open_memory()
         self.memory = CleanText(self.patched, self._read_patches)
         self._text = text
-        self._facts = facts
+        self._info = info
         self._probes: tuple[GuestProbe, ...] = ()
         self._patches: tuple[Patch, ...] = ()
 
@@ -172,7 +172,7 @@ class CompiledText:
         if not found and not missing:
             return tables
         symbols = self._text.kernel.symbols
-        probed = taken(found, symbols, self.patched, self._facts)
+        probed = taken(found, symbols, self.patched, self._info)
         return replace(tables, probed=probed, missing=tables.missing or missing)
 
     def _read_patches(self) -> tuple[Patch, ...]:
@@ -180,7 +180,7 @@ class CompiledText:
         if found is not self._probes:
             self._probes = found
             self._patches = tuple(
-                patch for p in found if not p.is_ftrace for patch in patches_of(p, self._facts)
+                patch for p in found if not p.is_ftrace for patch in patches_of(p, self._info)
             )
         return self._patches
 
@@ -199,12 +199,11 @@ def text_of_image(image: KernelImage) -> Text:
     )
 
 
-def first(function: Symbol, text: Text, facts: PatchFacts) -> Addr:
+def first(function: Symbol, text: Text, info: PatchOps) -> Addr:
     """Return the address of the first instruction of a function that can be probed."""
     try:
         return Addr(
-            function.addr
-            + facts.first(CompiledText(text, facts).memory.read(function.addr, _ENTRY))
+            function.addr + info.first(CompiledText(text, info).memory.read(function.addr, _ENTRY))
         )
     except MemoryFault:
         return function.addr
@@ -217,12 +216,12 @@ class Instructions:
         memory: the text as it is.
     """
 
-    def __init__(self, text: Text, facts: PatchFacts) -> None:
-        self._compiled = CompiledText(text, facts)
+    def __init__(self, text: Text, info: PatchOps) -> None:
+        self._compiled = CompiledText(text, info)
         self.memory = self._compiled.patched
         self._text = text
-        self._facts = facts
-        self._judges: dict[Addr, _Judge] = {}
+        self._info = info
+        self._verdicts: dict[Addr, _Judge] = {}
 
     def site(self, addr: Addr, wish: Wish) -> Site:
         """Return how the instruction at an address is probed.
@@ -238,20 +237,20 @@ class Instructions:
         if not is_lasting:
             raise RefusedError(f"{place} is outside the kernel's text, in what only boot has used")
         try:
-            ways = self._ways(addr)
-            if not ways.is_boundary:
-                raise NoBoundaryError(str(ways.breakpoint))
+            return_methods = self._ways(addr)
+            if not return_methods.is_boundary:
+                raise NoBoundaryError(str(return_methods.breakpoint))
             # What is compared before it is overwritten, and put back, is the kernel's own.
-            return choose(place, ways, self._compiled.memory, wish)
+            return choose(place, return_methods, self._compiled.memory, wish)
         except MemoryFault as fault:
             raise RefusedError(f"{place} cannot be probed: {fault}") from fault
 
-    def _ways(self, addr: Addr) -> Ways:
+    def _ways(self, addr: Addr) -> PatchOptions:
         name, parts = read_function(self._compiled.memory, self._text.kernel, addr)
         entry = parts[0].addr
-        if entry not in self._judges:
-            self._judges[entry] = self._facts.examine(name, parts, self._compiled.tables)
-        return self._judges[entry](addr)
+        if entry not in self._verdicts:
+            self._verdicts[entry] = self._info.examine(name, parts, self._compiled.tables)
+        return self._verdicts[entry](addr)
 
 
 _DEEPEST_CALL = 8
@@ -280,10 +279,10 @@ class Classified:
 class Prover:
     """Finds ways out of functions by the text at one time; each function is read once."""
 
-    def __init__(self, text: Text, facts: PatchFacts) -> None:
+    def __init__(self, text: Text, info: PatchOps) -> None:
         self._text = text
-        self._facts = facts
-        compiled = CompiledText(text, facts)
+        self._info = info
+        compiled = CompiledText(text, info)
         self._memory = compiled.memory
         self._tables = compiled.tables
         self._known: dict[Addr, Exits] = {}
@@ -304,11 +303,11 @@ class Prover:
             name, parts = read_function(self._memory, self._text.kernel, addr)
         except (RefusedError, MemoryFault) as error:
             return Exits(entry=addr, refusal=f"its text is not known: {error}")
-        found = self._facts.exits(name, parts, self._tables)
+        found = self._info.exits(name, parts, self._tables)
         while deepest and (callee := self._ended_by(found, deepest - 1)) is not None:
             known = self._tables.no_return | {callee}
             self._tables = replace(self._tables, no_return=known)
-            found = self._facts.exits(name, parts, self._tables)
+            found = self._info.exits(name, parts, self._tables)
         return found
 
     def _ended_by(self, found: Exits, deepest: int) -> Addr | None:
@@ -320,18 +319,18 @@ class Prover:
         return callee if self._exits(callee, deepest).is_endless else None
 
 
-def classified(text: Text, facts: PatchFacts, *, pattern: str) -> Iterator[Classified]:
+def classified(text: Text, info: PatchOps, *, pattern: str) -> Iterator[Classified]:
     """Yield the functions that match a shell pattern, by address, each with its ways out.
 
     Args:
         text: of the kernel.
-        facts: of its architecture.
+        info: of its architecture.
         pattern: a name or a shell pattern.
 
     Raises:
         TargetError: nothing matches.
     """
-    prover = Prover(text, facts)
+    prover = Prover(text, info)
     functions = _functions(text.kernel, pattern)
     if not functions:
         raise TargetError(f"no function matches {pattern!r} in {text.kernel.release}")

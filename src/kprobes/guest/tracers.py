@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kprobes.arch.arch import PatchFacts
+from kprobes.arch.arch import PatchOps
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
 from kprobes.image.tables import PROBE_BUCKETS
 from kprobes.model.kernel import Forbidden, Kernel, Symbols, Types, name_of
@@ -120,20 +120,20 @@ class GuestProbes:
         return f"what the guest's own kprobes have changed ({why}) was"
 
 
-def patches_of(probe: GuestProbe, facts: PatchFacts) -> Iterator[Patch]:
+def patches_of(probe: GuestProbe, info: PatchOps) -> Iterator[Patch]:
     """Yield what a kprobe's kernel may have written to the text for it, the longest first."""
-    jump, old = _jump(probe, facts), probe.opcode + probe.copied
+    jump, old = _jump(probe, info), probe.opcode + probe.copied
     if jump and len(jump) == len(old):
         yield Patch(addr=probe.addr, old=old, new=jump)
         # While it is made or taken away: text_poke_bp().
-        half = facts.breakpoint + jump[len(facts.breakpoint) :]
+        half = info.breakpoint + jump[len(info.breakpoint) :]
         yield Patch(addr=probe.addr, old=old, new=half)
-    if len(probe.opcode) == len(facts.breakpoint):
-        yield Patch(addr=probe.addr, old=probe.opcode, new=facts.breakpoint)
+    if len(probe.opcode) == len(info.breakpoint):
+        yield Patch(addr=probe.addr, old=probe.opcode, new=info.breakpoint)
 
 
 def taken(
-    probes: Iterable[GuestProbe], symbols: Symbols, memory: Memory, facts: PatchFacts
+    probes: Iterable[GuestProbe], symbols: Symbols, memory: Memory, info: PatchOps
 ) -> tuple[Forbidden, ...]:
     """Return the text that the guest's own kprobes have, or may have at any time, and why.
 
@@ -141,29 +141,29 @@ def taken(
         probes: of the guest.
         symbols: of its kernel.
         memory: its text as it is now.
-        facts: of its architecture.
+        info: of its architecture.
     """
-    found = [_taken(p, symbols, memory, facts) for p in probes if not p.is_ftrace]
+    found = [_taken(p, symbols, memory, info) for p in probes if not p.is_ftrace]
     return tuple(sorted(found, key=lambda each: each.start))
 
 
-def _taken(probe: GuestProbe, symbols: Symbols, memory: Memory, facts: PatchFacts) -> Forbidden:
+def _taken(probe: GuestProbe, symbols: Symbols, memory: Memory, info: PatchOps) -> Forbidden:
     who = f"at {name_of(symbols, probe.addr)} ({', '.join(probe.handlers[:_MAX_NAMES])})"
-    jump, start = _jump(probe, facts), probe.addr
-    tail = jump[len(facts.breakpoint) :]
-    is_there = bool(tail) and _holds(memory, start + len(facts.breakpoint), tail)
+    jump, start = _jump(probe, info), probe.addr
+    tail = jump[len(info.breakpoint) :]
+    is_there = bool(tail) and _holds(memory, start + len(info.breakpoint), tail)
     if jump and (probe.is_optimised or is_there):
         why = f"it is under the guest's own optimised kprobe {who}"
     elif jump and probe.may_be:
         why = f"the guest's kernel may optimise its own kprobe {who}, which then covers it"
     else:
         jump, why = b"", f"the guest's own kprobe is there {who}"
-    return Forbidden(start=start, stop=Addr(start + len(jump or facts.breakpoint)), why=why)
+    return Forbidden(start=start, stop=Addr(start + len(jump or info.breakpoint)), why=why)
 
 
-def _jump(probe: GuestProbe, facts: PatchFacts) -> bytes:
+def _jump(probe: GuestProbe, info: PatchOps) -> bytes:
     try:
-        return b"" if probe.detour is None else facts.jump(probe.addr, probe.detour)
+        return b"" if probe.detour is None else info.jump(probe.addr, probe.detour)
     except ValueError:
         # The guest says so, and no jump reaches it.
         return b""

@@ -71,7 +71,7 @@ class Mailbox:
         Args:
             arena: that it is in.
             memory: of the guest.
-            saved: the registers of a request, in order; see ``UpcallFacts``.
+            saved: the registers of a request, in order; see ``UpcallOps``.
             check: raises GuestReplacedError unless the mailbox is still ours.
         """
         self.check = check
@@ -234,7 +234,7 @@ _CHECK_S = 0.001
 """Between looks whether the mailbox is still ours."""
 
 
-class Attendant:
+class UpcallServer:
     """Answers some questions until it is stopped.
 
     Attributes:
@@ -327,7 +327,7 @@ _TICKS_PER_S = 1_000_000_000
 _PLAUSIBLE = range(1_000_000, 10_000_000_000)
 
 
-class Reception:
+class UpcallControl:
     """Attends to one arena's questions between ``begin`` and ``end``."""
 
     def __init__(
@@ -335,7 +335,7 @@ class Reception:
     ) -> None:
         self._mailbox = Mailbox(arena, guest.memory, guest.arch.upcall.saved, check_guest)
         self._ticks_per_s = ticks_per_s(guest)
-        self._attendant: Attendant | None = None
+        self._server: UpcallServer | None = None
         self._questions: tuple[Question, ...] = ()
         self._before: dict[int, int] = {}
         self._missed: Counter[int] = Counter()
@@ -351,13 +351,13 @@ class Reception:
             timeout_s = min(sum(each.timeout_s for each in question.upcalls), MAX_TIMEOUT_S)
             self._mailbox.set_ticks(question.number, int(timeout_s * self._ticks_per_s))
             self._before[question.number] = self._mailbox.missed(question.number)
-        self._attendant = Attendant(self._mailbox, {each.number: each for each in questions})
+        self._server = UpcallServer(self._mailbox, {each.number: each for each in questions})
 
     def end(self) -> None:
         """Attend no more; sites must have been put back before, or nobody waits at them."""
-        if self._attendant is not None:
-            self._attendant.stop()
-            self._attendant = None
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
         for question in self._questions:
             for upcall in question.upcalls:
                 self._missed[upcall.number] += self._lately(question)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, SupportsIndex
 
-from kprobes.arch.arch import Arch, Passed, ReturnFacts
+from kprobes.arch.arch import Arch, Passed, ReturnOps
 from kprobes.errors import MemoryFault, RefusedError, UnknownTypeError, UsageError
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING, check_number, pattern
@@ -254,12 +254,12 @@ _WORD = 8
 
 
 def load_returned(
-    facts: ReturnFacts, prototype: Prototype, registers: Mapping[str, int], typed: Typed
+    info: ReturnOps, prototype: Prototype, registers: Mapping[str, int], typed: Typed
 ) -> Any:
     """Return the value that a function returns; None for nothing.
 
     Args:
-        facts: of the architecture.
+        info: of the architecture.
         prototype: of the function.
         registers: when it returns.
         typed: memory and types.
@@ -267,14 +267,14 @@ def load_returned(
     if prototype.returned == 0:
         return None
     ctype = typed.types.describe(prototype.returned)
-    if ctype.kind is TypeKind.AGGREGATE and ctype.size > _WORD * len(facts.registers):
+    if ctype.kind is TypeKind.AGGREGATE and ctype.size > _WORD * len(info.registers):
         # Its caller made room, and gets that back.
-        return load(typed, prototype.returned, registers[facts.value])
-    return _place(facts, prototype, dict(registers), typed)[RETVAL]
+        return load(typed, prototype.returned, registers[info.value])
+    return _place(info, prototype, dict(registers), typed)[RETVAL]
 
 
 def store_returned(
-    facts: ReturnFacts,
+    info: ReturnOps,
     prototype: Prototype,
     value: SupportsIndex,
     registers: dict[str, int],
@@ -288,11 +288,11 @@ def store_returned(
     """
     if prototype.returned == 0:
         raise UnknownTypeError(f"{prototype.name} returns nothing")
-    _place(facts, prototype, registers, typed)[RETVAL] = index(value)
+    _place(info, prototype, registers, typed)[RETVAL] = index(value)
 
 
 def _place(
-    facts: ReturnFacts, prototype: Prototype, registers: dict[str, int], typed: Typed
+    info: ReturnOps, prototype: Prototype, registers: dict[str, int], typed: Typed
 ) -> Arguments:
     ctype = typed.types.describe(prototype.returned)
     words = max(1, -(-ctype.size // _WORD))
@@ -300,6 +300,6 @@ def _place(
         name=RETVAL,
         number=prototype.returned,
         ctype=ctype,
-        passed=Passed(registers=facts.registers[:words]),
+        passed=Passed(registers=info.registers[:words]),
     )
     return Arguments((argument,), registers, typed)

@@ -119,19 +119,19 @@ class Registers:
             UsageError: the probe is not at a function's return.
         """
         hit = self.hit_
-        facts, prototype = hit.live.guest.arch.returns, hit.returning()
+        info, prototype = hit.live.guest.arch.returns, hit.returning()
         if prototype is None:
-            return self.values_[facts.value]
-        return load_returned(facts, prototype, self.values_, hit.typed)
+            return self.values_[info.value]
+        return load_returned(info, prototype, self.values_, hit.typed)
 
     @retval.setter
     def retval(self, value: SupportsIndex) -> None:
         hit = self.hit_
-        facts, prototype = hit.live.guest.arch.returns, hit.returning()
+        info, prototype = hit.live.guest.arch.returns, hit.returning()
         if prototype is None:
-            self[facts.value] = value
+            self[info.value] = value
         else:
-            store_returned(facts, prototype, value, self.values_, hit.typed)
+            store_returned(info, prototype, value, self.values_, hit.typed)
 
     @property
     def task(self) -> Pointer:

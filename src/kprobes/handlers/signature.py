@@ -26,7 +26,7 @@ from kprobes.handlers.registers import Registers
 from kprobes.handlers.registry import Registry
 from kprobes.model.kernel import Prototype
 
-EXTRAS = ("probe", "regs")
+SYNTHETIC_FIELDS = ("probe", "regs")
 """What a handler may take besides, by keywords of its own: ``def handler(dfd, *, regs)``."""
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -40,13 +40,13 @@ class Signature:
         handler: the user's.
         by_position: names of what it gets by position.
         by_keyword: names of what it gets by keyword.
-        extras: which of EXTRAS it takes.
+        synthetic_fields: which of SYNTHETIC_FIELDS it takes.
     """
 
     handler: Callable[..., object]
     by_position: Sequence[str]
     by_keyword: Sequence[str]
-    extras: Sequence[str]
+    synthetic_fields: Sequence[str]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class Signature:
         """Call the handler with the values of what it takes."""
         own: dict[str, Any] = {"probe": probe, "regs": regs}
         keywords = {name: values(name) for name in self.by_keyword}
-        keywords |= {name: own[name] for name in self.extras}
+        keywords |= {name: own[name] for name in self.synthetic_fields}
         self.handler(*map(values, self.by_position), **keywords)
 
     def name(self, made: Callable[..., object]) -> None:
@@ -121,18 +121,25 @@ def with_return_signature(
 
 def _match(handler: Callable[..., object], prototype: Prototype, names: Sequence[str]) -> Signature:
     signature = inspect.signature(handler)
-    extras = [each.name for each in signature.parameters.values() if _is_extra(each, names)]
+    synthetic_fields = [
+        each.name for each in signature.parameters.values() if _is_extra(each, names)
+    ]
     by_position, by_keyword = _wanted(handler, prototype, names)
     try:
-        signature.bind(*by_position, **dict.fromkeys([*by_keyword, *extras]))
+        signature.bind(*by_position, **dict.fromkeys([*by_keyword, *synthetic_fields]))
     except TypeError as error:
         raise _error(handler, prototype, f"cannot be called: {error}") from error
-    return Signature(handler=handler, by_position=by_position, by_keyword=by_keyword, extras=extras)
+    return Signature(
+        handler=handler,
+        by_position=by_position,
+        by_keyword=by_keyword,
+        synthetic_fields=synthetic_fields,
+    )
 
 
 def _is_extra(parameter: Parameter, names: Sequence[str]) -> bool:
     is_keyword = parameter.kind is Parameter.KEYWORD_ONLY
-    return is_keyword and parameter.name in EXTRAS and parameter.name not in names
+    return is_keyword and parameter.name in SYNTHETIC_FIELDS and parameter.name not in names
 
 
 def _wanted(

@@ -29,7 +29,7 @@ class _BySpelling:
         self.kernel = machine.kernel
         self.arch = machine.arch
         self.cpus = machine.cpus
-        self.sooner = self._places.sooner
+        self.first_kernel_error = self._places.first_kernel_error
         self.is_probeable = self._places.is_probeable
 
     def probes(self, definition: Definition) -> list[Resolved]:

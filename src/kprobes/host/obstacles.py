@@ -14,7 +14,7 @@ from pathlib import Path
 from kprobes.arch.registry import arch
 from kprobes.errors import KprobesError, TargetError, TracefsError, UnreachableError
 from kprobes.host.machine import open_machine
-from kprobes.model.finding import Finding, Verdict, ok
+from kprobes.model.finding import Finding, Severity, ok
 from kprobes.model.kernel import version_of
 from kprobes.transport.tracefs import Tracefs, open_tracefs
 
@@ -219,7 +219,7 @@ def check_host(*, is_wanted: bool) -> Iterator[Finding]:
     for each in found:
         yield Finding(
             subject=f"host: {each.subject}",
-            verdict=Verdict.MISSING if is_wanted else Verdict.NOTE,
+            verdict=Severity.MISSING if is_wanted else Severity.NOTE,
             found=each.found,
             advice=each.advice if is_wanted else f"{each.advice} (guests can be probed without)",
         )
@@ -234,14 +234,14 @@ def _details() -> Iterator[Finding]:
     try:
         machine = open_machine()
     except KprobesError as error:
-        yield Finding(subject="host: kernel", verdict=Verdict.MISSING, found=str(error))
+        yield Finding(subject="host: kernel", verdict=Severity.MISSING, found=str(error))
         return
     kernel = machine.kernel
     yield ok("host: symbols", f"{len(kernel.symbols):,} in /proc/kallsyms")
     if kernel.types is None:
         yield Finding(
             subject="host: types",
-            verdict=Verdict.NOTE,
+            verdict=Severity.NOTE,
             found="the kernel carries none (CONFIG_DEBUG_INFO_BTF)",
             advice="no parameters by name, no -> and no casts: registers and $argN remain",
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kprobes.errors import DefinitionError, RefusedError, UsageError
-from kprobes.guest.places import sooner
+from kprobes.guest.places import first_kernel_error
 from kprobes.host.machine import HostMachine
 from kprobes.lang.filter import parse_filter
 from kprobes.lang.filter_value import Known
@@ -65,9 +65,9 @@ class HostPlaces:
         machine = self._machine
         return resolve(definition, self._kernel, machine.arch, event_id=event_id, locate=_entry_of)
 
-    def sooner(self, error: DefinitionError) -> DefinitionError:
+    def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
         """Return what the kernel finds first in a definition that has an error in its text."""
-        return sooner(error, self._kernel, self._machine.arch, _entry_of)
+        return first_kernel_error(error, self._kernel, self._machine.arch, _entry_of)
 
     def is_probeable(self, function: Symbol) -> bool:
         """Whether the kernel takes a probe in a function, as far as can be told without asking."""

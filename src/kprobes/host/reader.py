@@ -127,7 +127,7 @@ class HostKernel:
 
     Attributes:
         version: major and minor of its release.
-        symbol_at: an address to what ``%pS`` prints for it, as for a sink's ``Origin``.
+        symbol_at: an address to what ``%pS`` prints for it, as for a sink's ``TraceSource``.
     """
 
     version: tuple[int, int]

@@ -20,7 +20,7 @@ from itertools import permutations
 
 import numpy as np
 
-from kprobes.arch.machine import TextFacts
+from kprobes.arch.machine import TextOps
 from kprobes.errors import MemoryFault
 from kprobes.formats import vmcoreinfo
 from kprobes.image.build import Build, Region
@@ -107,10 +107,10 @@ class Recipe:
     test: Test
 
 
-def with_unlisted(
+def with_data_symbols(
     build: Build,
     memory: Memory,
-    facts: TextFacts,
+    info: TextOps,
     constant: Iterable[Region],
     *,
     is_file: bool = False,
@@ -120,7 +120,7 @@ def with_unlisted(
     Args:
         build: at its running addresses.
         memory: of the guest, or its kernel's file.
-        facts: of its architecture.
+        info: of its architecture.
         constant: pieces of its read-only data.
         is_file: whether what boot frees is there, too.
     """
@@ -129,17 +129,17 @@ def with_unlisted(
     found: dict[str, int] = {}
     for region in constant:
         found = {**find(region.data, region.addr, _EXPORTED), **found}
-    lookup = _Lookup(build, memory, facts)
+    lookup = _Lookup(build, memory, info)
     found |= dict(lookup.single())
-    tables = {exceptions(facts, version_of(build.release)): _EXCEPTIONS, **_TABLES}
+    tables = {exceptions(info, version_of(build.release)): _EXCEPTIONS, **_TABLES}
     for table, functions in (tables | _BOOT if is_file else tables).items():
         found |= lookup.table(table, functions)
     return build.with_data(found)
 
 
 class _Lookup:
-    def __init__(self, build: Build, memory: Memory, facts: TextFacts) -> None:
-        self._build, self._memory, self._facts = build, memory, facts
+    def __init__(self, build: Build, memory: Memory, info: TextOps) -> None:
+        self._build, self._memory, self._info = build, memory, info
 
     def single(self) -> Iterator[tuple[str, int]]:
         for name, recipe in _recipes(self._build).items():
@@ -172,7 +172,7 @@ class _Lookup:
             code = self._memory.read(first[0], min(first[1], _LONGEST))
         except MemoryFault:
             return []
-        return list(dict.fromkeys(self._facts.references(code, first[0])))[:_MOST]
+        return list(dict.fromkeys(self._info.references(code, first[0])))[:_MOST]
 
     def _is(self, test: Test, addr: int) -> bool:
         try:

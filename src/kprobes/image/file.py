@@ -8,7 +8,7 @@ from kprobes.arch.registry import machine, machine_of_elf
 from kprobes.errors import FormatError, MemoryFault, TargetError
 from kprobes.formats import bootimage, elf
 from kprobes.image.build import Region, extract, kernel_of
-from kprobes.image.data_symbols import with_unlisted
+from kprobes.image.data_symbols import with_data_symbols
 from kprobes.image.types import parse_types
 from kprobes.model.kernel import Kernel
 from kprobes.units import GIB, Addr
@@ -89,7 +89,7 @@ def kernel_from_image(image: KernelImage) -> Kernel:
         TargetError: it has no intact symbols.
     """
     build = extract(image, image.regions)
-    build = with_unlisted(build, image, machine(image.arch).text, image.regions, is_file=True)
+    build = with_data_symbols(build, image, machine(image.arch).text, image.regions, is_file=True)
     types = parse_types(build.btf) if build.btf else None
     return kernel_of(build, types, arch=image.arch, slide=0)
 

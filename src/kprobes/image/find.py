@@ -17,7 +17,7 @@ from kprobes.formats import vmcoreinfo
 from kprobes.formats.vmcoreinfo import VmcoreInfo
 from kprobes.image.build import Build, Region, extract, kernel_of
 from kprobes.image.cache import KernelCache
-from kprobes.image.data_symbols import with_unlisted
+from kprobes.image.data_symbols import with_data_symbols
 from kprobes.image.module_types import read_module_types
 from kprobes.image.modules import read_modules
 from kprobes.image.types import parse_types
@@ -253,7 +253,7 @@ def _found(space: Space, build: Build) -> FoundKernel:
     tables = _master(space, build)
     groups = (_region(space, group) for group in _joined(_constant(space)))
     constant = (region for region in groups if region is not None)
-    build = with_unlisted(build, tables, space.machine.text, constant)
+    build = with_data_symbols(build, tables, space.machine.text, constant)
     modules = read_modules(tables, build.address(b"modules"), types)
     slide = _slide(space.machine, tables, build)
     kernel = kernel_of(build, types, arch=space.machine.name, slide=slide, modules=modules)

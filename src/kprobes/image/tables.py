@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.arch.machine import TextFacts
+from kprobes.arch.machine import TextOps
 from kprobes.arch.registry import machine
 from kprobes.errors import FormatError, MemoryFault, RefusedError, TargetError, UnknownTypeError
 from kprobes.image.symbols import Range, SymbolMap
@@ -134,9 +134,9 @@ PROBE_BUCKETS = 64
 """Of ``kprobe_table``: 1 << KPROBE_HASH_BITS in kernel/kprobes.c."""
 
 
-def exceptions(facts: TextFacts, version: tuple[int, int]) -> Table:
+def exceptions(info: TextOps, version: tuple[int, int]) -> Table:
     """Return how a kernel's exception table looks."""
-    return replace(_EXCEPTIONS, words=facts.exception_words(version))
+    return replace(_EXCEPTIONS, words=info.exception_words(version))
 
 
 def columns(table: Table, data: bytes, start: int, text: tuple[int, int]) -> list[Addrs]:
@@ -461,7 +461,7 @@ def _u64(data: bytes) -> int:
     return int.from_bytes(data[:8], "little") & U64
 
 
-def _pointers(kernel: Kernel, known: TextFacts, sites: Iterable[int]) -> Iterator[int]:
+def _pointers(kernel: Kernel, known: TextOps, sites: Iterable[int]) -> Iterator[int]:
     if known.pointer is not None and kernel.symbols.find(known.with_pointers) is not None:
         yield from map(known.pointer, sites)
 

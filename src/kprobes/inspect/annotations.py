@@ -15,14 +15,14 @@ import numpy as np
 from kprobes.arch.arch import Arch
 from kprobes.arch.insn import Listed, Reach, Syntax
 from kprobes.errors import DefinitionError, TargetError
-from kprobes.guest.allocations import Kind, Loan
+from kprobes.guest.allocations import Allocation, Kind
 from kprobes.guest.arena import COUNTERS_SIZE
 from kprobes.guest.journal import Described, Entry
 from kprobes.guest.kernel_abi import readers, task_abi
 from kprobes.guest.places import Places
 from kprobes.guest.text import Text
-from kprobes.inspect.model import Author, Detour, Mark, Row, Side
-from kprobes.inspect.subject import Specimen
+from kprobes.inspect.model import ChangeSource, Detour, Row, Side, TextChange
+from kprobes.inspect.subject import TextSnapshot
 from kprobes.lang.parser import parse_statement
 from kprobes.model import resolved
 from kprobes.model.abi import (
@@ -66,22 +66,22 @@ class OurNotes:
 
     def __init__(
         self,
-        specimen: Specimen,
+        snapshot: TextSnapshot,
         entry: Entry,
-        mark: Mark,
-        loans: Mapping[Kind, Loan],
+        mark: TextChange,
+        live: Mapping[Kind, Allocation],
         pieces: tuple[tuple[Addr, bytes], ...],
     ) -> None:
-        self._specimen = specimen
-        self._per_cpu = loans.get(Kind.PER_CPU)
+        self._snapshot = snapshot
+        self._per_cpu = live.get(Kind.PER_CPU)
         described = [probe for probe in entry.probes if probe.site == mark.start]
         # What sites share has been linked before what is of this one alone.
         start = mark.leads_to or Addr(0)
         code = start, pieces
-        self._touched = _touched(specimen, loans.get(Kind.DATA), code, described)
-        found = _reader_addrs(specimen.kernel)
-        self._readers = found | _veneers(specimen.arch, pieces, found)
-        self._current, self._preempt = _task(specimen.kernel)
+        self._touched = _touched(snapshot, live.get(Kind.DATA), code, described)
+        found = _reader_addrs(snapshot.kernel)
+        self._readers = found | _veneers(snapshot.arch, pieces, found)
+        self._current, self._preempt = _task(snapshot.kernel)
         self._bodies = {addr for addr, _ in pieces} - {start}
         self._inside = [range(addr, addr + len(code)) for addr, code in pieces]
 
@@ -109,34 +109,34 @@ class OurNotes:
 
 
 def _touched(
-    specimen: Specimen,
-    data: Loan | None,
+    snapshot: TextSnapshot,
+    data: Allocation | None,
     code: tuple[Addr, tuple[tuple[Addr, bytes], ...]],
     described: Sequence[Described],
 ) -> Mapping[Addr, _Touched]:
     if data is None:
         return {}
     window = range(data.addr, data.addr + data.size)
-    found = specimen.arch.listing.reaches(*code, window)
+    found = snapshot.arch.listing.reaches(*code, window)
     # Each probe of a site computes its record's address once, one probe behind the other.
     records = {r.origin for r in found.values() if r.is_write and r.offset >= COUNTERS_SIZE}
-    layouts = list(_layouts(specimen, described))
+    layouts = list(_layouts(snapshot, described))
     if len(records) != len(layouts):
         layouts = []
     by_origin = dict(zip(sorted(records), layouts, strict=False))
     return {a: _Touched(reach=r, layout=by_origin.get(r.origin)) for a, r in found.items()}
 
 
-def _layouts(specimen: Specimen, described: Sequence[Described]) -> Iterator[RecordLayout]:
+def _layouts(snapshot: TextSnapshot, described: Sequence[Described]) -> Iterator[RecordLayout]:
     text = Text(
-        kernel=specimen.kernel,
-        open_memory=specimen.compiled,
-        read_tables=lambda: specimen.tables,
+        kernel=snapshot.kernel,
+        open_memory=snapshot.compiled,
+        read_tables=lambda: snapshot.tables,
     )
-    places = Places(text, specimen.arch, specimen.sites or _NO_SITES)
+    places = Places(text, snapshot.arch, snapshot.sites or _NO_SITES)
     for probe in described:
         try:
-            statement = parse_statement(probe.definition, registers=specimen.arch.registers)
+            statement = parse_statement(probe.definition, registers=snapshot.arch.registers)
             assert isinstance(statement, Definition)
             yield places.resolve(statement, event_id=probe.event_id).layout
         except (DefinitionError, TargetError):
@@ -242,13 +242,13 @@ def _say_nothing(line: Listed) -> str:
 
 
 def read_detours(
-    specimen: Specimen, marks: Sequence[Mark], syntax: Syntax = Syntax.ATT
+    snapshot: TextSnapshot, changes: Sequence[TextChange], syntax: Syntax = Syntax.ATT
 ) -> tuple[Detour, ...]:
     """Return the code that marks lead to, each once."""
     found: dict[Addr, Detour] = {}
-    for mark in marks:
+    for mark in changes:
         if mark.leads_to is not None and mark.leads_to not in found:
-            found[mark.leads_to] = _detour(specimen, mark, mark.leads_to, syntax)
+            found[mark.leads_to] = _detour(snapshot, mark, mark.leads_to, syntax)
     return tuple(found.values())
 
 
@@ -267,88 +267,88 @@ def _named(kernel: Kernel, line: Listed) -> str:
     return name_of(kernel.symbols, line.per_cpu) if line.per_cpu and is_static else ""
 
 
-def _detour(specimen: Specimen, mark: Mark, addr: Addr, syntax: Syntax) -> Detour:
-    match mark.author:
-        case Author.OURS:
-            return _our_detour(specimen, mark, addr, syntax)
-        case Author.FTRACE:
-            return _trampoline(specimen, addr, syntax)
-        case Author.KPROBE:
-            return _kprobe_detour(specimen, mark, addr, syntax)
+def _detour(snapshot: TextSnapshot, mark: TextChange, addr: Addr, syntax: Syntax) -> Detour:
+    match mark.source:
+        case ChangeSource.OURS:
+            return _our_detour(snapshot, mark, addr, syntax)
+        case ChangeSource.FTRACE:
+            return _trampoline(snapshot, addr, syntax)
+        case ChangeSource.KPROBE:
+            return _kprobe_detour(snapshot, mark, addr, syntax)
         case _:
             inside = range(addr, addr + _NEAR)
-            return _followed(specimen, f"code at {addr:#x}", inside, syntax)
+            return _followed(snapshot, f"code at {addr:#x}", inside, syntax)
 
 
 def _followed(
-    specimen: Specimen,
+    snapshot: TextSnapshot,
     title: str,
     inside: range,
     syntax: Syntax,
     note: Note = _say_nothing,
 ) -> Detour:
-    lines = _code(specimen, _pieces(specimen, inside.start, inside), syntax)
-    rows = tuple(row_of(specimen.kernel, line, note=note(line)) for line in lines)
+    lines = _code(snapshot, _pieces(snapshot, inside.start, inside), syntax)
+    rows = tuple(row_of(snapshot.kernel, line, note=note(line)) for line in lines)
     return Detour(title=title, addr=Addr(inside.start), rows=rows)
 
 
-def _pieces(specimen: Specimen, entry: int, inside: range) -> tuple[tuple[Addr, bytes], ...]:
-    if specimen.memory is None:
+def _pieces(snapshot: TextSnapshot, entry: int, inside: range) -> tuple[tuple[Addr, bytes], ...]:
+    if snapshot.memory is None:
         return ()
-    return specimen.arch.listing.follow(specimen.memory.read, entry, inside)
+    return snapshot.arch.listing.follow(snapshot.memory.read, entry, inside)
 
 
 def _code(
-    specimen: Specimen, pieces: tuple[tuple[Addr, bytes], ...], syntax: Syntax
+    snapshot: TextSnapshot, pieces: tuple[tuple[Addr, bytes], ...], syntax: Syntax
 ) -> Iterator[Listed]:
     for addr, code in pieces:
-        yield from specimen.arch.listing.lines(code, addr, syntax)
+        yield from snapshot.arch.listing.lines(code, addr, syntax)
 
 
-def _trampoline(specimen: Specimen, addr: Addr, syntax: Syntax) -> Detour:
-    tracer = specimen.tracers.with_trampoline(addr) if specimen.tracers else None
-    handlers = {t.handler: t.handler_name for t in specimen.tracers.all} if specimen.tracers else {}
+def _trampoline(snapshot: TextSnapshot, addr: Addr, syntax: Syntax) -> Detour:
+    tracer = snapshot.tracers.with_trampoline(addr) if snapshot.tracers else None
+    handlers = {t.handler: t.handler_name for t in snapshot.tracers.all} if snapshot.tracers else {}
 
     def note(line: Listed) -> str:
         return "the handler" if line.target in handlers else ""
 
     if tracer is not None:
         title = f"trampoline of {tracer.name}, for {tracer.handler_name}"
-        return _followed(specimen, title, range(addr, tracer.trampoline.stop), syntax, note)
-    symbol = specimen.kernel.symbols.at(addr)
+        return _followed(snapshot, title, range(addr, tracer.trampoline.stop), syntax, note)
+    symbol = snapshot.kernel.symbols.at(addr)
     if symbol is None or not symbol.is_text:
-        return _followed(specimen, f"code at {addr:#x}", range(addr, addr + _NEAR), syntax, note)
+        return _followed(snapshot, f"code at {addr:#x}", range(addr, addr + _NEAR), syntax, note)
     inside = range(addr, max(symbol.addr + symbol.size, addr + 1))
-    return _followed(specimen, symbol.name, inside, syntax, note)
+    return _followed(snapshot, symbol.name, inside, syntax, note)
 
 
-def _kprobe_detour(specimen: Specimen, mark: Mark, addr: Addr, syntax: Syntax) -> Detour:
-    probe = next(p for p in specimen.probes if p.addr == mark.start)
+def _kprobe_detour(snapshot: TextSnapshot, mark: TextChange, addr: Addr, syntax: Syntax) -> Detour:
+    probe = next(p for p in snapshot.probes if p.addr == mark.start)
     if probe.detour == addr:
-        callback = specimen.kernel.symbols.find(_CALLBACK)
+        callback = snapshot.kernel.symbols.find(_CALLBACK)
 
         def note(line: Listed) -> str:
             return "the handler" if callback and line.target == callback.addr else ""
 
         title = "detour of the guest's optimised kprobe"
-        return _followed(specimen, title, range(addr, addr + _NEAR), syntax, note)
+        return _followed(snapshot, title, range(addr, addr + _NEAR), syntax, note)
     title = "slot of the guest's kprobe"
-    return _followed(specimen, title, range(addr, addr + _SLOT), syntax)
+    return _followed(snapshot, title, range(addr, addr + _SLOT), syntax)
 
 
-def _code_around(addr: Addr, loans: Sequence[Loan]) -> range:
-    code = (range(each.addr, each.addr + each.size) for each in loans if each.kind is Kind.CODE)
+def _code_around(addr: Addr, live: Sequence[Allocation]) -> range:
+    code = (range(each.addr, each.addr + each.size) for each in live if each.kind is Kind.CODE)
     return next((each for each in code if addr in each), range(addr, addr + _NEAR))
 
 
-def _our_detour(specimen: Specimen, mark: Mark, addr: Addr, syntax: Syntax) -> Detour:
-    entry = next((e for e in specimen.entries if any(u.addr == mark.start for u in e.undos)), None)
-    loans = {loan.kind: loan for loan in entry.ledger.loans} if entry else {}
-    inside = _code_around(addr, entry.ledger.loans if entry else ())
-    pieces = _pieces(specimen, addr, inside)
-    notes = OurNotes(specimen, entry, mark, loans, pieces) if entry else None
+def _our_detour(snapshot: TextSnapshot, mark: TextChange, addr: Addr, syntax: Syntax) -> Detour:
+    entry = next((e for e in snapshot.entries if any(u.addr == mark.start for u in e.undos)), None)
+    live = {allocation.kind: allocation for allocation in entry.allocations.live} if entry else {}
+    inside = _code_around(addr, entry.allocations.live if entry else ())
+    pieces = _pieces(snapshot, addr, inside)
+    notes = OurNotes(snapshot, entry, mark, live, pieces) if entry else None
     rows = tuple(
-        row_of(specimen.kernel, line, note=notes.of(line) if notes else "")
-        for line in _code(specimen, pieces, syntax)
+        row_of(snapshot.kernel, line, note=notes.of(line) if notes else "")
+        for line in _code(snapshot, pieces, syntax)
     )
     return Detour(title=f"code of our probe {mark.probe}", addr=addr, rows=rows)

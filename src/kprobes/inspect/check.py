@@ -18,9 +18,16 @@ from kprobes.lang.append import Definitions
 from kprobes.lang.lexer import lines_of
 from kprobes.lang.listing import is_of_pattern
 from kprobes.lang.parser import parse_statement
-from kprobes.model.definition import NO_EXTRAS, Definition, Deletion, Extras, Kind, Statement
+from kprobes.model.definition import (
+    NO_SYNTHETIC_FIELDS,
+    Definition,
+    Deletion,
+    Kind,
+    Statement,
+    SyntheticFields,
+)
 from kprobes.model.kernel import Kernel, Symbol
-from kprobes.model.plan import Returns, ReturnWay, Site, Strategy
+from kprobes.model.plan import ReturnMethod, Returns, Site, Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.plan import ftrace
 from kprobes.plan.strategy import Wish, check_alone
@@ -37,13 +44,13 @@ class Terms:
 
     Attributes:
         strategy: that is forced on every probe, or None.
-        way: that is forced on every return probe, or None.
-        extras: fields of every return probe behind its own.
+        return_method: that is forced on every return probe, or None.
+        synthetic_fields: fields of every return probe behind its own.
     """
 
     strategy: Strategy | None = None
-    way: ReturnWay | None = None
-    extras: Extras = NO_EXTRAS
+    return_method: ReturnMethod | None = None
+    synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS
 
 
 NO_TERMS = Terms()
@@ -68,7 +75,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """What becomes of one statement.
 
     Attributes:
@@ -99,7 +106,7 @@ class Verdict:
         return self.error is None
 
 
-class Judge(Protocol):
+class CheckBackend(Protocol):
     """Knows one kernel, and how probes are placed there."""
 
     @property
@@ -125,7 +132,7 @@ class Judge(Protocol):
         """Place the probes of one definition, or raise RefusedError."""
         ...
 
-    def sooner(self, error: DefinitionError) -> DefinitionError:
+    def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
         """Return what the kernel finds before an error of the text."""
         ...
 
@@ -141,20 +148,20 @@ class Judge(Protocol):
 class Checker:
     """Judges statements one after the other; what is accepted stays for the next ones."""
 
-    def __init__(self, judge: Judge, terms: Terms = NO_TERMS) -> None:
-        self._judge = judge
+    def __init__(self, judge: CheckBackend, terms: Terms = NO_TERMS) -> None:
+        self._backend = judge
         self._terms = terms
         self._definitions = Definitions()
         self._first: dict[tuple[str, str], Resolved] = {}
         self._sites: dict[Addr, list[tuple[Definition, Site]]] = {}
 
-    def check(self, text: str) -> list[Verdict]:
+    def check(self, text: str) -> list[CheckResult]:
         """Return a verdict for each statement of a text, as a file has them."""
         lines = enumerate(text.split("\n"), start=1)
-        verdicts = (self._line(number, line) for number, line in lines)
-        return [verdict for verdict in verdicts if verdict is not None]
+        results = (self._line(number, line) for number, line in lines)
+        return [result for result in results if result is not None]
 
-    def _line(self, number: int, line: str) -> Verdict | None:
+    def _line(self, number: int, line: str) -> CheckResult | None:
         statement: Statement | None = None
         try:
             found = lines_of(line)
@@ -165,34 +172,34 @@ class Checker:
         except DefinitionError as error:
             error.__notes__ = []
             advice = error.hint
-            return Verdict(command=error.command, line=number, error=error, advice=advice)
+            return CheckResult(command=error.command, line=number, error=error, advice=advice)
         except RefusedError as error:
             assert isinstance(statement, Definition)
-            return Verdict(
+            return CheckResult(
                 command=statement.command,
                 line=number,
                 error=error,
                 advice=self._advice(statement),
-                exits=self._judge.exits(statement),
+                exits=self._backend.exits(statement),
             )
 
     def _parse(self, line: str) -> Statement:
         try:
-            return parse_statement(line, registers=self._judge.arch.registers)
+            return parse_statement(line, registers=self._backend.arch.registers)
         except DefinitionError as error:
-            raise self._judge.sooner(error) from error
+            raise self._backend.first_kernel_error(error) from error
 
     def _with_extras(self, statement: Statement) -> Statement:
         if isinstance(statement, Deletion):
             return statement
-        return replace(statement, extras=self._terms.extras)
+        return replace(statement, synthetic_fields=self._terms.synthetic_fields)
 
-    def _accepted(self, statement: Statement, number: int) -> Verdict:
+    def _accepted(self, statement: Statement, number: int) -> CheckResult:
         if isinstance(statement, Deletion):
             gone = self._definitions.delete(statement)
             self._forget(gone)
-            cpus = self._judge.cpus
-            return Verdict(command=statement.command, line=number, cpus=cpus, deleted=gone)
+            cpus = self._backend.cpus
+            return CheckResult(command=statement.command, line=number, cpus=cpus, deleted=gone)
         self._definitions.check(statement)
         placed, module = self._place(statement)
         self._definitions.append(statement)
@@ -201,10 +208,10 @@ class Checker:
                 self._sites.setdefault(each.site.addr, []).append((statement, each.site))
             layout = each.probe.layout
             self._first.setdefault((layout.group, layout.event), each.probe)
-        return Verdict(
+        return CheckResult(
             command=statement.command,
             line=number,
-            cpus=self._judge.cpus,
+            cpus=self._backend.cpus,
             placed=placed,
             waits_for=module,
         )
@@ -216,13 +223,13 @@ class Checker:
             return (), error.module
 
     def _place_now(self, definition: Definition) -> tuple[Placed, ...]:
-        probes = self._judge.probes(definition)
+        probes = self._backend.probes(definition)
         for probe in probes:
             first = self._first.get((probe.layout.group, probe.layout.event))
             if first is not None:
                 check_alike(first, probe)
-        placed = self._judge.place(probes)
-        symbols = self._judge.kernel.symbols
+        placed = self._backend.place(probes)
+        symbols = self._backend.kernel.symbols
         for site in (each.site for each in placed if each.site is not None):
             for _, other in self._sites.get(site.addr, ())[:1]:
                 check_alone(symbols, other, site)
@@ -248,7 +255,7 @@ class Checker:
     def _near(self, definition: Definition) -> list[str]:
         # The function itself, if it is only the place in it that is wrong; else some that are
         # named like it.
-        place, symbols = definition.place, self._judge.kernel.symbols
+        place, symbols = definition.place, self._backend.kernel.symbols
         addr = place.addr
         owner = symbols.find(place.symbol) if addr is None else symbols.at(addr)
         if owner is not None and self._is_probeable(owner):
@@ -260,8 +267,8 @@ class Checker:
         return sorted({s.name for s in found}, key=lambda name: (len(name), name))[:_NEAR]
 
     def _is_probeable(self, symbol: Symbol) -> bool:
-        is_unique = len(self._judge.kernel.symbols.all_named(symbol.name)) == 1
-        return symbol.is_text and is_unique and self._judge.is_probeable(symbol)
+        is_unique = len(self._backend.kernel.symbols.all_named(symbol.name)) == 1
+        return symbol.is_text and is_unique and self._backend.is_probeable(symbol)
 
 
 class Expanding(Protocol):
@@ -291,7 +298,7 @@ class _ByPatching:
         self._look = places.look(Wish(strategy=terms.strategy))
         self.kernel = places.kernel
         self.arch = places.arch
-        self.sooner = places.sooner
+        self.first_kernel_error = places.first_kernel_error
         self.is_probeable = places.is_probeable
 
     def probes(self, definition: Definition) -> list[Resolved]:
@@ -300,7 +307,9 @@ class _ByPatching:
     def place(self, probes: Sequence[Resolved]) -> tuple[Placed, ...]:
         if probes[0].definition.kind is Kind.RETURN:
             terms = self._terms
-            planner = ReturnPlanner(self._places, way=terms.way, strategy=terms.strategy)
+            planner = ReturnPlanner(
+                self._places, return_method=terms.return_method, strategy=terms.strategy
+            )
             return self._place_returns(probes, planner)
         return tuple(
             Placed(probe=probe, site=self._look(probe.layout.ip, probe.definition))

@@ -16,11 +16,11 @@ from kprobes.guest.kernel_abi import per_cpu_bases, readers, task_abi
 from kprobes.guest.obstacles import allocators
 from kprobes.guest.open import looking
 from kprobes.guest.stacks import check_types
-from kprobes.model.finding import Finding, Verdict, ok
+from kprobes.model.finding import Finding, Severity, ok
 from kprobes.plan.ftrace import has_tracer, read_sites
 from kprobes.transport.connect import parse_target
 from kprobes.transport.debian import images, is_static
-from kprobes.transport.qemu_command import BOARDS, DEFAULT_ARCH, Accel, Board, choose
+from kprobes.transport.qemu_command import DEFAULT_ARCH, MACHINE_TYPES, Accel, MachineType, choose
 from kprobes.units import MIB
 
 _WITH_BTF = (
@@ -40,10 +40,10 @@ def check_target(target: str) -> list[Finding]:
     parse_target(target)
     try:
         with looking(target) as guest:
-            reached = Finding(subject="target", verdict=Verdict.OK, found=target)
+            reached = Finding(subject="target", verdict=Severity.OK, found=target)
             return [reached, *check_guest(guest)]
     except KprobesError as error:
-        return [Finding(subject="target", verdict=Verdict.MISSING, found=str(error))]
+        return [Finding(subject="target", verdict=Severity.MISSING, found=str(error))]
 
 
 def check_guest(guest: Guest) -> Iterator[Finding]:
@@ -67,9 +67,9 @@ def check_guest(guest: Guest) -> Iterator[Finding]:
 
 def _finding(subject: str, look: Callable[[Guest], str], guest: Guest, advice: str) -> Finding:
     try:
-        return Finding(subject=subject, verdict=Verdict.OK, found=look(guest))
+        return Finding(subject=subject, verdict=Severity.OK, found=look(guest))
     except KprobesError as error:
-        return Finding(subject=subject, verdict=Verdict.MISSING, found=str(error), advice=advice)
+        return Finding(subject=subject, verdict=Severity.MISSING, found=str(error), advice=advice)
 
 
 def _kernel(guest: Guest) -> str:
@@ -147,7 +147,7 @@ _CODE_IS_LOCKED = (8, 1)
 
 def check_machine() -> Iterator[Finding]:
     """Look at everything in turn."""
-    for arch, board in BOARDS.items():
+    for arch, board in MACHINE_TYPES.items():
         yield _qemu(arch, board)
     yield _accelerator()
     yield _packages()
@@ -159,7 +159,7 @@ def check_machine() -> Iterator[Finding]:
     yield _compiler()
 
 
-def _qemu(arch: str, board: Board) -> Finding:
+def _qemu(arch: str, board: MachineType) -> Finding:
     is_default = arch == DEFAULT_ARCH
     subject = "QEMU" if is_default else f"QEMU {arch}"
     path = shutil.which(board.program)
@@ -192,7 +192,7 @@ def _version(subject: str, path: str, said: str) -> Finding:
 
 
 def _accelerator() -> Finding:
-    of_this_kind = [board for board in BOARDS.values() if board.native == os.uname().machine]
+    of_this_kind = [board for board in MACHINE_TYPES.values() if board.native == os.uname().machine]
     if any(choose("auto", each.native, signs=each.kvm) is Accel.KVM for each in of_this_kind):
         return ok("KVM", "usable: guests of this machine's kind run at full speed")
     reason = (
@@ -266,8 +266,8 @@ def _compiler() -> Finding:
 
 
 def _note(subject: str, found: str, advice: str) -> Finding:
-    return Finding(subject=subject, verdict=Verdict.NOTE, found=found, advice=advice)
+    return Finding(subject=subject, verdict=Severity.NOTE, found=found, advice=advice)
 
 
 def _missing(subject: str, found: str, advice: str) -> Finding:
-    return Finding(subject=subject, verdict=Verdict.MISSING, found=found, advice=advice)
+    return Finding(subject=subject, verdict=Severity.MISSING, found=found, advice=advice)

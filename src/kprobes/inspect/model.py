@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from kprobes.arch.insn import Listed, Opinion
+from kprobes.arch.insn import InsnVerdict, Listed
 from kprobes.model.kernel import Kernel
 from kprobes.units import Addr
 
 
-class Author(StrEnum):
+class ChangeSource(StrEnum):
     """Who changed, or will change, some bytes."""
 
     OURS = "probe"
@@ -26,7 +26,7 @@ class Author(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class TextChange:
     """Bytes [start, stop) of kernel text that somebody changed or may change.
 
     Attributes:
@@ -38,7 +38,7 @@ class Mark:
 
     start: Addr
     stop: Addr
-    author: Author
+    source: ChangeSource
     says: str
     is_changed: bool
     leads_to: Addr | None = None
@@ -62,14 +62,14 @@ class Row:
         side: whether image and memory have it alike.
         name: of what it branches to or names, or "".
         note: what else is to be said, or "".
-        opinion: whether it may carry a probe; None where that is not known.
+        verdict: whether it may carry a probe; None where that is not known.
     """
 
     line: Listed
     side: Side
     name: str = ""
     note: str = ""
-    opinion: Opinion | None = None
+    verdict: InsnVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Anatomy:
+class FunctionText:
     """An x-ray.
 
     Attributes:
@@ -110,9 +110,9 @@ class Anatomy:
         is_running: whether memory was looked at, or only the file.
         is_compared: whether both had the text; then rows say which side has them.
         rows: the text, in the order of addresses; of a difference the image's lines come first.
-        marks: by address.
+        changes: by address.
         detours: what the marks lead to.
-        opinion: on the site that was asked for; None for a range, or what is in no function.
+        verdict: on the site that was asked for; None for a range, or what is in no function.
     """
 
     kernel: Kernel
@@ -122,9 +122,9 @@ class Anatomy:
     is_running: bool
     is_compared: bool
     rows: tuple[Row, ...]
-    marks: tuple[Mark, ...]
+    changes: tuple[TextChange, ...]
     detours: tuple[Detour, ...]
-    opinion: Opinion | None
+    verdict: InsnVerdict | None
 
     def linked(self, addr: int) -> Addr:
         """Return where the image has an address: what System.map says."""

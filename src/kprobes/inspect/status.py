@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.arch.arch import SiteFacts
+from kprobes.arch.arch import FtraceInfo
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.guest.journal import FLAGS, Entry, Undo
 from kprobes.model.kernel import Kernel, Prototype, Symbol
@@ -74,7 +74,7 @@ class Status:
 def look(
     memory: Memory,
     kernel: Kernel,
-    facts: SiteFacts,
+    info: FtraceInfo,
     entries: Iterable[Entry],
     noted: Iterable[Undo] = (),
 ) -> Status:
@@ -83,7 +83,7 @@ def look(
     Args:
         memory: of the guest, which may run: it is only read.
         kernel: that runs there.
-        facts: of its architecture's sites.
+        info: of its architecture's sites.
         entries: journals of this guest.
         noted: patches of tracers that have no journal here.
 
@@ -91,8 +91,8 @@ def look(
         TargetError: its list of them is broken.
     """
     sites = known_sites(memory, kernel)
-    addrs, codes = read_codes(memory, sites.addrs, facts.size)
-    is_armed = ~_is_idle(codes, facts.nops)
+    addrs, codes = read_codes(memory, sites.addrs, info.size)
+    is_armed = ~_is_idle(codes, info.nops)
     theirs = [(undo, None) for undo in noted]
     ours = [*theirs, *((undo, entry) for entry in entries for undo in entry.undos)]
     known = {(undo.addr, undo.new): (undo, entry) for undo, entry in ours}
@@ -100,7 +100,7 @@ def look(
     for number, row in zip(addrs[is_armed].tolist(), codes[is_armed], strict=True):
         addr, code = Addr(number), row.tobytes()
         undo, entry = known.get((addr, code), (None, None))
-        is_call = facts.target(addr, code) is not None
+        is_call = info.target(addr, code) is not None
         owner = _known_owner(undo, entry) or _owner(memory, sites.find(addr), is_call=is_call)
         event = undo.what if undo else ""
         where = _where(kernel, addr)
@@ -208,7 +208,7 @@ class Function:
 
 
 def probeable(
-    memory: Memory, kernel: Kernel, facts: SiteFacts, *, pattern: str, is_typed: bool = True
+    memory: Memory, kernel: Kernel, info: FtraceInfo, *, pattern: str, is_typed: bool = True
 ) -> list[Function]:
     """Return the functions that match a shell pattern and can be probed, by name.
 
@@ -217,7 +217,7 @@ def probeable(
     Args:
         memory: of the guest.
         kernel: that runs there.
-        facts: of its architecture's sites.
+        info: of its architecture's sites.
         pattern: a name or a shell pattern.
         is_typed: whether with prototypes, which take the longest.
 
@@ -233,7 +233,7 @@ def probeable(
         found[name]
         for name in sorted(found)
         if counts[name] == 1
-        and (not sites or any(found[name].addr + off in sites for off in facts.offsets))
+        and (not sites or any(found[name].addr + off in sites for off in info.offsets))
     ]
     if not chosen:
         raise TargetError(_none(kernel, pattern, found))

@@ -25,7 +25,7 @@ _PLACES = ("boot/vmlinuz-{0}", "usr/lib/modules/{0}/vmlinuz", "lib/modules/{0}/v
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Specimen:
+class TextSnapshot:
     """A kernel, as far as it can be looked at.
 
     Attributes:
@@ -79,17 +79,17 @@ class Specimen:
 
     def compiled(self) -> CleanText:
         """Return the text as it was compiled: without the kernel's own probes, and ours."""
-        facts = self.arch.patch
-        theirs = (p for each in self.probes if not each.is_ftrace for p in patches_of(each, facts))
+        info = self.arch.patch
+        theirs = (p for each in self.probes if not each.is_ftrace for p in patches_of(each, info))
         undos = (undo for entry in self.entries for undo in entry.undos)
         ours = (Patch(addr=undo.addr, old=undo.old, new=undo.new) for undo in undos)
         patches = (*theirs, *ours)
         return CleanText(self, lambda: patches)
 
 
-def specimen_of_guest(
+def snapshot_of_guest(
     memory: Memory, kernel: Kernel, *, images: Iterable[Path], entries: Iterable[Entry]
-) -> Specimen:
+) -> TextSnapshot:
     """Return a running guest, for x-rays.
 
     Args:
@@ -108,7 +108,7 @@ def specimen_of_guest(
     addrs = sites.addrs.tolist() if sites is not None else ()
     known, probes = arch(kernel.arch), read_guest_probes(memory, kernel)
     probed = taken(probes, kernel.symbols, memory, known.patch)
-    return Specimen(
+    return TextSnapshot(
         kernel=kernel,
         arch=known,
         memory=memory,
@@ -123,7 +123,7 @@ def specimen_of_guest(
     )
 
 
-def specimen_of_image(path: Path) -> Specimen:
+def snapshot_of_image(path: Path) -> TextSnapshot:
     """Return a vmlinux or boot image, for x-rays without a guest.
 
     Raises:
@@ -135,7 +135,7 @@ def specimen_of_image(path: Path) -> Specimen:
     sites: Sites | None = None
     with suppress(RefusedError):
         sites = sites_in_image(image, kernel)
-    return Specimen(
+    return TextSnapshot(
         kernel=kernel,
         arch=arch(kernel.arch),
         memory=None,

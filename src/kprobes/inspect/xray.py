@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kprobes.arch.insn import Listed, Opinion, Study, Syntax
+from kprobes.arch.insn import Analysis, InsnVerdict, Listed, Syntax
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.guest.text import Classified, Prover, Text
 from kprobes.image.tables import read_function
 from kprobes.inspect.annotations import read_detours, row_of
-from kprobes.inspect.changes import Bytes, read_marks
-from kprobes.inspect.model import Anatomy, Detour, Row, Side, Subject
-from kprobes.inspect.subject import Specimen
+from kprobes.inspect.changes import Bytes, read_changes
+from kprobes.inspect.model import Detour, FunctionText, Row, Side, Subject
+from kprobes.inspect.subject import TextSnapshot
 from kprobes.plan.ftrace import site_of
 from kprobes.units import Addr
 
@@ -26,62 +26,62 @@ _SITE = 16
 """Bytes that are shown where no instructions are known."""
 
 
-def xray(specimen: Specimen, subject: Subject, *, syntax: Syntax = Syntax.ATT) -> Anatomy:
+def xray(snapshot: TextSnapshot, subject: Subject, *, syntax: Syntax = Syntax.ATT) -> FunctionText:
     """Look at some text.
 
     Raises:
         TargetError: nothing is there, neither in memory nor in the file.
     """
-    now, was = _read(specimen, subject)
-    study = _study(specimen, subject.start)
-    moved = _moved(specimen, subject.start, now, was)
-    marks = read_marks(specimen, Bytes(subject=subject, now=now, was=moved))
-    detours = read_detours(specimen, marks, syntax)
-    rows = _labelled(_rows(specimen, subject, (now, was), syntax), detours)
+    now, was = _read(snapshot, subject)
+    analyse = _study(snapshot, subject.start)
+    moved = _moved(snapshot, subject.start, now, was)
+    changes = read_changes(snapshot, Bytes(subject=subject, now=now, was=moved))
+    detours = read_detours(snapshot, changes, syntax)
+    rows = _labelled(_rows(snapshot, subject, (now, was), syntax), detours)
     site = subject.site
-    return Anatomy(
-        kernel=specimen.kernel,
+    return FunctionText(
+        kernel=snapshot.kernel,
         subject=subject,
-        image=specimen.image.path if specimen.image is not None else None,
-        why_no_image=specimen.why_no_image,
-        is_running=specimen.memory is not None,
+        image=snapshot.image.path if snapshot.image is not None else None,
+        why_no_image=snapshot.why_no_image,
+        is_running=snapshot.memory is not None,
         is_compared=now is not None and was is not None,
-        rows=tuple(_with_opinions(specimen, rows, study)),
-        marks=marks,
+        rows=tuple(_with_opinions(snapshot, rows, analyse)),
+        changes=changes,
         detours=tuple(replace(d, rows=tuple(_labelled(d.rows, detours))) for d in detours),
-        opinion=None if site is None else _opinion(specimen, study, site),
+        verdict=None if site is None else _verdict(snapshot, analyse, site),
     )
 
 
-def around(specimen: Specimen, site: Addr) -> Subject:
+def around(snapshot: TextSnapshot, site: Addr) -> Subject:
     """Return a site and the instructions behind it."""
-    study = _study(specimen, site)
-    start = study.start_of(site) if study is not None else None
-    if study is None or start is None:
+    analyse = _study(snapshot, site)
+    start = analyse.start_of(site) if analyse is not None else None
+    if analyse is None or start is None:
         return Subject(start=site, stop=Addr(site + _SITE), site=site)
     stop = start
     for _ in range(_AROUND):
-        stop = Addr(stop + study.sizes.get(stop, 0))
+        stop = Addr(stop + analyse.sizes.get(stop, 0))
     return Subject(start=start, stop=max(stop, Addr(site + 1)), site=site)
 
 
-def function_at(specimen: Specimen, addr: Addr) -> Subject:
+def function_at(snapshot: TextSnapshot, addr: Addr) -> Subject:
     """Return the whole function that an address lies in, without its cold part.
 
     Raises:
         TargetError: it lies in none.
     """
-    symbol = specimen.kernel.symbols.at(addr)
+    symbol = snapshot.kernel.symbols.at(addr)
     if symbol is None or not symbol.is_text:
-        raise TargetError(f"{addr:#x} is in no function of {specimen.kernel.release}")
+        raise TargetError(f"{addr:#x} is in no function of {snapshot.kernel.release}")
     return Subject(start=symbol.addr, stop=Addr(symbol.addr + symbol.size))
 
 
-def _read(specimen: Specimen, subject: Subject) -> tuple[bytes | None, bytes | None]:
+def _read(snapshot: TextSnapshot, subject: Subject) -> tuple[bytes | None, bytes | None]:
     size = subject.stop - subject.start
-    was = specimen.was(subject.start, size)
+    was = snapshot.was(subject.start, size)
     try:
-        now = specimen.now(subject.start, size)
+        now = snapshot.now(subject.start, size)
     except MemoryFault as error:
         init = "; text that only boot needs is freed after it" if was is not None else ""
         raise TargetError(f"nothing is mapped at {subject.start:#x}{init}") from error
@@ -90,21 +90,23 @@ def _read(specimen: Specimen, subject: Subject) -> tuple[bytes | None, bytes | N
     return now, was
 
 
-def _study(specimen: Specimen, addr: int) -> Study | None:
+def _study(snapshot: TextSnapshot, addr: int) -> Analysis | None:
     try:
-        name, parts = read_function(specimen.compiled(), specimen.kernel, addr)
+        name, parts = read_function(snapshot.compiled(), snapshot.kernel, addr)
     except (RefusedError, MemoryFault):
         return None
-    return specimen.arch.listing.study(name, parts, specimen.tables)
+    return snapshot.arch.listing.analyse(name, parts, snapshot.tables)
 
 
-def _moved(specimen: Specimen, start: Addr, now: bytes | None, was: bytes | None) -> bytes | None:
+def _moved(
+    snapshot: TextSnapshot, start: Addr, now: bytes | None, was: bytes | None
+) -> bytes | None:
     """Return the file's bytes as KASLR leaves them: addresses in them are moved."""
-    slide = specimen.kernel.slide
+    slide = snapshot.kernel.slide
     if now is None or was is None or not slide or now == was:
         return was
     code = bytearray(was)
-    for line in specimen.arch.listing.lines(was, start, Syntax.ATT):
+    for line in snapshot.arch.listing.lines(was, start, Syntax.ATT):
         for offset, size in line.fields:
             at = line.addr - start + offset
             old, new = (int.from_bytes(side[at : at + size], "little") for side in (was, now))
@@ -119,19 +121,19 @@ def _shifts(slide: int, size: int) -> tuple[int, int]:
 
 
 def _rows(
-    specimen: Specimen,
+    snapshot: TextSnapshot,
     subject: Subject,
     codes: tuple[bytes | None, bytes | None],
     syntax: Syntax,
 ) -> Iterator[Row]:
     now, was = codes
-    list_code, kernel = specimen.arch.listing.lines, specimen.kernel
+    list_code, kernel = snapshot.arch.listing.lines, snapshot.kernel
     if now is None or was is None:
         # There is nothing to compare.
         for line in list_code(now or was or b"", subject.start, syntax):
             yield row_of(kernel, line)
         return
-    moved = _moved(specimen, subject.start, now, was) or was
+    moved = _moved(snapshot, subject.start, now, was) or was
     before, after = (list_code(code, subject.start, syntax) for code in (moved, now))
     for line, side in _merged(before, after):
         at = line.addr - subject.start
@@ -163,62 +165,68 @@ def _labelled(rows: Iterable[Row], detours: Sequence[Detour]) -> Iterator[Row]:
         yield row if label is None else replace(row, name=label)
 
 
-def _with_opinions(specimen: Specimen, rows: Iterator[Row], study: Study | None) -> Iterator[Row]:
+def _with_opinions(
+    snapshot: TextSnapshot, rows: Iterator[Row], analyse: Analysis | None
+) -> Iterator[Row]:
     for row in rows:
         addr = row.line.addr
         # A range may end inside an instruction: a piece of one is none.
-        is_known = study is not None and addr in study.sizes and row.line.mnemonic != "(bad)"
-        yield replace(row, opinion=_opinion(specimen, study, addr)) if is_known else row
+        is_known = analyse is not None and addr in analyse.sizes and row.line.mnemonic != "(bad)"
+        yield replace(row, verdict=_verdict(snapshot, analyse, addr)) if is_known else row
 
 
-def _opinion(specimen: Specimen, study: Study | None, addr: Addr) -> Opinion | None:
-    if (site := _site(specimen, addr)) is not None:
-        if specimen.tracers is None or not specimen.tracers.of(site):
-            return Opinion(verdict="ftrace", why="a call in its ftrace site")
-        behind = Addr(site + specimen.arch.site.size)
-        found = study.judge(behind) if study is not None and behind in study.sizes else None
+def _verdict(snapshot: TextSnapshot, analyse: Analysis | None, addr: Addr) -> InsnVerdict | None:
+    if (site := _site(snapshot, addr)) is not None:
+        if snapshot.tracers is None or not snapshot.tracers.of(site):
+            return InsnVerdict(verdict="ftrace", why="a call in its ftrace site")
+        behind = Addr(site + snapshot.arch.site.size)
+        found = (
+            analyse.insn_verdict(behind)
+            if analyse is not None and behind in analyse.sizes
+            else None
+        )
         used = "behind its ftrace site, which the guest's own ftrace uses"
         return replace(found, why=f"{used}: {found.why}") if found is not None else None
-    return study.judge(addr) if study is not None else None
+    return analyse.insn_verdict(addr) if analyse is not None else None
 
 
-def _site(specimen: Specimen, addr: Addr) -> Addr | None:
+def _site(snapshot: TextSnapshot, addr: Addr) -> Addr | None:
     # The ftrace site that a probe at an address takes, or None.
-    sites, facts = specimen.sites, specimen.arch.site
+    sites, info = snapshot.sites, snapshot.arch.site
     if sites is None:
         return None
     if sites.find(addr) is not None:
         return addr
-    symbol = specimen.kernel.symbols.at(addr)
-    is_entry = facts.is_behind and symbol is not None and symbol.addr == addr
-    return site_of(addr, sites, facts) if is_entry else None
+    symbol = snapshot.kernel.symbols.at(addr)
+    is_entry = info.is_behind and symbol is not None and symbol.addr == addr
+    return site_of(addr, sites, info) if is_entry else None
 
 
-def parts_at(specimen: Specimen, addr: Addr) -> tuple[Subject, ...]:
+def parts_at(snapshot: TextSnapshot, addr: Addr) -> tuple[Subject, ...]:
     """Return the function that an address lies in, then its ``.cold`` parts.
 
     Raises:
         TargetError: it lies in none.
     """
-    alone = function_at(specimen, addr)
+    alone = function_at(snapshot, addr)
     try:
-        _, parts = read_function(specimen.compiled(), specimen.kernel, addr)
+        _, parts = read_function(snapshot.compiled(), snapshot.kernel, addr)
     except (RefusedError, MemoryFault):
         return (alone,)
     return tuple(Subject(start=part.addr, stop=Addr(part.addr + len(part.code))) for part in parts)
 
 
-def exits_at(specimen: Specimen, addr: Addr) -> Classified:
+def exits_at(snapshot: TextSnapshot, addr: Addr) -> Classified:
     """Return every way out of the function that begins at an address, without anybody's probes.
 
     Raises:
         TargetError: it lies in none.
     """
-    symbol = specimen.kernel.symbols.at(function_at(specimen, addr).start)
+    symbol = snapshot.kernel.symbols.at(function_at(snapshot, addr).start)
     assert symbol is not None
     text = Text(
-        kernel=specimen.kernel,
-        open_memory=specimen.compiled,
-        read_tables=lambda: specimen.tables,
+        kernel=snapshot.kernel,
+        open_memory=snapshot.compiled,
+        read_tables=lambda: snapshot.tables,
     )
-    return Prover(text, specimen.arch.patch).classify(symbol)
+    return Prover(text, snapshot.arch.patch).classify(symbol)

@@ -15,7 +15,7 @@ EXIT = "exit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
+class SyntheticFields:
     """Which of them are wanted, of every return probe.
 
     Attributes:
@@ -27,7 +27,7 @@ class Extras:
     exit: bool = False
 
 
-NO_EXTRAS = Extras()
+NO_SYNTHETIC_FIELDS = SyntheticFields()
 
 INSTEAD = {
     DURATION: "here `p FUNCTION` and `r FUNCTION` give the times of both, by task",
@@ -316,7 +316,7 @@ class Definition:
         is_named: whether the event's name was given.
         maxactive: of ``rN``; 0 when it was not given.
         filter: of the event, as given beside the statement; "" for none.
-        extras: fields behind its own that a probe at a return is to have, given beside it, too.
+        synthetic_fields: that a return probe has after its own, given beside the statement, too.
     """
 
     command: str
@@ -328,7 +328,7 @@ class Definition:
     args: tuple[FetchArg, ...]
     maxactive: int = 0
     filter: str = ""
-    extras: Extras = NO_EXTRAS
+    synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

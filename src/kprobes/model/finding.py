@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     """How a fact is."""
 
     OK = "ok"
@@ -24,11 +24,11 @@ class Finding:
     """
 
     subject: str
-    verdict: Verdict
+    verdict: Severity
     found: str
     advice: str = ""
 
 
 def ok(subject: str, found: str) -> Finding:
     """Return a fact that is as it should be."""
-    return Finding(subject=subject, verdict=Verdict.OK, found=found)
+    return Finding(subject=subject, verdict=Severity.OK, found=found)

@@ -43,7 +43,7 @@ class ExitKind(StrEnum):
     INDIRECT = "indirect tail jump"
 
 
-class ReturnWay(StrEnum):
+class ReturnMethod(StrEnum):
     """How a function's returns are probed; DESIGN section 7. The cheapest comes first."""
 
     RETINSN = "retinsn"
@@ -116,13 +116,13 @@ class Exits:
     is_endless: bool = False
 
     @property
-    def way(self) -> ReturnWay:
+    def return_method(self) -> ReturnMethod:
         """How its returns are probed."""
         if self.refusal is not None:
-            return ReturnWay.REFUSED
+            return ReturnMethod.REFUSED
         if self.why_not is not None:
-            return ReturnWay.RETHOOK
-        return ReturnWay.TAIL if self.tails else ReturnWay.RETINSN
+            return ReturnMethod.RETHOOK
+        return ReturnMethod.TAIL if self.tails else ReturnMethod.RETINSN
 
     @property
     def returns(self) -> tuple[Exit, ...]:
@@ -188,7 +188,7 @@ class Returns:
 
     Attributes:
         entry: the address of its probe at the entry.
-        way: how its returns are probed.
+        return_method: how its returns are probed.
         probes: newest first, as all of them run at every return.
         kept: operands, as they are at the entry, that the records of its returns tell.
         is_timed: whether the entry's time is kept.
@@ -196,7 +196,7 @@ class Returns:
     """
 
     entry: Addr
-    way: ReturnWay
+    return_method: ReturnMethod
     probes: tuple[Resolved, ...]
     kept: tuple[Operand, ...] = ()
     is_timed: bool = False
@@ -210,7 +210,7 @@ class Returns:
     @property
     def takes_over(self) -> bool:
         """Whether return addresses are replaced by the trampoline's."""
-        return self.way in (ReturnWay.TAIL, ReturnWay.RETHOOK)
+        return self.return_method in (ReturnMethod.TAIL, ReturnMethod.RETHOOK)
 
     @property
     def stride(self) -> int:
@@ -288,7 +288,7 @@ class Displaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class PatchOptions:
     """How one address of a kernel's text may be patched, besides as a function tracer's site.
 
     Attributes:

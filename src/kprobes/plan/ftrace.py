@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.arch.arch import SiteFacts
+from kprobes.arch.arch import FtraceInfo
 from kprobes.arch.registry import machine
 from kprobes.errors import RefusedError, TargetError
 from kprobes.model.kernel import Kernel, Symbol
@@ -136,21 +136,21 @@ def _is_init(addrs: NDArray[np.uint64], kernel: Kernel) -> NDArray[np.bool_]:
     return (addrs >= np.uint64(start.addr)) & (addrs < np.uint64(stop.addr))
 
 
-def site_of(start: Addr, sites: Sites, facts: SiteFacts) -> Addr | None:
+def site_of(start: Addr, sites: Sites, info: FtraceInfo) -> Addr | None:
     """Return the address of the site of the function that starts there, or None."""
-    for offset in facts.offsets:
+    for offset in info.offsets:
         if sites.find(start + offset) is not None:
             return Addr(start + offset)
     return None
 
 
-def locate(function: Symbol, sites: Sites, facts: SiteFacts) -> Addr | None:
+def locate(function: Symbol, sites: Sites, info: FtraceInfo) -> Addr | None:
     """Return the address of a probe at a function's ftrace site, or None when it has none."""
-    found = site_of(function.addr, sites, facts)
-    return function.addr if found is not None and facts.is_behind else found
+    found = site_of(function.addr, sites, info)
+    return function.addr if found is not None and info.is_behind else found
 
 
-def inspect(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> Site:
+def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
     """Look at what an idle site holds now; in a file it holds nothing yet.
 
     Raises:
@@ -161,11 +161,11 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> Site:
         raise RefusedError(f"{addr:#x} is no ftrace site")
     if record == 0:
         return Site(strategy=Strategy.FTRACE, addr=addr, old=b"")
-    lead = memory.read(Addr(addr - len(facts.lead)), len(facts.lead))
-    if lead not in (facts.lead, facts.probed_lead):
+    lead = memory.read(Addr(addr - len(info.lead)), len(info.lead))
+    if lead not in (info.lead, info.probed_lead):
         raise RefusedError(f"{addr:#x} comes behind {lead.hex()}: no site of this kind is there")
-    old, flags = memory.read(addr, facts.size), _u64(memory, record + 8)
-    if old not in facts.nops:
+    old, flags = memory.read(addr, info.size), _u64(memory, record + 8)
+    if old not in info.nops:
         raise RefusedError(
             f"the site at {addr:#x} holds {old.hex()}, neither a nop nor a call of the guest's "
             "ftrace: another tracer has it, or it is being changed right now"
@@ -179,14 +179,14 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> Site:
     )
 
 
-def is_in_use(addr: Addr, memory: Memory, sites: Sites, facts: SiteFacts) -> bool:
+def is_in_use(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> bool:
     """Whether a site of a running kernel holds a call of the guest's own ftrace.
 
     It writes that call again, or a nop, when its tracers change, and gives up for good where it
     does not find its own bytes.
     """
     is_live = bool(sites.find(addr))
-    return is_live and facts.target(addr, memory.read(addr, facts.size)) is not None
+    return is_live and info.target(addr, memory.read(addr, info.size)) is not None
 
 
 def leads_elsewhere(addr: Addr, memory: Memory, sites: Sites) -> bool:

@@ -13,13 +13,13 @@ from kprobes.model.plan import (
     Displaced,
     ExitKind,
     Exits,
+    PatchOptions,
     Returning,
+    ReturnMethod,
     Returns,
-    ReturnWay,
     Role,
     Site,
     Strategy,
-    Ways,
 )
 from kprobes.model.resolved import EntryCounter, EntryValue, Operand, Resolved, base_of
 from kprobes.model.upcall import Upcall
@@ -40,36 +40,40 @@ class Wish:
     others: AbstractSet[int] = frozenset()
 
 
-def choose(place: str, ways: Ways, memory: Memory, wish: Wish) -> Site:
+def choose(place: str, options: PatchOptions, memory: Memory, wish: Wish) -> Site:
     """Return how an instruction is probed.
 
     Args:
         place: its name, for messages.
-        ways: that there are.
+        options: that there are.
         memory: its bytes as they are now.
         wish: of the user and the session.
 
     Raises:
         RefusedError: no strategy is safe there, or not the one that is forced.
     """
-    jump = _beside(ways.jump, wish.others)
+    jump = _beside(options.jump, wish.others)
     match wish.strategy:
         case Strategy.FTRACE:
-            raise RefusedError(f"{place} is no ftrace site; {_what_works(ways.breakpoint, jump)}")
+            raise RefusedError(
+                f"{place} is no ftrace site; {_what_works(options.breakpoint, jump)}"
+            )
         case Strategy.JUMP if isinstance(jump, str):
-            raise RefusedError(f"{place}: no jump: {jump}; {_what_works(ways.breakpoint, jump)}")
-        case Strategy.BREAKPOINT if isinstance(ways.breakpoint, str) and ways.breakpoint != jump:
-            why = f"no breakpoint: {ways.breakpoint}"
-            raise RefusedError(f"{place}: {why}; {_what_works(ways.breakpoint, jump)}")
+            raise RefusedError(f"{place}: no jump: {jump}; {_what_works(options.breakpoint, jump)}")
+        case Strategy.BREAKPOINT if (
+            isinstance(options.breakpoint, str) and options.breakpoint != jump
+        ):
+            why = f"no breakpoint: {options.breakpoint}"
+            raise RefusedError(f"{place}: {why}; {_what_works(options.breakpoint, jump)}")
         case Strategy.BREAKPOINT:
             jump = "breakpoints are forced"
         case _:
             pass
     if not isinstance(jump, str):
         return _site(Strategy.JUMP, jump, memory, why="it is no ftrace site")
-    if isinstance(ways.breakpoint, str):
-        raise RefusedError(f"{place} cannot be probed: {ways.breakpoint}")
-    return _site(Strategy.BREAKPOINT, ways.breakpoint, memory, why=jump)
+    if isinstance(options.breakpoint, str):
+        raise RefusedError(f"{place} cannot be probed: {options.breakpoint}")
+    return _site(Strategy.BREAKPOINT, options.breakpoint, memory, why=jump)
 
 
 def check_alone(symbols: Symbols, first: Site, second: Site) -> None:
@@ -112,10 +116,10 @@ def _site(strategy: Strategy, displaced: Displaced, memory: Memory, *, why: str)
     )
 
 
-_ORDER = tuple(ReturnWay)
+_ORDER = tuple(ReturnMethod)
 
 
-def choose_way(place: str, exits: Exits, wish: ReturnWay | None) -> ReturnWay:
+def choose_return_method(place: str, exits: Exits, wish: ReturnMethod | None) -> ReturnMethod:
     """Return how a function's returns are probed.
 
     Args:
@@ -126,22 +130,25 @@ def choose_way(place: str, exits: Exits, wish: ReturnWay | None) -> ReturnWay:
     Raises:
         RefusedError: its returns cannot be probed, or not the way that is wished for.
     """
-    if exits.way is ReturnWay.REFUSED:
+    if exits.return_method is ReturnMethod.REFUSED:
         raise RefusedError(f"{place}: its returns cannot be probed: {exits.refusal}")
-    if wish is None or _ORDER.index(wish) >= _ORDER.index(exits.way):
-        return exits.way if wish is not ReturnWay.RETHOOK else wish
-    raise RefusedError(f"{place}: not by {wish}: {_why_not(exits)}; {exits.way} works")
+    if wish is None or _ORDER.index(wish) >= _ORDER.index(exits.return_method):
+        return exits.return_method if wish is not ReturnMethod.RETHOOK else wish
+    raise RefusedError(f"{place}: not by {wish}: {_why_not(exits)}; {exits.return_method} works")
 
 
 def make_returns(
-    entry: Addr, way: ReturnWay, probes: Sequence[Resolved], upcalls: Sequence[Upcall] = ()
+    entry: Addr,
+    return_method: ReturnMethod,
+    probes: Sequence[Resolved],
+    upcalls: Sequence[Upcall] = (),
 ) -> Returns:
     """Return all return probes of one function with what they need of its entry."""
     operands = [operand for probe in probes for operand in _operands(probe)]
     kept = [operand.base for operand in operands if isinstance(operand, EntryValue)]
     return Returns(
         entry=entry,
-        way=way,
+        return_method=return_method,
         probes=tuple(probes),
         kept=tuple(dict.fromkeys(kept)),
         is_timed=any(isinstance(operand, EntryCounter) for operand in operands),
@@ -151,7 +158,7 @@ def make_returns(
 
 def roles(returns: Returns, exits: Exits) -> Iterable[tuple[Addr, Returning]]:
     """Yield what is done where, at addresses of the function; the trampoline left aside."""
-    if returns.way is ReturnWay.RETHOOK:
+    if returns.return_method is ReturnMethod.RETHOOK:
         yield returns.entry, Returning(role=Role.HOOK, returns=returns)
         return
     if returns.keeps:
@@ -167,9 +174,15 @@ def roles(returns: Returns, exits: Exits) -> Iterable[tuple[Addr, Returning]]:
             )
 
 
-def forced_way(way: ReturnWay | None, strategy: Strategy | None) -> ReturnWay | None:
+def forced_return_method(
+    return_method: ReturnMethod | None, strategy: Strategy | None
+) -> ReturnMethod | None:
     """Return the way that follows from what the user forces: only entries are ftrace sites."""
-    return ReturnWay.RETHOOK if way is None and strategy is Strategy.FTRACE else way
+    return (
+        ReturnMethod.RETHOOK
+        if return_method is None and strategy is Strategy.FTRACE
+        else return_method
+    )
 
 
 def at_exits(strategy: Strategy | None) -> Strategy | None:

@@ -51,10 +51,10 @@ def extra_fields(scope: Scope) -> tuple[Fetched, ...]:
     Raises:
         DefinitionError: it has an argument of such a name.
     """
-    extras = scope.definition.extras
+    synthetic_fields = scope.definition.synthetic_fields
     if scope.definition.kind is not Kind.RETURN:
         return ()
-    wanted = ((extras.duration, _DURATION), (extras.exit, _EXIT))
+    wanted = ((synthetic_fields.duration, _DURATION), (synthetic_fields.exit, _EXIT))
     found = tuple(field for is_wanted, field in wanted if is_wanted)
     names = {field.name for field in found}
     for arg in scope.definition.args:
@@ -308,7 +308,7 @@ def check_alike(first: Resolved, other: Resolved) -> None:
         DefinitionError: DIFF_ARG_TYPE, with the caret at the word that differs.
     """
     old, new = _columns(first), _columns(other)
-    if old == new and first.definition.extras == other.definition.extras:
+    if old == new and first.definition.synthetic_fields == other.definition.synthetic_fields:
         return
     pairs = enumerate(zip(old, new, strict=False))
     at = next((n for n, (a, b) in pairs if a != b), None)

@@ -15,7 +15,7 @@ COMMON_SIZE = 8
 """Bytes that every record has at least: ``struct trace_entry``."""
 
 Place = Callable[[int], str]
-"""An address to what ``%pS`` prints for it, as ``Origin.symbol_at``."""
+"""An address to what ``%pS`` prints for it, as ``TraceSource.symbol_at``."""
 
 
 class EventShape:

@@ -5,10 +5,10 @@ from typing import BinaryIO
 
 from kprobes.ports import Sink
 from kprobes.sinks.json import NdjsonSink
-from kprobes.sinks.names import Origin
+from kprobes.sinks.names import TraceSource
 from kprobes.sinks.text import TextSink
 
-FORMATS: Mapping[str, Callable[[BinaryIO, Origin], Sink]] = {
+FORMATS: Mapping[str, Callable[[BinaryIO, TraceSource], Sink]] = {
     "text": TextSink,
     "json": NdjsonSink,
 }

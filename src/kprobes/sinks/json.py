@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
-from kprobes.sinks.names import NEWEST, Name, Names, Origin, flags, in_order
+from kprobes.sinks.names import NEWEST, Name, Names, TraceSource, flags, in_order
 
 Mask = NDArray[np.bool_]
 Shown = tuple[bytes, list[list[Any]]]
@@ -135,7 +135,7 @@ _Task = tuple[int, int, bytes, int]  # cpu, pid, comm, context
 class NdjsonSink:
     """Writes one JSON object per event. Does not close the output."""
 
-    def __init__(self, out: BinaryIO, origin: Origin) -> None:
+    def __init__(self, out: BinaryIO, origin: TraceSource) -> None:
         """Write to ``out``; JSON is the same for every kernel's release."""
         self._out = out
         self._names = Names(origin)

@@ -126,7 +126,7 @@ def _number(addr: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class TraceSource:
     """The traced kernel, as far as its trace file's looks depend on it.
 
     Attributes:
@@ -166,7 +166,7 @@ EnumName = Callable[[int], bytes | None]
 class Names:
     """How the fields of a run are named; what was looked up is remembered."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: TraceSource) -> None:
         self._origin = origin
         self._symbols = _Symbols(origin.symbol_at)
         self._callers = _Symbols(origin.symbol_at)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import MIGRATE_SINCE, Field, Storage
 from kprobes.model.visible import visible_line
-from kprobes.sinks.names import BH_SINCE, Name, Names, Origin, flags, in_order
+from kprobes.sinks.names import BH_SINCE, Name, Names, TraceSource, flags, in_order
 
 _TITLE = """\
 # tracer: nop
@@ -53,7 +53,7 @@ def counts(entries: int, cpus: int) -> bytes:
     return b"# entries-in-buffer/entries-written: %d/%d   #P:%d\n" % (entries, entries, cpus)
 
 
-def after_counts(origin: Origin) -> bytes:
+def after_counts(origin: TraceSource) -> bytes:
     """Return what stands between the line of counts and the events."""
     if origin.version < MIGRATE_SINCE:
         columns = _FOUR
@@ -177,7 +177,7 @@ class TextSink:
     output can be read and sought.
     """
 
-    def __init__(self, out: BinaryIO, origin: Origin) -> None:
+    def __init__(self, out: BinaryIO, origin: TraceSource) -> None:
         """Write nothing yet: the header comes with the first ``write``, even of no events.
 
         Args:

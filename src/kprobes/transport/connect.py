@@ -33,7 +33,7 @@ from kprobes.transport.address import (
     peer_pid,
     peer_uid,
 )
-from kprobes.transport.connection import say_hello
+from kprobes.transport.connection import handshake
 from kprobes.transport.monitor import Monitor, is_monitor, leave
 from kprobes.transport.stub import Stub
 
@@ -147,7 +147,7 @@ def _stands(stub: Stub) -> bool:
 
 def _connect(address: str, *, is_held: bool, timeout_s: float) -> Stub:
     sock = dial(address, timeout_s=timeout_s)
-    first = say_hello(sock, address, timeout_s=timeout_s)
+    first = handshake(sock, address, timeout_s=timeout_s)
     if not is_monitor(first):
         return Stub.adopt(sock, address, timeout_s=timeout_s, is_held=is_held)
     if first == b"{":
@@ -166,7 +166,7 @@ def _through_monitor(monitor_address: str, *, is_held: bool, timeout_s: float) -
             address, undo = _start(monitor, monitor_address, timeout_s)
     try:
         sock = dial(address, timeout_s=timeout_s)
-        say_hello(sock, address, timeout_s=timeout_s)
+        handshake(sock, address, timeout_s=timeout_s)
         if undo is not None and not is_path(address):
             _check_owner(sock, owner, address)
     except BaseException:

@@ -270,7 +270,7 @@ DETACH = b"D;1"
 FAREWELL = rsp.INTERRUPT + rsp.frame(DETACH)
 
 
-def say_hello(sock: socket.socket, address: str, *, timeout_s: float) -> bytes:
+def handshake(sock: socket.socket, address: str, *, timeout_s: float) -> bytes:
     """Send a stub's first request and return the first byte of what comes, without taking it.
 
     A connection that QEMU has only queued, behind another client, brings nothing.

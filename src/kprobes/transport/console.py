@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kprobes.errors import GuestGoneError, TargetError, UsageError
-from kprobes.transport.qemu_process import Keeper
+from kprobes.transport.qemu_process import QemuSupervisor
 from kprobes.units import MIB
 
 LEAVE = b"\x1d"
@@ -139,31 +139,36 @@ class FifoPair:
         os.close(self._to_guest)
         os.close(self._from_guest)
 
-    def wire(self, keeper: Keeper, gone: Callable[[], GuestGoneError]) -> "GuestWire":
+    def wire(self, supervisor: QemuSupervisor, gone: Callable[[], GuestGoneError]) -> "GuestWire":
         """Return the line, once QEMU runs; ``gone`` says what there is to say of its end."""
-        return GuestWire(self._to_guest, self._from_guest, keeper=keeper, gone=gone)
+        return GuestWire(self._to_guest, self._from_guest, supervisor=supervisor, gone=gone)
 
 
 class GuestWire:
     """An ``agent.Wire`` that knows when its guest is gone."""
 
     def __init__(
-        self, to_guest: int, from_guest: int, *, keeper: Keeper, gone: Callable[[], GuestGoneError]
+        self,
+        to_guest: int,
+        from_guest: int,
+        *,
+        supervisor: QemuSupervisor,
+        gone: Callable[[], GuestGoneError],
     ) -> None:
         self._to_guest = to_guest
         self._from_guest = from_guest
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._gone = gone
 
     def read(self, timeout_s: float) -> bytes:
         """Return what has come, or b"" when nothing came in time."""
-        if self._keeper.is_closed:
+        if self._supervisor.is_closed:
             raise self._gone()
         # What a guest wrote before its end is still there, so the end is looked at last.
-        ready, _, _ = select.select([self._from_guest, self._keeper], [], [], timeout_s)
+        ready, _, _ = select.select([self._from_guest, self._supervisor], [], [], timeout_s)
         if self._from_guest in ready:
             return os.read(self._from_guest, _CHUNK)
-        if self._keeper in ready:
+        if self._supervisor in ready:
             raise self._gone()
         return b""
 
@@ -171,10 +176,10 @@ class GuestWire:
         """Send everything."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while data:
-            if self._keeper.is_closed:
+            if self._supervisor.is_closed:
                 raise self._gone()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ended, ready, _ = select.select([self._keeper], [self._to_guest], [], left)
+            ended, ready, _ = select.select([self._supervisor], [self._to_guest], [], left)
             if ended:
                 raise self._gone()
             if ready:

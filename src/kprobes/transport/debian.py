@@ -28,7 +28,7 @@ from pathlib import Path
 from kprobes import directories
 from kprobes.errors import FormatError, StateError, UnreachableError, UsageError
 from kprobes.formats import elf
-from kprobes.transport.qemu_command import BOARDS, DEFAULT_ARCH
+from kprobes.transport.qemu_command import DEFAULT_ARCH, MACHINE_TYPES
 from kprobes.units import MIB
 
 _VARIABLE = "KPROBES_DEBIAN_MIRROR"
@@ -199,8 +199,8 @@ def _reason(stderr: str) -> str:
 Progress = Callable[[str], None]
 """Takes a few words on what happens now, for a person who waits."""
 
-_SEAL = ".kprobes.json"
-_MAX_SEAL = 1 << 16
+_MANIFEST = ".kprobes.json"
+_MAX_MANIFEST = 1 << 16
 _OTHERS_WRITE = 0o022
 
 
@@ -233,11 +233,11 @@ def filled(name: str, fill: Callable[[Path], Path], *, progress: Progress) -> Pa
     """
     root = images() / name
     directories.make(root.parent, top=directories.cache())
-    if (found := _sealed(root)) is not None:
+    if (found := _intact(root)) is not None:
         return found
     try:
         with _locked(root, progress):
-            return _sealed(root) or _fill(root, fill)
+            return _intact(root) or _fill(root, fill)
     except OSError as e:
         raise UnreachableError(f"cannot write the cache {root}: {e.strerror or e}") from e
 
@@ -248,22 +248,22 @@ def _fill(root: Path, fill: Callable[[Path], Path]) -> Path:
         fresh.mkdir(mode=0o700)
         main = fill(fresh)
         main.chmod(main.stat().st_mode & ~_OTHERS_WRITE)
-        seal = {"main": str(main.relative_to(fresh)), "sha256": _digest(main)}
-        with directories.create_own(fresh / _SEAL) as file:
-            file.write(json.dumps(seal).encode())
+        manifest = {"main": str(main.relative_to(fresh)), "sha256": _digest(main)}
+        with directories.create_own(fresh / _MANIFEST) as file:
+            file.write(json.dumps(manifest).encode())
         # Only a directory whose seal is broken can be in the way: it is rebuilt.
         shutil.rmtree(root, ignore_errors=True)
         fresh.rename(root)
-    return root / seal["main"]
+    return root / manifest["main"]
 
 
-def _sealed(root: Path) -> Path | None:
+def _intact(root: Path) -> Path | None:
     try:
         directories.check(root, top=directories.cache())
-        with directories.open_own(root / _SEAL) as file:
-            seal = json.loads(file.read(_MAX_SEAL))
-        main = root / str(seal["main"])
-        return main if _digest(main) == seal["sha256"] else None
+        with directories.open_own(root / _MANIFEST) as file:
+            manifest = json.loads(file.read(_MAX_MANIFEST))
+        main = root / str(manifest["main"])
+        return main if _digest(main) == manifest["sha256"] else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, StateError):
         return None
 
@@ -351,7 +351,7 @@ def is_static(path: Path, *, arch: str) -> bool:
         program = elf.parse(path.read_bytes())
     except FormatError:
         return False
-    return program.machine == BOARDS[arch].elf and not program.needs_loader
+    return program.machine == MACHINE_TYPES[arch].elf and not program.needs_loader
 
 
 def kernel_parts(find: Callable[[str], Package], name: str) -> list[Package]:

@@ -24,7 +24,7 @@ from kprobes.transport.ram import (
 from kprobes.transport.stub import Stub
 from kprobes.units import Phys
 
-WAYS = ("shared", "process", "stub")
+RAM_BACKENDS = ("shared", "process", "stub")
 """From the quickest to the slowest."""
 _MAX_MAPPINGS = 1 << 17
 _SAMPLES = 64
@@ -53,35 +53,35 @@ class Mapping:
     path: str
 
 
-def open_ram(stub: Stub, *, ways: Sequence[str] = WAYS) -> GuestRam:
+def open_ram(stub: Stub, *, backends: Sequence[str] = RAM_BACKENDS) -> GuestRam:
     """Open a stopped guest's RAM by the first way that works.
 
     Args:
         stub: of the guest; serves the last way, and tells where RAM is for all.
-        ways: those to try, in this order.
+        backends: those to try, in this order.
 
     Raises:
         TargetError: none of them works.
     """
     runs = parse_mtree(stub.monitor("info mtree -f"))
     spans = [(run.start, run.size) for run in runs]
-    placed = _place(stub, runs) if {"shared", "process"} & set(ways) else []
+    placed = _place(stub, runs) if {"shared", "process"} & set(backends) else []
     pid = stub.peer() if placed else None
     why = ["the QEMU process is not on this machine, or hidden"] if pid is None else []
-    for way in ways:
-        if way == "stub":
+    for backend in backends:
+        if backend == "stub":
             return StubRam(stub, spans)
         if pid is not None:
             try:
-                ram = _open_files(pid, placed) if way == "shared" else ProcessRam(pid, placed)
+                ram = _open_files(pid, placed) if backend == "shared" else ProcessRam(pid, placed)
             except (OSError, ValueError) as e:
-                why.append(f"{way}: {e}")
+                why.append(f"{backend}: {e}")
                 continue
             if _is_same(stub, ram):
                 ram.host = ProcessPlace(pid=pid, runs=tuple(placed))
                 return ram
             ram.close()
-            why.append(f"{way}: process {pid} is not the one that runs this guest")
+            why.append(f"{backend}: process {pid} is not the one that runs this guest")
     raise TargetError(f"no way to the guest's RAM: {'; '.join(why)}")
 
 

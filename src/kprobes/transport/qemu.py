@@ -20,7 +20,7 @@ from kprobes.transport.qemu_command import (
     choose,
     command_line,
 )
-from kprobes.transport.qemu_process import Keeper, make_places, remove
+from kprobes.transport.qemu_process import QemuSupervisor, make_places, remove
 from kprobes.units import MIB
 
 _STDIN, _STDOUT = 0, 1
@@ -47,13 +47,19 @@ class Machine:
     """
 
     def __init__(
-        self, options: MachineOptions, *, kernel: Path, places: Places, keeper: Keeper, agent: Agent
+        self,
+        options: MachineOptions,
+        *,
+        kernel: Path,
+        places: Places,
+        supervisor: QemuSupervisor,
+        agent: Agent,
     ) -> None:
         self.options = options
         self.kernel = kernel
-        self.pid = keeper.pid
+        self.pid = supervisor.pid
         self._places = places
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._agent = agent
         self._closing = ExitStack()
 
@@ -84,12 +90,16 @@ class Machine:
             fifos = FifoPair(places.agent)
             undo.callback(fifos.close)
             command = command_line(options, kernel=recipe.kernel, accel=recipe.accel, places=places)
-            keeper = undo.enter_context(Keeper([str(recipe.program), *command[1:]], places))
+            supervisor = undo.enter_context(
+                QemuSupervisor([str(recipe.program), *command[1:]], places)
+            )
             agent = Agent(
-                fifos.wire(keeper, lambda: _gone(places)),
+                fifos.wire(supervisor, lambda: _gone(places)),
                 longest_output=options.memory_mib * MIB,
             )
-            machine = cls(options, kernel=recipe.kernel, places=places, keeper=keeper, agent=agent)
+            machine = cls(
+                options, kernel=recipe.kernel, places=places, supervisor=supervisor, agent=agent
+            )
             machine._wait_ready()
             machine._closing = undo.pop_all()
             return machine
@@ -117,7 +127,7 @@ class Machine:
     @property
     def is_alive(self) -> bool:
         """Whether QEMU runs."""
-        return self._keeper.is_alive
+        return self._supervisor.is_alive
 
     def run(self, command: Command, timeout_s: float | None = None) -> Finished:
         """Run a command in the guest as root, to its end.

@@ -85,7 +85,7 @@ class RamRun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class MachineType:
     """What differs between the machines of two architectures.
 
     Attributes:
@@ -145,8 +145,8 @@ def _virt_ram(memory_mib: int) -> tuple[RamRun, ...]:
     return (RamRun(Phys(GIB), memory_mib * MIB, 0),)
 
 
-BOARDS: Mapping[str, Board] = {
-    DEFAULT_ARCH: Board(
+MACHINE_TYPES: Mapping[str, MachineType] = {
+    DEFAULT_ARCH: MachineType(
         program="qemu-system-x86_64",
         package="qemu-system-x86",
         # Documentation/arch/x86/boot.rst, "header".
@@ -166,7 +166,7 @@ BOARDS: Mapping[str, Board] = {
         elf=EM_X86_64,
         ram=_pc_ram,
     ),
-    "arm64": Board(
+    "arm64": MachineType(
         program="qemu-system-aarch64",
         package="qemu-system-arm",
         # Documentation/arch/arm64/booting.rst, "magic"; drivers/firmware/efi/libstub/
@@ -217,8 +217,8 @@ class MachineOptions:
     boot_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.arch not in BOARDS:
-            raise UsageError(f"no guests of {self.arch!r}; there are: {', '.join(BOARDS)}")
+        if self.arch not in MACHINE_TYPES:
+            raise UsageError(f"no guests of {self.arch!r}; there are: {', '.join(MACHINE_TYPES)}")
         if not 64 <= self.memory_mib <= 1 << 20:
             raise UsageError(f"a guest with {self.memory_mib} MiB of memory: 64 is the least")
         if not 1 <= self.cpus <= 255:
@@ -227,9 +227,9 @@ class MachineOptions:
             raise UsageError("a kernel command line has one line")
 
     @property
-    def board(self) -> Board:
+    def board(self) -> MachineType:
         """The machine for this architecture."""
-        return BOARDS[self.arch]
+        return MACHINE_TYPES[self.arch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ _LONGEST_DIRECTORY = 90
 _SPARE = 16 * MIB
 
 
-class Keeper:
+class QemuSupervisor:
     """QEMU under a small shell that ends it, and removes its directories, when we are gone.
 
     Nothing is left behind: not after ``close``, not when this object is forgotten, not when

@@ -84,7 +84,7 @@ class RunMap:
 class SharedRam:
     """RAM in files that QEMU maps with ``share=on``, mapped by us too."""
 
-    way = "shared"
+    backend = "shared"
     host: ProcessPlace | None = None
 
     def __init__(self, runs: Sequence[FileRun]) -> None:
@@ -152,7 +152,7 @@ class SharedRam:
 class ProcessRam:
     """RAM in the QEMU process's memory, through ``/proc/PID/mem``."""
 
-    way = "process"
+    backend = "process"
     host: ProcessPlace | None = None
 
     def __init__(self, pid: int, runs: Sequence[ProcessRun]) -> None:
@@ -225,7 +225,7 @@ class ProcessRam:
 class StubRam:
     """RAM through the stub, the last resort: stops a running guest for every access."""
 
-    way = "stub"
+    backend = "stub"
     host: ProcessPlace | None = None
 
     def __init__(self, stub: Stub, runs: Sequence[tuple[Phys, int]]) -> None:

@@ -16,7 +16,7 @@ from typing import Self
 from kprobes.errors import FormatError, GuestGoneError, UnreachableError
 from kprobes.formats import rsp
 from kprobes.transport.address import dial, peer_pid
-from kprobes.transport.connection import DETACH, FAREWELL, Wire, check_ok, say_hello
+from kprobes.transport.connection import DETACH, FAREWELL, Wire, check_ok, handshake
 from kprobes.transport.stub_io import StubMemory, StubRegisters
 
 _MAX_CPUS = 4096
@@ -70,7 +70,7 @@ class Stub:
             UnreachableError: nobody listens, nobody answers, or not as a gdb stub does.
         """
         sock = dial(address, timeout_s=timeout_s)
-        say_hello(sock, address, timeout_s=timeout_s)
+        handshake(sock, address, timeout_s=timeout_s)
         return cls.adopt(sock, address, timeout_s=timeout_s)
 
     @classmethod
@@ -83,7 +83,7 @@ class Stub:
         is_held: bool = False,
         on_close: Callable[[], None] | None = None,
     ) -> Self:
-        """Take over a socket on which ``say_hello`` was said.
+        """Take over a socket on which ``handshake`` was said.
 
         Args:
             sock: closed with the stub.

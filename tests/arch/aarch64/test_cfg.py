@@ -4,7 +4,7 @@ import pytest
 
 from kprobes.arch.aarch64.cfg import find_exits
 from kprobes.model.kernel import TextTables
-from kprobes.model.plan import ExitKind, Exits, ReturnWay
+from kprobes.model.plan import ExitKind, Exits, ReturnMethod
 from tests.build.a64 import (
     AUTIASP,
     BUG,
@@ -61,7 +61,7 @@ def why(of: Exits) -> str:
 def test_returns_are_proven(words: str, at: int) -> None:
     result = exits(words)
 
-    assert result.way is ReturnWay.RETINSN
+    assert result.return_method is ReturnMethod.RETINSN
     assert found(result) == [(at, ExitKind.RETURN)]
     assert all(each.size == 4 and not each.why for each in result.exits)
 
@@ -77,7 +77,7 @@ def test_both_ways_of_a_condition_are_followed() -> None:
 def test_the_cold_part_belongs_to_the_function() -> None:
     result = exits(f"{b(COLD)} {RET}", cold=f"{BUG} {b(START + 4, at=COLD + 4)}")
 
-    assert result.way is ReturnWay.RETINSN
+    assert result.return_method is ReturnMethod.RETINSN
     assert found(result) == [(4, ExitKind.RETURN)]
 
 
@@ -98,7 +98,7 @@ def test_the_cold_part_belongs_to_the_function() -> None:
 def test_jumps_out_are_tail_calls(words: str, kind: ExitKind, target: int | None) -> None:
     result = exits(words)
 
-    assert result.way is ReturnWay.TAIL
+    assert result.return_method is ReturnMethod.TAIL
     (tail,) = result.tails
     assert (tail.kind, tail.target) == (kind, target)
 
@@ -107,7 +107,7 @@ def test_a_table_s_cases_are_all_code_that_nothing_else_leads_to() -> None:
     # adr x1, 1f; add x0, x1, w0, sxth #2; br x0; 1: mov x0, x1; ret; mov x0, x2; ret
     table = exits(f"10000061 8b20a820 d61f0000 aa0103e0 {RET} aa0203e0 {RET}")
 
-    assert table.way is ReturnWay.RETINSN
+    assert table.return_method is ReturnMethod.RETINSN
     assert found(table) == [(16, ExitKind.RETURN), (24, ExitKind.RETURN)]
 
 
@@ -137,14 +137,14 @@ def test_a_table_s_cases_are_all_code_that_nothing_else_leads_to() -> None:
 def test_what_is_missing_in_a_proof_is_said(words: str, reason: str) -> None:
     result = exits(words)
 
-    assert result.way in (ReturnWay.RETHOOK, ReturnWay.REFUSED)
+    assert result.return_method in (ReturnMethod.RETHOOK, ReturnMethod.REFUSED)
     assert reason in why(result)
 
 
 def test_a_call_that_never_returns_ends_a_path() -> None:
     result = exits(f"b4000060 {bl(PANIC, at=START + 4)} {NOP} {RET}")
 
-    assert result.way is ReturnWay.RETINSN
+    assert result.return_method is ReturnMethod.RETINSN
     assert exits(f"{PUSH} {bl(PANIC, at=START + 4)}").is_endless
 
 
@@ -159,7 +159,7 @@ def test_behind_a_bug_alternatives_of_the_kernel_may_lie() -> None:
     # cbz x0, 1f; ret; 1: brk; mrs x2, tpidr_el2; mrs x2, tpidr_el2
     result = exits(f"b4000040 {RET} {BUG} d53cd042 d53cd042")
 
-    assert result.way is ReturnWay.RETINSN
+    assert result.return_method is ReturnMethod.RETINSN
     assert [end - START for end in result.ends] == [8]
 
 
@@ -175,7 +175,7 @@ def test_the_guests_own_probe_before_the_tracers_call_hides_nothing_that_matters
     # brk #4, where mov x9, x30 was.
     result = exits(f"d4200080 {NOP} {PACIASP} {PUSH} {CALL} {POP} {AUTIASP} {RET}", tables=tables)
 
-    assert result.way is ReturnWay.RETINSN
+    assert result.return_method is ReturnMethod.RETINSN
     assert found(result) == [(28, ExitKind.RETURN)]
 
 
@@ -187,7 +187,7 @@ def test_the_tracer_s_call_leaves_x30_as_it_was() -> None:
         f"aa1e03e9 {bl(OUTSIDE, at=START + 4)} {b(OUTSIDE, at=START + 8)}", tables=tables
     )
 
-    assert result.way is ReturnWay.TAIL
+    assert result.return_method is ReturnMethod.TAIL
 
 
 def test_repairs_of_faults_and_jump_labels_are_followed() -> None:

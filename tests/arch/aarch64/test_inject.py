@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from kprobes.arch.aarch64.inject import BORROWING
+from kprobes.arch.aarch64.inject import INJECT_OPS
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.registers import NAMES, STUB_NAMES
-from kprobes.arch.machine import Called, Wanted, Way
+from kprobes.arch.machine import CodeRequest, FunctionCall, ReturnPath
 from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from kprobes.units import MIB, Addr
@@ -21,10 +21,10 @@ FINISH, UNCALLED, ALLOCATE = TEXT, TEXT + 0x100, TEXT + 0x200
 DATA = TEXT + 0x10_0000
 RETURN = "d5034fdf a9505bf5 d5184035 d5184016 a94007e0 a94e77fc f9407bfe 910543ff d503201f d69f03e0"
 """Some of ret_to_kernel of 6.1."""
-LANDING = "d503233f d63f0020 d63f02c0 d65f03c0"
+TRAP = "d503233f d63f0020 d63f02c0 d65f03c0"
 """paciasp; blr x1; blr x22; ret"""
 GUARDED = 1 << 50
-WAY = Way(landing=Addr(UNCALLED + 8), then=(Addr(FINISH),), register="x22", size=0x150)
+RETURN_PATH = ReturnPath(trap=Addr(UNCALLED + 8), then=(Addr(FINISH),), register="x22", size=0x150)
 REGISTERS = {STUB_NAMES[name]: 0x100 + n for n, name in enumerate(NAMES)} | {"sp": 0x9000}
 KERNEL = make_kernel(
     [
@@ -46,7 +46,7 @@ class Text:
         return self.tables.read(addr, size)
 
 
-def guest(finish: str = RETURN, uncalled: str = LANDING, *, flags: int = 0) -> Text:
+def guest(finish: str = RETURN, uncalled: str = TRAP, *, flags: int = 0) -> Text:
     built = Built(12, 48)
     built.map(TEXT, 0x8000, flags=flags)
     built.map(DATA, 0x9000, flags=PXN | UXN)
@@ -56,33 +56,33 @@ def guest(finish: str = RETURN, uncalled: str = LANDING, *, flags: int = 0) -> T
 
 
 def test_a_call_through_a_register_that_functions_preserve_leads_to_the_kernels_return() -> None:
-    assert BORROWING.way(guest(), KERNEL) == WAY
+    assert INJECT_OPS.return_path(guest(), KERNEL) == RETURN_PATH
 
 
 @pytest.mark.parametrize(
     ("finish", "uncalled", "flags", "kernel", "told"),
     [
         (RETURN, "d63f0020 d65f03c0", 0, KERNEL, "no place to return to"),
-        (RETURN, LANDING, GUARDED, KERNEL, "BTI"),
-        (RETURN.replace("910543ff", "d503201f"), LANDING, 0, KERNEL, "not known"),
-        (RETURN.replace("a9505bf5", "a9515bf5"), LANDING, 0, KERNEL, "not known"),
-        (RETURN.replace("d69f03e0", "d65f03c0"), LANDING, 0, KERNEL, "not known"),
-        (RETURN, LANDING, 0, make_kernel([]), "has no ret_to_kernel"),
+        (RETURN, TRAP, GUARDED, KERNEL, "BTI"),
+        (RETURN.replace("910543ff", "d503201f"), TRAP, 0, KERNEL, "not known"),
+        (RETURN.replace("a9505bf5", "a9515bf5"), TRAP, 0, KERNEL, "not known"),
+        (RETURN.replace("d69f03e0", "d65f03c0"), TRAP, 0, KERNEL, "not known"),
+        (RETURN, TRAP, 0, make_kernel([]), "has no ret_to_kernel"),
     ],
 )
 def test_a_kernel_that_a_task_would_not_come_back_in_is_refused(
     finish: str, uncalled: str, flags: int, kernel: Kernel, told: str
 ) -> None:
     with pytest.raises(TargetError, match=told):
-        BORROWING.way(guest(finish, uncalled, flags=flags), kernel)
+        INJECT_OPS.return_path(guest(finish, uncalled, flags=flags), kernel)
 
 
 def test_what_the_task_was_doing_ends_at_its_stack_pointer() -> None:
-    frame, data = BORROWING.keep(WAY, REGISTERS)
+    frame, data = INJECT_OPS.save_frame(RETURN_PATH, REGISTERS)
 
     assert frame + len(data) == REGISTERS["sp"]
-    assert len(data) == 2 * WAY.size
-    own = struct.unpack_from(f"<{len(NAMES)}Q", data, WAY.size)
+    assert len(data) == 2 * RETURN_PATH.size
+    own = struct.unpack_from(f"<{len(NAMES)}Q", data, RETURN_PATH.size)
     assert own == tuple(REGISTERS[STUB_NAMES[name]] for name in NAMES)
     again = dict(zip(NAMES, struct.unpack_from(f"<{len(NAMES)}Q", data), strict=True))
     assert again["pc"] == FINISH
@@ -90,35 +90,35 @@ def test_what_the_task_was_doing_ends_at_its_stack_pointer() -> None:
 
 
 def test_arguments_beyond_the_eighth_are_on_the_stack() -> None:
-    called = Called(function=Addr(ALLOCATE), args=(*range(8), -1))
+    called = FunctionCall(function=Addr(ALLOCATE), args=(*range(8), -1))
 
-    entered = BORROWING.enter(WAY, 0x8000, called)
+    setup = INJECT_OPS.set_up_call(RETURN_PATH, 0x8000, called)
 
-    assert [entered.registers[f"x{n}"] for n in range(8)] == list(range(8))
-    assert entered.words == ((1 << 64) - 1,)
-    assert entered.registers["pc"] == ALLOCATE
-    assert entered.registers["sp"] == 0x8000
-    assert (entered.registers["x30"], entered.registers["x22"]) == (WAY.landing, FINISH)
-    assert BORROWING.leave(WAY, 0x8000, called).registers["x30"] == FINISH
+    assert [setup.registers[f"x{n}"] for n in range(8)] == list(range(8))
+    assert setup.words == ((1 << 64) - 1,)
+    assert setup.registers["pc"] == ALLOCATE
+    assert setup.registers["sp"] == 0x8000
+    assert (setup.registers["x30"], setup.registers["x22"]) == (RETURN_PATH.trap, FINISH)
+    assert INJECT_OPS.set_up_jump(RETURN_PATH, 0x8000, called).registers["x30"] == FINISH
 
 
 def test_who_stands_at_the_landing_goes_where_its_register_leads() -> None:
-    registers = REGISTERS | {"pc": WAY.landing, "x22": 0x1234}
+    registers = REGISTERS | {"pc": RETURN_PATH.trap, "x22": 0x1234}
 
-    then = BORROWING.send_on(guest().read, registers)
+    then = INJECT_OPS.skip_trap(guest().read, registers)
 
-    assert then == {"pc": 0x1234, "x30": WAY.landing + 4}
-    assert BORROWING.home(registers) == REGISTERS["sp"]
+    assert then == {"pc": 0x1234, "x30": RETURN_PATH.trap + 4}
+    assert INJECT_OPS.returned_frame(registers) == REGISTERS["sp"]
 
 
 def test_code_is_asked_for_below_the_text_with_the_protection_of_data() -> None:
-    wanted = Wanted(size=MIB, like=Addr(DATA + 0x20), caller=WAY.landing)
+    request = CodeRequest(size=MIB, like=Addr(DATA + 0x20), caller=RETURN_PATH.trap)
 
-    called = BORROWING.code(guest(), KERNEL, wanted)
+    called = INJECT_OPS.code(guest(), KERNEL, request)
 
     size, _, start, stop, _, protection, flags, _, caller = called.args
     assert called.function == ALLOCATE
-    assert (size, flags, caller) == (MIB, 0, WAY.landing)
+    assert (size, flags, caller) == (MIB, 0, RETURN_PATH.trap)
     assert TEXT - 128 * MIB < start < stop <= TEXT
     assert protection == PXN | UXN | 0b11
 
@@ -126,21 +126,24 @@ def test_code_is_asked_for_below_the_text_with_the_protection_of_data() -> None:
 @pytest.mark.parametrize(
     ("names", "called"),
     [
-        (("module_alloc",), Called(function=Addr(ALLOCATE), args=(MIB,))),
-        (("module_alloc", "execmem_alloc"), Called(function=Addr(ALLOCATE + 16), args=(0, MIB))),
+        (("module_alloc",), FunctionCall(function=Addr(ALLOCATE), args=(MIB,))),
+        (
+            ("module_alloc", "execmem_alloc"),
+            FunctionCall(function=Addr(ALLOCATE + 16), args=(0, MIB)),
+        ),
         ((), None),
     ],
 )
 def test_code_for_modules_is_asked_for_where_modules_are(
-    names: tuple[str, ...], called: Called | None
+    names: tuple[str, ...], called: FunctionCall | None
 ) -> None:
     kernel = make_kernel([symbol(name, ALLOCATE + 16 * n) for n, name in enumerate(names)])
 
-    assert BORROWING.module_code is not None
-    assert BORROWING.module_code(kernel, MIB) == called
+    assert INJECT_OPS.module_code is not None
+    assert INJECT_OPS.module_code(kernel, MIB) == called
 
 
 @pytest.mark.parametrize(("shift", "va_bits"), [(12, 48), (12, 52), (14, 47), (16, 48)])
 def test_pages_of_code_are_as_large_as_the_kernels(shift: int, va_bits: int) -> None:
     """set_memory_ro() and its like count them."""
-    assert BORROWING.page_size(Text(tables=Built(shift, va_bits).tables)) == 1 << shift
+    assert INJECT_OPS.page_size(Text(tables=Built(shift, va_bits).tables)) == 1 << shift

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kprobes.arch.aarch64.decode import decode_function, decode_one
 from kprobes.arch.aarch64.insn import kind_of, named_by
 from kprobes.arch.aarch64.slot import MAX_SIZE, set_register, slot
-from kprobes.arch.aarch64.verdict import judge
+from kprobes.arch.aarch64.verdict import insn_verdict
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart
 from kprobes.units import U64, Addr
@@ -103,7 +103,7 @@ def test_a_slot_does_what_the_original_does(words: str, expected: str) -> None:
 def test_any_fields_do_in_a_slot_what_they_do_in_place(word: int, bits: int, state: int) -> None:
     code = (word ^ bits).to_bytes(4, "little")
     function = decode_function("f", (TextPart(addr=Addr(START), code=code + code_of(NOP)),))
-    if judge(function, START).is_refused:
+    if insn_verdict(function, START).is_refused:
         return
     instruction = decode_one(code, START)
     emulator().place(START, code)

@@ -3,7 +3,7 @@
 import pytest
 
 from kprobes.arch.aarch64.decode import decode_function
-from kprobes.arch.aarch64.verdict import judge
+from kprobes.arch.aarch64.verdict import insn_verdict
 from kprobes.model.kernel import Forbidden, TextPart, TextTables
 from kprobes.units import Addr
 from tests.build.a64 import BUG, COLD, NOP, PACIASP, RET, START, bl, code_of, function
@@ -65,28 +65,28 @@ CASES = [
 
 @pytest.mark.parametrize(("word", "verdict", "reason"), CASES)
 def test_what_a_slot_does_with_an_instruction_and_why(word: str, verdict: str, reason: str) -> None:
-    opinion = judge(function(f"{NOP} {word} {RET}"), START + 4)
+    got = insn_verdict(function(f"{NOP} {word} {RET}"), START + 4)
 
-    assert opinion.verdict == verdict
-    assert reason in opinion.why
+    assert got.verdict == verdict
+    assert reason in got.why
 
 
 def test_paciasp_at_the_entry_is_landed_on_where_the_kernel_is_compiled_for_that() -> None:
     signing = function(f"{PACIASP} {RET}")
 
-    assert "land on it" in judge(signing, START).why
-    assert judge(signing, START, TextTables(has_landings=False)).verdict == "copy"
+    assert "land on it" in insn_verdict(signing, START).why
+    assert insn_verdict(signing, START, TextTables(has_landings=False)).verdict == "copy"
 
 
 def test_paciasp_behind_the_tracer_s_nops_is_not_landed_on() -> None:
-    assert judge(function(f"{NOP} {NOP} {PACIASP} {RET}"), START + 8).verdict == "copy"
+    assert insn_verdict(function(f"{NOP} {NOP} {PACIASP} {RET}"), START + 8).verdict == "copy"
 
 
 def test_between_an_exclusive_load_and_its_store_nothing_may_be_probed() -> None:
     # mov x3, x1; 1: ldxr x0, [x1]; add x0, x0, x2; stxr w4, x0, [x1]; cbnz w4, 1b; ret
     sequence = function("aa0103e3 c85f7c20 8b020000 c8047c20 35ffffa4 d65f03c0")
 
-    verdicts = [judge(sequence, START + at).verdict for at in range(0, 24, 4)]
+    verdicts = [insn_verdict(sequence, START + at).verdict for at in range(0, 24, 4)]
 
     assert verdicts == ["copy", "refuse", "refuse", "refuse", "relocate", "copy"]
 
@@ -95,37 +95,37 @@ def test_a_branch_out_of_an_exclusive_sequence_ends_it() -> None:
     # 1: ldxr x0, [x1]; cmp x0, x2; b.ne 2f; stxr w4, x3, [x1]; cbnz w4, 1b; 2: mov x5, x0; ret
     compare = function("c85f7c20 eb02001f 54000061 c8047c23 35ffff84 aa0003e5 d65f03c0")
 
-    assert judge(compare, START + 4).is_refused
-    assert judge(compare, START + 8).is_refused
-    assert judge(compare, START + 20).verdict == "copy"
+    assert insn_verdict(compare, START + 4).is_refused
+    assert insn_verdict(compare, START + 8).is_refused
+    assert insn_verdict(compare, START + 20).verdict == "copy"
 
 
 def test_an_exclusive_load_that_nothing_stores_after_protects_nothing() -> None:
     # __cmpwait: ldxr w0, [x1]; eor w0, w0, w2; cbnz w0, 1f; wfe; 1: mov x0, #0; ret
     waiting = function("885f7c20 4a020000 35000040 d503205f d2800000 d65f03c0")
 
-    assert judge(waiting, START + 4).verdict == "copy"
+    assert insn_verdict(waiting, START + 4).verdict == "copy"
 
 
 def test_constants_in_the_text_are_no_instructions() -> None:
     # ldr x0, 1f; ret; 1: .quad
     reading = function("58000040 d65f03c0 aa0003e5 aa0003e5")
 
-    assert [judge(reading, START + at).is_refused for at in (8, 12)] == [True, True]
-    assert "constant" in judge(reading, START + 12).why
+    assert [insn_verdict(reading, START + at).is_refused for at in (8, 12)] == [True, True]
+    assert "constant" in insn_verdict(reading, START + 12).why
 
 
 def test_what_is_behind_the_last_instruction_is_not_probed() -> None:
     padded = function(f"{RET} {NOP} {NOP}")
 
-    assert "behind the function's last instruction" in judge(padded, START + 4).why
+    assert "behind the function's last instruction" in insn_verdict(padded, START + 4).why
 
 
 def test_an_address_inside_an_instruction_or_outside_is_refused() -> None:
     small = function(f"{NOP} {RET}")
 
-    assert "inside the 4-byte instruction at f+0x4" in judge(small, START + 6).why
-    assert "not in f" in judge(small, START + 8).why
+    assert "inside the 4-byte instruction at f+0x4" in insn_verdict(small, START + 6).why
+    assert "not in f" in insn_verdict(small, START + 8).why
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_an_address_inside_an_instruction_or_outside_is_refused() -> None:
     ],
 )
 def test_what_the_kernel_s_tables_forbid(tables: TextTables, reason: str) -> None:
-    found = judge(function(f"{NOP} {NOP} aa1303e0 {RET}"), START + 4, tables)
+    found = insn_verdict(function(f"{NOP} {NOP} aa1303e0 {RET}"), START + 4, tables)
 
     assert found.is_refused
     assert reason in found.why
@@ -155,7 +155,7 @@ def test_a_tracer_s_site_is_its_call_and_the_move_before_it() -> None:
     tables = TextTables(ftrace=frozenset({START + 4}))
     traced = function(f"aa1e03e9 {bl(COLD, at=START + 4)} {PACIASP} {RET}")
 
-    found = [judge(traced, START + at, tables).is_refused for at in (0, 4, 8)]
+    found = [insn_verdict(traced, START + at, tables).is_refused for at in (0, 4, 8)]
 
     assert found == [True, True, False]
 
@@ -167,15 +167,15 @@ def test_a_pointer_in_front_of_the_next_function_is_no_code_whatever_it_looks_li
     # mov x5, x0; br x16, and the pointer
     code, tables = f"aa0003e5 d61f0200 {words}", TextTables(pointers=frozenset({START + 8}))
 
-    found = [judge(function(code, tables=tables), START + at, tables) for at in (8, 12)]
+    found = [insn_verdict(function(code, tables=tables), START + at, tables) for at in (8, 12)]
 
-    assert [opinion.is_refused for opinion in found] == [True, True]
-    assert all("pointer of the kernel's function tracer" in opinion.why for opinion in found)
-    assert judge(function(code, tables=tables), START, tables).verdict == "copy"
+    assert [found.is_refused for found in found] == [True, True]
+    assert all("pointer of the kernel's function tracer" in found.why for found in found)
+    assert insn_verdict(function(code, tables=tables), START, tables).verdict == "copy"
     assert START + 8 not in function(code, tables=tables).targets
 
 
 def test_bytes_behind_the_last_whole_word_are_no_instruction() -> None:
     part = TextPart(addr=Addr(START), code=code_of(RET) + b"\x1f\x20")
 
-    assert "last whole instruction" in judge(decode_function("f", (part,)), START + 4).why
+    assert "last whole instruction" in insn_verdict(decode_function("f", (part,)), START + 4).why

@@ -1,6 +1,6 @@
 """How instructions may be patched: one branch, one instruction."""
 
-from kprobes.arch.aarch64.verdict import NO_BREAKPOINT, examine, first, study
+from kprobes.arch.aarch64.verdict import NO_BREAKPOINT, analyse, examine, first
 from kprobes.model.kernel import TextTables
 from kprobes.model.plan import Displaced
 from kprobes.units import Addr
@@ -10,21 +10,21 @@ TABLES = TextTables()
 
 
 def test_a_branch_displaces_one_instruction_and_no_breakpoint_is_needed() -> None:
-    ways = examine("f", parts(f"{NOP} {RET}"), TABLES)(Addr(START + 4))
+    return_methods = examine("f", parts(f"{NOP} {RET}"), TABLES)(Addr(START + 4))
 
-    assert ways.jump == Displaced(
+    assert return_methods.jump == Displaced(
         addr=Addr(START + 4), code=code_of(RET), count=1, stop=Addr(START + 8)
     )
-    assert ways.breakpoint == NO_BREAKPOINT
-    assert ways.is_boundary
+    assert return_methods.breakpoint == NO_BREAKPOINT
+    assert return_methods.is_boundary
 
 
 def test_what_is_refused_is_said_with_the_reason() -> None:
-    ways = examine("f", parts(f"{BUG} {RET}"), TABLES)
+    return_methods = examine("f", parts(f"{BUG} {RET}"), TABLES)
 
-    assert "on purpose" in str(ways(Addr(START)).jump)
-    assert ways(Addr(START)).is_boundary
-    assert not ways(Addr(START + 2)).is_boundary
+    assert "on purpose" in str(return_methods(Addr(START)).jump)
+    assert return_methods(Addr(START)).is_boundary
+    assert not return_methods(Addr(START + 2)).is_boundary
 
 
 def test_calls_through_pointers_land_before_the_first_probed_instruction() -> None:
@@ -33,8 +33,8 @@ def test_calls_through_pointers_land_before_the_first_probed_instruction() -> No
 
 def test_a_study_leaves_constants_and_padding_out() -> None:
     # ldr x0, 1f; ret; 1: .quad, and a nop behind it
-    found = study("f", parts(f"58000040 {RET} aa0003e5 aa0003e5"), TABLES)
+    found = analyse("f", parts(f"58000040 {RET} aa0003e5 aa0003e5"), TABLES)
 
     assert dict(found.sizes) == {START: 4, START + 4: 4}
-    assert found.judge(START).verdict == "emulate"
+    assert found.insn_verdict(START).verdict == "emulate"
     assert found.start_of(START + 6) == START + 4

@@ -77,9 +77,9 @@ def check(jump: str, rest: str, *, has_probes: bool, cx: int = 5) -> set[int]:
         code = jump + rest + "e9" + away.to_bytes(4, "little").hex()
         plain, patched = (machine_of(code, flags_of(number), cx) for _ in range(2))
         body = ALWAYS if has_probes else None
-        way = trampoline.branch_detour(SLOT, body, TAKEN, displaced)
-        assert len(way) <= BODY - SLOT
-        patched.cpu.write(SLOT, way)
+        return_method = trampoline.branch_detour(SLOT, body, TAKEN, displaced)
+        assert len(return_method) <= BODY - SLOT
+        patched.cpu.write(SLOT, return_method)
 
         here, before, _ = went(plain, START)
         there, after, counts = went(patched, SLOT)

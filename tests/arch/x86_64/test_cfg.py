@@ -4,7 +4,7 @@ import pytest
 
 from kprobes.arch.x86_64.cfg import exits_of
 from kprobes.model.kernel import Forbidden, TextPart, TextTables
-from kprobes.model.plan import ExitKind, Exits, ReturnWay
+from kprobes.model.plan import ExitKind, Exits, ReturnMethod
 from kprobes.units import Addr
 from tests.build.text import COLD, START, function, to
 
@@ -35,7 +35,7 @@ def kinds(found: Exits) -> list[tuple[int, ExitKind]]:
 
 
 def why_not(found: Exits) -> str:
-    assert found.way is ReturnWay.RETHOOK
+    assert found.return_method is ReturnMethod.RETHOOK
     assert found.why_not is not None
     return found.why_not.why
 
@@ -57,7 +57,7 @@ def test_returns_have_many_forms(code: str, *, has_jump: bool) -> None:
 
     found = exits(code, tables=near)
 
-    assert found.way is ReturnWay.RETINSN
+    assert found.return_method is ReturnMethod.RETINSN
     assert kinds(found) == [(0, ExitKind.RETURN)]
     assert found.exits[0].has_jump == has_jump
     assert bool(found.exits[0].why) != has_jump
@@ -72,7 +72,7 @@ def test_every_return_is_found_and_what_is_never_reached_is_not() -> None:
 def test_a_jump_to_another_function_is_a_tail_call() -> None:
     found = exits("85c0" + "7405" + jump(OUTSIDE, 4) + "c3")
 
-    assert found.way is ReturnWay.TAIL
+    assert found.return_method is ReturnMethod.TAIL
     assert kinds(found) == [(4, ExitKind.TAIL), (9, ExitKind.RETURN)]
     assert found.tails[0].target == OUTSIDE
     assert len(found.returns) == 1
@@ -102,7 +102,7 @@ def test_an_address_of_its_own_may_be_jumped_to() -> None:
 def test_its_own_address_may_be_compared_with() -> None:
     compare = "483d" + (START & 0xFFFF_FFFF).to_bytes(4, "little").hex()
 
-    assert exits(compare + "ffe0" + "cc" * 3).way is ReturnWay.TAIL
+    assert exits(compare + "ffe0" + "cc" * 3).return_method is ReturnMethod.TAIL
 
 
 def test_a_jump_to_its_own_entry_is_one_more_call() -> None:
@@ -112,7 +112,7 @@ def test_a_jump_to_its_own_entry_is_one_more_call() -> None:
 
 
 def test_a_loop_to_the_entry_with_something_pushed_is_none() -> None:
-    assert exits("50" + "75fd" + "58" + "c3").way is ReturnWay.RETINSN
+    assert exits("50" + "75fd" + "58" + "c3").return_method is ReturnMethod.RETINSN
 
 
 def test_the_cold_part_belongs_to_the_function() -> None:
@@ -120,7 +120,7 @@ def test_the_cold_part_belongs_to_the_function() -> None:
 
     found = exits("0f84" + to(COLD, 6) + "c3", cold=cold)
 
-    assert found.way is ReturnWay.RETINSN
+    assert found.return_method is ReturnMethod.RETINSN
     assert kinds(found) == [(6, ExitKind.RETURN)]
 
 
@@ -132,7 +132,7 @@ def test_a_namesakes_cold_part_does_not() -> None:
 def test_calls_that_never_return_end_a_path(end: str) -> None:
     found = exits("85c0" + "7401" + "c3" + end)
 
-    assert found.way is ReturnWay.RETINSN
+    assert found.return_method is ReturnMethod.RETINSN
     assert found.ends == (START + 5,)
 
 
@@ -150,7 +150,7 @@ def test_what_is_behind_a_call_has_the_stack_that_others_bring() -> None:
 
     found = exits(code)
 
-    assert found.way is ReturnWay.TAIL
+    assert found.return_method is ReturnMethod.TAIL
     assert kinds(found) == [(8, ExitKind.TAIL)]
 
 
@@ -158,7 +158,7 @@ def test_a_function_that_never_returns_is_refused() -> None:
     for code in (call(PANIC, 0), "f4" + "ebfd"):
         found = exits(code)
 
-        assert (found.way, found.refusal) == (ReturnWay.REFUSED, "it never returns")
+        assert (found.return_method, found.refusal) == (ReturnMethod.REFUSED, "it never returns")
         assert found.is_endless
 
 
@@ -199,7 +199,7 @@ def test_what_is_not_proven_says_why(code: str, why: str) -> None:
 def test_the_stack_is_followed_through_frames(code: str) -> None:
     found = exits(code + jump(OUTSIDE, len(code) // 2))
 
-    assert found.way is ReturnWay.TAIL
+    assert found.return_method is ReturnMethod.TAIL
 
 
 def test_tables_lead_on_inside() -> None:
@@ -239,7 +239,7 @@ def test_an_annex_comes_back_or_is_left_in_common_code() -> None:
     away = exits("90c3", tables=annexed("31c0" + "c3"))
 
     assert kinds(back) == [(1, ExitKind.RETURN), (2, ExitKind.RETURN)]
-    assert back.way is ReturnWay.RETINSN
+    assert back.return_method is ReturnMethod.RETINSN
     assert "other functions use" in why_not(away)
 
 
@@ -267,7 +267,7 @@ def test_an_iret_may_go_on_behind_itself() -> None:
     found = exits(code + jump(OUTSIDE, 18))
 
     assert kinds(found) == [(18, ExitKind.TAIL)]
-    assert found.way is ReturnWay.TAIL
+    assert found.return_method is ReturnMethod.TAIL
 
 
 def test_text_that_may_carry_no_probe_is_refused() -> None:
@@ -280,4 +280,4 @@ def test_text_that_may_carry_no_probe_is_refused() -> None:
 
 def test_our_trap_path_needs_room_for_jumps() -> None:
     assert "our own breakpoints" in why_not(exits("c3", name="notify_die"))
-    assert exits("c3" + "cc" * 4, name="notify_die").way is ReturnWay.RETINSN
+    assert exits("c3" + "cc" * 4, name="notify_die").return_method is ReturnMethod.RETINSN

@@ -40,14 +40,14 @@ def by_branch() -> bytes:
     return trampoline.branch_detour(SLOT, BODY, BODY, jump, flags=Restored.ARITHMETIC)
 
 
-@pytest.mark.parametrize("way", [by_detour, by_entry, by_branch])
+@pytest.mark.parametrize("return_method", [by_detour, by_entry, by_branch])
 @pytest.mark.parametrize("others", OTHERS)
 @pytest.mark.parametrize("sets", SETS)
 def test_every_flag_and_register_is_as_before(
-    way: Callable[[], bytes], others: int, sets: str
+    return_method: Callable[[], bytes], others: int, sets: str
 ) -> None:
     machine = Machine("90" * 8, bytes.fromhex(sets + "49c7c3ffffffff c3"))
-    machine.cpu.write(SLOT, way())
+    machine.cpu.write(SLOT, return_method())
     for number in range(64):
         flags = 2 | others | sum(1 << bit for n, bit in enumerate(ARITHMETIC) if number >> n & 1)
         machine.state = {**machine.state, "flags": flags}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprobes.arch.x86_64.inject import BORROWING
+from kprobes.arch.x86_64.inject import INJECT_OPS
 from kprobes.errors import TargetError
 from kprobes.model.kernel import Kernel
 from tests.build.guest import make_memory
@@ -22,7 +22,7 @@ def test_the_landing_is_a_return_in_a_function_that_nobody_calls() -> None:
     memory.write(UNCALLED, b"\x90\x90\xc3")
     memory.write(IRQS_OFF, b"\xfa\xc3")
 
-    assert BORROWING.way(memory, kernel()).landing == UNCALLED + 2
+    assert INJECT_OPS.return_path(memory, kernel()).trap == UNCALLED + 2
 
 
 @pytest.mark.parametrize("name", ["pv_native_irq_disable", "native_irq_disable"])
@@ -35,7 +35,7 @@ def test_interrupts_are_off_before_registers_come_back(name: str, code: str, off
     memory.write(UNCALLED, b"\xc3")
     memory.write(IRQS_OFF, bytes.fromhex(code))
 
-    assert BORROWING.way(memory, kernel(name)).then == (IRQS_OFF + offset, FINISH)
+    assert INJECT_OPS.return_path(memory, kernel(name)).then == (IRQS_OFF + offset, FINISH)
 
 
 @pytest.mark.parametrize("before", ["e8000000", "e9", "eb11", "0f1f4400", "6690", "90"])
@@ -49,7 +49,7 @@ def test_bytes_that_the_kernel_may_patch_switch_nothing_off(before: str) -> None
 
     memory.write(UNCALLED, b"\xc3")
 
-    assert BORROWING.way(memory, kernel()).then == (good, FINISH)
+    assert INJECT_OPS.return_path(memory, kernel()).then == (good, FINISH)
 
 
 def test_a_kernel_that_never_switches_interrupts_off_is_refused() -> None:
@@ -57,4 +57,4 @@ def test_a_kernel_that_never_switches_interrupts_off_is_refused() -> None:
     memory.write(UNCALLED, b"\xc3")
 
     with pytest.raises(TargetError, match="interrupts off"):
-        BORROWING.way(memory, kernel())
+        INJECT_OPS.return_path(memory, kernel())

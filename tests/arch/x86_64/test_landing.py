@@ -15,12 +15,12 @@ PUT = bytes.fromhex("48b8" + END.to_bytes(8, "little").hex() + "4889442458 c3")
 
 def machine_of(question: int | None) -> tuple[Machine, Addr]:
     machine = Machine("90" * 8, PUT)
-    way = at_landing(SLOT, BODY, Questions(gate=GATE, before=question, after=None), SHOWN)
-    assert way.code.startswith(trampoline.TRAMPOLINE_MARK)
-    machine.cpu.write(SLOT, way.code)
+    return_method = at_landing(SLOT, BODY, Questions(gate=GATE, before=question, after=None), SHOWN)
+    assert return_method.code.startswith(trampoline.TRAMPOLINE_MARK)
+    machine.cpu.write(SLOT, return_method.code)
     # lea rsp, [rsp+8]; ret: Python changes nothing.
     machine.cpu.write(GATE, bytes.fromhex("488d642408 c3"))
-    return machine, way.copies[SHOWN]
+    return machine, return_method.copies[SHOWN]
 
 
 def test_python_sees_the_stack_as_before_a_return_instruction() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.slot import MAX_SIZE, slot
-from kprobes.arch.x86_64.verdict import judge
+from kprobes.arch.x86_64.verdict import insn_verdict
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart
 from kprobes.units import Addr
@@ -111,15 +111,15 @@ def test_a_slot_out_of_reach_is_refused(code: str) -> None:
 def test_any_instruction_does_the_same_in_its_slot(code: bytes, state: int) -> None:
     part = TextPart(addr=Addr(START), code=code + b"\x90" * 20)
     function = decode_function("any", [part])
-    judgement = judge(function, START)
-    if judgement.instruction is None or judgement.is_refused:
+    slot_verdict = insn_verdict(function, START)
+    if slot_verdict.instruction is None or slot_verdict.is_refused:
         return
     try:
-        copy = slot(judgement.instruction, SLOT)
+        copy = slot(slot_verdict.instruction, SLOT)
     except RefusedError:
         return
 
-    here, there = emulator().run((START, judgement.instruction.code), copy, state=state)
+    here, there = emulator().run((START, slot_verdict.instruction.code), copy, state=state)
 
     if there.next == SLOT and not there.fault:
         # One that repeats, and has not come to its end.

@@ -9,7 +9,7 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.trampoline import TRAP_PATH, examine
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart, TextTables
-from kprobes.model.plan import Displaced, Ways
+from kprobes.model.plan import Displaced, PatchOptions
 from kprobes.units import U64, Addr
 from tests.build.cpu import GPRS, Cpu
 from tests.build.text import SLOT, START, to
@@ -36,7 +36,7 @@ INSTRUCTIONS = {
 }
 
 
-def ways_of(code: str, at: int = 0, *, name: str = "f") -> Ways:
+def ways_of(code: str, at: int = 0, *, name: str = "f") -> PatchOptions:
     part = TextPart(addr=Addr(START), code=bytes.fromhex(code))
     return examine(name, (part,), TextTables(has_jump_tables=False))(Addr(START + at))
 
@@ -78,9 +78,9 @@ class Machine:
 def test_a_patched_run_leaves_all_as_the_run_itself(code: str) -> None:
     displaced = displaced_by_jump(code + "90" * 16)
     plain, patched = Machine(code), Machine(code)
-    way = trampoline.detour(SLOT, BODY, displaced)
-    assert len(way) <= BODY - SLOT
-    patched.cpu.write(SLOT, way)
+    return_method = trampoline.detour(SLOT, BODY, displaced)
+    assert len(return_method) <= BODY - SLOT
+    patched.cpu.write(SLOT, return_method)
     patched.cpu.write(START, trampoline.jump(Addr(START), SLOT))
 
     assert patched.run(START) == plain.run(START)
@@ -134,12 +134,12 @@ def test_nothing_above_the_stack_pointer_is_written() -> None:
 def test_what_is_displaced_is_behind_the_call_and_leads_back() -> None:
     displaced = displaced_by_jump("55" + "4157" + "4156" + "90" * 8)
 
-    way = trampoline.detour(SLOT, BODY, displaced)
+    return_method = trampoline.detour(SLOT, BODY, displaced)
 
     tail = displaced.code + bytes([slot.JMP])
-    at = way.index(tail)
+    at = return_method.index(tail)
     back = at + len(displaced.code)
-    assert way[back + 1 : back + 5].hex() == to(displaced.stop, 5, place=SLOT + back)
+    assert return_method[back + 1 : back + 5].hex() == to(displaced.stop, 5, place=SLOT + back)
 
 
 def test_a_detour_too_far_away_is_refused() -> None:
@@ -159,44 +159,44 @@ def test_the_first_instruction_is_behind_what_indirect_branches_land_on(
 
 
 def test_an_instruction_alone_and_a_run_from_it_are_ways() -> None:
-    ways = ways_of("55" + "4157" + "4156" + "90c3")
+    return_methods = ways_of("55" + "4157" + "4156" + "90c3")
 
-    assert ways.is_boundary
-    assert ways.breakpoint == Displaced(
+    assert return_methods.is_boundary
+    assert return_methods.breakpoint == Displaced(
         addr=Addr(START), code=b"\x55", count=1, stop=Addr(START + 1)
     )
-    assert ways.jump == Displaced(
+    assert return_methods.jump == Displaced(
         addr=Addr(START), code=bytes.fromhex("5541574156"), count=3, stop=Addr(START + 5)
     )
 
 
 def test_in_the_middle_of_an_instruction_there_is_no_way() -> None:
-    ways = ways_of("55" + "4157" + "4156" + "90c3", at=2)
+    return_methods = ways_of("55" + "4157" + "4156" + "90c3", at=2)
 
-    assert not ways.is_boundary
-    assert ways.breakpoint == ways.jump
-    assert "inside the 2-byte instruction at f+0x1" in str(ways.jump)
+    assert not return_methods.is_boundary
+    assert return_methods.breakpoint == return_methods.jump
+    assert "inside the 2-byte instruction at f+0x1" in str(return_methods.jump)
 
 
 def test_what_no_slot_may_run_has_no_way_but_begins_there() -> None:
-    ways = ways_of("cf" + "90" * 8)
+    return_methods = ways_of("cf" + "90" * 8)
 
-    assert ways.is_boundary
-    assert "it leaves the kernel" in str(ways.breakpoint)
-    assert ways.breakpoint == ways.jump
+    assert return_methods.is_boundary
+    assert "it leaves the kernel" in str(return_methods.breakpoint)
+    assert return_methods.breakpoint == return_methods.jump
 
 
 def test_a_jump_that_is_not_safe_leaves_the_breakpoint() -> None:
     # jmp to the second instruction.
-    ways = ways_of("55" + "4157" + "4156" + "ebfa")
+    return_methods = ways_of("55" + "4157" + "4156" + "ebfa")
 
-    assert isinstance(ways.breakpoint, Displaced)
-    assert "something leads to f+0x1" in str(ways.jump)
+    assert isinstance(return_methods.breakpoint, Displaced)
+    assert "something leads to f+0x1" in str(return_methods.jump)
 
 
 @pytest.mark.parametrize("name", sorted(TRAP_PATH))
 def test_on_our_trap_path_there_are_jumps_but_no_breakpoints(name: str) -> None:
-    ways = ways_of("55" + "4157" + "4156" + "90c3", name=name)
+    return_methods = ways_of("55" + "4157" + "4156" + "90c3", name=name)
 
-    assert "our own breakpoints come through it" in str(ways.breakpoint)
-    assert isinstance(ways.jump, Displaced)
+    assert "our own breakpoints come through it" in str(return_methods.breakpoint)
+    assert isinstance(return_methods.jump, Displaced)

@@ -11,7 +11,7 @@ from kprobes.arch.x86_64 import slot
 from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.insn import Flow
 from kprobes.arch.x86_64.upcall import at_call
-from kprobes.arch.x86_64.verdict import judge
+from kprobes.arch.x86_64.verdict import insn_verdict
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart
 from kprobes.model.upcall import Questions
@@ -86,16 +86,16 @@ def test_a_return_that_drops_arguments_is_refused() -> None:
 @given(code=st.binary(min_size=1, max_size=15), state=st.integers(0, STATES - 1))
 def test_any_instruction_does_the_same_when_it_is_asked_about(code: bytes, state: int) -> None:
     function = decode_function("any", [TextPart(addr=Addr(START), code=code + b"\x90" * 20)])
-    judgement = judge(function, START)
-    if judgement.instruction is None or judgement.is_refused:
+    slot_verdict = insn_verdict(function, START)
+    if slot_verdict.instruction is None or slot_verdict.is_refused:
         return
 
     try:
-        here, there = run_both(emulator(), (judgement.instruction,), state)
+        here, there = run_both(emulator(), (slot_verdict.instruction,), state)
     except RefusedError:
         return
 
-    instruction = judgement.instruction
+    instruction = slot_verdict.instruction
     # The emulated CPU knows no XOP, and takes its bytes for others.
     is_other = instruction.flow is Flow.NEXT and here.next != instruction.next
     assert is_same(here, there) or is_other or not is_done(here)

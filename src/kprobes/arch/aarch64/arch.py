@@ -11,13 +11,13 @@ from kprobes.arch.aarch64.machine import MACHINE, runs_at_el2
 from kprobes.arch.arch import (
     Arch,
     Base,
-    CallFacts,
-    CodeFacts,
-    ListingFacts,
-    PatchFacts,
-    ReturnFacts,
-    SiteFacts,
-    UpcallFacts,
+    CallAbi,
+    CodeInfo,
+    DisasmOps,
+    FtraceInfo,
+    PatchOps,
+    ReturnOps,
+    UpcallOps,
 )
 from kprobes.arch.insn import Listed, Reach, Read, Syntax
 from kprobes.model.abi import Field
@@ -63,7 +63,7 @@ define internal i64 @pstate() alwaysinline nounwind {
 }
 """
 
-CALL = CallFacts(
+CALL = CallAbi(
     convention="",
     parameters=(),
     saved=trampoline.SAVED,
@@ -88,7 +88,7 @@ _MOVES = {
 }
 _BRANCH = Field(size=4, width=26, drop=2, is_relative=True)
 
-CODE = CodeFacts(
+CODE = CodeInfo(
     triple="aarch64-unknown-none-elf",
     cpu="generic",
     # The vector registers belong to user space; x18 may be the shadow call stack's. Without +lse
@@ -120,7 +120,7 @@ _ATOMIC = 0b0010
 """ID_AA64ISAR0_EL1.Atomic: FEAT_LSE."""
 
 
-def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeFacts:
+def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeInfo:
     """Return how code is made for one kernel and its CPUs.
 
     Args:
@@ -133,7 +133,7 @@ def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeFacts:
     return replace(CODE, per_cpu=base, features=features)
 
 
-def _code_for(vcpus: Sequence[Mapping[str, int]]) -> CodeFacts:
+def _code_for(vcpus: Sequence[Mapping[str, int]]) -> CodeInfo:
     return code_facts(
         is_hypervisor=any(map(runs_at_el2, vcpus)),
         # Pairs of exclusives are never wrong.
@@ -144,7 +144,7 @@ def _code_for(vcpus: Sequence[Mapping[str, int]]) -> CodeFacts:
 BREAKPOINT = bytes.fromhex("800020d4")
 """BRK_KPROBES_BREAKPOINT: what the kernel's own probes put there."""
 
-SITE = SiteFacts(
+SITE = FtraceInfo(
     size=trampoline.SIZE,
     nops=trampoline.NOPS,
     lead=encode.MOV_X9_X30,
@@ -158,7 +158,7 @@ SITE = SiteFacts(
     entry=trampoline.entry,
 )
 
-UPCALL = UpcallFacts(
+UPCALL = UpcallOps(
     saved=upcall.SAVED,
     gate=upcall.gate,
     at_call=upcall.at_call,
@@ -171,7 +171,7 @@ UPCALL = UpcallFacts(
     pops=False,
 )
 
-RETURNS = ReturnFacts(
+RETURNS = ReturnOps(
     value="x0",
     registers=("x0", "x1"),
     behind=0,
@@ -185,15 +185,15 @@ RETURNS = ReturnFacts(
     branch_detour=trampoline.branch_detour,
 )
 
-LISTING = ListingFacts(
+LISTING = DisasmOps(
     lines=lines,
-    study=verdict.study,
+    analyse=verdict.analyse,
     follow=follow,
     reaches=reaches,
     jump_target=encode.b_target,
 )
 
-PATCH = PatchFacts(
+PATCH = PatchOps(
     examine=verdict.examine,
     exits=cfg.find_exits,
     first=verdict.first,

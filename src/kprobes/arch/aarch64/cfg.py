@@ -29,7 +29,7 @@ from kprobes.arch import cfg
 from kprobes.arch.aarch64.decode import FLOWS, Flow, Function, Instruction, decode_function
 from kprobes.arch.aarch64.insn import LINK, NOP, SIZE, Kind, first_register, fits, target_register
 from kprobes.arch.aarch64.stack import ENTRY, Link, Stack, after, merged, touching
-from kprobes.arch.aarch64.verdict import hides_another, judge
+from kprobes.arch.aarch64.verdict import hides_another, insn_verdict
 from kprobes.arch.insn import forbidden_place
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Exit, ExitKind, Exits, Gap
@@ -387,8 +387,8 @@ def exits_of(function: Function, tables: TextTables) -> Exits:
 
 
 def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
-    opinion = judge(function, i.addr, tables)
-    why = opinion.why if opinion.is_refused else ""
+    verdict = insn_verdict(function, i.addr, tables)
+    why = verdict.why if verdict.is_refused else ""
     return Exit(addr=i.addr, kind=_KINDS[i.flow], target=i.target, size=SIZE, why=why)
 
 

@@ -26,12 +26,12 @@ from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.registers import ARGUMENTS, NAMES, STUB_NAMES
 from kprobes.arch.insn import Read
 from kprobes.arch.machine import (
-    BorrowFacts,
-    Called,
-    Entered,
+    CallSetup,
+    CodeRequest,
+    FunctionCall,
+    InjectOps,
     Looked,
-    Wanted,
-    Way,
+    ReturnPath,
     address_of,
     alloc_like_module,
 )
@@ -74,15 +74,15 @@ _GFP_KERNEL = 0xCC0
 _ANY_NODE = -1
 
 
-def _way(memory: Looked, kernel: Kernel) -> Way:
+def _return_path(memory: Looked, kernel: Kernel) -> ReturnPath:
     finish = kernel.symbols.find(_FINISH)
     if finish is None:
         raise TargetError(f"kernel {kernel.release} has no {_FINISH}")
     if _known(memory).attributes(finish.addr) & _GUARDED:
         raise TargetError("this kernel's text is guarded (BTI): no task of it can be borrowed")
     size = _taken_off(_words(memory.read(finish.addr, min(finish.size, _PAGE))))
-    landing, register = _landing(memory, kernel)
-    return Way(landing=landing, then=(finish.addr,), register=f"x{register}", size=size)
+    trap, register = _trap(memory, kernel)
+    return ReturnPath(trap=trap, then=(finish.addr,), register=f"x{register}", size=size)
 
 
 def _taken_off(words: tuple[int, ...]) -> int:
@@ -94,7 +94,7 @@ def _taken_off(words: tuple[int, ...]) -> int:
     return sizes[0]
 
 
-def _landing(memory: Looked, kernel: Kernel) -> tuple[Addr, int]:
+def _trap(memory: Looked, kernel: Kernel) -> tuple[Addr, int]:
     for name in _UNCALLED:
         symbol = kernel.symbols.find(name)
         if symbol is None:
@@ -116,10 +116,10 @@ def _known(memory: Looked) -> PageTables:
     return memory.tables
 
 
-def _keep(way: Way, registers: Mapping[str, int]) -> tuple[int, bytes]:
+def _save_frame(return_path: ReturnPath, registers: Mapping[str, int]) -> tuple[int, bytes]:
     own = {name: registers[STUB_NAMES[name]] for name in NAMES}
-    again = own | {"pc": way.then[-1], "pstate": own["pstate"] | _DAIF}
-    data = b"".join(_pt_regs(each).ljust(way.size, b"\0") for each in (again, own))
+    again = own | {"pc": return_path.then[-1], "pstate": own["pstate"] | _DAIF}
+    data = b"".join(_pt_regs(each).ljust(return_path.size, b"\0") for each in (again, own))
     return own["sp"] - len(data), data
 
 
@@ -127,35 +127,35 @@ def _pt_regs(values: Mapping[str, int]) -> bytes:
     return struct.pack(f"<{len(NAMES)}Q", *(values[name] for name in NAMES))
 
 
-def _enter(way: Way, frame: int, called: Called) -> Entered:
-    links = {"x30": way.landing, way.register: way.then[-1]}
-    return _entered(frame, called, links)
+def _set_up_call(return_path: ReturnPath, frame: int, called: FunctionCall) -> CallSetup:
+    links = {"x30": return_path.trap, return_path.register: return_path.then[-1]}
+    return _setup(frame, called, links)
 
 
-def _leave(way: Way, frame: int, called: Called) -> Entered:
-    return _entered(frame, called, {"x30": way.then[-1]})
+def _set_up_jump(return_path: ReturnPath, frame: int, called: FunctionCall) -> CallSetup:
+    return _setup(frame, called, {"x30": return_path.then[-1]})
 
 
-def _entered(frame: int, called: Called, links: Mapping[str, int]) -> Entered:
+def _setup(frame: int, called: FunctionCall, links: Mapping[str, int]) -> CallSetup:
     args = [value & U64 for value in called.args]
     passed = dict(zip(ARGUMENTS, args, strict=False))
     registers = {**passed, **links, "pc": called.function, "sp": frame}
-    return Entered(registers=registers, words=tuple(args[len(ARGUMENTS) :]))
+    return CallSetup(registers=registers, words=tuple(args[len(ARGUMENTS) :]))
 
 
-def _send_on(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
+def _skip_trap(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
     (word,) = _words(read(registers["pc"], 4))
     return {"pc": registers[f"x{first_register(word)}"], "x30": registers["pc"] + 4}
 
 
-def _kick(memory: Looked, kernel: Kernel) -> Called | None:
+def _raise_timer(memory: Looked, kernel: Kernel) -> FunctionCall | None:
     # It sets the CPU's own timer to the next tick, and does nothing else.
     del memory
     function = address_of(kernel, _SET_TIMER)
-    return None if function is None else Called(function=function, args=(1, 0))
+    return None if function is None else FunctionCall(function=function, args=(1, 0))
 
 
-def _code(memory: Looked, kernel: Kernel, wanted: Wanted) -> Called:
+def _code(memory: Looked, kernel: Kernel, request: CodeRequest) -> FunctionCall:
     # module_alloc and execmem_alloc go where ``b`` from the text does not reach. In 6.1:
     # void *__vmalloc_node_range(unsigned long size, unsigned long align, unsigned long start,
     #     unsigned long end, gfp_t gfp_mask, pgprot_t prot, unsigned long vm_flags, int node,
@@ -164,13 +164,13 @@ def _code(memory: Looked, kernel: Kernel, wanted: Wanted) -> Called:
     stop = address_of(kernel, "_stext")
     if function is None or stop is None:
         raise TargetError(f"kernel {kernel.release} has no __vmalloc_node_range or no _stext")
-    protection = _known(memory).attributes(wanted.like)
-    place = (wanted.size, _PAGE, stop - _REACH, stop)
-    args = (*place, _GFP_KERNEL, protection, 0, _ANY_NODE, wanted.caller)
-    return Called(function=function, args=args)
+    protection = _known(memory).attributes(request.like)
+    place = (request.size, _PAGE, stop - _REACH, stop)
+    args = (*place, _GFP_KERNEL, protection, 0, _ANY_NODE, request.caller)
+    return FunctionCall(function=function, args=args)
 
 
-BORROWING = BorrowFacts(
+INJECT_OPS = InjectOps(
     pc="pc",
     result="x0",
     number="x28",
@@ -178,14 +178,14 @@ BORROWING = BorrowFacts(
     system_call="__arm64_sys_",
     idle=_IDLE,
     # Interrupts are masked there: one that comes only ends the sleep.
-    may_leave_idle=lambda _registers: True,
-    way=_way,
-    keep=_keep,
-    enter=_enter,
-    leave=_leave,
-    home=lambda registers: registers["sp"],
-    send_on=_send_on,
-    kick=_kick,
+    can_leave_idle=lambda _registers: True,
+    return_path=_return_path,
+    save_frame=_save_frame,
+    set_up_call=_set_up_call,
+    set_up_jump=_set_up_jump,
+    returned_frame=lambda registers: registers["sp"],
+    skip_trap=_skip_trap,
+    raise_timer=_raise_timer,
     code=_code,
     module_code=alloc_like_module,
     page_size=lambda memory: 1 << _known(memory).layout.shift,

@@ -25,11 +25,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from kprobes.arch.aarch64.inject import BORROWING
+from kprobes.arch.aarch64.inject import INJECT_OPS
 from kprobes.arch.aarch64.paging import Layout, PageTables
 from kprobes.arch.aarch64.registers import STUB_NAMES
 from kprobes.arch.insn import Read
-from kprobes.arch.machine import Machine, PagingFacts, TaskFacts, TextFacts
+from kprobes.arch.machine import Machine, PagingInfo, TaskInfo, TextOps
 from kprobes.arch.paging import Run
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats import elf
@@ -298,7 +298,7 @@ def _known(tables: Tables) -> PageTables:
     return tables
 
 
-PAGING = PagingFacts(
+PAGING = PagingInfo(
     registers=("TTBR1_EL1", "TCR_EL1"),
     rare=("TTBR1_EL2", "TCR_EL2", "HCR_EL2"),
     pc="pc",
@@ -316,7 +316,7 @@ PAGING = PagingFacts(
     signature=lambda tables: signature(_known(tables).layout),
 )
 
-TEXT = TextFacts(
+TEXT = TextOps(
     returns=(),
     indirect="",
     no_return=NO_RETURN,
@@ -333,7 +333,7 @@ TEXT = TextFacts(
     references=references,
 )
 
-TASK = TaskFacts(
+TASK = TaskInfo(
     # current_thread_info() in arch/arm64/include/asm/current.h.
     register="SP_EL0",
     preempt_count="thread_info.preempt.count",
@@ -354,7 +354,7 @@ MACHINE = Machine(
     elf=elf.EM_AARCH64,
     paging=PAGING,
     text=TEXT,
-    borrowing=BORROWING,
+    inject_ops=INJECT_OPS,
     task=TASK,
     # CNTVCT_EL0: arch/arm64/include/asm/arch_timer.h. Others read the physical counter, or correct
     # the erratum of some CPU.

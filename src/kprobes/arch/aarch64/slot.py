@@ -46,7 +46,7 @@ def slot(instruction: Instruction, at: Addr) -> bytes:
     """Return code for a slot that runs one instruction and goes on behind the original.
 
     Args:
-        instruction: one that ``judge`` did not refuse.
+        instruction: one that ``insn_verdict`` did not refuse.
         at: where the slot is.
 
     Raises:

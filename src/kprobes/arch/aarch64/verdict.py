@@ -32,9 +32,9 @@ from kprobes.arch.aarch64.insn import (
     first_register,
     is_authenticated,
 )
-from kprobes.arch.insn import Opinion, Study, forbidden_place, in_alternative, probed_place
+from kprobes.arch.insn import Analysis, InsnVerdict, forbidden_place, in_alternative, probed_place
 from kprobes.model.kernel import TextPart, TextTables
-from kprobes.model.plan import Displaced, Ways
+from kprobes.model.plan import Displaced, PatchOptions
 from kprobes.units import Addr
 
 _LONGEST = 32
@@ -164,7 +164,7 @@ _MOV_X9_LR = 0xAA1E03E9
 _NO_TABLES = TextTables()
 
 
-def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Opinion:
+def insn_verdict(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> InsnVerdict:
     """Judge the instruction at an address.
 
     Args:
@@ -174,7 +174,7 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Opi
     """
     why = _no_instruction(function, addr, tables)
     if why:
-        return Opinion(verdict="refuse", why=why)
+        return InsnVerdict(verdict="refuse", why=why)
     instruction = function.at(addr)
     assert instruction is not None
     why = (
@@ -184,7 +184,7 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Opi
         or refusal(instruction)
         or _around(function, instruction, tables)
     )
-    return Opinion(verdict="refuse", why=why) if why else _how(instruction)
+    return InsnVerdict(verdict="refuse", why=why) if why else _how(instruction)
 
 
 def _no_instruction(function: Function, addr: int, tables: TextTables) -> str | None:
@@ -235,56 +235,58 @@ def _around(function: Function, instruction: Instruction, tables: TextTables) ->
     return None
 
 
-def _how(instruction: Instruction) -> Opinion:
+def _how(instruction: Instruction) -> InsnVerdict:
     match instruction.kind:
         case Kind.BL | Kind.BLR:
-            return _opinion(
+            return _verdict(
                 "emulate", "sets x30 as the original would, then jumps as it would call"
             )
         case Kind.B | Kind.B_COND | Kind.CBZ | Kind.TBZ:
-            return _opinion("relocate", "branches to the same target from the slot")
+            return _verdict("relocate", "branches to the same target from the slot")
         case Kind.ADR | Kind.ADRP:
-            return _opinion("relocate", "computes the same address from the slot")
+            return _verdict("relocate", "computes the same address from the slot")
         case Kind.LDR_LITERAL | Kind.LDRSW_LITERAL:
-            return _opinion(
+            return _verdict(
                 "emulate", "puts the address into its own register, and loads from there"
             )
         case Kind.PRFM_LITERAL:
-            return _opinion("emulate", "only hints at a later access: the slot leaves it out")
+            return _verdict("emulate", "only hints at a later access: the slot leaves it out")
         case _ if instruction.flow is not Flow.NEXT:
-            return _opinion("copy", "runs in the slot and leaves it by itself")
+            return _verdict("copy", "runs in the slot and leaves it by itself")
         case _:
-            return _opinion("copy", "means the same at every address")
+            return _verdict("copy", "means the same at every address")
 
 
-def _opinion(verdict: str, why: str) -> Opinion:
-    return Opinion(verdict=verdict, why=why)
+def _verdict(verdict: str, why: str) -> InsnVerdict:
+    return InsnVerdict(verdict=verdict, why=why)
 
 
 NO_BREAKPOINT = "one branch covers any instruction here: breakpoints are not used"
 
 
-def examine(name: str, parts: Sequence[TextPart], tables: TextTables) -> Callable[[Addr], Ways]:
+def examine(
+    name: str, parts: Sequence[TextPart], tables: TextTables
+) -> Callable[[Addr], PatchOptions]:
     """Return what tells how a function's instructions may be patched."""
     function = decode_function(name, parts, tables)
 
-    def ways(addr: Addr) -> Ways:
-        opinion = judge(function, addr, tables)
+    def options(addr: Addr) -> PatchOptions:
+        verdict = insn_verdict(function, addr, tables)
         is_boundary = _is_instruction(function, addr)
-        if opinion.is_refused:
-            return Ways(breakpoint=opinion.why, jump=opinion.why, is_boundary=is_boundary)
+        if verdict.is_refused:
+            return PatchOptions(breakpoint=verdict.why, jump=verdict.why, is_boundary=is_boundary)
         instruction = function.at(addr)
         assert instruction is not None
-        return Ways(breakpoint=NO_BREAKPOINT, jump=displaced(instruction), is_boundary=True)
+        return PatchOptions(breakpoint=NO_BREAKPOINT, jump=displaced(instruction), is_boundary=True)
 
-    return ways
+    return options
 
 
-def study(name: str, parts: Sequence[TextPart], tables: TextTables) -> Study:
+def analyse(name: str, parts: Sequence[TextPart], tables: TextTables) -> Analysis:
     """Decode a function and be ready to judge its instructions."""
     function = decode_function(name, parts, tables)
     sizes = {addr: SIZE for addr in function.addrs.tolist() if _is_instruction(function, addr)}
-    return Study(sizes=sizes, judge=lambda addr: judge(function, addr, tables))
+    return Analysis(sizes=sizes, insn_verdict=lambda addr: insn_verdict(function, addr, tables))
 
 
 def first(code: bytes) -> int:

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 
 from kprobes.arch.arch import (
     Arch,
-    CallFacts,
-    CodeFacts,
-    ListingFacts,
-    PatchFacts,
-    ReturnFacts,
+    CallAbi,
+    CodeInfo,
+    DisasmOps,
+    FtraceInfo,
+    PatchOps,
+    ReturnOps,
     Segment,
-    SiteFacts,
     TrapFacts,
-    UpcallFacts,
+    UpcallOps,
 )
-from kprobes.arch.insn import Listed, Opinion, Reach, Read, Study, Syntax
+from kprobes.arch.insn import Analysis, InsnVerdict, Listed, Reach, Read, Syntax
 from kprobes.arch.x86_64 import cfg, registers, slot, trampoline, upcall
 from kprobes.arch.x86_64.machine import MACHINE
 from kprobes.model.abi import Field
@@ -36,19 +36,19 @@ def lines(code: bytes, addr: int, syntax: Syntax) -> tuple[Listed, ...]:
     return list_code(code, addr, syntax)
 
 
-def study(name: str, parts: Sequence[TextPart], tables: TextTables) -> Study:
-    """Decode a function and be ready to judge its instructions; see ``decode`` and ``judge``."""
+def analyse(name: str, parts: Sequence[TextPart], tables: TextTables) -> Analysis:
+    """Decode a function, for verdicts on its instructions; see ``decode`` and ``insn_verdict``."""
     from kprobes.arch.x86_64.decode import decode_function
-    from kprobes.arch.x86_64.verdict import judge
+    from kprobes.arch.x86_64.verdict import insn_verdict
 
     function = decode_function(name, parts, tables)
 
-    def opinion(addr: int) -> Opinion:
-        found = judge(function, addr, tables)
-        return Opinion(verdict=found.verdict.value, why=found.why)
+    def verdict(addr: int) -> InsnVerdict:
+        found = insn_verdict(function, addr, tables)
+        return InsnVerdict(verdict=found.verdict.value, why=found.why)
 
     sizes = {addr: len(found.code) for addr, found in function.instructions.items()}
-    return Study(sizes=sizes, judge=opinion)
+    return Analysis(sizes=sizes, insn_verdict=verdict)
 
 
 def follow(read: Read, entry: int, inside: range) -> _Pieces:
@@ -67,7 +67,7 @@ def reaches(entry: int, pieces: _Pieces, window: range) -> Mapping[Addr, Reach]:
 
 _WORD, _ABSOLUTE, _RELATIVE = Field(size=8), Field(size=4), Field(size=4, is_relative=True)
 
-CALL = CallFacts(
+CALL = CallAbi(
     # Preserves everything but r11; rax is made free by returning a value nobody reads.
     # Both are dead at a function's entry, as are the flags.
     convention="preserve_mostcc",
@@ -86,7 +86,7 @@ CALL = CallFacts(
     padding=b"\xcc",
 )
 
-CODE = CodeFacts(
+CODE = CodeInfo(
     triple="x86_64-unknown-none-elf",
     cpu="x86-64",
     # The kernel's vector and x87 registers belong to user space.
@@ -121,7 +121,7 @@ CODE = CodeFacts(
     intrinsics="declare i64 @llvm.x86.rdtsc()\ndeclare ptr @llvm.addressofreturnaddress()",
 )
 
-SITE = SiteFacts(
+SITE = FtraceInfo(
     size=slot.SIZE,
     nops=slot.NOPS,
     lead=b"",
@@ -135,15 +135,15 @@ SITE = SiteFacts(
     entry=slot.entry,
 )
 
-LISTING = ListingFacts(
+LISTING = DisasmOps(
     lines=lines,
-    study=study,
+    analyse=analyse,
     follow=follow,
     reaches=reaches,
     jump_target=slot.jump_target,
 )
 
-UPCALL = UpcallFacts(
+UPCALL = UpcallOps(
     saved=upcall.SAVED,
     gate=upcall.gate,
     at_call=upcall.at_call,
@@ -156,7 +156,7 @@ UPCALL = UpcallFacts(
 
 _SEGMENTS = {"cs": registers.KERNEL_CS, "ss": registers.KERNEL_SS}
 
-PATCH = PatchFacts(
+PATCH = PatchOps(
     examine=trampoline.examine,
     exits=cfg.find_exits,
     first=trampoline.first,
@@ -174,7 +174,7 @@ PATCH = PatchFacts(
     landing=slot.ENDBR64,
 )
 
-RETURNS = ReturnFacts(
+RETURNS = ReturnOps(
     value="ax",
     registers=("ax", "dx"),
     behind=8,

@@ -18,7 +18,7 @@ from kprobes.arch import cfg
 from kprobes.arch.x86_64.decode import decode_annex, decode_function, decode_one
 from kprobes.arch.x86_64.insn import ENTRY, UNKNOWN, Flow, Function, Instruction, Stack, after
 from kprobes.arch.x86_64.trampoline import TRAP_PATH
-from kprobes.arch.x86_64.verdict import forbidden, judge, jump_run
+from kprobes.arch.x86_64.verdict import forbidden, insn_verdict, jump_run
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Exit, ExitKind, Exits, Gap
@@ -321,9 +321,9 @@ def _in_the_way(function: Function, i: Instruction, paths: Paths, tables: TextTa
         return "it jumps out with a stack that is not known"
     if i.flow is not Flow.RETURN and depth:
         return "it jumps out with something of the function's own on the stack"
-    judgement = judge(function, i.addr, tables)
-    if judgement.is_refused:
-        return judgement.why
+    slot_verdict = insn_verdict(function, i.addr, tables)
+    if slot_verdict.is_refused:
+        return slot_verdict.why
     return None
 
 

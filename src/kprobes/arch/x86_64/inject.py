@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 
 from kprobes.arch.insn import Read
 from kprobes.arch.machine import (
-    BorrowFacts,
-    Called,
-    Entered,
+    CallSetup,
+    CodeRequest,
+    FunctionCall,
+    InjectOps,
     Looked,
-    Wanted,
-    Way,
+    ReturnPath,
     address_of,
     alloc_like_module,
 )
@@ -61,14 +61,14 @@ _TO_SELF = 0x40000
 _TIMER_VECTOR = 0xEC
 
 
-def _way(memory: Looked, kernel: Kernel) -> Way:
+def _return_path(memory: Looked, kernel: Kernel) -> ReturnPath:
     finish = address_of(kernel, _FINISH)
     if finish is None:
         raise TargetError(f"kernel {kernel.release} has no {_FINISH}")
-    return Way(landing=_landing(memory, kernel), then=(_irqs_off(memory, kernel), finish))
+    return ReturnPath(trap=_trap(memory, kernel), then=(_irqs_off(memory, kernel), finish))
 
 
-def _landing(memory: Looked, kernel: Kernel) -> Addr:
+def _trap(memory: Looked, kernel: Kernel) -> Addr:
     for name in _UNCALLED:
         symbol = kernel.symbols.find(name)
         if symbol is None:
@@ -107,70 +107,72 @@ def _cli_rets(memory: Looked, kernel: Kernel) -> Iterator[Addr]:
             at = code.find(_CLI_RET, at + 1)
 
 
-def _keep(way: Way, registers: Mapping[str, int]) -> tuple[int, bytes]:
-    words = [way.landing, *way.then]
+def _save_frame(return_path: ReturnPath, registers: Mapping[str, int]) -> tuple[int, bytes]:
+    words = [return_path.trap, *return_path.then]
     words += [registers.get(STUB_NAMES.get(name, ""), 0) for name in NAMES]
     base = (registers["rsp"] - _RED - _WORD * len(words)) & ~15
     return base + _WORD, b"".join(word.to_bytes(_WORD, "little") for word in words)
 
 
-def _enter(way: Way, frame: int, called: Called) -> Entered:
+def _set_up_call(return_path: ReturnPath, frame: int, called: FunctionCall) -> CallSetup:
     registers = _arguments(called) | {"rsp": frame, "rax": 0}
-    return Entered(registers=registers, words=(way.landing,))
+    return CallSetup(registers=registers, words=(return_path.trap,))
 
 
-def _leave(way: Way, frame: int, called: Called) -> Entered:
-    del way
-    return Entered(registers=_arguments(called) | {"rsp": frame + _WORD})
+def _set_up_jump(return_path: ReturnPath, frame: int, called: FunctionCall) -> CallSetup:
+    del return_path
+    return CallSetup(registers=_arguments(called) | {"rsp": frame + _WORD})
 
 
-def _arguments(called: Called) -> dict[str, int]:
+def _arguments(called: FunctionCall) -> dict[str, int]:
     names = (STUB_NAMES[name] for name in ARGUMENTS)
     registers = {name: value & U64 for name, value in zip(names, called.args, strict=False)}
     return registers | {"rip": called.function}
 
 
-def _send_on(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
+def _skip_trap(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
     following = int.from_bytes(read(registers["rsp"], _WORD), "little")
     return {"rip": following, "rsp": registers["rsp"] + _WORD}
 
 
-def _kick(memory: Looked, kernel: Kernel) -> Called | None:
+def _raise_timer(memory: Looked, kernel: Kernel) -> FunctionCall | None:
     # A message to itself: one write to its APIC by a function that does nothing else.
     apic = kernel.symbols.find("apic")
     if apic is None or kernel.types is None:
         return None
     place = _u64(memory, apic.addr) + kernel.types.offset("apic", "write")
-    return Called(function=Addr(_u64(memory, place)), args=(_APIC_ICR, _TO_SELF | _TIMER_VECTOR))
+    return FunctionCall(
+        function=Addr(_u64(memory, place)), args=(_APIC_ICR, _TO_SELF | _TIMER_VECTOR)
+    )
 
 
 def _u64(memory: Looked, addr: int) -> int:
     return int.from_bytes(memory.read(addr, _WORD), "little")
 
 
-def _code(memory: Looked, kernel: Kernel, wanted: Wanted) -> Called:
+def _code(memory: Looked, kernel: Kernel, request: CodeRequest) -> FunctionCall:
     del memory
-    called = alloc_like_module(kernel, wanted.size)
+    called = alloc_like_module(kernel, request.size)
     if called is None:
         raise TargetError(f"kernel {kernel.release} has no module_alloc")
     return called
 
 
-BORROWING = BorrowFacts(
+INJECT_OPS = InjectOps(
     pc="rip",
     result="rax",
     number="r15",
     switch="x64_sys_call",
     system_call="__x64_sys_",
     idle=_IDLE,
-    may_leave_idle=lambda registers: bool(registers["eflags"] & _IRQS_ON),
-    way=_way,
-    keep=_keep,
-    enter=_enter,
-    leave=_leave,
-    home=lambda registers: registers["rsp"] - _WORD,
-    send_on=_send_on,
-    kick=_kick,
+    can_leave_idle=lambda registers: bool(registers["eflags"] & _IRQS_ON),
+    return_path=_return_path,
+    save_frame=_save_frame,
+    set_up_call=_set_up_call,
+    set_up_jump=_set_up_jump,
+    returned_frame=lambda registers: registers["rsp"] - _WORD,
+    skip_trap=_skip_trap,
+    raise_timer=_raise_timer,
     code=_code,
     module_code=None,
     page_size=lambda _memory: _PAGE,

@@ -142,7 +142,7 @@ class Function:
 _CALLS = frozenset({FlowControl.CALL, FlowControl.INDIRECT_CALL})
 _STACK = frozenset({Register.RSP, Register.ESP, Register.SP})
 _TRACKED = _STACK | {Register.RBP, Register.EBP, Register.BP}
-_KEEPERS = frozenset({Register.R10, Register.R13})
+_SUPERVISORS = frozenset({Register.R10, Register.R13})
 _IMMEDIATES = frozenset({OpKind.IMMEDIATE8TO64, OpKind.IMMEDIATE32TO64})
 # With a register in front that they only read.
 _READERS = frozenset(
@@ -190,7 +190,11 @@ def added(decoded: Decoded) -> int | None:
     register, mnemonic = decoded.op0_register, decoded.mnemonic
     if register in _TRACKED and mnemonic not in _READERS:
         return None
-    if register in _KEEPERS and mnemonic == Mnemonic.LEA and decoded.memory_base == Register.RSP:
+    if (
+        register in _SUPERVISORS
+        and mnemonic == Mnemonic.LEA
+        and decoded.memory_base == Register.RSP
+    ):
         return None
     if mnemonic in _OTHERS and (mnemonic != Mnemonic.XCHG or decoded.op1_register in _TRACKED):
         return None

@@ -7,9 +7,9 @@ Which data an x86-64 function names, by what its instructions have as operands.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from kprobes.arch.machine import Machine, PagingFacts, TaskFacts, TextFacts
+from kprobes.arch.machine import Machine, PagingInfo, TaskInfo, TextOps
 from kprobes.arch.paging import Run
-from kprobes.arch.x86_64.inject import BORROWING
+from kprobes.arch.x86_64.inject import INJECT_OPS
 from kprobes.arch.x86_64.paging import PTI_USER, PageTables, check_long_mode
 from kprobes.arch.x86_64.registers import KERNEL_CS, STUB_NAMES
 from kprobes.formats import elf
@@ -167,7 +167,7 @@ def _resched_mask(version: tuple[int, int]) -> int:
     return (0b11 if version >= _LAZY_SINCE else 0b1) << bit
 
 
-PAGING = PagingFacts(
+PAGING = PagingInfo(
     registers=(),
     rare=(),
     pc="rip",
@@ -184,7 +184,7 @@ PAGING = PagingFacts(
     signature=_signature,
 )
 
-TEXT = TextFacts(
+TEXT = TextOps(
     returns=RETURN_THUNKS,
     indirect=RETPOLINES,
     no_return=NO_RETURN,
@@ -199,7 +199,7 @@ TEXT = TextFacts(
     references=references,
 )
 
-TASK = TaskFacts(
+TASK = TaskInfo(
     register=None,
     preempt_count="",
     resched_mask=_resched_mask,
@@ -219,7 +219,7 @@ MACHINE = Machine(
     elf=elf.EM_X86_64,
     paging=PAGING,
     text=TEXT,
-    borrowing=BORROWING,
+    inject_ops=INJECT_OPS,
     task=TASK,
     # The time stamp counter is scaled for each CPU: struct cyc2ns.
     counters=(),

@@ -11,10 +11,10 @@ from kprobes.arch.x86_64 import slot
 from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.insn import Instruction
 from kprobes.arch.x86_64.slot import branch_over, slots
-from kprobes.arch.x86_64.verdict import judge, jump_run
+from kprobes.arch.x86_64.verdict import insn_verdict, jump_run
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart, TextTables
-from kprobes.model.plan import Displaced, Ways
+from kprobes.model.plan import Displaced, PatchOptions
 from kprobes.units import Addr
 
 BREAKPOINT = b"\xcc"
@@ -123,28 +123,34 @@ def _calling(place: Addr, body: Addr, flags: Restored) -> bytes:
     return landing(place, body, flags) + _DROP
 
 
-def examine(name: str, parts: Sequence[TextPart], tables: TextTables) -> Callable[[Addr], Ways]:
+def examine(
+    name: str, parts: Sequence[TextPart], tables: TextTables
+) -> Callable[[Addr], PatchOptions]:
     """Return what tells how a function's instructions may be patched."""
     function = decode_function(name, parts, tables)
 
-    def ways(addr: Addr) -> Ways:
-        judgement = judge(function, addr, tables)
-        is_boundary = judgement.instruction is not None
-        if judgement.instruction is None or judgement.is_refused:
-            return Ways(breakpoint=judgement.why, jump=judgement.why, is_boundary=is_boundary)
+    def options(addr: Addr) -> PatchOptions:
+        slot_verdict = insn_verdict(function, addr, tables)
+        is_boundary = slot_verdict.instruction is not None
+        if slot_verdict.instruction is None or slot_verdict.is_refused:
+            return PatchOptions(
+                breakpoint=slot_verdict.why, jump=slot_verdict.why, is_boundary=is_boundary
+            )
         try:
             run = jump_run(function, addr, tables)
             by_jump = _displaced(run.instructions, run.stop)
         except RefusedError as error:
             by_jump = str(error)
-        return Ways(breakpoint=alone(judgement.instruction), jump=by_jump, is_boundary=True)
+        return PatchOptions(
+            breakpoint=alone(slot_verdict.instruction), jump=by_jump, is_boundary=True
+        )
 
     def alone(instruction: Instruction) -> Displaced | str:
         if name in TRAP_PATH:
             return "our own breakpoints come through it, and would come for ever"
         return _displaced((instruction,), instruction.next)
 
-    return ways
+    return options
 
 
 def _displaced(instructions: Sequence[Instruction], stop: Addr) -> Displaced:

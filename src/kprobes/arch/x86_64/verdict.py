@@ -139,7 +139,7 @@ _LEANS_ON_STI = _WAITS | {
 _CFI_MOV = bytes.fromhex("41ba")
 
 
-class Verdict(StrEnum):
+class SlotAction(StrEnum):
     """What a slot does with an instruction."""
 
     COPY = "copy"
@@ -149,7 +149,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class SlotVerdict:
     """The verdict on an address.
 
     Attributes:
@@ -157,20 +157,20 @@ class Judgement:
         instruction: that begins there, or None when none is known to.
     """
 
-    verdict: Verdict
+    verdict: SlotAction
     why: str
     instruction: Instruction | None = None
 
     @property
     def is_refused(self) -> bool:
         """Whether no slot may run what is there."""
-        return self.verdict is Verdict.REFUSE
+        return self.verdict is SlotAction.REFUSE
 
 
 _NO_TABLES = TextTables()
 
 
-def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Judgement:
+def insn_verdict(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> SlotVerdict:
     """Judge the instruction at an address.
 
     Args:
@@ -180,7 +180,7 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Jud
     """
     why = _no_boundary(function, addr)
     if why:
-        return Judgement(verdict=Verdict.REFUSE, why=why)
+        return SlotVerdict(verdict=SlotAction.REFUSE, why=why)
     instruction = function.instructions[addr]
     why = (
         forbidden(function, addr, tables)
@@ -190,9 +190,9 @@ def judge(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> Jud
         or _beside(function, instruction)
     )
     if why:
-        return Judgement(verdict=Verdict.REFUSE, why=why, instruction=instruction)
+        return SlotVerdict(verdict=SlotAction.REFUSE, why=why, instruction=instruction)
     verdict, why = _how(instruction)
-    return Judgement(verdict=verdict, why=why, instruction=instruction)
+    return SlotVerdict(verdict=verdict, why=why, instruction=instruction)
 
 
 def forbidden(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> str | None:
@@ -253,20 +253,20 @@ def _is_cfi(first: Instruction, second: Instruction | None) -> bool:
     return rex & ~1 == 0x44 and opcode == 0x03 and modrm >> 3 & 7 == 2
 
 
-def _how(instruction: Instruction) -> tuple[Verdict, str]:
+def _how(instruction: Instruction) -> tuple[SlotAction, str]:
     if instruction.mnemonic == Mnemonic.CALL:
-        return Verdict.EMULATE, "pushes the original return address, then jumps as it would call"
+        return SlotAction.EMULATE, "pushes the original return address, then jumps as it would call"
     if instruction.flow is Flow.BRANCH and instruction.mnemonic in _COUNTED:
-        return Verdict.EMULATE, "its own test, stretched by a jump: it reaches 127 bytes only"
+        return SlotAction.EMULATE, "its own test, stretched by a jump: it reaches 127 bytes only"
     if instruction.target is not None:
-        return Verdict.RELOCATE, "branches to the same target from the slot"
+        return SlotAction.RELOCATE, "branches to the same target from the slot"
     if is_rip_relative(instruction):
-        return Verdict.RELOCATE, "its rip-relative displacement is made anew for the slot"
+        return SlotAction.RELOCATE, "its rip-relative displacement is made anew for the slot"
     if instruction.mnemonic in _FLAGS:
-        return Verdict.COPY, "runs in the slot with the true flags: nothing is single-stepped"
+        return SlotAction.COPY, "runs in the slot with the true flags: nothing is single-stepped"
     if not instruction.flow.falls_through:
-        return Verdict.COPY, "runs in the slot and leaves it by itself"
-    return Verdict.COPY, "means the same at every address"
+        return SlotAction.COPY, "runs in the slot and leaves it by itself"
+    return SlotAction.COPY, "means the same at every address"
 
 
 _COUNTED = frozenset(
@@ -363,9 +363,9 @@ def has_jump_table(function: Function, tables: TextTables) -> bool:
 
 
 def _check(function: Function, addr: Addr, tables: TextTables) -> None:
-    judgement = judge(function, addr, tables)
-    if judgement.is_refused:
-        raise RefusedError(f"{function.place(addr)}: {judgement.why}")
+    slot_verdict = insn_verdict(function, addr, tables)
+    if slot_verdict.is_refused:
+        raise RefusedError(f"{function.place(addr)}: {slot_verdict.why}")
 
 
 def _past_gap(function: Function, found: Instruction | None, at: Addr) -> Addr:

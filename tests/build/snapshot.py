@@ -11,7 +11,7 @@ from kprobes.guest.journal import Entry
 from kprobes.guest.tracers import GuestProbe, Tracers
 from kprobes.image.build import Region
 from kprobes.image.file import KernelImage
-from kprobes.inspect.subject import Specimen
+from kprobes.inspect.subject import TextSnapshot
 from kprobes.model.kernel import Kernel, Symbol, TextTables
 from kprobes.plan.ftrace import Sites
 from kprobes.units import Addr
@@ -30,7 +30,7 @@ def call(target: int, *, place: int = SITE, opcode: str = "e8") -> str:
     return opcode + (target - place - 5).to_bytes(4, "little", signed=True).hex()
 
 
-def make_specimen(
+def make_snapshot(
     now: str | None = NOP + REST,
     was: str | None = call(FENTRY) + REST,
     *,
@@ -40,7 +40,7 @@ def make_specimen(
     probes: Sequence[GuestProbe] = (),
     entries: Sequence[Entry] = (),
     slide: int = 0,
-) -> Specimen:
+) -> TextSnapshot:
     """Return a kernel with a function ``f`` at SITE.
 
     Args:
@@ -58,7 +58,7 @@ def make_specimen(
     kernel = replace(make_kernel(given), slide=slide)
     memory = SparseMemory({SITE: bytes.fromhex(now) + bytes(16)} if now is not None else {})
     memory.pieces |= {at: bytes.fromhex(code) for at, code in (pieces or {}).items()}
-    return Specimen(
+    return TextSnapshot(
         kernel=kernel,
         arch=X86_64,
         memory=memory if now is not None else None,
