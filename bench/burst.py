@@ -77,7 +77,7 @@ def _stream(rig: Rig, path: Path, form: str) -> tuple[int, float]:
 
     program = threading.Thread(target=burst)
     with path.open("wb") as file:
-        sink = FORMATS[form](file, rig.session.origin)
+        sink = FORMATS[form](file, rig.session.source)
         # Started only when everything is armed: the first look is from inside ``stream``.
         counts = rig.session.stream(sink, is_done=_Follow(program).is_done)
         sink.close()

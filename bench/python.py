@@ -18,7 +18,7 @@ from bench.spread import Spread
 from bench.table import Goal, Row, compared
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.places import places_of
-from kprobes.model.upcall import Upcall, Waiting
+from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.transport.qemu import Machine
 from kprobes.units import Addr
 
@@ -83,7 +83,7 @@ def _beside_gdb(isa: Isa, ours: Spread, gdb: Spread | None) -> Row:
 def _ours(driver: GuestDriver, isa: Isa, site: Addr, *, is_return: bool = False) -> Generator[None]:
     seen: list[int] = []
 
-    def serve(waiting: Waiting) -> None:
+    def serve(waiting: WaitingVcpu) -> None:
         seen.append(waiting.registers[isa.first])
 
     upcall = Upcall(number=0, addr=site, is_after=False, serve=serve)

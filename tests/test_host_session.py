@@ -116,7 +116,7 @@ def test_commands_run_on_this_machine(tracefs: FakeTracefs) -> None:
 def test_sinks_know_whether_times_are_nanoseconds(
     tracefs: FakeTracefs, clock: str, *, has_ns: bool
 ) -> None:
-    assert session_of(tracefs, HostOptions(clock=clock)).origin.has_ns is has_ns
+    assert session_of(tracefs, HostOptions(clock=clock)).source.has_ns is has_ns
 
 
 def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(tracefs: FakeTracefs) -> None:

@@ -56,7 +56,7 @@ class HostSession:
         return self.driver.machine.kernel
 
     @property
-    def origin(self) -> TraceSource:
+    def source(self) -> TraceSource:
         """What sinks need to know of it."""
         symbols = self.kernel.symbols
         found = (symbols.find(name) for name in _TRAMPOLINES)
@@ -116,23 +116,23 @@ class HostSession:
             DefinitionError: the kernel refuses a probe.
             TargetError: it could not be armed, or somebody took it away meanwhile.
         """
-        trace = Trace(self.origin)
+        trace = Trace(self.source)
         # The trace keeps all events: it is no matter where they wait for it.
-        with self.recording(room=math.inf) as pump:
+        with self.recording(room=math.inf) as drain:
             yield trace
-            self._finish(pump, trace)
+            self._finish(drain, trace)
         trace.counts, trace.hits = self.counts(), self.hits()
 
     def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
         """Arm what was added and write its events to a sink until ``is_done``; then disarm."""
-        with self.recording() as pump:
+        with self.recording() as drain:
             try:
                 while not is_done():
-                    events = pump.take(_TICK_S)
+                    events = drain.take(_TICK_S)
                     if events is not None:
                         sink.write(events)
             finally:
-                self._finish(pump, sink)
+                self._finish(drain, sink)
         return self.counts()
 
     def events(self, *, timeout_s: float | None = None) -> Iterator[Event]:
@@ -141,14 +141,14 @@ class HostSession:
         Args:
             timeout_s: how long to record; None for as long as the iterator is used.
         """
-        with self.recording() as pump:
+        with self.recording() as drain:
             until = None if timeout_s is None else time.monotonic() + timeout_s
             while until is None or time.monotonic() < until:
-                events = pump.take(_TICK_S)
+                events = drain.take(_TICK_S)
                 if events is not None:
                     yield from each_event(events)
-            rest = Trace(self.origin)
-            self._finish(pump, rest)
+            rest = Trace(self.source)
+            self._finish(drain, rest)
             yield from rest
 
     @contextmanager
@@ -163,11 +163,11 @@ class HostSession:
             raise UsageError("nothing to probe: no definition was given")
         self.driver.prepare(self.definitions)
         try:
-            pump = DrainThread(self.driver.arm(), room=room)
+            drain = DrainThread(self.driver.arm(), room=room)
             try:
-                yield pump
+                yield drain
             finally:
-                pump.stop()
+                drain.stop()
         finally:
             self.driver.withdraw()
 
@@ -243,12 +243,12 @@ class HostSession:
         if self._is_closed:
             raise UsageError("this session is closed: call kprobes.host() again")
 
-    def _finish(self, pump: Drain, sink: Sink) -> None:
+    def _finish(self, drain: Drain, sink: Sink) -> None:
         try:
             self.driver.disarm()
         finally:
-            pump.stop()
-            while (events := pump.take(0)) is not None:
+            drain.stop()
+            while (events := drain.take(0)) is not None:
                 sink.write(events)
             if self.driver.reader is not None:
                 for events in self.driver.reader.rest():

@@ -43,7 +43,7 @@ _STUB_CHECK_S = 0.25
 _AnyProbe = TypeVar("_AnyProbe", bound=Probe)
 
 
-def _say_nothing(words: str) -> None:
+def _ignore(words: str) -> None:
     del words
 
 
@@ -81,7 +81,7 @@ class Session:
         return self.driver.guest.kernel
 
     @property
-    def origin(self) -> TraceSource:
+    def source(self) -> TraceSource:
         """What sinks need to know of it."""
         return TraceSource(
             version=self.kernel.version,
@@ -162,11 +162,11 @@ class Session:
         Raises:
             TargetError: it could not be armed, or the guest died.
         """
-        trace = Trace(self.origin)
+        trace = Trace(self.source)
         # The trace keeps all events: it is no matter where they wait for it.
-        with self.recording(room=math.inf) as pump:
+        with self.recording(room=math.inf) as drain:
             yield trace
-            self._finish(pump, trace)
+            self._finish(drain, trace)
             self.driver.check()
         trace.counts, trace.hits = self.counts(), self.hits()
 
@@ -178,11 +178,11 @@ class Session:
         Raises:
             TargetError: it could not be armed, or the guest died.
         """
-        with self.recording() as pump:
+        with self.recording() as drain:
             try:
-                self._pass_on(pump, sink, is_done)
+                self._pass_on(drain, sink, is_done)
             finally:
-                self._finish(pump, sink)
+                self._finish(drain, sink)
         return self.counts()
 
     def events(self, *, timeout_s: float | None = None) -> Iterator[Event]:
@@ -192,11 +192,11 @@ class Session:
             timeout_s: how long to record; None for as long as the iterator is used.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        with self.recording() as pump:
-            for events in self._batches(pump, lambda: time.monotonic() >= until):
+        with self.recording() as drain:
+            for events in self._batches(drain, lambda: time.monotonic() >= until):
                 yield from each_event(events)
-            rest = Trace(self.origin)
-            self._finish(pump, rest)
+            rest = Trace(self.source)
+            self._finish(drain, rest)
             yield from rest
 
     @contextmanager
@@ -217,9 +217,9 @@ class Session:
             recorder = self.driver.arm()
             self._engine.recorded = self.definitions
             undo.callback(self.driver.disarm)
-            pump = open_drain(recorder, self.driver.guest, self.driver.free_dead_calls, room=room)
-            undo.callback(pump.stop)
-            yield pump
+            drain = open_drain(recorder, self.driver.guest, self.driver.free_dead_calls, room=room)
+            undo.callback(drain.stop)
+            yield drain
 
     def counts(self) -> Counts:
         """Return what was counted since the first probe was armed."""
@@ -381,29 +381,29 @@ class Session:
             raise UsageError("commands can be run only in a guest that kprobes booted")
         return self.machine
 
-    def _pass_on(self, pump: Drain, sink: Sink, is_done: Callable[[], bool]) -> None:
-        for events in self._batches(pump, is_done):
+    def _pass_on(self, drain: Drain, sink: Sink, is_done: Callable[[], bool]) -> None:
+        for events in self._batches(drain, is_done):
             sink.write(events)
 
-    def _batches(self, pump: Drain, is_done: Callable[[], bool]) -> Iterator[Events]:
+    def _batches(self, drain: Drain, is_done: Callable[[], bool]) -> Iterator[Events]:
         look_again = 0.0
         while not is_done():
-            events = pump.take(_TICK_S)
+            events = drain.take(_TICK_S)
             if events is not None:
                 yield events
             self.driver.check()
             if time.monotonic() > look_again:
                 # The guest's memory outlives it; only the stub tells that it is gone.
-                self.driver.look_at_stub()
+                self.driver.check_stub()
                 self.driver.check_guest()
                 look_again = time.monotonic() + _STUB_CHECK_S
 
-    def _finish(self, pump: Drain, sink: Sink) -> None:
-        pump.stop()
+    def _finish(self, drain: Drain, sink: Sink) -> None:
+        drain.stop()
         try:
             self.driver.disarm()
         finally:
-            while (events := pump.take(0)) is not None:
+            while (events := drain.take(0)) is not None:
                 sink.write(events)
             if self.driver.recorder is not None:
                 for events in self.driver.recorder.rest():
@@ -415,7 +415,7 @@ def boot(
     *,
     size: ArenaSize | None = None,
     access: Access | None = None,
-    progress: Callable[[str], None] = _say_nothing,
+    progress: Callable[[str], None] = _ignore,
 ) -> Session:
     """Boot a guest of our own and attach to it; it ends with the session.
 

@@ -23,11 +23,11 @@ class Trace:
         hits: of each probe, when it has ended.
     """
 
-    def __init__(self, origin: TraceSource) -> None:
+    def __init__(self, source: TraceSource) -> None:
         self.events: list[Events] = []
         self.counts: Counts | None = None
         self.hits: Sequence[Hits] = ()
-        self._origin = origin
+        self._source = source
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -73,8 +73,8 @@ class Trace:
 
     def _through(self, form: str, *, has_wide_numbers: bool = False) -> bytes:
         out = io.BytesIO()
-        origin = replace(self._origin, entries=len(self), has_wide_numbers=has_wide_numbers)
-        sink = FORMATS[form](out, origin)
+        source = replace(self._source, entries=len(self), has_wide_numbers=has_wide_numbers)
+        sink = FORMATS[form](out, source)
         for events in self.events:
             sink.write(events)
         sink.close()

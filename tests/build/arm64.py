@@ -244,7 +244,7 @@ class Arm64Machine:
         start = probes[0].layout.ip
         entry = self.put(lambda place: template.link(place, self.numbers(probes, start)))
         site = Addr(start + 4)
-        self.cpu.write(start, AARCH64.site.lead + AARCH64.site.branch(site, entry))
+        self.cpu.write(start, AARCH64.site.preamble + AARCH64.site.branch(site, entry))
         return self._loaded(probes, start, site + 4)
 
     def load(self, probes: Sequence[Resolved]) -> Loaded:
@@ -255,7 +255,7 @@ class Arm64Machine:
         reads = saved_reads(AARCH64, probes)
         entry = self.put(lambda place: AARCH64.site.entry(place, body, reads=reads))
         site = Addr(start + 4)
-        self.cpu.write(start, AARCH64.site.lead + AARCH64.site.branch(site, entry))
+        self.cpu.write(start, AARCH64.site.preamble + AARCH64.site.branch(site, entry))
         return self._loaded(probes, start, site + 4)
 
     def patch(self, probes: Sequence[Resolved], code: bytes, end: int | None = None) -> Loaded:

@@ -11,7 +11,7 @@ from kprobes.model.upcall import (
     REQUEST_HEAD,
     Detour,
     MailboxLayout,
-    Questions,
+    SiteUpcalls,
     registers_of,
 )
 from kprobes.units import Addr
@@ -28,7 +28,7 @@ IN_THE_LOOP = 400
 """After so many instructions a CPU waits."""
 
 Answer = Callable[[dict[str, int]], None]
-Make = Callable[[Addr, Questions], Detour]
+Make = Callable[[Addr, SiteUpcalls], Detour]
 
 
 class AskingGuest:
@@ -47,8 +47,8 @@ class AskingGuest:
         upcall = machine.put(lambda place: template.link(place, {}))
         gate = machine.put(lambda place: AARCH64.upcall.gate(place, upcall))
         number = BEFORE if before else None
-        questions = Questions(gate=gate, before=number, after=BEHIND)
-        detour = machine.put(lambda place: make(place, questions).code)
+        upcalls = SiteUpcalls(gate=gate, before=number, after=BEHIND)
+        detour = machine.put(lambda place: make(place, upcalls).code)
         machine.cpu.write(
             at, encode.bl(Addr(at), detour) if at == SITE else encode.b(Addr(at), detour)
         )
@@ -97,13 +97,13 @@ class AskingGuest:
 def site_guest(**more: bool) -> AskingGuest:
     """Return a guest whose function's ftrace site asks, before it and perhaps behind it."""
 
-    def make(place: Addr, questions: Questions) -> Detour:
-        only = Questions(gate=questions.gate, before=questions.before, after=None)
-        asked = questions if more.get("is_after") else only
+    def make(place: Addr, upcalls: SiteUpcalls) -> Detour:
+        only = SiteUpcalls(gate=upcalls.gate, before=upcalls.before, after=None)
+        asked = upcalls if more.get("is_after") else only
         return AARCH64.upcall.at_call(place, None, asked, Addr(AFTER))
 
     guest = AskingGuest(make, SITE, exits=(AFTER, ELSEWHERE))
-    guest.machine.cpu.write(FUNCTION, AARCH64.site.lead)
+    guest.machine.cpu.write(FUNCTION, AARCH64.site.preamble)
     return guest
 
 
@@ -111,7 +111,7 @@ def instruction_guest(code: bytes, *, exits: tuple[int, ...], before: bool = Fal
     """Return a guest where an instruction at FUNCTION asks behind it, and perhaps before."""
     displaced = Displaced(addr=Addr(FUNCTION), code=code, count=1, stop=Addr(FUNCTION + 4))
 
-    def make(place: Addr, questions: Questions) -> Detour:
-        return AARCH64.upcall.at_instruction(place, None, questions, displaced)
+    def make(place: Addr, upcalls: SiteUpcalls) -> Detour:
+        return AARCH64.upcall.at_instruction(place, None, upcalls, displaced)
 
     return AskingGuest(make, FUNCTION, exits=exits, before=before)

@@ -68,7 +68,7 @@ class Function:
         self.addr = returns.entry
         self.inside = self.addr + 20
         check = b"" if leaving.is_signed else _AUTIASP
-        code = AARCH64.site.lead + encode.NOP + _PACIASP + _PUSH + work + _POP + check
+        code = AARCH64.site.preamble + encode.NOP + _PACIASP + _PUSH + work + _POP + check
         self.leave, self._last = Addr(self.addr + len(code)), leaving.code
         machine.cpu.write(self.addr, code + leaving.code)
         place = FRAMES + FRAMES_SIZE * (self.addr >> 8 & 3)

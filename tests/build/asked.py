@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kprobes.arch.x86_64.insn import Instruction
 from kprobes.arch.x86_64.upcall import at_instruction
 from kprobes.model.plan import Displaced
-from kprobes.model.upcall import Detour, Questions
+from kprobes.model.upcall import Detour, SiteUpcalls
 from kprobes.units import Addr
 from tests.build.emulator import GENERAL, SLOT, Emulator, Outcome
 from tests.build.text import START
@@ -29,8 +29,8 @@ def detour_of(instructions: Sequence[Instruction], *, before: int | None = None)
         count=len(instructions),
         stop=instructions[-1].next,
     )
-    questions = Questions(gate=Addr(_GATE), before=before, after=2)
-    return at_instruction(Addr(SLOT), None, questions, displaced)
+    upcalls = SiteUpcalls(gate=Addr(_GATE), before=before, after=2)
+    return at_instruction(Addr(SLOT), None, upcalls, displaced)
 
 
 def run_both(

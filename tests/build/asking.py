@@ -6,7 +6,7 @@ from random import Random
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen.upcall import compile_upcall
 from kprobes.model.abi import GuestAbi
-from kprobes.model.upcall import CONTEXTS, REQUEST_HEAD, MailboxLayout, Questions, registers_of
+from kprobes.model.upcall import CONTEXTS, REQUEST_HEAD, MailboxLayout, SiteUpcalls, registers_of
 from kprobes.units import Addr
 from tests.build.kernel import TEXT
 from tests.build.machine import ABI, CODE, MAILBOX, PERCPU, STACK, Machine, random_state
@@ -42,8 +42,8 @@ class AskingGuest:
         cpu.write(_GATE, info.gate(Addr(_GATE), function))
         cpu.write(function, template.link(function, {}))
         place, after = Addr(_DETOUR), Addr(AFTER)
-        questions = Questions(gate=Addr(_GATE), before=NUMBER, after=None)
-        cpu.write(_DETOUR, info.at_call(place, None, questions, after).code)
+        upcalls = SiteUpcalls(gate=Addr(_GATE), before=NUMBER, after=None)
+        cpu.write(_DETOUR, info.at_call(place, None, upcalls, after).code)
         cpu.write(SITE, X86_64.site.branch(Addr(SITE), place))
         cpu.add_exit(AFTER)
         cpu.add_exit(ELSEWHERE)

@@ -29,7 +29,7 @@ def write_list(memory: Writable, start: int, groups: Sequence[Sequence[int]]) ->
     at = start + 64
     memory.write(start, struct.pack("<Q", at if groups else 0))
     for n, sites in enumerate(groups):
-        behind = at + 64 + RECORD_SIZE * len(sites)
+        return_address_size = at + 64 + RECORD_SIZE * len(sites)
         is_last = n == len(groups) - 1
-        write_page(memory, at, sites, records=at + 64, next=0 if is_last else behind)
-        at = behind
+        write_page(memory, at, sites, records=at + 64, next=0 if is_last else return_address_size)
+        at = return_address_size

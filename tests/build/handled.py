@@ -11,7 +11,7 @@ from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.handlers.arguments import HandlerPlace
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import TaskMemory
-from kprobes.model.upcall import Waiting
+from kprobes.model.upcall import WaitingVcpu
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
 from tests.build import typed
@@ -53,11 +53,11 @@ class Handled:
         data = value if isinstance(value, bytes) else value.to_bytes(size, "little")
         self.ram.write(places[addr & -PAGE] + addr % PAGE, data)
 
-    def waiting(self, **registers: int) -> Waiting:
+    def vcpu(self, **registers: int) -> WaitingVcpu:
         """Return a vCPU whose registers are their numbers in pt_regs, but for these."""
         names = [*self.live.guest.arch.upcall.saved, "sp", "ip"]
         usual = {name: 0x100 + n for n, name in enumerate(names)} | {"sp": STACK}
-        return Waiting(
+        return WaitingVcpu(
             upcall=1, cpu=1, task=Addr(TASK), page_table=_USER_ROOT, registers=usual | registers
         )
 
@@ -97,5 +97,5 @@ def make_place(name: str = "vfs_read", *, offset: int = 0, is_nop: bool = True) 
         addr=addr,
         function=symbol(name, addr - offset),
         is_entry=offset == 0,
-        behind=Addr(addr + 5) if is_nop else None,
+        following=Addr(addr + 5) if is_nop else None,
     )

@@ -11,11 +11,11 @@ from typing import Any
 
 from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.journal import (
+    ArmedPatch,
     Boot,
     Entry,
     Journal,
     MarkPlace,
-    Undo,
     directory,
     process_start,
     read,
@@ -77,13 +77,15 @@ def dead_pid() -> int:
     return process.pid
 
 
-def make_undo(phys: int, *, old: bytes = b"old!", new: bytes = b"new!", what: str = "e") -> Undo:
+def make_patch(
+    phys: int, *, old: bytes = b"old!", new: bytes = b"new!", what: str = "e"
+) -> ArmedPatch:
     """Return one patch; its kernel address follows from the physical one."""
     addr = Addr(0xFFFF_FFFF_8100_0000 + phys)
-    return Undo(phys=Phys(phys), addr=addr, old=old, new=new, what=what)
+    return ArmedPatch(phys=Phys(phys), addr=addr, old=old, new=new, what=what)
 
 
-def make_entry(target: str, *undos: Undo, is_live: bool = False) -> Entry:
+def make_entry(target: str, *patches: ArmedPatch, is_live: bool = False) -> Entry:
     """Return a journal that is on no disk."""
     return Entry(
         path=Path("/nonexistent/journal.jsonl"),
@@ -92,11 +94,13 @@ def make_entry(target: str, *undos: Undo, is_live: bool = False) -> Entry:
         release="6.1.0-56-cloud-amd64",
         pid=os.getpid() if is_live else dead_pid(),
         started=process_start(os.getpid()),
-        undos=undos,
+        patches=patches,
     )
 
 
-def write_journal(target: str, *undos: Undo, name: str = "1", is_live: bool = False) -> Entry:
+def write_journal(
+    target: str, *patches: ArmedPatch, name: str = "1", is_live: bool = False
+) -> Entry:
     """Write a journal where journals are kept, as ``guest.journal`` writes it."""
     path = directory() / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +113,7 @@ def write_journal(target: str, *undos: Undo, name: str = "1", is_live: bool = Fa
             "mark": MARK.hex(),
         },
         {"boot": {"addr": BOOT.addr, "phys": BOOT.phys, "value": BOOT.value.hex()}},
-        *([] if not undos else _marked()),
+        *([] if not patches else _marked()),
         {"build_id": "", "release": "6.1.0-56-cloud-amd64"},
         {
             "undos": [
@@ -120,7 +124,7 @@ def write_journal(target: str, *undos: Undo, name: str = "1", is_live: bool = Fa
                     "new": undo.new.hex(),
                     "what": undo.what,
                 }
-                for undo in undos
+                for undo in patches
             ]
         },
     ]

@@ -103,7 +103,7 @@ class FakeTypes:
         del name
         return None
 
-    def spell(self, number: int) -> str:
+    def type_name(self, number: int) -> str:
         raise UnknownTypeError(str(number))
 
     def _member(self, struct: str, path: str) -> tuple[int, int]:

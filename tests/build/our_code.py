@@ -7,11 +7,11 @@ from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.codegen.compile import compile_probes
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import COUNTERS_SIZE, MISSED_SIZE
-from kprobes.guest.journal import Described
+from kprobes.guest.journal import ArmedProbe
 from kprobes.inspect.subject import TextSnapshot
 from kprobes.model.abi import GuestAbi, Readers, TaskAbi
 from kprobes.units import Addr
-from tests.build.journals import make_entry, make_undo
+from tests.build.journals import make_entry, make_patch
 from tests.build.kernel import SITE, make_probe, symbol
 from tests.build.snapshot import NOP, REST, call, make_snapshot
 
@@ -73,7 +73,7 @@ def ours(*definitions: str, veneer: bytes = b"") -> TextSnapshot:
     readers = {"copy_kernel": 1, "copy_user": start, "string_kernel": 1, "string_user": 1}
     code = template.link(Addr(CODE), {**numbers, **readers, "site": SITE, "clock": 0})
     patch = call(CODE)
-    undo = make_undo(SITE, old=bytes.fromhex(NOP), new=bytes.fromhex(patch), what="first")
+    undo = make_patch(SITE, old=bytes.fromhex(NOP), new=bytes.fromhex(patch), what="first")
     allocations = AllocationLog()
     allocations.live = (
         Allocation(kind=Kind.DATA, addr=DATA, size=1 << 24),
@@ -84,7 +84,7 @@ def ours(*definitions: str, veneer: bytes = b"") -> TextSnapshot:
         make_entry("qemu:/s.sock", undo._replace(addr=Addr(SITE)), is_live=True),
         allocations=allocations,
         probes=tuple(
-            Described(site=Addr(SITE), entry=Addr(CODE), event_id=n, definition=text)
+            ArmedProbe(site=Addr(SITE), entry=Addr(CODE), event_id=n, definition=text)
             for n, text in enumerate(texts, 1)
         ),
     )

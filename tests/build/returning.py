@@ -140,7 +140,7 @@ class Function:
             numbers=self._numbers(site.addr),
         )
 
-    def patch_branch(self, jump: bytes, behind: int) -> None:
+    def patch_branch(self, jump: bytes, return_address_size: int) -> None:
         """Put a conditional jump out of the function at its place, with its probe."""
         machine, site = self.machine, Site(self.branch.addr, jump)
         returning = [Returning(role=Role.TAIL, returns=self.returns, is_conditional=True)]
@@ -153,7 +153,7 @@ class Function:
             lambda place: X86_64.returns.branch_detour(place, None, body, site.displaced)
         )
         stop = site.addr + len(jump)
-        machine.cpu.write(stop, X86_64.patch.jump(Addr(stop), Addr(behind)))
+        machine.cpu.write(stop, X86_64.patch.jump(Addr(stop), Addr(return_address_size)))
         machine.cpu.write(site.addr, X86_64.patch.jump(Addr(site.addr), return_method))
 
     def used(self) -> dict[int, list[tuple[int, ...]]]:
@@ -228,5 +228,5 @@ def run(machine: Machine, start: int, state: State) -> tuple[int, dict[str, int]
     return pc, machine.cpu.registers()
 
 
-def _distance(behind: int, target: int) -> bytes:
-    return (target - behind).to_bytes(4, "little", signed=True)
+def _distance(return_address_size: int, target: int) -> bytes:
+    return (target - return_address_size).to_bytes(4, "little", signed=True)

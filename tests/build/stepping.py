@@ -107,7 +107,7 @@ class _Stepper:
         self._cpu = emulator
         self._parts = parts
         self._exits = {int(e.addr): e for e in exits.exits}
-        self._ends = exits.ends
+        self._ends = exits.noreturn_sites
         self._tables, self._bugs = known
         self._rng = rng
         self._top = 0

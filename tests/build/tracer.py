@@ -32,11 +32,11 @@ from kprobes.formats.rsp import StopReply
 from kprobes.guest import inject
 from kprobes.guest.allocations import Allocation, AllocationLog, Call
 from kprobes.guest.arena import ArenaSize
-from kprobes.guest.journal import Journal, Undo
+from kprobes.guest.journal import ArmedPatch, Journal
 from kprobes.guest.patches import StoppedMemory
 from kprobes.guest.places import places_of
 from kprobes.model.plan import ReturnMethod, Strategy
-from kprobes.model.upcall import Upcall, Waiting
+from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.session import Session
 from kprobes.transport.connection import Wire
 from kprobes.transport.stub import Stub
@@ -53,21 +53,21 @@ def main() -> int:
         point, number = args.fail.split(":")
         die = _die_with_guardian if args.with_guardian else _die
         _POINTS[point](int(number), _interrupt if args.interrupt else die)
-    say("begin")
+    print_message("begin")
     try:
         _trace(args)
     except KprobesError as error:
-        say("error", kind=type(error).__name__, text=str(error), code=error.exit_code)
+        print_message("error", kind=type(error).__name__, text=str(error), code=error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
-        say("interrupted")
+        print_message("interrupted")
         return 130
-    say("done")
+    print_message("done")
     return 0
 
 
-def say(word: str, **info: object) -> None:
-    """Tell the parent one thing."""
+def print_message(word: str, **info: object) -> None:
+    """Warn the parent one thing."""
     sys.stdout.write(json.dumps({"word": word, **info}) + "\n")
     sys.stdout.flush()
 
@@ -75,7 +75,7 @@ def say(word: str, **info: object) -> None:
 def _trace(args: Any) -> None:
     size = ArenaSize(ring=args.ring or None, code=args.code * MIB)
     with kprobes.attach(args.target, size=size) as session:
-        say("attached", release=session.kernel.release)
+        print_message("attached", release=session.kernel.release)
         session.driver.strategy, session.driver.return_method = args.strategy, args.returns
         session.probe(Path(args.definitions).read_text())
         if args.asks:
@@ -88,10 +88,10 @@ def _trace(args: Any) -> None:
 
 def _cycle(session: Session) -> None:
     with session.record() as trace:
-        say("armed")
+        print_message("armed")
         sys.stdin.readline()
     counts = session.counts()
-    say(
+    print_message(
         "disarmed",
         events=len(trace),
         missed=sum(counts.missed.values()),
@@ -101,8 +101,8 @@ def _cycle(session: Session) -> None:
 
 
 def _endless(session: Session, function: str) -> Upcall:
-    def serve(waiting: Waiting) -> None:
-        say("waits", cpu=waiting.cpu)
+    def serve(vcpu: WaitingVcpu) -> None:
+        print_message("waits", cpu=vcpu.cpu)
         time.sleep(3600)
 
     symbol = session.kernel.symbols.named(function)
@@ -166,10 +166,10 @@ def _fail_at_record(number: int, fail: Fail) -> None:
     record = Journal.record
     left = itertools.count(number, -1)
 
-    def told(self: Journal, undos: Sequence[Undo]) -> None:
+    def told(self: Journal, patches: Sequence[ArmedPatch]) -> None:
         if next(left) == 0:
             fail()
-        record(self, undos)
+        record(self, patches)
         if next(left) == 0:
             fail()
 

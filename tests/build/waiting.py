@@ -1,4 +1,4 @@
-"""Waiting for what must become true, and never for ever."""
+"""WaitingVcpu for what must become true, and never for ever."""
 
 import time
 from collections.abc import Callable

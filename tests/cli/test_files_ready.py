@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.cli.files import check_ready, tell_ready
+from kprobes.cli.files import check_ready, report_ready
 from kprobes.errors import KprobesError, UsageError
 
 
@@ -15,7 +15,7 @@ def test_a_file_appears_when_everything_is_armed(tmp_path: Path) -> None:
 
     check_ready(str(path))
     assert not path.exists()
-    tell_ready(str(path))
+    report_ready(str(path))
 
     assert path.read_bytes() == b"ready\n"
 
@@ -24,7 +24,7 @@ def test_a_descriptor_gets_the_line_and_its_end() -> None:
     reader, writer = os.pipe()
 
     check_ready(str(writer))
-    tell_ready(str(writer))
+    report_ready(str(writer))
 
     assert os.read(reader, 100) == b"ready\n"
     assert os.read(reader, 100) == b""
@@ -36,7 +36,7 @@ def test_a_fifo_may_be_read_later(tmp_path: Path) -> None:
     os.mkfifo(path)
 
     check_ready(str(path))
-    tell_ready(str(path))
+    report_ready(str(path))
 
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     assert os.read(reader, 100) == b"ready\n"
@@ -54,5 +54,5 @@ def test_nobody_who_takes_it_is_an_error() -> None:
     os.close(reader)
 
     with pytest.raises(KprobesError, match=f"--ready {writer}: Broken pipe"):
-        tell_ready(str(writer))
+        report_ready(str(writer))
     os.close(writer)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from kprobes.cli import options, trace
-from kprobes.cli.options import is_host, say_why, settle_target
+from kprobes.cli.options import is_host, print_reason, settle_target
 from kprobes.errors import UsageError
 from kprobes.host import obstacles
 from kprobes.host.obstacles import Obstacle
@@ -40,7 +40,7 @@ def test_the_host_is_taken_where_it_can_be_probed_and_else_a_guest(
 
     settle_target(args)
     settle_target(args)
-    say_why(args)
+    print_reason(args)
 
     assert is_host(args) is is_possible
     assert args.target == ("host" if is_possible else None)
@@ -68,7 +68,7 @@ def test_what_only_guests_have_means_a_guest(
     args = parse(*words)
 
     settle_target(args)
-    say_why(args)
+    print_reason(args)
 
     assert args.target is None
     assert capsys.readouterr().err == ""
@@ -116,7 +116,7 @@ def test_nothing_is_said_to_those_who_want_quiet(
     args = parse("-q")
 
     settle_target(args)
-    say_why(args)
+    print_reason(args)
 
     assert capsys.readouterr().err == ""
 

@@ -13,9 +13,9 @@ from kprobes.host.owner import new_owner
 from kprobes.host.sessions import Session
 from kprobes.inspect.status import ArmedSite, Owner, Status
 from kprobes.units import Addr
-from tests.build.journals import make_entry, make_undo
+from tests.build.journals import make_entry, make_patch
 
-FLAGS = make_undo(0x9000, what="dyn_ftrace.flags")
+FLAGS = make_patch(0x9000, what="dyn_ftrace.flags")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ FLAGS = make_undo(0x9000, what="dyn_ftrace.flags")
     ],
 )
 def test_a_journal_says_which_guest_and_by_whom(target: str, is_live: bool, text: str) -> None:
-    entry = make_entry(target, FLAGS, make_undo(16), is_live=is_live)
+    entry = make_entry(target, FLAGS, make_patch(16), is_live=is_live)
 
     line = journal_as_text(entry, is_brief=True, is_verbose=False)
 
@@ -52,7 +52,7 @@ def test_a_journal_without_patches_has_nothing_armed() -> None:
 
 def test_a_tracer_that_ended_by_itself_was_not_killed() -> None:
     left = replace(make_entry("localhost:1"), is_closed=True)
-    armed = replace(make_entry("localhost:1", make_undo(16)), is_closed=True)
+    armed = replace(make_entry("localhost:1", make_patch(16)), is_closed=True)
 
     shown = [journal_as_text(each, is_brief=True, is_verbose=False) for each in (left, armed)]
 
@@ -61,7 +61,9 @@ def test_a_tracer_that_ended_by_itself_was_not_killed() -> None:
 
 
 def test_sites_of_a_journal_are_its_patches_of_text() -> None:
-    entry = make_entry("localhost:1", FLAGS, make_undo(16, what="open"), make_undo(32, what="read"))
+    entry = make_entry(
+        "localhost:1", FLAGS, make_patch(16, what="open"), make_patch(32, what="read")
+    )
 
     shown = journal_as_text(entry, is_brief=False, is_verbose=False)
 
@@ -71,7 +73,7 @@ def test_sites_of_a_journal_are_its_patches_of_text() -> None:
 
 
 def test_many_sites_are_cut_short_unless_all_are_wanted() -> None:
-    entry = make_entry("localhost:1", *(make_undo(n) for n in range(25)))
+    entry = make_entry("localhost:1", *(make_patch(n) for n in range(25)))
 
     few = journal_as_text(entry, is_brief=False, is_verbose=False)
     every = journal_as_text(entry, is_brief=False, is_verbose=True)
@@ -133,7 +135,7 @@ def test_a_session_that_nobody_may_look_at_is_told_by_its_journal() -> None:
 
 
 def test_programs_get_an_object_per_line() -> None:
-    entry = make_entry("localhost:1", FLAGS, make_undo(16, what="open"), is_live=False)
+    entry = make_entry("localhost:1", FLAGS, make_patch(16, what="open"), is_live=False)
     site = make_site("vfs_read+0x0", Owner.GUEST)
 
     journal = json.loads(report.journal_as_json(entry, is_brief=True, is_verbose=False))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kprobes.cli.terminal import aligned, counted, say, say_bytes, write_text
+from kprobes.cli.terminal import aligned, counted, print_bytes, print_message, write_text
 
 
 def test_columns_begin_below_each_other_and_lines_have_no_blanks_at_their_end() -> None:
@@ -41,8 +41,8 @@ def test_on_a_terminal_a_guests_words_move_no_cursor(monkeypatch: pytest.MonkeyP
     said, shown = io.BytesIO(), Terminal()
     monkeypatch.setattr(sys, "stderr", Screen(said))
 
-    say("6.1\x1b]0;x\x07\nnext")
-    say_bytes(b"out\r\xff\n")
+    print_message("6.1\x1b]0;x\x07\nnext")
+    print_bytes(b"out\r\xff\n")
     write_text(shown, "\x1bc\tname\n")
 
     assert said.getvalue() == b"6.1\\x1b]0;x\\x07\nnext\nout\\r\\xff\n"
@@ -53,8 +53,8 @@ def test_elsewhere_they_are_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None
     said, shown = io.BytesIO(), io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(said))
 
-    say("6.1\x1b]0;x")
-    say_bytes(b"out\r\xff\n")
+    print_message("6.1\x1b]0;x")
+    print_bytes(b"out\r\xff\n")
     write_text(shown, "\x1bc\udcff\n")
 
     assert said.getvalue() == b"6.1\x1b]0;x\nout\r\xff\n"

@@ -25,8 +25,8 @@ def place() -> Place:
     return checker_of_guest(made.guest), made.sites[0]
 
 
-def text(checker: Checker, *lines: str, origin: str = "", has_format: bool = False) -> str:
-    found = [(origin, result) for result in checker.check("\n".join(lines))]
+def text(checker: Checker, *lines: str, source: str = "", has_format: bool = False) -> str:
+    found = [(source, result) for result in checker.check("\n".join(lines))]
     return as_text(found, has_format=has_format)
 
 
@@ -56,7 +56,7 @@ def test_an_accepted_definition_is_spelled_out(place: Place) -> None:
 
 
 def test_a_refused_one_has_its_caret_its_reason_and_what_would_work(place: Place) -> None:
-    said = text(place[0], "", "p vfs_read a=%rdi", "p vfs_read+3", origin="f.txt")
+    said = text(place[0], "", "p vfs_read a=%rdi", "p vfs_read+3", source="f.txt")
 
     lines = said.splitlines()
     assert lines[0] == "f.txt:2: p vfs_read a=%rdi"

@@ -4,7 +4,7 @@ import json
 
 from kprobes.cli.verdicts import as_table, exits_as_json, proof, sum_up
 from kprobes.guest.text import Classified
-from kprobes.model.plan import Exit, ExitKind, Exits, Gap
+from kprobes.model.plan import Exit, ExitKind, Exits, Unproven
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
 
@@ -15,7 +15,7 @@ TAIL = Exit(addr=Addr(TEXT + 0x50), kind=ExitKind.TAIL, target=F.addr, size=1, w
 
 
 def found() -> list[Classified]:
-    gap = Gap(addr=Addr(TEXT + 0x44), why="it is strange")
+    gap = Unproven(addr=Addr(TEXT + 0x44), why="it is strange")
     exits = (
         Exits(entry=F.addr, exits=(RETURN,)),
         Exits(entry=G.addr, exits=(RETURN, TAIL), why_not=gap),

@@ -6,7 +6,7 @@ import pytest
 
 from kprobes.errors import FormatError
 from kprobes.formats import btf_index
-from kprobes.formats.btf import Btf, parameter_types, spell
+from kprobes.formats.btf import Btf, parameter_types, type_name
 from kprobes.formats.btf_index import Kind
 from tests.build.btf import BtfBuilder
 
@@ -57,7 +57,7 @@ def test_a_type_is_spelled_as_in_c(words: str, text: str) -> None:
     b = BtfBuilder()
     number = shaped(b, b.int_("int", 4), words)
 
-    assert spell(types(b), number) == text
+    assert type_name(types(b), number) == text
 
 
 def test_aggregates_are_spelled_with_their_keyword() -> None:
@@ -71,7 +71,7 @@ def test_aggregates_are_spelled_with_their_keyword() -> None:
         0,
     ]
 
-    assert [spell(types(b), number) for number in numbers] == [
+    assert [type_name(types(b), number) for number in numbers] == [
         "struct file *",
         "union {...} *",
         "struct hidden *",
@@ -88,8 +88,8 @@ def test_a_function_pointers_own_function_pointers_are_cut_short() -> None:
     outer = b.ptr(b.proto(int_, [("", inner)]))
     nothing = b.ptr(b.proto(0, []))
 
-    assert spell(types(b), outer) == "int (*)(void (*)(...))"
-    assert spell(types(b), nothing) == "void (*)(void)"
+    assert type_name(types(b), outer) == "int (*)(void (*)(...))"
+    assert type_name(types(b), nothing) == "void (*)(void)"
 
 
 def test_a_pointer_to_itself_is_a_format_error() -> None:
@@ -97,7 +97,7 @@ def test_a_pointer_to_itself_is_a_format_error() -> None:
     b.ptr(1)
 
     with pytest.raises(FormatError, match="refers to itself"):
-        spell(types(b), 1)
+        type_name(types(b), 1)
 
 
 def test_more_parameters_than_any_function_has_are_a_format_error() -> None:

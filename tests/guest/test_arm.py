@@ -17,8 +17,8 @@ from kprobes.errors import (
 from kprobes.guest import journal
 from kprobes.guest.arena import NOTIFIER_SIZE
 from kprobes.guest.arm import TextPatcher
-from kprobes.guest.journal import Journal, Undo
-from kprobes.guest.patches import roll_back
+from kprobes.guest.journal import ArmedPatch, Journal
+from kprobes.guest.patches import restore_text
 from kprobes.guest.release import CodeMemory
 from kprobes.model.plan import Plan
 from kprobes.plan.ftrace import DISABLED
@@ -119,7 +119,7 @@ def test_disarming_leaves_text_and_records_as_they_were() -> None:
     assert made.text() == before
     assert not patcher.is_armed
     assert written.is_clear
-    assert journal.read(written.path).undos == ()
+    assert journal.read(written.path).patches == ()
 
 
 def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
@@ -129,8 +129,8 @@ def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
     seen: list[bool] = []
 
     def look(addr: int, data: bytes) -> None:
-        undos = journal.read(written.path).undos
-        seen.append(any((u.phys, u.new) == (addr, data) for u in undos))
+        patches = journal.read(written.path).patches
+        seen.append(any((u.phys, u.new) == (addr, data) for u in patches))
 
     made.stub.before_write = look
     patcher.arm(patcher.stage(programs))
@@ -150,7 +150,7 @@ def test_a_site_that_changed_since_planning_stops_everything(changed: int) -> No
         patcher.arm(patcher.stage(programs))
 
     assert made.text() == before
-    assert journal.read(written.path).undos == ()
+    assert journal.read(written.path).patches == ()
     assert not patcher.is_armed
 
 
@@ -210,7 +210,7 @@ def test_a_failure_that_was_taken_back_leaves_nothing_in_the_journal() -> None:
         _arm(made, patcher)
 
     assert written.is_clear
-    assert journal.read(written.path).undos == ()
+    assert journal.read(written.path).patches == ()
 
 
 def test_the_writes_of_arming_are_as_many_as_these_tests_think() -> None:
@@ -230,7 +230,7 @@ def test_a_tracer_that_dies_while_arming_leaves_a_journal_that_puts_all_back(n: 
         assert n < 2 * len(TEXTS)
 
     made.stub.dies_at = None
-    assert roll_back(journal.read(written.path).undos, made.stub) == n
+    assert restore_text(journal.read(written.path).patches, made.stub) == n
     assert made.text() == before
 
 
@@ -341,10 +341,10 @@ def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
         "load": lambda: patcher.load(programs),
         "stage": lambda: staged.extend(patcher.stage(programs)),
         "arm": lambda: patcher.arm(staged),
-        "withdraw": lambda: patcher.withdraw([(Addr(0), Addr(1 << 64))]),
+        "withdraw": lambda: patcher.disarm_ranges([(Addr(0), Addr(1 << 64))]),
         "disarm": patcher.disarm,
     }
-    staged: list[Undo] = []
+    staged: list[ArmedPatch] = []
     before = ["load", "stage", "arm"]
     for each in before[: before.index(step) if step in before else None]:
         steps[each]()

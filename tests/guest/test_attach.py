@@ -7,10 +7,10 @@ import pytest
 
 from kprobes.errors import TargetError
 from kprobes.guest.attach import attach_readonly, tracer_at_work
-from kprobes.guest.journal import Window, process_start
+from kprobes.guest.journal import RamMap, process_start
 from tests.build.journals import dead_pid, make_entry
 
-WINDOW = Window(
+WINDOW = RamMap(
     pid=os.getpid(),
     started=process_start(os.getpid()),
     runs=(),
@@ -36,7 +36,7 @@ def test_the_tracer_at_work_is_the_one_that_lives_and_left_a_window() -> None:
         replace(WINDOW, pid=dead_pid(), started=""),
     ],
 )
-def test_a_qemu_that_has_ended_is_not_looked_into(window: Window) -> None:
+def test_a_qemu_that_has_ended_is_not_looked_into(window: RamMap) -> None:
     with pytest.raises(TargetError, match="has ended"), attach_readonly(window):
         pass
 

@@ -97,8 +97,8 @@ def test_each_patch_is_on_disk_before_it_is_made_and_taken_back_afterwards(
     seen: list[bool] = []
 
     def look(addr: int, data: bytes) -> None:
-        undos = journal.read(scene.journal.path).undos
-        seen.append(any((u.phys, u.new) == (addr, data) for u in undos))
+        patches = journal.read(scene.journal.path).patches
+        seen.append(any((u.phys, u.new) == (addr, data) for u in patches))
 
     scene.made.stub.before_write = look
     scene.patcher.arm(scene.patcher.stage(programs))

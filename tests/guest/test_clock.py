@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kprobes.errors import TargetError
 from kprobes.guest.clock import AnyClock, GuestClock, TscClock, clock_function, open_clock
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.rings import Window
+from kprobes.guest.rings import MappedRange
 from kprobes.model.kernel import Kernel
 from kprobes.units import U64
 from tests.build.guest import DATA, PERCPU, make_memory
@@ -41,7 +41,7 @@ def test_every_counter_is_what_python_s_integers_say(
     counters: list[int], mul: int, shift: int, offset: int
 ) -> None:
     write_scale(MEMORY, 0, [(mul, shift, offset), (0, 0, 0)])
-    clock = TscClock([Window(MEMORY, PERCPU[0] + CYC2NS, 36)])
+    clock = TscClock([MappedRange(MEMORY, PERCPU[0] + CYC2NS, 36)])
 
     found = clock.ns(np.array(counters, np.uint64), 0)
 

@@ -9,7 +9,7 @@ import pytest
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.guest.ftrace_records import Records
 from kprobes.guest.guest import Guest
-from kprobes.guest.journal import FLAGS, Undo
+from kprobes.guest.journal import FLAGS, ArmedPatch
 from kprobes.guest.tracers import Tracers
 from kprobes.plan.ftrace import DISABLED
 from kprobes.units import Addr, Phys
@@ -41,12 +41,12 @@ class _Tracers:
         return [self._users]
 
 
-def _flags(old: int, new: int) -> Undo:
+def _flags(old: int, new: int) -> ArmedPatch:
     data = [value.to_bytes(8, "little") for value in (old, new)]
-    return Undo(Phys(RECORD + 8), Addr(0), data[0], data[1], FLAGS)
+    return ArmedPatch(Phys(RECORD + 8), Addr(0), data[0], data[1], FLAGS)
 
 
-TEXT = Undo(Phys(0x10), Addr(0x10), b"nop", b"jmp", "vfs_read")
+TEXT = ArmedPatch(Phys(0x10), Addr(0x10), b"nop", b"jmp", "vfs_read")
 
 
 class _Symbols:
@@ -75,7 +75,7 @@ def _records(
     return Records(cast("Guest", guest), memory or _Memory(), cast("Tracers", tracers))
 
 
-def _settled(undo: Undo, tracers: _Tracers, caller: Addr | None = CALLER) -> int:
+def _settled(undo: ArmedPatch, tracers: _Tracers, caller: Addr | None = CALLER) -> int:
     found = _records(tracers, caller=caller).settled([undo, TEXT])
     assert found[1] == TEXT
     assert found[0].new == undo.new
@@ -116,7 +116,7 @@ def test_where_a_call_with_all_registers_cannot_be_made_it_stays_disabled(
     assert _settled(_flags(0, DISABLED), _Tracers((1, False)), caller) == 1
 
 
-def _made(undo: Undo, tracers: _Tracers) -> list[tuple[int, bytes]]:
+def _made(undo: ArmedPatch, tracers: _Tracers) -> list[tuple[int, bytes]]:
     memory = _Memory()
     _records(tracers, memory).make_calls([undo, TEXT])
     return memory.writes

@@ -13,7 +13,7 @@ import pytest
 from kprobes.errors import FormatError, KprobesError, TargetError, UnreachableError
 from kprobes.guest import guardian
 from kprobes.guest.guardian import Guardian, Rescued, rescue
-from kprobes.guest.journal import Journal, Undo
+from kprobes.guest.journal import ArmedPatch, Journal
 from kprobes.units import Addr, Phys
 from tests.build.journals import lend
 from tests.build.stub import FakeStub, listening, packet, send
@@ -35,8 +35,10 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _patched(stub: FakeStub, *, held: bytes = NEW) -> Journal:
     places = [0x100, 0x180]
     journal = Journal.create("/somewhere")
-    undos = [Undo(phys=Phys(p), addr=Addr(p), old=OLD, new=NEW, what="vfs_read") for p in places]
-    journal.record(undos)
+    patches = [
+        ArmedPatch(phys=Phys(p), addr=Addr(p), old=OLD, new=NEW, what="vfs_read") for p in places
+    ]
+    journal.record(patches)
     lend(stub, journal)
     for place in places:
         stub.physical[place : place + len(held)] = held

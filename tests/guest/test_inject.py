@@ -243,9 +243,9 @@ def test_what_the_call_before_came_back_with_is_not_taken_for_this_one_s() -> No
 
         asked: dict[str, int] = {}
         cpus.script += [still_there, now_back]
-        assert task.trap.look() == Returned(thread=1, number=1, result=42)
+        assert task.trap.poll() == Returned(thread=1, number=1, result=42)
         assert task.call(Addr(FUNCTION)) == 43
-        assert task.trap.look() == Returned(thread=1, number=2, result=43)
+        assert task.trap.poll() == Returned(thread=1, number=2, result=43)
 
 
 def test_while_a_call_runs_only_the_landing_stops_anybody() -> None:

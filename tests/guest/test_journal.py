@@ -18,7 +18,7 @@ from kprobes.errors import FormatError, KprobesError, StateError, UnreachableErr
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.attach import attach
-from kprobes.guest.journal import Described, Entry, Journal, Undo, Window
+from kprobes.guest.journal import ArmedPatch, ArmedProbe, Entry, Journal, RamMap
 from kprobes.units import Addr, Phys
 from tests.build.journals import make_entry
 
@@ -30,17 +30,17 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def undo(phys: int, old: bytes, new: bytes, what: str = "vfs_read") -> Undo:
-    return Undo(phys=Phys(phys), addr=Addr(phys + 0xFFFF_0000), old=old, new=new, what=what)
+def undo(phys: int, old: bytes, new: bytes, what: str = "vfs_read") -> ArmedPatch:
+    return ArmedPatch(phys=Phys(phys), addr=Addr(phys + 0xFFFF_0000), old=old, new=new, what=what)
 
 
 UNDOS = [undo(0x10, b"\x0f\x1f\x44\x00\x00", b"\xe8abcd"), undo(0x40, b"\0" * 8, b"\1" * 8, "ö")]
 
 
-def _written(undos: list[Undo] = UNDOS) -> Journal:
+def _written(patches: list[ArmedPatch] = UNDOS) -> Journal:
     made = Journal.create(TARGET)
     made.identify(build_id=b"\xab\xcd", release="6.1.0")
-    for one in undos:
+    for one in patches:
         made.record([one])
     return made
 
@@ -57,7 +57,7 @@ def test_what_was_written_is_read_back() -> None:
         release="6.1.0",
         pid=os.getpid(),
         started=journal.process_start(os.getpid()),
-        undos=tuple(UNDOS),
+        patches=tuple(UNDOS),
         mark=made.mark,
         state=2,
     )
@@ -91,7 +91,7 @@ def test_what_is_lent_outlasts_the_undos() -> None:
     made.close()
 
     entry = journal.read(made.path)
-    assert (entry.undos, entry.allocations.live, entry.mark) == ((), (allocation,), made.mark)
+    assert (entry.patches, entry.allocations.live, entry.mark) == ((), (allocation,), made.mark)
     assert entry.has_only_memory
 
 
@@ -107,9 +107,9 @@ def test_a_journal_whose_guest_has_everything_back_is_removed() -> None:
     assert not made.path.exists()
 
 
-def _described(definition: str = "p:open f") -> Described:
+def _described(definition: str = "p:open f") -> ArmedProbe:
     site, entry = Addr(0xFFFF_FFFF_8100_0000), Addr(0xFFFF_FFFF_C000_0000)
-    return Described(site=site, entry=entry, event_id=3, definition=definition)
+    return ArmedProbe(site=site, entry=entry, event_id=3, definition=definition)
 
 
 def test_probes_are_described_until_their_patches_are_gone() -> None:
@@ -133,7 +133,7 @@ def test_a_dead_tracer_s_journal_goes_on_without_its_descriptions() -> None:
 
 
 def test_a_window_to_the_guest_is_read_back_and_outlasts_the_patches() -> None:
-    window = Window(
+    window = RamMap(
         pid=7,
         started="123",
         runs=((0, 1 << 29, 0x7F00_0000_0000),),
@@ -155,7 +155,7 @@ def test_a_window_of_a_release_before_arm64_is_none_and_its_undos_are_read() -> 
     found = journal.read(made.path)
 
     assert found.window is None
-    assert found.undos == journal.read(_written().path).undos
+    assert found.patches == journal.read(_written().path).patches
 
 
 def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
@@ -168,7 +168,7 @@ def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
     again.allocations.begin(Call(frame=1, trap=2, returns=allocation))
 
     entry = journal.read(made.path)
-    assert (entry.target, entry.mark, entry.undos) == (TARGET, made.mark, ())
+    assert (entry.target, entry.mark, entry.patches) == (TARGET, made.mark, ())
     assert entry.allocations.call == Call(frame=1, trap=2, returns=allocation)
 
 
@@ -319,7 +319,7 @@ def test_a_torn_last_line_is_left_out(kept: int) -> None:
     last = lines[-1][: min(kept, len(lines[-1]) - 1)]
     made.path.write_bytes(b"".join(lines[:-1]) + last)
 
-    assert journal.read(made.path).undos == tuple(UNDOS[:-1])
+    assert journal.read(made.path).patches == tuple(UNDOS[:-1])
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_damage_is_told_or_harmless(damage: bytes, at: int) -> None:
     path.write_bytes(data)
 
     try:
-        found = len(journal.read(path).undos)
+        found = len(journal.read(path).patches)
     except FormatError:
         found = 0
 
@@ -390,7 +390,7 @@ def test_after_clearing_more_can_be_recorded() -> None:
     made.record(UNDOS[:1])
 
     entry = journal.read(made.path)
-    assert (entry.target, entry.release, entry.undos) == (TARGET, "6.1.0", tuple(UNDOS[:1]))
+    assert (entry.target, entry.release, entry.patches) == (TARGET, "6.1.0", tuple(UNDOS[:1]))
 
 
 def test_closing_keeps_what_is_still_to_be_put_back() -> None:
@@ -449,16 +449,16 @@ def test_what_is_kept_is_there_with_its_probes_and_the_rest_is_forgotten() -> No
     made.keep([second])
     entry = journal.read(made.path)
 
-    assert entry.undos == (second,)
+    assert entry.patches == (second,)
     assert entry.probes == (_of(second),)
     assert not made.is_clear
     made.keep([])
     assert journal.read(made.path).probes == ()
-    assert first not in journal.read(made.path).undos
+    assert first not in journal.read(made.path).patches
 
 
-def _of(written: Undo) -> Described:
-    return Described(site=written.addr, entry=Addr(1), event_id=2, definition=written.what)
+def _of(written: ArmedPatch) -> ArmedProbe:
+    return ArmedProbe(site=written.addr, entry=Addr(1), event_id=2, definition=written.what)
 
 
 def test_a_state_that_the_guest_has_not_heard_of_outlasts_every_attempt_to_put_it_right() -> None:
@@ -467,7 +467,7 @@ def test_a_state_that_the_guest_has_not_heard_of_outlasts_every_attempt_to_put_i
     for _ in range(3):
         Journal.reopen(journal.read(made.path))
 
-    assert (journal.read(made.path).state, journal.read(made.path).undos) == (made.state, ())
+    assert (journal.read(made.path).state, journal.read(made.path).patches) == (made.state, ())
 
 
 @contextmanager
@@ -477,7 +477,7 @@ def _tracer_at_work(definitions: Sequence[str]) -> Generator[int]:
     pid = os.fork()
     if pid == 0:
         made = _written()
-        made.describe([Described(Addr(1), Addr(2), n, text) for n, text in enumerate(definitions)])
+        made.describe([ArmedProbe(Addr(1), Addr(2), n, text) for n, text in enumerate(definitions)])
         os.write(child, b"!")
         time.sleep(60)
         os._exit(0)

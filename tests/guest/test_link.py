@@ -12,13 +12,13 @@ from kprobes.guest.release import CodeMemory
 from kprobes.model.abi import Readers
 from kprobes.model.plan import TRAMPOLINE_HEADER, Plan, Returning, ReturnMethod, Returns, Role
 from kprobes.model.resolved import Operand, RegisterValue
-from kprobes.model.upcall import Upcall, Waiting
+from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.units import MIB, Addr
 from tests.build.guest import make_arena, make_guest
 from tests.build.machine import ABI
 
 
-def _serve(waiting: Waiting) -> None:
+def _serve(waiting: WaitingVcpu) -> None:
     del waiting
 
 
@@ -43,10 +43,10 @@ def test_every_place_asks_by_a_number_of_its_own_whoever_is_asked() -> None:
     behind = _upcall(9, plans[0].site.addr, is_after=True)
     asking = [replace(plan, upcalls=(shared, behind)) for plan in plans]
 
-    questions = [each for p in _linker(asking).link(asking) for each in p.questions]
+    groups = [each for p in _linker(asking).link(asking) for each in p.groups]
 
-    assert [each.number for each in questions] == [0, 1, 2, 3]
-    assert [each.upcalls for each in questions] == [(shared,), (behind,)] * 2
+    assert [each.number for each in groups] == [0, 1, 2, 3]
+    assert [each.upcalls for each in groups] == [(shared,), (behind,)] * 2
 
 
 def test_a_trampoline_asks_what_its_returns_want() -> None:
@@ -57,23 +57,23 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
 
     (program,) = linker.link(plans)
 
-    (question,), (frames,) = linker.landings, linker.frames
-    assert (program.questions, question.upcalls) == ((), (upcall,))
+    (group,), (frames,) = linker.landings, linker.frames
+    assert (program.groups, group.upcalls) == ((), (upcall,))
     # It is shown at the trampoline, and goes on behind what that has called.
-    assert list(question.copies) == [frames.trampoline]
+    assert list(group.copies) == [frames.trampoline]
     code = dict(linker.take_routines())
     (start,) = (addr for addr in code if addr < frames.trampoline < addr + len(code[addr]))
-    at = question.copies[frames.trampoline] - start
+    at = group.copies[frames.trampoline] - start
     assert code[start][at : at + 1] == b"\xc3"
 
 
 @pytest.mark.parametrize("kept", [(), (RegisterValue(name="di"),)])
-@pytest.mark.parametrize("is_asking", [False, True])
+@pytest.mark.parametrize("makes_upcall", [False, True])
 def test_a_silent_trampoline_fits_its_place_and_leads_to_the_same_frames(
-    is_asking: bool, kept: tuple[Operand, ...]
+    makes_upcall: bool, kept: tuple[Operand, ...]
 ) -> None:
     (plan,) = make_guest(["r f"]).plans
-    upcalls = (_upcall(3, plan.site.addr),) if is_asking else ()
+    upcalls = (_upcall(3, plan.site.addr),) if makes_upcall else ()
     returns = Returns(
         entry=plan.site.addr,
         return_method=ReturnMethod.RETHOOK,

@@ -7,14 +7,14 @@ import pytest
 
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind
-from kprobes.guest.journal import FLAGS, Boot, Journal, Undo
+from kprobes.guest.journal import FLAGS, ArmedPatch, Boot, Journal
 from kprobes.guest.notes import as_journal, begin_notes, find_notes, write_notes
 from kprobes.model.plan import Frames
 from kprobes.plan.ftrace import DISABLED
 from kprobes.units import Addr, Phys
 from tests.build.guest import DATA, GuestWithSites, make_arena, make_guest
 
-ARENA = replace(make_arena(), undos=8)
+ARENA = replace(make_arena(), patches=8)
 FRAMES = Frames(addr=Addr(0x10), count=4, stride=64, trampoline=Addr(0x20))
 BOOT = Boot(addr=Addr(0x30), phys=Phys(0x40), value=b"\1" * 8)
 
@@ -40,7 +40,7 @@ def _lent() -> Journal:
     return written
 
 
-def _undos(made: GuestWithSites) -> list[Undo]:
+def _patches(made: GuestWithSites) -> list[ArmedPatch]:
     site = made.sites[0]
     (flags,) = (plan.site.record for plan in made.plans[:1])
     assert flags is not None
@@ -51,17 +51,17 @@ def _undos(made: GuestWithSites) -> list[Undo]:
     ]
     where = made.guest.memory.physical
     return [
-        Undo(phys=where(addr), addr=Addr(addr), old=old, new=new, what=what)
+        ArmedPatch(phys=where(addr), addr=Addr(addr), old=old, new=new, what=what)
         for addr, old, new, what in patches
     ]
 
 
 def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithSites) -> None:
-    written, undos = _lent(), _undos(made)
+    written, patches = _lent(), _patches(made)
     begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
     written.allocations.keep_frames([FRAMES])
-    written.record(undos)
-    write_notes(made.guest.memory, ARENA, written, undos)
+    written.record(patches)
+    write_notes(made.guest.memory, ARENA, written, patches)
 
     (notes,) = find_notes(made.guest)
     again = journal.read(as_journal(notes, "fake", BOOT).path)
@@ -72,8 +72,8 @@ def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithS
         entry.mark_place,
     )
     assert (again.allocations.live, again.allocations.frames) == (entry.allocations.live, (FRAMES,))
-    assert [(u.phys, u.addr, u.old, u.new, u.what == FLAGS) for u in again.undos] == [
-        (u.phys, u.addr, u.old[:8], u.new[:8], u.what == FLAGS) for u in undos
+    assert [(u.phys, u.addr, u.old, u.new, u.what == FLAGS) for u in again.patches] == [
+        (u.phys, u.addr, u.old[:8], u.new[:8], u.what == FLAGS) for u in patches
     ]
     assert again.boot == BOOT
 
@@ -92,13 +92,13 @@ def test_notes_of_memory_that_was_given_back_are_not_found(made: GuestWithSites)
 
 
 def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:
-    written, undos = _lent(), _undos(made)
+    written, patches = _lent(), _patches(made)
     written.allocations.keep_frames([FRAMES] * 1000)
 
-    write_notes(made.guest.memory, replace(ARENA, undos=2), written, undos)
+    write_notes(made.guest.memory, replace(ARENA, patches=2), written, patches)
 
     (notes,) = find_notes(made.guest)
-    assert (notes.undos, notes.frames, len(notes.live)) == (None, None, 2)
+    assert (notes.patches, notes.frames, len(notes.live)) == (None, None, 2)
 
 
 @pytest.mark.parametrize("at", [32, 40, 48, 56, 64, 70])

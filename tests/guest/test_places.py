@@ -135,7 +135,7 @@ def test_an_arm64_entry_is_probed_at_its_site_and_has_its_own_address(
     sites = Sites(addrs=np.array([TEXT + 4], np.uint64), records=np.zeros(1, np.uint64))
     places = Places(text, AARCH64, sites, events=frozenset)
 
-    site = places.look(Wish(strategy=strategy))(Addr(TEXT + offset))
+    site = places.find_site(Wish(strategy=strategy))(Addr(TEXT + offset))
 
     assert (site.strategy, site.addr - TEXT, site.ip - TEXT) == found
     assert places.locate(kernel.symbols.named("f")) == TEXT

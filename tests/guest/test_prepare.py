@@ -11,7 +11,7 @@ from kprobes.drain import nothing
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.guest.prepare import Asked, Preparer, Wanted
 from kprobes.model.plan import Plan, ReturnMethod, Role, Strategy
-from kprobes.model.upcall import Upcall, Waiting
+from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.units import Addr
 from tests.build.guest import GuestWithSites, make_guest
 from tests.build.kernel import make_kernel, read, symbol
@@ -185,7 +185,7 @@ def test_probes_at_returns_share_every_place_of_their_function_and_the_newest_ru
     assert [probe.layout.event for probe in here.returns.probes] == ["c", "a"]
 
 
-def _nothing(waiting: Waiting) -> None:
+def _nothing(waiting: WaitingVcpu) -> None:
     del waiting
 
 

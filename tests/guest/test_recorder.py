@@ -186,7 +186,7 @@ def test_rings_of_a_guest_that_is_another_one_are_neither_read_nor_written() -> 
 def test_a_clock_that_stands_between_hits_is_told_once(times: tuple[int, ...], told: int) -> None:
     recorder, (writer, _), _, _ = _guest(PLAIN)
     said: list[str] = []
-    recorder.tell = said.append
+    recorder.warn = said.append
 
     for _ in range(2):
         for ts in times:
@@ -199,7 +199,7 @@ def test_a_clock_that_stands_between_hits_is_told_once(times: tuple[int, ...], t
 
 def test_one_time_on_two_cpus_is_no_clock_that_stands() -> None:
     recorder, writers, _, _ = _guest(PLAIN)
-    recorder.tell = pytest.fail
+    recorder.warn = pytest.fail
 
     for writer in writers:
         writer.write(Hit(layout=PLAIN, counter=5, values=(1,)))

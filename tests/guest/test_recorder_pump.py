@@ -47,11 +47,11 @@ def _events(ts: int) -> Events:
     return make_events([make_batch(LAYOUT, [Row(ts=ts)])])
 
 
-def _take_all(pump: DrainThread, count: int) -> list[int]:
+def _take_all(drain: DrainThread, count: int) -> list[int]:
     found: list[int] = []
 
     def are_all_there() -> bool:
-        events = pump.take(0.1)
+        events = drain.take(0.1)
         found.extend(events.batches[0].ts.tolist() if events is not None else [])
         return len(found) >= count
 
@@ -63,9 +63,9 @@ def test_events_come_in_order_from_a_thread_of_their_own() -> None:
     recorder = FakeRecorder()
     recorder.todo.extend(_events(ts) for ts in range(20))
 
-    pump = DrainThread(recorder)
-    found = _take_all(pump, 20)
-    pump.stop()
+    drain = DrainThread(recorder)
+    found = _take_all(drain, 20)
+    drain.stop()
 
     assert found == list(range(20))
     assert threading.get_ident() not in recorder.threads
@@ -74,40 +74,40 @@ def test_events_come_in_order_from_a_thread_of_their_own() -> None:
 def test_what_was_taken_before_the_end_can_still_be_had() -> None:
     recorder = FakeRecorder()
     recorder.todo.extend(_events(ts) for ts in range(3))
-    pump = DrainThread(recorder)
+    drain = DrainThread(recorder)
     assert becomes_true(lambda: not recorder.todo)
 
-    pump.stop()
+    drain.stop()
 
-    assert _take_all(pump, 3) == [0, 1, 2]
-    assert pump.take(0) is None
+    assert _take_all(drain, 3) == [0, 1, 2]
+    assert drain.take(0) is None
 
 
 def test_nothing_is_nothing() -> None:
-    pump = DrainThread(FakeRecorder())
+    drain = DrainThread(FakeRecorder())
 
-    assert pump.take(0.01) is None
-    pump.stop()
+    assert drain.take(0.01) is None
+    drain.stop()
 
 
 @pytest.mark.parametrize("error", [TargetError("gone"), RingError("a head")])
 def test_an_error_comes_after_all_events(error: Exception) -> None:
     recorder = FakeRecorder(error)
     recorder.todo.append(_events(7))
-    pump = DrainThread(recorder)
+    drain = DrainThread(recorder)
 
-    assert _take_all(pump, 1) == [7]
+    assert _take_all(drain, 1) == [7]
     with pytest.raises(type(error)):
-        _take_all(pump, 1)
-    pump.stop()
+        _take_all(drain, 1)
+    drain.stop()
 
 
 def test_threads_take_turns_sooner_only_while_there_is_a_pump() -> None:
     before = sys.getswitchinterval()
-    pump = DrainThread(FakeRecorder())
+    drain = DrainThread(FakeRecorder())
     during = sys.getswitchinterval()
 
-    pump.stop()
+    drain.stop()
 
     assert during < before
     assert sys.getswitchinterval() == before
@@ -118,13 +118,13 @@ def test_nothing_is_lost_between_threads_that_take_turns_all_the_time() -> None:
     for plain in map(_events, range(500)):
         recorder.todo.append(_Yielding(batches=plain.batches, batch=plain.batch, row=plain.row))
     with short_switch_interval():
-        pump = DrainThread(recorder)
+        drain = DrainThread(recorder)
         # A backlog first: it is looked through while it is taken.
         assert becomes_true(lambda: len(recorder.todo) <= 250)
-        found = _take_all(pump, 500)
+        found = _take_all(drain, 500)
         with pytest.raises(TargetError):
-            _take_all(pump, 1)
-    pump.stop()
+            _take_all(drain, 1)
+    drain.stop()
 
     assert found == list(range(500))
 
@@ -135,12 +135,12 @@ def test_no_more_bytes_wait_than_there_is_room_for() -> None:
     room = 3 * _events(0).nbytes
     most = 0
 
-    pump = DrainThread(recorder, room=room)
+    drain = DrainThread(recorder, room=room)
     for ts in range(10):
-        assert _take_all(pump, 1) == [ts]
-        most = max(most, pump.waiting)
+        assert _take_all(drain, 1) == [ts]
+        most = max(most, drain.waiting)
         threading.Event().wait(0.005)
-    pump.stop()
+    drain.stop()
 
     assert 0 < most <= room
 
@@ -152,12 +152,12 @@ def test_what_was_drained_before_something_else_failed_can_be_had() -> None:
     def fail() -> None:
         raise TargetError("the guest is gone")
 
-    pump = DrainThread(recorder, fail)
+    drain = DrainThread(recorder, fail)
 
-    assert _take_all(pump, 1) == [7]
+    assert _take_all(drain, 1) == [7]
     with pytest.raises(TargetError):
-        _take_all(pump, 1)
-    pump.stop()
+        _take_all(drain, 1)
+    drain.stop()
 
 
 def test_a_bug_while_draining_is_told_after_what_came_before() -> None:
@@ -166,12 +166,12 @@ def test_a_bug_while_draining_is_told_after_what_came_before() -> None:
     told: list[threading.ExceptHookArgs] = []
     before, threading.excepthook = threading.excepthook, told.append
     try:
-        pump = DrainThread(recorder)
+        drain = DrainThread(recorder)
 
-        assert _take_all(pump, 1) == [7]
+        assert _take_all(drain, 1) == [7]
         with pytest.raises(KprobesError, match="error of our own"):
-            _take_all(pump, 1)
-        pump.stop()
+            _take_all(drain, 1)
+        drain.stop()
     finally:
         threading.excepthook = before
 

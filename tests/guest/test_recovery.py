@@ -10,7 +10,7 @@ from kprobes.errors import TargetError, UnreachableError, UsageError
 from kprobes.guest import guardian
 from kprobes.guest.journal import entries
 from kprobes.guest.recovery import Outcome, Restored, of_target, restore
-from tests.build.journals import MARK_AT, make_undo, mark_guest, write_journal
+from tests.build.journals import MARK_AT, make_patch, mark_guest, write_journal
 from tests.build.stub import FakeStub, listening
 
 
@@ -46,7 +46,7 @@ def test_a_killed_tracers_bytes_are_put_back_and_the_guest_runs(
     stub: FakeStub, target: str
 ) -> None:
     stub.physical[16:20] = stub.physical[32:36] = b"new!"
-    entry = write_journal(target, make_undo(16), make_undo(32))
+    entry = write_journal(target, make_patch(16), make_patch(32))
 
     (restored,) = restore_all()
 
@@ -58,7 +58,7 @@ def test_a_killed_tracers_bytes_are_put_back_and_the_guest_runs(
 
 def test_bytes_that_are_as_before_already_are_left_alone(stub: FakeStub, target: str) -> None:
     stub.physical[16:20] = b"old!"
-    write_journal(target, make_undo(16))
+    write_journal(target, make_patch(16))
 
     (restored,) = restore_all()
 
@@ -68,7 +68,7 @@ def test_bytes_that_are_as_before_already_are_left_alone(stub: FakeStub, target:
 
 def test_strange_bytes_are_left_alone_and_the_journal_is_kept(stub: FakeStub, target: str) -> None:
     stub.physical[16:20], stub.physical[32:36] = b"else", b"new!"
-    entry = write_journal(target, make_undo(16), make_undo(32))
+    entry = write_journal(target, make_patch(16), make_patch(32))
 
     (restored,) = restore_all()
 
@@ -92,7 +92,7 @@ def test_a_guest_in_another_state_is_not_touched_and_its_journal_is_closed(
 ) -> None:
     stub.physical[16:20] = b"new!"
     stub.physical[MARK_AT : MARK_AT + 24] = held
-    entry = write_journal(target, make_undo(16))
+    entry = write_journal(target, make_patch(16))
 
     (restored,) = restore_all()
 
@@ -105,7 +105,7 @@ def test_a_guest_in_another_state_is_not_touched_and_its_journal_is_closed(
 
 def test_a_rebooted_guest_is_not_touched(stub: FakeStub, target: str) -> None:
     stub.physical[16:20] = b"new!"
-    entry = write_journal(target, make_undo(16))
+    entry = write_journal(target, make_patch(16))
     boot = {"addr": 0x9000, "phys": 0x40, "value": "0102030405060708"}
     with entry.path.open("a") as file:
         file.write(f"{json.dumps({'boot': boot})}\n")
@@ -122,7 +122,7 @@ def test_a_journal_without_a_proof_leads_to_no_write(
     stub: FakeStub, target: str, what: str
 ) -> None:
     stub.physical[16:20] = b"new!"
-    entry = write_journal(target, make_undo(16))
+    entry = write_journal(target, make_patch(16))
     lines = entry.path.read_text().splitlines(keepends=True)
     entry.path.write_text("".join(line for line in lines if f'"{what}"' not in line))
 
@@ -135,8 +135,8 @@ def test_a_journal_without_a_proof_leads_to_no_write(
 
 def test_what_a_later_tracer_patched_over_is_taken_back_first(stub: FakeStub, target: str) -> None:
     stub.physical[16:20] = b"2nd!"
-    first = write_journal(target, make_undo(16, new=b"1st!"), name="first")
-    second = write_journal(target, make_undo(16, old=b"1st!", new=b"2nd!"), name="second")
+    first = write_journal(target, make_patch(16, new=b"1st!"), name="first")
+    second = write_journal(target, make_patch(16, old=b"1st!", new=b"2nd!"), name="second")
 
     outcomes = [each.outcome for each in restore([first, second])]
 
@@ -145,7 +145,7 @@ def test_what_a_later_tracer_patched_over_is_taken_back_first(stub: FakeStub, ta
 
 
 def test_a_tracer_at_work_is_left_alone(stub: FakeStub, target: str) -> None:
-    entry = write_journal(target, make_undo(16), is_live=True)
+    entry = write_journal(target, make_patch(16), is_live=True)
 
     (restored,) = restore_all()
 
@@ -155,7 +155,7 @@ def test_a_tracer_at_work_is_left_alone(stub: FakeStub, target: str) -> None:
 
 
 def test_the_journal_of_a_guest_of_ours_that_ended_is_removed(tmp_path: Path) -> None:
-    entry = write_journal(str(tmp_path / "kprobes-gone" / "gdb.sock"), make_undo(16))
+    entry = write_journal(str(tmp_path / "kprobes-gone" / "gdb.sock"), make_patch(16))
 
     (restored,) = restore_all()
 
@@ -164,7 +164,7 @@ def test_the_journal_of_a_guest_of_ours_that_ended_is_removed(tmp_path: Path) ->
 
 
 def test_a_guest_that_cannot_be_reached_keeps_its_journal(tmp_path: Path) -> None:
-    entry = write_journal(str(tmp_path / "gdb.sock"), make_undo(16))
+    entry = write_journal(str(tmp_path / "gdb.sock"), make_patch(16))
 
     (restored,) = restore_all()
 

@@ -11,7 +11,7 @@ from kprobes.arch.x86_64.inject import INJECT_OPS
 from kprobes.guest import release
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.inject import Task
-from kprobes.guest.release import free, telling, unused
+from kprobes.guest.release import free, reporting, unused
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
 
@@ -114,7 +114,7 @@ def test_who_waits_for_a_guest_that_hangs_is_told_what_for(monkeypatch: pytest.M
     monkeypatch.setattr(release, "_PATIENCE_S", 0)
     said = Queue[str]()
 
-    with telling(said.put, "waiting for a task"):
+    with reporting(said.put, "waiting for a task"):
         told = said.get(timeout=20)
 
     assert told == "waiting for a task"
@@ -123,7 +123,7 @@ def test_who_waits_for_a_guest_that_hangs_is_told_what_for(monkeypatch: pytest.M
 def test_who_does_not_wait_is_told_nothing() -> None:
     said: list[str] = []
 
-    with telling(said.append, "waiting for a task"):
+    with reporting(said.append, "waiting for a task"):
         pass
 
     assert said == []

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kprobes.errors import MemoryFault
 from kprobes.guest.arena import reset
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.rings import Ring, Window, open_rings
+from kprobes.guest.rings import MappedRange, Ring, open_rings
 from kprobes.model.abi import CPU_SHIFT, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD, SLACK
 from tests.build.guest import CPUS, DATA, RING, make_arena, make_memory
 from tests.build.pages import PAGE, FakeRam
@@ -29,7 +29,7 @@ def test_a_window_shows_what_is_there(start: int, size: int, data: st.DataObject
     size = min(size, SIZE - start)
     offset = data.draw(st.integers(0, size))
     length = data.draw(st.integers(0, size - offset))
-    window = Window(MEMORY, DATA + start, size)
+    window = MappedRange(MEMORY, DATA + start, size)
 
     found = window.read(offset, length)
 
@@ -38,7 +38,7 @@ def test_a_window_shows_what_is_there(start: int, size: int, data: st.DataObject
 
 def test_a_window_is_a_copy() -> None:
     memory = make_memory()
-    window = Window(memory, DATA, PAGE)
+    window = MappedRange(memory, DATA, PAGE)
 
     found = window.read(0, 8)
     memory.set_u64(DATA, 7)
@@ -53,12 +53,12 @@ def test_a_window_works_where_ram_cannot_be_viewed() -> None:
     assert isinstance(memory.ram, FakeRam)
     memory.ram.has_views = False
 
-    assert Window(memory, DATA, SIZE).read(5, 3 * PAGE).tobytes() == PATTERN[5 : 5 + 3 * PAGE]
+    assert MappedRange(memory, DATA, SIZE).read(5, 3 * PAGE).tobytes() == PATTERN[5 : 5 + 3 * PAGE]
 
 
 def test_words_of_a_window_can_be_written() -> None:
     memory = make_memory()
-    window = Window(memory, DATA + PAGE, 2 * PAGE)
+    window = MappedRange(memory, DATA + PAGE, 2 * PAGE)
 
     window.set_u64(PAGE + 16, 1 << 63)
 
@@ -68,7 +68,7 @@ def test_words_of_a_window_can_be_written() -> None:
 
 def test_a_window_with_a_hole_is_a_fault() -> None:
     with pytest.raises(MemoryFault):
-        Window(MEMORY, DATA - PAGE, 2 * PAGE)
+        MappedRange(MEMORY, DATA - PAGE, 2 * PAGE)
 
 
 def test_every_cpu_has_a_ring_of_its_own() -> None:

@@ -28,58 +28,58 @@ def test_nobody_waits_before_it_is_open_nor_after_it_is_closed() -> None:
 def test_a_question_is_seen_once(callers: Callers) -> None:
     callers.ask(3)
 
-    assert list(callers.mailbox.asking()) == [3]
-    assert list(callers.mailbox.asking()) == []
+    assert list(callers.mailbox.newly_asked()) == [3]
+    assert list(callers.mailbox.newly_asked()) == []
 
 
 def test_several_questions_are_all_seen(callers: Callers) -> None:
     for slot in (0, 5, 7):
         callers.ask(slot)
 
-    assert list(callers.mailbox.asking()) == [0, 5, 7]
+    assert list(callers.mailbox.newly_asked()) == [0, 5, 7]
 
 
 def test_who_waits_is_read_as_it_asked(callers: Callers) -> None:
     callers.ask(6, upcall=9, ax=U64, r15=1 << 63)
-    list(callers.mailbox.asking())
+    list(callers.mailbox.newly_asked())
 
-    waiting = callers.mailbox.read(6)
+    vcpu = callers.mailbox.read(6)
 
-    assert waiting is not None
-    assert (waiting.upcall, waiting.cpu) == (9, 1)
-    assert (waiting.task, waiting.page_table) == (0xFFFF_8880_0000_1000, 0x1234_5000)
+    assert vcpu is not None
+    assert (vcpu.upcall, vcpu.cpu) == (9, 1)
+    assert (vcpu.task, vcpu.page_table) == (0xFFFF_8880_0000_1000, 0x1234_5000)
     expected = {name: n for n, name in enumerate(REGISTERS)}
-    assert waiting.registers == expected | {"sp": SP, "ax": U64, "r15": 1 << 63}
+    assert vcpu.registers == expected | {"sp": SP, "ax": U64, "r15": 1 << 63}
 
 
 def test_an_answer_has_every_register_and_the_question_s_number(callers: Callers) -> None:
     seq = callers.ask(2)
-    list(callers.mailbox.asking())
-    waiting = callers.mailbox.read(2)
-    assert waiting is not None
-    waiting.registers = {name: 100 + n for n, name in enumerate(REGISTERS)}
+    list(callers.mailbox.newly_asked())
+    vcpu = callers.mailbox.read(2)
+    assert vcpu is not None
+    vcpu.registers = {name: 100 + n for n, name in enumerate(REGISTERS)}
 
-    callers.mailbox.answer(2, waiting)
+    callers.mailbox.answer(2, vcpu)
 
-    assert callers.answer(2) == waiting.registers
+    assert callers.answer(2) == vcpu.registers
     assert callers.answered(2) == seq
 
 
 def test_numbers_that_no_register_can_hold_are_cut(callers: Callers) -> None:
     callers.ask(0)
-    list(callers.mailbox.asking())
-    waiting = callers.mailbox.read(0)
-    assert waiting is not None
-    waiting.registers |= {"ax": -1, "bx": 1 << 64 | 5}
+    list(callers.mailbox.newly_asked())
+    vcpu = callers.mailbox.read(0)
+    assert vcpu is not None
+    vcpu.registers |= {"ax": -1, "bx": 1 << 64 | 5}
 
-    callers.mailbox.answer(0, waiting)
+    callers.mailbox.answer(0, vcpu)
 
     assert (callers.answer(0)["ax"], callers.answer(0)["bx"]) == (U64, 5)
 
 
 def test_who_has_given_up_is_not_read(callers: Callers) -> None:
     callers.ask(1)
-    list(callers.mailbox.asking())
+    list(callers.mailbox.newly_asked())
     callers.give_up(1)
 
     assert callers.mailbox.read(1) is None
@@ -113,7 +113,7 @@ def test_questions_of_before_it_was_open_are_answered_if_somebody_still_waits() 
 
     callers.mailbox.open()
 
-    assert [slot for slot in callers.mailbox.asking() if callers.mailbox.read(slot)] == [0]
+    assert [slot for slot in callers.mailbox.newly_asked() if callers.mailbox.read(slot)] == [0]
 
 
 def test_deadlines_and_counters_of_each_upcall_are_its_own(callers: Callers) -> None:
@@ -130,7 +130,7 @@ def test_a_guest_that_writes_nonsense_everywhere_is_read_without_harm(callers: C
     size = callers.layout.size
     callers.memory.write(callers.arena.mailbox, b"\xff" * size)
 
-    seen = list(callers.mailbox.asking())
+    seen = list(callers.mailbox.newly_asked())
 
     assert all(callers.mailbox.read(slot) is None for slot in seen)
 

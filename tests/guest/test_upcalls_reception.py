@@ -7,12 +7,12 @@ import pytest
 from kprobes.drain import soon
 from kprobes.errors import UsageError
 from kprobes.guest.upcalls import check
-from kprobes.model.upcall import MAX_UPCALLS, Upcall, Waiting
+from kprobes.model.upcall import MAX_UPCALLS, Upcall, WaitingVcpu
 from kprobes.units import Addr
 from tests.build.guest import make_guest
 
 
-def _nothing(waiting: Waiting) -> None:
+def _nothing(waiting: WaitingVcpu) -> None:
     del waiting
 
 

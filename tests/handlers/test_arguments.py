@@ -9,7 +9,7 @@ import pytest
 from kprobes.arch.arch import Passed
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import MemoryFault, UsageError
-from kprobes.handlers.arguments import Arguments, arguments_of, find_prototype, spelled
+from kprobes.handlers.arguments import Arguments, arguments_of, declaration, find_prototype
 from kprobes.handlers.values import TextPointer
 from kprobes.model.kernel import Parameter, Prototype
 from tests.build import typed
@@ -18,7 +18,7 @@ from tests.build.handled import DENTRY, FILE, NAME, STACK, Handled, make_handled
 
 def arguments(made: Handled, name: str = "vfs_read", **registers: int) -> Arguments:
     found = make_place(name).arguments(made.live)
-    return Arguments(found, made.waiting(**registers).registers, made.live.typed(made.memory))
+    return Arguments(found, made.vcpu(**registers).registers, made.live.typed(made.memory))
 
 
 def test_arguments_are_typed() -> None:
@@ -112,7 +112,7 @@ def test_structs_are_where_the_abi_has_them(types: Sequence[str], places: Sequen
 
 def test_a_struct_in_registers_is_read_and_cannot_be_assigned() -> None:
     made = make_handled()
-    registers = made.waiting(di=1, si=DENTRY).registers
+    registers = made.vcpu(di=1, si=DENTRY).registers
     found = arguments_of(_parameters("path"), typed.types(), X86_64)
     args = Arguments(found, registers, made.live.typed(made.memory))
 
@@ -134,7 +134,7 @@ def test_a_struct_that_the_caller_has_copied_is_read_and_written_there(is_on_sta
         if is_on_stack
         else Passed(registers=("di",), is_address=True)
     )
-    registers = made.waiting(di=DENTRY).registers
+    registers = made.vcpu(di=DENTRY).registers
     args = Arguments((replace(found, passed=place),), registers, made.live.typed(made.memory))
 
     assert args.a0.d_name.name.string() == "hosts"
@@ -148,14 +148,14 @@ def test_a_prototype_is_spelled_as_c_writes_it() -> None:
     callback = Parameter(name="fn", type="int (*)(void *)")
     rest = Parameter(name="", type="...")
 
-    assert spelled(prototype) == (
+    assert declaration(prototype) == (
         "ssize_t vfs_read(struct file *file, char *buf, unsigned long count, enum mode mode, "
         "signed char c)"
     )
-    assert spelled(Prototype(name="f", returns="char *", parameters=(callback, rest))) == (
+    assert declaration(Prototype(name="f", returns="char *", parameters=(callback, rest))) == (
         "char *f(int (*fn)(void *), ...)"
     )
-    assert spelled(Prototype(name="f", returns="void", parameters=())) == "void f(void)"
+    assert declaration(Prototype(name="f", returns="void", parameters=())) == "void f(void)"
 
 
 def test_a_function_without_types_and_one_that_is_not_entered_have_no_arguments() -> None:

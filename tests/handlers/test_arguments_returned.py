@@ -23,7 +23,7 @@ def prototype(type_: str) -> Prototype:
 def returned(type_: str, **registers: int) -> Any:
     made = make_handled()
     memory = made.live.typed(made.memory)
-    values = made.waiting(**registers).registers
+    values = made.vcpu(**registers).registers
     return load_returned(X86_64.returns, prototype(type_), values, memory)
 
 
@@ -59,7 +59,7 @@ def test_a_large_struct_is_where_the_caller_made_room() -> None:
 
 def test_a_number_is_changed_as_its_type_has_it() -> None:
     made = make_handled()
-    memory, registers = made.live.typed(made.memory), made.waiting().registers
+    memory, registers = made.live.typed(made.memory), made.vcpu().registers
 
     store_returned(X86_64.returns, prototype("int"), -2, registers, memory)
     assert registers["ax"] == (1 << 64) - 2

@@ -10,7 +10,7 @@ from kprobes.handlers.calling import Report
 from kprobes.handlers.dispatch import Dispatch
 from kprobes.handlers.probe import FaultHandler, Handler, Kprobe, PostHandler
 from kprobes.handlers.registers import Registers
-from kprobes.model.upcall import Waiting
+from kprobes.model.upcall import WaitingVcpu
 from tests.build.handled import RODATA, STACK, Handled, make_handled, make_place
 from tests.build.kernel import TEXT
 
@@ -28,7 +28,7 @@ class Served:
     made: Handled = field(default_factory=make_handled)
 
     def __post_init__(self) -> None:
-        self.waiting = self.made.waiting(ip=OURS)
+        self.vcpu = self.made.vcpu(ip=OURS)
         self.dispatch = Dispatch(
             live=self.made.live,
             place=make_place(is_nop=self.is_nop),
@@ -36,13 +36,13 @@ class Served:
             report=Report(self.told.append),
         )
 
-    def before(self) -> Waiting:
-        self.dispatch.before(self.waiting)
-        return self.waiting
+    def before(self) -> WaitingVcpu:
+        self.dispatch.before(self.vcpu)
+        return self.vcpu
 
-    def after(self) -> Waiting:
-        self.dispatch.after(self.waiting)
-        return self.waiting
+    def after(self) -> WaitingVcpu:
+        self.dispatch.after(self.vcpu)
+        return self.vcpu
 
 
 def pre(handler: Handler, *, fault_handler: FaultHandler | None = None) -> Kprobe:
@@ -59,9 +59,9 @@ def test_changed_registers_go_back_and_ip_does_not_without_a_true_answer() -> No
         regs.ax, regs.flags, regs.sp = 5, 0x46, STACK + 8
         regs.ip = TEXT
 
-    waiting = Served([pre(handler)]).before()
+    vcpu = Served([pre(handler)]).before()
 
-    found = [waiting.registers[name] for name in ("ax", "flags", "sp", "ip")]
+    found = [vcpu.registers[name] for name in ("ax", "flags", "sp", "ip")]
     assert found == [5, 0x46, STACK + 8, OURS]
 
 
@@ -71,9 +71,9 @@ def test_a_true_answer_sends_the_cpu_to_ip_and_ends_the_round() -> None:
         return True
 
     first, second = pre(handler), pre(handler)
-    waiting = Served([first, second]).before()
+    vcpu = Served([first, second]).before()
 
-    assert waiting.registers["ip"] == TEXT + 0x10
+    assert vcpu.registers["ip"] == TEXT + 0x10
     assert (first.hits, second.hits) == (1, 0)
 
 
@@ -82,7 +82,7 @@ def test_the_next_handler_sees_what_the_one_before_has_changed() -> None:
         regs.ax += 1
 
     served = Served([pre(handler), pre(handler)])
-    start = served.waiting.registers["ax"]
+    start = served.vcpu.registers["ax"]
 
     assert served.before().registers["ax"] == start + 2
 
@@ -92,10 +92,10 @@ def test_a_post_handler_sees_where_the_cpu_goes_on(is_nop: bool, ip: int) -> Non
     seen: list[tuple[int, int]] = []
     served = Served([post(lambda p, regs, flags: seen.append((regs.ip, flags)))], is_nop)
 
-    waiting = served.after()
+    vcpu = served.after()
 
     assert seen == [(ip, 0)]
-    assert waiting.registers["ip"] == OURS
+    assert vcpu.registers["ip"] == OURS
 
 
 def test_a_post_handler_may_send_the_cpu_elsewhere() -> None:
@@ -103,9 +103,9 @@ def test_a_post_handler_may_send_the_cpu_elsewhere() -> None:
         regs.ip = TEXT + 0x20
         regs.ax = 9
 
-    waiting = Served([post(handler)]).after()
+    vcpu = Served([post(handler)]).after()
 
-    assert (waiting.registers["ip"], waiting.registers["ax"]) == (TEXT + 0x20, 9)
+    assert (vcpu.registers["ip"], vcpu.registers["ax"]) == (TEXT + 0x20, 9)
 
 
 def _unset(probe: Kprobe, regs: Registers) -> bool:
@@ -157,12 +157,12 @@ def _exiting(probe: Kprobe, regs: Registers) -> None:
 def test_what_cannot_be_done_changes_nothing_and_is_told_once(handler: Handler, what: str) -> None:
     probe = pre(handler)
     served = Served([probe])
-    before = dict(served.waiting.registers)
+    before = dict(served.vcpu.registers)
 
     served.before()
     served.before()
 
-    assert served.waiting.registers == before
+    assert served.vcpu.registers == before
     assert (probe.errors, len(served.told)) == (2, 1)
     assert served.told[0].startswith(f"vfs_read: pre_handler at {__file__}:")
     assert what in served.told[0]

@@ -11,7 +11,7 @@ from kprobes.handlers.calling import Report
 from kprobes.handlers.dispatch import ReturnDispatch
 from kprobes.handlers.probe import Instance, Kretprobe, ReturnHandler
 from kprobes.handlers.registers import Registers
-from kprobes.model.upcall import Waiting
+from kprobes.model.upcall import WaitingVcpu
 from kprobes.units import Addr
 from tests.build.handled import DATA, RODATA, STACK, TASK, Handled, make_handled, make_place
 from tests.build.kernel import TEXT
@@ -43,16 +43,16 @@ class Served:
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         return Addr(self.callers.get(slot, held))
 
-    def enter(self, slot: int = SLOT, **registers: int) -> Waiting:
-        waiting = self.made.waiting(sp=slot, ip=make_place().addr, **registers)
-        self.dispatch.entered(waiting)
-        return waiting
+    def enter(self, slot: int = SLOT, **registers: int) -> WaitingVcpu:
+        vcpu = self.made.vcpu(sp=slot, ip=make_place().addr, **registers)
+        self.dispatch.entered(vcpu)
+        return vcpu
 
-    def leave(self, slot: int = SLOT, *, raw: int = CALLER, **registers: int) -> Waiting:
+    def leave(self, slot: int = SLOT, *, raw: int = CALLER, **registers: int) -> WaitingVcpu:
         self.made.put(slot, raw)
-        waiting = self.made.waiting(sp=slot, ip=RET, **registers)
-        self.dispatch.returned(waiting)
-        return waiting
+        vcpu = self.made.vcpu(sp=slot, ip=RET, **registers)
+        self.dispatch.returned(vcpu)
+        return vcpu
 
 
 def nothing(instance: Instance, regs: Registers) -> None: ...
@@ -68,10 +68,10 @@ def test_the_registers_are_those_behind_the_return() -> None:
     def handler(instance: Instance, regs: Registers) -> None:
         seen.append((regs.ip, regs.sp, regs.orig_ax, regs.cs, regs.retval))
 
-    waiting = Served([probe(handler)]).leave(ax=7)
+    vcpu = Served([probe(handler)]).leave(ax=7)
 
     assert seen == [(CALLER, SLOT + 8, (1 << 64) - 1, 0x10, 7)]
-    assert (waiting.registers["ip"], waiting.registers["sp"]) == (RET, SLOT)
+    assert (vcpu.registers["ip"], vcpu.registers["sp"]) == (RET, SLOT)
 
 
 def test_the_true_caller_is_shown_where_the_return_was_taken_over() -> None:
@@ -94,12 +94,12 @@ def test_where_a_register_has_the_return_address_it_is_read_there() -> None:
     served = Served([probe(handler)], made=make_handled(arch=AARCH64))
     served.dispatch.caller_of = lambda slot, link: Addr(held.append(link) or CALLER)
     # Signed, and taken over.
-    waiting = served.leave(raw=0, x0=7, x30=TRAMPOLINE & ~(0xFF << 48))
+    vcpu = served.leave(raw=0, x0=7, x30=TRAMPOLINE & ~(0xFF << 48))
 
     assert held == [TRAMPOLINE]
     assert seen == [(CALLER, CALLER, SLOT, 7)]
-    assert (waiting.registers["ip"], waiting.registers["sp"]) == (RET, SLOT)
-    assert waiting.registers["x30"] == TRAMPOLINE & ~(0xFF << 48)
+    assert (vcpu.registers["ip"], vcpu.registers["sp"]) == (RET, SLOT)
+    assert vcpu.registers["x30"] == TRAMPOLINE & ~(0xFF << 48)
 
 
 def test_arguments_are_not_there_any_more() -> None:
@@ -144,38 +144,38 @@ def test_without_types_what_is_returned_is_a_number_that_can_be_set(
     served = Served([probe(handler)])
     monkeypatch.setattr(type(served.made.live.guest.kernel), "types_for", _no_types)
 
-    waiting = served.leave(ax=5)
+    vcpu = served.leave(ax=5)
 
     assert (seen, served.told) == ([5], [])
-    assert waiting.registers["ax"] == (1 << 64) - 13
+    assert vcpu.registers["ax"] == (1 << 64) - 13
 
 
 def test_what_the_function_returns_is_changed_and_the_next_handler_sees_it() -> None:
     def handler(instance: Instance, regs: Registers) -> None:
         regs.retval += 1
 
-    waiting = Served([probe(handler), probe(handler)]).leave(ax=5)
+    vcpu = Served([probe(handler), probe(handler)]).leave(ax=5)
 
-    assert waiting.registers["ax"] == 7
-    assert waiting.registers["ip"] == RET
+    assert vcpu.registers["ax"] == 7
+    assert vcpu.registers["ip"] == RET
 
 
 def test_a_changed_ip_is_where_the_function_returns_to() -> None:
     def handler(instance: Instance, regs: Registers) -> None:
         regs.ip = TEXT + 0x500
 
-    waiting = Served([probe(handler)]).leave()
+    vcpu = Served([probe(handler)]).leave()
 
-    assert (waiting.registers["ip"], waiting.registers["sp"]) == (TEXT + 0x500, SLOT + 8)
+    assert (vcpu.registers["ip"], vcpu.registers["sp"]) == (TEXT + 0x500, SLOT + 8)
 
 
 def test_a_changed_stack_pointer_counts_too() -> None:
     def handler(instance: Instance, regs: Registers) -> None:
         regs.sp += 16
 
-    waiting = Served([probe(handler)]).leave()
+    vcpu = Served([probe(handler)]).leave()
 
-    assert (waiting.registers["ip"], waiting.registers["sp"]) == (CALLER, SLOT + 24)
+    assert (vcpu.registers["ip"], vcpu.registers["sp"]) == (CALLER, SLOT + 24)
 
 
 def _data(instance: Instance, regs: Registers) -> None:
@@ -264,10 +264,10 @@ def test_an_entry_handler_that_fails_leaves_no_instance_and_changes_nothing() ->
 
     failing = probe(nothing, entry)
     served = Served([failing])
-    waiting = served.enter(di=5)
+    vcpu = served.enter(di=5)
     served.leave()
 
-    assert waiting.registers["di"] == 5
+    assert vcpu.registers["di"] == 5
     assert (failing.hits, failing.errors) == (0, 1)
     assert served.told[0].startswith(f"vfs_read: entry_handler at {__file__}:")
 
@@ -277,10 +277,10 @@ def test_an_entry_handler_changes_what_the_function_gets_and_not_where_it_is() -
         regs.args.count = 9
         regs.ip = TEXT
 
-    waiting = Served([probe(nothing, entry)]).enter(dx=1)
+    vcpu = Served([probe(nothing, entry)]).enter(dx=1)
 
-    assert waiting.registers["dx"] == 9
-    assert waiting.registers["ip"] == make_place().addr
+    assert vcpu.registers["dx"] == 9
+    assert vcpu.registers["ip"] == make_place().addr
 
 
 def test_more_calls_than_instances_are_missed() -> None:
@@ -333,10 +333,10 @@ def test_who_is_disabled_is_not_called() -> None:
 
 def test_a_stack_that_is_no_memory_is_left_alone() -> None:
     served = Served([probe(nothing)])
-    waiting = served.made.waiting(sp=DATA + 0x100_0000, ip=RET)
-    before = dict(waiting.registers)
+    vcpu = served.made.vcpu(sp=DATA + 0x100_0000, ip=RET)
+    before = dict(vcpu.registers)
 
-    served.dispatch.returned(waiting)
+    served.dispatch.returned(vcpu)
 
-    assert waiting.registers == before
+    assert vcpu.registers == before
     assert served.told == []

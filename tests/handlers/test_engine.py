@@ -28,7 +28,7 @@ def test_a_functions_entry_is_its_ftrace_site(engine: GuestEngine) -> None:
 
     assert (found.function.name, found.is_entry, found.module) == ("vfs_read", True, "")
     assert found.addr == found.function.addr
-    assert found.behind == found.addr + 5
+    assert found.following == found.addr + 5
 
 
 def test_an_address_is_a_place_too(engine: GuestEngine) -> None:
@@ -40,7 +40,7 @@ def test_an_address_is_a_place_too(engine: GuestEngine) -> None:
 def test_another_instruction_is_no_entry(engine: GuestEngine) -> None:
     found = engine.find_place("vfs_read+8")
 
-    assert (found.addr - found.function.addr, found.is_entry, found.behind) == (8, False, None)
+    assert (found.addr - found.function.addr, found.is_entry, found.following) == (8, False, None)
 
 
 @pytest.mark.parametrize(("offset", "behind"), [(0, 4), (4, 8), (8, None)])
@@ -58,7 +58,7 @@ def test_an_arm64_entry_and_the_site_behind_it_are_both_the_site(
     found = engine.find_place(f"vfs_read+{offset}")
 
     assert (found.addr, found.is_entry) == (start + offset, offset == 0)
-    assert found.behind == (None if behind is None else start + behind)
+    assert found.following == (None if behind is None else start + behind)
 
 
 def test_what_is_no_place_is_refused(engine: GuestEngine) -> None:

@@ -18,7 +18,7 @@ def regs() -> Registers:
     made.put(USER_DATA, b"mine\0")
     hit = Hit(
         live=made.live,
-        waiting=made.waiting(di=0xFFFF_FFFF_FFFF_FFFF),
+        vcpu=made.vcpu(di=0xFFFF_FFFF_FFFF_FFFF),
         module="",
         constants=X86_64.constants,
         arguments=lambda: place.arguments(made.live),
@@ -41,7 +41,7 @@ def test_a_changed_register_is_remembered_and_the_vcpu_is_not_yet_changed(regs: 
 
     assert (regs.ax, regs.r15) == ((1 << 64) - 1, 5)
     assert regs.changed_ == {"ax", "r15"}
-    assert regs.hit_.waiting.registers["r15"] != 5
+    assert regs.hit_.vcpu.registers["r15"] != 5
 
 
 def test_ip_counts_as_changed_when_it_was_set_to_what_it_was(regs: Registers) -> None:
@@ -112,7 +112,7 @@ def test_a_kernel_without_types_has_registers_and_says_what_is_missing() -> None
     made, place = make_handled(is_typed=False), make_place()
     hit = Hit(
         live=made.live,
-        waiting=made.waiting(),
+        vcpu=made.vcpu(),
         module="",
         constants=X86_64.constants,
         arguments=lambda: place.arguments(made.live),
@@ -129,7 +129,7 @@ def arm64() -> Registers:
     made = make_handled(arch=AARCH64)
     hit = Hit(
         live=made.live,
-        waiting=made.waiting(x30=TEXT + 8),
+        vcpu=made.vcpu(x30=TEXT + 8),
         module="",
         constants=AARCH64.constants,
         arguments=lambda: (),

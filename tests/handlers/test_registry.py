@@ -88,7 +88,7 @@ def test_the_newest_is_called_first() -> None:
     ]
 
     registry.register(probes)
-    engine.armed[0].serve(make_handled().waiting())
+    engine.armed[0].serve(make_handled().vcpu())
 
     assert calls == ["new", "old"]
 
@@ -179,8 +179,8 @@ def test_a_handler_may_disable_but_not_change_what_is_armed() -> None:
     probe = Kprobe(symbol_name="vfs_read", pre_handler=handler)
     registry.register([probe])
     before = engine.armed
-    before[0].serve(make_handled().waiting())
-    before[0].serve(make_handled().waiting())
+    before[0].serve(make_handled().vcpu())
+    before[0].serve(make_handled().vcpu())
 
     assert engine.armed is before
     assert (probe.hits, probe.is_enabled, probe.errors) == (1, False, 0)

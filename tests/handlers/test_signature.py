@@ -26,10 +26,10 @@ def returned(handler: Callable[..., object]) -> bool:
     made, place = make_handled(), make_place()
     return_handler, entry_handler = with_return_signature(handler, PROTOTYPE, NAMES)
     probe = Kretprobe(symbol_name="vfs_read", handler=return_handler, entry_handler=entry_handler)
-    instance, entry = Instance(probe, 0), made.waiting(di=FILE, dx=3)
+    instance, entry = Instance(probe, 0), made.vcpu(di=FILE, dx=3)
     hit = Hit(
         live=made.live,
-        waiting=entry,
+        vcpu=entry,
         module="",
         constants={},
         arguments=lambda: place.arguments(made.live),
@@ -48,7 +48,7 @@ def called(handler: Callable[..., object]) -> None:
     made, place = make_handled(), make_place()
     hit = Hit(
         live=made.live,
-        waiting=made.waiting(di=FILE, dx=3),
+        vcpu=made.vcpu(di=FILE, dx=3),
         module="",
         constants={},
         arguments=lambda: place.arguments(made.live),

@@ -7,11 +7,11 @@ import pytest
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError, RefusedError, TargetError, TracefsError
 from kprobes.host.events import filter_refusal, last_answer, refusal
-from kprobes.resolve.tracefs_event import spell
+from kprobes.resolve.tracefs_event import to_kprobe_event
 from tests.build.typed import resolved
 
 TEXT = "p:x vfs_read+1 a=%di"
-SPELLED = spell(resolved(TEXT), (6, 1), X86_64)
+SPELLED = to_kprobe_event(resolved(TEXT), (6, 1), X86_64)
 LINE = SPELLED.line("kprobes_1_2_3", "x")
 LOG = f"""\
 [   10.000001] event_probe: error: Something else

@@ -34,7 +34,7 @@ HEADER = """\
 """
 
 
-def spelled(form: EventFormat) -> str:
+def declaration(form: EventFormat) -> str:
     common = "".join(map(_line, form.common))
     own = "".join(map(_line, form.fields))
     return f'name: {form.name}\nID: {form.number}\nformat:\n{common}\n{own}\nprint fmt: ""\n'
@@ -62,7 +62,7 @@ def make_tracefs(root: Path, *rings: bytes) -> Path:
     for form in (NEW_TASK, RENAME):
         event = instance / "events/task" / form.name
         event.mkdir(parents=True)
-        (event / "format").write_text(spelled(form))
+        (event / "format").write_text(declaration(form))
     return instance
 
 

@@ -208,7 +208,7 @@ def test_types_are_found_by_their_names_in_c() -> None:
     for name in ("struct thing", "thing", "thing_t", "long unsigned int", "enum state", "state"):
         number = found.named(name)
         assert number is not None
-        assert found.spell(number).endswith(name)
+        assert found.type_name(number).endswith(name)
     assert found.named("union thing") is None
     assert found.named("nothing") is None
 

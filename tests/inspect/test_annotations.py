@@ -50,14 +50,16 @@ def test_two_probes_of_one_site_are_told_apart() -> None:
 def test_the_site_names_probe_process_and_what_was_there() -> None:
     snapshot = ours()
 
-    (mark,) = xray(snapshot, function_at(snapshot, Addr(SITE))).changes
+    (change,) = xray(snapshot, function_at(snapshot, Addr(SITE))).changes
 
-    assert mark.source is ChangeSource.OURS
-    assert mark.probe == "first"
-    assert mark.leads_to == CODE
-    assert mark.says.startswith("our probe first, a call, of process")
-    assert f"process {snapshot.entries[0].pid}, which is at work; before: {NOP}" in mark.says
-    assert "p:first f one=%di two=%si:u32" in mark.says
+    assert change.source is ChangeSource.OURS
+    assert change.probe == "first"
+    assert change.leads_to == CODE
+    assert change.description.startswith("our probe first, a call, of process")
+    assert (
+        f"process {snapshot.entries[0].pid}, which is at work; before: {NOP}" in change.description
+    )
+    assert "p:first f one=%di two=%si:u32" in change.description
 
 
 def test_a_reader_that_is_called_by_a_veneer_is_told() -> None:

@@ -7,7 +7,7 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.guest.journal import Entry
 from kprobes.inspect.status import ArmedSite, Owner, Status, look, read_codes
 from tests.build.armed_sites import DISABLED, ENABLED, NOP, OLD_NOP, make_sites
-from tests.build.journals import make_entry, make_undo
+from tests.build.journals import make_entry, make_patch
 from tests.build.kernel import TEXT, make_kernel
 
 CALL = bytes.fromhex("e811223344")
@@ -33,7 +33,7 @@ def test_nops_of_every_kernel_are_idle() -> None:
 
 
 def test_a_call_that_a_journal_knows_is_its_tracers() -> None:
-    undo = make_undo(0x40, old=NOP, new=CALL, what="open")
+    undo = make_patch(0x40, old=NOP, new=CALL, what="open")
     entry = make_entry("localhost:1", undo)
 
     site = only(look_at({SITE: CALL, SITE + 64: NOP}, entry, flags={SITE: DISABLED}))
@@ -43,7 +43,7 @@ def test_a_call_that_a_journal_knows_is_its_tracers() -> None:
 
 
 def test_a_journal_with_other_bytes_for_the_site_says_nothing_of_it() -> None:
-    entry = make_entry("localhost:1", make_undo(0x40, old=NOP, new=b"\xe8\0\0\0\0"))
+    entry = make_entry("localhost:1", make_patch(0x40, old=NOP, new=b"\xe8\0\0\0\0"))
 
     site = only(look_at({SITE: CALL}, entry, flags={SITE: DISABLED}))
 
@@ -53,9 +53,9 @@ def test_a_journal_with_other_bytes_for_the_site_says_nothing_of_it() -> None:
 def test_what_a_tracer_without_a_journal_noted_is_listed_at_sites_and_elsewhere() -> None:
     memory, kernel = make_sites({SITE: CALL, SITE + 64: NOP}, flags={SITE: ENABLED})
     memory.pieces[TEXT + 0x1000] = b"\xcc\x90"
-    chained = make_undo(0x40, old=b"\xe8abcd", new=CALL, what="a probe")
-    elsewhere = make_undo(0x1000, old=b"\x90", new=b"\xcc", what="a probe")
-    gone = make_undo(0x1001, old=b"\x55", new=b"\xcc", what="a probe")
+    chained = make_patch(0x40, old=b"\xe8abcd", new=CALL, what="a probe")
+    elsewhere = make_patch(0x1000, old=b"\x90", new=b"\xcc", what="a probe")
+    gone = make_patch(0x1001, old=b"\x55", new=b"\xcc", what="a probe")
 
     status = look(memory, kernel, X86_64.site, (), [chained, elsewhere, gone])
 

@@ -9,7 +9,7 @@ from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.aarch64.encode import MOV_X9_X30, bl
 from kprobes.arch.aarch64.encode import NOP as A64_NOP
 from kprobes.errors import TargetError
-from kprobes.guest.journal import Undo
+from kprobes.guest.journal import ArmedPatch
 from kprobes.guest.tracers import GuestProbe
 from kprobes.inspect.model import ChangeSource, FunctionText, Side, Subject, TextChange
 from kprobes.inspect.subject import TextSnapshot
@@ -35,8 +35,8 @@ def sides(function_text: FunctionText) -> list[tuple[str, str]]:
 
 
 def only(function_text: FunctionText) -> TextChange:
-    (mark,) = function_text.changes
-    return mark
+    (change,) = function_text.changes
+    return change
 
 
 def test_what_boot_made_of_a_site_is_shown_from_both_sides() -> None:
@@ -48,7 +48,7 @@ def test_what_boot_made_of_a_site_is_shown_from_both_sides() -> None:
         ("both", "4157"),
     ]
     assert only(function_text).source is ChangeSource.FTRACE
-    assert only(function_text).says == (
+    assert only(function_text).description == (
         "ftrace site, idle: a nop, which boot made of the call to __fentry__"
     )
     assert function_text.rows[0].name == "__fentry__"
@@ -59,14 +59,16 @@ def test_without_a_file_there_is_nothing_to_compare() -> None:
 
     assert not function_text.is_compared
     assert {row.side for row in function_text.rows} == {Side.BOTH}
-    assert only(function_text).says == "ftrace site, idle: a nop"
+    assert only(function_text).description == "ftrace site, idle: a nop"
 
 
 def test_a_file_alone_says_what_boot_will_do() -> None:
     function_text = seen(make_snapshot(None))
 
     assert not function_text.is_running
-    assert only(function_text).says == "ftrace site: boot makes a nop of the call to __fentry__"
+    assert (
+        only(function_text).description == "ftrace site: boot makes a nop of the call to __fentry__"
+    )
 
 
 def test_what_nobody_explains_is_said_to_be_unknown() -> None:
@@ -77,20 +79,20 @@ def test_what_nobody_explains_is_said_to_be_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "description"),
     [
         ("cc56", "a breakpoint of somebody whom nothing here names"),
         (f"{call(JUMP, place=SITE + 5, opcode='e9')}", f"a branch to {JUMP:#x}"),
     ],
 )
-def test_a_breakpoint_and_a_branch_of_strangers_are_recognised(code: str, says: str) -> None:
+def test_a_breakpoint_and_a_branch_of_strangers_are_recognised(code: str, description: str) -> None:
     now = bytes.fromhex(NOP + REST)
     patch = bytes.fromhex(code)
     patched = now[:5] + patch + now[5 + len(patch) :]
 
     function_text = seen(make_snapshot(patched.hex()))
 
-    assert says in function_text.changes[1].says
+    assert description in function_text.changes[1].description
 
 
 def test_addresses_that_kaslr_moved_are_no_change() -> None:
@@ -102,7 +104,7 @@ def test_addresses_that_kaslr_moved_are_no_change() -> None:
 
     assert [side for side, _ in sides(function_text)] == ["both"] * 3
     assert function_text.rows[1].note == "moved by KASLR"
-    assert [mark.source for mark in function_text.changes] == [ChangeSource.FTRACE]
+    assert [change.source for change in function_text.changes] == [ChangeSource.FTRACE]
     assert function_text.linked(SITE) == SITE - SLIDE
 
 
@@ -136,8 +138,8 @@ def test_the_guests_own_breakpoint_is_named_and_judged_without_it() -> None:
 
     function_text = xray(snapshot, around(snapshot, Addr(SITE + 5)))
 
-    mark = function_text.changes[0]
-    assert mark.says == "the guest's own kprobe: a breakpoint; event mid; before: 41"
+    change = function_text.changes[0]
+    assert change.description == "the guest's own kprobe: a breakpoint; event mid; before: 41"
     assert function_text.verdict is not None
     assert function_text.verdict.verdict == "copy"
     assert function_text.detours[0].rows[0].line.code.hex() == "4157"
@@ -155,7 +157,7 @@ def test_the_guests_own_jump_is_named_and_its_detour_followed() -> None:
 
     assert (
         "optimised: a jump to its detour; event mid; before: 4157415641"
-        in function_text.changes[0].says
+        in function_text.changes[0].description
     )
     assert function_text.detours[0].rows[-1].name == "f+0xb"
     assert function_text.verdict is not None
@@ -169,10 +171,12 @@ def test_jump_labels_and_static_calls_tell_their_state() -> None:
     tables = TextTables(jump_labels={label: SITE + 15}, static_calls=frozenset({static}))
     code = f"{NOP} {NOP} {call(FENTRY, place=static)} c3"
 
-    says = [mark.says for mark in seen(make_snapshot(code, code, tables=tables)).changes]
+    description = [
+        change.description for change in seen(make_snapshot(code, code, tables=tables)).changes
+    ]
 
-    assert "jump label: off, a nop instead of a jump to f+0xf" in says
-    assert any("now it is a call to __fentry__" in each for each in says)
+    assert "jump label: off, a nop instead of a jump to f+0xf" in description
+    assert any("now it is a call to __fentry__" in each for each in description)
 
 
 def test_a_static_calls_trampoline_tells_where_it_leads() -> None:
@@ -182,7 +186,7 @@ def test_a_static_calls_trampoline_tells_where_it_leads() -> None:
 
     function_text = seen(replace(make_snapshot(code, code, symbols=area), sites=None))
 
-    assert only(function_text).says == "static call's trampoline: now a jmp to __fentry__"
+    assert only(function_text).description == "static call's trampoline: now a jmp to __fentry__"
 
 
 def test_a_site_is_shown_with_some_instructions_behind_it() -> None:
@@ -236,27 +240,27 @@ def test_addresses_where_nothing_is_are_refused() -> None:
 
 
 def test_a_journal_whose_bytes_are_not_there_any_more_claims_nothing() -> None:
-    entry = make_entry("qemu:/s.sock", ours().entries[0].undos[0])
+    entry = make_entry("qemu:/s.sock", ours().entries[0].patches[0])
 
     function_text = seen(make_snapshot(entries=[entry]))
 
-    assert [mark.source for mark in function_text.changes] == [ChangeSource.FTRACE]
-    assert "idle" in function_text.changes[0].says
+    assert [change.source for change in function_text.changes] == [ChangeSource.FTRACE]
+    assert "idle" in function_text.changes[0].description
 
 
 def test_a_stale_journal_does_not_hide_the_guests_own_call() -> None:
-    entry = make_entry("qemu:/s.sock", ours().entries[0].undos[0])
+    entry = make_entry("qemu:/s.sock", ours().entries[0].patches[0])
 
     function_text = seen(make_snapshot(call(JUMP + 0x100) + REST, entries=[entry]))
 
-    assert only(function_text).says.startswith("the guest's own ftrace: it calls")
+    assert only(function_text).description.startswith("the guest's own ftrace: it calls")
     assert only(function_text).leads_to == JUMP + 0x100
 
 
 def test_what_boot_put_before_a_call_of_ours_is_the_tracers() -> None:
     site, nop = Addr(SITE + 4), A64_NOP
     call_of_ours = bl(site, Addr(SITE + 0x1000))
-    undo = Undo(phys=Phys(0), addr=site, old=nop, new=call_of_ours, what="open")
+    undo = ArmedPatch(phys=Phys(0), addr=site, old=nop, new=call_of_ours, what="open")
     snapshot = make_snapshot(
         (MOV_X9_X30 + call_of_ours + nop).hex(),
         (nop * 3).hex(),
@@ -264,10 +268,10 @@ def test_what_boot_put_before_a_call_of_ours_is_the_tracers() -> None:
     )
     sites = Sites(addrs=np.array([site], np.uint64), records=np.array([0], np.uint64))
 
-    lead, ours_ = seen(replace(snapshot, arch=AARCH64, sites=sites)).changes
+    preamble, ours_ = seen(replace(snapshot, arch=AARCH64, sites=sites)).changes
 
-    assert (lead.source, lead.start, lead.stop) == (ChangeSource.FTRACE, SITE, site)
-    assert lead.says == "ftrace site: mov x9, x30 and a nop, which boot made of two nops"
+    assert (preamble.source, preamble.start, preamble.stop) == (ChangeSource.FTRACE, SITE, site)
+    assert preamble.description == "ftrace site: mov x9, x30 and a nop, which boot made of two nops"
     assert (ours_.source, ours_.start, ours_.stop) == (ChangeSource.OURS, site, site + 4)
 
 
@@ -282,10 +286,10 @@ def test_a_pointer_in_front_of_the_next_function_is_the_tracers() -> None:
 
     found = seen(replace(snapshot, arch=AARCH64, sites=None)).changes
 
-    pointer = next(mark for mark in found if mark.start == place)
+    pointer = next(change for change in found if change.start == place)
     assert (pointer.source, pointer.stop, pointer.is_changed) == (
         ChangeSource.FTRACE,
         place + 8,
         True,
     )
-    assert pointer.says.endswith("in place of two nops: ftrace_nop_ops")
+    assert pointer.description.endswith("in place of two nops: ftrace_nop_ops")

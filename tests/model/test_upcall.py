@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kprobes.model.upcall import Question, Upcall, Waiting
+from kprobes.model.upcall import Upcall, UpcallGroup, WaitingVcpu
 from kprobes.units import Addr
 
 SITE, NEXT, ELSEWHERE = Addr(0x1000), Addr(0x1003), Addr(0x5000)
@@ -10,17 +10,17 @@ COPY, NEXT_COPY = Addr(0x9000), Addr(0x9010)
 COPIES = {SITE: COPY, NEXT: NEXT_COPY}
 
 
-def _waiting(ip: int) -> Waiting:
+def _waiting(ip: int) -> WaitingVcpu:
     registers = {"ip": ip, "sp": 0x8000, "ax": 0}
-    return Waiting(upcall=1, cpu=0, task=Addr(0), page_table=0, registers=registers)
+    return WaitingVcpu(upcall=1, cpu=0, task=Addr(0), page_table=0, registers=registers)
 
 
-def _question(*serves: Callable[[Waiting], None], is_after: bool = False) -> Question:
+def _question(*serves: Callable[[WaitingVcpu], None], is_after: bool = False) -> UpcallGroup:
     upcalls = [
         Upcall(number=n, addr=SITE, is_after=is_after, serve=serve)
         for n, serve in enumerate(serves, 1)
     ]
-    return Question(number=1, upcalls=tuple(upcalls), copies=COPIES)
+    return UpcallGroup(number=1, upcalls=tuple(upcalls), copies=COPIES)
 
 
 def test_a_handler_is_shown_the_true_address_and_the_cpu_goes_on_in_the_copy() -> None:
@@ -52,7 +52,7 @@ def test_any_other_address_is_gone_to_itself() -> None:
 def test_several_are_served_in_order_and_see_what_the_ones_before_changed() -> None:
     seen: list[tuple[int, int]] = []
 
-    def serve(waiting: Waiting) -> None:
+    def serve(waiting: WaitingVcpu) -> None:
         seen.append((waiting.upcall, waiting.registers["ax"]))
         waiting.registers["ax"] += 5
 
@@ -64,7 +64,7 @@ def test_several_are_served_in_order_and_see_what_the_ones_before_changed() -> N
 def test_who_goes_elsewhere_before_the_instruction_is_the_last() -> None:
     seen: list[int] = []
 
-    def leave(waiting: Waiting) -> None:
+    def leave(waiting: WaitingVcpu) -> None:
         waiting.registers["ip"] = ELSEWHERE
 
     _question(leave, lambda w: seen.append(w.upcall)).serve(_waiting(COPY))
@@ -75,7 +75,7 @@ def test_who_goes_elsewhere_before_the_instruction_is_the_last() -> None:
 def test_behind_the_instruction_all_are_served_wherever_it_goes() -> None:
     seen: list[int] = []
 
-    def leave(waiting: Waiting) -> None:
+    def leave(waiting: WaitingVcpu) -> None:
         waiting.registers["ip"] = ELSEWHERE
 
     waiting = _waiting(NEXT)

@@ -203,10 +203,10 @@ def test_a_file_whose_list_ends_before_it_begins_is_damaged() -> None:
         sites_in_image(FakeRam(0x10000, start=TEXT), make_kernel(ends))
 
 
-def _arm64_site(lead: bytes, old: bytes) -> tuple[FakeRam, Sites]:
+def _arm64_site(preamble: bytes, old: bytes) -> tuple[FakeRam, Sites]:
     memory = FakeRam(0x10000, start=TEXT)
     write_list(memory, LIST, [[TEXT + 0x104, TEXT + 0x208]])
-    memory.write(TEXT + 0x100, lead + old)
+    memory.write(TEXT + 0x100, preamble + old)
     return memory, _sites(memory)
 
 
@@ -223,13 +223,13 @@ def test_an_arm64_function_s_site_is_behind_the_address_that_is_shown() -> None:
 def test_an_arm64_site_is_a_nop_or_a_call_behind_the_caller_s_address(
     old: str, is_used: bool
 ) -> None:
-    memory, sites = _arm64_site(ARM64.lead, bytes.fromhex(old))
+    memory, sites = _arm64_site(ARM64.preamble, bytes.fromhex(old))
 
     assert is_in_use(Addr(TEXT + 0x104), memory, sites, ARM64) == is_used
 
 
 def test_the_guests_own_probe_may_be_before_an_arm64_site() -> None:
-    memory, sites = _arm64_site(ARM64.probed_lead, ARM64.nops[0])
+    memory, sites = _arm64_site(ARM64.probed_preamble, ARM64.nops[0])
 
     assert inspect(Addr(TEXT + 0x104), memory, sites, ARM64).old == ARM64.nops[0]
 

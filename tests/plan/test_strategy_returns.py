@@ -3,7 +3,7 @@
 import pytest
 
 from kprobes.errors import RefusedError
-from kprobes.model.plan import Exit, ExitKind, Exits, Gap, ReturnMethod, Role, Strategy
+from kprobes.model.plan import Exit, ExitKind, Exits, ReturnMethod, Role, Strategy, Unproven
 from kprobes.model.resolved import RegisterValue
 from kprobes.model.upcall import Upcall
 from kprobes.plan.strategy import choose_return_method, forced_return_method, make_returns, roles
@@ -16,7 +16,9 @@ BRANCH = Exit(addr=Addr(SITE + 0x18), kind=ExitKind.BRANCH, target=Addr(SITE + 0
 PLAIN = Exits(entry=Addr(SITE), exits=(RETURN,))
 TAILS = Exits(entry=Addr(SITE), exits=(JUMP, BRANCH, RETURN))
 UNPROVEN = Exits(
-    entry=Addr(SITE), exits=(RETURN,), why_not=Gap(addr=Addr(SITE + 8), why="it jumps by a table")
+    entry=Addr(SITE),
+    exits=(RETURN,),
+    why_not=Unproven(addr=Addr(SITE + 8), why="it jumps by a table"),
 )
 ENDLESS = Exits(entry=Addr(SITE), refusal="it never returns")
 

@@ -4,14 +4,14 @@ import pytest
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError
-from kprobes.resolve.tracefs_event import Version, spell
+from kprobes.resolve.tracefs_event import Version, to_kprobe_event
 from tests.build.typed import resolved
 
 OLD, MIDDLE, NEW = (5, 10), (6, 12), (7, 3)
 
 
 def args(text: str, version: Version = OLD, *, head: str = "p vfs_read") -> str:
-    line = spell(resolved(f"{head} {text}"), version, X86_64).line("g", "e")
+    line = to_kprobe_event(resolved(f"{head} {text}"), version, X86_64).line("g", "e")
     return line.split(" ", 2)[2]
 
 
@@ -28,7 +28,7 @@ def test_what_all_releases_know_stays_as_it_is(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "spelled"),
+    ("written", "declaration"),
     [
         ("%di", "arg1=%di"),
         ("count", "count=%dx:u64"),
@@ -49,8 +49,8 @@ def test_what_all_releases_know_stays_as_it_is(text: str) -> None:
         ("a=+8(%di):char[3]", "a=+8(%di):u8[3]"),
     ],
 )
-def test_what_old_releases_do_not_know_becomes_what_they_do(written: str, spelled: str) -> None:
-    assert args(written) == spelled
+def test_what_old_releases_do_not_know_becomes_what_they_do(written: str, declaration: str) -> None:
+    assert args(written) == declaration
 
 
 def test_all_parameters_become_registers_and_types() -> None:
@@ -73,14 +73,16 @@ def test_the_returned_value_has_the_type_that_we_know() -> None:
 
 
 def test_a_return_probe_keeps_its_maxactive() -> None:
-    spelled = spell(resolved("r7:back vfs_read"), OLD, X86_64)
+    declaration = to_kprobe_event(resolved("r7:back vfs_read"), OLD, X86_64)
 
-    assert spelled.line("ours", "name") == "r7:ours/name vfs_read"
+    assert declaration.line("ours", "name") == "r7:ours/name vfs_read"
 
 
 def test_places_are_spelled_as_they_were_written() -> None:
     for place in ("vfs_read", "vfs_read+4", "ext4:ext4_sync"):
-        assert spell(resolved(f"p {place}"), OLD, X86_64).line("g", "e") == f"p:g/e {place}"
+        assert (
+            to_kprobe_event(resolved(f"p {place}"), OLD, X86_64).line("g", "e") == f"p:g/e {place}"
+        )
 
 
 def test_arguments_at_the_return_are_the_kernels_where_it_has_them() -> None:
@@ -101,7 +103,7 @@ def test_what_cannot_be_spelled_is_refused_with_the_release_that_has_it(
     text: str, since: str
 ) -> None:
     with pytest.raises(DefinitionError) as caught:
-        spell(resolved(text.replace("^", "")), OLD, X86_64)
+        to_kprobe_event(resolved(text.replace("^", "")), OLD, X86_64)
 
     assert (caught.value.code, caught.value.column) == ("NOT_IN_RELEASE", text.index("^"))
     assert f"Linux {since} has them" in caught.value.hint
@@ -114,11 +116,11 @@ def test_the_running_task_is_the_kernels_where_it_has_one() -> None:
 
 def test_a_column_of_the_line_is_one_of_the_definition() -> None:
     text = "p:x vfs_read a=%di count b=+0(%si):u8"
-    spelled = spell(resolved(text), OLD, X86_64)
-    line = spelled.line("longer_group", "name")
+    declaration = to_kprobe_event(resolved(text), OLD, X86_64)
+    line = declaration.line("longer_group", "name")
 
     # The kernel's caret in a word that is the same, in one that is not, at the head, at the end.
-    assert text[spelled.column(line, line.index("+0(")) :] == "+0(%si):u8"
-    assert text[spelled.column(line, line.index("%dx")) :].startswith("count")
-    assert spelled.column(line, line.index("name")) == 0
-    assert spelled.column(line, len(line) + 1) == len(text) + 1
+    assert text[declaration.column(line, line.index("+0(")) :] == "+0(%si):u8"
+    assert text[declaration.column(line, line.index("%dx")) :].startswith("count")
+    assert declaration.column(line, line.index("name")) == 0
+    assert declaration.column(line, len(line) + 1) == len(text) + 1

@@ -207,7 +207,7 @@ class Pipe(io.BytesIO):
     def seekable(self) -> bool:
         return False
 
-    def tell(self) -> int:
+    def warn(self) -> int:
         raise io.UnsupportedOperation
 
 

@@ -14,7 +14,7 @@ READ = ("cat", "/proc/version", "/no/such/file", "/etc/passwd")
 
 def emptied(session: Session, told: list[str]) -> Generator[Session]:
     """Lend a session, and check that its handlers are gone and its text is as before at the end."""
-    session.handlers.report.tell = told.append
+    session.handlers.report.warn = told.append
     session.definitions.clear()
     session.driver.return_method = None
     before = text_of(session)

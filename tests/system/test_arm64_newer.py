@@ -13,7 +13,7 @@ import kprobes
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.aarch64.machine import pointer
 from kprobes.errors import RefusedError
-from kprobes.guest.places import Look, Places
+from kprobes.guest.places import FindSite, Places
 from kprobes.guest.text import text_of_image
 from kprobes.image.file import read_image
 from kprobes.model.plan import ReturnMethod
@@ -111,10 +111,10 @@ def test_instructions_inside_a_function_are_hit_as_its_entry_is(session: Session
 def test_pointers_in_front_of_functions_are_never_taken_for_code(session: Session) -> None:
     """They belong to the function before by its symbol's size, and their bytes are KASLR's."""
     places = session.driver.places
-    look, sites = places.look(Wish()), places.sites.addrs.tolist()
+    find_site, sites = places.find_site(Wish()), places.sites.addrs.tolist()
     words = [pointer(site) + at for site in sites[::_EACH] for at in (0, 4)]
 
-    accepted = [hex(addr) for addr in words if _is_accepted(look, addr)]
+    accepted = [hex(addr) for addr in words if _is_accepted(find_site, addr)]
 
     assert len(words) > 1000
     assert accepted == []
@@ -123,13 +123,13 @@ def test_pointers_in_front_of_functions_are_never_taken_for_code(session: Sessio
     image = read_image(session.machine.kernel)
     text = text_of_image(image)
     found = Places(text, AARCH64, sites_in_image(image, text.kernel))
-    look = found.look(Wish())
-    assert [hex(a) for a in words if _is_accepted(look, a - session.kernel.slide)] == []
+    find_site = found.find_site(Wish())
+    assert [hex(a) for a in words if _is_accepted(find_site, a - session.kernel.slide)] == []
 
 
-def _is_accepted(look: Look, addr: int) -> bool:
+def _is_accepted(find_site: FindSite, addr: int) -> bool:
     try:
-        look(Addr(addr))
+        find_site(Addr(addr))
     except RefusedError:
         return False
     return True

@@ -12,7 +12,7 @@ import pytest
 
 from kprobes.arch.aarch64.decode import decode_function
 from kprobes.arch.aarch64.verdict import insn_verdict
-from kprobes.guest.open import looking
+from kprobes.guest.open import attached
 from kprobes.image.file import kernel_from_image, read_image
 from kprobes.image.init_tables import read_image_tables
 from kprobes.image.tables import read_function, read_tables
@@ -119,7 +119,7 @@ class Live:
 
 @pytest.fixture
 def live(guest: Machine) -> Iterator[Live]:
-    with looking(f"qemu:{guest.stub_address}") as seen:
+    with attached(f"qemu:{guest.stub_address}") as seen:
         sites = read_sites(seen.memory, seen.kernel).addrs.tolist()
         tables = read_tables(seen.memory, seen.kernel, ftrace=sites)
         yield Live(kernel=seen.kernel, memory=seen.memory, tables=tables)

@@ -254,7 +254,7 @@ def test_a_bad_definition_is_refused_and_nothing_is_patched(
         assert says in str(caught.value)
         assert session.definitions == []
         (journal,) = entries()
-        assert journal.undos == ()
+        assert journal.patches == ()
     assert scene.is_as_before()
 
 

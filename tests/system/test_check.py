@@ -11,7 +11,7 @@ import pytest
 
 from kprobes.errors import RefusedError
 from kprobes.guest.obstacles import check_possible
-from kprobes.guest.open import looking
+from kprobes.guest.open import attached
 from kprobes.inspect.doctor import check_guest
 from kprobes.inspect.status import look, probeable
 from kprobes.model.kernel import Symbol, Symbols
@@ -164,7 +164,7 @@ LACKS = {
 
 
 def test_what_a_kernel_lacks_for_probing_is_named(guest: Machine) -> None:
-    with looking(str(guest.stub_address)) as found:
+    with attached(str(guest.stub_address)) as found:
         check_possible(found)
         with pytest.raises(RefusedError, match="CONFIG_DEBUG_INFO_BTF"):
             check_possible(replace(found, kernel=replace(found.kernel, types=None)))
@@ -177,7 +177,7 @@ def test_what_a_kernel_lacks_for_probing_is_named(guest: Machine) -> None:
 
 def test_what_only_looks_needs_no_sites(guest: Machine) -> None:
     hidden = next(iter(LACKS))
-    with looking(str(guest.stub_address)) as found:
+    with attached(str(guest.stub_address)) as found:
         symbols = cast("Symbols", Without(found.kernel.symbols, *hidden))
         less = replace(found, kernel=replace(found.kernel, symbols=symbols))
         findings = {each.subject: each for each in check_guest(less)}

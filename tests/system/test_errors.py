@@ -93,7 +93,7 @@ class Events:
             check_alike(self.first.setdefault(name, probe), probe)
             self.listed[definition] = show(probe.definition, cpus=self.cpus)
             if definition.kind is Kind.ENTRY:
-                self.places.look(Wish())(probe.layout.ip, definition)
+                self.places.find_site(Wish())(probe.layout.ip, definition)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 def _is_far(session: Session) -> bool:
-    session.driver.look_for_modules()
+    session.driver.refresh_modules()
     kernel = session.driver.guest.kernel
     start, stop = kernel.text
     module = kernel.symbols.named("dummy_setup").addr

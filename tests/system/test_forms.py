@@ -97,7 +97,7 @@ def test_enums_are_numbers_or_names(session: Session) -> None:
 
     assert re.search(r" type=1\b", trace.to_text())
     out = BytesIO()
-    sink = TextSink(out, replace(session.origin, has_enum_names=True))
+    sink = TextSink(out, replace(session.source, has_enum_names=True))
     for events in trace.events:
         sink.write(events)
     assert b" type=PIDTYPE_TGID" in out.getvalue()

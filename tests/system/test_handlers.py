@@ -253,7 +253,7 @@ def probes_on_every_instruction(
     kernel: Session, function: Symbol, before: Any, after: Any
 ) -> list[Kprobe]:
     """Register probes wherever one can be: of a start and its ftrace site, at the site."""
-    look = kernel.driver.places.look(Wish())
+    look = kernel.driver.places.find_site(Wish())
     found: dict[Addr, Kprobe] = {}
     for offset in range(function.size):
         with suppress(DefinitionError, RefusedError):

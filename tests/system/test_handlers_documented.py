@@ -53,7 +53,7 @@ def test_an_example_does_what_it_says(
     kernel: Session, code: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[str] = []
-    kernel.handlers.report.tell = told.append
+    kernel.handlers.report.warn = told.append
 
     names = {"kernel": kernel, "Kprobe": Kprobe, "Kretprobe": Kretprobe}
     exec(compile(code, "handlers.md", "exec"), names)

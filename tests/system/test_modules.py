@@ -131,7 +131,7 @@ def _probed_inside(session: Session, strategy: Strategy) -> None:
 def inside(session: Session) -> int:
     """Return the offset of the first instruction behind the entry that a jump may replace."""
     guest = session.driver.guest
-    look = places_of(guest).look(Wish(strategy=Strategy.JUMP))
+    look = places_of(guest).find_site(Wish(strategy=Strategy.JUMP))
     start = guest.kernel.symbols.named("dummy_setup").addr
     for offset in range(6, 99):
         with suppress(RefusedError):
@@ -142,7 +142,7 @@ def inside(session: Session) -> int:
 
 def test_init_text_is_refused_as_it_does_not_last(session: Session) -> None:
     told: list[str] = []
-    session.driver.tell = told.append
+    session.driver.warn = told.append
     session.probe("p:init dummy:dummy_init_module\np:setup dummy:dummy_setup")
 
     trace = recorded(session, LOAD)
@@ -174,7 +174,7 @@ def test_a_definition_that_cannot_be_armed_is_told_and_waits_on(
         raise RefusedError(f"{len([*plans])} out of reach")
 
     told: list[str] = []
-    session.driver.tell = told.append
+    session.driver.warn = told.append
     session.probe("p:setup dummy:dummy_setup")
 
     with session.record() as trace:

@@ -11,7 +11,7 @@ import pytest
 import kprobes
 from kprobes.errors import RefusedError
 from kprobes.guest.attach import Access
-from kprobes.model.upcall import Waiting
+from kprobes.model.upcall import WaitingVcpu
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
@@ -47,7 +47,7 @@ def _the_guest_does_not_complain(request: pytest.FixtureRequest) -> Generator[No
         assert request.getfixturevalue("kernel").complaints() == []
 
 
-def _nothing(waiting: Waiting) -> None:
+def _nothing(waiting: WaitingVcpu) -> None:
     del waiting
 
 
@@ -81,7 +81,7 @@ def test_both_cpus_wait_at_once_and_both_are_served(kernel: Kernel) -> None:
 
 
 def test_a_handler_can_skip_the_function_and_return_for_it(kernel: Kernel) -> None:
-    def skip(waiting: Waiting) -> None:
+    def skip(waiting: WaitingVcpu) -> None:
         kernel.leave(waiting, 4242)
 
     with kernel.asked(kernel.upcall(kernel.asked_name, skip)):
@@ -95,7 +95,7 @@ def test_a_handler_can_send_the_cpu_elsewhere(kernel: Kernel) -> None:
     # Where the other function goes on behind its own call of nobody.
     other = kernel.site(f"{kernel.dialect.syscall}getpid")
 
-    def redirect(waiting: Waiting) -> None:
+    def redirect(waiting: WaitingVcpu) -> None:
         waiting.registers["ip"] = other
 
     with kernel.asked(kernel.upcall(kernel.asked_name, redirect)):
@@ -108,7 +108,7 @@ def test_a_handler_can_change_an_argument(kernel: Kernel) -> None:
     file, _, length, *_ = kernel.dialect.arguments
 
     # A length that the guest's agent never writes.
-    def divert(waiting: Waiting) -> None:
+    def divert(waiting: WaitingVcpu) -> None:
         if (waiting.registers[file], waiting.registers[length]) == (1, 777):
             waiting.registers[file] = 9
 
@@ -126,7 +126,7 @@ def test_compiled_probes_of_the_same_site_record_what_python_has_not_yet_changed
     session = kernel.session
     seen: list[int] = []
 
-    def change(waiting: Waiting) -> None:
+    def change(waiting: WaitingVcpu) -> None:
         kernel.leave(waiting, 4242)
         seen.append(waiting.cpu)
 
@@ -181,7 +181,7 @@ def test_a_handler_that_is_too_slow_lets_the_cpu_go_on_and_is_counted(kernel: Ke
 def test_after_a_slow_moment_hits_are_served_again(kernel: Kernel) -> None:
     seen: list[int] = []
 
-    def serve(waiting: Waiting) -> None:
+    def serve(waiting: WaitingVcpu) -> None:
         seen.append(waiting.cpu)
         if len(seen) == 1:
             time.sleep(2 * _DEADLINE_S)
@@ -201,7 +201,7 @@ def test_after_a_slow_moment_hits_are_served_again(kernel: Kernel) -> None:
 def test_a_hit_that_a_handler_causes_itself_goes_on_by_itself(kernel: Kernel) -> None:
     inner: list[str] = []
 
-    def serve(waiting: Waiting) -> None:
+    def serve(waiting: WaitingVcpu) -> None:
         del waiting
         if not inner:
             inner.append("begun")
@@ -222,7 +222,7 @@ def test_a_timer_interrupt_of_a_task_that_waits_is_served_too(kernel: Kernel) ->
     slow: list[tuple[int, int]] = []
     ticks: list[tuple[int, int]] = []
 
-    def serve(waiting: Waiting) -> None:
+    def serve(waiting: WaitingVcpu) -> None:
         if len(slow) < 5:
             # Some ticks of the guest's.
             time.sleep(0.05)

@@ -9,7 +9,7 @@ import kprobes
 from kprobes.errors import RefusedError
 from kprobes.guest.places import places_of
 from kprobes.model.plan import Strategy
-from kprobes.model.upcall import Waiting
+from kprobes.model.upcall import WaitingVcpu
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
 from tests.build.victim import settle
@@ -100,7 +100,7 @@ def test_a_handler_behind_a_return_can_change_the_result(kernel: Kernel) -> None
     instructions = kernel.instructions(kernel.asked_name).items()
     ends = [addr for addr, each in instructions if each.flow == _RETURN]
 
-    def change(waiting: Waiting) -> None:
+    def change(waiting: WaitingVcpu) -> None:
         waiting.registers[kernel.dialect.value] = 777
 
     with kernel.asked(*(kernel.upcall_at(end, change, is_after=True) for end in ends)):
@@ -124,7 +124,7 @@ def check_skipped(kernel: Kernel, arch: str, strategy: Strategy) -> None:
     made = (each for each in instructions.values() if re.match(_MAKES_RESULT[arch], each.code))
     skipped = next(made)
 
-    def skip(waiting: Waiting) -> None:
+    def skip(waiting: WaitingVcpu) -> None:
         waiting.registers["ip"] = skipped.next
         waiting.registers[kernel.dialect.value] = 1234
 

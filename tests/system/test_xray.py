@@ -167,10 +167,10 @@ def test_two_users_of_one_site_share_the_kernels_own_trampoline(machine: Machine
     seen = look(machine, "schedule")
     machine.run(f"cd /sys/kernel/tracing; echo nop >current_tracer; {OVER}")
 
-    says = mark_by(seen, "ftrace")["says"]
-    assert "it calls ftrace_regs_caller, for " in says
-    assert "kprobe_ftrace_handler" in says
-    assert "global_ops" in says
+    description = mark_by(seen, "ftrace")["says"]
+    assert "it calls ftrace_regs_caller, for " in description
+    assert "kprobe_ftrace_handler" in description
+    assert "global_ops" in description
 
 
 def test_a_native_breakpoint_in_a_function_is_named_and_its_slot_shown(
@@ -293,8 +293,8 @@ def test_ours_and_the_guests_own_on_one_function_are_both_named(
     machine.run(OVER)
 
     assert mark_by(seen, "probe")["probe"] in ("ours", "more")
-    source, says, return_method = info.own
-    assert says in mark_by(seen, source)["says"]
+    source, description, return_method = info.own
+    assert description in mark_by(seen, source)["says"]
     assert {detour["title"].split()[0] for detour in seen["detours"]} == {"code", return_method}
     said = notes(seen, "code of our probe")
     # One instruction may store both.
@@ -353,8 +353,8 @@ def test_a_kernels_file_needs_no_guest(suite: str, arch: str, info: Facts) -> No
     assert info.compiled in mark_by(seen, "ftrace")["says"]
     assert seen["slide"] is None
     assert {row["side"] for row in seen["text"]} == {None}
-    says = [mark["says"] for mark in seen["marks"]]
-    assert any(each.startswith("return: boot may") for each in says) is info.rewrites_returns
+    description = [mark["says"] for mark in seen["marks"]]
+    assert any(each.startswith("return: boot may") for each in description) is info.rewrites_returns
 
 
 def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(machine: Machine, info: Facts) -> None:

@@ -10,7 +10,7 @@ from kprobes.arch.x86_64.insn import Instruction as Bytes
 from kprobes.guest.places import places_of
 from kprobes.image.tables import read_function
 from kprobes.model.kernel import TextPart
-from kprobes.model.upcall import Upcall, Waiting
+from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.session import Session
 from kprobes.units import Addr
 from tests.build.dialect import dialect_of
@@ -26,7 +26,7 @@ _ON_BOTH = b"""#!/bin/sh
 taskset 1 /one & taskset 2 /one
 wait
 """
-Serve = Callable[[Waiting], None]
+Serve = Callable[[WaitingVcpu], None]
 Instruction = Bytes | Word
 
 
@@ -97,7 +97,7 @@ class Kernel:
     def complaints(self) -> list[str]:
         return [line for line in self.run("dmesg").splitlines() if is_complaint(line)]
 
-    def leave(self, waiting: Waiting, value: int) -> None:
+    def leave(self, waiting: WaitingVcpu, value: int) -> None:
         """Return from the function that is entered, in its place."""
         registers, dialect = waiting.registers, self.dialect
         memory = self.session.driver.guest.memory

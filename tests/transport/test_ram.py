@@ -200,11 +200,11 @@ def test_one_stop_serves_many_reads_through_the_stub() -> None:
     st.integers(0, 300),
 )
 def test_pieces_cover_exactly_what_is_asked_or_it_faults(
-    gaps: list[tuple[int, int]], addr: int, size: int
+    unproven: list[tuple[int, int]], addr: int, size: int
 ) -> None:
     runs: list[tuple[Phys, int]] = []
     at = 0
-    for gap, length in gaps:
+    for gap, length in unproven:
         runs.append((Phys(at + gap), length))
         at += gap + length
     covered = {byte for start, length in runs for byte in range(start, start + length)}

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kprobes.arch.insn import Analysis, Listed, Reach, Read, Syntax
+from kprobes.arch.insn import Analysis, Disassembled, MemoryAccess, Read, Syntax
 from kprobes.arch.machine import Machine
 from kprobes.model.abi import Field
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Displaced, Exits, PatchOptions
-from kprobes.model.upcall import Detour, Questions
+from kprobes.model.upcall import Detour, SiteUpcalls
 from kprobes.units import Addr
 
 
@@ -205,12 +205,12 @@ class FtraceInfo:
     Attributes:
         size: bytes of the site.
         nops: what an idle site may hold.
-        lead: what comes right before it.
-        probed_lead: what is there where the guest's own probe has taken that instruction over.
-        idle, compiled: in words, what boot makes of site and lead, and what compilers put there.
+        preamble: what comes right before it.
+        probed_preamble: what is there where the guest's own probe has taken that instruction over.
+        idle, compiled: in words, what boot makes of site and preamble; what compilers put there.
         offsets: where after a function's start its site may be.
-        is_behind: whether a probe of a function's entry has the address of its start all the same;
-            else that of the site.
+        reports_entry: whether a probe of a function's entry reports the function's start; else it
+            reports the site.
         branch: (place, destination) to the bytes that call a probe from a site.
         target: (place, bytes) to where a site calls, or None when it is no call.
         entry: what a site calls.
@@ -218,12 +218,12 @@ class FtraceInfo:
 
     size: int
     nops: tuple[bytes, ...]
-    lead: bytes
-    probed_lead: bytes
+    preamble: bytes
+    probed_preamble: bytes
     idle: str
     compiled: str
     offsets: tuple[int, ...]
-    is_behind: bool
+    reports_entry: bool
     branch: Callable[[Addr, Addr], bytes]
     target: Callable[[Addr, bytes], Addr | None]
     entry: MakeEntry
@@ -256,10 +256,10 @@ class DisasmOps:
         jump_target: (place, bytes) to where a jump of a probe's size leads, or None.
     """
 
-    lines: Callable[[bytes, int, Syntax], tuple[Listed, ...]]
+    lines: Callable[[bytes, int, Syntax], tuple[Disassembled, ...]]
     analyse: Callable[[str, Sequence[TextPart], TextTables], Analysis]
     follow: Callable[[Read, int, range], tuple[tuple[Addr, bytes], ...]]
-    reaches: Callable[[int, tuple[tuple[Addr, bytes], ...], range], Mapping[Addr, Reach]]
+    reaches: Callable[[int, tuple[tuple[Addr, bytes], ...], range], Mapping[Addr, MemoryAccess]]
     jump_target: Callable[[Addr, bytes], Addr | None]
 
 
@@ -314,7 +314,7 @@ class ReturnOps:
         value: the register, by its pt_regs name, that has what a function returned.
         registers: that have a returned struct, the lowest word first; a larger one is in memory,
             where ``value`` says.
-        behind: bytes that the stack pointer is higher when it has returned: its return address.
+        return_address_size: bytes of the return address on the stack: 0 where a register has it.
         plain: IR expression of a return address without what protects it, put in by ``format``;
             None where nothing does.
         comes_back: whether the return addresses of calls in progress can be put back; else they
@@ -329,7 +329,7 @@ class ReturnOps:
 
     value: str
     registers: tuple[str, ...]
-    behind: int
+    return_address_size: int
     plain: str | None
     comes_back: bool
     address_mask: int
@@ -359,9 +359,9 @@ class UpcallOps:
 
     saved: tuple[str, ...]
     gate: Callable[[Addr, Addr], bytes]
-    at_call: Callable[[Addr, Addr | None, Questions, Addr], Detour]
-    at_instruction: Callable[[Addr, Addr | None, Questions, Displaced], Detour]
-    at_landing: Callable[[Addr, Addr, Questions, Addr], Detour]
+    at_call: Callable[[Addr, Addr | None, SiteUpcalls, Addr], Detour]
+    at_instruction: Callable[[Addr, Addr | None, SiteUpcalls, Displaced], Detour]
+    at_landing: Callable[[Addr, Addr, SiteUpcalls, Addr], Detour]
     page_table: str
     pause: str
     pops: bool

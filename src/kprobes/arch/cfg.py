@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from kprobes.model.kernel import TextTables
-from kprobes.model.plan import Exit, Exits, Gap
+from kprobes.model.plan import Exit, Exits, Unproven
 from kprobes.units import Addr
 
 InstructionT = TypeVar("InstructionT")
@@ -27,29 +27,29 @@ class Paths(Generic[InstructionT, StackT]):
     Attributes:
         stacks: of instructions that are reached, by address: of those that matter.
         leaving: instructions that leave the function for good.
-        ends: instructions behind which no path goes on.
-        gaps: instructions at which a path is lost, and why.
+        noreturn_sites: instructions behind which no path goes on.
+        unproven: instructions at which a path is lost, and why.
         last_calls: those that are, unless what they call never returns.
     """
 
     stacks: dict[int, StackT] = field(default_factory=dict[int, StackT])
     leaving: dict[int, InstructionT] = field(default_factory=dict[int, InstructionT])
-    ends: set[Addr] = field(default_factory=set[Addr])
-    gaps: dict[Addr, str] = field(default_factory=dict[Addr, str])
+    noreturn_sites: set[Addr] = field(default_factory=set[Addr])
+    unproven: dict[Addr, str] = field(default_factory=dict[Addr, str])
     last_calls: dict[Addr, Addr] = field(default_factory=dict[Addr, Addr])
 
-    def lost(self) -> Iterator[Gap]:
+    def lost(self) -> Iterator[Unproven]:
         """Yield where a path is lost, by address."""
-        for addr, why in sorted(self.gaps.items()):
-            yield Gap(addr=addr, why=why, callee=self.last_calls.get(addr))
+        for addr, why in sorted(self.unproven.items()):
+            yield Unproven(addr=addr, why=why, callee=self.last_calls.get(addr))
 
-    def exits(self, entry: Addr, exits: tuple[Exit, ...], gap: Gap | None) -> Exits:
+    def exits(self, entry: Addr, exits: tuple[Exit, ...], gap: Unproven | None) -> Exits:
         """Return what they prove of the function's ways out, given each of those and one gap."""
         is_endless = gap is None and all(each.target == entry for each in exits)
         return Exits(
             entry=entry,
             exits=exits,
-            ends=tuple(sorted(self.ends)),
+            noreturn_sites=tuple(sorted(self.noreturn_sites)),
             why_not=gap,
             refusal="it never returns" if is_endless else None,
             is_endless=is_endless,
@@ -175,6 +175,6 @@ def states_of(
         if merged == known:
             continue
         states[addr] = merged
-        behind = after(code[addr], merged)
-        waiting += [(successor, behind) for successor in successors(code[addr])]
+        following = after(code[addr], merged)
+        waiting += [(successor, following) for successor in successors(code[addr])]
     return states

@@ -23,7 +23,7 @@ class Syntax(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class Disassembled:
     """One line of a listing.
 
     Attributes:
@@ -59,7 +59,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class MemoryAccess:
     """A memory operand, or an address computed, a constant behind a window of memory's start.
 
     Attributes:

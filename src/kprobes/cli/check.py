@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     check_options(args)
     options.check_image(args)
     with _checker(args) as checker:
-        found = [(text.origin, v) for text in texts for v in checker.check(text.text)]
+        found = [(text.source, v) for text in texts for v in checker.check(text.text)]
     if not found:
         raise UsageError("nothing to check: no definition was given")
     show = as_json if args.format == "json" else as_text

@@ -22,7 +22,7 @@ class Text:
     """What one word of the command line stands for, and the file that it is from, or ""."""
 
     text: str
-    origin: str
+    source: str
 
 
 def read_definitions(words: Sequence[str], *, arch: str | None = None) -> str:
@@ -47,8 +47,8 @@ def read_definitions(words: Sequence[str], *, arch: str | None = None) -> str:
         try:
             found = apply(parse_statements(text.text, registers=registers), existing=found)
         except DefinitionError as error:
-            if text.origin:
-                error.add_note(text.origin)
+            if text.source:
+                error.add_note(text.source)
             else:
                 error.__notes__ = []
             raise
@@ -64,7 +64,7 @@ def add_place(error: DefinitionError, words: Sequence[str]) -> None:
     for text in read_texts([word for word in words if word.startswith("@")]):
         for line in lines_of(text.text):
             if line.command == error.command:
-                error.__notes__ = [f"line {line.number}", text.origin]
+                error.__notes__ = [f"line {line.number}", text.source]
                 return
 
 
@@ -83,10 +83,10 @@ def read_texts(words: Sequence[str]) -> list[Text]:
     Raises:
         UsageError: a file cannot be read.
     """
-    return [Text(text=_read(word), origin=_origin(word)) for word in words]
+    return [Text(text=_read(word), source=_source(word)) for word in words]
 
 
-def _origin(word: str) -> str:
+def _source(word: str) -> str:
     if word == "-":
         return "standard input"
     return word[1:] if word.startswith("@") else ""

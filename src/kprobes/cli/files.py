@@ -154,7 +154,7 @@ def check_ready(where: str) -> None:
         raise UsageError(f"--ready {where}: {error.strerror}") from error
 
 
-def tell_ready(where: str) -> None:
+def report_ready(where: str) -> None:
     """Write the line, to a descriptor that is closed then or to a file that appears.
 
     Raises:

@@ -6,7 +6,7 @@ import time
 from typing import BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.terminal import say
+from kprobes.cli.terminal import print_message
 
 NAME = "guest"
 HELP = "boot a guest to attach to, with a shell in it"
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         out.write(f"qemu:{machine.stub_address}\n".encode())
         out.flush()
         if has_shell:
-            say("Ctrl-] leaves the guest's shell and ends the guest")
+            print_message("Ctrl-] leaves the guest's shell and ends the guest")
             machine.shell()
             return 0
         stop.defer()

@@ -92,25 +92,25 @@ def _probeable(args: argparse.Namespace) -> "list[Function]":
     from kprobes.inspect.status import probeable
 
     with _guest(args) as guest:
-        _say_why_not(guest)
+        _print_why_not(guest)
         memory, kernel, info = guest.memory, guest.kernel, guest.arch.site
         return probeable(memory, kernel, info, pattern=args.pattern, is_typed=is_typed)
 
 
-def _say_why_not(guest: "Guest") -> None:
-    from kprobes.cli.terminal import say
+def _print_why_not(guest: "Guest") -> None:
+    from kprobes.cli.terminal import print_message
     from kprobes.errors import RefusedError
     from kprobes.guest.obstacles import check_possible
 
     try:
         check_possible(guest)
     except RefusedError as error:
-        say(f"kprobe: {error}")
+        print_message(f"kprobe: {error}")
 
 
 def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
     from kprobes.arch.registry import arch
-    from kprobes.cli.terminal import say
+    from kprobes.cli.terminal import print_message
     from kprobes.cli.verdicts import as_table, exits_as_json, sum_up
     from kprobes.guest.text import classified
 
@@ -122,7 +122,7 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
     else:
         write_text(out, as_table(found, has_exits=args.verbose))
     if not args.quiet:
-        say(sum_up(found))
+        print_message(sum_up(found))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TypeVar
 from kprobes.cli import check, doctor, guest, list, restore, status, trace, xray
 from kprobes.cli.files import UnwrittenError, WholeFile, own_streams
 from kprobes.cli.options import Once
-from kprobes.cli.terminal import say, status_of
+from kprobes.cli.terminal import print_message, status_of
 from kprobes.errors import KprobesError
 
 _Code = TypeVar("_Code", int, str | int | None)
@@ -82,7 +82,7 @@ def _warn() -> None:
 
         if not has_ended(entry):
             left = _MEMORY_LEFT if entry.has_only_memory else _GUEST_LEFT
-            say(f"kprobe: process {entry.pid}, which used {entry.target}, {left}")
+            print_message(f"kprobe: process {entry.pid}, which used {entry.target}, {left}")
 
 
 def guarded(act: Callable[[], int]) -> int:
@@ -186,7 +186,7 @@ def _failed(error: KprobesError) -> int:
     else:
         notes: Sequence[str] = getattr(error, "__notes__", ())
         where = f"\n  in {', '.join(reversed(notes))}" if notes else ""
-        say(f"kprobe: {error}{where}")
+        print_message(f"kprobe: {error}{where}")
     return error.exit_code
 
 
@@ -195,7 +195,7 @@ def _broken(error: BaseException) -> int:
         traceback.print_exception(error)
     else:
         what = str(error).partition("\n")[0] or "no more is known"
-        say(
+        print_message(
             f"kprobe: a bug of kprobe: {type(error).__name__}: {what}\n"
             "  KPROBES_TRACEBACK=1 in the environment shows where"
         )
@@ -209,12 +209,12 @@ def _on_thread_error(args: threading.ExceptHookArgs) -> None:
 
 def _interrupted(number: int = signal.SIGINT) -> int:
     name = signal.Signals(number).name
-    say("kprobe: interrupted" if number == signal.SIGINT else f"kprobe: ended by {name}")
+    print_message("kprobe: interrupted" if number == signal.SIGINT else f"kprobe: ended by {name}")
     return status_of(number)
 
 
 def _unwritten(error: OSError) -> int:
-    say(f"kprobe: cannot write to standard output: {error.strerror}")
+    print_message(f"kprobe: cannot write to standard output: {error.strerror}")
     return 1
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kprobes.cli.terminal import say
+from kprobes.cli.terminal import print_message
 from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -274,11 +274,11 @@ def _auto(args: argparse.Namespace) -> str | None:
     return None
 
 
-def say_why(args: argparse.Namespace) -> None:
+def print_reason(args: argparse.Namespace) -> None:
     """Say in a line why a guest is booted, unless one was asked for."""
     why = getattr(args, "why_guest", "")
     if why and not getattr(args, "quiet", False):
-        say(f"kprobe: booting a guest: {why} (kprobe doctor says more)\n")
+        print_message(f"kprobe: booting a guest: {why} (kprobe doctor says more)\n")
 
 
 def _refuse_guests(args: argparse.Namespace) -> None:

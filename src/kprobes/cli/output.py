@@ -57,7 +57,7 @@ class Output:
         self._todo: deque[Events] = deque()
         self._has_paused = False
         self._error: OSError | None = None
-        self._stop.tell(self._hurry, self._rest)
+        self._stop.subscribe(self._hurry, self._rest)
         if self._stop.is_asked:
             self._hurry()
 
@@ -93,7 +93,7 @@ class Output:
         with self._noting():
             if self._error is None:
                 self._sink.close()
-        self._stop.tell_nobody()
+        self._stop.unsubscribe()
         self._rest()
         with self._noting():
             if self._is_ours:

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
-from kprobes.cli.terminal import aligned, counted, say
+from kprobes.cli.terminal import aligned, counted, print_message
 from kprobes.errors import KprobesError
-from kprobes.guest.journal import FLAGS, Entry, Undo
+from kprobes.guest.journal import FLAGS, ArmedPatch, Entry
 from kprobes.guest.recovery import Outcome, Restored, has_ended
 from kprobes.host.sessions import Removed, Session
 from kprobes.inspect.status import ArmedSite, Function, Owner, Status
@@ -43,7 +43,7 @@ def journal_as_text(entry: Entry, *, is_brief: bool, is_verbose: bool) -> str:
     line = f"{entry.target}{kernel}: {armed} by {_tracer(entry)}{lent}\n"
     if is_brief:
         return line
-    rows = [(f"{undo.addr:#x}", undo.what) for undo in patches(entry)]
+    rows = [(f"{patch.addr:#x}", patch.what) for patch in patches(entry)]
     return line + _table(rows, is_verbose=is_verbose)
 
 
@@ -75,9 +75,9 @@ def guest_as_text(status: Status, *, is_verbose: bool) -> str:
     return "".join(lines)
 
 
-def patches(entry: Entry) -> list[Undo]:
+def patches(entry: Entry) -> list[ArmedPatch]:
     """Return what a journal has of text, without the marks beside it."""
-    return [undo for undo in entry.undos if undo.what != FLAGS]
+    return [patch for patch in entry.patches if patch.what != FLAGS]
 
 
 def _tracer(entry: Entry) -> str:
@@ -204,10 +204,10 @@ def _object(function: Function) -> dict[str, object]:
     return found
 
 
-def say_broken(errors: Iterable[KprobesError]) -> None:
+def print_broken(errors: Iterable[KprobesError]) -> None:
     """Name the journals that cannot be used."""
     for error in errors:
-        say(f"kprobe: {error}\n  left alone: remove it if its guest has ended")
+        print_message(f"kprobe: {error}\n  left alone: remove it if its guest has ended")
 
 
 def words_for(restored: Restored) -> str:

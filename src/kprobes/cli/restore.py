@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Restore; return the exit code."""
     from kprobes.cli.options import AUTO, GUEST, HOST
-    from kprobes.cli.report import say_broken
+    from kprobes.cli.report import print_broken
     from kprobes.cli.terminal import Stop
     from kprobes.guest.journal import entries
     from kprobes.guest.recovery import of_target
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     target = None if args.target in (AUTO, GUEST, HOST) else args.target
     broken: list[KprobesError] = []
     found = [] if args.target == HOST else of_target(entries(broken.append), target)
-    say_broken(broken)
+    print_broken(broken)
     is_here = args.target in (None, AUTO, HOST)
     code, is_idle = (1, False) if broken else (0, True)
     unwritten = None

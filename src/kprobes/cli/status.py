@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     here = sessions() if args.target in (None, AUTO, HOST) else []
     # A stub that is in use tells nobody else.
     target = chosen if all(entry.is_abandoned for entry in found) else None
-    report.say_broken(broken)
+    report.print_broken(broken)
     if not (found or here or broken) and args.format == "text":
         out.write(b"no journal on this machine: no kprobe is at work, none was killed\n")
     is_brief, is_verbose = target is not None, args.verbose
@@ -79,19 +79,19 @@ def _look(target: str, found: "Sequence[Entry]") -> "Status":
     from kprobes.cli.target import ATTACHING_S
     from kprobes.cli.terminal import Stop
     from kprobes.guest.notes import can_search, find_notes
-    from kprobes.guest.open import looking
+    from kprobes.guest.open import attached
     from kprobes.inspect.status import look
 
     with Stop() as stop:
         # Somebody else's guest must not be left in the middle of anything.
         stop.defer(at_most_s=ATTACHING_S)
-        with looking(target) as guest:
+        with attached(target) as guest:
             marks = {entry.mark for entry in found}
             noted = [
                 undo
                 for notes in (find_notes(guest) if can_search(guest) else ())
                 if notes.mark not in marks
-                for undo in notes.undos or ()
+                for undo in notes.patches or ()
             ]
             status = look(guest.memory, guest.kernel, guest.arch.site, found, noted)
         stop.check()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kprobes.cli.options import BOOT_OPTIONS, is_host, say_why, settle_target
+from kprobes.cli.options import BOOT_OPTIONS, is_host, print_reason, settle_target
 from kprobes.cli.terminal import Stop
 from kprobes.errors import UsageError
 from kprobes.transport.connect import parse_target
@@ -139,7 +139,7 @@ def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Sess
     size = _arena_size(args)
     access = Access(image=getattr(args, "vmlinux", None))
     if args.target is None:
-        say_why(args)
+        print_reason(args)
         return boot(machine_options(args), size=size, access=access, progress=progress)
     progress(f"attaching to {args.target}")
     return attach(args.target, size=size, access=access)

@@ -25,7 +25,7 @@ from kprobes.model.visible import visible
 _OURS = "\n\t"
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Write a line, or several, to standard error; control characters of guests' as escapes."""
     if sys.stderr.isatty():
         text = visible(text, keep=_OURS)
@@ -37,7 +37,7 @@ def say(text: str) -> None:
         return
 
 
-def say_bytes(data: bytes) -> None:
+def print_bytes(data: bytes) -> None:
     """Write what a guest's command printed to standard error: as it is, but on a terminal."""
     if not data:
         return
@@ -190,11 +190,11 @@ class Stop:
         self._is_deferring = True
         self._at_most_s = at_most_s
 
-    def tell(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+    def subscribe(self, first: Callable[[], None], second: Callable[[], None]) -> None:
         """Call ``first`` in the first signal's handler, ``second`` before the other ends us."""
         self._told = first, second
 
-    def tell_nobody(self) -> None:
+    def unsubscribe(self) -> None:
         """Call nothing any more."""
         self._told = _do_nothing, _do_nothing
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from kprobes.cli.definitions import Script
-from kprobes.cli.files import tell_ready
+from kprobes.cli.files import report_ready
 from kprobes.cli.options import is_host, return_method, strategy
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
-from kprobes.cli.terminal import Progress, Stop, counted, say, say_bytes
+from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
 from kprobes.errors import GuestGoneError, KprobesError, RefusedError
 from kprobes.model.definition import Definition
 from kprobes.model.events import Counts, Events, Hits
@@ -189,7 +189,7 @@ class Tracer(Protocol):
     definitions: list[Definition]
 
     @property
-    def origin(self) -> TraceSource:
+    def source(self) -> TraceSource:
         """What sinks need to know of the kernel."""
         ...
 
@@ -284,9 +284,9 @@ def trace(
             guest.driver.checkpoint = stop.check
         _define(args, session, texts)
         if guest is not None:
-            guest.driver.tell = guest.handlers.report.tell = _tell
+            guest.driver.warn = guest.handlers.report.warn = _warn
             if not args.quiet:
-                _say_waiting(guest)
+                _print_waiting(guest)
             _await_cont(guest, stop)
             if script is not None:
                 progress("running the handlers' file")
@@ -390,16 +390,16 @@ class _Run:
         if not self._args.quiet:
             functions = {hits.function for hits in self._session.hits()}
             functions |= {calls.place for calls in _calls(self._guest)}
-            say(f"tracing {counted(len(functions), 'function')}; Ctrl-C ends")
+            print_message(f"tracing {counted(len(functions), 'function')}; Ctrl-C ends")
         if self._args.ready is not None:
-            tell_ready(self._args.ready)
+            report_ready(self._args.ready)
 
     def _end_workload(self) -> None:
         if self._workload is not None:
             finished = self._workload.finish()
             self._ending = self._workload.ending(finished)
             if finished is not None:
-                say_bytes(finished.output)
+                print_bytes(finished.output)
 
 
 def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO, stop: Stop) -> Output:
@@ -408,8 +408,8 @@ def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO, stop: Stop
         return Output(stream, lambda _: NoEvents(), is_ours=stream is not out, stop=stop)
     sink = FORMATS[args.format]
     has_wide_numbers = args.json_numbers == "number"
-    origin = replace(session.origin, has_enum_names=args.enum, has_wide_numbers=has_wide_numbers)
-    return Output(stream, lambda s: sink(s, origin), is_ours=stream is not out, stop=stop)
+    source = replace(session.source, has_enum_names=args.enum, has_wide_numbers=has_wide_numbers)
+    return Output(stream, lambda s: sink(s, source), is_ours=stream is not out, stop=stop)
 
 
 def _calls(session: "Session | None") -> list[Calls]:
@@ -426,25 +426,25 @@ def _calls(session: "Session | None") -> list[Calls]:
     ]
 
 
-def _tell(problem: str) -> None:
-    say(f"kprobe: {problem}")
+def _warn(problem: str) -> None:
+    print_message(f"kprobe: {problem}")
 
 
 def _await_cont(session: "Session", stop: Stop) -> None:
     stub = session.driver.guest.stub
     if stub.stands():
-        _tell("the guest is paused; probes are armed when it goes on (`cont` in its monitor)")
+        _warn("the guest is paused; probes are armed when it goes on (`cont` in its monitor)")
     while stub.stands():
         stop.check()
         time.sleep(_LOOK_S)
 
 
-def _say_waiting(session: "Session") -> None:
+def _print_waiting(session: "Session") -> None:
     for each in session.driver.waiting:
-        say(f"{each.event} waits until module {each.place.module} is loaded\n")
+        print_message(f"{each.event} waits until module {each.place.module} is loaded\n")
 
     for reason, number in reasons(session.driver.left_out).items():
-        say(f"{counted(number, 'function')} left out: {reason}\n")
+        print_message(f"{counted(number, 'function')} left out: {reason}\n")
 
 
 def reasons(refusals: Sequence[RefusedError]) -> Counter[str]:
@@ -465,4 +465,4 @@ def _say(summary: Summary, args: argparse.Namespace) -> None:
         with open_output(path) as file:
             file.write(text.encode())
     elif text:
-        say(text)
+        print_message(text)

@@ -145,8 +145,8 @@ def as_json(found: Found, *, has_format: bool) -> str:
     return "".join(f"{dumps(_object(*each, has_format=has_format))}\n" for each in found)
 
 
-def _paragraph(origin: str, result: CheckResult, *, has_format: bool) -> Iterator[str]:
-    where = f"{origin}:{result.line}: " if origin else ""
+def _paragraph(source: str, result: CheckResult, *, has_format: bool) -> Iterator[str]:
+    where = f"{source}:{result.line}: " if source else ""
     yield f"{where}{result.command}\n"
     match result.error:
         case None if result.placed:
@@ -181,7 +181,7 @@ def _accepted(result: CheckResult, *, has_format: bool) -> Iterator[str]:
         yield f"  ... and {counted(len(placed) - _MAX_PLACES, 'function')} more\n"
     yield from _exits(first)
     rows = [(f"{fetch.field.name}:", explain(fetch), _room(fetch.field)) for fetch in probe.fetches]
-    if first.spelled:
+    if first.declaration:
         # How the kernel lays out its own records, it says when the event is there.
         yield aligned([row[:2] for row in rows], indent="    ")
         return
@@ -193,8 +193,8 @@ def _accepted(result: CheckResult, *, has_format: bool) -> Iterator[str]:
 
 
 def _how(placed: Placed) -> Iterator[str]:
-    if placed.spelled:
-        yield f"spelled {placed.spelled}"
+    if placed.declaration:
+        yield f"spelled {placed.declaration}"
     if placed.returns is not None:
         yield f"by {placed.returns.return_method} at the returns of {placed.probe.layout.function}"
     if placed.site is not None:
@@ -254,10 +254,10 @@ def _record(probe: Resolved) -> str:
     return f"{fixed} and its strings{caller}" if layout.is_dynamic else f"{fixed}{caller}"
 
 
-def _object(origin: str, result: CheckResult, *, has_format: bool) -> dict[str, Any]:
+def _object(source: str, result: CheckResult, *, has_format: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "definition": result.command,
-        "file": origin or None,
+        "file": source or None,
         "line": result.line,
         "verdict": "accepted" if result.is_accepted else "refused",
     }
@@ -307,7 +307,7 @@ def _place(placed: Placed) -> dict[str, Any]:
         "function": layout.function,
         "where": layout.where,
         "address": f"{layout.ip:#x}",
-        **({"spelled": placed.spelled} if placed.spelled else _patched(placed.site)),
+        **({"spelled": placed.declaration} if placed.declaration else _patched(placed.site)),
         **_returned(placed),
     }
 

@@ -207,12 +207,12 @@ def _tracer(target: str) -> "Entry | None":
 
 @contextmanager
 def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
-    from kprobes.cli.terminal import say, say_bytes
+    from kprobes.cli.terminal import print_bytes, print_message
     from kprobes.model.kernel import place_of
 
     if args.command:
         command = args.command[0] if len(args.command) == 1 else args.command
-        say_bytes(session.run(command).output)
+        print_bytes(session.run(command).output)
     if args.arm is None:
         yield
         return
@@ -222,7 +222,7 @@ def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
         if not args.quiet and args.arm.startswith("r"):
             symbols = session.kernel.symbols
             places = [place_of(symbols, plan.site.addr) for plan in session.driver.plans]
-            say(f"{args.arm}: armed at {', '.join(places)}")
+            print_message(f"{args.arm}: armed at {', '.join(places)}")
         yield
 
 
@@ -241,13 +241,13 @@ def _of_guest(
     booted: Path | None = None,
 ) -> "TextSnapshot":
     from kprobes.cli.options import is_host
-    from kprobes.cli.report import say_broken
+    from kprobes.cli.report import print_broken
     from kprobes.guest.journal import entries
     from kprobes.guest.recovery import of_target
     from kprobes.inspect.subject import candidates, snapshot_of_guest
 
     broken: list[KprobesError] = []
     found = [] if is_host(args) else of_target(entries(broken.append), target)
-    say_broken(broken)
+    print_broken(broken)
     images = candidates(kernel, found, given=args.vmlinux or booted)
     return snapshot_of_guest(memory, kernel, images=images, entries=found)

@@ -102,14 +102,14 @@ def _text(function_text: FunctionText, *, has_verdicts: bool) -> Iterator[Line]:
         site = function_text.subject.site
         is_site = site is not None and row.line.addr <= site < row.line.next
         yield (("=>" if is_site else "  ", _HEAD), *_row(row, width, has_verdict=has_verdicts))
-    for mark in changes:
-        yield _mark(mark)
+    for change in changes:
+        yield _mark(change)
 
 
-def _mark(mark: TextChange) -> Line:
-    style = _STYLES.get(mark.source, "yellow" if mark.is_changed else _DIM)
-    size = mark.stop - mark.start
-    return ((f"    # {size} byte{'' if size == 1 else 's'}: {mark.says}", style),)
+def _mark(change: TextChange) -> Line:
+    style = _STYLES.get(change.source, "yellow" if change.is_changed else _DIM)
+    size = change.stop - change.start
+    return ((f"    # {size} byte{'' if size == 1 else 's'}: {change.description}", style),)
 
 
 def _width(rows: Sequence[Row]) -> int:
@@ -185,7 +185,7 @@ def as_object(function_text: FunctionText) -> dict[str, Any]:
         "stop": f"{subject.stop:#x}",
         "linked": f"{function_text.linked(subject.start):#x}",
         "probe": {"verdict": verdict.verdict, "why": verdict.why} if verdict else None,
-        "marks": [_change_as_json(mark) for mark in function_text.changes],
+        "marks": [_change_as_json(change) for change in function_text.changes],
         "text": [
             _row_as_json(row, is_compared=function_text.is_compared) for row in function_text.rows
         ],
@@ -193,15 +193,15 @@ def as_object(function_text: FunctionText) -> dict[str, Any]:
     }
 
 
-def _change_as_json(mark: TextChange) -> dict[str, object]:
+def _change_as_json(change: TextChange) -> dict[str, object]:
     return {
-        "start": f"{mark.start:#x}",
-        "stop": f"{mark.stop:#x}",
-        "author": mark.source.value,
-        "says": mark.says,
-        "is_changed": mark.is_changed,
-        "leads_to": f"{mark.leads_to:#x}" if mark.leads_to is not None else None,
-        "probe": mark.probe or None,
+        "start": f"{change.start:#x}",
+        "stop": f"{change.stop:#x}",
+        "author": change.source.value,
+        "says": change.description,
+        "is_changed": change.is_changed,
+        "leads_to": f"{change.leads_to:#x}" if change.leads_to is not None else None,
+        "probe": change.probe or None,
     }
 
 
@@ -235,8 +235,8 @@ _END = "its path ends here"
 
 def with_exits(function_text: FunctionText, found: Classified) -> FunctionText:
     """Return an x-ray whose instructions say which of them leave the function, and how."""
-    says = _says(found)
-    rows = tuple(_noted(row, says.get(row.line.addr, "")) for row in function_text.rows)
+    description = _says(found)
+    rows = tuple(_noted(row, description.get(row.line.addr, "")) for row in function_text.rows)
     return replace(function_text, rows=rows)
 
 
@@ -265,20 +265,20 @@ def exits_as_json(parts: Sequence[FunctionText], found: Classified) -> str:
 
 
 def _says(found: Classified) -> dict[Addr, str]:
-    says = dict.fromkeys(found.exits.ends, _END)
-    says |= {each.addr: exit_as_text(found, each) for each in found.exits.exits}
+    description = dict.fromkeys(found.exits.noreturn_sites, _END)
+    description |= {each.addr: exit_as_text(found, each) for each in found.exits.exits}
     gap = found.exits.why_not
     if gap is not None:
-        before = f"{says[gap.addr]}; " if gap.addr in says else ""
-        says[gap.addr] = f"{before}the proof fails here: {gap.why}"
-    return says
+        before = f"{description[gap.addr]}; " if gap.addr in description else ""
+        description[gap.addr] = f"{before}the proof fails here: {gap.why}"
+    return description
 
 
-def _noted(row: Row, says: str) -> Row:
+def _noted(row: Row, description: str) -> Row:
     # Where file and memory differ, it is memory's instruction that was looked at.
-    if not says or row.side is Side.IMAGE:
+    if not description or row.side is Side.IMAGE:
         return row
-    return replace(row, note=f"{row.note}; {says}" if row.note else says)
+    return replace(row, note=f"{row.note}; {description}" if row.note else description)
 
 
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|[0-9]+")

@@ -96,7 +96,7 @@ class _Roles:
 
     def land(self) -> None:
         f, context = self.context.out, self.context
-        slot = f.op("sub", context.stack, context.arch.returns.behind)
+        slot = f.op("sub", context.stack, context.arch.returns.return_address_size)
         lost, landed = f.label("lost"), f.label("landed")
         frame = instances.find(context, self.returns.stride, slot, lost, is_taken=True)
         f.store(instances.link(context, slot), f.load(f.op("add", frame, FRAME_CALLER)))
@@ -169,7 +169,7 @@ class _Roles:
     def _record(self, slot: Value, where: tuple[Value, Value], frame: Value | None) -> None:
         # As the kernel's own return probes show it: the function has returned.
         context, (caller, left) = self.context, where
-        stack = context.out.op("add", slot, context.arch.returns.behind)
+        stack = context.out.op("add", slot, context.arch.returns.return_address_size)
         names = (context.code.call.pc, context.code.call.link)
         shown = replace(
             context,

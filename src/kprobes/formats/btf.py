@@ -229,7 +229,7 @@ _QUALIFIERS = {Kind.CONST: "const", Kind.VOLATILE: "volatile", Kind.RESTRICT: "r
 _TAGS = {Kind.STRUCT: "struct", Kind.UNION: "union", Kind.ENUM: "enum", Kind.ENUM64: "enum"}
 
 
-def spell(btf: Btf, number: int, *, nested: bool = False) -> str:
+def type_name(btf: Btf, number: int, *, nested: bool = False) -> str:
     """Return how C writes a type without a name declared.
 
     Args:
@@ -297,6 +297,6 @@ def parameter_types(btf: Btf, proto: Type, *, nested: bool = False) -> list[str]
     if proto.vlen > _MAX_PARAMETERS:
         raise FormatError(f"BTF: a function of {proto.vlen} parameters")
     return [
-        spell(btf, number, nested=nested) if number or name else "..."
+        type_name(btf, number, nested=nested) if number or name else "..."
         for name, number in btf.parameters(proto)
     ]

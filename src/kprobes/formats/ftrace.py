@@ -299,11 +299,11 @@ def _steps(words: Words, at: Index, stop: Index) -> Index:
     steps = _STEPS.take(heads & np.uint32(_KIND))
     if not steps.all():
         odd = np.flatnonzero(steps == 0)
-        steps[odd] = _told_steps(words, at[odd], stop[odd], heads[odd])
+        steps[odd] = _explicit_steps(words, at[odd], stop[odd], heads[odd])
     return steps
 
 
-def _told_steps(words: Words, at: Index, stop: Index, heads: Words) -> Index:
+def _explicit_steps(words: Words, at: Index, stop: Index, heads: Words) -> Index:
     # Those of long data and of padding. A null padding takes what is left of its page.
     is_null = heads == _PADDING
     has_length = at + 1 < stop
@@ -357,11 +357,11 @@ def _data(words: Words, at: Index, kinds: Words) -> tuple[Index, Index]:
     return starts, sizes
 
 
-def _lost(pages: Bytes, commits: Words, behind: Index) -> int:
+def _lost(pages: Bytes, commits: Words, after: Index) -> int:
     # A page without room for the count says only that there were some: one at least.
     total = 0
     for page in np.flatnonzero(commits & np.uint32(_MISSED)).tolist():
-        at = int(behind[page])
+        at = int(after[page])
         is_told = bool(commits[page] & _MISSED_STORED) and at + _LOST_SIZE <= pages.shape[1]
         total += (
             int.from_bytes(pages[page, at : at + _LOST_SIZE].tobytes(), "little") if is_told else 1

@@ -58,7 +58,7 @@ class Call:
     returns: Allocation | None = None
 
 
-def _say_nothing(line: dict[str, Any]) -> None:
+def _ignore(line: dict[str, Any]) -> None:
     del line
 
 
@@ -77,14 +77,14 @@ class AllocationLog:
         check: raises GuestReplacedError unless it is still the guest that has lent it.
     """
 
-    def __init__(self, say: Callable[[dict[str, Any]], None] = _say_nothing) -> None:
+    def __init__(self, print_message: Callable[[dict[str, Any]], None] = _ignore) -> None:
         """Begin a ledger; every change is said before it is made."""
         self.live: tuple[Allocation, ...] = ()
         self.calls = 0
         self.call: Call | None = None
         self.frames: tuple[Frames, ...] = ()
         self.check: Callable[[], None] = nothing
-        self._say = say
+        self._say = print_message
 
     @property
     def is_empty(self) -> bool:

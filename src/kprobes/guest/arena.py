@@ -91,11 +91,11 @@ class Area:
 def largest_gap(text: Text, taken: Iterable[Text]) -> Text:
     """Return the largest part of a range that some others leave free."""
     start, stop = text
-    gaps = [(start, start)]
+    unproven = [(start, start)]
     for first, end in sorted(each for each in taken if start <= each[0] < stop):
-        gaps.append((start, first))
+        unproven.append((start, first))
         start = aligned(end)
-    return max([*gaps, (start, max(start, stop))], key=lambda gap: gap[1] - gap[0])
+    return max([*unproven, (start, max(start, stop))], key=lambda gap: gap[1] - gap[0])
 
 
 def aligned(addr: int) -> Addr:
@@ -125,13 +125,13 @@ class ArenaSize:
         code: bytes for the code of all probes.
         frames: bytes for calls in progress.
         ring: bytes of each CPU's ring, a power of two; None for what fits the guest.
-        undos: how many patches may be noted in the guest itself.
+        patches: how many patches may be noted in the guest itself.
     """
 
     code: int = 1 * MIB
     ring: int | None = None
     frames: int = 0
-    undos: int = 0
+    patches: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that no ring can have."""
@@ -154,7 +154,7 @@ class Arena:
         ring_size: of each CPU's ring, slack not counted.
         frames, frames_size: where calls in progress are kept whose return is probed, in bytes.
         notes: where the session's notes are, behind its data.
-        undos: how many patches the notes have room for.
+        patches: how many patches the notes have room for.
     """
 
     notifier: Addr
@@ -167,7 +167,7 @@ class Arena:
     notes: Addr
     frames_size: int = 0
     module_code: CodeMemory | None = None
-    undos: int = 0
+    patches: int = 0
 
     def beside(self, taken: Collection[Text]) -> "Arena":
         """Return it with what some ranges leave of its room for code and for calls."""
@@ -284,7 +284,7 @@ def allocate(
         undo.callback(free, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
         before = _notes(data_size(len(bases), ring, size.frames))
-        data = _allocate_data(task, kernel, before + NOTES_PAGE + size.undos * UNDO_SIZE)
+        data = _allocate_data(task, kernel, before + NOTES_PAGE + size.patches * UNDO_SIZE)
         note(notes := Addr(data + before), data)
         code = allocate_code(task, kernel, size.code, like=data)
         module_code = allocate_module_code(task, kernel, size.code)
@@ -301,7 +301,7 @@ def allocate(
         frames=Addr(data + data_size(len(bases), ring)),
         frames_size=size.frames,
         notes=notes,
-        undos=size.undos,
+        patches=size.patches,
     )
 
 

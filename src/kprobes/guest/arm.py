@@ -26,14 +26,14 @@ from kprobes.guest.arena import NOTIFIER_SIZE, Arena
 from kprobes.guest.ftrace_records import Records
 from kprobes.guest.guest import Guest, GuestMemory, remembering, write_code
 from kprobes.guest.inject import CallInjector
-from kprobes.guest.journal import FLAGS, Described, Journal, Undo
+from kprobes.guest.journal import FLAGS, ArmedPatch, ArmedProbe, Journal
 from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.link import Linker, Program, Trampoline
-from kprobes.guest.patches import StoppedMemory, roll_back
+from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.stacks import restore_callers, stopped_outside
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Frames, Patch, Plan, Site, Strategy
-from kprobes.model.upcall import Question
+from kprobes.model.upcall import UpcallGroup
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
 from kprobes.units import Addr, Phys
@@ -76,7 +76,7 @@ class BreakpointNotifier:
             if task.call(register, block, allocates=allocation) & _INT:
                 raise TargetError("the guest refused to tell us of breakpoints")
 
-    def lead(self, table: Addr, mask: int) -> None:
+    def set_table(self, table: Addr, mask: int) -> None:
         """Have breakpoints led by a table of detours."""
         memory, block = self._guest.memory, self._arena.block
         memory.set_u64(block + BLOCK_TABLE, table)
@@ -89,21 +89,21 @@ class BreakpointNotifier:
             raise ValueError(f"the callback has {len(code)} bytes, and room for {room}")
         place = self._arena.notifier
         write_code(self._guest.stub, self._guest.memory, place, code.ljust(room) + EMPTY_TABLE)
-        self.lead(Addr(place + room), 0)
+        self.set_table(Addr(place + room), 0)
 
 
 _FLAGS = 8
 """Offset of dyn_ftrace.flags."""
 
 
-def _nothing(undos: Sequence[Undo]) -> None:
-    del undos
+def _nothing(patches: Sequence[ArmedPatch]) -> None:
+    del patches
 
 
 class TextPatcher:
     """Puts programs into a guest's arena and its text, and takes them out.
 
-    ``load``, ``arm``, ``withdraw`` and ``disarm`` need a stopped guest.
+    ``load``, ``arm``, ``disarm_ranges`` and ``disarm`` need a stopped guest.
 
     Args:
         guest: whose text is patched.
@@ -125,14 +125,14 @@ class TextPatcher:
         kept: Sequence[Trampoline] = (),
     ) -> None:
         self._kept = kept
-        self.note: Callable[[Sequence[Undo]], None] = _nothing
+        self.note: Callable[[Sequence[ArmedPatch]], None] = _nothing
         self._guest = guest
         self._arena = arena
         self._journal = journal
         self._notifier = BreakpointNotifier(guest, arena, journal.allocations)
         self._stopped = StoppedMemory(guest.stub, guest.memory.ram)
         self._linker = Linker(guest.arch, abi, arena)
-        self._undos: list[Undo] = []
+        self._patches: list[ArmedPatch] = []
         self._owners: dict[Phys, Addr] = {}
         self._detours: dict[Addr, Addr] = {}
         self._is_retried = False
@@ -140,7 +140,7 @@ class TextPatcher:
     @property
     def is_armed(self) -> bool:
         """Whether the guest's text holds patches of ours."""
-        return bool(self._undos)
+        return bool(self._patches)
 
     @property
     def frames(self) -> Sequence[Frames]:
@@ -153,7 +153,7 @@ class TextPatcher:
         return [*self._kept, *self._linker.trampolines]
 
     @property
-    def landings(self) -> Sequence[Question]:
+    def landings(self) -> Sequence[UpcallGroup]:
         """What is asked when a call returns that was taken over."""
         return self._linker.landings
 
@@ -224,26 +224,26 @@ class TextPatcher:
         table = hash_table(self._detours)
         where = self._linker.place(len(table))
         self._write_code(where, table)
-        self._notifier.lead(where, table_mask(table))
+        self._notifier.set_table(where, table_mask(table))
 
-    def stage(self, programs: Sequence[Program]) -> list[Undo]:
+    def stage(self, programs: Sequence[Program]) -> list[ArmedPatch]:
         """Put on the disk what arming some programs will write; the guest may run meanwhile."""
         memory = remembering(self._guest.memory)
-        undos = [(p.plan.site, undo) for p in programs for undo in self._undo(p, memory)]
+        patches = [(p.plan.site, undo) for p in programs for undo in self._undo(p, memory)]
         sites = [program.plan.site for program in programs]
         idle = [site for site in sites if site.strategy is Strategy.FTRACE]
-        flags = [(site, undo) for site in idle for undo in _flag_undo(site, memory)]
+        flags = [(site, undo) for site in idle for undo in _flag_patch(site, memory)]
         self._stopped.note_data(undo.phys for _, undo in flags)
-        self._owners |= {undo.phys: site.addr for site, undo in flags + undos}
-        patches = [undo for _, undo in flags + undos]
+        self._owners |= {undo.phys: site.addr for site, undo in flags + patches}
+        patches = [undo for _, undo in flags + patches]
         self._journal.allocations.keep_frames([f for f in self.frames if f.trampoline])
         self._journal.describe(_described(programs))
         self._journal.record(patches)
         self._journal.check()
-        self.note([*self._undos, *patches])
+        self.note([*self._patches, *patches])
         return patches
 
-    def arm(self, patches: Sequence[Undo]) -> None:
+    def arm(self, patches: Sequence[ArmedPatch]) -> None:
         """Patch the sites of loaded and staged programs: all of them, or none.
 
         Raises:
@@ -253,31 +253,31 @@ class TextPatcher:
         try:
             self._verify(patches)
         except TargetError:
-            self._keep(self._undos)
+            self._keep(self._patches)
             raise
         # Before the writes: what cannot be taken back now is for the next attempt to disarm.
-        self._undos += patches
+        self._patches += patches
         with ExitStack() as undo:
             undo.callback(self.disarm)
             self._stopped.write_physical_many([(u.phys, u.new) for u in patches])
             self._check_written(patches)
             undo.pop_all()
 
-    def withdraw(self, ranges: Sequence[Text]) -> None:
+    def disarm_ranges(self, ranges: Sequence[Text]) -> None:
         """Put the sites in some ranges of text back, and what belongs to them, and verify them.
 
         Raises:
             TargetError: somebody else has changed one meanwhile; the rest is as it was.
         """
 
-        def is_gone(undo: Undo) -> bool:
+        def is_gone(undo: ArmedPatch) -> bool:
             return any(start <= self._owners[undo.phys] < stop for start, stop in ranges)
 
         self._journal.check()
-        gone = [undo for undo in self._undos if is_gone(undo)]
-        self._roll_back(gone)
-        self._undos = [undo for undo in self._undos if not is_gone(undo)]
-        self._keep(self._undos)
+        gone = [undo for undo in self._patches if is_gone(undo)]
+        self._restore(gone)
+        self._patches = [undo for undo in self._patches if not is_gone(undo)]
+        self._keep(self._patches)
 
     def disarm(self) -> int:
         """Put all text and records back and verify them.
@@ -292,37 +292,37 @@ class TextPatcher:
         self._journal.check()
         # What an attempt that failed has put back, nobody else has.
         is_first, self._is_retried = not self._is_retried, True
-        count = self._roll_back(self._undos)
+        count = self._restore(self._patches)
         self._is_retried = False
-        self._undos = []
+        self._patches = []
         self._keep(())
         if self._guest.arch.returns.comes_back:
             restore_callers(self._guest.memory, self.frames)
         return count if is_first else 0
 
-    def _roll_back(self, undos: Sequence[Undo]) -> int:
+    def _restore(self, patches: Sequence[ArmedPatch]) -> int:
         # How many places hold what they must, though it was not us who put it there.
         records = Records(self._guest, self._stopped)
-        wanted = records.settled(undos)
+        wanted = records.settled(patches)
         patched = sum(undo.new != undo.old for undo in wanted)
-        count = patched - roll_back(wanted, self._stopped)
-        records.make_calls(undos)
+        count = patched - restore_text(wanted, self._stopped)
+        records.make_calls(patches)
         return count
 
-    def _check_written(self, patches: Sequence[Undo]) -> None:
+    def _check_written(self, patches: Sequence[ArmedPatch]) -> None:
         # A monitor's ``loadvm`` may have come after the check before. The guest has not run since:
         # what was written into the other state goes again before it does.
         try:
             self._journal.check()
         except GuestReplacedError:
-            roll_back(patches, self._stopped)
+            restore_text(patches, self._stopped)
             raise
 
-    def _keep(self, undos: Sequence[Undo]) -> None:
-        self._journal.keep(undos)
-        self.note(undos)
+    def _keep(self, patches: Sequence[ArmedPatch]) -> None:
+        self._journal.keep(patches)
+        self.note(patches)
 
-    def _undo(self, program: Program, memory: GuestMemory) -> list[Undo]:
+    def _undo(self, program: Program, memory: GuestMemory) -> list[ArmedPatch]:
         site = program.plan.site
         start = self._start(site, program.entry)
         patch = Patch(addr=site.addr, old=site.old, new=start + site.old[len(start) :])
@@ -338,9 +338,9 @@ class TextPatcher:
             case Strategy.BREAKPOINT:
                 return arch.patch.breakpoint
 
-    def _verify(self, undos: Sequence[Undo]) -> None:
-        found = self._stopped.read_physical_many([(undo.phys, len(undo.old)) for undo in undos])
-        for undo, now in zip(undos, found, strict=True):
+    def _verify(self, patches: Sequence[ArmedPatch]) -> None:
+        found = self._stopped.read_physical_many([(undo.phys, len(undo.old)) for undo in patches])
+        for undo, now in zip(patches, found, strict=True):
             if now != undo.old:
                 raise TargetError(
                     f"{undo.what}: {undo.addr:#x} holds {now.hex()}, not {undo.old.hex()} as "
@@ -371,9 +371,9 @@ def silence(guest: Guest, arena: Arena, abi: GuestAbi, trampolines: Sequence[Tra
             write_code(guest.stub, guest.memory, addr, code)
 
 
-def _described(programs: Sequence[Program]) -> list[Described]:
+def _described(programs: Sequence[Program]) -> list[ArmedProbe]:
     return [
-        Described(
+        ArmedProbe(
             site=program.plan.site.addr,
             entry=program.entry,
             event_id=probe.layout.event_id,
@@ -384,7 +384,7 @@ def _described(programs: Sequence[Program]) -> list[Described]:
     ]
 
 
-def _flag_undo(site: Site, memory: GuestMemory) -> list[Undo]:
+def _flag_patch(site: Site, memory: GuestMemory) -> list[ArmedPatch]:
     # The guest's ftrace must not find bytes that it did not write: it would WARN and give up
     # tracing altogether. A site that it already uses is left to it.
     old, new = ((site.flags | bit).to_bytes(8, "little") for bit in (0, DISABLED))
@@ -393,10 +393,10 @@ def _flag_undo(site: Site, memory: GuestMemory) -> list[Undo]:
     return _place(patch, FLAGS, memory)
 
 
-def _place(patch: Patch, what: str, memory: GuestMemory) -> list[Undo]:
+def _place(patch: Patch, what: str, memory: GuestMemory) -> list[ArmedPatch]:
     # One per page: kernels that are built for size align no function.
     return [
-        Undo(
+        ArmedPatch(
             phys=phys,
             addr=Addr(patch.addr + at),
             old=patch.old[at : at + size],

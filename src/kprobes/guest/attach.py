@@ -16,7 +16,7 @@ from kprobes.arch.machine import Machine
 from kprobes.arch.registry import arch, machine, machine_of_stub
 from kprobes.errors import TargetError, UnreachableError
 from kprobes.guest.guest import Guest, GuestMemory
-from kprobes.guest.journal import Entry, Journal, Window, at_work, process_start
+from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
 from kprobes.image.cache import KernelCache, default_root
 from kprobes.image.file import check_same_build, kernel_from_image, read_image
 from kprobes.image.find import Registers, find_spaces, read_kernel
@@ -58,7 +58,7 @@ def attach(target: str, *, access: Access | None = None, timeout_s: float = 5.0)
     _check_free(target)
     stub = connect(target, timeout_s=timeout_s)
     try:
-        return look(stub, access or Access())
+        return identify(stub, access or Access())
     except TargetError as error:
         stub.detach()
         if stub.is_held:
@@ -82,7 +82,7 @@ def _check_free(target: str) -> None:
     )
 
 
-def look(stub: Stub, access: Access) -> Guest:
+def identify(stub: Stub, access: Access) -> Guest:
     """Find RAM and kernel of a guest that a stub has stopped; it runs again afterwards.
 
     One that somebody else has stopped stays so.
@@ -159,7 +159,7 @@ def publish_ram_map(guest: Guest, journal: Journal) -> None:
     started = process_start(host.pid)
     info = guest.arch.machine
     journal.point(
-        Window(
+        RamMap(
             pid=host.pid,
             started=started,
             runs=runs,
@@ -176,7 +176,7 @@ def tracer_at_work(entries: Iterable[Entry]) -> Entry | None:
 
 
 @contextmanager
-def attach_readonly(window: Window) -> Generator[tuple[GuestMemory, Kernel]]:
+def attach_readonly(window: RamMap) -> Generator[tuple[GuestMemory, Kernel]]:
     """Open a guest's memory for reading, and find the kernel in it.
 
     Raises:

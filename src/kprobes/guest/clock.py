@@ -32,7 +32,7 @@ from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.kernel_abi import first_of
-from kprobes.guest.rings import Window
+from kprobes.guest.rings import MappedRange
 from kprobes.model.kernel import Kernel
 from kprobes.units import U64, Addr
 
@@ -80,7 +80,7 @@ class SchedClock:
         Raises:
             TargetError: the numbers make no sense.
         """
-        self._window = Window(memory, place, _CLOCK_SIZE)
+        self._window = MappedRange(memory, place, _CLOCK_SIZE)
         self.refresh()
 
     def refresh(self) -> None:
@@ -165,7 +165,7 @@ class Scale:
 class TscClock:
     """The ``local`` trace clock of a kernel that trusts its TSC. Implements ``ports.Clock``."""
 
-    def __init__(self, windows: Sequence[Window]) -> None:
+    def __init__(self, windows: Sequence[MappedRange]) -> None:
         """Read the scales in some windows, each on one CPU's ``struct cyc2ns``.
 
         Raises:
@@ -229,7 +229,7 @@ def open_clock(
             raise TargetError(f"kernel {kernel.release} has no clock that only its counter tells")
         return SchedClock(memory, found[0])
     symbol = first_of(kernel, "cyc2ns")
-    return TscClock([Window(memory, (symbol + base) & U64, _SIZE) for base in bases])
+    return TscClock([MappedRange(memory, (symbol + base) & U64, _SIZE) for base in bases])
 
 
 def clock_function(memory: GuestMemory, kernel: Kernel) -> Addr | None:

@@ -25,7 +25,7 @@ from kprobes.guest.notes import begin_notes, write_notes
 from kprobes.guest.places import Places, unchecked
 from kprobes.guest.prepare import Asked, Preparer, Wanted
 from kprobes.guest.recorder import Recorder
-from kprobes.guest.release import await_leaving, code_in_use, free, settle, unused
+from kprobes.guest.release import await_leaving, code_in_use, free, free_when_idle, unused
 from kprobes.guest.stacks import find_caller, free_dead_calls, stopped_outside
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.image.module_types import module_ranges, with_loaded_modules
@@ -35,7 +35,7 @@ from kprobes.model.events import Counts, Hits
 from kprobes.model.filter import Filter
 from kprobes.model.plan import Plan, ReturnMethod, Strategy
 from kprobes.model.resolved import RecordLayout, Resolved
-from kprobes.model.upcall import Question, Upcall
+from kprobes.model.upcall import Upcall, UpcallGroup
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
@@ -64,7 +64,7 @@ class GuestDriver:
         tasks: what every hit must pass to be recorded, whatever the probe; for ``prepare``.
         upcalls: what Python does at hits; for ``prepare``.
         return_upcalls: what it does at all returns of functions, by their entries; likewise.
-        tell: is given what went wrong while nobody was asking, for people.
+        warn: is given what went wrong while nobody was asking, for people.
         checkpoint: called often while probes are planned and linked; it may raise to end that.
         strategy: that is forced on every probe, or None for the cheapest that is safe.
         return_method: that is forced on every return probe, or None for the cheapest one.
@@ -84,7 +84,7 @@ class GuestDriver:
         self.tasks: Filter | None = None
         self.upcalls: Sequence[Upcall] = ()
         self.return_upcalls: Sequence[Upcall] = ()
-        self.tell: Callable[[str], None] = _log.warning
+        self.warn: Callable[[str], None] = _log.warning
         self.checkpoint: Callable[[], None] = nothing
         self.strategy: Strategy | None = None
         self.return_method: ReturnMethod | None = None
@@ -128,7 +128,7 @@ class GuestDriver:
             RefusedError: a function cannot be probed, or Python cannot be asked there.
         """
         check(self.guest, [*self.upcalls, *self.return_upcalls])
-        self.look_for_modules()
+        self.refresh_modules()
         self._preparer.checkpoint = self.checkpoint
         self.plans = self._preparer.prepare(
             Wanted(
@@ -188,7 +188,7 @@ class GuestDriver:
         self._trampolines = patcher.trampolines
         covered = [text for plan in self.plans for text in plan.site.covered]
         with (
-            self._attended(arena, _questions(programs, patcher)),
+            self._attended(arena, _groups(programs, patcher)),
             stopped_outside(self.guest, covered, otherwise=_COVERED),
         ):
             patcher.load(programs)
@@ -211,7 +211,7 @@ class GuestDriver:
         if self._ended is not None:
             raise self._ended
 
-    def look_at_stub(self) -> None:
+    def check_stub(self) -> None:
         """Notice that the guest has ended, or that somebody else has stopped it.
 
         Raises:
@@ -223,7 +223,7 @@ class GuestDriver:
         if self._is_held != was_held:
             self._journal.note_held(is_held=self._is_held)
         if self._is_held and not was_held:
-            self.tell("somebody else has paused the guest; events come again when it goes on")
+            self.warn("somebody else has paused the guest; events come again when it goes on")
 
     def counts(self) -> Counts:
         """Return what was counted since the recording began, or in the last one."""
@@ -282,7 +282,7 @@ class GuestDriver:
                     self._check_stopped()
                     count = self._patcher.disarm()
                 if count:
-                    self.tell(
+                    self.warn(
                         f"{count} places held the guest's own bytes again: somebody else has put "
                         "them back, and there was no hit from then on"
                     )
@@ -298,7 +298,7 @@ class GuestDriver:
         if not self._journal.allocations.is_empty:
             with self.guest.stub.paused():
                 self._check_stopped()
-        settle(self.guest, self._journal.allocations, self.tell)
+        free_when_idle(self.guest, self._journal.allocations, self.warn)
         self.check_guest()
 
     def check_guest(self) -> None:
@@ -320,7 +320,7 @@ class GuestDriver:
     def _check_stopped(self) -> None:
         check_stopped(self._journal, self.guest.stub, self.guest.memory.ram)
 
-    def look_for_modules(self) -> None:
+    def refresh_modules(self) -> None:
         """Find out what modules the guest has now."""
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         if kernel is not self.guest.kernel:
@@ -335,14 +335,14 @@ class GuestDriver:
             try:
                 self._arm_late(self._patcher, self.recorder)
             except KprobesError as error:
-                self.tell(str(error))
+                self.warn(str(error))
 
     def _arm_late(self, patcher: TextPatcher, recorder: Recorder) -> None:
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         self.guest = replace(self.guest, kernel=kernel)
         plans, errors = self._preparer.late(self.guest)
         for error in errors:
-            self.tell(str(error))
+            self.warn(str(error))
         try:
             programs = patcher.link(plans)
         except KprobesError:
@@ -368,21 +368,21 @@ class GuestDriver:
                 return
             try:
                 with paused_between_changes(self.guest):
-                    self._patcher.withdraw(ranges)
+                    self._patcher.disarm_ranges(ranges)
             except KprobesError as error:
-                self.tell(str(error))
+                self.warn(str(error))
             self.plans = [plan for plan in self.plans if plan not in gone]
             self._preparer.wait_again(gone)
 
     @contextmanager
-    def _attended(self, arena: Arena, questions: Sequence[Question]) -> Generator[None]:
+    def _attended(self, arena: Arena, groups: Sequence[UpcallGroup]) -> Generator[None]:
         # From before the first hit on; not when there will be none.
-        if questions and self._upcall_control is None:
+        if groups and self._upcall_control is None:
             self._upcall_control = UpcallControl(self.guest, arena, self._journal.check)
         with ExitStack() as undo:
             if self._upcall_control is not None:
                 undo.callback(self._upcall_control.end)
-                self._upcall_control.begin(questions)
+                self._upcall_control.begin(groups)
             yield
             undo.pop_all()
 
@@ -428,7 +428,7 @@ class GuestDriver:
             self._clock = clock_function(guest.memory, guest.kernel)
             self.recorder = Recorder(arena, guest.memory, self._open_clock(arena))
             self.recorder.check = self._journal.check
-            self.recorder.tell = self.tell
+            self.recorder.warn = self.warn
         if not self._free(self._arena).has_room(needed):
             with guest.stub.paused():
                 self._arena = arenas.grow(self._injector(), guest.kernel, self._arena, size)
@@ -459,8 +459,8 @@ class GuestDriver:
         frames = frames_size(self.plans) + (_AWAITED_FRAMES if awaited else 0)
         # A function whose returns are taken over has a trampoline besides.
         pieces = len(self.plans) + len(frame_counts(self.plans))
-        undos = _UNDOS_OF_PLAN * len(self.plans) + _SPARE_UNDOS
-        return replace(self._size, code=pieces * _CODE_OF_PLAN, frames=frames, undos=undos)
+        patches = _UNDOS_OF_PLAN * len(self.plans) + _SPARE_UNDOS
+        return replace(self._size, code=pieces * _CODE_OF_PLAN, frames=frames, patches=patches)
 
     def _open_clock(self, arena: Arena) -> AnyClock:
         if self._clock is not None:
@@ -487,8 +487,8 @@ class GuestDriver:
         )
 
 
-def _questions(programs: Sequence[Program], patcher: TextPatcher) -> list[Question]:
-    at_sites = [question for program in programs for question in program.questions]
+def _groups(programs: Sequence[Program], patcher: TextPatcher) -> list[UpcallGroup]:
+    at_sites = [group for program in programs for group in program.groups]
     return [*at_sites, *patcher.landings]
 
 

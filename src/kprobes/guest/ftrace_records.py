@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 from kprobes.guest.guest import Guest
-from kprobes.guest.journal import FLAGS, Undo
+from kprobes.guest.journal import FLAGS, ArmedPatch
 from kprobes.guest.patches import PhysicalMemory
 from kprobes.guest.tracers import Tracers, offsets
 from kprobes.units import Addr, Phys
@@ -58,18 +58,21 @@ class Records:
         self._memory = memory
         self._tracers = tracers or Tracers(guest.memory, guest.kernel)
 
-    def settled(self, undos: Sequence[Undo]) -> list[Undo]:
+    def settled(self, patches: Sequence[ArmedPatch]) -> list[ArmedPatch]:
         """Return undos that give records what they must hold now.
 
         Where it is not known who traces what, or their call is not, records stay disabled as long
         as somebody traces.
         """
         if not self._tracers.are_there:
-            return list(undos)
-        new = {found[0].phys: self._flags(*found) for found in self._users(undos)}
-        return [undo._replace(old=new[undo.phys]) if undo.what == FLAGS else undo for undo in undos]
+            return list(patches)
+        new = {found[0].phys: self._flags(*found) for found in self._users(patches)}
+        return [
+            patch._replace(old=new[patch.phys]) if patch.what == FLAGS else patch
+            for patch in patches
+        ]
 
-    def make_calls(self, undos: Sequence[Undo]) -> None:
+    def make_calls(self, patches: Sequence[ArmedPatch]) -> None:
         """Make the calls of tracers that want all registers, at sites that are idle again.
 
         The kernel looks at such a record's flags only where its call is made: if the tracer ended
@@ -78,27 +81,29 @@ class Records:
         if not self._tracers.are_there:
             return
         writes: list[tuple[Phys, bytes]] = []
-        for undo, site, users in self._users(undos):
-            flags = self._flags(undo, site, users)
-            if flags != undo.new and users is not None and users[1]:
+        for patch, site, users in self._users(patches):
+            flags = self._flags(patch, site, users)
+            if flags != patch.new and users is not None and users[1]:
                 made = int.from_bytes(flags, "little") | _ENABLED | _REGS_ENABLED
-                writes += [*self._call(site), (undo.phys, made.to_bytes(8, "little"))]
+                writes += [*self._call(site), (patch.phys, made.to_bytes(8, "little"))]
         self._memory.write_physical_many(writes)
 
-    def _users(self, undos: Sequence[Undo]) -> Iterator[tuple[Undo, Addr, tuple[int, bool] | None]]:
-        flags = [undo for undo in undos if undo.what == FLAGS]
-        found = self._memory.read_physical_many([(Phys(undo.phys - _IP), 8) for undo in flags])
+    def _users(
+        self, patches: Sequence[ArmedPatch]
+    ) -> Iterator[tuple[ArmedPatch, Addr, tuple[int, bool] | None]]:
+        flags = [patch for patch in patches if patch.what == FLAGS]
+        found = self._memory.read_physical_many([(Phys(patch.phys - _IP), 8) for patch in flags])
         sites = [Addr(int.from_bytes(ip, "little")) for ip in found]
         return zip(flags, sites, self._tracers.wanted(sites), strict=True)
 
-    def _flags(self, undo: Undo, site: Addr, users: tuple[int, bool] | None) -> bytes:
-        if undo.old == undo.new:
+    def _flags(self, patch: ArmedPatch, site: Addr, users: tuple[int, bool] | None) -> bytes:
+        if patch.old == patch.new:
             # Disabled before, so that nobody counts.
-            return undo.old
+            return patch.old
         if users is None or (users[1] and not self._call(site)):
-            return undo.new
+            return patch.new
         count, has_registers = users
-        flags = int.from_bytes(undo.old, "little") & ~(_COUNT | _REGS)
+        flags = int.from_bytes(patch.old, "little") & ~(_COUNT | _REGS)
         return (flags | count | (_REGS if has_registers else 0)).to_bytes(8, "little")
 
     def _call(self, site: Addr) -> list[tuple[Phys, bytes]]:

@@ -34,8 +34,8 @@ from kprobes.errors import (
     TargetError,
     UnreachableError,
 )
-from kprobes.guest.journal import FLAGS, Entry, Journal, Undo, read
-from kprobes.guest.patches import roll_back
+from kprobes.guest.journal import FLAGS, ArmedPatch, Entry, Journal, read
+from kprobes.guest.patches import restore_text
 from kprobes.transport.connect import connect
 from kprobes.transport.stub import Stub
 
@@ -207,14 +207,14 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
     from kprobes.guest.patches import StoppedMemory
     from kprobes.transport.find_ram import open_ram
 
-    if entry.boot is None or (entry.undos and entry.mark_place is None):
+    if entry.boot is None or (entry.patches and entry.mark_place is None):
         raise TargetError("its journal does not say what proves that the guest is the same")
     ram = open_ram(stub)
     check_stopped(entry, stub, ram)
     # Text first: what its records must hold now is for who knows the kernel.
-    records = [undo for undo in entry.undos if undo.what == FLAGS]
-    text = [undo for undo in entry.undos if undo.what != FLAGS]
-    places = roll_back(text, StoppedMemory(stub, ram))
+    records = [undo for undo in entry.patches if undo.what == FLAGS]
+    text = [undo for undo in entry.patches if undo.what != FLAGS]
+    places = restore_text(text, StoppedMemory(stub, ram))
     if entry.allocations.is_empty and not records:
         return Rescued(places, 0)
     if stub.is_held:
@@ -223,7 +223,7 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
     return Rescued(places + put_back, memory)
 
 
-def _free_after_crash(stub: Stub, entry: Entry, records: Sequence[Undo]) -> tuple[int, int]:
+def _free_after_crash(stub: Stub, entry: Entry, records: Sequence[ArmedPatch]) -> tuple[int, int]:
     from kprobes.guest.recovery import free_after_crash
 
     return free_after_crash(stub, Journal.reopen(entry), records, image=entry.image)

@@ -66,7 +66,7 @@ class ReturnTrap:
     frame: int
     info: InjectOps
 
-    def look(self) -> Returned | None:
+    def poll(self) -> Returned | None:
         """Return the task if it stands at the landing."""
         threads = self.debugger.ids()
         found = (self._returned(thread, self.debugger.registers(thread)) for thread in threads)

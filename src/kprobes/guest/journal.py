@@ -38,7 +38,7 @@ FLAGS = "dyn_ftrace.flags"
 """What undos of the guest's ftrace records are for: these are no code."""
 
 
-class Undo(NamedTuple):
+class ArmedPatch(NamedTuple):
     """One write to a guest's RAM: where, what was there and what we put there.
 
     69,038 of them are read while a guest is to be put right within a second: a tuple takes a fifth
@@ -57,7 +57,7 @@ class Undo(NamedTuple):
     what: str
 
 
-class Described(NamedTuple):
+class ArmedProbe(NamedTuple):
     """One probe as it was armed, for whoever looks at its code.
 
     Attributes:
@@ -74,7 +74,7 @@ class Described(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class RamMap:
     """How a guest's memory is looked at without its stub, which a tracer keeps for itself.
 
     Attributes:
@@ -127,7 +127,7 @@ class Entry:
         target: the stub's address.
         build_id, release: of the guest's kernel.
         pid, started: of the tracer: its number, and when it began.
-        undos: in the order in which they were to be written.
+        patches: in the order in which they were to be written.
         mark: what the tracer left in the first memory that it was lent: who finds it there
             looks at the guest as it was then, and not as it was booted anew.
         marked: where, or None.
@@ -148,7 +148,7 @@ class Entry:
     release: str
     pid: int
     started: str
-    undos: tuple[Undo, ...]
+    patches: tuple[ArmedPatch, ...]
     mark: bytes = b""
     marked: MarkPlace | None = None
     state: int = 0
@@ -158,18 +158,18 @@ class Entry:
     is_closed: bool = False
     image: str = ""
     allocations: AllocationLog = field(default_factory=AllocationLog, compare=False)
-    probes: tuple[Described, ...] = field(default=(), compare=False)
-    window: Window | None = field(default=None, compare=False)
+    probes: tuple[ArmedProbe, ...] = field(default=(), compare=False)
+    window: RamMap | None = field(default=None, compare=False)
 
     @property
     def is_done(self) -> bool:
         """Whether the guest is as it was before."""
-        return not self.undos and self.allocations.is_empty
+        return not self.patches and self.allocations.is_empty
 
     @property
     def has_only_memory(self) -> bool:
         """Whether its tracer ended by itself and nothing but memory is left to give back."""
-        return self.is_closed and not self.undos and self.allocations.call is None
+        return self.is_closed and not self.patches and self.allocations.call is None
 
     @property
     def mark_place(self) -> Phys | None:
@@ -209,7 +209,7 @@ class Journal:
         self.check: Callable[[], None] = nothing
         self._marked: MarkPlace | None = None
         self._head = b""
-        self._probes: list[Described] = []
+        self._probes: list[ArmedProbe] = []
         self._is_clear = True
 
     @classmethod
@@ -288,35 +288,35 @@ class Journal:
             {"build_id": build_id.hex(), "release": release, "image": str(image) if image else ""}
         )
 
-    def point(self, window: Window) -> None:
+    def point(self, window: RamMap) -> None:
         """Say how others can look at the guest meanwhile."""
         self._note({"window": asdict(window)})
 
-    def describe(self, probes: Iterable[Described]) -> None:
+    def describe(self, probes: Iterable[ArmedProbe]) -> None:
         """Say which probes the next patches are for."""
         found = list(probes)
         self._probes += found
         # What is to be put back does not depend on it: the next record takes it to the disk.
         self._append(_probes_line(found), is_synced=False)
 
-    def record(self, undos: Sequence[Undo]) -> None:
+    def record(self, patches: Sequence[ArmedPatch]) -> None:
         """Put undos on the disk; only then may their patches be made."""
         self._is_clear = False
         self.state += 1
-        self._append(_undos_line(undos, self.state), is_synced=True)
+        self._append(_patches_line(patches, self.state), is_synced=True)
 
     def clear(self) -> None:
         """Forget all undos: the guest's text is as it was. More may be recorded."""
         self.keep(())
 
-    def keep(self, undos: Sequence[Undo]) -> None:
+    def keep(self, patches: Sequence[ArmedPatch]) -> None:
         """Forget all undos but some: what the others were for is as it was."""
-        sites = {undo.addr for undo in undos}
+        sites = {patch.addr for patch in patches}
         self._probes = [each for each in self._probes if each.site in sites]
-        self.state += bool(undos or not self._is_clear)
-        lines = _probes_line(self._probes) + _undos_line(undos, self.state)
-        self._replace(lines, is_synced=bool(undos))
-        self._is_clear = not undos
+        self.state += bool(patches or not self._is_clear)
+        lines = _probes_line(self._probes) + _patches_line(patches, self.state)
+        self._replace(lines, is_synced=bool(patches))
+        self._is_clear = not patches
 
     def close(self) -> None:
         """Remove the journal, unless there is still something to put back."""
@@ -363,8 +363,8 @@ def directory() -> Path:
     return directories.state() / "journal"
 
 
-def entries(tell: Callable[[KprobesError], None] = _log.warning) -> Iterator[Entry]:
-    """Yield every journal on this machine, oldest first; ``tell`` gets why a file is none.
+def entries(warn: Callable[[KprobesError], None] = _log.warning) -> Iterator[Entry]:
+    """Yield every journal on this machine, oldest first; ``warn`` gets why a file is none.
 
     Raises:
         StateError: the directory is somebody else's.
@@ -376,7 +376,7 @@ def entries(tell: Callable[[KprobesError], None] = _log.warning) -> Iterator[Ent
         try:
             yield read(path)
         except (FormatError, StateError) as error:
-            tell(error)
+            warn(error)
         except FileNotFoundError:
             # Its session has just ended.
             continue
@@ -395,7 +395,7 @@ def at_work(is_target: Callable[[str], bool]) -> Entry | None:
         with suppress(*_BROKEN, KprobesError):
             with path.open("rb") as file:
                 target = json.loads(file.readline(_LONGEST_LINE))["target"]
-            if is_target(target) and (entry := read(path)).undos and not entry.is_abandoned:
+            if is_target(target) and (entry := read(path)).patches and not entry.is_abandoned:
                 return entry
     return None
 
@@ -440,7 +440,7 @@ def read(path: Path) -> Entry:
             release=str(info.get("release", "")),
             pid=int(info["pid"]),
             started=str(info["started"]),
-            undos=tuple(undo for line in values for undo in _undos_of(line.get("undos", []))),
+            patches=tuple(patch for line in values for patch in _patches_of(line.get("undos", []))),
             mark=_mark_of(info["mark"]),
             marked=_marked_of(info["marked"]) if "marked" in info else None,
             state=int(info.get("state", 0)),
@@ -517,13 +517,13 @@ def _raw_lines(path: Path) -> list[bytes]:
         return file.read().split(b"\n")[:-1]
 
 
-def _probes_line(probes: Iterable[Described]) -> bytes:
+def _probes_line(probes: Iterable[ArmedProbe]) -> bytes:
     found = [[each.site, each.entry, each.event_id, each.definition] for each in probes]
     return _line({"probes": found})
 
 
-def _undos_line(undos: Sequence[Undo], state: int) -> bytes:
-    return _line({"undos": _columns(undos), "state": state})
+def _patches_line(patches: Sequence[ArmedPatch], state: int) -> bytes:
+    return _line({"undos": _columns(patches), "state": state})
 
 
 def _line(value: dict[str, Any]) -> bytes:
@@ -544,38 +544,38 @@ def process_start(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def _columns(undos: Sequence[Undo]) -> dict[str, list[Any]]:
+def _columns(patches: Sequence[ArmedPatch]) -> dict[str, list[Any]]:
     # 69,038 of them are read in a third of the time that as many objects take.
     return {
-        "phys": [undo.phys for undo in undos],
-        "addr": [undo.addr for undo in undos],
-        "old": [undo.old.hex() for undo in undos],
-        "new": [undo.new.hex() for undo in undos],
-        "what": [undo.what for undo in undos],
+        "phys": [patch.phys for patch in patches],
+        "addr": [patch.addr for patch in patches],
+        "old": [patch.old.hex() for patch in patches],
+        "new": [patch.new.hex() for patch in patches],
+        "what": [patch.what for patch in patches],
     }
 
 
-def _undos_of(found: Any) -> Iterator[Undo]:
+def _patches_of(found: Any) -> Iterator[ArmedPatch]:
     if isinstance(found, list):
         # Of a release that wrote an object for each.
         items = cast("list[dict[str, Any]]", found)
-        rows = [[item[name] for name in Undo._fields] for item in items]
-        columns = list(zip(*rows, strict=True)) or [()] * len(Undo._fields)
+        rows = [[item[name] for name in ArmedPatch._fields] for item in items]
+        columns = list(zip(*rows, strict=True)) or [()] * len(ArmedPatch._fields)
     else:
-        columns = [found[name] for name in Undo._fields]
+        columns = [found[name] for name in ArmedPatch._fields]
     phys, addr, old, new, what = columns
     numbers, texts = (
         (map(int, phys), map(int, addr)),
         (map(bytes.fromhex, old), map(bytes.fromhex, new)),
     )
-    return map(Undo._make, zip(*numbers, *texts, map(str, what), strict=True))
+    return map(ArmedPatch._make, zip(*numbers, *texts, map(str, what), strict=True))
 
 
-def _window(item: dict[str, Any]) -> Window | None:
+def _window(item: dict[str, Any]) -> RamMap | None:
     if "registers" not in item:
         # Of a release that knew one architecture only. It is for looking: restoring needs none.
         return None
-    return Window(
+    return RamMap(
         pid=int(item["pid"]),
         started=str(item["started"]),
         runs=tuple((int(start), int(size), int(addr)) for start, size, addr in item["runs"]),
@@ -584,9 +584,9 @@ def _window(item: dict[str, Any]) -> Window | None:
     )
 
 
-def _described(item: Sequence[Any]) -> Described:
+def _described(item: Sequence[Any]) -> ArmedProbe:
     site, entry, event_id, definition = item
-    return Described(
+    return ArmedProbe(
         site=Addr(int(site)),
         entry=Addr(int(entry)),
         event_id=int(event_id),

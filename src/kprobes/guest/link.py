@@ -25,7 +25,7 @@ from kprobes.model.plan import (
     Site,
 )
 from kprobes.model.resolved import ExitAddress, Resolved
-from kprobes.model.upcall import MAX_UPCALLS, Detour, Question, Questions, Upcall
+from kprobes.model.upcall import MAX_UPCALLS, Detour, SiteUpcalls, Upcall, UpcallGroup
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
@@ -63,7 +63,7 @@ class Program:
     plan: Plan
     entry: Addr
     code: bytes
-    questions: tuple[Question, ...] = ()
+    groups: tuple[UpcallGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Linker:
 
     def __init__(self, arch: Arch, abi: GuestAbi, arena: Arena) -> None:
         self.frames: list[Frames] = []
-        self.landings: list[Question] = []
+        self.landings: list[UpcallGroup] = []
         self.trampolines: list[Trampoline] = []
         self._arch = arch
         self._abi = abi
@@ -153,12 +153,12 @@ class Linker:
         """
         found = [(self._area_of(plan), plan) for plan in plans]
         for area, plan in found:
-            self._open(area, is_asking=_is_asking(plan))
+            self._open(area, makes_upcall=_makes_upcall(plan))
         self._make_room([plan for _, plan in found])
         programs: list[Program] = []
         for area, plan in found:
             checkpoint()
-            link = self._link_asking if plan.upcalls else self._link
+            link = self._link_upcall if plan.upcalls else self._link
             programs.append(link(area, plan))
         return programs
 
@@ -203,14 +203,14 @@ class Linker:
             )
         return found
 
-    def _open(self, area: Area, *, is_asking: bool) -> None:
+    def _open(self, area: Area, *, makes_upcall: bool) -> None:
         # The first one, too: trampolines are there.
         for each in (self._first, area):
             if not each.called:
                 readers = {name: getattr(self._abi.readers, name) for name in _READERS}
                 functions = {**readers, "clock": self._abi.clock or Addr(0)}
                 each.called = {n: self._callable(each, at) for n, at in functions.items()}
-            if is_asking and each.gate is None:
+            if makes_upcall and each.gate is None:
                 each.gate = each.add(build_gate(self._arch, self._abi, self._arena, each.next))
 
     def _callable(self, area: Area, function: Addr) -> Addr:
@@ -243,8 +243,8 @@ class Linker:
         text = start, Addr(start + len(code))
         self.trampolines.append(Trampoline(returns=returns, frames=frames, text=text))
         if number is not None:
-            question = Question(number=number, upcalls=returns.upcalls, copies=copies)
-            self.landings.append(question)
+            group = UpcallGroup(number=number, upcalls=returns.upcalls, copies=copies)
+            self.landings.append(group)
             self._unasked[frames.trampoline] = self._arena.missed_upcall(number)
 
     def _landing(
@@ -262,8 +262,8 @@ class Linker:
             if number is None:
                 code = self._arch.returns.trampoline(place, at, flags=flags)
                 return Detour(code=code, copies={})
-            questions = _questions(area, number, None)
-            return self._arch.upcall.at_landing(place, at, questions, place)
+            groups = _groups(area, number, None)
+            return self._arch.upcall.at_landing(place, at, groups, place)
 
         def head(_: Addr, at: Addr) -> bytes:
             return header + landing(at).code
@@ -304,24 +304,24 @@ class Linker:
 
         return _program(area, plan, self._assembled(area, head, bodies)[0])
 
-    def _link_asking(self, area: Area, plan: Plan) -> Program:
+    def _link_upcall(self, area: Area, plan: Plan) -> Program:
         bodies = [self._body_of(plan, is_framed=True)] if plan.probes or plan.returning else []
         detour = self._detour
         groups = (plan.before, plan.after)
         before, after = map(self._number, groups)
-        asked = _questions(area, before, after)
+        asked = _groups(area, before, after)
 
         def head(place: Addr, body: Addr | None = None) -> bytes:
             return detour(plan.site, place, asked, body).code
 
         code, places = self._assembled(area, head, bodies)
         copies = detour(plan.site, area.next, asked, *places).copies
-        questions = tuple(
-            Question(number=number, upcalls=upcalls, copies=copies)
+        groups = tuple(
+            UpcallGroup(number=number, upcalls=upcalls, copies=copies)
             for number, upcalls in zip((before, after), groups, strict=True)
             if number is not None
         )
-        return _program(area, plan, code, questions)
+        return _program(area, plan, code, groups)
 
     def _number(self, upcalls: Sequence[Upcall]) -> int | None:
         if not upcalls:
@@ -332,13 +332,13 @@ class Linker:
         return number
 
     def _detour(
-        self, site: Site, entry: Addr, questions: Questions, body: Addr | None = None
+        self, site: Site, entry: Addr, groups: SiteUpcalls, body: Addr | None = None
     ) -> Detour:
         arch = self._arch
         if site.displaced is not None:
-            return arch.upcall.at_instruction(entry, body, questions, site.displaced)
+            return arch.upcall.at_instruction(entry, body, groups, site.displaced)
         back = Addr(site.addr + arch.site.size)
-        return arch.upcall.at_call(entry, body, questions, back)
+        return arch.upcall.at_call(entry, body, groups, back)
 
     def _is_framed(self, plan: Plan) -> bool:
         is_called = plan.site.displaced is None
@@ -442,7 +442,7 @@ class _Body:
         return self.template.link(place or area.next, {**self.numbers, **area.called})
 
 
-def _is_asking(plan: Plan) -> bool:
+def _makes_upcall(plan: Plan) -> bool:
     return bool(plan.upcalls) or any(each.returns.upcalls for each in plan.returning)
 
 
@@ -453,11 +453,11 @@ def _is_shared(plan: Plan) -> bool:
     return not any(isinstance(fetch.operand, ExitAddress) for fetch in fetches)
 
 
-def _questions(area: Area, before: int | None, after: int | None) -> Questions:
+def _groups(area: Area, before: int | None, after: int | None) -> SiteUpcalls:
     if area.gate is None:
         raise ValueError("questions without a gate")
-    return Questions(gate=area.gate, before=before, after=after)
+    return SiteUpcalls(gate=area.gate, before=before, after=after)
 
 
-def _program(area: Area, plan: Plan, code: bytes, questions: tuple[Question, ...] = ()) -> Program:
-    return Program(plan=plan, entry=area.place(len(code)), code=code, questions=questions)
+def _program(area: Area, plan: Plan, code: bytes, groups: tuple[UpcallGroup, ...] = ()) -> Program:
+    return Program(plan=plan, entry=area.place(len(code)), code=code, groups=groups)

@@ -30,7 +30,7 @@ from kprobes.errors import MemoryFault
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.arena import NOTES_PAGE, UNDO_SIZE, Arena
 from kprobes.guest.guest import Guest, GuestMemory, remembering
-from kprobes.guest.journal import FLAGS, Boot, Journal, MarkPlace, Undo
+from kprobes.guest.journal import FLAGS, ArmedPatch, Boot, Journal, MarkPlace
 from kprobes.model.plan import Frames
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Ram
@@ -56,7 +56,7 @@ class Notes:
         place: of the mark.
         live: that the guest has made it.
         frames: of calls that return to code of the session, or None where there was no room.
-        undos: of its patches, or None where there was no room.
+        patches: of its patches, or None where there was no room.
     """
 
     mark: bytes
@@ -64,7 +64,7 @@ class Notes:
     place: Phys
     live: tuple[Allocation, ...]
     frames: tuple[Frames, ...] | None
-    undos: tuple[Undo, ...] | None
+    patches: tuple[ArmedPatch, ...] | None
 
     @property
     def memory(self) -> int:
@@ -75,12 +75,12 @@ class Notes:
 
 
 def write_notes(
-    memory: GuestMemory, arena: Arena, journal: Journal, undos: Sequence[Undo] = ()
+    memory: GuestMemory, arena: Arena, journal: Journal, patches: Sequence[ArmedPatch] = ()
 ) -> None:
     """Write a session's notes into its arena."""
     now = remembering(memory)
-    data = b"".join(_record(undo) for undo in undos) if len(undos) <= arena.undos else b""
-    count = len(undos) if len(undos) <= arena.undos else _TOO_MANY
+    data = b"".join(_record(patch) for patch in patches) if len(patches) <= arena.patches else b""
+    count = len(patches) if len(patches) <= arena.patches else _TOO_MANY
     now.write(arena.notes + NOTES_PAGE, data)
     live = _live(journal.allocations)
     now.write(
@@ -110,10 +110,10 @@ def find_notes(guest: Guest) -> Iterator[Notes]:
             yield _read(guest.memory, phys)
 
 
-def _record(undo: Undo) -> bytes:
+def _record(patch: ArmedPatch) -> bytes:
     # What planning compared may be more than what is written, which comes first.
-    old, new = undo.old[:_WIDEST], undo.new[:_WIDEST]
-    return _UNDO.pack(undo.addr, len(old), old, new)
+    old, new = patch.old[:_WIDEST], patch.new[:_WIDEST]
+    return _UNDO.pack(patch.addr, len(old), old, new)
 
 
 def _live(allocations: AllocationLog) -> bytes:
@@ -153,7 +153,7 @@ def _read(memory: GuestMemory, phys: int) -> Notes:
         place=Phys(phys + _MARK_OFFSET),
         live=live,
         frames=None if frames is None else tuple(_frames(*each) for each in frames),
-        undos=None if count == _TOO_MANY else tuple(_undos(memory, addr + NOTES_PAGE, count)),
+        patches=None if count == _TOO_MANY else tuple(_patches(memory, addr + NOTES_PAGE, count)),
     )
 
 
@@ -187,17 +187,17 @@ def as_journal(notes: Notes, target: str, boot: Boot) -> Journal:
     journal.note_mark(MarkPlace(allocation=Addr(data.addr), phys=notes.place))
     journal.allocations.keep_frames(notes.frames or ())
     journal.state = notes.state - 1
-    journal.record(notes.undos or ())
+    journal.record(notes.patches or ())
     return journal
 
 
-def _undos(memory: GuestMemory, addr: int, count: int) -> Iterator[Undo]:
+def _patches(memory: GuestMemory, addr: int, count: int) -> Iterator[ArmedPatch]:
     if count > _MAX_UNDOS:
         raise ValueError(f"notes of {count} patches")
     now = remembering(memory)
     for where, size, old, new in _UNDO.iter_unpack(now.read(addr, count * UNDO_SIZE)):
         is_flags = size == _WIDEST and _differ_by_flag(old, new)
-        yield Undo(
+        yield ArmedPatch(
             phys=now.physical(where),
             addr=Addr(where),
             old=old[:size],

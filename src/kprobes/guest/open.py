@@ -112,7 +112,7 @@ def _close(driver: GuestDriver, journal: Journal) -> None:
 
 
 @contextmanager
-def looking(target: str) -> Generator[Guest]:
+def attached(target: str) -> Generator[Guest]:
     """Connect to a guest; it runs but while it is looked at through ``stub.paused``.
 
     Raises:

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Protocol
 
 from kprobes.errors import MemoryFault, TargetError
-from kprobes.guest.journal import Undo
+from kprobes.guest.journal import ArmedPatch
 from kprobes.ports import Ram
 from kprobes.transport.ram import StubRam
 from kprobes.transport.stub import Stub
@@ -31,7 +31,7 @@ class PhysicalMemory(Protocol):
         ...
 
 
-def roll_back(undos: Sequence[Undo], memory: PhysicalMemory) -> int:
+def restore_text(patches: Sequence[ArmedPatch], memory: PhysicalMemory) -> int:
     """Put a stopped guest's bytes back, last write first, and verify them.
 
     Returns:
@@ -40,14 +40,14 @@ def roll_back(undos: Sequence[Undo], memory: PhysicalMemory) -> int:
     Raises:
         TargetError: a place holds neither the old bytes nor ours; all others were put back.
     """
-    count, strange = 0, list[Undo]()
-    for group in _groups(undos):
+    count, strange = 0, list[ArmedPatch]()
+    for group in _groups(patches):
         found = _now(group, memory)
         ours = [u for u, now in zip(group, found, strict=True) if now == u.new != u.old]
-        memory.write_physical_many([(undo.phys, undo.old) for undo in ours])
+        memory.write_physical_many([(patch.phys, patch.old) for patch in ours])
         found = _now(group, memory) if ours else found
         count += len(ours)
-        strange += [undo for undo, now in zip(group, found, strict=True) if now != undo.old]
+        strange += [patch for patch, now in zip(group, found, strict=True) if now != patch.old]
     if strange:
         first = strange[0]
         raise TargetError(
@@ -57,20 +57,20 @@ def roll_back(undos: Sequence[Undo], memory: PhysicalMemory) -> int:
     return count
 
 
-def _groups(undos: Sequence[Undo]) -> Iterator[list[Undo]]:
+def _groups(patches: Sequence[ArmedPatch]) -> Iterator[list[ArmedPatch]]:
     # From the last to the first, cut so that no group has a place twice: a group goes through
     # the stub at once, and the guest is stopped for a hundredth of the time.
-    group: dict[Phys, Undo] = {}
-    for undo in reversed(undos):
-        if undo.phys in group:
+    group: dict[Phys, ArmedPatch] = {}
+    for patch in reversed(patches):
+        if patch.phys in group:
             yield list(group.values())
             group = {}
-        group[undo.phys] = undo
+        group[patch.phys] = patch
     yield list(group.values())
 
 
-def _now(undos: Sequence[Undo], memory: PhysicalMemory) -> list[bytes]:
-    return memory.read_physical_many([(undo.phys, len(undo.old)) for undo in undos])
+def _now(patches: Sequence[ArmedPatch], memory: PhysicalMemory) -> list[bytes]:
+    return memory.read_physical_many([(patch.phys, len(patch.old)) for patch in patches])
 
 
 _PAGE = 4096

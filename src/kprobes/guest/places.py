@@ -164,7 +164,7 @@ Names = frozenset[tuple[str, str]]
 """Groups and events."""
 
 
-class Look(Protocol):
+class FindSite(Protocol):
     """Tells how an address is probed; a definition is for its errors."""
 
     def __call__(self, addr: Addr, definition: Definition | None = None) -> Site:
@@ -262,7 +262,7 @@ class Places:
         if self.sites.find(addr) is not None:
             return addr
         function, info = self.kernel.symbols.at(addr), self.arch.site
-        if not info.is_behind or function is None or function.addr != addr:
+        if not info.reports_entry or function is None or function.addr != addr:
             return None
         return ftrace.site_of(addr, self.sites, info)
 
@@ -270,7 +270,7 @@ class Places:
         """Return what judges the text as it is now."""
         return Instructions(self.text, self.arch.patch)
 
-    def look(self, wish: Wish, text: Instructions | None = None) -> Look:
+    def find_site(self, wish: Wish, text: Instructions | None = None) -> FindSite:
         """Return what tells how a probe is placed.
 
         It raises RefusedError where no probe can be; where no instruction begins that is a
@@ -282,7 +282,7 @@ class Places:
         """
         instructions = self.instructions() if text is None else text
 
-        def look(addr: Addr, definition: Definition | None = None) -> Site:
+        def find_site(addr: Addr, definition: Definition | None = None) -> Site:
             try:
                 return self._site(addr, wish, instructions)
             except NoBoundaryError as error:
@@ -295,7 +295,7 @@ class Places:
                     hint=str(error),
                 ) from error
 
-        return look
+        return find_site
 
     def _site(self, addr: Addr, wish: Wish, instructions: Instructions) -> Site:
         if self.kernel.symbols.is_fleeting(addr):
@@ -317,14 +317,14 @@ class Places:
             else:
                 return found if at == addr else replace(found, shown=addr)
         if is_in_use():
-            return self._behind_call(addr, at, wish, instructions)
+            return self._after_call(addr, at, wish, instructions)
         place = place_of(self.kernel.symbols, addr)
         raise RefusedError(
             f"{place} is an ftrace site, which the guest's own ftrace may change at any time: "
             f"no {wish.strategy}, only the ftrace strategy"
         )
 
-    def _behind_call(self, addr: Addr, at: Addr, wish: Wish, instructions: Instructions) -> Site:
+    def _after_call(self, addr: Addr, at: Addr, wish: Wish, instructions: Instructions) -> Site:
         # A call of ours there would have the guest's ftrace give up when its tracer ends, and go on
         # into code that the guest frees then. Registers and stack are the same behind the call.
         place = place_of(self.kernel.symbols, addr)

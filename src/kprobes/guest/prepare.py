@@ -22,7 +22,7 @@ from kprobes.drain import nothing
 from kprobes.errors import KprobesError, NotLoadedError, RefusedError, TargetError
 from kprobes.guest.guest import Guest
 from kprobes.guest.kernel_abi import per_cpu_bases, task_abi
-from kprobes.guest.places import Look, Places, places_of, unchecked
+from kprobes.guest.places import FindSite, Places, places_of, unchecked
 from kprobes.guest.stacks import each_task
 from kprobes.guest.text import Prover
 from kprobes.lang.filter import FOLLOWED, parse_filter
@@ -110,14 +110,14 @@ class ReturnPlanner:
     def plan(
         self,
         by_entry: Mapping[Addr, Sequence[Resolved]],
-        asking: Mapping[Addr, Sequence[Upcall]] = MappingProxyType({}),
+        upcalls_at: Mapping[Addr, Sequence[Upcall]] = MappingProxyType({}),
         checkpoint: Callable[[], None] = nothing,
     ) -> Roles:
         """Return what is done where for the return probes of some functions.
 
         Args:
             by_entry: probes by the address of their function's probe, newest first.
-            asking: what Python does at returns, likewise.
+            upcalls_at: what Python does at returns, likewise.
             checkpoint: called for every function; what it raises ends the planning.
 
         Raises:
@@ -126,9 +126,9 @@ class ReturnPlanner:
         """
         found: Roles = {}
         self.left_out = []
-        for entry in dict.fromkeys((*by_entry, *asking)):
+        for entry in dict.fromkeys((*by_entry, *upcalls_at)):
             checkpoint()
-            probes, upcalls = by_entry.get(entry, ()), asking.get(entry, ())
+            probes, upcalls = by_entry.get(entry, ()), upcalls_at.get(entry, ())
             try:
                 function = list(self._function(entry, probes, upcalls))
             except RefusedError as error:
@@ -168,13 +168,15 @@ class ReturnPlanner:
     def _in_the_way(self, exits: Exits) -> str | None:
         others = {exit_.addr for exit_ in exits.exits}
         wish = Wish(strategy=at_exits(self._strategy), others=others)
-        look = self._places.look(wish, self.text)
-        return next((why for addr in others if (why := _refusal(look, addr)) is not None), None)
+        find_site = self._places.find_site(wish, self.text)
+        return next(
+            (why for addr in others if (why := _refusal(find_site, addr)) is not None), None
+        )
 
 
-def _refusal(look: Look, addr: Addr) -> str | None:
+def _refusal(find_site: FindSite, addr: Addr) -> str | None:
     try:
-        look(addr)
+        find_site(addr)
     except RefusedError as error:
         return str(error)
     return None
@@ -404,34 +406,36 @@ class Preparer:
         returns = {addr: found[::-1] for addr, found in probes.by_return.items()}
         roles = planner.plan(returns, _by_addr(asked.at_returns), self.checkpoint)
         self.left_out = planner.left_out
-        asking = _by_addr([*asked.at_sites, *asked.watch])
+        upcalls_at = _by_addr([*asked.at_sites, *asked.watch])
         for addr, upcalls in _at_exits(roles):
-            asking.setdefault(addr, []).extend(upcalls)
-        others = {*self._probes.by_site, *probes.by_site, *roles, *asking}
+            upcalls_at.setdefault(addr, []).extend(upcalls)
+        others = {*self._probes.by_site, *probes.by_site, *roles, *upcalls_at}
         text = planner.text
-        look = self.places.look(Wish(strategy=wanted.strategy, others=others), text)
-        at_exit = self.places.look(Wish(strategy=at_exits(wanted.strategy), others=others), text)
+        find_site = self.places.find_site(Wish(strategy=wanted.strategy, others=others), text)
+        at_exit = self.places.find_site(
+            Wish(strategy=at_exits(wanted.strategy), others=others), text
+        )
         # A strategy is forced on definitions; what Python needs is placed as it can be.
-        freely = self.places.look(Wish(others=others), text)
+        freely = self.places.find_site(Wish(others=others), text)
         patched: dict[Addr, Plan] = {}
-        for addr in dict.fromkeys((*probes.by_site, *roles, *asking)):
+        for addr in dict.fromkeys((*probes.by_site, *roles, *upcalls_at)):
             self.checkpoint()
             found, returning = probes.by_site.get(addr, ()), roles.get(addr, ())
             definition = found[0].definition if found else None
             is_recorded = bool(found) or any(each.returns.probes for each in returning)
             is_entry = found or addr in returns
-            place = (look if is_entry else at_exit) if is_recorded else freely
+            place = (find_site if is_entry else at_exit) if is_recorded else freely
             try:
                 plan = Plan(
                     site=place(addr, definition),
                     probes=tuple(reversed(found)),
-                    upcalls=tuple(asking.get(addr, ())),
+                    upcalls=tuple(upcalls_at.get(addr, ())),
                     returning=tuple(each for each in returning if each.is_compiled),
                 )
-                self._check_asking(plan)
+                self._check_upcall(plan)
                 self._check_alone(plan, patched)
             except RefusedError as error:
-                if addr in asking or not left.take(addr, found, returning, error):
+                if addr in upcalls_at or not left.take(addr, found, returning, error):
                     raise
                 continue
             yield plan
@@ -440,7 +444,7 @@ class Preparer:
         other = patched.setdefault(plan.site.addr, plan)
         check_alone(self._guest.kernel.symbols, other.site, plan.site)
 
-    def _check_asking(self, plan: Plan) -> None:
+    def _check_upcall(self, plan: Plan) -> None:
         if plan.after and plan.site.shown is not None and plan.site.displaced is not None:
             place = place_of(self._guest.kernel.symbols, plan.site.ip)
             raise RefusedError(

@@ -16,7 +16,7 @@ from kprobes.errors import GuestReplacedError
 from kprobes.guest.arena import MISSED_SIZE, Arena
 from kprobes.guest.clock import AnyClock, GuestClock
 from kprobes.guest.guest import Guest, GuestMemory
-from kprobes.guest.rings import Window, open_rings
+from kprobes.guest.rings import MappedRange, open_rings
 from kprobes.model.abi import SLACK
 from kprobes.model.events import Counts, Events
 from kprobes.model.resolved import RecordLayout
@@ -37,7 +37,7 @@ def _nothing() -> None:
     pass
 
 
-def _say_nothing(words: str) -> None:
+def _ignore(words: str) -> None:
     del words
 
 
@@ -50,17 +50,17 @@ class Recorder:
     Attributes:
         layouts: of all records that may come.
         check: raises GuestReplacedError unless the rings are still ours.
-        tell: is given, once, what is wrong with the guest's clock, for people.
+        warn: is given, once, what is wrong with the guest's clock, for people.
     """
 
     def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
-        self._missed = Window(memory, arena.missed, MISSED_SIZE)
-        self._unkept = Window(memory, arena.unkept, MISSED_SIZE)
+        self._missed = MappedRange(memory, arena.missed, MISSED_SIZE)
+        self._unkept = MappedRange(memory, arena.unkept, MISSED_SIZE)
         self._clock = clock
         self._lock = threading.RLock()
         self.layouts: Sequence[RecordLayout] = ()
         self.check: Callable[[], None] = _nothing
-        self.tell: Callable[[str], None] = _say_nothing
+        self.warn: Callable[[str], None] = _ignore
         # Raw counters do not stand; a guest's function may give the time of its last tick.
         self._may_stand = isinstance(clock, GuestClock)
         self._recorded: Counter[int] = Counter()
@@ -125,13 +125,13 @@ class Recorder:
         """How many calls of all probes had no frame free for them, ever."""
         return sum(self._unkept.u64(8 * layout.event_id) for layout in self.layouts)
 
-    def _look_at_clock(self, found: Sequence[Decoded]) -> None:
+    def _check_clock(self, found: Sequence[Decoded]) -> None:
         # Nothing is hit twice on one CPU at one time.
         if self._may_stand and any(
             np.any(batch.ts[1:] == batch.ts[:-1]) for decoded in found for batch in decoded.batches
         ):
             self._may_stand = False
-            self.tell(_STANDS)
+            self.warn(_STANDS)
 
     def _totals(self) -> Counts:
         ids = [layout.event_id for layout in self.layouts]
@@ -154,7 +154,7 @@ class Recorder:
                 ring.free(reader.tail)
             reader.note_lost(ring.lost)
             found += parts
-        self._look_at_clock(found)
+        self._check_clock(found)
         with self._lock:
             for decoded in found:
                 for batch in decoded.batches:

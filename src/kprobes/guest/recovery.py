@@ -18,15 +18,15 @@ from kprobes.errors import (
     UsageError,
 )
 from kprobes.guest.allocations import AllocationLog, Kind
-from kprobes.guest.attach import Access, look
+from kprobes.guest.attach import Access, identify
 from kprobes.guest.ftrace_records import Records, paused_between_changes
 from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check, check_stopped
 from kprobes.guest.inject import ReturnTrap, breakpoint_at
-from kprobes.guest.journal import Entry, Journal, Undo, entries, read
-from kprobes.guest.patches import StoppedMemory, roll_back
-from kprobes.guest.release import settle
+from kprobes.guest.journal import ArmedPatch, Entry, Journal, entries, read
+from kprobes.guest.patches import StoppedMemory, restore_text
+from kprobes.guest.release import free_when_idle
 from kprobes.transport.address import is_path
 from kprobes.transport.connect import parse_target
 from kprobes.transport.stub import Stub
@@ -111,17 +111,17 @@ def restore_noted(target: str, *, patience_s: float = _PATIENCE_S) -> Iterator[R
     # What finds kernels takes a while to load, and most journals need none of it.
     from kprobes.guest.identity import read_boot
     from kprobes.guest.notes import as_journal, can_search, find_notes
-    from kprobes.guest.open import looking
+    from kprobes.guest.open import attached
 
     known = {entry.mark for entry in entries()}
-    with looking(target) as guest:
+    with attached(target) as guest:
         if not can_search(guest):
             raise TargetError(_UNSEARCHED)
         found = [notes for notes in find_notes(guest) if notes.mark not in known]
         boot = read_boot(guest)
     for notes in found:
         entry = read(as_journal(notes, target, boot).path)
-        if notes.undos is None or notes.frames is None:
+        if notes.patches is None or notes.frames is None:
             entry.path.unlink()
             yield Restored(entry=entry, outcome=Outcome.FAILED, error=TargetError(_UNNOTED))
         else:
@@ -173,7 +173,7 @@ _LATE_S = 2.0
 
 
 def free_after_crash(
-    stub: Stub, journal: Journal, records: Sequence[Undo], *, image: str
+    stub: Stub, journal: Journal, records: Sequence[ArmedPatch], *, image: str
 ) -> tuple[int, int]:
     """Give back what a journal says is lent; the guest, which is stopped, runs again afterwards.
 
@@ -196,24 +196,24 @@ def free_after_crash(
     # Before the guest runs: who comes back is seen only while somebody waits.
     is_seen = _finish_call(stub, allocations)
     is_known = is_seen or journal.mark_place is not None
-    guest = look(stub, Access(image=Path(image) if image else None))
+    guest = identify(stub, Access(image=Path(image) if image else None))
     journal.watch(partial(check, journal, guest.memory.ram.read))
     if not is_known:
         return 0, 0
     count = _put_back(guest, journal, records) if records else 0
     memory = allocations.memory
-    settle(guest, allocations)
+    free_when_idle(guest, allocations)
     return count, memory
 
 
-def _put_back(guest: Guest, journal: Journal, records: Sequence[Undo]) -> int:
+def _put_back(guest: Guest, journal: Journal, records: Sequence[ArmedPatch]) -> int:
     ram = guest.memory.ram
     memory = StoppedMemory(guest.stub, ram)
-    memory.note_data(undo.phys for undo in records)
+    memory.note_data(patch.phys for patch in records)
     with paused_between_changes(guest):
         check_stopped(journal, guest.stub, ram)
         those = Records(guest, memory)
-        count = roll_back(those.settled(records), memory)
+        count = restore_text(those.settled(records), memory)
         those.make_calls(records)
         return count
 
@@ -228,7 +228,7 @@ def _finish_call(stub: Stub, allocations: AllocationLog) -> bool:
     trap = ReturnTrap(debugger=stub, place=place, frame=call.frame, info=info)
     try:
         with breakpoint_at(stub, trap.place):
-            returned = trap.look() or trap.wait(call.number, _LATE_S)
+            returned = trap.poll() or trap.wait(call.number, _LATE_S)
     except TargetError:
         # Nobody knows whether it was made: what may be done twice is done again.
         if call.returns is not None and call.returns.kind in _DONE_TWICE:

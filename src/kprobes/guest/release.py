@@ -127,12 +127,12 @@ _FOR_TASK = (
 )
 
 
-def _say_nothing(words: str) -> None:
+def _ignore(words: str) -> None:
     del words
 
 
-def settle(
-    guest: Guest, allocations: AllocationLog, tell: Callable[[str], None] = _say_nothing
+def free_when_idle(
+    guest: Guest, allocations: AllocationLog, warn: Callable[[str], None] = _ignore
 ) -> None:
     """Give back all that a guest has lent, as soon as nothing runs in it.
 
@@ -141,7 +141,7 @@ def settle(
     Args:
         guest: that has lent it.
         allocations: what it has lent.
-        tell: is told what is waited for, when it takes a while.
+        warn: is told what is waited for, when it takes a while.
 
     Raises:
         TargetError: a task sleeps in the code, or none could be borrowed; the ledger tells what
@@ -153,18 +153,18 @@ def settle(
     if guest.stub.stands():
         help_ = "let it go on (`cont` in its monitor), then use `kprobe restore`"
         raise TargetError(f"the guest is paused: {otherwise}; {help_}")
-    with telling(tell, _FOR_EXIT):
+    with reporting(warn, _FOR_EXIT):
         await_exit(guest, allocations, otherwise=otherwise)
     allocations.keep_frames(())
     injector = CallInjector(guest.stub, guest.memory, guest.kernel, allocations)
-    with telling(tell, _FOR_TASK), guest.stub.paused(), injector.task() as task:
+    with reporting(warn, _FOR_TASK), guest.stub.paused(), injector.task() as task:
         free(task, guest.kernel)
 
 
 @contextmanager
-def telling(tell: Callable[[str], None], words: str) -> Generator[None]:
-    """Tell somebody what is waited for inside, when it takes a while."""
-    timer = threading.Timer(_PATIENCE_S, tell, [words])
+def reporting(warn: Callable[[str], None], words: str) -> Generator[None]:
+    """Warn somebody what is waited for inside, when it takes a while."""
+    timer = threading.Timer(_PATIENCE_S, warn, [words])
     timer.start()
     try:
         yield

@@ -17,7 +17,7 @@ from kprobes.units import Phys
 _POSITION = (1 << CPU_SHIFT) - 1
 
 
-class Window:
+class MappedRange:
     """A piece of kernel memory whose pages were found once: read without page tables.
 
     Only for memory that we own: its pages stay where they are.
@@ -78,8 +78,8 @@ class Ring:
     """One CPU's ring."""
 
     cpu: int
-    data: Window
-    words: Window
+    data: MappedRange
+    words: MappedRange
     size: int
 
     @property
@@ -102,8 +102,8 @@ def open_rings(arena: Arena, memory: GuestMemory) -> tuple[Ring, ...]:
     return tuple(
         Ring(
             cpu,
-            Window(memory, arena.ring(cpu), arena.ring_size + SLACK),
-            Window(memory, arena.words(cpu), PERCPU_SIZE),
+            MappedRange(memory, arena.ring(cpu), arena.ring_size + SLACK),
+            MappedRange(memory, arena.words(cpu), PERCPU_SIZE),
             arena.ring_size,
         )
         for cpu in range(arena.cpus)

@@ -51,9 +51,9 @@ class CleanText:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
         # What is patched while this runs is known before the bytes are read, or after.
         if self._latest is None:
-            self._look()
+            self._find_site()
         code = self._memory.read(addr, size)
-        self._look()
+        self._find_site()
         near = self._near(addr, addr + size)
         if not near:
             return code
@@ -71,7 +71,7 @@ class CleanText:
         before = self._memory.read(start, addr - start) if start < addr else b""
         return before + code + (self._memory.read(after, stop - after) if after < stop else b"")
 
-    def _look(self) -> None:
+    def _find_site(self) -> None:
         found = self._read_patches()
         if found is not self._latest:
             self._latest = found

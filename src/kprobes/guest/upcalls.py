@@ -36,15 +36,15 @@ from kprobes.guest.arena import Arena
 from kprobes.guest.clock import find_line
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.kernel_abi import first_of
-from kprobes.guest.rings import Window
+from kprobes.guest.rings import MappedRange
 from kprobes.model.kernel import Symbol
 from kprobes.model.upcall import (
     CONTEXTS,
     MAX_UPCALLS,
     REQUEST_HEAD,
-    Question,
     Upcall,
-    Waiting,
+    UpcallGroup,
+    WaitingVcpu,
     registers_of,
 )
 from kprobes.transport.ram import StubRam
@@ -89,7 +89,7 @@ class Mailbox:
         rooms = [layout.room * slot for slot in range(layout.slots)]
         self._requests = [self._words(layout.requests + at, words) for at in rooms]
         self._answers = [self._words(layout.answers + at, len(self._names)) for at in rooms]
-        self._area = Window(memory, arena.mailbox, layout.size)
+        self._area = MappedRange(memory, arena.mailbox, layout.size)
         self._seen = b""
         self._seqs = self._answered.all()
         self._turn = 0
@@ -106,11 +106,11 @@ class Mailbox:
         self._present.set(0, 0)
 
     def come_back(self) -> None:
-        """Tell vCPUs that somebody attends, though one gave up."""
+        """Warn vCPUs that somebody attends, though one gave up."""
         if self._absent.raw() == self._present.raw():
             self._renew()
 
-    def asking(self) -> Iterator[int]:
+    def newly_asked(self) -> Iterator[int]:
         """Yield slots that have asked since they were last looked at."""
         raw = self._asked.raw()
         if raw == self._seen:
@@ -121,14 +121,14 @@ class Mailbox:
             if new != old:
                 yield slot
 
-    def read(self, slot: int) -> Waiting | None:
+    def read(self, slot: int) -> WaitingVcpu | None:
         """Return who waits in a slot, or None when it has given up meanwhile."""
         words = self._requests[slot].all()
         if self._gave_up.all()[slot] == self._seqs[slot]:
             return None
         head, registers = words[: len(REQUEST_HEAD)], words[len(REQUEST_HEAD) :]
         upcall, task, page_table = head
-        return Waiting(
+        return WaitingVcpu(
             upcall=upcall,
             cpu=slot // CONTEXTS,
             task=Addr(task),
@@ -136,9 +136,9 @@ class Mailbox:
             registers=dict(zip(self._names, registers, strict=True)),
         )
 
-    def answer(self, slot: int, waiting: Waiting) -> None:
+    def answer(self, slot: int, vcpu: WaitingVcpu) -> None:
         """Let who waits in a slot go on with these registers."""
-        values = [waiting.registers[name] & U64 for name in self._names]
+        values = [vcpu.registers[name] & U64 for name in self._names]
         self._answers[slot].write(values)
         self._answered.set(slot, self._seqs[slot])
 
@@ -195,7 +195,7 @@ class _Copied:
     """Words that are read and written through whatever reaches the guest's RAM."""
 
     def __init__(self, memory: GuestMemory, addr: int, count: int) -> None:
-        self._window = Window(memory, addr, _WORD * count)
+        self._window = MappedRange(memory, addr, _WORD * count)
         self._count = count
 
     def raw(self) -> bytes:
@@ -242,12 +242,12 @@ class UpcallServer:
         error: what ended it, or None: the guest is gone.
     """
 
-    def __init__(self, mailbox: Mailbox, questions: Mapping[int, Question]) -> None:
+    def __init__(self, mailbox: Mailbox, groups: Mapping[int, UpcallGroup]) -> None:
         """Start: from now on vCPUs wait."""
         self.served = 0
         self.error: KprobesError | None = None
         self._mailbox = mailbox
-        self._questions = questions
+        self._groups = groups
         self._last = self._checked = time.monotonic()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -271,7 +271,7 @@ class UpcallServer:
             with soon():
                 sleep_exactly()
                 while not self._is_done():
-                    self._look()
+                    self._poll()
         except KprobesError as error:
             self.error = error
         finally:
@@ -288,12 +288,12 @@ class UpcallServer:
         is_quiet = time.monotonic() > self._last + _QUIET_S
         return self._is_left or (self._stopping.is_set() and is_quiet)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if time.monotonic() > self._checked + _CHECK_S:
             self._mailbox.check()
             self._checked = time.monotonic()
         self._mailbox.come_back()
-        for slot in self._mailbox.asking():
+        for slot in self._mailbox.newly_asked():
             self._serve(slot)
             self._last = time.monotonic()
         quiet_s = time.monotonic() - self._last
@@ -301,22 +301,22 @@ class UpcallServer:
             time.sleep(_NAP_S if quiet_s < _BUSY_S else _REST_S)
 
     def _serve(self, slot: int) -> None:
-        waiting = self._mailbox.read(slot)
-        if waiting is None:
+        vcpu = self._mailbox.read(slot)
+        if vcpu is None:
             return
-        question, stack = self._questions.get(waiting.upcall), waiting.registers["sp"]
+        group, stack = self._groups.get(vcpu.upcall), vcpu.registers["sp"]
         try:
-            if question is not None:
-                question.serve(waiting)
+            if group is not None:
+                group.serve(vcpu)
         finally:
             # Below the stack are the words that it goes on with.
-            waiting.registers["sp"] = max(waiting.registers["sp"], stack)
-            self._answer(slot, waiting)
+            vcpu.registers["sp"] = max(vcpu.registers["sp"], stack)
+            self._answer(slot, vcpu)
 
-    def _answer(self, slot: int, waiting: Waiting) -> None:
+    def _answer(self, slot: int, vcpu: WaitingVcpu) -> None:
         with self._lock:
             if not self._is_left:
-                self._mailbox.answer(slot, waiting)
+                self._mailbox.answer(slot, vcpu)
                 self.served += 1
 
 
@@ -336,40 +336,40 @@ class UpcallControl:
         self._mailbox = Mailbox(arena, guest.memory, guest.arch.upcall.saved, check_guest)
         self._ticks_per_s = ticks_per_s(guest)
         self._server: UpcallServer | None = None
-        self._questions: tuple[Question, ...] = ()
+        self._groups: tuple[UpcallGroup, ...] = ()
         self._before: dict[int, int] = {}
         self._missed: Counter[int] = Counter()
 
-    def begin(self, questions: Sequence[Question]) -> None:
+    def begin(self, groups: Sequence[UpcallGroup]) -> None:
         """Attend to questions whose sites are about to be patched."""
         self.end()
-        self._questions = tuple(questions)
-        if not questions:
+        self._groups = tuple(groups)
+        if not groups:
             return
-        for question in questions:
+        for group in groups:
             # Who waits, waits for all of them.
-            timeout_s = min(sum(each.timeout_s for each in question.upcalls), MAX_TIMEOUT_S)
-            self._mailbox.set_ticks(question.number, int(timeout_s * self._ticks_per_s))
-            self._before[question.number] = self._mailbox.missed(question.number)
-        self._server = UpcallServer(self._mailbox, {each.number: each for each in questions})
+            timeout_s = min(sum(each.timeout_s for each in group.upcalls), MAX_TIMEOUT_S)
+            self._mailbox.set_ticks(group.number, int(timeout_s * self._ticks_per_s))
+            self._before[group.number] = self._mailbox.missed(group.number)
+        self._server = UpcallServer(self._mailbox, {each.number: each for each in groups})
 
     def end(self) -> None:
         """Attend no more; sites must have been put back before, or nobody waits at them."""
         if self._server is not None:
             self._server.stop()
             self._server = None
-        for question in self._questions:
-            for upcall in question.upcalls:
-                self._missed[upcall.number] += self._lately(question)
-        self._questions = ()
+        for group in self._groups:
+            for upcall in group.upcalls:
+                self._missed[upcall.number] += self._lately(group)
+        self._groups = ()
 
     def missed(self, upcall: int) -> int:
         """Return how many hits went on without an upcall since the arena was allocated."""
-        found = [q for q in self._questions if any(upcall == each.number for each in q.upcalls)]
+        found = [q for q in self._groups if any(upcall == each.number for each in q.upcalls)]
         return self._missed[upcall] + sum(map(self._lately, found))
 
-    def _lately(self, question: Question) -> int:
-        return self._mailbox.missed(question.number) - self._before[question.number]
+    def _lately(self, group: UpcallGroup) -> int:
+        return self._mailbox.missed(group.number) - self._before[group.number]
 
 
 def can_ask(guest: Guest) -> bool:
@@ -405,11 +405,11 @@ def check(guest: Guest, upcalls: Sequence[Upcall]) -> None:
 def ticks_per_s(guest: Guest) -> int:
     """Return how fast the guest says that its CPUs' counter runs."""
     found = find_line(guest.memory, guest.kernel)
-    rate = _told_rate(guest) if found is None else found[1].rate
+    rate = _rate(guest) if found is None else found[1].rate
     return rate if rate in _PLAUSIBLE else _TICKS_PER_S
 
 
-def _told_rate(guest: Guest) -> int:
+def _rate(guest: Guest) -> int:
     symbol, register = guest.arch.machine.rate
     if symbol:
         khz = guest.memory.read(first_of(guest.kernel, symbol), 4)
@@ -453,5 +453,5 @@ def watching(
     )
 
 
-def _serve(step: Step, first: str, waiting: Waiting) -> None:
-    step(waiting.registers[first])
+def _serve(step: Step, first: str, vcpu: WaitingVcpu) -> None:
+    step(vcpu.registers[first])

@@ -43,7 +43,7 @@ def arguments_of(prototype: Prototype, types: Types, arch: Arch) -> tuple[Argume
     )
 
 
-def spelled(prototype: Prototype) -> str:
+def declaration(prototype: Prototype) -> str:
     """Return a prototype as C writes it."""
     inside = ", ".join(_declared(each.type, each.name) for each in prototype.parameters)
     return f"{_declared(prototype.returns, prototype.name)}({inside or 'void'})"
@@ -192,14 +192,14 @@ class HandlerPlace:
         addr: of the instruction.
         function: that it is in.
         is_entry: whether the function's arguments are still where its caller put them.
-        behind: the address behind the instruction where that is all it does, as at an ftrace
+        following: the address behind the instruction where that is all it does, as at an ftrace
             site; else None.
     """
 
     addr: Addr
     function: Symbol
     is_entry: bool
-    behind: Addr | None
+    following: Addr | None
 
     @property
     def module(self) -> str:
@@ -208,7 +208,7 @@ class HandlerPlace:
 
     def constants(self, arch: Arch) -> Mapping[str, int]:
         """Return the registers whose value is known here, as the kernel's own probes have it."""
-        return arch.patch.constants if self.behind is None else arch.constants
+        return arch.patch.constants if self.following is None else arch.constants
 
     def check_entry(self) -> None:
         """Check that this is a function's entry, as a probe of its returns must be.

@@ -20,7 +20,7 @@ USERS = "__users_handler__"
 
 _log = logging.getLogger("kprobes.handlers")
 
-Tell = Callable[[str], None]
+Warn = Callable[[str], None]
 """Takes one line for the user."""
 
 
@@ -33,11 +33,11 @@ class Report:
     """Tells of a probe's errors.
 
     Attributes:
-        tell: gets the words.
+        warn: gets the words.
     """
 
-    def __init__(self, tell: Tell = warn) -> None:
-        self.tell = tell
+    def __init__(self, warn: Warn = warn) -> None:
+        self.warn = warn
         self._told: set[tuple[object, ...]] = set()
 
     def error(self, probe: Probe, word: str, error: BaseException) -> None:
@@ -59,14 +59,14 @@ class Report:
         self.notice(probe, word, what)
 
     def notice(self, probe: Probe, word: str, what: str) -> None:
-        """Tell once of something that is counted elsewhere."""
+        """Warn once of something that is counted elsewhere."""
         handler: Callable[..., object] = getattr(probe, word)
         self._once(probe, (what, word), f"{word} at {_start(handler)}: {what}")
 
     def _once(self, probe: Probe, kind: tuple[object, ...], words: str) -> None:
         if (probe, *kind) not in self._told:
             self._told.add((probe, *kind))
-            self.tell(f"{probe.place}: {words} (told once, counted from now on)")
+            self.warn(f"{probe.place}: {words} (told once, counted from now on)")
 
 
 def _where(handler: Callable[..., object], error: BaseException) -> str:
@@ -141,7 +141,7 @@ def why_not(regs: Registers, *, is_elsewhere: bool) -> str:
         regs: as a handler left them.
         is_elsewhere: whether it is to go on at their instruction pointer.
     """
-    if regs.sp < regs.hit_.waiting.registers["sp"]:
+    if regs.sp < regs.hit_.vcpu.registers["sp"]:
         return "regs.sp may not be lowered: what is below belongs to interrupts"
     if is_elsewhere and not regs.hit_.live.is_code(regs.ip_):
         return f"regs.{regs.pc_} = {regs.ip_:#x} is no code: the CPU did not go there"

@@ -17,7 +17,7 @@ from kprobes.handlers.calling import Outcome, Report, call_handler, changes, why
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.probe import Instance, Kprobe, Kretprobe, Probe, TaskName, is_gone, name_task
 from kprobes.handlers.registers import Hit, Registers
-from kprobes.model.upcall import Waiting
+from kprobes.model.upcall import WaitingVcpu
 from kprobes.units import U64, Addr
 
 _PRE, _POST = "pre_handler", "post_handler"
@@ -41,39 +41,39 @@ class Dispatch:
     probes: Sequence[Kprobe]
     report: Report
 
-    def before(self, waiting: Waiting) -> None:
+    def before(self, vcpu: WaitingVcpu) -> None:
         """Run the pre_handlers, until one sends the CPU elsewhere."""
         arch = self.live.guest.arch
         for probe in self._asking(_PRE):
-            regs = self._registers(waiting, self.place.addr + arch.hit_shift)
+            regs = self._registers(vcpu, self.place.addr + arch.hit_shift)
             outcome = self._call(probe, _PRE, regs)
             is_elsewhere = outcome.is_well and bool(outcome.returned)
             if outcome.is_well and self._is_possible(probe, _PRE, regs, is_elsewhere=is_elsewhere):
-                waiting.registers |= changes(regs)
+                vcpu.registers |= changes(regs)
                 if is_elsewhere:
-                    waiting.registers["ip"] = regs.ip_
+                    vcpu.registers["ip"] = regs.ip_
                     return
 
-    def after(self, waiting: Waiting) -> None:
+    def after(self, vcpu: WaitingVcpu) -> None:
         """Run the post_handlers."""
         for probe in self._asking(_POST):
-            behind = self.place.behind
-            regs = self._registers(waiting, waiting.registers["ip"] if behind is None else behind)
+            after_call = self.place.following
+            regs = self._registers(vcpu, vcpu.registers["ip"] if after_call is None else after_call)
             outcome = self._call(probe, _POST, regs, 0)
             is_elsewhere = regs.pc_ in regs.changed_
             if outcome.is_well and self._is_possible(probe, _POST, regs, is_elsewhere=is_elsewhere):
-                waiting.registers |= changes(regs)
+                vcpu.registers |= changes(regs)
                 if is_elsewhere:
-                    waiting.registers["ip"] = regs.ip_
+                    vcpu.registers["ip"] = regs.ip_
 
     def _asking(self, word: str) -> list[Kprobe]:
         return [each for each in self.probes if each.is_enabled and getattr(each, word) is not None]
 
-    def _registers(self, waiting: Waiting, ip: int) -> Registers:
+    def _registers(self, vcpu: WaitingVcpu, ip: int) -> Registers:
         place, live = self.place, self.live
         hit = Hit(
             live=live,
-            waiting=waiting,
+            vcpu=vcpu,
             module=place.module,
             constants=place.constants(live.guest.arch),
             arguments=partial(place.arguments, live),
@@ -126,84 +126,84 @@ class ReturnDispatch:
     report: Report
     caller_of: CallerOf
 
-    def entered(self, waiting: Waiting) -> None:
+    def entered(self, vcpu: WaitingVcpu) -> None:
         """Run the entry_handlers, and keep the calls whose return is to be told of."""
         # Only a guest whose stack or task is no memory faults: nobody has anything to do there.
         with suppress(MemoryFault):
-            slot, task = waiting.registers["sp"], name_task(self.live, waiting.task)
+            slot, task = vcpu.registers["sp"], name_task(self.live, vcpu.task)
             for probe in self._enabled():
                 if probe.keeps:
-                    probe.instances.begin(slot, task, self._begin(probe, waiting))
+                    probe.instances.begin(slot, task, self._begin(probe, vcpu))
 
-    def returned(self, waiting: Waiting) -> None:
+    def returned(self, vcpu: WaitingVcpu) -> None:
         """Run the handlers, before the return: they see the registers behind it.
 
         What they leave as ``ip`` is where the function returns to.
         """
         with suppress(MemoryFault):
-            slot, task = Addr(waiting.registers["sp"]), name_task(self.live, waiting.task)
-            arch, held = self.live.guest.arch, self._held(waiting)
+            slot, task = Addr(vcpu.registers["sp"]), name_task(self.live, vcpu.task)
+            arch, held = self.live.guest.arch, self._held(vcpu)
             caller = self.caller_of(slot, held)
             is_last = caller == held
-            behind = {"ip": int(caller), "sp": slot + arch.returns.behind}
+            after_call = {"ip": int(caller), "sp": slot + arch.returns.return_address_size}
             if arch.code.call.link is not None:
-                behind[arch.code.call.link] = int(caller)
-            shown = replace(waiting, registers=waiting.registers | behind)
+                after_call[arch.code.call.link] = int(caller)
+            shown = replace(vcpu, registers=vcpu.registers | after_call)
             for probe in self._enabled():
                 instance = _instance(probe, slot, task, is_last=is_last)
                 if instance is not None:
                     self._return(probe, instance, shown)
-            if behind.items() <= shown.registers.items():
+            if after_call.items() <= shown.registers.items():
                 # By the return itself; else it is skipped.
-                shown.registers |= {name: waiting.registers[name] for name in behind}
-            waiting.registers |= shown.registers
+                shown.registers |= {name: vcpu.registers[name] for name in after_call}
+            vcpu.registers |= shown.registers
 
-    def _held(self, waiting: Waiting) -> Addr:
+    def _held(self, vcpu: WaitingVcpu) -> Addr:
         # The return address as it is now, without what protects it.
         arch = self.live.guest.arch
-        link, sp = arch.code.call.link, waiting.registers["sp"]
-        held = self.live.read_u64(sp) if link is None else waiting.registers[link]
+        link, sp = arch.code.call.link, vcpu.registers["sp"]
+        held = self.live.read_u64(sp) if link is None else vcpu.registers[link]
         return Addr(held | (U64 & ~arch.returns.address_mask))
 
     def _enabled(self) -> list[Kretprobe]:
         return [each for each in self.probes if each.is_enabled]
 
-    def _begin(self, probe: Kretprobe, waiting: Waiting) -> Instance | None:
+    def _begin(self, probe: Kretprobe, vcpu: WaitingVcpu) -> Instance | None:
         if not probe.instances.has_room(partial(is_gone, self.live)):
             probe.instances.missed += 1
             return None
         instance = Instance(probe, probe.data_size)
         if probe.entry_handler is None:
             return instance
-        regs = self._at_entry(waiting)
+        regs = self._at_entry(vcpu)
         outcome = call_handler(self.report, probe, _ENTRY, instance, regs)
         if not outcome.is_well or not self._is_possible(probe, _ENTRY, regs):
             return None
-        waiting.registers |= changes(regs)
+        vcpu.registers |= changes(regs)
         return None if outcome.returned else instance
 
-    def _return(self, probe: Kretprobe, instance: Instance, shown: Waiting) -> None:
+    def _return(self, probe: Kretprobe, instance: Instance, shown: WaitingVcpu) -> None:
         regs = self._at_return(shown)
         probe.hits += 1
         outcome = call_handler(self.report, probe, _RETURN, instance, regs)
         if outcome.is_well and self._is_possible(probe, _RETURN, regs):
             shown.registers |= changes(regs) | {"ip": regs.ip_}
 
-    def _at_entry(self, waiting: Waiting) -> Registers:
+    def _at_entry(self, vcpu: WaitingVcpu) -> Registers:
         arch = self.live.guest.arch
         hit = Hit(
             live=self.live,
-            waiting=waiting,
+            vcpu=vcpu,
             module=self.place.module,
             constants=self.place.constants(arch),
             arguments=partial(self.place.arguments, self.live),
         )
         return Registers(hit, ip=self.place.addr + arch.hit_shift)
 
-    def _at_return(self, shown: Waiting) -> Registers:
+    def _at_return(self, shown: WaitingVcpu) -> Registers:
         hit = Hit(
             live=self.live,
-            waiting=shown,
+            vcpu=shown,
             module=self.place.module,
             constants=self.live.guest.arch.patch.constants,
             arguments=_no_arguments,
@@ -256,7 +256,7 @@ def serving(
     *,
     report: Report,
     caller_of: CallerOf,
-) -> Mapping[Side, Callable[[Waiting], None]]:
+) -> Mapping[Side, Callable[[WaitingVcpu], None]]:
     """Return what serves the hits of one address; ``probes`` in the order of their handlers."""
     sites = Dispatch(
         live=live,

@@ -38,7 +38,7 @@ class GuestEngine:
             UsageError: it is a pattern.
         """
         driver = self._driver
-        driver.look_for_modules()
+        driver.refresh_modules()
         arch, places = driver.guest.arch, driver.places
         definition = parse(f"p {text}", registers=arch.registers)
         if definition.place.is_glob:
@@ -50,7 +50,7 @@ class GuestEngine:
             addr=addr,
             function=function,
             is_entry=addr == function.addr or addr == self._entry(function),
-            behind=Addr(addr + arch.site.size) if is_site else None,
+            following=Addr(addr + arch.site.size) if is_site else None,
         )
 
     @property
@@ -109,7 +109,7 @@ class GuestEngine:
 
     def _arm(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
         # What was in a module that is gone is gone with it, as in the kernel.
-        self._driver.look_for_modules()
+        self._driver.refresh_modules()
         driver = self._driver
         driver.upcalls = [each for each in at_sites if self._is_there(each.addr)]
         driver.return_upcalls = [each for each in at_returns if self._is_there(each.addr)]

@@ -215,7 +215,7 @@ def check_number(types: Types, ctype: CType) -> None:
         UnknownTypeError: an aggregate, an array, or what has no size.
     """
     if ctype.kind not in NUMBERS or ctype.size == 0:
-        raise UnknownTypeError(f"{types.spell(ctype.number)} is no number")
+        raise UnknownTypeError(f"{types.type_name(ctype.number)} is no number")
 
 
 def _enumerator(types: Types, ctype: CType, raw: int) -> Enumerator:

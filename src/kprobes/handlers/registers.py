@@ -12,7 +12,7 @@ from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import TaskMemory, pattern
 from kprobes.handlers.values import Pointer, Typed
 from kprobes.model.kernel import Prototype
-from kprobes.model.upcall import Waiting
+from kprobes.model.upcall import WaitingVcpu
 
 _IP = "ip"
 """What requests call the instruction pointer, whatever its name is."""
@@ -28,7 +28,7 @@ class Hit:
 
     Attributes:
         live: the kernel that it runs.
-        waiting: the vCPU.
+        vcpu: the vCPU.
         module: whose code is probed, or "".
         constants: registers whose value is known at such a hit.
         arguments: returns those of the function that is entered; UsageError when none is.
@@ -37,7 +37,7 @@ class Hit:
     """
 
     live: LiveKernel
-    waiting: Waiting
+    vcpu: WaitingVcpu
     module: str
     constants: Mapping[str, int]
     arguments: Callable[[], tuple[Argument, ...]]
@@ -51,12 +51,12 @@ class Hit:
     @cached_property
     def memory(self) -> TaskMemory:
         """All memory of the current task."""
-        return self.live.memory_of(self.waiting.page_table)
+        return self.live.memory_of(self.vcpu.page_table)
 
     @cached_property
     def task(self) -> Pointer:
         """The current task."""
-        return self.live.task(self.memory, self.waiting.task)
+        return self.live.task(self.memory, self.vcpu.task)
 
 
 class Registers:
@@ -82,7 +82,7 @@ class Registers:
         object.__setattr__(self, "hit_", hit)
         pc = hit.live.guest.arch.code.call.pc
         object.__setattr__(self, "pc_", pc)
-        saved = {pc if name == _IP else name: at for name, at in hit.waiting.registers.items()}
+        saved = {pc if name == _IP else name: at for name, at in hit.vcpu.registers.items()}
         before = {**hit.constants, **saved, pc: ip}
         object.__setattr__(self, "is_sent_", False)
         object.__setattr__(self, "before_", before)
@@ -146,7 +146,7 @@ class Registers:
     @property
     def cpu(self) -> int:
         """The number of the CPU that was hit."""
-        return self.hit_.waiting.cpu
+        return self.hit_.vcpu.cpu
 
     def __getattr__(self, name: str) -> int:
         name = self._aliases.get(name, name)
@@ -173,7 +173,7 @@ class Registers:
         name = self._aliases.get(name, name)
         if name not in self.values_:
             raise KeyError(self._unknown(name))
-        if name != self.pc_ and name not in self.hit_.waiting.registers:
+        if name != self.pc_ and name not in self.hit_.vcpu.registers:
             raise AttributeError(f"regs.{name} can only be read")
         self.values_[name] = pattern(index(value), 64)
         if name == self.pc_:

@@ -12,7 +12,7 @@ from kprobes.handlers.calling import Report
 from kprobes.handlers.dispatch import Side, serving, sides_of
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.probe import Kretprobe, Probe
-from kprobes.model.upcall import Upcall, Waiting
+from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.units import Addr
 
 
@@ -193,11 +193,11 @@ class Registry:
                     ),
                 )
 
-    def _noting(self, serve: Callable[[Waiting], None]) -> Callable[[Waiting], None]:
-        def noted(waiting: Waiting) -> None:
+    def _noting(self, serve: Callable[[WaitingVcpu], None]) -> Callable[[WaitingVcpu], None]:
+        def noted(vcpu: WaitingVcpu) -> None:
             self._server = threading.get_ident()
             try:
-                serve(waiting)
+                serve(vcpu)
             finally:
                 self._server = None
 

@@ -10,7 +10,7 @@ from inspect import Parameter
 from typing import Any, TypedDict
 
 from kprobes.errors import UsageError
-from kprobes.handlers.arguments import RETVAL, spelled
+from kprobes.handlers.arguments import RETVAL, declaration
 from kprobes.handlers.calling import USERS
 from kprobes.handlers.probe import (
     FaultHandler,
@@ -164,7 +164,7 @@ def _wanted(
 
 def _error(handler: Callable[..., object], prototype: Prototype, what: str) -> UsageError:
     name = getattr(handler, "__name__", repr(handler))
-    return UsageError(f"{name} {what}: {spelled(prototype)}")
+    return UsageError(f"{name} {what}: {declaration(prototype)}")
 
 
 AsKprobe = Callable[[Handler], Kprobe]

@@ -65,7 +65,7 @@ class Struct:
     @property
     def type_(self) -> str:
         """How C writes its type."""
-        return self.typed_.types.spell(self.number_)
+        return self.typed_.types.type_name(self.number_)
 
     def __getattr__(self, name: str) -> Any:
         return _load_member(self, _place(self, name))
@@ -129,7 +129,7 @@ class Pointer:
     @property
     def type_(self) -> str:
         """How C writes its type."""
-        return _pointer_type(self.typed_.types.spell(self.target_))
+        return _pointer_type(self.typed_.types.type_name(self.target_))
 
     def __getattr__(self, name: str) -> Any:
         struct = _pointee(self, name)
@@ -213,7 +213,7 @@ class Array:
     @property
     def type_(self) -> str:
         """How C writes its type."""
-        return self.typed_.types.spell(self.number_)
+        return self.typed_.types.type_name(self.number_)
 
     def __len__(self) -> int:
         return self._length
@@ -326,7 +326,7 @@ def _is_text(ctype: CType) -> bool:
 def _size(types: Types, type_: int) -> int:
     size = types.describe(type_).size
     if size == 0:
-        raise UnknownTypeError(f"{types.spell(type_)} has no size that is known")
+        raise UnknownTypeError(f"{types.type_name(type_)} has no size that is known")
     return size
 
 

@@ -14,7 +14,7 @@ from kprobes.inspect.check import Checker, Placed, Terms, probes_of
 from kprobes.inspect.status import Function
 from kprobes.model.definition import Definition
 from kprobes.model.resolved import Resolved
-from kprobes.resolve.tracefs_event import spell
+from kprobes.resolve.tracefs_event import to_kprobe_event
 
 
 def checker_of_host(machine: HostMachine, terms: Terms) -> Checker:
@@ -50,10 +50,10 @@ class _BySpelling:
                 f"{symbol.name}: the kernel takes probe events only in functions that its "
                 "function tracer knows (available_filter_functions)"
             )
-        spelled = spell(probe, machine.kernel.version, machine.arch)
+        declaration = to_kprobe_event(probe, machine.kernel.version, machine.arch)
         definition = probe.definition
-        line = spelled.line(definition.group, definition.event)
-        return Placed(probe=probe, site=None, spelled=line)
+        line = declaration.line(definition.group, definition.event)
+        return Placed(probe=probe, site=None, declaration=line)
 
 
 def probeable_here(machine: HostMachine, *, pattern: str, is_typed: bool = True) -> list[Function]:

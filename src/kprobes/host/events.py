@@ -17,7 +17,7 @@ from kprobes.errors import DefinitionError, KprobesError, RefusedError, TargetEr
 from kprobes.host.owner import Owner, owner_of
 from kprobes.host.prepare import HostProbe
 from kprobes.model.codes import Code
-from kprobes.model.resolved import Spelled
+from kprobes.model.resolved import KprobeEvent
 from kprobes.transport.tracefs import Tracefs
 
 _COMMAND = "  Command: "
@@ -27,19 +27,19 @@ _OURS = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.EPERM, errno.
 _CODES = {code.text: code for code in Code}
 
 
-def refusal(error: TracefsError, spelled: Spelled, line: str, log: str) -> KprobesError:
+def refusal(error: TracefsError, declaration: KprobeEvent, line: str, log: str) -> KprobesError:
     """Return the kernel's refusal of a line as the definition's error.
 
     Args:
         error: of the write.
-        spelled: what was to be defined.
+        declaration: what was to be defined.
         line: that was written.
         log: the text of ``error_log`` afterwards.
     """
     if error.number in _OURS:
         return TargetError(f"the kernel defines no more probes: {os.strerror(error.number)}")
     found = last_answer(log, line)
-    command = spelled.probe.definition.command
+    command = declaration.probe.definition.command
     if found is None:
         return RefusedError(
             f"{command}: the kernel refuses it without a reason "
@@ -51,7 +51,7 @@ def refusal(error: TracefsError, spelled: Spelled, line: str, log: str) -> Kprob
         code.name if code is not None else "KERNEL",
         text,
         command=command,
-        column=spelled.column(line, column),
+        column=declaration.column(line, column),
         hint=f"the kernel was given: {line}",
     )
 
@@ -66,15 +66,15 @@ def last_answer(log: str, line: str) -> tuple[str, int] | None:
     return None
 
 
-def filter_refusal(spelled: Spelled, text: str, shown: str) -> KprobesError:
+def filter_refusal(declaration: KprobeEvent, text: str, shown: str) -> KprobesError:
     """Return the kernel's refusal of a filter.
 
     Args:
-        spelled: whose event it is for.
+        declaration: whose event it is for.
         text: the filter that was written.
         shown: what the event's filter file says now: the filter, a caret, and the reason.
     """
-    command = spelled.probe.definition.command
+    command = declaration.probe.definition.command
     lines = shown.rstrip("\n").split("\n")
     reason = lines[-1].removeprefix("parse_error: ")
     if len(lines) < 3:
@@ -126,11 +126,11 @@ class HostFiles:
             RefusedError: it does not say why.
             TargetError: it is out of something.
         """
-        line = probe.spelled.line(self._owner.group, probe.name)
+        line = probe.declaration.line(self._owner.group, probe.name)
         try:
             self._tracefs.write(PROBES, f"{line}\n")
         except TracefsError as error:
-            raise refusal(error, probe.spelled, line, self._read_log()) from error
+            raise refusal(error, probe.declaration, line, self._read_log()) from error
 
     def set_filter(self, probe: HostProbe) -> None:
         """Give an event its filter in our instance.
@@ -145,7 +145,7 @@ class HostFiles:
             self._tracefs.write(name, probe.filter)
         except TracefsError as error:
             shown = self._tracefs.read(name)
-            raise filter_refusal(probe.spelled, probe.filter, shown) from error
+            raise filter_refusal(probe.declaration, probe.filter, shown) from error
 
     def name_of(self, probe: HostProbe) -> str:
         """Return the name of a probe's event, with its group."""

@@ -16,9 +16,9 @@ from kprobes.lang.filter_value import Known
 from kprobes.lang.listing import at_function
 from kprobes.model.definition import Definition
 from kprobes.model.kernel import Symbol, span_of
-from kprobes.model.resolved import Resolved, Spelled
+from kprobes.model.resolved import KprobeEvent, Resolved
 from kprobes.resolve.resolve import check_alike, filter_fields, resolve
-from kprobes.resolve.tracefs_event import spell
+from kprobes.resolve.tracefs_event import to_kprobe_event
 from kprobes.units import Addr
 
 
@@ -107,19 +107,19 @@ class HostProbe:
     """One probe, which is to be an event of this kernel.
 
     Attributes:
-        spelled: its line.
+        declaration: its line.
         name: that it has in our group; the user's name is in its layout.
         filter: for its filter file, or "".
     """
 
-    spelled: Spelled
+    declaration: KprobeEvent
     name: str
     filter: str
 
     @property
     def resolved(self) -> Resolved:
         """What it is."""
-        return self.spelled.probe
+        return self.declaration.probe
 
 
 def prepare(
@@ -148,7 +148,7 @@ def _event(machine: HostMachine, probe: Resolved, name: str, tasks: Tasks) -> Ho
         text = ""
     chosen = [*_task_terms(probe, tasks), *([text] if text else [])]
     return HostProbe(
-        spelled=spell(probe, machine.kernel.version, machine.arch),
+        declaration=to_kprobe_event(probe, machine.kernel.version, machine.arch),
         name=name,
         filter=" && ".join(f"({each})" for each in chosen) if len(chosen) > 1 else "".join(chosen),
     )

@@ -76,14 +76,14 @@ class Collector:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
-        self._look()
+        self._poll()
 
     def _run(self) -> None:
         pause = _BUSY_S
         try:
             while not self._stopping.wait(pause):
                 if self._has_room():
-                    pause = _BUSY_S if self._look() else min(2 * pause, _IDLE_S)
+                    pause = _BUSY_S if self._poll() else min(2 * pause, _IDLE_S)
         except BaseException:
             self._is_broken = True
             raise
@@ -92,7 +92,7 @@ class Collector:
         with self._lock:
             return sum(pages.data.nbytes for pages in self._held) < self._room
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         found: list[Pages] = []
         error = None
         try:

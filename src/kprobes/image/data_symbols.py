@@ -151,13 +151,13 @@ class _Lookup:
     def table(self, table: Table, functions: tuple[bytes, ...]) -> Mapping[str, int]:
         # Its two ends, in whichever order.
         named = self._named_by(functions)
-        for start, stop in (*permutations(named, 2), *self._behind(named)):
+        for start, stop in (*permutations(named, 2), *self._after(named)):
             test = partial(_is_table, table=table, stop=stop, text=_text(self._build))
             if start < stop and self._is(test, start):
                 return {table.start: start, table.stop: stop}
         return {}
 
-    def _behind(self, named: Iterable[int]) -> Iterator[tuple[int, int]]:
+    def _after(self, named: Iterable[int]) -> Iterator[tuple[int, int]]:
         # struct alt_region { struct alt_instr *begin, *end; };   // arm64: kernel/alternative.c
         for addr in named:
             with suppress(MemoryFault):

@@ -5,7 +5,7 @@ from itertools import islice
 
 from kprobes.errors import FormatError, UnknownTypeError
 from kprobes.formats import btf_index
-from kprobes.formats.btf import AGGREGATES, Btf, Member, Type, parameter_types, spell
+from kprobes.formats.btf import AGGREGATES, Btf, Member, Type, parameter_types, type_name
 from kprobes.formats.btf_index import Kind
 from kprobes.model.kernel import CType, MemberPlace, Parameter, Prototype, TypeKind
 
@@ -56,7 +56,7 @@ class BtfTypes:
 
     def member_type(self, struct: str, path: str) -> str:
         """Return how C writes that member's type; UnknownTypeError as for ``offset``."""
-        return spell(self.btf, self._member(struct, path)[1])
+        return type_name(self.btf, self._member(struct, path)[1])
 
     def size(self, struct: str) -> int:
         """Return a struct's size in bytes; UnknownTypeError when there is none."""
@@ -126,9 +126,9 @@ class BtfTypes:
         every = (self.btf.numbers(name, *kinds) for kinds in (_UNTAGGED, *_TAGGED.values()))
         return next((number for found in every for number in found), None)
 
-    def spell(self, number: int) -> str:
+    def type_name(self, number: int) -> str:
         """Return how C writes a type."""
-        return spell(self.btf, number)
+        return type_name(self.btf, number)
 
     def _find_function(self, name: str) -> Prototype | None:
         for number in self.btf.numbers(name, Kind.FUNC):
@@ -138,11 +138,11 @@ class BtfTypes:
         return None
 
     def _prototype(self, name: str, proto: Type) -> Prototype:
-        spelled = parameter_types(self.btf, proto)
-        found = zip(self.btf.parameters(proto), spelled, strict=True)
+        declaration = parameter_types(self.btf, proto)
+        found = zip(self.btf.parameters(proto), declaration, strict=True)
         return Prototype(
             name=name,
-            returns=spell(self.btf, proto.value),
+            returns=type_name(self.btf, proto.value),
             parameters=tuple(Parameter(name=n, type=t, number=k) for (n, k), t in found),
             returned=proto.value,
         )

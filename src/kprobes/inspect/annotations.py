@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kprobes.arch.arch import Arch
-from kprobes.arch.insn import Listed, Reach, Syntax
+from kprobes.arch.insn import Disassembled, MemoryAccess, Syntax
 from kprobes.errors import DefinitionError, TargetError
 from kprobes.guest.allocations import Allocation, Kind
 from kprobes.guest.arena import COUNTERS_SIZE
-from kprobes.guest.journal import Described, Entry
+from kprobes.guest.journal import ArmedProbe, Entry
 from kprobes.guest.kernel_abi import readers, task_abi
 from kprobes.guest.places import Places
 from kprobes.guest.text import Text
@@ -57,7 +57,7 @@ _HEADER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Touched:
-    reach: Reach
+    reach: MemoryAccess
     layout: RecordLayout | None
 
 
@@ -68,15 +68,15 @@ class OurNotes:
         self,
         snapshot: TextSnapshot,
         entry: Entry,
-        mark: TextChange,
+        change: TextChange,
         live: Mapping[Kind, Allocation],
         pieces: tuple[tuple[Addr, bytes], ...],
     ) -> None:
         self._snapshot = snapshot
         self._per_cpu = live.get(Kind.PER_CPU)
-        described = [probe for probe in entry.probes if probe.site == mark.start]
+        described = [probe for probe in entry.probes if probe.site == change.start]
         # What sites share has been linked before what is of this one alone.
-        start = mark.leads_to or Addr(0)
+        start = change.leads_to or Addr(0)
         code = start, pieces
         self._touched = _touched(snapshot, live.get(Kind.DATA), code, described)
         found = _reader_addrs(snapshot.kernel)
@@ -85,7 +85,7 @@ class OurNotes:
         self._bodies = {addr for addr, _ in pieces} - {start}
         self._inside = [range(addr, addr + len(code)) for addr, code in pieces]
 
-    def of(self, line: Listed) -> str:
+    def of(self, line: Disassembled) -> str:
         """Return what is to be said of a line, or ""."""
         touched = self._touched.get(line.addr)
         if touched is not None:
@@ -98,7 +98,7 @@ class OurNotes:
             return "on from here"
         return self._per_cpu_note(line)
 
-    def _per_cpu_note(self, line: Listed) -> str:
+    def _per_cpu_note(self, line: Disassembled) -> str:
         if line.per_cpu is None:
             return ""
         if self._per_cpu is not None and 0 <= line.per_cpu - self._per_cpu.addr < PERCPU_SIZE:
@@ -112,7 +112,7 @@ def _touched(
     snapshot: TextSnapshot,
     data: Allocation | None,
     code: tuple[Addr, tuple[tuple[Addr, bytes], ...]],
-    described: Sequence[Described],
+    described: Sequence[ArmedProbe],
 ) -> Mapping[Addr, _Touched]:
     if data is None:
         return {}
@@ -127,7 +127,7 @@ def _touched(
     return {a: _Touched(reach=r, layout=by_origin.get(r.origin)) for a, r in found.items()}
 
 
-def _layouts(snapshot: TextSnapshot, described: Sequence[Described]) -> Iterator[RecordLayout]:
+def _layouts(snapshot: TextSnapshot, described: Sequence[ArmedProbe]) -> Iterator[RecordLayout]:
     text = Text(
         kernel=snapshot.kernel,
         open_memory=snapshot.compiled,
@@ -232,11 +232,11 @@ _NEAR = 1 << 12
 """Bytes that code of unknown size may have."""
 _DATA = frozenset("aAbBdD")
 _CALLBACK = "optimized_callback"
-Note = Callable[[Listed], str]
+Note = Callable[[Disassembled], str]
 """A line to what is to be said of it, or ""."""
 
 
-def _say_nothing(line: Listed) -> str:
+def _ignore(line: Disassembled) -> str:
     del line
     return ""
 
@@ -246,18 +246,18 @@ def read_detours(
 ) -> tuple[Detour, ...]:
     """Return the code that marks lead to, each once."""
     found: dict[Addr, Detour] = {}
-    for mark in changes:
-        if mark.leads_to is not None and mark.leads_to not in found:
-            found[mark.leads_to] = _detour(snapshot, mark, mark.leads_to, syntax)
+    for change in changes:
+        if change.leads_to is not None and change.leads_to not in found:
+            found[change.leads_to] = _detour(snapshot, change, change.leads_to, syntax)
     return tuple(found.values())
 
 
-def row_of(kernel: Kernel, line: Listed, *, side: Side = Side.BOTH, note: str = "") -> Row:
+def row_of(kernel: Kernel, line: Disassembled, *, side: Side = Side.BOTH, note: str = "") -> Row:
     """Return a line with the name of what it leads to or names."""
     return Row(line=line, side=side, name=_named(kernel, line), note=note)
 
 
-def _named(kernel: Kernel, line: Listed) -> str:
+def _named(kernel: Kernel, line: Disassembled) -> str:
     addr = next((addr for addr in (line.target, line.place, line.value) if addr), None)
     if addr is not None:
         return name_of(kernel.symbols, addr) if kernel.symbols.at(addr) is not None else ""
@@ -267,14 +267,14 @@ def _named(kernel: Kernel, line: Listed) -> str:
     return name_of(kernel.symbols, line.per_cpu) if line.per_cpu and is_static else ""
 
 
-def _detour(snapshot: TextSnapshot, mark: TextChange, addr: Addr, syntax: Syntax) -> Detour:
-    match mark.source:
+def _detour(snapshot: TextSnapshot, change: TextChange, addr: Addr, syntax: Syntax) -> Detour:
+    match change.source:
         case ChangeSource.OURS:
-            return _our_detour(snapshot, mark, addr, syntax)
+            return _our_detour(snapshot, change, addr, syntax)
         case ChangeSource.FTRACE:
             return _trampoline(snapshot, addr, syntax)
         case ChangeSource.KPROBE:
-            return _kprobe_detour(snapshot, mark, addr, syntax)
+            return _kprobe_detour(snapshot, change, addr, syntax)
         case _:
             inside = range(addr, addr + _NEAR)
             return _followed(snapshot, f"code at {addr:#x}", inside, syntax)
@@ -285,7 +285,7 @@ def _followed(
     title: str,
     inside: range,
     syntax: Syntax,
-    note: Note = _say_nothing,
+    note: Note = _ignore,
 ) -> Detour:
     lines = _code(snapshot, _pieces(snapshot, inside.start, inside), syntax)
     rows = tuple(row_of(snapshot.kernel, line, note=note(line)) for line in lines)
@@ -300,7 +300,7 @@ def _pieces(snapshot: TextSnapshot, entry: int, inside: range) -> tuple[tuple[Ad
 
 def _code(
     snapshot: TextSnapshot, pieces: tuple[tuple[Addr, bytes], ...], syntax: Syntax
-) -> Iterator[Listed]:
+) -> Iterator[Disassembled]:
     for addr, code in pieces:
         yield from snapshot.arch.listing.lines(code, addr, syntax)
 
@@ -309,7 +309,7 @@ def _trampoline(snapshot: TextSnapshot, addr: Addr, syntax: Syntax) -> Detour:
     tracer = snapshot.tracers.with_trampoline(addr) if snapshot.tracers else None
     handlers = {t.handler: t.handler_name for t in snapshot.tracers.all} if snapshot.tracers else {}
 
-    def note(line: Listed) -> str:
+    def note(line: Disassembled) -> str:
         return "the handler" if line.target in handlers else ""
 
     if tracer is not None:
@@ -322,12 +322,14 @@ def _trampoline(snapshot: TextSnapshot, addr: Addr, syntax: Syntax) -> Detour:
     return _followed(snapshot, symbol.name, inside, syntax, note)
 
 
-def _kprobe_detour(snapshot: TextSnapshot, mark: TextChange, addr: Addr, syntax: Syntax) -> Detour:
-    probe = next(p for p in snapshot.probes if p.addr == mark.start)
+def _kprobe_detour(
+    snapshot: TextSnapshot, change: TextChange, addr: Addr, syntax: Syntax
+) -> Detour:
+    probe = next(p for p in snapshot.probes if p.addr == change.start)
     if probe.detour == addr:
         callback = snapshot.kernel.symbols.find(_CALLBACK)
 
-        def note(line: Listed) -> str:
+        def note(line: Disassembled) -> str:
             return "the handler" if callback and line.target == callback.addr else ""
 
         title = "detour of the guest's optimised kprobe"
@@ -341,14 +343,16 @@ def _code_around(addr: Addr, live: Sequence[Allocation]) -> range:
     return next((each for each in code if addr in each), range(addr, addr + _NEAR))
 
 
-def _our_detour(snapshot: TextSnapshot, mark: TextChange, addr: Addr, syntax: Syntax) -> Detour:
-    entry = next((e for e in snapshot.entries if any(u.addr == mark.start for u in e.undos)), None)
+def _our_detour(snapshot: TextSnapshot, change: TextChange, addr: Addr, syntax: Syntax) -> Detour:
+    entry = next(
+        (e for e in snapshot.entries if any(u.addr == change.start for u in e.patches)), None
+    )
     live = {allocation.kind: allocation for allocation in entry.allocations.live} if entry else {}
     inside = _code_around(addr, entry.allocations.live if entry else ())
     pieces = _pieces(snapshot, addr, inside)
-    notes = OurNotes(snapshot, entry, mark, live, pieces) if entry else None
+    notes = OurNotes(snapshot, entry, change, live, pieces) if entry else None
     rows = tuple(
         row_of(snapshot.kernel, line, note=notes.of(line) if notes else "")
         for line in _code(snapshot, pieces, syntax)
     )
-    return Detour(title=f"code of our probe {mark.probe}", addr=addr, rows=rows)
+    return Detour(title=f"code of our probe {change.probe}", addr=addr, rows=rows)

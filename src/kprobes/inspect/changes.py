@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kprobes.arch.insn import Listed, Syntax
+from kprobes.arch.insn import Disassembled, Syntax
 from kprobes.errors import MemoryFault
-from kprobes.guest.journal import Entry, Undo
+from kprobes.guest.journal import ArmedPatch, Entry
 from kprobes.guest.tracers import GuestProbe, Tracer, missing_probes
 from kprobes.image.init_tables import BootPatch, Rewritten, read_boot_patches
 from kprobes.inspect.model import ChangeSource, Subject, TextChange
@@ -45,7 +45,7 @@ class Bytes:
 
 
 def jump_labels(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
-    """Tell which way each jump label is."""
+    """Warn which way each jump label is."""
     for number, target in snapshot.tables.jump_labels.items():
         if not found.subject.start <= number < found.subject.stop:
             continue
@@ -58,13 +58,13 @@ def jump_labels(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
             start=Addr(number),
             stop=line.next,
             source=ChangeSource.JUMP_LABEL,
-            says=f"jump label: {state}",
+            description=f"jump label: {state}",
             is_changed=found.differs(number, line.next),
         )
 
 
 def static_calls(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
-    """Tell where each static call goes."""
+    """Warn where each static call goes."""
     for number in snapshot.tables.static_calls:
         if not found.subject.start <= number < found.subject.stop:
             continue
@@ -77,13 +77,14 @@ def static_calls(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
             start=Addr(number),
             stop=stop,
             source=ChangeSource.STATIC_CALL,
-            says=f"static call, which the kernel points elsewhere while it runs: {goes}{name}",
+            description="static call, which the kernel points elsewhere while it runs: "
+            f"{goes}{name}",
             is_changed=found.differs(number, stop),
         )
 
 
 def trampolines(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
-    """Tell where each static call's trampoline goes."""
+    """Warn where each static call's trampoline goes."""
     symbols, subject = snapshot.kernel.symbols, found.subject
     area = [symbols.find(f"__static_call_text_{edge}") for edge in ("start", "end")]
     start, stop = (each.addr if each is not None else 0 for each in area)
@@ -98,13 +99,13 @@ def trampolines(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
                 start=each.addr,
                 stop=end,
                 source=ChangeSource.STATIC_CALL,
-                says=f"static call's trampoline: now a {line.mnemonic}{to}",
+                description=f"static call's trampoline: now a {line.mnemonic}{to}",
                 is_changed=found.differs(each.addr, end),
             )
 
 
 def boot(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
-    """Tell what boot rewrote, or will."""
+    """Warn what boot rewrote, or will."""
     if snapshot.image is None or snapshot.linked is None:
         return
     slide = snapshot.kernel.slide
@@ -117,19 +118,19 @@ def boot(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
                 start=start,
                 stop=stop,
                 source=ChangeSource.BOOT,
-                says=_boot_says(each, is_changed=is_changed),
+                description=_boot_text(each, is_changed=is_changed),
                 is_changed=is_changed,
             )
 
 
-def _boot_says(each: Rewritten, *, is_changed: bool) -> str:
+def _boot_text(each: Rewritten, *, is_changed: bool) -> str:
     what = f" {each.what}" if each.what else ""
     if is_changed:
         return f"{each.why}{what}: rewritten at boot for this machine"
     return f"{each.why}{what}: boot may rewrite it for its machine"
 
 
-def _line(snapshot: TextSnapshot, addr: int) -> Listed:
+def _line(snapshot: TextSnapshot, addr: int) -> Disassembled:
     code = read_text(snapshot, addr, _LONGEST) or b"\0"
     return snapshot.arch.listing.lines(code, addr, Syntax.ATT)[0]
 
@@ -169,51 +170,51 @@ def read_changes(snapshot: TextSnapshot, found: Bytes) -> tuple[TextChange, ...]
         changes += [m for m in source(snapshot, found) if not _is_claimed(m, changes)]
     changes += _unknown(snapshot, found, changes)
     return tuple(
-        sorted(changes, key=lambda mark: (mark.start, mark.source is not ChangeSource.OURS))
+        sorted(changes, key=lambda change: (change.start, change.source is not ChangeSource.OURS))
     )
 
 
-def _is_claimed(mark: TextChange, changes: list[TextChange]) -> bool:
-    return any(m.is_changed and m.start < mark.stop and m.stop > mark.start for m in changes)
+def _is_claimed(change: TextChange, changes: list[TextChange]) -> bool:
+    return any(m.is_changed and m.start < change.stop and m.stop > change.start for m in changes)
 
 
 def _ours(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
     for entry in snapshot.entries:
-        for undo in entry.undos:
-            inside = undo.addr < found.subject.stop and undo.addr + len(undo.new) > (
+        for patch in entry.patches:
+            inside = patch.addr < found.subject.stop and patch.addr + len(patch.new) > (
                 found.subject.start
             )
-            if inside and undo.new != undo.old and holds(snapshot, undo.addr, undo.new):
-                yield from _our_change(snapshot, undo, entry)
+            if inside and patch.new != patch.old and holds(snapshot, patch.addr, patch.new):
+                yield from _our_change(snapshot, patch, entry)
 
 
-def _our_change(snapshot: TextSnapshot, undo: Undo, entry: Entry) -> Iterator[TextChange]:
-    described = [probe for probe in entry.probes if probe.site == undo.addr]
+def _our_change(snapshot: TextSnapshot, patch: ArmedPatch, entry: Entry) -> Iterator[TextChange]:
+    described = [probe for probe in entry.probes if probe.site == patch.addr]
     entries = {probe.entry for probe in described}
-    leads_to = entries.pop() if entries else _branch(snapshot, undo.addr, undo.new)
+    leads_to = entries.pop() if entries else _branch(snapshot, patch.addr, patch.new)
     others = f" and {len(described) - 1} more" if len(described) > 1 else ""
     who = "which was killed: `kprobe restore`" if entry.is_abandoned else "which is at work"
     text = "; ".join(probe.definition for probe in described[:_MAX_NAMES])
     # What planning compared may be more than what it wrote.
-    size = 1 + max(i for i in range(len(undo.new)) if undo.new[i] != undo.old[i])
-    stop = Addr(undo.addr + size)
+    size = 1 + max(i for i in range(len(patch.new)) if patch.new[i] != patch.old[i])
+    stop = Addr(patch.addr + size)
     yield TextChange(
-        start=undo.addr,
+        start=patch.addr,
         stop=stop,
         source=ChangeSource.OURS,
-        says=f"our probe {undo.what}{others}, {_how(snapshot, undo)}, of process {entry.pid}, "
-        f"{who}; before: {undo.old[:size].hex()}" + (f"; {text}" if text else ""),
+        description=f"our probe {patch.what}{others}, {_how(snapshot, patch)}, of process "
+        f"{entry.pid}, {who}; before: {patch.old[:size].hex()}" + (f"; {text}" if text else ""),
         is_changed=True,
         leads_to=leads_to,
-        probe=undo.what,
+        probe=patch.what,
     )
 
 
-def _how(snapshot: TextSnapshot, undo: Undo) -> str:
-    code = undo.new[: snapshot.arch.site.size]
-    if snapshot.arch.site.target(undo.addr, code) is not None:
+def _how(snapshot: TextSnapshot, patch: ArmedPatch) -> str:
+    code = patch.new[: snapshot.arch.site.size]
+    if snapshot.arch.site.target(patch.addr, code) is not None:
         return "a call"
-    is_jump = snapshot.arch.listing.jump_target(undo.addr, code) is not None
+    is_jump = snapshot.arch.listing.jump_target(patch.addr, code) is not None
     return "a jump" if is_jump else "a breakpoint"
 
 
@@ -223,13 +224,13 @@ def _ftrace(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
     subject, info = found.subject, snapshot.arch.site
     low, high = np.searchsorted(
         snapshot.sites.addrs,
-        np.array([max(subject.start - info.size + 1, 0), subject.stop + len(info.lead)]),
+        np.array([max(subject.start - info.size + 1, 0), subject.stop + len(info.preamble)]),
     ).tolist()
     ours = {
-        undo.addr
+        patch.addr
         for entry in snapshot.entries
-        for undo in entry.undos
-        if holds(snapshot, undo.addr, undo.new)
+        for patch in entry.patches
+        if holds(snapshot, patch.addr, patch.new)
     }
     for number in snapshot.sites.addrs[low:high].tolist():
         site = Addr(number)
@@ -245,25 +246,25 @@ def _ftrace_change(snapshot: TextSnapshot, site: Addr, code: bytes) -> TextChang
     info = snapshot.arch.site
     target = info.target(site, code)
     # Where the lead is something else, that is somebody else's.
-    has_lead = holds(snapshot, site - len(info.lead), info.lead)
-    start = Addr(site - len(info.lead)) if has_lead else site
-    now = info.lead + code if has_lead else code
+    has_preamble = holds(snapshot, site - len(info.preamble), info.preamble)
+    start = Addr(site - len(info.preamble)) if has_preamble else site
+    now = info.preamble + code if has_preamble else code
     leads_to, is_changed = None, snapshot.was(start, len(now)) not in (None, now)
     if snapshot.memory is None:
-        says = f"ftrace site: boot makes {info.idle} of {info.compiled}"
+        description = f"ftrace site: boot makes {info.idle} of {info.compiled}"
     elif code in info.nops:
         boot = f", which boot made of {info.compiled}" if is_changed else ""
-        says = f"ftrace site, idle: {info.idle if has_lead else 'a nop'}{boot}"
+        description = f"ftrace site, idle: {info.idle if has_preamble else 'a nop'}{boot}"
     elif target is not None:
-        says = f"the guest's own ftrace: {_tracing(snapshot, site, target)}"
+        description = f"the guest's own ftrace: {_tracing(snapshot, site, target)}"
         leads_to, is_changed = target, True
     else:
-        says, is_changed = "ftrace site that holds neither a nop nor a call", True
+        description, is_changed = "ftrace site that holds neither a nop nor a call", True
     return TextChange(
         start=start,
         stop=Addr(site + info.size),
         source=ChangeSource.FTRACE,
-        says=says,
+        description=description,
         is_changed=is_changed,
         leads_to=leads_to,
     )
@@ -271,14 +272,14 @@ def _ftrace_change(snapshot: TextSnapshot, site: Addr, code: bytes) -> TextChang
 
 def _preamble_change(snapshot: TextSnapshot, site: Addr) -> Iterator[TextChange]:
     info = snapshot.arch.site
-    start = Addr(site - len(info.lead))
-    was = snapshot.was(start, len(info.lead))
-    if holds(snapshot, start, info.lead) and was not in (None, info.lead):
+    start = Addr(site - len(info.preamble))
+    was = snapshot.was(start, len(info.preamble))
+    if holds(snapshot, start, info.preamble) and was not in (None, info.preamble):
         yield TextChange(
             start=start,
             stop=site,
             source=ChangeSource.FTRACE,
-            says=f"ftrace site: {info.idle}, which boot made of {info.compiled}",
+            description=f"ftrace site: {info.idle}, which boot made of {info.compiled}",
             is_changed=True,
         )
 
@@ -294,8 +295,8 @@ def _operations(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
                 start=Addr(place),
                 stop=stop,
                 source=ChangeSource.FTRACE,
-                says="whom the ftrace site behind it is for, which boot put in place of two nops: "
-                f"{name_of(snapshot.kernel.symbols, operations)}",
+                description="the ftrace_ops of the ftrace site after it, which boot put in place of "
+                f"two nops: {name_of(snapshot.kernel.symbols, operations)}",
                 is_changed=True,
             )
 
@@ -327,9 +328,9 @@ def _kprobes(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
     for probe in snapshot.probes:
         is_inside = found.subject.start - _SITE < probe.addr < found.subject.stop
         if is_inside and not probe.is_ftrace and not probe.is_disabled:
-            mark = _kprobe_change(snapshot, probe)
-            if mark is not None:
-                yield mark
+            change = _kprobe_change(snapshot, probe)
+            if change is not None:
+                yield change
 
 
 def _kprobe_change(snapshot: TextSnapshot, probe: GuestProbe) -> TextChange | None:
@@ -338,10 +339,12 @@ def _kprobe_change(snapshot: TextSnapshot, probe: GuestProbe) -> TextChange | No
     target = listing.jump_target(probe.addr, read_text(snapshot, probe.addr, _SITE))
     if probe.detour is not None and target == probe.detour:
         old = (probe.opcode + probe.copied).hex()
-        says = f"the guest's own kprobe, optimised: a jump to its detour; {who}; before: {old}"
+        description = (
+            f"the guest's own kprobe, optimised: a jump to its detour; {who}; before: {old}"
+        )
         size, leads_to = _SITE, probe.detour
     elif holds(snapshot, probe.addr, patch.breakpoint):
-        says = f"the guest's own kprobe: a breakpoint; {who}; before: {probe.opcode.hex()}"
+        description = f"the guest's own kprobe: a breakpoint; {who}; before: {probe.opcode.hex()}"
         size, leads_to = len(patch.breakpoint), probe.slot
     else:
         return None
@@ -349,7 +352,7 @@ def _kprobe_change(snapshot: TextSnapshot, probe: GuestProbe) -> TextChange | No
         start=probe.addr,
         stop=Addr(probe.addr + size),
         source=ChangeSource.KPROBE,
-        says=says,
+        description=description,
         is_changed=True,
         leads_to=leads_to,
     )
@@ -363,9 +366,9 @@ def _unknown(
     start = found.subject.start
     old, new = (np.frombuffer(code, np.uint8) for code in (found.was, found.now))
     is_unknown = old != new
-    for mark in changes:
-        if mark.is_changed:
-            is_unknown[max(mark.start - start, 0) : max(mark.stop - start, 0)] = False
+    for change in changes:
+        if change.is_changed:
+            is_unknown[max(change.start - start, 0) : max(change.stop - start, 0)] = False
     places = np.flatnonzero(is_unknown)
     if not len(places):
         return
@@ -378,18 +381,19 @@ def _unknown_change(snapshot: TextSnapshot, start: Addr, stop: Addr) -> TextChan
     target = None
     if holds(snapshot, start, snapshot.arch.patch.breakpoint):
         why = missing_probes(snapshot.kernel)
-        says = "a breakpoint of somebody whom nothing here names: a debugger, or a kprobe" + (
-            f" (the kernel's own are not known: {why})" if why else ""
+        description = (
+            "a breakpoint of somebody whom nothing here names: a debugger, or a kprobe"
+            + (f" (the kernel's own are not known: {why})" if why else "")
         )
     else:
         target = _branch(snapshot, start, read_text(snapshot, start, _SITE))
         leads = f": a branch to {target:#x}" if target else ""
-        says = f"changed by somebody whom nothing here names{leads}"
+        description = f"changed by somebody whom nothing here names{leads}"
     return TextChange(
         start=start,
         stop=stop,
         source=ChangeSource.UNKNOWN,
-        says=says,
+        description=description,
         is_changed=True,
         leads_to=target,
     )

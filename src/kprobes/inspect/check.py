@@ -64,14 +64,14 @@ class Placed:
         site: at its address; None for a return probe that does nothing at the entry.
         returns: how the returns are probed, of a return probe; else None.
         exits: of its function, then.
-        spelled: the line that this machine's kernel is given for it; "" in guests.
+        declaration: the line that this machine's kernel is given for it; "" in guests.
     """
 
     probe: Resolved
     site: Site | None
     returns: Returns | None = None
     exits: Classified | None = None
-    spelled: str = ""
+    declaration: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +295,7 @@ class _ByPatching:
         self._places = places
         self.cpus = cpus
         self._terms = terms
-        self._look = places.look(Wish(strategy=terms.strategy))
+        self._find_site = places.find_site(Wish(strategy=terms.strategy))
         self.kernel = places.kernel
         self.arch = places.arch
         self.first_kernel_error = places.first_kernel_error
@@ -312,7 +312,7 @@ class _ByPatching:
             )
             return self._place_returns(probes, planner)
         return tuple(
-            Placed(probe=probe, site=self._look(probe.layout.ip, probe.definition))
+            Placed(probe=probe, site=self._find_site(probe.layout.ip, probe.definition))
             for probe in probes
         )
 
@@ -345,7 +345,7 @@ class _ByPatching:
         returns = next((each.returns for some in roles.values() for each in some), None)
         if returns is None:
             raise RefusedError(f"{probe.layout.function}: it is never left")
-        site = self._look(entry, probe.definition) if entry in roles else None
+        site = self._find_site(entry, probe.definition) if entry in roles else None
         return Placed(probe=probe, site=site, returns=returns, exits=self._places.exits(probe))
 
 

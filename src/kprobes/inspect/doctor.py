@@ -14,7 +14,7 @@ from kprobes.guest.guest import Guest
 from kprobes.guest.journal import directory
 from kprobes.guest.kernel_abi import per_cpu_bases, readers, task_abi
 from kprobes.guest.obstacles import allocators
-from kprobes.guest.open import looking
+from kprobes.guest.open import attached
 from kprobes.guest.stacks import check_types
 from kprobes.model.finding import Finding, Severity, ok
 from kprobes.plan.ftrace import has_tracer, read_sites
@@ -39,7 +39,7 @@ def check_target(target: str) -> list[Finding]:
     """
     parse_target(target)
     try:
-        with looking(target) as guest:
+        with attached(target) as guest:
             reached = Finding(subject="target", verdict=Severity.OK, found=target)
             return [reached, *check_guest(guest)]
     except KprobesError as error:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from kprobes.arch.insn import InsnVerdict, Listed
+from kprobes.arch.insn import Disassembled, InsnVerdict
 from kprobes.model.kernel import Kernel
 from kprobes.units import Addr
 
@@ -30,7 +30,7 @@ class TextChange:
     """Bytes [start, stop) of kernel text that somebody changed or may change.
 
     Attributes:
-        says: who did what, in words.
+        description: who did what, in words.
         is_changed: whether they are not as the kernel would have them idle, or not as in the file.
         leads_to: where execution goes from there, if that is code made at run time; else None.
         probe: name of the probe of ours, else "".
@@ -39,7 +39,7 @@ class TextChange:
     start: Addr
     stop: Addr
     source: ChangeSource
-    says: str
+    description: str
     is_changed: bool
     leads_to: Addr | None = None
     probe: str = ""
@@ -65,7 +65,7 @@ class Row:
         verdict: whether it may carry a probe; None where that is not known.
     """
 
-    line: Listed
+    line: Disassembled
     side: Side
     name: str = ""
     note: str = ""

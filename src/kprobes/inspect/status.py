@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kprobes.arch.arch import FtraceInfo
 from kprobes.errors import MemoryFault, TargetError
-from kprobes.guest.journal import FLAGS, Entry, Undo
+from kprobes.guest.journal import FLAGS, ArmedPatch, Entry
 from kprobes.model.kernel import Kernel, Prototype, Symbol
 from kprobes.plan.ftrace import DISABLED, known_sites
 from kprobes.ports import Memory
@@ -76,7 +76,7 @@ def look(
     kernel: Kernel,
     info: FtraceInfo,
     entries: Iterable[Entry],
-    noted: Iterable[Undo] = (),
+    noted: Iterable[ArmedPatch] = (),
 ) -> Status:
     """Compare every ftrace site of a guest with what it holds when idle.
 
@@ -93,16 +93,16 @@ def look(
     sites = known_sites(memory, kernel)
     addrs, codes = read_codes(memory, sites.addrs, info.size)
     is_armed = ~_is_idle(codes, info.nops)
-    theirs = [(undo, None) for undo in noted]
-    ours = [*theirs, *((undo, entry) for entry in entries for undo in entry.undos)]
-    known = {(undo.addr, undo.new): (undo, entry) for undo, entry in ours}
+    theirs = [(patch, None) for patch in noted]
+    ours = [*theirs, *((patch, entry) for entry in entries for patch in entry.patches)]
+    known = {(patch.addr, patch.new): (patch, entry) for patch, entry in ours}
     armed: list[ArmedSite] = []
     for number, row in zip(addrs[is_armed].tolist(), codes[is_armed], strict=True):
         addr, code = Addr(number), row.tobytes()
-        undo, entry = known.get((addr, code), (None, None))
+        patch, entry = known.get((addr, code), (None, None))
         is_call = info.target(addr, code) is not None
-        owner = _known_owner(undo, entry) or _owner(memory, sites.find(addr), is_call=is_call)
-        event = undo.what if undo else ""
+        owner = _known_owner(patch, entry) or _owner(memory, sites.find(addr), is_call=is_call)
+        event = patch.what if patch else ""
         where = _where(kernel, addr)
         armed.append(
             ArmedSite(addr=addr, where=where, code=code, owner=owner, event=event, entry=entry)
@@ -111,8 +111,8 @@ def look(
     return Status(release=kernel.release, sites=len(sites.addrs), armed=tuple(armed))
 
 
-def _known_owner(undo: Undo | None, entry: Entry | None) -> Owner | None:
-    if undo is None:
+def _known_owner(patch: ArmedPatch | None, entry: Entry | None) -> Owner | None:
+    if patch is None:
         return None
     return Owner.TRACER if entry is None else Owner.JOURNAL
 
@@ -120,21 +120,21 @@ def _known_owner(undo: Undo | None, entry: Entry | None) -> Owner | None:
 def _elsewhere(
     memory: Memory,
     kernel: Kernel,
-    ours: Iterable[tuple[Undo, Entry | None]],
+    ours: Iterable[tuple[ArmedPatch, Entry | None]],
     found: Container[Addr],
 ) -> Iterator[ArmedSite]:
     # Jumps and breakpoints, which no list of the kernel's has.
-    for undo, entry in ours:
-        if undo.what == FLAGS or undo.addr in found or undo.new == undo.old:
+    for patch, entry in ours:
+        if patch.what == FLAGS or patch.addr in found or patch.new == patch.old:
             continue
         with suppress(MemoryFault):
-            if memory.read(undo.addr, len(undo.new)) == undo.new:
+            if memory.read(patch.addr, len(patch.new)) == patch.new:
                 yield ArmedSite(
-                    addr=undo.addr,
-                    where=_where(kernel, undo.addr),
-                    code=undo.new,
+                    addr=patch.addr,
+                    where=_where(kernel, patch.addr),
+                    code=patch.new,
                     owner=Owner.JOURNAL if entry else Owner.TRACER,
-                    event=undo.what,
+                    event=patch.what,
                     entry=entry,
                 )
 

@@ -81,8 +81,8 @@ class TextSnapshot:
         """Return the text as it was compiled: without the kernel's own probes, and ours."""
         info = self.arch.patch
         theirs = (p for each in self.probes if not each.is_ftrace for p in patches_of(each, info))
-        undos = (undo for entry in self.entries for undo in entry.undos)
-        ours = (Patch(addr=undo.addr, old=undo.old, new=undo.new) for undo in undos)
+        armed = (patch for entry in self.entries for patch in entry.patches)
+        ours = (Patch(addr=patch.addr, old=patch.old, new=patch.new) for patch in armed)
         patches = (*theirs, *ours)
         return CleanText(self, lambda: patches)
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kprobes.arch.insn import Analysis, InsnVerdict, Listed, Syntax
+from kprobes.arch.insn import Analysis, Disassembled, InsnVerdict, Syntax
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.guest.text import Classified, Prover, Text
 from kprobes.image.tables import read_function
@@ -33,7 +33,7 @@ def xray(snapshot: TextSnapshot, subject: Subject, *, syntax: Syntax = Syntax.AT
         TargetError: nothing is there, neither in memory nor in the file.
     """
     now, was = _read(snapshot, subject)
-    analyse = _study(snapshot, subject.start)
+    analyse = _analyse(snapshot, subject.start)
     moved = _moved(snapshot, subject.start, now, was)
     changes = read_changes(snapshot, Bytes(subject=subject, now=now, was=moved))
     detours = read_detours(snapshot, changes, syntax)
@@ -55,7 +55,7 @@ def xray(snapshot: TextSnapshot, subject: Subject, *, syntax: Syntax = Syntax.AT
 
 def around(snapshot: TextSnapshot, site: Addr) -> Subject:
     """Return a site and the instructions behind it."""
-    analyse = _study(snapshot, site)
+    analyse = _analyse(snapshot, site)
     start = analyse.start_of(site) if analyse is not None else None
     if analyse is None or start is None:
         return Subject(start=site, stop=Addr(site + _SITE), site=site)
@@ -90,7 +90,7 @@ def _read(snapshot: TextSnapshot, subject: Subject) -> tuple[bytes | None, bytes
     return now, was
 
 
-def _study(snapshot: TextSnapshot, addr: int) -> Analysis | None:
+def _analyse(snapshot: TextSnapshot, addr: int) -> Analysis | None:
     try:
         name, parts = read_function(snapshot.compiled(), snapshot.kernel, addr)
     except (RefusedError, MemoryFault):
@@ -141,7 +141,9 @@ def _rows(
         yield row_of(kernel, line, side=side, note="moved by KASLR" if is_moved else "")
 
 
-def _merged(before: Sequence[Listed], after: Sequence[Listed]) -> Iterator[tuple[Listed, Side]]:
+def _merged(
+    before: Sequence[Disassembled], after: Sequence[Disassembled]
+) -> Iterator[tuple[Disassembled, Side]]:
     """Yield lines that both have once; where they differ, the first's before the second's."""
     left, right = deque(before), deque(after)
     while left and right:
@@ -179,10 +181,10 @@ def _verdict(snapshot: TextSnapshot, analyse: Analysis | None, addr: Addr) -> In
     if (site := _site(snapshot, addr)) is not None:
         if snapshot.tracers is None or not snapshot.tracers.of(site):
             return InsnVerdict(verdict="ftrace", why="a call in its ftrace site")
-        behind = Addr(site + snapshot.arch.site.size)
+        following = Addr(site + snapshot.arch.site.size)
         found = (
-            analyse.insn_verdict(behind)
-            if analyse is not None and behind in analyse.sizes
+            analyse.insn_verdict(following)
+            if analyse is not None and following in analyse.sizes
             else None
         )
         used = "behind its ftrace site, which the guest's own ftrace uses"
@@ -198,7 +200,7 @@ def _site(snapshot: TextSnapshot, addr: Addr) -> Addr | None:
     if sites.find(addr) is not None:
         return addr
     symbol = snapshot.kernel.symbols.at(addr)
-    is_entry = info.is_behind and symbol is not None and symbol.addr == addr
+    is_entry = info.reports_entry and symbol is not None and symbol.addr == addr
     return site_of(addr, sites, info) if is_entry else None
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.fetch import read_fetch
-from kprobes.lang.lexer import Piece
+from kprobes.lang.lexer import Token
 from kprobes.lang.names import default_arg_name, is_path_word, read_arg_name
-from kprobes.lang.scope import Reading, Scope, one_more
+from kprobes.lang.scope import ParseContext, Reading, one_more
 from kprobes.lang.types import Written, finish, read_type
 from kprobes.model.codes import Code
 from kprobes.model.definition import (
@@ -33,22 +33,22 @@ _NUMBERED = re.compile(r"\$arg([0-9]+)(?::.*)?", re.DOTALL)
 _DIGIT = re.compile(r"[0-9]")
 
 
-def is_all(word: Piece) -> bool:
+def is_all(word: Token) -> bool:
     """Whether a word stands for all parameters."""
     return word.text.startswith(ALL)
 
 
-def is_parameter(word: Piece) -> bool:
+def is_parameter(word: Token) -> bool:
     """Whether a word is one that the kernel replaces by names of parameters."""
     return is_all(word) or is_numbered(word)
 
 
-def is_numbered(word: Piece) -> bool:
+def is_numbered(word: Token) -> bool:
     """Whether a word stands for one parameter."""
     return _NUMBERED.fullmatch(word.text) is not None
 
 
-def check_meta(words: Sequence[Piece], scope: Scope) -> None:
+def check_meta(words: Sequence[Token], context: ParseContext) -> None:
     """Check the words that the kernel replaces by names of parameters before it reads any.
 
     Raises:
@@ -57,7 +57,7 @@ def check_meta(words: Sequence[Piece], scope: Scope) -> None:
     meta = [word for word in words if word.text.startswith(_PREFIX)]
     seen = False
     for word in meta:
-        if scope.is_address:
+        if context.is_address:
             hint = "a place by address is no function's entry"
             raise word.error(Code.NOFENTRY_ARGS, hint=hint)
         if _DIGIT.match(word.text, len(_PREFIX)):
@@ -72,7 +72,7 @@ def check_meta(words: Sequence[Piece], scope: Scope) -> None:
             _check_number(word)
 
 
-def _check_number(word: Piece) -> None:
+def _check_number(word: Token) -> None:
     found = _NUMBERED.fullmatch(word.text)
     if found is None:
         raise word.error(Code.BAD_VAR, hint="such as $arg1 or $arg1:u32")
@@ -95,35 +95,35 @@ class _Word:
     """What the words before and the word itself say of its body."""
 
     name: str
-    piece: Piece
-    body: Piece
+    token: Token
+    body: Token
     room: int
 
     @property
     def is_named(self) -> bool:
-        return self.body.start > self.piece.start
+        return self.body.start > self.token.start
 
 
 def read_arguments(
-    words: Sequence[Piece], scope: Scope, *, is_registered: bool = True
+    words: Sequence[Token], context: ParseContext, *, is_registered: bool = True
 ) -> tuple[FetchArg, ...]:
     """Read all argument words, from left to right.
 
     Args:
         words: one for each argument.
-        scope: that they are read in.
+        context: that they are read in.
         is_registered: whether to look for what the kernel finds at registration only, too.
 
     Raises:
         DefinitionError: the first that is wrong, in the kernel's order of checks.
     """
-    check_meta(words, scope)
+    check_meta(words, context)
     if len(words) > _ARGS_MAX:
         raise words[0].error(Code.TOO_MANY_ARGS, hint=f"at most {_ARGS_MAX}")
     args: list[FetchArg] = []
     late: list[DefinitionError] = []
     for word in words:
-        arg, error = _read_word(word, args, scope)
+        arg, error = _read_word(word, args, context)
         args.append(arg)
         late += [error] if error is not None else []
     if late and is_registered:
@@ -131,47 +131,47 @@ def read_arguments(
     return tuple(args)
 
 
-def read_parameter(word: Piece, scope: Scope) -> FetchArg:
+def read_parameter(word: Token, context: ParseContext) -> FetchArg:
     """Read a word that stands for parameters, whatever its type.
 
     Raises:
         DefinitionError: its number is none.
     """
-    arg, _ = _read_word(word.cut(0, len(word.text.partition(":")[0])), (), scope)
+    arg, _ = _read_word(word.cut(0, len(word.text.partition(":")[0])), (), context)
     return arg
 
 
 def _read_word(
-    piece: Piece, before: Sequence[FetchArg], scope: Scope
+    token: Token, before: Sequence[FetchArg], context: ParseContext
 ) -> tuple[FetchArg, DefinitionError | None]:
-    if is_all(piece):
-        return _all_parameters(piece), None
+    if is_all(token):
+        return _all_parameters(token), None
     number = len(before) + 1
     taken = {arg.name for arg in before}
     if "" in taken:
         # Behind $arg* a default name's number is not known yet, and so not who has it.
-        taken -= {f"arg{number}"} if "=" not in piece.text else set()
-    default = default_arg_name(piece, number)
-    name, body = read_arg_name(piece, default=default, taken=frozenset(taken))
+        taken -= {f"arg{number}"} if "=" not in token.text else set()
+    default = default_arg_name(token, number)
+    name, body = read_arg_name(token, default=default, taken=frozenset(taken))
     room = _RECORD_MAX - sum(_size(arg.spec, arg.fetch) for arg in before)
-    word = _Word(name=name, piece=piece, body=body, room=room)
-    return _read_path(word, scope) if is_path_word(piece) else _read_body(word, scope)
+    word = _Word(name=name, token=token, body=body, room=room)
+    return _read_path(word, context) if is_path_word(token) else _read_body(word, context)
 
 
-def _all_parameters(piece: Piece) -> FetchArg:
+def _all_parameters(token: Token) -> FetchArg:
     # What stands behind the star is dropped, as the kernel does.
     return FetchArg(
         name="",
-        fetch=AllParameters(span=piece.span),
+        fetch=AllParameters(span=token.span),
         type="",
         text=ALL,
-        span=piece.span,
-        body=piece.span,
-        type_span=piece.cut(len(piece.text)).span,
+        span=token.span,
+        body=token.span,
+        type_span=token.cut(len(token.text)).span,
     )
 
 
-def _read_body(word: _Word, scope: Scope) -> tuple[FetchArg, DefinitionError | None]:
+def _read_body(word: _Word, context: ParseContext) -> tuple[FetchArg, DefinitionError | None]:
     body = word.body
     _check_length(body, 0)
     text, colon, _ = body.text.partition(":")
@@ -182,14 +182,14 @@ def _read_body(word: _Word, scope: Scope) -> tuple[FetchArg, DefinitionError | N
         word=type_word,
         spec=read_type(type_word, text) if colon else None,
         is_named=word.is_named,
-        is_return=scope.is_return,
+        is_return=context.is_return,
     )
-    reading = read_fetch(expression, replace(scope, is_meta=is_numbered(word.piece)))
+    reading = read_fetch(expression, replace(context, is_meta=is_numbered(word.token)))
     _check_room(word, reading, _size(written.spec, reading.fetch))
     return _argument(word, written, reading, finish(reading, written)), reading.late
 
 
-def _read_path(word: _Word, scope: Scope) -> tuple[FetchArg, DefinitionError | None]:
+def _read_path(word: _Word, context: ParseContext) -> tuple[FetchArg, DefinitionError | None]:
     # The kernel rewrites X:%pd to +0x0(+0xOFF(X)):string before it reads the word.
     body = word.body
     end = len(body.text) - len(":%pd")
@@ -199,7 +199,7 @@ def _read_path(word: _Word, scope: Scope) -> tuple[FetchArg, DefinitionError | N
     if ":" in expression.text:
         raise body.error(Code.BAD_TYPE, expression.text.index(":") + 1)
     spec = TypeWord(base=type_word.text.removeprefix("%"), size=_LOCATION)
-    reading = read_fetch(expression, scope)
+    reading = read_fetch(expression, context)
     if isinstance(reading.fetch, Comm | Text):
         raise expression.error(Code.COMM_CANT_DEREF)
     ops = reading.ops
@@ -212,7 +212,7 @@ def _read_path(word: _Word, scope: Scope) -> tuple[FetchArg, DefinitionError | N
         word=type_word,
         spec=spec,
         is_named=word.is_named,
-        is_return=scope.is_return,
+        is_return=context.is_return,
     )
     return _argument(word, written, reading, spec), reading.late
 
@@ -223,14 +223,14 @@ def _argument(word: _Word, written: Written, reading: Reading, spec: TypeWord | 
         fetch=reading.fetch,
         type=written.word.text,
         text=word.body.text,
-        span=word.piece.span,
+        span=word.token.span,
         body=written.expression.span,
         type_span=written.word.span,
         spec=spec,
     )
 
 
-def _check_length(body: Piece, longer: int) -> None:
+def _check_length(body: Token, longer: int) -> None:
     if len(body.text) + longer > _BODY_MAX:
         raise body.error(Code.ARG_TOO_LONG, hint=f"at most {_BODY_MAX} characters")
     if not body.text:

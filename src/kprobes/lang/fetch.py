@@ -16,9 +16,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from difflib import get_close_matches
 
-from kprobes.lang.lexer import Piece, read_decimal, read_signed, read_unsigned
+from kprobes.lang.lexer import Token, read_decimal, read_signed, read_unsigned
 from kprobes.lang.names import is_identifier
-from kprobes.lang.scope import Reader, Reading, Scope, leaf, one_more
+from kprobes.lang.scope import ParseContext, Reader, Reading, leaf, one_more
 from kprobes.model.codes import Code
 from kprobes.model.definition import (
     Argument,
@@ -52,62 +52,62 @@ def is_per_cpu(text: str) -> bool:
     return text.startswith((_POINTER, _READ))
 
 
-def read_deref(piece: Piece, scope: Scope, read: Reader) -> Reading:
+def read_deref(token: Token, context: ParseContext, read: Reader) -> Reading:
     """Read ``+|-[u]OFF(FETCH)``, the inner expression by ``read``.
 
     Raises:
         DefinitionError: the kernel's error for it.
     """
-    text = piece.text
+    text = token.text
     is_user = text[1:2] == "u"
     opening = text.find("(")
     if opening < 0:
-        raise piece.error(Code.DEREF_NEED_BRACE, hint=f"such as {text}(%REG)")
+        raise token.error(Code.DEREF_NEED_BRACE, hint=f"such as {text}(%REG)")
     sign = text[0].removeprefix("+")
     number = sign + text[1 + is_user : opening]
     offset = read_signed(number)
     if offset is None:
-        raise piece.error(Code.BAD_DEREF_OFFS)
+        raise token.error(Code.BAD_DEREF_OFFS)
     # Where the kernel believes the inner text begins: it counts its copy of the number, which
     # has lost the "+" and the "u", and adds one for the "+".
     skipped = len(number) + 1 + (0 if number.startswith("-") else 1)
-    inner = _inside_brace(piece, opening + 1, piece.caret + skipped)
-    base = _base(inner, scope, read)
+    inner = _inside_brace(token, opening + 1, token.caret + skipped)
+    base = _base(inner, context, read)
     fetch = Deref(
-        base=base.fetch, offset=offset, is_user=is_user, span=Span(piece.start, inner.stop + 1)
+        base=base.fetch, offset=offset, is_user=is_user, span=Span(token.start, inner.stop + 1)
     )
     return replace(base, fetch=fetch, ops=one_more(base.ops, inner), caret=inner.caret)
 
 
-def read_per_cpu(piece: Piece, scope: Scope, read: Reader) -> Reading:
+def read_per_cpu(token: Token, context: ParseContext, read: Reader) -> Reading:
     """Read ``this_cpu_ptr(FETCH)`` or ``this_cpu_read(FETCH)``.
 
     Raises:
         DefinitionError: the kernel's error for it.
     """
-    is_read = piece.text.startswith(_READ)
+    is_read = token.text.startswith(_READ)
     opened = len(_READ if is_read else _POINTER)
-    inner = _inside_brace(piece, opened, piece.caret + opened)
-    base = _base(inner, scope, read)
+    inner = _inside_brace(token, opened, token.caret + opened)
+    base = _base(inner, context, read)
     # Of @SYM the address is wanted, not what is there: its load gives way to the new operation.
     ops = base.ops if inner.text.startswith("@") else one_more(base.ops, inner)
-    fetch = PerCpu(base=base.fetch, is_read=is_read, span=Span(piece.start, inner.stop + 1))
+    fetch = PerCpu(base=base.fetch, is_read=is_read, span=Span(token.start, inner.stop + 1))
     return replace(
         base, fetch=fetch, ops=one_more(ops, inner) if is_read else ops, caret=inner.caret
     )
 
 
-def _inside_brace(piece: Piece, start: int, caret: int) -> Piece:
+def _inside_brace(token: Token, start: int, caret: int) -> Token:
     # The last brace closes: what follows it is dropped, as the kernel does.
-    rest = replace(piece.cut(start), caret=caret)
+    rest = replace(token.cut(start), caret=caret)
     closing = rest.text.rfind(")")
     if closing < 0:
         raise rest.error(Code.DEREF_OPEN_BRACE, len(rest.text))
     return rest.cut(0, closing)
 
 
-def _base(inner: Piece, scope: Scope, read: Reader) -> Reading:
-    base = read(inner, scope)
+def _base(inner: Token, context: ParseContext, read: Reader) -> Reading:
+    base = read(inner, context)
     if isinstance(base.fetch, Comm | Text):
         raise inner.error(Code.COMM_CANT_DEREF)
     return base
@@ -116,38 +116,38 @@ def _base(inner: Piece, scope: Scope, read: Reader) -> Reading:
 _NO_BTF_HERE = "names of parameters and members need a place in a function, not an address"
 
 
-def read_parameter(piece: Piece, scope: Scope) -> Reading:
+def read_parameter(token: Token, context: ParseContext) -> Reading:
     """Read ``NAME`` or ``NAME->MEMBER.MEMBER...``.
 
     Raises:
         DefinitionError: it can be no such name.
     """
-    if scope.is_address:
-        raise piece.error(Code.NOSUP_BTFARG, hint=_NO_BTF_HERE)
-    name, rest = split_walk(piece)
+    if context.is_address:
+        raise token.error(Code.NOSUP_BTFARG, hint=_NO_BTF_HERE)
+    name, rest = split_walk(token)
     if not is_identifier(name.text):
-        raise piece.error(Code.NO_BTFARG, hint=f"{name.text!r} cannot be a parameter's name")
-    base = leaf(Parameter(name=name.text, span=name.span), piece)
-    return walk(base, rest, piece) if rest is not None else base
+        raise token.error(Code.NO_BTFARG, hint=f"{name.text!r} cannot be a parameter's name")
+    base = leaf(Parameter(name=name.text, span=name.span), token)
+    return walk(base, rest, token) if rest is not None else base
 
 
-def split_walk(piece: Piece) -> tuple[Piece, Piece | None]:
+def split_walk(token: Token) -> tuple[Token, Token | None]:
     """Split ``X->REST`` at its arrow; the rest is None when there is none.
 
     Raises:
         DefinitionError: another mark of a walk stands there first.
     """
-    at = _first_mark(piece.text)
+    at = _first_mark(token.text)
     if at is None:
-        return piece, None
-    if piece.text[at] == ".":
+        return token, None
+    if token.text[at] == ".":
         hint = "an argument is no structure; follow a pointer with ->"
-        raise piece.error(Code.NOSUP_DAT_ARG, at + 1, hint=hint)
-    _check_arrow(piece, at)
-    return piece.cut(0, at), piece.cut(at + 2)
+        raise token.error(Code.NOSUP_DAT_ARG, at + 1, hint=hint)
+    _check_arrow(token, at)
+    return token.cut(0, at), token.cut(at + 2)
 
 
-def walk(base: Reading, rest: Piece, whole: Piece) -> Reading:
+def walk(base: Reading, rest: Token, whole: Token) -> Reading:
     """Read the members behind an arrow, ``rest``, and walk along them from ``base``.
 
     Raises:
@@ -164,13 +164,13 @@ def walk(base: Reading, rest: Piece, whole: Piece) -> Reading:
     return Reading(fetch=fetch, caret=last.caret, ops=ops, late=base.late)
 
 
-def read_steps(rest: Piece) -> tuple[tuple[Step, Piece], ...]:
+def read_steps(rest: Token) -> tuple[tuple[Step, Token], ...]:
     """Read ``MEMBER->MEMBER.MEMBER``, what stands behind an arrow.
 
     Raises:
         DefinitionError: a member cannot have such a name.
     """
-    steps: list[tuple[Step, Piece]] = []
+    steps: list[tuple[Step, Token]] = []
     is_arrow = True
     while True:
         at = _first_mark(rest.text)
@@ -190,9 +190,9 @@ def _first_mark(text: str) -> int | None:
     return next((at for at, char in enumerate(text) if char in ".-"), None)
 
 
-def _check_arrow(piece: Piece, at: int) -> None:
-    if piece.text[at : at + 2] != "->":
-        raise piece.error(Code.BAD_HYPHEN, at)
+def _check_arrow(token: Token, at: int) -> None:
+    if token.text[at : at + 2] != "->":
+        raise token.error(Code.BAD_HYPHEN, at)
 
 
 _NESTED_MAX = 8
@@ -200,66 +200,66 @@ _DIGIT = re.compile(r"[0-9]")
 _REQUIRED = "a cast is followed by a member, such as (task_struct)%di->pid"
 
 
-def read_cast(piece: Piece, scope: Scope, read: Reader) -> Reading:
+def read_cast(token: Token, context: ParseContext, read: Reader) -> Reading:
     """Read a cast and the member behind it, the expression that is cast by ``read``.
 
     Raises:
         DefinitionError: the kernel's error for it.
     """
-    if scope.is_address:
-        raise piece.error(Code.NOSUP_BTFARG, hint="casts need a place in a function")
-    if scope.casts >= _NESTED_MAX:
-        raise piece.error(Code.TOO_MANY_NESTED, hint=f"at most {_NESTED_MAX}")
-    closing = piece.text.find(")")
+    if context.is_address:
+        raise token.error(Code.NOSUP_BTFARG, hint="casts need a place in a function")
+    if context.casts >= _NESTED_MAX:
+        raise token.error(Code.TOO_MANY_NESTED, hint=f"at most {_NESTED_MAX}")
+    closing = token.text.find(")")
     if closing < 0:
-        raise piece.error(Code.DEREF_OPEN_BRACE, len(piece.text))
-    inner, rest = _split(piece.cut(closing + 1))
-    base = read(inner, replace(scope, casts=scope.casts + 1))
+        raise token.error(Code.DEREF_OPEN_BRACE, len(token.text))
+    inner, rest = _split(token.cut(closing + 1))
+    base = read(inner, replace(context, casts=context.casts + 1))
     if isinstance(base.fetch, Comm | Text):
         raise inner.error(Code.COMM_CANT_DEREF)
-    struct, container = _read_struct(piece.cut(1, closing))
-    span = Span(piece.start, rest.start - 2)
+    struct, container = _read_struct(token.cut(1, closing))
+    span = Span(token.start, rest.start - 2)
     cast = Cast(struct=struct, container=container, base=base.fetch, span=span)
-    return walk(replace(base, fetch=cast), rest, piece)
+    return walk(replace(base, fetch=cast), rest, token)
 
 
-def _split(piece: Piece) -> tuple[Piece, Piece]:
+def _split(token: Token) -> tuple[Token, Token]:
     # What is cast, without braces around all of it, and what stands behind its arrow.
-    text = piece.text
+    text = token.text
     if text.startswith("("):
         close = _matching(text, 0)
         if close is None:
-            raise piece.error(Code.DEREF_OPEN_BRACE)
-        return piece.cut(1, close), _members(piece, close + 1, missing=close + 1)
+            raise token.error(Code.DEREF_OPEN_BRACE)
+        return token.cut(1, close), _members(token, close + 1, missing=close + 1)
     if text.startswith(("+", "-")) or is_per_cpu(text):
-        return _split_nested(piece)
-    return _split_plain(piece)
+        return _split_nested(token)
+    return _split_plain(token)
 
 
-def _split_nested(piece: Piece) -> tuple[Piece, Piece]:
-    opening = piece.text.find("(", 1)
+def _split_nested(token: Token) -> tuple[Token, Token]:
+    opening = token.text.find("(", 1)
     if opening < 0:
-        raise piece.error(Code.DEREF_NEED_BRACE)
-    close = _matching(piece.text, opening)
+        raise token.error(Code.DEREF_NEED_BRACE)
+    close = _matching(token.text, opening)
     if close is None:
-        raise piece.error(Code.DEREF_OPEN_BRACE, len(piece.text))
-    return piece.cut(0, close + 1), _members(piece, close + 1, missing=close + 2)
+        raise token.error(Code.DEREF_OPEN_BRACE, len(token.text))
+    return token.cut(0, close + 1), _members(token, close + 1, missing=close + 2)
 
 
-def _split_plain(piece: Piece) -> tuple[Piece, Piece]:
-    text = piece.text
+def _split_plain(token: Token) -> tuple[Token, Token]:
+    text = token.text
     sign = next((at for at, char in enumerate(text) if char in "+-"), len(text))
     if text.startswith("@") and _DIGIT.match(text, sign + 1):
-        raise piece.error(Code.TYPECAST_SYM_OFFSET, hint=f"such as ({text[: sign + 2]}...)->MEMBER")
+        raise token.error(Code.TYPECAST_SYM_OFFSET, hint=f"such as ({text[: sign + 2]}...)->MEMBER")
     hyphen = text.find("-")
     arrow = hyphen if hyphen >= 0 else len(text)
-    return piece.cut(0, arrow), _members(piece, arrow, missing=len(text))
+    return token.cut(0, arrow), _members(token, arrow, missing=len(text))
 
 
-def _members(piece: Piece, arrow: int, *, missing: int) -> Piece:
-    if piece.text[arrow : arrow + 2] != "->":
-        raise piece.error(Code.TYPECAST_REQ_FIELD, missing, hint=_REQUIRED)
-    return piece.cut(arrow + 2)
+def _members(token: Token, arrow: int, *, missing: int) -> Token:
+    if token.text[arrow : arrow + 2] != "->":
+        raise token.error(Code.TYPECAST_REQ_FIELD, missing, hint=_REQUIRED)
+    return token.cut(arrow + 2)
 
 
 def _matching(text: str, opening: int) -> int | None:
@@ -271,13 +271,13 @@ def _matching(text: str, opening: int) -> int | None:
     return None
 
 
-def _read_struct(piece: Piece) -> tuple[str, str]:
-    name, comma, _ = piece.text.partition(",")
+def _read_struct(token: Token) -> tuple[str, str]:
+    name, comma, _ = token.text.partition(",")
     if not is_identifier(name):
-        raise piece.error(Code.NO_PTR_STRCT, hint="a cast names a structure, without 'struct'")
+        raise token.error(Code.NO_PTR_STRCT, hint="a cast names a structure, without 'struct'")
     if not comma:
         return name, ""
-    field = piece.cut(len(name) + 1)
+    field = token.cut(len(name) + 1)
     path, arrow, _ = field.text.partition("->")
     for _, member in read_steps(field.cut(0, len(path))):
         if not is_identifier(member.text):
@@ -311,112 +311,112 @@ _RETVAL = "$retval"
 _CURRENT = "$current"
 
 
-def read_variable(piece: Piece, scope: Scope) -> Reading:
+def read_variable(token: Token, context: ParseContext) -> Reading:
     """Read an expression that starts with a dollar sign.
 
     Raises:
         DefinitionError: the kernel's error for it.
     """
-    text = piece.text
+    text = token.text
     if text in ("$comm", "$COMM"):
-        return leaf(Comm(span=piece.span), piece)
+        return leaf(Comm(span=token.span), token)
     if text.startswith(_RETVAL):
-        return _return_value(piece, scope)
+        return _return_value(token, context)
     if text == _CURRENT or text.startswith((_CURRENT + "-", _CURRENT + ".")):
-        return _current(piece)
+        return _current(token)
     if text.startswith("$stack"):
-        return _stack(piece)
+        return _stack(token)
     if text.startswith("$arg"):
-        return _argument(piece, scope)
-    raise piece.error(Code.BAD_VAR, hint=_VARIABLES)
+        return _argument(token, context)
+    raise token.error(Code.BAD_VAR, hint=_VARIABLES)
 
 
-def _return_value(piece: Piece, scope: Scope) -> Reading:
-    if not scope.is_return or scope.is_address:
-        raise piece.error(Code.RETVAL_ON_PROBE, hint="only a probe at function return has it")
-    name, rest = split_walk(piece)
+def _return_value(token: Token, context: ParseContext) -> Reading:
+    if not context.is_return or context.is_address:
+        raise token.error(Code.RETVAL_ON_PROBE, hint="only a probe at function return has it")
+    name, rest = split_walk(token)
     if name.text != _RETVAL:
         # As the kernel, which then takes it for a parameter's name.
-        raise piece.error(Code.NO_BTFARG, hint="the value that a function returns is $retval")
-    base = leaf(ReturnValue(span=name.span), piece)
-    return walk(base, rest, piece) if rest is not None else base
+        raise token.error(Code.NO_BTFARG, hint="the value that a function returns is $retval")
+    base = leaf(ReturnValue(span=name.span), token)
+    return walk(base, rest, token) if rest is not None else base
 
 
-def _current(piece: Piece) -> Reading:
-    name, rest = split_walk(piece)
-    base = leaf(CurrentTask(span=name.span), piece)
-    return walk(base, rest, piece) if rest is not None else base
+def _current(token: Token) -> Reading:
+    name, rest = split_walk(token)
+    base = leaf(CurrentTask(span=name.span), token)
+    return walk(base, rest, token) if rest is not None else base
 
 
-def _stack(piece: Piece) -> Reading:
-    digits = piece.text.removeprefix("$stack")
+def _stack(token: Token) -> Reading:
+    digits = token.text.removeprefix("$stack")
     if not digits:
-        return leaf(StackPointer(span=piece.span), piece)
-    number = _number(piece, digits)
+        return leaf(StackPointer(span=token.span), token)
+    number = _number(token, digits)
     if number > ARGUMENTS_MAX:
-        raise piece.error(Code.BAD_STACK_NUM, hint=f"at most {ARGUMENTS_MAX}")
-    return leaf(StackSlot(number=number, span=piece.span), piece)
+        raise token.error(Code.BAD_STACK_NUM, hint=f"at most {ARGUMENTS_MAX}")
+    return leaf(StackSlot(number=number, span=token.span), token)
 
 
-def _argument(piece: Piece, scope: Scope) -> Reading:
-    digits = piece.text.removeprefix("$arg")
+def _argument(token: Token, context: ParseContext) -> Reading:
+    digits = token.text.removeprefix("$arg")
     # Of such a word the number is looked at when it is known how many parameters there are.
-    number = int(digits) if scope.is_meta else _number(piece, digits)
-    if number == 0 or (number > ARGUMENTS_MAX and not scope.is_meta):
-        raise piece.error(Code.BAD_ARG_NUM, hint=f"arguments count from 1 to {ARGUMENTS_MAX}")
-    if scope.is_address:
-        raise piece.error(Code.NOFENTRY_ARGS, hint="a place by address is no function's entry")
-    return leaf(Argument(number=number, span=piece.span), piece)
+    number = int(digits) if context.is_meta else _number(token, digits)
+    if number == 0 or (number > ARGUMENTS_MAX and not context.is_meta):
+        raise token.error(Code.BAD_ARG_NUM, hint=f"arguments count from 1 to {ARGUMENTS_MAX}")
+    if context.is_address:
+        raise token.error(Code.NOFENTRY_ARGS, hint="a place by address is no function's entry")
+    return leaf(Argument(number=number, span=token.span), token)
 
 
-def _number(piece: Piece, digits: str) -> int:
+def _number(token: Token, digits: str) -> int:
     number = read_decimal(digits)
     if number is None:
-        raise piece.error(Code.BAD_VAR, hint=_VARIABLES)
+        raise token.error(Code.BAD_VAR, hint=_VARIABLES)
     return number
 
 
-def read_fetch(piece: Piece, scope: Scope) -> Reading:
+def read_fetch(token: Token, context: ParseContext) -> Reading:
     """Read one fetch expression, which is the whole piece.
 
     Raises:
         DefinitionError: the kernel's error for it.
     """
-    form = _FORMS.get(piece.text[:1], _other)
-    return form(piece, scope)
+    form = _FORMS.get(token.text[:1], _other)
+    return form(token, context)
 
 
-def _register(piece: Piece, scope: Scope) -> Reading:
-    name = piece.text[1:]
-    if name not in scope.registers:
-        raise piece.error(Code.BAD_REG_NAME, hint=near_register(name, scope.registers))
-    return leaf(Register(name=name, span=piece.span), piece)
+def _register(token: Token, context: ParseContext) -> Reading:
+    name = token.text[1:]
+    if name not in context.registers:
+        raise token.error(Code.BAD_REG_NAME, hint=near_register(name, context.registers))
+    return leaf(Register(name=name, span=token.span), token)
 
 
-def _memory(piece: Piece, scope: Scope) -> Reading:
-    where = piece.text[1:]
+def _memory(token: Token, context: ParseContext) -> Reading:
+    where = token.text[1:]
     if where[:1].isascii() and where[:1].isdigit():
         addr = read_unsigned(where)
         if addr is None:
-            raise piece.error(Code.BAD_MEM_ADDR)
-        return leaf(MemoryAt(addr=Addr(addr), span=piece.span), piece, ops=1)
+            raise token.error(Code.BAD_MEM_ADDR)
+        return leaf(MemoryAt(addr=Addr(addr), span=token.span), token, ops=1)
     if where.startswith("+"):
-        raise piece.error(Code.FILE_ON_KPROBE, hint="only user-space probes have files")
-    return _memory_of_symbol(piece, scope)
+        raise token.error(Code.FILE_ON_KPROBE, hint="only user-space probes have files")
+    return _memory_of_symbol(token, context)
 
 
-def _memory_of_symbol(piece: Piece, scope: Scope) -> Reading:
+def _memory_of_symbol(token: Token, context: ParseContext) -> Reading:
     # The kernel looks the symbol up at registration, after everything else, and then all that
     # it says is that the probe cannot be registered.
-    symbol, offset = _split_offset(piece.text[1:])
+    symbol, offset = _split_offset(token.text[1:])
     late = None
     if offset is None:
-        hint = f"{piece.text} has a bad offset; it is + or - and a number"
-        late = scope.place.error(Code.FAIL_REG_PROBE, hint=hint)
+        hint = f"{token.text} has a bad offset; it is + or - and a number"
+        late = context.place.error(Code.FAIL_REG_PROBE, hint=hint)
     elif not symbol:
-        late = scope.place.error(Code.BAD_PROBE_ADDR, hint=f"{piece.text} names no symbol")
-    fetch = MemoryOf(symbol=symbol, offset=offset or 0, span=piece.span)
-    return Reading(fetch=fetch, caret=piece.caret, ops=2, late=late)
+        late = context.place.error(Code.BAD_PROBE_ADDR, hint=f"{token.text} names no symbol")
+    fetch = MemoryOf(symbol=symbol, offset=offset or 0, span=token.span)
+    return Reading(fetch=fetch, caret=token.caret, ops=2, late=late)
 
 
 def _split_offset(text: str) -> tuple[str, int | None]:
@@ -426,23 +426,23 @@ def _split_offset(text: str) -> tuple[str, int | None]:
     return text, 0
 
 
-def _immediate(piece: Piece, scope: Scope) -> Reading:
-    del scope
-    text = piece.text[1:]
+def _immediate(token: Token, context: ParseContext) -> Reading:
+    del context
+    text = token.text[1:]
     if text.startswith('"'):
-        return _immediate_string(piece)
+        return _immediate_string(token)
     value = _immediate_value(text)
     if value is None:
-        raise piece.error(Code.BAD_IMM, 1)
-    return leaf(Immediate(value=value & U64, span=piece.span), piece)
+        raise token.error(Code.BAD_IMM, 1)
+    return leaf(Immediate(value=value & U64, span=token.span), token)
 
 
-def _immediate_string(piece: Piece) -> Reading:
-    text = piece.text[2:]
+def _immediate_string(token: Token) -> Reading:
+    text = token.text[2:]
     if not text.endswith('"'):
         hint = "it ends with a quote, and has no blank, colon or # inside"
-        raise piece.error(Code.IMMSTR_NO_CLOSE, len(piece.text), hint=hint)
-    return leaf(Text(value=text[:-1], span=piece.span), piece)
+        raise token.error(Code.IMMSTR_NO_CLOSE, len(token.text), hint=hint)
+    return leaf(Text(value=text[:-1], span=token.span), token)
 
 
 def _immediate_value(text: str) -> int | None:
@@ -452,21 +452,21 @@ def _immediate_value(text: str) -> int | None:
     return read_signed(text) if text.startswith("-") else read_unsigned(text)
 
 
-def _deref(piece: Piece, scope: Scope) -> Reading:
-    return read_deref(piece, scope, read_fetch)
+def _deref(token: Token, context: ParseContext) -> Reading:
+    return read_deref(token, context, read_fetch)
 
 
-def _cast(piece: Piece, scope: Scope) -> Reading:
-    return read_cast(piece, scope, read_fetch)
+def _cast(token: Token, context: ParseContext) -> Reading:
+    return read_cast(token, context, read_fetch)
 
 
-def _other(piece: Piece, scope: Scope) -> Reading:
-    first = piece.text[:1]
-    if is_per_cpu(piece.text):
-        return read_per_cpu(piece, scope, read_fetch)
+def _other(token: Token, context: ParseContext) -> Reading:
+    first = token.text[:1]
+    if is_per_cpu(token.text):
+        return read_per_cpu(token, context, read_fetch)
     if first.isascii() and (first.isalpha() or first == "_"):
-        return read_parameter(piece, scope)
-    raise piece.error(Code.BAD_FETCH_ARG, hint=r"an expression starts with % $ @ \ + - ( or a name")
+        return read_parameter(token, context)
+    raise token.error(Code.BAD_FETCH_ARG, hint=r"an expression starts with % $ @ \ + - ( or a name")
 
 
 _FORMS: dict[str, Reader] = {

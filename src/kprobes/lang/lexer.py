@@ -5,7 +5,7 @@ Numbers as the kernel's kstrtoul and kstrtol read them: whole words, base by pre
 The cursor: a run of a command's columns that is cut into smaller runs, form by form.
 
 The kernel parses by cutting its copy of a word at separators that it searches (the first ``=``,
-the first ``:``, the last ``)``), not from left to right. A Piece is cut the same way and never
+the first ``:``, the last ``)``), not from left to right. A Token is cut the same way and never
 loses where it stands in the command.
 """
 
@@ -66,7 +66,7 @@ def _bounded(value: int | None, most: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Token:
     """Columns [start, stop) of a command.
 
     Attributes:
@@ -89,9 +89,9 @@ class Piece:
         """The columns."""
         return Span(self.start, self.stop)
 
-    def cut(self, start: int, stop: int | None = None) -> "Piece":
+    def cut(self, start: int, stop: int | None = None) -> "Token":
         """Return a part; offsets count from this piece's start."""
-        return Piece(
+        return Token(
             command=self.command,
             start=self.start + start,
             stop=self.stop if stop is None else self.start + stop,
@@ -125,7 +125,7 @@ class Line:
 
     number: int
     command: str
-    words: tuple[Piece, ...]
+    words: tuple[Token, ...]
     is_indented: bool = False
 
 
@@ -163,9 +163,9 @@ def _line(number: int, line: str, said: str) -> Line | None:
         raise error
     if not words:
         return None
-    pieces = tuple(
-        Piece(command=command, start=found.start(), stop=found.end(), caret=found.start())
+    tokens = tuple(
+        Token(command=command, start=found.start(), stop=found.end(), caret=found.start())
         for found in _WORD.finditer(command)
     )
     is_indented = not line.startswith(words[0])
-    return Line(number=number, command=command, words=pieces, is_indented=is_indented)
+    return Line(number=number, command=command, words=tokens, is_indented=is_indented)

@@ -55,19 +55,19 @@ def show_arguments(definition: Definition) -> tuple[str, ...]:
     args = definition.args
     all_at = next((at for at, arg in enumerate(args) if _is_all(arg)), len(args))
     return tuple(
-        arg.text if _is_nameless(arg, is_behind_all=at > all_at) else f"{arg.name}={arg.text}"
+        arg.text if _is_nameless(arg, is_after_all=at > all_at) else f"{arg.name}={arg.text}"
         for at, arg in enumerate(args)
     )
 
 
-def _is_nameless(arg: FetchArg, *, is_behind_all: bool) -> bool:
+def _is_nameless(arg: FetchArg, *, is_after_all: bool) -> bool:
     # The name comes with the parameters' names: for $arg*, for a number behind it, and for what
     # is right only as a parameter: $argN:string, which may be a pointer that is followed, and a
     # number that no argument has.
     is_parameter = isinstance(arg.fetch, Argument) and (
         "string" in arg.type or arg.fetch.number > ARGUMENTS_MAX
     )
-    is_provisional = is_parameter or (is_behind_all and _NUMBERED.fullmatch(arg.name) is not None)
+    is_provisional = is_parameter or (is_after_all and _NUMBERED.fullmatch(arg.name) is not None)
     # The kernel lists even a name that it would not read again; no parameter has such a name.
     is_too_long = len(arg.name) > ARG_NAME_LIMIT
     return _is_all(arg) or (not arg.is_named and (is_provisional or is_too_long))

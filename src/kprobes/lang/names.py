@@ -2,7 +2,7 @@
 
 import re
 
-from kprobes.lang.lexer import Piece
+from kprobes.lang.lexer import Token
 from kprobes.model.codes import Code
 from kprobes.model.definition import Kind, Place
 
@@ -32,7 +32,7 @@ def is_identifier(text: str) -> bool:
     return _IDENTIFIER.fullmatch(text) is not None
 
 
-def read_names(head: Piece) -> tuple[str, str]:
+def read_names(head: Token) -> tuple[str, str]:
     """Read ``[GRP/][EVENT]`` behind the colon of a statement's first word.
 
     Returns:
@@ -68,7 +68,7 @@ def event_at(kind: Kind, place: Place) -> str:
     return default_event(kind, module + place.symbol, place.offset)
 
 
-def read_arg_name(word: Piece, *, default: str, taken: frozenset[str]) -> tuple[str, Piece]:
+def read_arg_name(word: Token, *, default: str, taken: frozenset[str]) -> tuple[str, Token]:
     """Read the ``NAME=`` of an argument word.
 
     Args:
@@ -95,7 +95,7 @@ def read_arg_name(word: Piece, *, default: str, taken: frozenset[str]) -> tuple[
     return name, word.cut(equals + 1)
 
 
-def default_arg_name(word: Piece, number: int) -> str:
+def default_arg_name(word: Token, number: int) -> str:
     """Return what an argument is called that has no ``NAME=``: itself, when it is a name."""
     text = word.text.partition(":")[0]
     # A word with %pd is rewritten first and then no name any more.
@@ -103,7 +103,7 @@ def default_arg_name(word: Piece, number: int) -> str:
     return text if is_name else f"arg{number}"
 
 
-def is_path_word(word: Piece) -> bool:
+def is_path_word(word: Token) -> bool:
     """Whether a word ends in ``:%pd`` or ``:%pD``."""
     return word.text.endswith((":%pd", ":%pD"))
 
@@ -113,7 +113,7 @@ def _tidy(name: str) -> str:
     return name[0] + _SUFFIX_MARKS.sub("_", name[1:])
 
 
-def _group(name: Piece) -> str:
+def _group(name: Token) -> str:
     if not name.text:
         raise name.error(Code.NO_GROUP_NAME)
     if len(name.text) >= _NAME_LIMIT:
@@ -123,7 +123,7 @@ def _group(name: Piece) -> str:
     return name.text
 
 
-def _event(name: Piece, missing: Code | None = None) -> str:
+def _event(name: Token, missing: Code | None = None) -> str:
     if not name.text:
         if missing is not None:
             raise name.error(missing)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from kprobes.errors import DefinitionError
 from kprobes.lang.append import apply
 from kprobes.lang.argument import check_meta, is_parameter, read_arguments, read_parameter
-from kprobes.lang.lexer import Line, Piece, lines_of, lines_of_boot, read_signed, read_unsigned
+from kprobes.lang.lexer import Line, Token, lines_of, lines_of_boot, read_signed, read_unsigned
 from kprobes.lang.names import event_at, read_names
-from kprobes.lang.scope import Scope
+from kprobes.lang.scope import ParseContext
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import Definition, Deletion, FetchArg, Kind, Place, Statement
 from kprobes.units import Addr
@@ -59,7 +59,7 @@ _RETURN = "%return"
 _PLACES = "a place is SYMBOL, SYMBOL+OFFSET, MODULE:SYMBOL or an address"
 
 
-def read_place(word: Piece) -> tuple[Place, bool]:
+def read_place(word: Token) -> tuple[Place, bool]:
     """Read ``[MOD:]SYM[+OFF][%return]`` or an address; SYM may be a shell pattern.
 
     Returns:
@@ -83,7 +83,7 @@ def read_place(word: Piece) -> tuple[Place, bool]:
     return place, bool(percent)
 
 
-def _split_module(word: Piece, place: Place) -> Place:
+def _split_module(word: Token, place: Place) -> Place:
     module, colon, symbol = place.symbol.partition(":")
     if not colon:
         return place
@@ -92,15 +92,15 @@ def _split_module(word: Piece, place: Place) -> Place:
     return replace(place, module=module, symbol=symbol)
 
 
-def _symbol_and_offset(piece: Piece) -> Place:
-    symbol = _prefix(piece.text)
-    rest = piece.text[len(symbol) :]
+def _symbol_and_offset(token: Token) -> Place:
+    symbol = _prefix(token.text)
+    rest = token.text[len(symbol) :]
     offset = read_signed(rest) if rest else 0
     if not symbol:
-        raise piece.error(Code.BAD_PROBE_ADDR, hint=_PLACES)
+        raise token.error(Code.BAD_PROBE_ADDR, hint=_PLACES)
     if offset is None or not 0 <= offset <= _OFFSET_MAX:
-        raise piece.error(Code.BAD_PROBE_ADDR, hint="an offset is + and a number, such as +0x10")
-    return Place(symbol=symbol, offset=offset, span=piece.span)
+        raise token.error(Code.BAD_PROBE_ADDR, hint="an offset is + and a number, such as +0x10")
+    return Place(symbol=symbol, offset=offset, span=token.span)
 
 
 def _prefix(text: str) -> str:
@@ -204,8 +204,8 @@ def parse_prefix(text: str, *, registers: Collection[str]) -> Prefix | None:
         return None
     kind = Kind.RETURN if is_return else kind
     words = rest[1:]
-    scope = _scope(registers, rest[0], place, kind)
-    found, parameters = _right_arguments(head, words, scope)
+    context = _scope(registers, rest[0], place, kind)
+    found, parameters = _right_arguments(head, words, context)
     read = Definition(
         command=head.command,
         kind=kind,
@@ -215,7 +215,7 @@ def parse_prefix(text: str, *, registers: Collection[str]) -> Prefix | None:
         place=place,
         args=found,
     )
-    variable = _variable(words[len(found)], scope) if len(found) < len(words) else ()
+    variable = _variable(words[len(found)], context) if len(found) < len(words) else ()
     return Prefix(
         read=read,
         with_parameters=replace(read, args=(*found, *parameters)),
@@ -223,28 +223,28 @@ def parse_prefix(text: str, *, registers: Collection[str]) -> Prefix | None:
     )
 
 
-def _variable(word: Piece, scope: Scope) -> tuple[FetchArg, ...]:
+def _variable(word: Token, context: ParseContext) -> tuple[FetchArg, ...]:
     try:
-        read_arguments((word,), scope)
+        read_arguments((word,), context)
     except DefinitionError as error:
         before, arrow, _ = word.text.partition("->")
         if error.code == Code.BAD_HYPHEN.name and arrow and "(" not in before:
             with suppress(DefinitionError):
-                return read_arguments((word.cut(0, len(before)),), scope)
+                return read_arguments((word.cut(0, len(before)),), context)
     return ()
 
 
 def _right_arguments(
-    head: Piece, words: list[Piece], scope: Scope
+    head: Token, words: list[Token], context: ParseContext
 ) -> tuple[tuple[FetchArg, ...], list[FetchArg]]:
     found: tuple[FetchArg, ...] = ()
     parameters: list[FetchArg] = []
     with suppress(DefinitionError):
         read_names(head)
-        check_meta(words, scope)
-        parameters = [read_parameter(word, scope) for word in words if is_parameter(word)]
+        check_meta(words, context)
+        parameters = [read_parameter(word, context) for word in words if is_parameter(word)]
         for count in range(1, len(words) + 1):
-            found = read_arguments(words[:count], scope, is_registered=False)
+            found = read_arguments(words[:count], context, is_registered=False)
     return found, parameters[sum(map(is_parameter, words[: len(found)])) :]
 
 
@@ -289,8 +289,8 @@ def _parse(line: Line, registers: Collection[str]) -> Statement:
     )
 
 
-def _scope(registers: Collection[str], word: Piece, place: Place, kind: Kind) -> Scope:
-    return Scope(
+def _scope(registers: Collection[str], word: Token, place: Place, kind: Kind) -> ParseContext:
+    return ParseContext(
         registers=registers,
         place=word,
         is_address=place.addr is not None,
@@ -298,7 +298,7 @@ def _scope(registers: Collection[str], word: Piece, place: Place, kind: Kind) ->
     )
 
 
-def _read_kind(head: Piece) -> Kind:
+def _read_kind(head: Token) -> Kind:
     # All that stands between the letter and the colon is ignored, but for digits.
     letter = head.text[0]
     if letter in _OTHER_EVENTS:
@@ -308,7 +308,7 @@ def _read_kind(head: Piece) -> Kind:
     return _KINDS[letter]
 
 
-def _read_maxactive(head: Piece, kind: Kind) -> int:
+def _read_maxactive(head: Token, kind: Kind) -> int:
     if not _DIGIT.match(head.text, 1):
         return 0
     if kind is not Kind.RETURN:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kprobes.errors import DefinitionError
-from kprobes.lang.lexer import Piece
+from kprobes.lang.lexer import Token
 from kprobes.model.codes import Code
 from kprobes.model.definition import Fetch
 
@@ -13,7 +13,7 @@ OPS_MAX = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class ParseContext:
     """What the text around an expression says about it.
 
     Attributes:
@@ -26,7 +26,7 @@ class Scope:
     """
 
     registers: Collection[str]
-    place: Piece
+    place: Token
     is_address: bool = False
     is_return: bool = False
     casts: int = 0
@@ -50,21 +50,21 @@ class Reading:
     late: DefinitionError | None = None
 
 
-Reader = Callable[[Piece, Scope], Reading]
+Reader = Callable[[Token, ParseContext], Reading]
 """Reads one expression, which is the whole piece."""
 
 
-def leaf(fetch: Fetch, piece: Piece, *, ops: int = 0) -> Reading:
+def leaf(fetch: Fetch, token: Token, *, ops: int = 0) -> Reading:
     """Return the reading of an expression without another one inside."""
-    return Reading(fetch=fetch, caret=piece.caret, ops=ops)
+    return Reading(fetch=fetch, caret=token.caret, ops=ops)
 
 
-def one_more(ops: int, piece: Piece) -> int:
+def one_more(ops: int, token: Token) -> int:
     """Return the index of the operation after ``ops``.
 
     Raises:
         DefinitionError: TOO_MANY_OPS at the piece.
     """
     if ops >= OPS_MAX:
-        raise piece.error(Code.TOO_MANY_OPS, hint=f"at most {OPS_MAX} levels")
+        raise token.error(Code.TOO_MANY_OPS, hint=f"at most {OPS_MAX} levels")
     return ops + 1

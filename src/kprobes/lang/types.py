@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from kprobes.errors import DefinitionError
-from kprobes.lang.lexer import Piece, read_plain, read_unsigned
+from kprobes.lang.lexer import Token, read_plain, read_unsigned
 from kprobes.lang.scope import OPS_MAX, Reading
 from kprobes.model.codes import Code
 from kprobes.model.definition import (
@@ -49,7 +49,7 @@ _BITFIELD = re.compile(r"b([0-9a-zA-Z]+)@([0-9a-zA-Z]+)/.*", re.DOTALL)
 _CONTAINERS = (8, 16, 32, 64)
 
 
-def read_type(word: Piece, expression: str) -> TypeWord:
+def read_type(word: Token, expression: str) -> TypeWord:
     """Read a type word that stands behind an expression.
 
     A bit-field's own numbers are not looked at: the kernel does so only after it has read the
@@ -73,7 +73,7 @@ def is_string_alone(expression: str) -> bool:
     return expression in _STRINGS_ALONE or expression.startswith('\\"')
 
 
-def read_bits(word: Piece, spec: TypeWord) -> tuple[int, int] | None:
+def read_bits(word: Token, spec: TypeWord) -> tuple[int, int] | None:
     """Return width and offset of ``bWIDTH@OFFSET/SIZE``, or None when they make no sense."""
     found = _BITFIELD.fullmatch(word.text)
     width, offset = (read_plain(found[1]), read_plain(found[2])) if found else (None, None)
@@ -82,7 +82,7 @@ def read_bits(word: Piece, spec: TypeWord) -> tuple[int, int] | None:
     return width, offset
 
 
-def _read_count(rest: Piece) -> int:
+def _read_count(rest: Token) -> int:
     # All of "N]", from behind the bracket.
     digits, close, suffix = rest.text.partition("]")
     if not close:
@@ -119,9 +119,9 @@ class Written:
         is_return: whether it is fetched at a function's return.
     """
 
-    body: Piece
-    expression: Piece
-    word: Piece
+    body: Token
+    expression: Token
+    word: Token
     spec: TypeWord | None
     is_named: bool
     is_return: bool
@@ -208,7 +208,7 @@ def _add(reading: Reading, written: Written, added: int) -> None:
         raise _reached(reading, written).error(Code.TOO_MANY_OPS, hint=hint)
 
 
-def _reached(reading: Reading, written: Written) -> Piece:
+def _reached(reading: Reading, written: Written) -> Token:
     return replace(written.body, caret=reading.caret)
 
 

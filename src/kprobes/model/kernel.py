@@ -325,7 +325,7 @@ class Types(Protocol):
         """Return the number of a type by its name in C: ``struct file``, ``size_t``; or None."""
         ...
 
-    def spell(self, number: int) -> str:
+    def type_name(self, number: int) -> str:
         """Return how C writes a type."""
         ...
 

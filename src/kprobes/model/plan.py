@@ -81,7 +81,7 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
+class Unproven:
     """What is missing in a proof.
 
     Attributes:
@@ -102,7 +102,7 @@ class Exits:
     Attributes:
         entry: its first address.
         exits: by address; after a gap, those that were found.
-        ends: instructions behind which nothing of it runs: calls that do not return, and ud2.
+        noreturn_sites: instructions after which nothing of it runs: calls that do not return, ud2.
         why_not: why these may not be all exits, or None when they are proven to be.
         refusal: why its returns cannot be probed at all, or None.
         is_endless: whether it is proven never to come back to its caller.
@@ -110,8 +110,8 @@ class Exits:
 
     entry: Addr
     exits: tuple[Exit, ...] = ()
-    ends: tuple[Addr, ...] = ()
-    why_not: Gap | None = None
+    noreturn_sites: tuple[Addr, ...] = ()
+    why_not: Unproven | None = None
     refusal: str | None = None
     is_endless: bool = False
 

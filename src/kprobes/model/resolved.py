@@ -347,7 +347,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spelled:
+class KprobeEvent:
     """One probe as text.
 
     Attributes:

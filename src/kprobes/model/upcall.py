@@ -18,7 +18,7 @@ from kprobes.units import Addr
 
 
 @dataclass(slots=True, kw_only=True)
-class Waiting:
+class WaitingVcpu:
     """One vCPU that waits for Python.
 
     Attributes:
@@ -55,11 +55,11 @@ class Upcall:
     addr: Addr
     is_after: bool
     timeout_s: float = 1.0
-    serve: Callable[[Waiting], None]
+    serve: Callable[[WaitingVcpu], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
+class SiteUpcalls:
     """What the code of one site asks Python.
 
     Attributes:
@@ -88,7 +88,7 @@ class Detour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class UpcallGroup:
     """All upcalls that are served at one time: before one instruction, or behind it.
 
     Attributes:
@@ -102,21 +102,21 @@ class Question:
     upcalls: tuple[Upcall, ...]
     copies: Mapping[Addr, Addr]
 
-    def serve(self, waiting: Waiting) -> None:
+    def serve(self, vcpu: WaitingVcpu) -> None:
         """Have every upcall served; who goes elsewhere before the instruction is the last.
 
         As the kernel's aggr_pre_handler(): what a handler has redirected nobody else is shown.
         """
-        at = waiting.registers["ip"]
+        at = vcpu.registers["ip"]
         shown = next((addr for addr, copy in self.copies.items() if copy == at), at)
-        waiting.registers["ip"] = shown
+        vcpu.registers["ip"] = shown
         for upcall in self.upcalls:
-            waiting.upcall = upcall.number
-            upcall.serve(waiting)
-            if not upcall.is_after and waiting.registers["ip"] != shown:
+            vcpu.upcall = upcall.number
+            upcall.serve(vcpu)
+            if not upcall.is_after and vcpu.registers["ip"] != shown:
                 break
-        ip = Addr(waiting.registers["ip"])
-        waiting.registers["ip"] = self.copies.get(ip, ip)
+        ip = Addr(vcpu.registers["ip"])
+        vcpu.registers["ip"] = self.copies.get(ip, ip)
 
 
 CONTEXTS = 4

@@ -147,7 +147,7 @@ def site_of(start: Addr, sites: Sites, info: FtraceInfo) -> Addr | None:
 def locate(function: Symbol, sites: Sites, info: FtraceInfo) -> Addr | None:
     """Return the address of a probe at a function's ftrace site, or None when it has none."""
     found = site_of(function.addr, sites, info)
-    return function.addr if found is not None and info.is_behind else found
+    return function.addr if found is not None and info.reports_entry else found
 
 
 def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
@@ -161,9 +161,11 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
         raise RefusedError(f"{addr:#x} is no ftrace site")
     if record == 0:
         return Site(strategy=Strategy.FTRACE, addr=addr, old=b"")
-    lead = memory.read(Addr(addr - len(info.lead)), len(info.lead))
-    if lead not in (info.lead, info.probed_lead):
-        raise RefusedError(f"{addr:#x} comes behind {lead.hex()}: no site of this kind is there")
+    preamble = memory.read(Addr(addr - len(info.preamble)), len(info.preamble))
+    if preamble not in (info.preamble, info.probed_preamble):
+        raise RefusedError(
+            f"{addr:#x} comes behind {preamble.hex()}: no site of this kind is there"
+        )
     old, flags = memory.read(addr, info.size), _u64(memory, record + 8)
     if old not in info.nops:
         raise RefusedError(

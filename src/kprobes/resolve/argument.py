@@ -19,7 +19,7 @@ from kprobes.model.resolved import (
     Storage,
     TextValue,
 )
-from kprobes.resolve.expression import Scope, Value, evaluate
+from kprobes.resolve.expression import ResolveContext, Value, evaluate
 
 _WIDTHS = (8, 16, 32, 64)
 _INTEGERS = frozenset(f"{sign}{width}" for sign in "usx" for width in _WIDTHS)
@@ -48,27 +48,27 @@ class Fetched:
         return (self.size if _is_plain(self) else 4) * (self.count or 1)
 
 
-def fetch_argument(scope: Scope, arg: FetchArg) -> Fetched:
+def fetch_argument(context: ResolveContext, arg: FetchArg) -> Fetched:
     """Resolve one argument.
 
     Raises:
         DefinitionError: a name in it means nothing here, or its type does not fit.
     """
-    value = evaluate(scope, arg.fetch)
+    value = evaluate(context, arg.fetch)
     if isinstance(value.operand, CommValue):
         return _sized(arg, value.operand, "string", Storage.COMM)
     if isinstance(value.operand, TextValue):
         return _text(arg, value.operand)
     spec = arg.spec
     if spec is None:
-        return _inferred(scope, arg, value)
+        return _inferred(context, arg, value)
     if spec.base in _STRINGS:
-        return _string(scope, arg, spec, value)
+        return _string(context, arg, spec, value)
     if spec.base == "symstr":
-        _check_symstr(scope, arg, value)
+        _check_symstr(context, arg, value)
     if spec.count is not None and not _is_kernel_memory(value.operand):
-        raise scope.error(Code.BAD_STRING, arg.type_span.start, "an array is read from memory")
-    return _number(scope, arg, spec, value)
+        raise context.error(Code.BAD_STRING, arg.type_span.start, "an array is read from memory")
+    return _number(context, arg, spec, value)
 
 
 def _is_plain(found: Fetched) -> bool:
@@ -92,7 +92,7 @@ def _text(arg: FetchArg, operand: Operand) -> Fetched:
     )
 
 
-def _number(scope: Scope, arg: FetchArg, spec: TypeWord, value: Value) -> Fetched:
+def _number(context: ResolveContext, arg: FetchArg, spec: TypeWord, value: Value) -> Fetched:
     is_bits = spec.base == "bits"
     return Fetched(
         name=arg.name,
@@ -104,11 +104,11 @@ def _number(scope: Scope, arg: FetchArg, spec: TypeWord, value: Value) -> Fetche
         count=spec.count,
         bit_offset=spec.bit_offset,
         bit_width=spec.bit_width if spec.bit_width < 8 * spec.size else 0,
-        enumerators=_names(scope, value.ctype) if spec.base in _INTEGERS else (),
+        enumerators=_names(context, value.ctype) if spec.base in _INTEGERS else (),
     )
 
 
-def _inferred(scope: Scope, arg: FetchArg, value: Value) -> Fetched:
+def _inferred(context: ResolveContext, arg: FetchArg, value: Value) -> Fetched:
     type_ = inferred_type(value.ctype)
     size = int(type_[1:]) // 8
     offset, width = _bits(value, size)
@@ -120,7 +120,7 @@ def _inferred(scope: Scope, arg: FetchArg, value: Value) -> Fetched:
         operand=value.operand,
         bit_offset=offset,
         bit_width=width,
-        enumerators=_names(scope, value.ctype),
+        enumerators=_names(context, value.ctype),
     )
 
 
@@ -154,21 +154,21 @@ def _bits(value: Value, size: int) -> tuple[int, int]:
     return (offset, width) if 0 < width < 8 * size else (0, 0)
 
 
-def _names(scope: Scope, ctype: CType | None) -> tuple[tuple[int, str], ...]:
-    if ctype is None or scope.types is None or ctype.kind is not TypeKind.ENUM:
+def _names(context: ResolveContext, ctype: CType | None) -> tuple[tuple[int, str], ...]:
+    if ctype is None or context.types is None or ctype.kind is not TypeKind.ENUM:
         return ()
-    return scope.types.enumerators(ctype.number)
+    return context.types.enumerators(ctype.number)
 
 
-def _string(scope: Scope, arg: FetchArg, spec: TypeWord, value: Value) -> Fetched:
-    operand = _string_memory(scope, arg, spec, value)
+def _string(context: ResolveContext, arg: FetchArg, spec: TypeWord, value: Value) -> Fetched:
+    operand = _string_memory(context, arg, spec, value)
     is_user = spec.base == "ustring"
     if isinstance(operand, Constant):
         # The number is the address itself.
         operand = Load(base=operand, offset=0, is_user=is_user)
     if not isinstance(operand, Load):
         hint = f"to read the string that it points to: +0({_expression(arg)}):{spec.base}"
-        raise scope.error(Code.BAD_STRING, arg.type_span.start, hint)
+        raise context.error(Code.BAD_STRING, arg.type_span.start, hint)
     if spec.count is not None:
         # What is read there is the first of several pointers.
         operand = Load(base=operand, offset=0, is_user=is_user)
@@ -184,8 +184,8 @@ def _string(scope: Scope, arg: FetchArg, spec: TypeWord, value: Value) -> Fetche
     )
 
 
-def _string_memory(scope: Scope, arg: FetchArg, spec: TypeWord, value: Value) -> Operand:
-    ctype, types = value.ctype, scope.types
+def _string_memory(context: ResolveContext, arg: FetchArg, spec: TypeWord, value: Value) -> Operand:
+    ctype, types = value.ctype, context.types
     if ctype is None or types is None:
         return value.operand
     if ctype.kind is TypeKind.ARRAY and _is_char(types, ctype):
@@ -193,7 +193,7 @@ def _string_memory(scope: Scope, arg: FetchArg, spec: TypeWord, value: Value) ->
     if ctype.kind is TypeKind.POINTER and _is_char(types, ctype):
         return Load(base=value.operand, offset=0, is_user=spec.base == "ustring")
     hint = "only char * and char [] are strings"
-    raise scope.error(Code.BAD_TYPE4STR, _reached(arg), hint)
+    raise context.error(Code.BAD_TYPE4STR, _reached(arg), hint)
 
 
 def _is_char(types: Types, ctype: CType) -> bool:
@@ -210,14 +210,14 @@ def _reached(arg: FetchArg) -> int:
     return fetch.steps[-1].span.start if isinstance(fetch, Member) else fetch.span.start
 
 
-def _check_symstr(scope: Scope, arg: FetchArg, value: Value) -> None:
+def _check_symstr(context: ResolveContext, arg: FetchArg, value: Value) -> None:
     is_value = isinstance(value.operand, RegisterValue | StackValue | ReturnedValue)
     is_address = is_value and not isinstance(arg.fetch, StackPointer)
     if not is_address and not _is_kernel_memory(value.operand):
         hint = "of a register, an argument or kernel memory"
-        raise scope.error(Code.BAD_SYMSTRING, arg.type_span.start, hint)
+        raise context.error(Code.BAD_SYMSTRING, arg.type_span.start, hint)
     if arg.spec is not None and arg.spec.count is not None:
-        raise scope.error(Code.BAD_STRING, arg.type_span.start, "there are no arrays of symstr")
+        raise context.error(Code.BAD_STRING, arg.type_span.start, "there are no arrays of symstr")
 
 
 def _is_kernel_memory(operand: Operand) -> bool:

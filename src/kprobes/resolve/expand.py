@@ -15,7 +15,7 @@ from kprobes.model.definition import (
     TypeWord,
 )
 from kprobes.model.kernel import Prototype
-from kprobes.resolve.expression import Scope
+from kprobes.resolve.expression import ResolveContext
 
 _ARGS_MAX = 128
 _TEXT_MAX = 128
@@ -25,45 +25,45 @@ _PATHS_MAX = 256
 _DENTRY_NAME = ("dentry", "d_name.name")
 
 
-def expand(scope: Scope) -> Definition:
+def expand(context: ResolveContext) -> Definition:
     """Return the definition as the kernel reads, and lists, it.
 
     Raises:
         DefinitionError: parameters are wanted where none are known, or there are too many.
     """
-    definition = scope.definition
-    args = _paths(scope, list(_numbered(_meta(scope, definition.args))))
+    definition = context.definition
+    args = _paths(context, list(_numbered(_meta(context, definition.args))))
     if len(args) > _ARGS_MAX:
         hint = f"at most {_ARGS_MAX}"
-        raise scope.error(Code.TOO_MANY_ARGS, definition.args[0].span.start, hint)
-    _check_names(scope, args)
+        raise context.error(Code.TOO_MANY_ARGS, definition.args[0].span.start, hint)
+    _check_names(context, args)
     return replace(definition, args=tuple(args))
 
 
-def check_meta(scope: Scope) -> None:
+def check_meta(context: ResolveContext) -> None:
     """Check the words that stand for parameters.
 
     Raises:
         DefinitionError: parameters are wanted where none are known, or there are too many.
     """
-    for _ in _meta(scope, scope.definition.args):
+    for _ in _meta(context, context.definition.args):
         pass
 
 
-def _meta(scope: Scope, args: tuple[FetchArg, ...]) -> Iterator[tuple[int, FetchArg]]:
+def _meta(context: ResolveContext, args: tuple[FetchArg, ...]) -> Iterator[tuple[int, FetchArg]]:
     # Each with its number among the words.
     words = [arg for arg in args if _is_meta(arg)]
-    prototype = _prototype(scope, words) if words else None
+    prototype = _prototype(context, words) if words else None
     room = _TEXT_MAX
     for number, arg in enumerate(args, start=1):
         if prototype is None or not _is_meta(arg):
             yield number, arg
             continue
-        for found in _parameters(scope, prototype, arg):
+        for found in _parameters(context, prototype, arg):
             room -= len(found.text) + 1
             # snprintf needs room for the NUL.
             if room < 0:
-                raise scope.error(Code.ARGS_2LONG, arg.span.start)
+                raise context.error(Code.ARGS_2LONG, arg.span.start)
             yield number, found
 
 
@@ -72,23 +72,23 @@ def _is_meta(arg: FetchArg) -> bool:
     return is_argument or isinstance(arg.fetch, AllParameters)
 
 
-def _prototype(scope: Scope, words: list[FetchArg]) -> Prototype | None:
-    if not scope.is_entry:
-        raise scope.error(Code.NOFENTRY_ARGS, words[0].span.start)
-    if scope.types is not None and scope.prototype is not None and scope.prototype.parameters:
-        return scope.prototype
+def _prototype(context: ResolveContext, words: list[FetchArg]) -> Prototype | None:
+    if not context.is_entry:
+        raise context.error(Code.NOFENTRY_ARGS, words[0].span.start)
+    if context.types is not None and context.prototype is not None and context.prototype.parameters:
+        return context.prototype
     if any(isinstance(arg.fetch, AllParameters) for arg in words):
         hint = "this kernel's types do not know the function's parameters"
-        raise scope.error(Code.NOSUP_BTFARG, words[-1].span.start, hint)
+        raise context.error(Code.NOSUP_BTFARG, words[-1].span.start, hint)
     return None
 
 
-def _parameters(scope: Scope, prototype: Prototype, arg: FetchArg) -> Iterator[FetchArg]:
+def _parameters(context: ResolveContext, prototype: Prototype, arg: FetchArg) -> Iterator[FetchArg]:
     names = [parameter.name for parameter in prototype.parameters]
     if isinstance(arg.fetch, Argument):
         if arg.fetch.number > len(names):
             hint = f"the function has {len(names)} parameters: {' '.join(names)}"
-            raise scope.error(Code.NO_BTFARG, arg.span.start, hint)
+            raise context.error(Code.NO_BTFARG, arg.span.start, hint)
         names = [names[arg.fetch.number - 1]]
     suffix = f":{arg.type}" if arg.type else ""
     for name in names:
@@ -107,22 +107,22 @@ def _expression(arg: FetchArg) -> str:
     return arg.text.partition(":")[0]
 
 
-def _paths(scope: Scope, args: list[FetchArg]) -> list[FetchArg]:
+def _paths(context: ResolveContext, args: list[FetchArg]) -> list[FetchArg]:
     room = _PATHS_MAX
     for index, arg in enumerate(args):
         if arg.spec is None or arg.spec.base not in _PATHS:
             continue
-        args[index] = found = _path(scope, arg, _PATHS[arg.spec.base])
+        args[index] = found = _path(context, arg, _PATHS[arg.spec.base])
         room -= len(found.text) + 1 + (len(found.name) + 1 if found.is_named else 0)
         if room < 0:
-            raise scope.error(Code.ARG_TOO_LONG, arg.body.start, "all %pd together")
+            raise context.error(Code.ARG_TOO_LONG, arg.body.start, "all %pd together")
     return args
 
 
-def _path(scope: Scope, arg: FetchArg, through: tuple[tuple[str, str], ...]) -> FetchArg:
+def _path(context: ResolveContext, arg: FetchArg, through: tuple[tuple[str, str], ...]) -> FetchArg:
     fetch, text = arg.fetch, arg.text[: -len(":%pd")]
     for struct, path in (*through, _DENTRY_NAME):
-        offset = _offset(scope, arg, struct, path)
+        offset = _offset(context, arg, struct, path)
         fetch = Deref(base=fetch, offset=offset, is_user=False, span=arg.body)
         text = f"+{offset:#x}({text})"
     fetch = Deref(base=fetch, offset=0, is_user=False, span=arg.body)
@@ -130,20 +130,20 @@ def _path(scope: Scope, arg: FetchArg, through: tuple[tuple[str, str], ...]) -> 
     return replace(arg, fetch=fetch, text=f"+0x0({text}):string", type="string", spec=spec)
 
 
-def _offset(scope: Scope, arg: FetchArg, struct: str, path: str) -> int:
+def _offset(context: ResolveContext, arg: FetchArg, struct: str, path: str) -> int:
     try:
-        if scope.types is not None:
-            return scope.types.offset(struct, path)
+        if context.types is not None:
+            return context.types.offset(struct, path)
     except UnknownTypeError as error:
-        raise scope.error(Code.NO_BTF_FIELD, arg.type_span.start, str(error)) from error
+        raise context.error(Code.NO_BTF_FIELD, arg.type_span.start, str(error)) from error
     hint = "this kernel carries no type information"
-    raise scope.error(Code.NOSUP_BTFARG, arg.type_span.start, hint)
+    raise context.error(Code.NOSUP_BTFARG, arg.type_span.start, hint)
 
 
-def _check_names(scope: Scope, args: list[FetchArg]) -> None:
+def _check_names(context: ResolveContext, args: list[FetchArg]) -> None:
     seen: set[str] = set()
     for arg in args:
         if arg.name in seen:
             hint = f"{arg.name} comes twice"
-            raise scope.error(Code.USED_ARG_NAME, arg.span.start, hint)
+            raise context.error(Code.USED_ARG_NAME, arg.span.start, hint)
         seen.add(arg.name)

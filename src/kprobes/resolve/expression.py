@@ -85,7 +85,7 @@ def _first_slot(arch: Arch) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class ResolveContext:
     """One definition on one function.
 
     Attributes:
@@ -158,7 +158,7 @@ class Start:
     shift: int = 0
 
 
-def walk(scope: Scope, types: Types, start: Start, steps: tuple[Step, ...]) -> Value:
+def walk(context: ResolveContext, types: Types, start: Start, steps: tuple[Step, ...]) -> Value:
     """Return the member at the end of a chain.
 
     Raises:
@@ -171,11 +171,11 @@ def walk(scope: Scope, types: Types, start: Start, steps: tuple[Step, ...]) -> V
             if place is not None:
                 operand, shift = Load(base=operand, offset=offset // 8 - shift, is_user=False), 0
             aggregate = start.aggregate if number == 0 else None
-            aggregate = _pointee(scope, step, ctype) if aggregate is None else aggregate
+            aggregate = _pointee(context, step, ctype) if aggregate is None else aggregate
             offset = 0
         else:
             aggregate = ctype.number if ctype is not None else 0
-        place = find_member(scope, types, aggregate, step)
+        place = find_member(context, types, aggregate, step)
         offset += place.bit_offset
         ctype = types.describe(place.number)
     return Value(
@@ -186,7 +186,7 @@ def walk(scope: Scope, types: Types, start: Start, steps: tuple[Step, ...]) -> V
     )
 
 
-def find_member(scope: Scope, types: Types, aggregate: int, step: Step) -> MemberPlace:
+def find_member(context: ResolveContext, types: Types, aggregate: int, step: Step) -> MemberPlace:
     """Return one member of a struct or union.
 
     Raises:
@@ -195,24 +195,24 @@ def find_member(scope: Scope, types: Types, aggregate: int, step: Step) -> Membe
     outer = types.describe(aggregate)
     if outer.kind is not TypeKind.AGGREGATE:
         hint = f"{step.name} is wanted of what is neither a struct nor a union"
-        raise scope.error(Code.BAD_BTF_TID, step.span.start, hint)
+        raise context.error(Code.BAD_BTF_TID, step.span.start, hint)
     place = types.member(aggregate, step.name)
     if place is None:
         hint = f"{outer.name or 'the type'} has no member {step.name or 'without a name'}"
-        raise scope.error(Code.NO_BTF_FIELD, step.span.start, hint)
+        raise context.error(Code.NO_BTF_FIELD, step.span.start, hint)
     return place
 
 
-def _pointee(scope: Scope, step: Step, ctype: CType | None) -> int:
+def _pointee(context: ResolveContext, step: Step, ctype: CType | None) -> int:
     if ctype is None or ctype.kind is not TypeKind.POINTER:
-        raise scope.error(Code.NO_PTR_STRCT, step.span.start)
+        raise context.error(Code.NO_PTR_STRCT, step.span.start)
     return ctype.target
 
 
 _TASK = "task_struct"
 
 
-def evaluate(scope: Scope, fetch: Fetch) -> Value:
+def evaluate(context: ResolveContext, fetch: Fetch) -> Value:
     """Return how an expression is fetched, and its type where it has one.
 
     Raises:
@@ -220,30 +220,32 @@ def evaluate(scope: Scope, fetch: Fetch) -> Value:
     """
     match fetch:
         case Deref(base=base, offset=offset, is_user=is_user):
-            inner = evaluate(scope, base).operand
+            inner = evaluate(context, base).operand
             return Value(operand=Load(base=inner, offset=offset, is_user=is_user))
         case ReturnValue(span=span):
-            return _returned(scope, span)
+            return _returned(context, span)
         case Parameter():
-            return _parameter(scope, fetch)
+            return _parameter(context, fetch)
         case Member(base=base, steps=steps):
-            types = _types(scope, fetch.span)
-            return walk(scope, types, _start(scope, types, base), _checked(scope, base, steps))
+            types = _types(context, fetch.span)
+            return walk(
+                context, types, _start(context, types, base), _checked(context, base, steps)
+            )
         case Cast(base=base):
             # Alone, it is the pointer itself.
-            return Value(operand=evaluate(scope, base).operand)
+            return Value(operand=evaluate(context, base).operand)
         case PerCpu():
-            return Value(operand=_per_cpu(scope, fetch))
+            return Value(operand=_per_cpu(context, fetch))
         case _:
-            return Value(operand=_leaf(scope, fetch))
+            return Value(operand=_leaf(context, fetch))
 
 
-def _leaf(scope: Scope, fetch: Fetch) -> Operand:
+def _leaf(context: ResolveContext, fetch: Fetch) -> Operand:
     match fetch:
         case Register(name=name):
             return RegisterValue(name=name)
         case Argument():
-            return _argument(scope, fetch)
+            return _argument(context, fetch)
         case StackPointer():
             return RegisterValue(name="sp")
         case StackSlot(number=number):
@@ -251,7 +253,7 @@ def _leaf(scope: Scope, fetch: Fetch) -> Operand:
         case Immediate(value=value):
             return Constant(value=value & U64)
         case MemoryAt() | MemoryOf():
-            return Load(base=_address(scope, fetch), offset=0, is_user=False)
+            return Load(base=_address(context, fetch), offset=0, is_user=False)
         case _:
             return _task_leaf(fetch)
 
@@ -268,19 +270,19 @@ def _task_leaf(fetch: Fetch) -> Operand:
             raise TypeError(f"{fetch} is not expanded")
 
 
-def _address(scope: Scope, fetch: MemoryAt | MemoryOf) -> Constant:
+def _address(context: ResolveContext, fetch: MemoryAt | MemoryOf) -> Constant:
     match fetch:
         case MemoryAt(addr=addr):
             return Constant(value=addr)
         case MemoryOf(symbol=name, offset=offset):
-            symbol = scope.kernel.symbols.find(name)
+            symbol = context.kernel.symbols.find(name)
             # One that is not there is found out at registration only.
             return Constant(value=symbol.addr + offset & U64 if symbol is not None else 0)
         case _:
             assert_never(fetch)
 
 
-def check_symbols(scope: Scope, fetch: Fetch) -> None:
+def check_symbols(context: ResolveContext, fetch: Fetch) -> None:
     """Check that the kernel has the symbols whose memory an expression reads.
 
     Raises:
@@ -288,124 +290,124 @@ def check_symbols(scope: Scope, fetch: Fetch) -> None:
     """
     while isinstance(fetch, Deref | Member | Cast | PerCpu):
         fetch = fetch.base
-    if isinstance(fetch, MemoryOf) and scope.kernel.symbols.find(fetch.symbol) is None:
+    if isinstance(fetch, MemoryOf) and context.kernel.symbols.find(fetch.symbol) is None:
         hint = f"no symbol {fetch.symbol!r} in this kernel"
-        raise scope.error(Code.BAD_PROBE_ADDR, scope.definition.place.span.start, hint)
+        raise context.error(Code.BAD_PROBE_ADDR, context.definition.place.span.start, hint)
 
 
-def _argument(scope: Scope, fetch: Argument) -> Operand:
-    if not scope.is_entry:
-        raise scope.error(Code.NOFENTRY_ARGS, fetch.span.start)
-    most = scope.arch.thread_size // 8
+def _argument(context: ResolveContext, fetch: Argument) -> Operand:
+    if not context.is_entry:
+        raise context.error(Code.NOFENTRY_ARGS, fetch.span.start)
+    most = context.arch.thread_size // 8
     if fetch.number > most:
         hint = f"arguments count from 1 to {most}"
-        raise scope.error(Code.BAD_ARG_NUM, fetch.span.start, hint)
-    return _at_entry(scope, fetch.number)
+        raise context.error(Code.BAD_ARG_NUM, fetch.span.start, hint)
+    return _at_entry(context, fetch.number)
 
 
-def _at_entry(scope: Scope, number: int) -> Operand:
-    value = at_entry(scope.arch, number)
-    return EntryValue(base=value) if scope.is_return else value
+def _at_entry(context: ResolveContext, number: int) -> Operand:
+    value = at_entry(context.arch, number)
+    return EntryValue(base=value) if context.is_return else value
 
 
-def _returned(scope: Scope, span: Span) -> Value:
-    if not scope.is_return:
+def _returned(context: ResolveContext, span: Span) -> Value:
+    if not context.is_return:
         hint = "only a probe at function return has it"
-        raise scope.error(Code.RETVAL_ON_PROBE, span.start, hint)
-    if scope.prototype is None or scope.types is None:
+        raise context.error(Code.RETVAL_ON_PROBE, span.start, hint)
+    if context.prototype is None or context.types is None:
         return Value(operand=ReturnedValue())
-    if scope.prototype.returned == 0:
-        raise scope.error(Code.NO_RETVAL, span.start)
-    ctype = scope.types.describe(scope.prototype.returned)
+    if context.prototype.returned == 0:
+        raise context.error(Code.NO_RETVAL, span.start)
+    ctype = context.types.describe(context.prototype.returned)
     return Value(operand=ReturnedValue(), ctype=ctype)
 
 
-def _parameter(scope: Scope, fetch: Parameter) -> Value:
-    if not scope.is_entry:
+def _parameter(context: ResolveContext, fetch: Parameter) -> Value:
+    if not context.is_entry:
         hint = "parameters are known by name where a function is named and begins"
-        raise scope.error(Code.NOSUP_BTFARG, fetch.span.start, hint)
-    types = _types(scope, fetch.span)
-    prototype = scope.prototype
+        raise context.error(Code.NOSUP_BTFARG, fetch.span.start, hint)
+    types = _types(context, fetch.span)
+    prototype = context.prototype
     if prototype is None or not prototype.parameters:
-        hint = f"{scope.definition.place.symbol} has no parameters in this kernel's types"
-        raise scope.error(Code.NO_BTF_ENTRY, fetch.span.start, hint)
+        hint = f"{context.definition.place.symbol} has no parameters in this kernel's types"
+        raise context.error(Code.NO_BTF_ENTRY, fetch.span.start, hint)
     for number, parameter in enumerate(prototype.parameters, start=1):
         if parameter.name == fetch.name:
             ctype = types.describe(parameter.number)
-            return Value(operand=_at_entry(scope, number), ctype=ctype)
-    hint = _spelled(prototype)
+            return Value(operand=_at_entry(context, number), ctype=ctype)
+    hint = _declaration(prototype)
     if fetch.name == "comm":
         hint += "; the running task's name is $comm"
-    raise scope.error(Code.NO_BTFARG, fetch.span.start, hint)
+    raise context.error(Code.NO_BTFARG, fetch.span.start, hint)
 
 
-def _spelled(prototype: Prototype) -> str:
+def _declaration(prototype: Prototype) -> str:
     return f"its parameters: {' '.join(parameter.name for parameter in prototype.parameters)}"
 
 
-def _types(scope: Scope, span: Span) -> Types:
-    if scope.types is None:
+def _types(context: ResolveContext, span: Span) -> Types:
+    if context.types is None:
         hint = "this kernel carries no type information"
-        raise scope.error(Code.NOSUP_BTFARG, span.start, hint)
-    return scope.types
+        raise context.error(Code.NOSUP_BTFARG, span.start, hint)
+    return context.types
 
 
-def _checked(scope: Scope, base: Fetch, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _checked(context: ResolveContext, base: Fetch, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     if not steps[0].is_arrow and not isinstance(base, Cast):
-        raise scope.error(Code.NOSUP_DAT_ARG, steps[0].span.start)
+        raise context.error(Code.NOSUP_DAT_ARG, steps[0].span.start)
     return steps
 
 
-def _start(scope: Scope, types: Types, base: Fetch) -> Start:
+def _start(context: ResolveContext, types: Types, base: Fetch) -> Start:
     match base:
         case Cast():
-            return _cast(scope, types, base)
+            return _cast(context, types, base)
         case CurrentTask():
             number = types.struct(_TASK)
             if number is None:
-                raise scope.error(Code.NO_BTF_ENTRY, base.span.start)
+                raise context.error(Code.NO_BTF_ENTRY, base.span.start)
             return Start(operand=TaskAddress(), aggregate=number)
-        case ReturnValue() if scope.is_return and scope.prototype is None:
-            raise scope.error(Code.NO_BTF_ENTRY, base.span.stop + len("->"))
+        case ReturnValue() if context.is_return and context.prototype is None:
+            raise context.error(Code.NO_BTF_ENTRY, base.span.stop + len("->"))
         case _:
-            value = evaluate(scope, base)
+            value = evaluate(context, base)
             return Start(operand=value.operand, ctype=value.ctype)
 
 
-def _cast(scope: Scope, types: Types, cast: Cast) -> Start:
-    operand = evaluate(scope, cast.base).operand
+def _cast(context: ResolveContext, types: Types, cast: Cast) -> Start:
+    operand = evaluate(context, cast.base).operand
     number = types.struct(cast.struct)
     # Behind the opening brace.
     column = cast.span.start + 1
     if number is None:
         hint = f"no struct {cast.struct} in this kernel's types"
-        raise scope.error(Code.NO_PTR_STRCT, column, hint)
-    shift = _container(scope, types, cast, number) if cast.container else 0
+        raise context.error(Code.NO_PTR_STRCT, column, hint)
+    shift = _container(context, types, cast, number) if cast.container else 0
     return Start(operand=operand, aggregate=number, shift=shift)
 
 
-def _container(scope: Scope, types: Types, cast: Cast, aggregate: int) -> int:
+def _container(context: ResolveContext, types: Types, cast: Cast, aggregate: int) -> int:
     column = cast.span.start + 1 + len(cast.struct) + len(",")
     bits = 0
     for name in cast.container.split("."):
         step = Step(name=name, is_arrow=False, span=Span(column, column + len(name)))
-        place = find_member(scope, types, aggregate, step)
+        place = find_member(context, types, aggregate, step)
         bits, aggregate = bits + place.bit_offset, place.number
         column += len(name) + len(".")
     if bits % 8:
-        raise scope.error(Code.TYPECAST_NOT_ALIGNED, cast.span.start + 1 + len(cast.struct) + 1)
+        raise context.error(Code.TYPECAST_NOT_ALIGNED, cast.span.start + 1 + len(cast.struct) + 1)
     return bits // 8
 
 
-def _per_cpu(scope: Scope, fetch: PerCpu) -> Operand:
-    cpu_offset = scope.kernel.symbols.find("this_cpu_off")
-    if cpu_offset is None and not isinstance(scope.arch.code.per_cpu, Base):
+def _per_cpu(context: ResolveContext, fetch: PerCpu) -> Operand:
+    cpu_offset = context.kernel.symbols.find("this_cpu_off")
+    if cpu_offset is None and not isinstance(context.arch.code.per_cpu, Base):
         hint = "per-CPU addresses of a kernel without this_cpu_off"
-        raise scope.error(Code.NOT_YET, fetch.span.start, hint)
+        raise context.error(Code.NOT_YET, fetch.span.start, hint)
     # The object itself, not what is read there.
     if isinstance(fetch.base, MemoryAt | MemoryOf):
-        base: Operand = _address(scope, fetch.base)
+        base: Operand = _address(context, fetch.base)
     else:
-        base = evaluate(scope, fetch.base).operand
+        base = evaluate(context, fetch.base).operand
     address = PerCpuAddress(base=base, cpu_offset=cpu_offset and cpu_offset.addr)
     return Load(base=address, offset=0, is_user=False) if fetch.is_read else address

@@ -32,7 +32,7 @@ from kprobes.model.resolved import (
 )
 from kprobes.resolve.argument import Fetched, fetch_argument
 from kprobes.resolve.expand import check_meta, expand
-from kprobes.resolve.expression import Scope, check_symbols
+from kprobes.resolve.expression import ResolveContext, check_symbols
 from kprobes.resolve.place import Locate, Target, find_target, ip_of
 from kprobes.units import Addr
 
@@ -42,25 +42,25 @@ _DURATION = Fetched(
 _EXIT = Fetched(name=EXIT, type="symbol", storage=Storage.NUMBER, size=8, operand=ExitAddress())
 
 
-def extra_fields(scope: Scope) -> tuple[Fetched, ...]:
+def extra_fields(context: ResolveContext) -> tuple[Fetched, ...]:
     """Return the extra fields of one probe: none where it is not at a function's return.
 
     Args:
-        scope: of its definition, expanded.
+        context: of its definition, expanded.
 
     Raises:
         DefinitionError: it has an argument of such a name.
     """
-    synthetic_fields = scope.definition.synthetic_fields
-    if scope.definition.kind is not Kind.RETURN:
+    synthetic_fields = context.definition.synthetic_fields
+    if context.definition.kind is not Kind.RETURN:
         return ()
     wanted = ((synthetic_fields.duration, _DURATION), (synthetic_fields.exit, _EXIT))
     found = tuple(field for is_wanted, field in wanted if is_wanted)
     names = {field.name for field in found}
-    for arg in scope.definition.args:
+    for arg in context.definition.args:
         if arg.name in names:
             hint = f"the extra field that is asked for is called {arg.name}, too"
-            raise scope.error(Code.USED_ARG_NAME, arg.span.start, hint)
+            raise context.error(Code.USED_ARG_NAME, arg.span.start, hint)
     return found
 
 
@@ -216,10 +216,10 @@ def resolve(
     """
     target = find_target(definition, kernel, locate)
     expanded, own = resolve_arguments(definition, kernel, arch, target)
-    scope = _scope(expanded, kernel, arch, target)
+    context = _scope(expanded, kernel, arch, target)
     for arg in expanded.args:
-        check_symbols(scope, arg.fetch)
-    fetched = (*own, *extra_fields(scope))
+        check_symbols(context, arg.fetch)
+    fetched = (*own, *extra_fields(context))
     ip = ip_of(target, locate)
     shape = lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
     symbol = kernel.symbols.at(ip) or target.function
@@ -252,16 +252,16 @@ def resolve_arguments(
     Raises:
         DefinitionError: a name is unknown or a type does not fit, with the caret.
     """
-    scope = _scope(definition, kernel, arch, target)
-    expanded = expand(scope)
+    context = _scope(definition, kernel, arch, target)
+    expanded = expand(context)
     fetched: list[Fetched] = []
     room = _RECORD_MAX
     for arg in expanded.args:
-        found = fetch_argument(scope, arg)
+        found = fetch_argument(context, arg)
         room -= found.kernel_size
         if room < 0:
             hint = f"all fields together have at most {_RECORD_MAX} bytes"
-            raise scope.error(Code.EVENT_TOO_BIG, arg.body.start, hint)
+            raise context.error(Code.EVENT_TOO_BIG, arg.body.start, hint)
         fetched.append(found)
     return expanded, tuple(fetched)
 
@@ -288,8 +288,8 @@ def check_variables(definition: Definition, kernel: Kernel, arch: Arch, target: 
             raise
 
 
-def _scope(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> Scope:
-    return Scope(
+def _scope(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> ResolveContext:
+    return ResolveContext(
         definition=definition,
         kernel=kernel,
         arch=arch,

@@ -32,13 +32,13 @@ from kprobes.model.resolved import (
     Constant,
     EntryValue,
     FieldFetch,
+    KprobeEvent,
     Load,
     Operand,
     PerCpuAddress,
     RegisterValue,
     Resolved,
     ReturnedValue,
-    Spelled,
     StackValue,
     Storage,
     TaskAddress,
@@ -66,7 +66,7 @@ _TASKS_SINCE: Version = (7, 3)
 _DEFAULT = "x64"
 
 
-def spell(probe: Resolved, version: Version, arch: Arch) -> Spelled:
+def to_kprobe_event(probe: Resolved, version: Version, arch: Arch) -> KprobeEvent:
     """Return a probe as text for a kernel.
 
     Args:
@@ -85,7 +85,7 @@ def spell(probe: Resolved, version: Version, arch: Arch) -> Spelled:
         _argument(definition, arg, fetch, version, arch)
         for arg, fetch in zip(definition.args, probe.fetches, strict=True)
     )
-    return Spelled(
+    return KprobeEvent(
         probe=probe,
         head=f"{definition.kind.value}{number or ''}",
         words=(_place(definition), *words),

@@ -89,7 +89,7 @@ class Wire:
             raise TargetError("the guest was resumed by somebody else in the middle of a request")
         return answers
 
-    def tell(self, payload: bytes) -> None:
+    def send(self, payload: bytes) -> None:
         """Send a packet that is answered much later, if ever."""
         self._settle()
         self._write(rsp.frame(payload))

@@ -173,7 +173,7 @@ class Stub:
         self._must_be_stopped()
         if self.is_held:
             raise ValueError("somebody else has stopped the guest")
-        self._wire.tell(b"vCont;c" if self._can_vcont else b"c")
+        self._wire.send(b"vCont;c" if self._can_vcont else b"c")
         self._mark_running()
 
     def let_run(self) -> None:
@@ -214,10 +214,10 @@ class Stub:
         """Run one instruction of one vCPU; the others stay where they are."""
         self._must_be_stopped()
         if self._can_vcont:
-            self._wire.tell(b"vCont;s:%x" % cpu)
+            self._wire.send(b"vCont;s:%x" % cpu)
         else:
             check_ok(self._wire.ask(b"Hc%x" % cpu), "a vCPU")
-            self._wire.tell(b"s")
+            self._wire.send(b"s")
         self._registers.selected = None
         reply = self._stop_reply(self._wire.timeout_s)
         if reply is None:

@@ -160,7 +160,7 @@ def test_behind_a_bug_alternatives_of_the_kernel_may_lie() -> None:
     result = exits(f"b4000040 {RET} {BUG} d53cd042 d53cd042")
 
     assert result.return_method is ReturnMethod.RETINSN
-    assert [end - START for end in result.ends] == [8]
+    assert [end - START for end in result.noreturn_sites] == [8]
 
 
 def test_behind_a_warning_the_function_goes_on() -> None:

@@ -133,7 +133,7 @@ def test_calls_that_never_return_end_a_path(end: str) -> None:
     found = exits("85c0" + "7401" + "c3" + end)
 
     assert found.return_method is ReturnMethod.RETINSN
-    assert found.ends == (START + 5,)
+    assert found.noreturn_sites == (START + 5,)
 
 
 def test_a_last_call_of_what_may_return_is_a_gap_that_names_it() -> None:

@@ -2,7 +2,7 @@
 
 from kprobes.arch.x86_64 import trampoline
 from kprobes.arch.x86_64.upcall import at_landing
-from kprobes.model.upcall import Questions
+from kprobes.model.upcall import SiteUpcalls
 from kprobes.units import Addr
 from tests.arch.x86_64.test_trampoline import BODY, END, TOP, Machine
 from tests.build.text import SLOT, START
@@ -15,7 +15,9 @@ PUT = bytes.fromhex("48b8" + END.to_bytes(8, "little").hex() + "4889442458 c3")
 
 def machine_of(question: int | None) -> tuple[Machine, Addr]:
     machine = Machine("90" * 8, PUT)
-    return_method = at_landing(SLOT, BODY, Questions(gate=GATE, before=question, after=None), SHOWN)
+    return_method = at_landing(
+        SLOT, BODY, SiteUpcalls(gate=GATE, before=question, after=None), SHOWN
+    )
     assert return_method.code.startswith(trampoline.TRAMPOLINE_MARK)
     machine.cpu.write(SLOT, return_method.code)
     # lea rsp, [rsp+8]; ret: Python changes nothing.

@@ -14,7 +14,7 @@ from kprobes.arch.x86_64.upcall import at_call
 from kprobes.arch.x86_64.verdict import insn_verdict
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart
-from kprobes.model.upcall import Questions
+from kprobes.model.upcall import SiteUpcalls
 from kprobes.units import Addr
 from tests.build.asked import detour_of, is_done, is_same, run_both
 from tests.build.emulator import Emulator, random_state
@@ -101,8 +101,8 @@ def test_any_instruction_does_the_same_when_it_is_asked_about(code: bytes, state
     assert is_same(here, there) or is_other or not is_done(here)
 
 
-def _questions(*, before: int | None = None, after: int | None = None) -> Questions:
-    return Questions(gate=GATE, before=before, after=after)
+def _questions(*, before: int | None = None, after: int | None = None) -> SiteUpcalls:
+    return SiteUpcalls(gate=GATE, before=before, after=after)
 
 
 def test_a_question_pushes_where_to_go_on_and_its_number() -> None:

@@ -19,14 +19,14 @@ from kprobes.arch.arch import (
     ReturnOps,
     UpcallOps,
 )
-from kprobes.arch.insn import Listed, Reach, Read, Syntax
+from kprobes.arch.insn import Disassembled, MemoryAccess, Read, Syntax
 from kprobes.model.abi import Field
 from kprobes.units import Addr
 
 _Pieces = tuple[tuple[Addr, bytes], ...]
 
 
-def lines(code: bytes, addr: int, syntax: Syntax) -> tuple[Listed, ...]:
+def lines(code: bytes, addr: int, syntax: Syntax) -> tuple[Disassembled, ...]:
     """Return the lines of some code; see ``listing``."""
     from kprobes.arch.aarch64.disasm import list_code
 
@@ -40,7 +40,7 @@ def follow(read: Read, entry: int, inside: range) -> _Pieces:
     return follow(read, entry, inside)
 
 
-def reaches(entry: int, pieces: _Pieces, window: range) -> Mapping[Addr, Reach]:
+def reaches(entry: int, pieces: _Pieces, window: range) -> Mapping[Addr, MemoryAccess]:
     """Return which instructions touch a window of memory; see ``follow``."""
     from kprobes.arch.aarch64.disasm import reaches
 
@@ -147,12 +147,12 @@ BREAKPOINT = bytes.fromhex("800020d4")
 SITE = FtraceInfo(
     size=trampoline.SIZE,
     nops=trampoline.NOPS,
-    lead=encode.MOV_X9_X30,
-    probed_lead=BREAKPOINT,
+    preamble=encode.MOV_X9_X30,
+    probed_preamble=BREAKPOINT,
     idle="mov x9, x30 and a nop",
     compiled="two nops",
     offsets=trampoline.OFFSETS,
-    is_behind=True,
+    reports_entry=True,
     branch=encode.bl,
     target=encode.bl_target,
     entry=trampoline.entry,
@@ -174,7 +174,7 @@ UPCALL = UpcallOps(
 RETURNS = ReturnOps(
     value="x0",
     registers=("x0", "x1"),
-    behind=0,
+    return_address_size=0,
     # Kernel addresses have their upper bits set; a signature is in some of them.
     plain="or i64 {}, -281474976710656",
     # They are signed where they are kept, and nobody but the guest can sign.

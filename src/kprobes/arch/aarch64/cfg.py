@@ -32,7 +32,7 @@ from kprobes.arch.aarch64.stack import ENTRY, Link, Stack, after, merged, touchi
 from kprobes.arch.aarch64.verdict import hides_another, insn_verdict
 from kprobes.arch.insn import forbidden_place
 from kprobes.model.kernel import TextPart, TextTables
-from kprobes.model.plan import Exit, ExitKind, Exits, Gap
+from kprobes.model.plan import Exit, ExitKind, Exits, Unproven
 from kprobes.units import Addr
 
 _FAR_BACK = 16
@@ -176,7 +176,7 @@ class _Walk:
             why = "it leads into the middle of an instruction"
         else:
             why = "it leads to where no instruction is"
-        self.paths.gaps[place] = why
+        self.paths.unproven[place] = why
 
     def _past(self, i: Instruction, stack: Stack) -> tuple[bool, Stack]:
         if i.addr in self._tables.ftrace:
@@ -185,8 +185,8 @@ class _Walk:
         if hides_another(i) and i.next in self._tables.ftrace:
             # The guest's own probe, on what keeps x30 in x9 for that call.
             return True, stack
-        behind = after(i.word, i.kind, stack)
-        return self._goes_on(i, behind), behind
+        following = after(i.word, i.kind, stack)
+        return self._goes_on(i, following), following
 
     def _look_around(self, i: Instruction, stack: Stack) -> None:
         if i.addr in self._tables.landings_from:
@@ -202,7 +202,7 @@ class _Walk:
             if self._is_own(target):
                 self._pending.go_on(target, stack, i)
             else:
-                self.paths.gaps[i.addr] = why
+                self.paths.unproven[i.addr] = why
 
     def _replace(self, i: Instruction, stack: Stack) -> None:
         # Whatever boot makes of it leads to where some replacement does.
@@ -211,7 +211,9 @@ class _Walk:
             at = stack
             for each in (found.instruction(row) for row in range(len(found.words))):
                 if each.flow in _LEAVING or not self._branch_within(each, at):
-                    self.paths.gaps[i.addr] = "it is an alternative, which boot may make a way out"
+                    self.paths.unproven[i.addr] = (
+                        "it is an alternative, which boot may make a way out"
+                    )
                 at = after(each.word, each.kind, at)
                 if not each.flow.falls_through:
                     break
@@ -245,10 +247,10 @@ class _Walk:
                 self._return(i)
                 return False
             case Flow.LEAVE:
-                self.paths.gaps[i.addr] = "it leaves by another way than it came"
+                self.paths.unproven[i.addr] = "it leaves by another way than it came"
                 return False
             case Flow.UNKNOWN:
-                self.paths.gaps[i.addr] = "its bytes are no instruction"
+                self.paths.unproven[i.addr] = "its bytes are no instruction"
                 return False
             case Flow.NEXT:
                 return True
@@ -257,7 +259,7 @@ class _Walk:
         target = i.target
         assert target is not None
         if target in self._tables.no_return:
-            self.paths.ends.add(i.addr)
+            self.paths.noreturn_sites.add(i.addr)
         elif self._is_left_for(target, stack):
             self.paths.leaving[i.addr] = i
         else:
@@ -279,21 +281,21 @@ class _Walk:
             case Way.OUT:
                 self.paths.leaving[i.addr] = i
             case Way.UNKNOWN:
-                self.paths.gaps[i.addr] = "it may jump by a table of the function's own"
+                self.paths.unproven[i.addr] = "it may jump by a table of the function's own"
 
     def _pause(self, i: Instruction, stack: Stack) -> None:
         if hides_another(i):
-            self.paths.gaps[i.addr] = "a breakpoint there hides another instruction"
+            self.paths.unproven[i.addr] = "a breakpoint there hides another instruction"
             return
         entry, target = self._function.parts[0].addr, i.target
         if target is not None and target != entry and self._is_own(target):
-            self.paths.gaps[i.addr] = "it calls into its own middle"
+            self.paths.unproven[i.addr] = "it calls into its own middle"
             return
         is_last, is_trap = self._is_last(i), i.flow is Flow.TRAP
         if target in self._tables.no_return or i.kind is Kind.UDF or (is_last and is_trap):
-            self.paths.ends.add(i.addr)
+            self.paths.noreturn_sites.add(i.addr)
         elif is_last:
-            self.paths.gaps[i.addr] = "it is last, and calls what is not known never to return"
+            self.paths.unproven[i.addr] = "it is last, and calls what is not known never to return"
             if target is not None:
                 self.paths.last_calls[i.addr] = target
         else:
@@ -315,16 +317,16 @@ class _Walk:
             row = int(self._halts[row + 1])
             if row >= stop or int(function.addrs[row]) in self._dead:
                 return True
-            behind = function.instruction(row)
-            if behind.kind is Kind.BTI:
+            following = function.instruction(row)
+            if following.kind is Kind.BTI:
                 return True
-            if behind.flow is not Flow.NEXT or behind.addr in function.targets:
+            if following.flow is not Flow.NEXT or following.addr in function.targets:
                 return False
         return True
 
     def _return(self, i: Instruction) -> None:
         if i.kind is Kind.RET and first_register(i.word) != LINK:
-            self.paths.gaps[i.addr] = "it returns by another register than x30"
+            self.paths.unproven[i.addr] = "it returns by another register than x30"
         else:
             self.paths.leaving[i.addr] = i
 
@@ -382,7 +384,7 @@ def exits_of(function: Function, tables: TextTables) -> Exits:
     paths = find_paths(function, tables)
     leaving = [paths.leaving[addr] for addr in sorted(paths.leaving)]
     exits = tuple(_exit(function, i, tables) for i in leaving)
-    gap = next(_gaps(paths, exits), None)
+    gap = next(_unproven(paths, exits), None)
     return paths.exits(entry, exits, gap)
 
 
@@ -392,13 +394,13 @@ def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
     return Exit(addr=i.addr, kind=_KINDS[i.flow], target=i.target, size=SIZE, why=why)
 
 
-def _gaps(paths: Paths, exits: Sequence[Exit]) -> Iterator[Gap]:
+def _unproven(paths: Paths, exits: Sequence[Exit]) -> Iterator[Unproven]:
     yield from paths.lost()
     for exit_ in exits:
         i = paths.leaving[exit_.addr]
         why = _in_the_way(i, paths.stacks[i.addr]) or exit_.why
         if why:
-            yield Gap(addr=i.addr, why=why)
+            yield Unproven(addr=i.addr, why=why)
 
 
 def _in_the_way(i: Instruction, stack: Stack) -> str | None:

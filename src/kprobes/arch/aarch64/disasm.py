@@ -32,7 +32,7 @@ from kprobes.arch.aarch64.insn import (
     wide_move,
 )
 from kprobes.arch.cfg import Led, Pieces, pieces_from, states_of
-from kprobes.arch.insn import Listed, Reach, Read, Syntax
+from kprobes.arch.insn import Disassembled, MemoryAccess, Read, Syntax
 from kprobes.errors import MemoryFault
 from kprobes.units import U64, Addr
 
@@ -85,7 +85,7 @@ _SCALED = (0x3B000000, 0x39000000)
 """Loads and stores with an unsigned, scaled immediate."""
 
 
-def list_code(code: bytes, addr: int, syntax: Syntax = Syntax.ATT) -> tuple[Listed, ...]:
+def list_code(code: bytes, addr: int, syntax: Syntax = Syntax.ATT) -> tuple[Disassembled, ...]:
     """Return the lines of some code, every byte in one of them.
 
     Args:
@@ -97,17 +97,17 @@ def list_code(code: bytes, addr: int, syntax: Syntax = Syntax.ATT) -> tuple[List
     return tuple(_lines(code, addr))
 
 
-def _lines(code: bytes, addr: int) -> Iterator[Listed]:
+def _lines(code: bytes, addr: int) -> Iterator[Disassembled]:
     held: dict[int, int] = {}
     for at in range(0, len(code), SIZE):
         word = code[at : at + SIZE]
         if len(word) < SIZE:
-            yield Listed(addr=Addr(addr + at), code=word, mnemonic="(bad)", operands="")
+            yield Disassembled(addr=Addr(addr + at), code=word, mnemonic="(bad)", operands="")
             return
         yield _line(decode_one(word, addr + at), held)
 
 
-def _line(i: Instruction, held: dict[int, int]) -> Listed:
+def _line(i: Instruction, held: dict[int, int]) -> Disassembled:
     # `held` has what adrp and movz have put into registers, for what adds the rest.
     text = text_of(i.code, i.addr)
     mnemonic, operands = ("(bad)", "") if text is None else text
@@ -122,7 +122,7 @@ def _line(i: Instruction, held: dict[int, int]) -> Listed:
     held.pop(target_register(i.word), None)
     if made is not None:
         held[target_register(i.word)] = made
-    return Listed(
+    return Disassembled(
         addr=i.addr,
         code=i.code,
         mnemonic=mnemonic,
@@ -208,7 +208,7 @@ def _successors(i: Instruction) -> Iterator[int]:
         yield i.next
 
 
-def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
+def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, MemoryAccess]:
     """Return which instructions access, or compute, an address in some window of memory.
 
     A window's address comes in as a constant, from ``movz`` and ``movk`` or ``adrp`` and ``add``;
@@ -226,7 +226,7 @@ def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
         for at in range(0, len(data), SIZE)
     }
     states = states_of(code, entry, _successors, _after)
-    found: dict[Addr, Reach] = {}
+    found: dict[Addr, MemoryAccess] = {}
     for addr, state in states.items():
         reach = _reach(code[addr], state, window)
         if reach is not None:
@@ -281,7 +281,7 @@ def _moved_base(i: Instruction, state: _State) -> dict[int, _Held]:
     return {base: _Held(state[base].value + offset & U64, state[base].origin)}
 
 
-def _reach(i: Instruction, state: _State, window: range) -> Reach | None:
+def _reach(i: Instruction, state: _State, window: range) -> MemoryAccess | None:
     accessed = _access(i.word)
     held = state.get(first_register(i.word))
     if accessed is not None:
@@ -296,11 +296,11 @@ def _reach(i: Instruction, state: _State, window: range) -> Reach | None:
 
 def _in_window(
     held: _Held | None, offset: int, window: range, *, size: int, is_write: bool
-) -> Reach | None:
+) -> MemoryAccess | None:
     if held is None or held.value + offset not in window:
         return None
     at = held.value + offset - window.start
-    return Reach(offset=at, origin=held.origin, size=size, is_write=is_write)
+    return MemoryAccess(offset=at, origin=held.origin, size=size, is_write=is_write)
 
 
 def _access(word: int) -> tuple[int, int, bool] | None:

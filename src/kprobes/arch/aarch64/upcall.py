@@ -36,7 +36,7 @@ from kprobes.arch.aarch64.slot import body, branch, branch_over, indirect_jump, 
 from kprobes.arch.aarch64.trampoline import calling, landing
 from kprobes.errors import RefusedError
 from kprobes.model.plan import Displaced
-from kprobes.model.upcall import Detour, Questions
+from kprobes.model.upcall import Detour, SiteUpcalls
 from kprobes.units import Addr
 
 SAVED = trampoline.SAVED
@@ -98,29 +98,29 @@ def _elsewhere() -> bytes:
 _X9 = 9
 
 
-def at_call(place: Addr, probes: Addr | None, questions: Questions, after: Addr) -> Detour:
+def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr) -> Detour:
     """Return code for ``place``, which an ftrace site calls.
 
     Args:
         place: where it will be.
         probes: the compiled probes' code, which comes first, or None.
-        questions: what it asks.
+        upcalls: what it asks.
         after: where the site's call returns to.
     """
     # The probed code has the caller's address in x30.
     code = encode.mov(LINK, _X9)
     if probes is not None:
         code += calling(Addr(place + len(code)), probes)
-    if questions.before is not None:
+    if upcalls.before is not None:
         shown = after - trampoline.SIZE
-        code += ask(Addr(place + len(code)), questions.before, questions.gate, shown)
-    if questions.after is not None:
-        code += ask(Addr(place + len(code)), questions.after, questions.gate, after)
+        code += ask(Addr(place + len(code)), upcalls.before, upcalls.gate, shown)
+    if upcalls.after is not None:
+        code += ask(Addr(place + len(code)), upcalls.after, upcalls.gate, after)
     return Detour(code=code + branch(Addr(place + len(code)), after), copies={})
 
 
 def at_instruction(
-    place: Addr, probes: Addr | None, questions: Questions, displaced: Displaced
+    place: Addr, probes: Addr | None, upcalls: SiteUpcalls, displaced: Displaced
 ) -> Detour:
     """Return code for ``place``, where a patch leads with every register as the site has it.
 
@@ -129,30 +129,30 @@ def at_instruction(
     """
     instruction = decode_one(displaced.code, displaced.addr)
     code = b"" if probes is None else calling(place, probes)
-    if questions.before is not None:
+    if upcalls.before is not None:
         at = Addr(place + len(code))
-        code += ask(at, questions.before, questions.gate, instruction.addr)
+        code += ask(at, upcalls.before, upcalls.gate, instruction.addr)
     at = Addr(place + len(code))
-    if questions.after is None:
+    if upcalls.after is None:
         code += slot(instruction, at)
     else:
         made = _ENDS.get(instruction.flow, _through)
-        code += made(instruction, at, _Asker(questions.after, questions.gate))
+        code += made(instruction, at, _Asker(upcalls.after, upcalls.gate))
     return Detour(code=code, copies={})
 
 
-def at_landing(place: Addr, body: Addr, questions: Questions, shown: Addr) -> Detour:
+def at_landing(place: Addr, body: Addr, upcalls: SiteUpcalls, shown: Addr) -> Detour:
     """Return a trampoline for ``place`` that asks before it returns.
 
     Args:
         place: where it will be.
         body: what it calls first, which puts the return address back.
-        questions: what it asks, all of it before.
+        upcalls: what it asks, all of it before.
         shown: the return instruction that there seems to be.
     """
     code = landing(place, body)
-    if questions.before is not None:
-        code += ask(Addr(place + len(code)), questions.before, questions.gate, shown)
+    if upcalls.before is not None:
+        code += ask(Addr(place + len(code)), upcalls.before, upcalls.gate, shown)
     return Detour(code=code + encode.ret(), copies={})
 
 

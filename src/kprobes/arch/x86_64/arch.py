@@ -19,7 +19,7 @@ from kprobes.arch.arch import (
     TrapFacts,
     UpcallOps,
 )
-from kprobes.arch.insn import Analysis, InsnVerdict, Listed, Reach, Read, Syntax
+from kprobes.arch.insn import Analysis, Disassembled, InsnVerdict, MemoryAccess, Read, Syntax
 from kprobes.arch.x86_64 import cfg, registers, slot, trampoline, upcall
 from kprobes.arch.x86_64.machine import MACHINE
 from kprobes.model.abi import Field
@@ -29,7 +29,7 @@ from kprobes.units import U64, Addr
 _Pieces = tuple[tuple[Addr, bytes], ...]
 
 
-def lines(code: bytes, addr: int, syntax: Syntax) -> tuple[Listed, ...]:
+def lines(code: bytes, addr: int, syntax: Syntax) -> tuple[Disassembled, ...]:
     """Return the lines of some code; see ``listing``."""
     from kprobes.arch.x86_64.disasm import list_code
 
@@ -58,7 +58,7 @@ def follow(read: Read, entry: int, inside: range) -> _Pieces:
     return follow(read, entry, inside)
 
 
-def reaches(entry: int, pieces: _Pieces, window: range) -> Mapping[Addr, Reach]:
+def reaches(entry: int, pieces: _Pieces, window: range) -> Mapping[Addr, MemoryAccess]:
     """Return which instructions touch a window of memory; see ``follow``."""
     from kprobes.arch.x86_64.disasm import reaches
 
@@ -124,12 +124,12 @@ CODE = CodeInfo(
 SITE = FtraceInfo(
     size=slot.SIZE,
     nops=slot.NOPS,
-    lead=b"",
-    probed_lead=b"",
+    preamble=b"",
+    probed_preamble=b"",
     idle="a nop",
     compiled="the call to __fentry__",
     offsets=(0, len(slot.ENDBR64)),
-    is_behind=False,
+    reports_entry=False,
     branch=slot.call,
     target=slot.call_target,
     entry=slot.entry,
@@ -177,7 +177,7 @@ PATCH = PatchOps(
 RETURNS = ReturnOps(
     value="ax",
     registers=("ax", "dx"),
-    behind=8,
+    return_address_size=8,
     plain=None,
     comes_back=True,
     address_mask=U64,

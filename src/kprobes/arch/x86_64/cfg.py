@@ -21,7 +21,7 @@ from kprobes.arch.x86_64.trampoline import TRAP_PATH
 from kprobes.arch.x86_64.verdict import forbidden, insn_verdict, jump_run
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart, TextTables
-from kprobes.model.plan import Exit, ExitKind, Exits, Gap
+from kprobes.model.plan import Exit, ExitKind, Exits, Unproven
 from kprobes.units import Addr
 
 _NEAR_RETURNS = frozenset({Mnemonic.RET, Mnemonic.JMP})
@@ -113,7 +113,7 @@ class _Walk:
             why = "it leads to where no instruction is"
         else:
             why = "it leads into the middle of an instruction"
-        self.paths.gaps[place] = why
+        self.paths.unproven[place] = why
 
     def _land(self, i: Instruction, stack: Stack) -> None:
         if i.addr in self._tables.jump_labels:
@@ -123,7 +123,7 @@ class _Walk:
             if self._is_own(target):
                 self._pending.go_on(target, stack, i)
             else:
-                self.paths.gaps[i.addr] = why
+                self.paths.unproven[i.addr] = why
 
     def _replace(self, i: Instruction, stack: Stack) -> None:
         # Whatever boot makes of it leads to where some replacement does.
@@ -131,7 +131,9 @@ class _Walk:
             at = stack
             for each in decode_function("", (part,)).instructions.values():
                 if each.flow in _LEAVING or not self._branch_within(each, at):
-                    self.paths.gaps[i.addr] = "it is an alternative, which boot may make a way out"
+                    self.paths.unproven[i.addr] = (
+                        "it is an alternative, which boot may make a way out"
+                    )
                 at = _behind(each, at)
                 if not each.flow.falls_through:
                     break
@@ -171,10 +173,10 @@ class _Walk:
                 self._return(i, stack)
                 return False
             case Flow.UNKNOWN:
-                self.paths.gaps[i.addr] = "its bytes are no instruction"
+                self.paths.unproven[i.addr] = "its bytes are no instruction"
                 return False
             case Flow.TRANSACTION:
-                self.paths.gaps[i.addr] = "it begins or ends a transaction"
+                self.paths.unproven[i.addr] = "it begins or ends a transaction"
                 return True
             case Flow.NEXT:
                 return True
@@ -182,9 +184,9 @@ class _Walk:
     def _jump(self, i: Instruction, stack: Stack) -> None:
         target = i.target
         if target is None:
-            self.paths.gaps[i.addr] = "it jumps to another code segment"
+            self.paths.unproven[i.addr] = "it jumps to another code segment"
         elif target in self._tables.no_return:
-            self.paths.ends.add(i.addr)
+            self.paths.noreturn_sites.add(i.addr)
         elif self._is_left_for(target, stack):
             self.paths.leaving[i.addr] = i
         else:
@@ -198,28 +200,28 @@ class _Walk:
 
     def _pause(self, i: Instruction, stack: Stack) -> None:
         if i.mnemonic == Mnemonic.INT3:
-            self.paths.gaps[i.addr] = "an int3 there may hide another instruction"
+            self.paths.unproven[i.addr] = "an int3 there may hide another instruction"
             return
         entry, target = self._function.parts[0].addr, i.target
         if target is not None and target != entry and self._function.part_of(target) is not None:
-            self.paths.gaps[i.addr] = "it calls into its own middle"
+            self.paths.unproven[i.addr] = "it calls into its own middle"
             return
         is_last = self._is_last(i)
         if target in self._tables.no_return or (is_last and i.mnemonic in _UD):
-            self.paths.ends.add(i.addr)
+            self.paths.noreturn_sites.add(i.addr)
         elif is_last:
-            self.paths.gaps[i.addr] = "it is last, and calls what is not known never to return"
+            self.paths.unproven[i.addr] = "it is last, and calls what is not known never to return"
             if target is not None:
                 self.paths.last_calls[i.addr] = target
         else:
             self._pending.come_back(i.next, stack, i, is_trap=i.mnemonic in _UD)
 
     def _is_last(self, i: Instruction) -> bool:
-        behind = self._code.get(i.next)
-        while behind is not None and behind.is_padding and not behind.is_filler:
-            behind = self._code.get(behind.next)
+        following = self._code.get(i.next)
+        while following is not None and following.is_padding and not following.is_filler:
+            following = self._code.get(following.next)
         # The last is a function that has no name of its own.
-        return behind is None or behind.is_filler or behind.mnemonic == Mnemonic.ENDBR64
+        return following is None or following.is_filler or following.mnemonic == Mnemonic.ENDBR64
 
     def _return(self, i: Instruction, stack: Stack) -> None:
         if i.mnemonic in _NEAR_RETURNS:
@@ -228,7 +230,7 @@ class _Walk:
             # As sync_core(): back to behind itself, to wait for all that came before.
             self._pending.go_on(i.next, stack, i)
         else:
-            self.paths.gaps[i.addr] = "it leaves by another way than it came"
+            self.paths.unproven[i.addr] = "it leaves by another way than it came"
 
 
 def _is_run_into(i: Instruction, source: Instruction | None) -> bool:
@@ -272,7 +274,7 @@ def exits_of(function: Function, tables: TextTables) -> Exits:
     paths = find_paths(function, tables)
     leaving = [paths.leaving[addr] for addr in sorted(paths.leaving)]
     exits = tuple(_exit(function, i, tables) for i in leaving)
-    gap = next(_gaps(function, paths, tables), None) or _trapped(function, exits)
+    gap = next(_unproven(function, paths, tables), None) or _trapped(function, exits)
     return paths.exits(entry, exits, gap)
 
 
@@ -294,19 +296,19 @@ def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
     return Exit(addr=i.addr, kind=_KINDS[i.flow], target=target, size=size, why=why)
 
 
-def _gaps(function: Function, paths: Paths, tables: TextTables) -> Iterator[Gap]:
+def _unproven(function: Function, paths: Paths, tables: TextTables) -> Iterator[Unproven]:
     yield from paths.lost()
     for i in paths.leaving.values():
         why = _in_the_way(function, i, paths, tables)
         if why is not None:
-            yield Gap(addr=i.addr, why=why)
+            yield Unproven(addr=i.addr, why=why)
 
 
-def _trapped(function: Function, exits: Sequence[Exit]) -> Gap | None:
+def _trapped(function: Function, exits: Sequence[Exit]) -> Unproven | None:
     if function.name not in TRAP_PATH:
         return None
     why = "our own breakpoints come through it, and this would need one"
-    return next((Gap(addr=exit_.addr, why=why) for exit_ in exits if not exit_.has_jump), None)
+    return next((Unproven(addr=exit_.addr, why=why) for exit_ in exits if not exit_.has_jump), None)
 
 
 def _in_the_way(function: Function, i: Instruction, paths: Paths, tables: TextTables) -> str | None:

@@ -28,7 +28,7 @@ from iced_x86 import (
 from iced_x86 import Instruction as Decoded
 
 from kprobes.arch.cfg import Led, Pieces, pieces_from, states_of
-from kprobes.arch.insn import Listed, Reach, Read, Syntax
+from kprobes.arch.insn import Disassembled, MemoryAccess, Read, Syntax
 from kprobes.arch.x86_64 import machine
 from kprobes.arch.x86_64.decode import decode_one
 from kprobes.arch.x86_64.insn import MAX_SIZE
@@ -46,7 +46,7 @@ _KERNEL, _SMALL = 0xFF00_0000_0000_0000, -(1 << 24) & U64
 """Between them a constant is an address; above, a small negative number."""
 
 
-def list_code(code: bytes, addr: int, syntax: Syntax = Syntax.ATT) -> tuple[Listed, ...]:
+def list_code(code: bytes, addr: int, syntax: Syntax = Syntax.ATT) -> tuple[Disassembled, ...]:
     """Return the lines of some code, every byte in one of them.
 
     Args:
@@ -57,7 +57,7 @@ def list_code(code: bytes, addr: int, syntax: Syntax = Syntax.ATT) -> tuple[List
     return tuple(_lines(code, addr, _formatter(syntax)))
 
 
-def _lines(code: bytes, addr: int, formatter: Formatter) -> Iterator[Listed]:
+def _lines(code: bytes, addr: int, formatter: Formatter) -> Iterator[Disassembled]:
     decoder = Decoder(64, code, ip=addr)
     at = 0
     while at < len(code):
@@ -69,16 +69,16 @@ def _lines(code: bytes, addr: int, formatter: Formatter) -> Iterator[Listed]:
         at += size
 
 
-def _line(decoded: Decoded, code: bytes, formatter: Formatter) -> Listed:
+def _line(decoded: Decoded, code: bytes, formatter: Formatter) -> Disassembled:
     if decoded.is_invalid:
-        return Listed(addr=Addr(decoded.ip), code=code, mnemonic="(bad)", operands="")
+        return Disassembled(addr=Addr(decoded.ip), code=code, mnemonic="(bad)", operands="")
     # As objdump has it: a displacement that is there is shown, be it zero.
     formatter.show_zero_displacements = decoded.memory_displ_size > 0
     formatter.always_show_scale = decoded.memory_index != Register.NONE
     formatter.signed_memory_displacements = decoded.memory_displacement not in _IMAGE
     value = _value(decoded)
     formatter.signed_immediate_operands = value is None or not _KERNEL <= value < _SMALL
-    return Listed(
+    return Disassembled(
         addr=Addr(decoded.ip),
         code=code,
         mnemonic=formatter.format_mnemonic(decoded),
@@ -203,7 +203,7 @@ def _successors(decoded: Decoded) -> Iterator[int]:
         yield decoded.next_ip
 
 
-def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
+def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, MemoryAccess]:
     """Return which instructions access, or compute, an address in some window of memory.
 
     A window's address comes in as a 64-bit constant; what is added to it that is no constant
@@ -217,7 +217,7 @@ def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, Reach]:
     code = {i.ip: i for addr, data in pieces for i in Decoder(64, data, ip=addr)}
     after = partial(_after, window, InstructionInfoFactory())
     states = states_of(code, entry, _successors, after)
-    found: dict[Addr, Reach] = {}
+    found: dict[Addr, MemoryAccess] = {}
     for addr, state in states.items():
         reach = _reach(code[addr], state)
         if reach is not None:
@@ -286,15 +286,15 @@ def _memory(decoded: Decoded, state: _State) -> tuple[int, Addr] | None:
     return held[0] + displacement, held[1]
 
 
-def _reach(decoded: Decoded, state: _State) -> Reach | None:
+def _reach(decoded: Decoded, state: _State) -> MemoryAccess | None:
     found = _memory(decoded, state)
     is_memory = any(decoded.op_kind(n) == OpKind.MEMORY for n in range(decoded.op_count))
     if found is None or not is_memory or decoded.code in (Code.NOP_RM32, Code.NOP_RM64):
         return None
     if decoded.mnemonic == Mnemonic.LEA:
-        return Reach(offset=found[0], origin=found[1], size=0, is_write=False)
+        return MemoryAccess(offset=found[0], origin=found[1], size=0, is_write=False)
     is_write = any(
         each.access in _CHANGES for each in InstructionInfoFactory().info(decoded).used_memory()
     )
     size = MemorySizeExt.size(decoded.memory_size)
-    return Reach(offset=found[0], origin=found[1], size=size, is_write=is_write)
+    return MemoryAccess(offset=found[0], origin=found[1], size=size, is_write=is_write)

@@ -110,8 +110,8 @@ def branch_detour(
     code = b"" if probes_body is None else _calling(place, probes_body, flags)
     first, *rest = _instructions(displaced)
     at = Addr(place + len(code))
-    behind = Addr(at + len(branch_over(first, at, 0)))
-    stay = slots(tuple(rest), behind) if rest else jump(behind, first.next)
+    following = Addr(at + len(branch_over(first, at, 0)))
+    stay = slots(tuple(rest), following) if rest else jump(following, first.next)
     code += branch_over(first, at, len(stay)) + stay
     code += _calling(Addr(place + len(code)), tail_body, flags)
     target = decode_one(first.code, first.addr).near_branch_target

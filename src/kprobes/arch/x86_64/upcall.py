@@ -44,7 +44,7 @@ from kprobes.arch.x86_64.trampoline import landing
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart
 from kprobes.model.plan import Displaced
-from kprobes.model.upcall import Detour, Questions
+from kprobes.model.upcall import Detour, SiteUpcalls
 from kprobes.units import Addr
 
 SAVED = (*registers.GENERAL, "flags")
@@ -69,30 +69,30 @@ _DROP = bytes.fromhex("488d642408")
 _RET_INT3 = bytes.fromhex("c3cc")
 
 
-def at_call(place: Addr, probes: Addr | None, questions: Questions, after: Addr) -> Detour:
+def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr) -> Detour:
     """Return code for ``place``, which an ftrace site calls.
 
     Args:
         place: where it will be.
         probes: the compiled probes' code, which comes first, or None.
-        questions: what it asks.
+        upcalls: what it asks.
         after: where the site's call returns to.
     """
     code = b"" if probes is None else slot.saving_call(place, probes)
     # The probed code's stack has no return address of ours.
     code += _DROP
     copies: dict[Addr, Addr] = {}
-    if questions.before is not None:
-        code += _ask_here(Addr(place + len(code)), questions.before, questions.gate)
+    if upcalls.before is not None:
+        code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.gate)
         copies[Addr(after - slot.SIZE)] = Addr(place + len(code))
-    if questions.after is not None:
-        code += _ask_here(Addr(place + len(code)), questions.after, questions.gate)
+    if upcalls.after is not None:
+        code += _ask_here(Addr(place + len(code)), upcalls.after, upcalls.gate)
         copies[after] = Addr(place + len(code))
     return Detour(code=code + _jump(Addr(place + len(code)), after), copies=copies)
 
 
 def at_instruction(
-    place: Addr, probes: Addr | None, questions: Questions, displaced: Displaced
+    place: Addr, probes: Addr | None, upcalls: SiteUpcalls, displaced: Displaced
 ) -> Detour:
     """Return code for ``place``, where a patch leads with every register as the site has it.
 
@@ -103,12 +103,12 @@ def at_instruction(
     if probes is not None:
         # The stack as at an ftrace site, with a word where that has its return address.
         code = landing(place, probes) + _DROP
-    if questions.before is not None:
-        code += _ask_here(Addr(place + len(code)), questions.before, questions.gate)
+    if upcalls.before is not None:
+        code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.gate)
     first, *rest = _instructions(displaced)
     copies = {first.addr: Addr(place + len(code))}
-    if questions.after is not None:
-        code += _first(first, Addr(place + len(code)), questions, is_last=not rest)
+    if upcalls.after is not None:
+        code += _first(first, Addr(place + len(code)), upcalls, is_last=not rest)
     elif rest:
         code += body(first, Addr(place + len(code)))
     else:
@@ -121,24 +121,24 @@ def at_instruction(
     return Detour(code=code, copies=copies)
 
 
-def at_landing(place: Addr, body: Addr, questions: Questions, shown: Addr) -> Detour:
+def at_landing(place: Addr, body: Addr, upcalls: SiteUpcalls, shown: Addr) -> Detour:
     """Return a trampoline for ``place`` that asks before it returns.
 
     Args:
         place: where it will be.
         body: what it calls first, which puts the return address back.
-        questions: what it asks, all of it before.
+        upcalls: what it asks, all of it before.
         shown: the return instruction that there seems to be.
     """
     code = landing(place, body)
-    if questions.before is not None:
-        code += _ask_here(Addr(place + len(code)), questions.before, questions.gate)
+    if upcalls.before is not None:
+        code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.gate)
     copies = {shown: Addr(place + len(code))}
     return Detour(code=code + _RET_INT3, copies=copies)
 
 
-def _first(instruction: Instruction, at: Addr, questions: Questions, *, is_last: bool) -> bytes:
-    asker = _Asker(number=questions.after or 0, gate=questions.gate)
+def _first(instruction: Instruction, at: Addr, upcalls: SiteUpcalls, *, is_last: bool) -> bytes:
+    asker = _Asker(number=upcalls.after or 0, gate=upcalls.gate)
     decoded = decode_one(instruction.code, instruction.addr)
     made = _ENDS.get(control(decoded))
     try:
