@@ -65,9 +65,8 @@ demo: $(STAMPS)/venv $(STAMPS)/apt ## boot a kernel, probe it, print its events 
 	  'p:write vfs_write bytes=$$arg3:u64 task=$$comm' \
 	  -- 'cat /no/such/file; ls /; cat /proc/version'
 
-# Each process goes through its own part of the files in order, so that tests share their guests; who
-# is done takes half of what another has left. A guest has two CPUs and up to 2 GiB.
-PROCESSES := -n auto --maxprocesses 4 --dist worksteal
+# A guest has two CPUs and up to 2 GiB. The tests of a file share their guests: one process has them.
+PROCESSES := -n auto --maxprocesses 4
 
 # A guest that its emulator let down takes all tests that share it along: what failed is run once
 # more, alone, and both runs are shown. What passes then is a defect all the same: it is named at
@@ -81,7 +80,7 @@ test: check $(STAMPS)/apt ## every test, with real kernels
 		echo "== what failed above, once more in new guests"; \
 		run -m "$$1" --last-failed --last-failed-no-failures none; \
 	}; \
-	twice 'guest and not matrix and not sweep and not alone' '$(PROCESSES)'; status_of_most=$$?; \
+	twice 'guest and not matrix and not sweep and not alone' '$(PROCESSES) --dist loadfile'; status_of_most=$$?; \
 	echo "== what must be alone on the machine"; \
 	twice 'guest and not matrix and not sweep and alone' && exit $$status_of_most
 
@@ -90,7 +89,7 @@ check: $(STAMPS)/venv ## format, lint, types, floors, unit tests: no kernel, no 
 	@$(BIN)/ruff check
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -m 'not guest and not storm and not fuzz and not sweep' $(PROCESSES)
+	@$(BIN)/pytest -m 'not guest and not storm and not fuzz and not sweep' $(PROCESSES) --dist worksteal
 
 storm: $(STAMPS)/venv ## the unit tests' wide sweeps: millions of cases
 	@$(BIN)/pytest -m storm

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
@@ -46,13 +47,14 @@ def boot_or_skip(options: MachineOptions) -> Machine:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test on each of the architectures that its mark ``arches`` names.
 
-    What takes long on one of them is a sweep there: ``arches("amd64", "arm64", sweep="arm64")``.
+    What takes long on one of them is a sweep there: ``arches("amd64", "arm64", sweep="arm64")``;
+    what is alike on both is for `make matrix` on one: ``arches("amd64", "arm64", matrix="arm64")``.
     """
     marker = metafunc.definition.get_closest_marker("arches")
     if marker is not None and "arch" in metafunc.fixturenames:
-        swept = marker.kwargs.get("sweep")
+        left_out = {arch: getattr(pytest.mark, name) for name, arch in marker.kwargs.items()}
         found = [
-            pytest.param(arch, marks=[pytest.mark.sweep] if arch == swept else [])
+            pytest.param(arch, marks=[left_out[arch]] if arch in left_out else [])
             for arch in marker.args
         ]
         metafunc.parametrize("arch", found, indirect=True, scope="session")
@@ -64,24 +66,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Debian's mirror has no 5.10 for arm64 any more. Breakpoints of ours do not exist there: a branch
     can replace any instruction. Emulating each kernel takes its time: where a parameter names it,
-    `make test` has the oldest, 6.1 and the newest, and of arm64 6.1 and test_arm64_newer.py.
+    `make test` has 6.1, and of amd64 those that a mark names: ``kernels("5.10", "7.x")``.
     """
     left_out = [item for item in items if _is_arm64(item) and _texts(item) & _NOT_ON_ARM64]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
     for item in items:
-        if any(map(_is_newer if _is_arm64(item) else _is_between, _texts(item))):
+        marker = None if _is_arm64(item) else item.get_closest_marker("kernels")
+        if not _kernels(item) <= {"6.1", *(marker.args if marker else ())}:
             # Before the marks that were asked for choose among the tests: hence tryfirst.
             item.add_marker(pytest.mark.matrix)
 
 
-def _is_newer(text: str) -> bool:
-    is_kernel = text in SUITES.values() or _RELEASE.fullmatch(text) is not None
-    return is_kernel and text not in ("6.1", SUITES["6.1"])
-
-
-def _is_between(text: str) -> bool:
-    return text in ("6.12", SUITES["6.12"])
+def _kernels(item: pytest.Item) -> set[str]:
+    of_suites = {suite: version for version, suite in SUITES.items()}
+    named = {of_suites.get(text, text) for text in _texts(item)}
+    return {text for text in named if _RELEASE.fullmatch(text)}
 
 
 def _is_arm64(item: pytest.Item) -> bool:
@@ -103,11 +103,22 @@ def arch(request: pytest.FixtureRequest) -> str:
     return getattr(request, "param", "amd64")
 
 
+@pytest.fixture(scope="session", name="guest_of")
+def _guest_of() -> Iterator[Callable[[str], Machine]]:
+    # A fixture with a parameter is made anew whenever the next test has another one.
+    with ExitStack() as guests:
+
+        @cache
+        def guest_of(arch: str) -> Machine:
+            return guests.enter_context(boot_or_skip(MachineOptions(arch=arch)))
+
+        yield guest_of
+
+
 @pytest.fixture(scope="session")
-def guest(arch: str) -> Iterator[Machine]:
-    """The 6.1 guest that all tests share: leave it as it was."""
-    with boot_or_skip(MachineOptions(arch=arch)) as machine:
-        yield machine
+def guest(arch: str, guest_of: Callable[[str], Machine]) -> Machine:
+    """The 6.1 guest of an architecture that all tests share: leave it as it was."""
+    return guest_of(arch)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tests.system.handling import output, text_of
 from tests.system.oracle import Tracefs
 from tests.system.return_oracle import Pair
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.kernels("7.x")]
 
 _WORKLOAD = b"""#!/bin/sh
 for i in 1 2 3 4 5; do cat /proc/version /etc/passwd /no/such/file; ls /; done >/dev/null 2>&1

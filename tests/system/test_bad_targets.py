@@ -36,7 +36,7 @@ from tests.build.console_guest import console_guest
 from tests.build.victim import Home, Witness, settle, witness_of
 from tests.system.conftest import Boot
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 NO_LINUX: dict[str, dict[str, str]] = {
     "amd64": {

@@ -21,7 +21,7 @@ from kprobes.transport.qemu_command import MachineOptions
 from tests.build.waiting import becomes_true
 from tests.system.conftest import SUITES, Boot
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 LARGE_RAM = {"amd64": 4 << 30, "arm64": 1 << 30}
 """Where the last piece of it begins."""
@@ -56,6 +56,8 @@ def test_the_guest_runs_debians_kernel(guest: Machine) -> None:
     assert release in guest.kernel.name
 
 
+@pytest.mark.arches("amd64", "arm64")
+@pytest.mark.kernels("5.10", "7.x")
 def test_every_kernel_boots(any_guest: Machine) -> None:
     wanted = next(version for version, suite in SUITES.items() if suite == any_guest.options.suite)
 
@@ -272,6 +274,7 @@ def test_a_guest_that_a_debugger_stopped_is_waited_for(guest: Machine) -> None:
         assert text(guest, "echo again") == "again\n"
 
 
+@pytest.mark.arches("amd64", "arm64")
 def test_the_console_has_a_shell(guest: Machine) -> None:
     user, terminal = pty.openpty()
     shell = threading.Thread(

@@ -20,7 +20,7 @@ from kprobes.transport.qemu import Machine
 from tests.build.words import WORDS
 from tests.system.conftest import SUITES
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 KPROBE = Path(sys.executable).with_name("kprobe")
 ENTRY = {"amd64": "exc_page_fault", "arm64": "el1h_64_sync_handler"}
@@ -89,6 +89,7 @@ def test_a_guest_s_functions_are_checked_and_nothing_is_written_there(
     assert b"all of them idle" in status.stdout
 
 
+@pytest.mark.kernels("5.10", "7.x")
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
 def test_a_kernel_s_file_is_checked_without_a_guest(suite: str, arch: str) -> None:
     code, found = check(arch, "--image", str(kernel_image(suite=suite, arch=arch)))

@@ -14,7 +14,7 @@ from tests.build.waiting import becomes_true
 from tests.system.conftest import Boot
 
 pytestmark = pytest.mark.guest
-BOTH = pytest.mark.arches("amd64", "arm64")
+BOTH = pytest.mark.arches("amd64", "arm64", matrix="arm64")
 
 PACKAGES = {"amd64": b"qemu-system-x86", "arm64": b"qemu-system-arm"}
 

@@ -15,7 +15,7 @@ from tests.build.command import OPEN, WAIT_S, Command, events_of, wait_for_event
 from tests.build.victim import guardians_of
 from tests.build.waiting import becomes_true
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 ENTRY_TEXT = {"amd64": "entry_SYSCALL_64", "arm64": "vectors"}
 _FOR_A_WHILE = ["--duration", "500ms"]

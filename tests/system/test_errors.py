@@ -26,7 +26,7 @@ from tests.system.differences import DIFFERENCES, Ours, Release, reason_for
 from tests.system.error_corpus import CORPUS, OLD_TEXTS, RELEASES, Case, new_cases
 from tests.system.judge import Verdict, insn_verdict
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 _OURS = {
     "LINE_TOO_LONG",

@@ -31,7 +31,7 @@ from tests.system import oracle
 from tests.system.event_definitions import definitions, event_of, split
 from tests.system.oracle import Comparison, Tracefs
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 _FILES = {
     "bookworm": ["events_6.1.txt"],

@@ -27,6 +27,7 @@ def check(found: Stepped) -> None:
 
 
 @pytest.mark.guest
+@pytest.mark.kernels("7.x")
 @KERNELS
 def test_control_leaves_functions_by_listed_exits_only(suite: str) -> None:
     check(step_functions(suite, functions=30, traces=20, steps=300))

@@ -25,7 +25,7 @@ from tests.system.filter_hits import hits
 from tests.system.filter_judge import Verdict, insn_verdict
 from tests.system.oracle import Comparison, Hit, Tracefs
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 _SUITES = {"6.1": "bookworm", "6.12": "bookworm-backports"}
 _FUNCTIONS = ("vfs_read", "do_sys_openat2")

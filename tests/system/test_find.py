@@ -27,7 +27,11 @@ from kprobes.transport.stub import Stub
 from tests.build.words import WORDS
 from tests.system.conftest import SUITES, Boot, boot_or_skip
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.arches("amd64", "arm64"),
+    pytest.mark.kernels("5.10", "7.x"),
+]
 
 MODULES = ("drivers/net/dummy.ko", "drivers/block/loop.ko")
 PSEUDO = ("__builtin__ftrace", "__builtin__kprobes", "bpf")
@@ -129,6 +133,7 @@ def test_release_banner_and_build_id_are_the_kernels_own(compared: Compared) -> 
     assert kernel.build_id in notes
 
 
+@pytest.mark.arches("amd64", "arm64", matrix="arm64")
 def test_types_are_the_kernels_own(compared: Compared) -> None:
     packed = compared.machine.run("gzip -c /sys/kernel/btf/vmlinux", 120).output
     own = btf_index.parse(gzip.decompress(packed))
@@ -166,6 +171,7 @@ def test_the_boot_image_is_the_same_build_and_another_is_not(compared: Compared)
     assert slid == compared.kernel.slide
 
 
+@pytest.mark.arches("amd64", "arm64", matrix="arm64")
 def test_every_way_to_ram_gives_the_same_kernel(compared: Compared) -> None:
     kernels = [find(compared.machine, backends=(backend,)) for backend in RAM_BACKENDS]
 

@@ -7,7 +7,7 @@ from kprobes.model.events import Event, each_event
 from kprobes.trace import Trace
 from kprobes.transport.qemu import Machine
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 _OPEN = "p:open do_sys_openat2 path=+0($arg2):ustring tgid=$current->tgid"
 _OTHERS = "while :; do cat /etc/group; done"

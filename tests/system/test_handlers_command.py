@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 _LARGE_FILE = {"amd64": 0o100000, "arm64": 0o400000}
 """O_LARGEFILE, which the kernel adds."""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.guest
 
 SCRIPT = Path(host_reading.__file__)
 STEPS = Path(host_steps.__file__)
-RETURN_METHODS = ("mapped", "spliced")
+BACKENDS = ("mapped", "spliced")
 OPEN = (
     "p:kp/open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring flags=+0($arg3):x64"
     " bytes=+0($arg2):x8[4] both=+0($arg3):u32[2]"
@@ -146,11 +146,12 @@ def test_what_a_small_ring_lost_is_counted(reading: Reading) -> None:
     assert run.ours.splitlines()[-kept:] == shown
 
 
-@pytest.mark.parametrize("return_method", RETURN_METHODS)
+@pytest.mark.kernels("7.x")
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_pages_that_are_read_while_they_fill_are_the_kernels_byte_for_byte(
-    stepwise: Reading, return_method: str
+    stepwise: Reading, backend: str
 ) -> None:
-    run = stepwise(return_method)
+    run = stepwise(backend)
 
     assert run.ours == run.kernel
     assert run.count == run.kernel.count(b"\n") > 1000
@@ -158,6 +159,7 @@ def test_pages_that_are_read_while_they_fill_are_the_kernels_byte_for_byte(
     assert run.lost > 1000
 
 
+@pytest.mark.kernels("7.x")
 def test_rings_are_mapped_where_the_kernel_can(stepwise: Reading, kernel: Machine) -> None:
     release = kernel.run("uname -r").output.decode()
     major, minor = (int(word) for word in release.split(".")[:2])

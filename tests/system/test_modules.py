@@ -20,7 +20,11 @@ from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
 from tests.system.conftest import SUITES
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.arches("amd64", "arm64"),
+    pytest.mark.kernels("7.x"),
+]
 
 LOAD, UNLOAD = "insmod /dummy.ko || exit 1", "rmmod dummy || exit 1"
 

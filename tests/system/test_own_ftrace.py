@@ -54,6 +54,7 @@ def test_its_tracers_may_end_and_begin_while_ours_records(
     assert [line for line in log if is_complaint(line)] == []
 
 
+@pytest.mark.kernels("7.x")
 @pytest.mark.parametrize("suite", ["bookworm", "sid"])
 def test_a_tracer_that_begins_while_ours_records_may_end_afterwards(boot: Boot, suite: str) -> None:
     guest = boot(suite=suite)

@@ -22,7 +22,7 @@ from tests.build.returned import LOAD
 from tests.system.oracle import INTERRUPT, RESCHED, Hit, Tracefs, event_of
 from tests.system.return_oracle import Pair, Recorded
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 _SUITES = ("bullseye", "bookworm", "bookworm-backports", "sid")
 _RETURN_METHODS = (None, ReturnMethod.RETHOOK)

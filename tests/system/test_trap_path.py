@@ -18,7 +18,7 @@ from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
 from tests.system.conftest import SUITES
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.kernels("7.x")]
 
 MOST_STEPS = 5_000
 WORK = "for n in 1 2 3 4 5 6 7 8 9; do cat /proc/version; done > /dev/null"

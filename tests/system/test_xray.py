@@ -346,6 +346,7 @@ def _exits(seen: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**e, "where": e["where"].partition("/")[0]} for e in seen["exits"]["exits"]]
 
 
+@pytest.mark.kernels("5.10", "7.x")
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
 def test_a_kernels_file_needs_no_guest(suite: str, arch: str, info: Facts) -> None:
     seen = xray("vfs_read", "--function", "--image", str(kernel_image(suite=suite, arch=arch)))

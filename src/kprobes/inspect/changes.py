@@ -295,8 +295,8 @@ def _operations(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
                 start=Addr(place),
                 stop=stop,
                 source=ChangeSource.FTRACE,
-                description="the ftrace_ops of the ftrace site after it, which boot put in place of "
-                f"two nops: {name_of(snapshot.kernel.symbols, operations)}",
+                description="the ftrace_ops of the ftrace site after it, which boot put in place "
+                f"of two nops: {name_of(snapshot.kernel.symbols, operations)}",
                 is_changed=True,
             )
 
