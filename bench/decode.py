@@ -215,11 +215,10 @@ def _string_ring() -> tuple[Bytes, int, Shapes]:
 
 
 def _read(memory: Bytes, head: int, known: Shapes, *, cpu: int = 0) -> list[Decoded]:
-    # As a drain does: commit words in place, then a copy, then columns.
+    # As a drain does: a copy for commit words, another for what they vouch for, then columns.
     reader = RingReader(
         Geometry(cpu=cpu, size=RING, slack=SLACK),
         lambda offset, size: memory[offset : offset + size].copy(),
-        peek=lambda offset, size: memory[offset : offset + size],
     )
     return reader.read(head, known, _CLOCK)
 

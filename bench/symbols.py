@@ -17,7 +17,7 @@ from bench.table import Row, seconds, times, verdict_of
 from kprobes.arch.machine import Machine
 from kprobes.arch.registry import machine_of_stub
 from kprobes.guest.attach import registers_of
-from kprobes.image.find import FoundKernel, Registers, find_kernel
+from kprobes.image.find import FoundKernel, Registers, find_spaces, read_kernel
 from kprobes.ports import Ram
 from kprobes.transport.connect import connect
 from kprobes.transport.find_ram import open_ram
@@ -55,7 +55,7 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
 
 def _read(ram: Ram, info: Machine, vcpus: Sequence[Registers]) -> tuple[float, FoundKernel]:
     start = time.perf_counter()
-    found = find_kernel(ram, info, vcpus)
+    found = read_kernel(find_spaces(ram, info, vcpus))
     # What every session asks for first; both are read lazily.
     found.kernel.symbols.named("do_sys_openat2")
     if found.kernel.types is not None:

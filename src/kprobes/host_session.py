@@ -11,8 +11,8 @@ from typing import NoReturn, Self
 
 from kprobes.drain import ROOM, Drain, DrainThread
 from kprobes.errors import DefinitionError, UsageError
-from kprobes.host.driver import HostDriver, HostOptions, OpenReader
-from kprobes.host.machine import HostMachine, open_machine
+from kprobes.host.driver import HostDriver, HostOptions
+from kprobes.host.machine import open_machine
 from kprobes.host.obstacles import check_possible
 from kprobes.host.prepare import NO_HANDLERS, HostPlaces, tasks_of
 from kprobes.host.reader import open_instance_reader
@@ -255,22 +255,15 @@ class HostSession:
                     sink.write(events)
 
 
-def host(
-    options: HostOptions | None = None,
-    *,
-    machine: HostMachine | None = None,
-    reader: OpenReader = open_instance_reader,
-) -> HostSession:
+def host(options: HostOptions | None = None) -> HostSession:
     """Return a session with the kernel that this machine runs; it needs root.
 
     Args:
         options: how it records.
-        machine: this machine, where it is known already.
-        reader: what reads its rings.
 
     Raises:
         UnreachableError: it cannot be probed; says why, and what to do.
     """
     check_possible()
-    found = open_machine() if machine is None else machine
-    return HostSession(HostDriver(found, options or HostOptions(), reader))
+    driver = HostDriver(open_machine(), options or HostOptions(), open_instance_reader)
+    return HostSession(driver)

@@ -1,6 +1,6 @@
 """Protocols of the outside world as the stages need it, in the fewest methods that work."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -103,22 +103,6 @@ class Tables(Translator, Protocol):
 
     def of_user(self, root: int) -> "Tables":
         """Return the tables of a task's own memory, by the register that has them."""
-        ...
-
-
-class Cpus(Protocol):
-    """The vCPUs of a guest, while it is stopped."""
-
-    def ids(self) -> tuple[int, ...]:
-        """Return the stub's thread ids, one per vCPU."""
-        ...
-
-    def registers(self, cpu: int) -> Mapping[str, int]:
-        """Return a vCPU's registers by the stub's names."""
-        ...
-
-    def set_registers(self, cpu: int, values: Mapping[str, int]) -> None:
-        """Write some registers of a vCPU."""
         ...
 
 

@@ -11,7 +11,7 @@ from kprobes.arch.x86_64.machine import MACHINE
 from kprobes.arch.x86_64.paging import PTI_USER
 from kprobes.errors import FormatError, TargetError
 from kprobes.image.cache import KernelCache
-from kprobes.image.find import FoundKernel, find_kernel
+from kprobes.image.find import FoundKernel, find_spaces, read_kernel
 from kprobes.model.kernel import Symbol
 from kprobes.units import Addr
 from tests.build.kallsyms import Layout
@@ -29,8 +29,8 @@ from tests.build.pages import NX, PAGE, FakeRam, Pages
 
 
 def find(guest: LinuxGuest, cache: KernelCache | None = None) -> FoundKernel:
-    return find_kernel(
-        guest.ram, MACHINE, [{"cr3": guest.cr3, "rip": guest.spec.text}], cache=cache
+    return read_kernel(
+        find_spaces(guest.ram, MACHINE, [{"cr3": guest.cr3, "rip": guest.spec.text}]), cache=cache
     )
 
 
@@ -103,7 +103,9 @@ def test_a_user_mode_cr3_under_isolation_leads_to_the_kernels() -> None:
     user = Pages(guest.ram, guest.cr3 | PTI_USER)
     user.map(guest.spec.text, guest.phys(guest.spec.text), flags=0)
 
-    found = find_kernel(guest.ram, MACHINE, [{"cr3": guest.cr3 | PTI_USER, "rip": 0x40_0000}])
+    found = read_kernel(
+        find_spaces(guest.ram, MACHINE, [{"cr3": guest.cr3 | PTI_USER, "rip": 0x40_0000}])
+    )
 
     assert rows(found) == expected(guest)
     assert found.tables.root == guest.master
@@ -112,7 +114,7 @@ def test_a_user_mode_cr3_under_isolation_leads_to_the_kernels() -> None:
 def test_without_any_cr3_the_kernels_own_note_leads_to_it() -> None:
     guest = boot(LinuxSpec(told_slide=0x60_0000))
 
-    found = find_kernel(guest.ram, MACHINE, [{"cr3": 0}])
+    found = read_kernel(find_spaces(guest.ram, MACHINE, [{"cr3": 0}]))
 
     assert found.tables.root == guest.master
     assert rows(found) == expected(guest)
@@ -154,7 +156,7 @@ def test_a_guest_in_firmware_has_no_kernel() -> None:
     Pages(ram, 0x1000).map(0x1000, 0x1000)
 
     with pytest.raises(TargetError, match="still in firmware, or not Linux"):
-        find_kernel(ram, MACHINE, [{"cr3": 0x1000, "rip": 0xFFF0}])
+        read_kernel(find_spaces(ram, MACHINE, [{"cr3": 0x1000, "rip": 0xFFF0}]))
 
 
 def test_another_system_is_not_linux() -> None:
@@ -162,7 +164,7 @@ def test_another_system_is_not_linux() -> None:
     Pages(ram, 0x1000).map_range(0xFFFF_FFFF_8010_0000, 0x8000, 4 * PAGE, flags=NX)
 
     with pytest.raises(TargetError, match="nothing says 'Linux version'"):
-        find_kernel(ram, MACHINE, [{"cr3": 0x1000}])
+        read_kernel(find_spaces(ram, MACHINE, [{"cr3": 0x1000}]))
 
 
 def test_damaged_symbols_are_one_clear_error() -> None:

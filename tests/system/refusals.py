@@ -9,7 +9,7 @@ from kprobes.arch.x86_64.insn import Flow
 from kprobes.arch.x86_64.machine import MACHINE
 from kprobes.arch.x86_64.verdict import SlotVerdict, insn_verdict
 from kprobes.guest.attach import registers_of
-from kprobes.image.find import FoundKernel, find_kernel
+from kprobes.image.find import FoundKernel, find_spaces, read_kernel
 from kprobes.image.init_tables import read_image_tables
 from kprobes.image.tables import read_function, read_tables
 from kprobes.model.kernel import Kernel, TextTables
@@ -70,7 +70,7 @@ def unexplained(cases: Sequence[Case]) -> list[str]:
 
 
 def found_in(stub: Stub) -> FoundKernel:
-    return find_kernel(open_ram(stub), MACHINE, registers_of(stub, MACHINE))
+    return read_kernel(find_spaces(open_ram(stub), MACHINE, registers_of(stub, MACHINE)))
 
 
 def judged(found: FoundKernel, answers: Iterable[tuple[str, str]]) -> list[Case]:

@@ -16,7 +16,7 @@ from kprobes.formats import btf_index
 from kprobes.guest.attach import registers_of
 from kprobes.image.cache import KernelCache
 from kprobes.image.file import check_same_build, kernel_from_image, read_image
-from kprobes.image.find import FoundKernel, find_kernel
+from kprobes.image.find import FoundKernel, find_spaces, read_kernel
 from kprobes.image.types import BtfTypes
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.transport.debian import kernel_image, modules_of
@@ -66,7 +66,7 @@ def find(
 def search(stub: Stub, backends: tuple[str, ...], cache: KernelCache | None) -> FoundKernel:
     machine = machine_of_stub(stub.architecture)
     ram = open_ram(stub, backends=backends)
-    return find_kernel(ram, machine, registers_of(stub, machine), cache=cache)
+    return read_kernel(find_spaces(ram, machine, registers_of(stub, machine)), cache=cache)
 
 
 def modules(suite: str, arch: str = "amd64") -> dict[str, bytes]:

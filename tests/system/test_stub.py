@@ -244,7 +244,7 @@ def test_views_show_what_the_guest_writes(shared: Reached) -> None:
             changed = (view != before).nonzero()[0]
             assert len(changed) > 0
             place = start + int(changed[0])
-            assert stub.read_physical(place, 1) == view[changed[0]].tobytes()
+            assert stub.read_physical_many([(place, 1)]) == [view[changed[0]].tobytes()]
         del view
         ram.close()
 
@@ -274,12 +274,12 @@ def test_virtual_and_physical_addresses_agree(reached: Reached, info: Facts) -> 
         assert found is not None
         physical = int(found[1], 16)
 
-        assert stub.read_physical(physical, 64) == code
+        assert stub.read_physical_many([(physical, 64)]) == [code]
         stub.write_physical_many([(physical + i, code[i : i + 5]) for i in range(0, 60, 5)])
         assert stub.read(place, 64, cpu=cpu) == code
         with pytest.raises(MemoryFault):
             stub.read(info.unmapped, 8)
-        assert stub.read_physical(physical, 64) == code
+        assert stub.read_physical_many([(physical, 64)]) == [code]
 
 
 def test_the_monitor_answers(reached: Reached, info: Facts) -> None:

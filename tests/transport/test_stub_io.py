@@ -16,7 +16,7 @@ def test_memory_is_written_virtual_and_physical() -> None:
         assert stub.read_physical_many([(0x10 * i, 2) for i in range(256)]) == [
             bytes([i, 0xEE]) for i in range(256)
         ]
-        assert stub.read_physical(0x20, 0) == b""
+        assert stub.read_physical_many([(0x20, 0)]) == [b""]
     assert not fake.is_physical
 
 

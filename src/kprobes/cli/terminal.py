@@ -63,13 +63,13 @@ def is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def aligned(rows: Iterable[Sequence[str]], *, indent: str = "", gap: str = "  ") -> str:
+def aligned(rows: Iterable[Sequence[str]], *, indent: str = "") -> str:
     """Return rows of words as lines whose columns begin below each other."""
     # A name of a guest's must not look like another row.
     table = [tuple(map(visible, row)) for row in rows]
     count = max(map(len, table), default=0)
     widths = [max((len(r[i]) for r in table if len(r) > i + 1), default=0) for i in range(count)]
-    lines = (gap.join(map(str.ljust, row, widths)).rstrip() for row in table)
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
     return "".join(f"{indent}{line}\n" for line in lines)
 
 

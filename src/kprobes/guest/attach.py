@@ -43,20 +43,19 @@ class Access:
     image: Path | None = None
 
 
-def attach(target: str, *, access: Access | None = None, timeout_s: float = 5.0) -> Guest:
+def attach(target: str, *, access: Access | None = None) -> Guest:
     """Connect to a guest; it runs again afterwards, unless somebody else has stopped it.
 
     Args:
         target: of its stub or monitor.
         access: how it is looked at.
-        timeout_s: for the connection and for each answer.
 
     Raises:
         UnreachableError: nothing answers, or somebody else uses the stub.
         TargetError: no Linux that we understand runs there, or not the image's.
     """
     _check_free(target)
-    stub = connect(target, timeout_s=timeout_s)
+    stub = connect(target)
     try:
         return identify(stub, access or Access())
     except TargetError as error:

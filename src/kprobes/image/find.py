@@ -107,17 +107,6 @@ Registers = Mapping[str, int]
 """Of a vCPU, by the stub's names."""
 
 
-def find_kernel(
-    ram: Ram,
-    machine: Machine,
-    vcpus: Sequence[Registers],
-    *,
-    cache: KernelCache | None = None,
-) -> FoundKernel:
-    """Find the Linux kernel that runs in a guest: ``find_spaces`` and ``read_kernel`` in one."""
-    return read_kernel(find_spaces(ram, machine, vcpus), cache=cache)
-
-
 def find_spaces(ram: Ram, machine: Machine, vcpus: Sequence[Registers]) -> list[Space]:
     """Look where a kernel is mapped; the guest must stand still, for a millisecond.
 

@@ -54,10 +54,6 @@ class BtfTypes:
         """Return the size in bytes of that member; UnknownTypeError as for ``offset``."""
         return self.btf.size(self._member(struct, path)[1])
 
-    def member_type(self, struct: str, path: str) -> str:
-        """Return how C writes that member's type; UnknownTypeError as for ``offset``."""
-        return type_name(self.btf, self._member(struct, path)[1])
-
     def size(self, struct: str) -> int:
         """Return a struct's size in bytes; UnknownTypeError when there is none."""
         return self.btf.size(self._aggregate(struct).number)

@@ -102,10 +102,6 @@ class Token:
         """Return the error whose caret stands ``at`` columns into this piece."""
         return rejection(code, command=self.command, column=self.caret + at, hint=hint)
 
-    def not_yet(self, what: str, at: int = 0) -> DefinitionError:
-        """Return the error for a form that we know and cannot do."""
-        return self.error(Code.NOT_YET, at, hint=what)
-
 
 _WORD = re.compile(r"[^ \t\n\v\f\r]+")
 _LINE_LIMIT = 4094

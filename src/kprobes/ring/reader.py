@@ -129,25 +129,20 @@ class RingReader:
         damaged: how many times a record had to be passed over.
     """
 
-    def __init__(self, geometry: Geometry, copy: Copy, *, peek: Copy | None = None) -> None:
+    def __init__(self, geometry: Geometry, copy: Copy) -> None:
         """Start at position 0.
 
         Args:
             geometry: of the ring.
-            copy: called after ``peek`` for the same bytes.
-            peek: the same bytes as they are now, of which only commit words are read: a live
-                view costs nothing. By default ``copy`` is called twice.
+            copy: called twice for the same bytes: for commit words, then for what they vouch for.
         """
         self._geometry = geometry
         self._copy = copy
-        self._peek = peek or copy
         self.tail = 0
         self.lost = 0
         self.damaged = 0
 
-    def read(
-        self, head: int, shapes: Shapes, clock: Clock, *, is_live: bool = True
-    ) -> list[Decoded]:
+    def read(self, head: int, shapes: Shapes, clock: Clock) -> list[Decoded]:
         """Decode what was committed up to ``head``: one value per side of the wrap.
 
         The caller reads ``head`` from the guest before, and tells it ``tail`` afterwards.
@@ -156,15 +151,13 @@ class RingReader:
             head: position up to which the guest has reserved.
             shapes: of all events whose records may be there.
             clock: for the timestamps.
-            is_live: whether the guest may be writing meanwhile; one that stands still is not
-                looked at twice.
 
         Raises:
             RingError: the guest's head is none that our writer could have reached.
         """
         self._check(head)
         done: list[Decoded] = []
-        for chunk in self._chunks(head, is_live):
+        for chunk in self._chunks(head):
             decoded = decode(chunk, shapes, clock)
             done.append(decoded)
             self.tail = head if decoded.is_lost else decoded.position
@@ -190,29 +183,28 @@ class RingReader:
                 f"in a ring of {self._geometry.size} bytes"
             )
 
-    def _chunks(self, head: int, is_live: bool) -> Iterator[Chunk]:
+    def _chunks(self, head: int) -> Iterator[Chunk]:
         # At most two: behind the wrap less than a lap is left.
         for _ in range(2):
             ahead = (head - self.tail) & POSITION_MASK
             # Beyond the size: the last record that was taken ends behind this head.
             if ahead == 0 or ahead > self._geometry.size:
                 return
-            yield self._chunk(ahead, is_live)
+            yield self._chunk(ahead)
 
-    def _chunk(self, ahead: int, is_live: bool) -> Chunk:
+    def _chunk(self, ahead: int) -> Chunk:
         size, slack = self._geometry.size, self._geometry.slack
         offset = self.tail % size
         # The guest gives back what strings did not need. After ``head`` was read, a record can
         # have shrunk and the next one, begun inside, have been committed past ``head``.
-        beyond = slack if is_live else 0
-        length = min(ahead + beyond, size - offset + slack)
+        length = min(ahead + slack, size - offset + slack)
         # Commit words first, then what they vouch for; see Chunk.
-        commits = self._peek(offset, length) if is_live else None
+        commits = self._copy(offset, length)
         data = self._copy(offset, length)
         return Chunk(
             cpu=self._geometry.cpu,
             position=self.tail,
             limit=min(ahead, size - offset),
             data=data,
-            commits=data if commits is None else commits,
+            commits=commits,
         )

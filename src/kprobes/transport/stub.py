@@ -25,7 +25,7 @@ _SIGTRAP = 5
 
 
 class Stub:
-    """A guest through its gdb stub. Implements ``ports.Cpus`` and, with ``read``, ``ports.Memory``.
+    """A guest through its gdb stub. With ``read`` it implements ``ports.Memory``.
 
     The guest is stopped when the connection opens and runs when it is closed, whatever happened
     in between, unless somebody else had stopped it. Not to be shared by threads.
@@ -349,12 +349,11 @@ class Stub:
         self._choose(cpu)
         self._memory.write([(addr, data)])
 
-    def read_physical(self, addr: int, size: int) -> bytes:
-        """Return bytes of guest-physical memory. QEMU reads zeros where there is none."""
-        return self.read_physical_many([(addr, size)])[0]
-
     def read_physical_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of many (address, size), without waiting for each."""
+        """Return guest-physical bytes of many (address, size), without waiting for each.
+
+        QEMU reads zeros where there is none.
+        """
         self._must_be_stopped()
         with self._memory.physical():
             return self._memory.read_many(spans)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kprobes.arch.paging import Run
-from kprobes.arch.x86_64.paging import PageTables, check_long_mode, levels_of
+from kprobes.arch.x86_64.paging import PageTables, check_long_mode
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.units import Addr, Phys
 from tests.build.pages import LARGE, NX, PAGE, PRESENT, USER, WRITE, FakeRam, Pages
@@ -186,12 +186,6 @@ def test_hostile_tables_fault_or_translate(entries: list[tuple[int, int, int]]) 
             ask()
         except MemoryFault:
             continue
-
-
-def test_cr4_says_how_many_levels() -> None:
-    assert levels_of({"cr4": 1 << 12}) == 5
-    assert levels_of({"cr4": 0}) == 4
-    assert levels_of({}) is None
 
 
 @pytest.mark.parametrize(

@@ -131,13 +131,6 @@ class Function:
         found = (i.target for i in self.instructions.values() if i.mnemonic != Mnemonic.CALL)
         return frozenset(t for t in found if t is not None and self.part_of(t) is None)
 
-    @property
-    def overruns(self) -> tuple[Instruction, ...]:
-        """The last instruction of each part that may go on behind the part's end."""
-        real = [i for i in self.instructions.values() if not i.is_filler]
-        lasts = {part.addr: i for i in real if (part := self.part_of(i.addr)) is not None}
-        return tuple(i for i in lasts.values() if i.flow.falls_through)
-
 
 _CALLS = frozenset({FlowControl.CALL, FlowControl.INDIRECT_CALL})
 _STACK = frozenset({Register.RSP, Register.ESP, Register.SP})

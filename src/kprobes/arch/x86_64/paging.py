@@ -34,13 +34,7 @@ PTI_USER = 1 << 12
 _PRESENT, _WRITE, _LARGE, _NX = 1 << 0, 1 << 1, 1 << 7, 1 << 63
 _FRAME = 0x000F_FFFF_FFFF_F000
 _ENTRIES = 512
-_CR0_PE, _CR0_PG, _CR4_LA57, _EFER_LMA = 1 << 0, 1 << 31, 1 << 12, 1 << 10
-
-
-def levels_of(registers: Mapping[str, int]) -> int | None:
-    """Return how many levels a vCPU's tables have, or None when its CR4 is not known."""
-    cr4 = registers.get("cr4")
-    return None if cr4 is None else 5 if cr4 & _CR4_LA57 else 4
+_CR0_PE, _CR0_PG, _EFER_LMA = 1 << 0, 1 << 31, 1 << 10
 
 
 def check_long_mode(registers: Mapping[str, int]) -> None:
