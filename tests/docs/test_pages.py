@@ -15,6 +15,7 @@ from kprobes.errors import KprobesError
 
 _ROOT = Path(__file__).parent.parent.parent
 _DOCS = _ROOT / "docs"
+_TOPS = (_ROOT, _ROOT / "src" / "kprobes", _DOCS)
 _PAGES = (_ROOT / "README.md", *sorted(_DOCS.rglob("*.md")))
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -22,6 +23,8 @@ _COMMAND = re.compile(r"^[$#] kprobe ((?:.*\\\n)*.*)$", re.MULTILINE)
 _TARGET = re.compile(r"(?:^|[`$] *)make ([a-z]+)\b", re.MULTILINE)
 _FILE = re.compile(r"`([\w./-]+/[\w.-]*\.(?:py|md|toml|yml))`")
 _FOLDER = re.compile(r"`((?:[a-z0-9_]+/)+)`")
+_NAMED_IN = re.compile(r"`(?P<name>\w+)` (?:in |\()`(?P<file>[\w/]+\.py)`")
+_HOME_OF = re.compile(r"`(?P<file>[\w/]+\.py)` \(`(?P<name>\w+)`\)")
 _OPTION = re.compile(r"`(--[a-z-]+)")
 _OF_OTHERS = ("--hmp", "--qemu-opts", "--privileged", "--quick", "--help", "--version")
 """Options of other programs, and of the command as a whole."""
@@ -46,7 +49,7 @@ def _text(page: Path) -> str:
 
 
 def _slugs(page: Path) -> set[str]:
-    # As GitHub and Python-Markdown alike make them: a heading for which they differ needs none.
+    # As GitHub makes them. The site's differ where two blanks meet, which its strict build finds.
     titles = re.findall(r"^#+ (.*)$", _text(page), re.MULTILINE)
     plain = [re.sub(r"[^\w\s-]", "", re.sub(r"`", "", title)).strip().lower() for title in titles]
     return {re.sub(r"\s", "-", title) for title in plain}
@@ -81,11 +84,23 @@ def test_every_link_leads_to_a_page_and_an_anchor(page: Path) -> None:
 def test_every_file_that_is_named_is_there(page: Path) -> None:
     names = [name for name in _FILE.findall(_text(page)) if not name.startswith(("~", "/"))]
     folders = [name for name in _FOLDER.findall(_text(page)) if not name.startswith(_FOREIGN)]
-    tops = (_ROOT, _ROOT / "src" / "kprobes", _DOCS)
 
     assert [
-        name for name in [*names, *folders] if not any((top / name).exists() for top in tops)
+        name for name in [*names, *folders] if not any((top / name).exists() for top in _TOPS)
     ] == []
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
+def test_every_name_is_in_the_file_that_it_is_said_to_be_in(page: Path) -> None:
+    text = _text(page)
+    found = [*_NAMED_IN.finditer(text), *_HOME_OF.finditer(text)]
+
+    assert [each[0] for each in found if not _has(each["file"], each["name"])] == []
+
+
+def _has(file: str, name: str) -> bool:
+    (text,) = (path.read_text() for top in _TOPS if (path := top / file).exists())
+    return re.search(rf"\b{name}\b", text) is not None
 
 
 def test_every_make_target_that_is_named_is_there() -> None:
