@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Container images set it; every `kprobe` that a test starts would compile all its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check storm fuzz matrix sweep bench fmt clean
+.PHONY: help demo test check docs storm fuzz matrix sweep bench fmt clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -91,6 +91,13 @@ check: $(STAMPS)/venv ## format, lint, types, floors, unit tests: no kernel, no 
 	@$(BIN)/lint-imports
 	@$(BIN)/pytest -m 'not guest and not storm and not fuzz and not sweep' $(PROCESSES) --dist worksteal
 
+$(STAMPS)/docs: $(STAMPS)/venv
+	@$(BIN)/pip install --quiet --editable '.[docs]'
+	@touch $@
+
+docs: $(STAMPS)/docs ## build this documentation as a site, in .site
+	@$(BIN)/properdocs build --quiet --strict -f mkdocs.yml
+
 storm: $(STAMPS)/venv ## the unit tests' wide sweeps: millions of cases
 	@$(BIN)/pytest -m storm
 
@@ -111,4 +118,4 @@ fmt: $(STAMPS)/venv ## format the source
 	@$(BIN)/ruff check --fix
 
 clean: ## remove what make made here
-	rm -rf $(VENV) $(STAMPS) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(STAMPS) .site .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Every example of docs/language.md does what it says there."""
+"""Every example of docs/reference/language.md does what it says there."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from kprobes.model.definition import Fetch, Statement, TypeWord
 from tests.system.differences import DIFFERENCES, OF_EVENTS
 
 _PLAIN = ("string", "ustring", "symstr", "%pd", "%pD", "u64", "s32", "x8")
-_PAGE = (Path(__file__).parent.parent.parent / "docs" / "language.md").read_text()
+_PAGE = (Path(__file__).parent.parent.parent / "docs" / "reference" / "language.md").read_text()
 
 
 def _blocks(kind: str) -> list[str]:

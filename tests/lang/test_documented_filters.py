@@ -1,4 +1,4 @@
-"""Every filter of docs/language.md does what it says there."""
+"""Every filter of docs/reference/language.md does what it says there."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from kprobes.model.codes import FilterCode
 from tests.build.filtered import FUNCTION, known_of
 from tests.build.kernel import make_probe
 
-_PAGE = (Path(__file__).parent.parent.parent / "docs" / "language.md").read_text()
+_PAGE = (Path(__file__).parent.parent.parent / "docs" / "reference" / "language.md").read_text()
 _EVENT = re.search(r"These are for `(p:open [^`]*)`", _PAGE)
 
 

@@ -30,7 +30,7 @@ def objects(events: Events, *, has_wide_numbers: bool = False) -> list[dict[str,
 
 
 def unescaped(text: str) -> bytes:
-    """ArmedPatch the escapes, as docs/formats/json.md says."""
+    """Undo the escapes, as docs/reference/formats/json.md says."""
     escape = re.compile(rb"\\x([0-9a-f]{2})")
     return escape.sub(lambda found: bytes.fromhex(found[1].decode()), text.encode())
 

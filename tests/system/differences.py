@@ -1,4 +1,4 @@
-"""Where a kernel's verdict on a definition is not ours: the table of docs/language.md, as rules."""
+"""Where a kernel's verdict on a definition is not ours: the table of reference/language.md."""
 
 import re
 from collections.abc import Callable

@@ -24,7 +24,7 @@ from kprobes.transport.qemu import Machine
 pytestmark = pytest.mark.guest
 
 _ROOT = Path(__file__).parent.parent.parent
-_PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
+_PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
 _NEXT = re.compile(r"^(?:[$] |```)", re.MULTILINE)
 _COMMAND = re.compile(r"^(?:[$] |  )kprobe trace ((?:.*\\\n)*.*)\n", re.MULTILINE)
 _LINE = re.compile(r"^ *\S+-\d+ +\[\d+\] .*?: (\w+): \(.*?\)(.*)$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Every example of docs/handlers.md runs, and prints what it says."""
+"""Every example of docs/howto/handlers.md runs, and prints what it says."""
 
 import re
 from collections.abc import Generator, Iterator
@@ -14,7 +14,7 @@ from tests.build.dialect import DIALECTS
 
 pytestmark = pytest.mark.guest
 
-_PAGE = (Path(__file__).parent.parent.parent / "docs" / "handlers.md").read_text()
+_PAGE = (Path(__file__).parent.parent.parent / "docs" / "howto" / "handlers.md").read_text()
 _EXAMPLES = re.findall(
     r"^```python\n(.*?)^```$(?:\n\n```printed\n(.*?)^```$)?", _PAGE, re.DOTALL | re.MULTILINE
 )
