@@ -113,7 +113,7 @@ fmt: $(STAMPS)/venv ## format the source
 
 dist: $(STAMPS)/venv ## a wheel and a source package, in dist/
 	@rm -rf dist
-	@$(BIN)/python -m build
+	@$(BIN)/python -m build --no-isolation
 
 # For a new version, after it was set in pyproject.toml.
 changelog: $(STAMPS)/venv ## move the fragments of changelog/ into CHANGELOG.md, as this version's
