@@ -58,10 +58,11 @@ class File:
                 yield token.string
 
     def functions(self) -> Iterator[int]:
-        """Yield the lines of each function, without its decorators."""
+        """Yield the lines of each function, without its decorators and its docstring."""
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
-                yield node.end_lineno - node.lineno + 1
+            if isinstance(node, ast.FunctionDef):
+                docstring = node.body[0] if ast.get_docstring(node) is not None else None
+                yield _lines(node) - (0 if docstring is None else _lines(docstring))
 
     def imported(self, modules: Collection[str]) -> Iterator[str]:
         """Yield those of ``modules`` that this file imports, by ``from ... import`` as all here."""
@@ -223,6 +224,10 @@ def _matches(name: str, pattern: str) -> bool:
 def _read(path: Path, folder: Path) -> File:
     text = path.read_text()
     return File(name=path.relative_to(folder).as_posix(), text=text, tree=ast.parse(text))
+
+
+def _lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def _pattern(word: str) -> str:
