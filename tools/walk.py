@@ -27,7 +27,6 @@ class Walk:
     def __init__(self) -> None:
         """Nothing was called yet."""
         self.functions: dict[str, set[CodeType]] = {}
-        self._importing: set[CodeType] = set()
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
         """Count a call; a trace function that returns None is not called for its lines."""
