@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Container images set it; every `kprobe` that a test starts would compile all its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check docs storm fuzz matrix sweep bench fmt clean
+.PHONY: help demo test check docs storm fuzz matrix sweep bench fmt dist changelog clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -116,6 +116,14 @@ bench: $(STAMPS)/venv $(STAMPS)/apt ## measure, beside the guest kernel's own pr
 fmt: $(STAMPS)/venv ## format the source
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
+
+dist: $(STAMPS)/venv ## a wheel and a source package, in dist/
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation
+
+# For a new version, after it was set in pyproject.toml.
+changelog: $(STAMPS)/venv ## move the fragments of changelog/ into CHANGELOG.md, as this version's
+	@$(BIN)/towncrier build --yes
 
 clean: ## remove what make made here
 	rm -rf $(VENV) $(STAMPS) .site .pytest_cache .ruff_cache .import_linter_cache .hypothesis

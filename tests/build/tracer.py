@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def print_message(word: str, **info: object) -> None:
-    """Warn the parent one thing."""
+    """Report one thing to the parent."""
     sys.stdout.write(json.dumps({"word": word, **info}) + "\n")
     sys.stdout.flush()
 

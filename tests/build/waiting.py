@@ -1,4 +1,4 @@
-"""WaitingVcpu for what must become true, and never for ever."""
+"""Waiting for what must become true, and never for ever."""
 
 import time
 from collections.abc import Callable

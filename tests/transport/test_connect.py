@@ -36,7 +36,7 @@ class FakeQemu(FakeMonitor):
         assert found is not None
         self.path = Path(found[1])
         self._stack.enter_context(serving(self.path, self.stub.serve))
-        return "WaitingVcpu for gdb connection\n"
+        return "Waiting for gdb connection\n"
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_qemu_in_a_sandbox_opens_a_socket_beside_its_monitors(
 
 def _open_port(qemu: FakeQemu, stack: ExitStack, command: str) -> str:
     stack.enter_context(serving_port(qemu.stub.serve, port=int(command.rsplit(":", 1)[1])))
-    return "WaitingVcpu for gdb connection\n"
+    return "Waiting for gdb connection\n"
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def free_when_idle(
 
 @contextmanager
 def reporting(warn: Callable[[str], None], words: str) -> Generator[None]:
-    """Warn somebody what is waited for inside, when it takes a while."""
+    """Report ``words`` once if the body takes longer than ``_PATIENCE_S``."""
     timer = threading.Timer(_PATIENCE_S, warn, [words])
     timer.start()
     try:

@@ -106,7 +106,7 @@ class Mailbox:
         self._present.set(0, 0)
 
     def come_back(self) -> None:
-        """Warn vCPUs that somebody attends, though one gave up."""
+        """Set ``present`` anew: after one vCPU gave up, the others wait for Python again."""
         if self._absent.raw() == self._present.raw():
             self._renew()
 

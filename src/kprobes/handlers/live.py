@@ -17,7 +17,7 @@ class LiveKernel:
     """A guest's kernel. Every read is of what is there now."""
 
     def __init__(self, find_guest: Callable[[], Guest]) -> None:
-        """FindSite at a guest, of which more may be known later: modules come and go."""
+        """Hold a guest, of which more may be known later: modules come and go."""
         self._find_guest = find_guest
         guest, memory = self.guest, self.guest.memory
         self._memory = TaskMemory(memory.ram, memory.tables, NoUser(), task_size=guest.task_size)

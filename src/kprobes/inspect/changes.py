@@ -45,7 +45,7 @@ class Bytes:
 
 
 def jump_labels(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
-    """Warn which way each jump label is."""
+    """Yield the state of each jump label is."""
     for number, target in snapshot.tables.jump_labels.items():
         if not found.subject.start <= number < found.subject.stop:
             continue
@@ -64,7 +64,7 @@ def jump_labels(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
 
 
 def static_calls(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
-    """Warn where each static call goes."""
+    """Yield the target of each static call."""
     for number in snapshot.tables.static_calls:
         if not found.subject.start <= number < found.subject.stop:
             continue
@@ -84,7 +84,7 @@ def static_calls(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
 
 
 def trampolines(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
-    """Warn where each static call's trampoline goes."""
+    """Yield the target of each static call's trampoline."""
     symbols, subject = snapshot.kernel.symbols, found.subject
     area = [symbols.find(f"__static_call_text_{edge}") for edge in ("start", "end")]
     start, stop = (each.addr if each is not None else 0 for each in area)
@@ -105,7 +105,7 @@ def trampolines(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
 
 
 def boot(snapshot: TextSnapshot, found: Bytes) -> Iterator[TextChange]:
-    """Warn what boot rewrote, or will."""
+    """Yield what boot rewrote, or will rewrite."""
     if snapshot.image is None or snapshot.linked is None:
         return
     slide = snapshot.kernel.slide

@@ -5,7 +5,7 @@ Numbers as the kernel's kstrtoul and kstrtol read them: whole words, base by pre
 The cursor: a run of a command's columns that is cut into smaller runs, form by form.
 
 The kernel parses by cutting its copy of a word at separators that it searches (the first ``=``,
-the first ``:``, the last ``)``), not from left to right. A Token is cut the same way and never
+the first ``:``, the last ``)``), not from left to right. A piece is cut the same way and never
 loses where it stands in the command.
 """
 

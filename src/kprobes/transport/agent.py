@@ -123,7 +123,7 @@ class Agent:
         return Running(self, number, command=command, pid=pid)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Warn the shell on the console how large the user's terminal is."""
+        """Tell the shell on the console how large the user's terminal is."""
         self._wire.write(b"size %d %d\n" % (rows, columns), _TURN_S)
 
     def go(self, number: int) -> None:
