@@ -35,7 +35,7 @@ class Ram(Protocol):
         ...
 
     def write(self, addr: int, data: bytes) -> None:
-        """Write data (never code: see DESIGN section 4), or raise MemoryFault."""
+        """Write data (never code: see docs/kernel-facts.md), or raise MemoryFault."""
         ...
 
 

@@ -29,7 +29,8 @@ examples:
 
 Nothing is armed, and nothing written into a guest. Definitions count as if they were all armed
 in their order. With --image no guest is needed: the kernel is a vmlinux or boot image, without
-modules. JSON is one object per statement; docs/check.md has its members.
+modules. JSON is one object per statement; docs/reference/formats/json.md has
+its members.
 
 Exit status: 0 all are accepted, 1 error, 2 usage, 3 target unreachable, 5 one is refused."""
 _PROBLEMS = 5

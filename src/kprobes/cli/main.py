@@ -1,4 +1,4 @@
-"""The ``kprobe`` command: parse, dispatch, show errors, and the exit codes of docs/trace.md."""
+"""The ``kprobe`` command: parse, dispatch, show errors, and the exit codes (exit-status.md)."""
 
 import argparse
 import os

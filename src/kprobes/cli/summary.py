@@ -89,7 +89,7 @@ class Summary:
         return "".join(lines)
 
     def json(self) -> str:
-        """Return all of it as one line of JSON: docs/formats/json.md."""
+        """Return all of it as one line of JSON: docs/reference/formats/json.md."""
         pauses = (
             None if self.pauses is None else dict(zip(("s", "stops"), self.pauses, strict=True))
         )

@@ -117,11 +117,11 @@ A definition is what the kernel's kprobe_events file takes:
   r[N][:[GROUP/]EVENT] FUNCTION [NAME=FETCH[:TYPE]]...      at its return, $retval what it returns
 FETCH is %REG, $argN, $stack, $stackN, $comm, @SYMBOL[+OFF], @ADDR, \\NUMBER or +|-[u]OFF(FETCH);
 TYPE is u8..u64, s8..s64, x8..x64, char, string, ustring, symbol, symstr, a bit-field or an array of
-them. FUNCTION may be a pattern such as vfs_*. The whole language is in docs/language.md.
+them. FUNCTION may be a pattern such as vfs_*. The whole language: docs/reference/language.md.
 A file for --python has handlers such as
   @kernel.entry("do_sys_openat2")
   def opened(dfd, filename, how): print(filename.string(), hex(how.flags))
-which docs/handlers.md describes.
+which docs/howto/handlers.md describes.
 A filter is what the kernel's filter files take: FIELD OPERATOR VALUE, joined by && || ! and ().
 
 Ctrl-C finishes cleanly, a second one ends at once. Exit status: COMMAND's own (--exit-status), else

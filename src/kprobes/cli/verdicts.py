@@ -1,6 +1,6 @@
-"""Verdicts on definitions, as lines for people or programs. ``docs/check.md`` describes both.
+"""Verdicts on definitions, as lines for people or programs. ``docs/howto/check.md`` describes both.
 
-Ways out of functions, as lines for people or programs. ``docs/returns.md`` describes both.
+Ways out of functions, as lines for people or programs. ``docs/howto/returns.md`` has both.
 """
 
 from collections import Counter

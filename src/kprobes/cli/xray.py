@@ -41,7 +41,7 @@ PLACE is SYM, SYM+OFF, MODULE:SYM or an address; START-END or START:LENGTH for a
 runs in the guest that is booted, before anybody looks. Nothing is written into a guest, but
 with --arm: then our probe is armed while we look, and taken away again.
 What the kernel's file holds is read from --vmlinux, else from where Debian has it if it is there
-and of the same build. docs/xray.md explains what is shown.
+and of the same build. docs/howto/xray.md explains what is shown.
 
 Exit status: 0 done, 1 error, 2 usage, 3 target unreachable, 4 the definition is rejected."""
 

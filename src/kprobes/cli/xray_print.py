@@ -2,7 +2,7 @@
 
 Styled lines as a terminal shows them.
 
-X-rays as one JSON object; docs/xray.md has its members.
+X-rays as one JSON object; docs/reference/formats/json.md has its members.
 
 X-rays of whole functions with their ways out: marked in the listing, the proof below it.
 

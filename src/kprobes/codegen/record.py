@@ -1,6 +1,6 @@
 """One probe's work at a hit, as IR: reserve, header, fields, commit.
 
-The record is written down in ``model.resolved``, the reservation in docs/formats/ring.md.
+The record is written down in ``model.resolved``, the reservation in docs/reference/formats/ring.md.
 """
 
 from collections.abc import Sequence

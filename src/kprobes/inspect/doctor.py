@@ -142,7 +142,7 @@ _GUEST_SIZE = 512 * MIB
 _APT = ("apt-get", "apt-cache", "dpkg-deb")
 _TIMEOUT_S = 10
 _CODE_IS_LOCKED = (8, 1)
-"""Since then QEMU keeps others from writing what it is about to translate: docs/design.md."""
+"""Since then QEMU keeps others from writing what it is about to translate: docs/kernel-facts.md."""
 
 
 def check_machine() -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Errors of definitions: the kernel's names and texts, and a few of our own.
 
 The texts are those of the newest release that has the error (``error_log`` shows nothing else
-of it); older releases differ in a few words, which ``docs/language.md`` lists.
+of it); older releases differ in a few words, which ``docs/reference/language.md`` lists.
 
 What can be wrong with an event's filter: the kernel's names and texts, and two of our own.
 

@@ -44,7 +44,7 @@ class ExitKind(StrEnum):
 
 
 class ReturnMethod(StrEnum):
-    """How a function's returns are probed; DESIGN section 7. The cheapest comes first."""
+    """How a function's returns are probed: docs/internals/returns.md. The cheapest comes first."""
 
     RETINSN = "retinsn"
     """At its return instructions: there are no other exits."""
@@ -249,7 +249,7 @@ class Returning:
 
 
 class Strategy(StrEnum):
-    """How a site is patched; DESIGN section 5. The cheapest comes first."""
+    """How a site is patched: docs/internals/patching.md. The cheapest comes first."""
 
     FTRACE = "ftrace"
     JUMP = "jump"

@@ -18,7 +18,7 @@ How one event's record lies in the ring: written once, for code generator and de
 
 A string field is a u32 ``length << 16 | offset``: offset from the record's start, length with
 its NUL; length 0 is a fault. Arrays are their elements in a row, with one fault bit for a whole
-array of numbers. See docs/formats/ring.md.
+array of numbers. See docs/reference/formats/ring.md.
 
 A probe as a kernel's own ``kprobe_events`` file takes it.
 """

@@ -4,7 +4,7 @@ A record never wraps: one that begins before the ring's end runs on into the sla
 and the next begins where the first lap's bytes would have been overwritten by it. So the end
 of the ring and its beginning are two chunks.
 
-Ring bytes of one CPU to columns. The format is docs/formats/ring.md.
+Ring bytes of one CPU to columns. The format is docs/reference/formats/ring.md.
 """
 
 from collections.abc import Callable, Iterator

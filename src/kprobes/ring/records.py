@@ -1,8 +1,8 @@
 """The committed records of a chunk: commit words checked, sizes chained.
 
 The first u64 of a record says ``position << 16 | event id`` once the record is whole; see
-docs/formats/ring.md. Nothing read here is trusted: a size is taken only when it is one that
-a writer of ours could have written and the record ends inside the bytes at hand.
+docs/reference/formats/ring.md. Nothing read here is trusted: a size is taken only when it is one
+that a writer of ours could have written and the record ends inside the bytes at hand.
 
 Strings of many records cut out of the bytes that hold them.
 

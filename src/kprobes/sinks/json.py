@@ -9,8 +9,8 @@ from, with the symbol that the address lies in and as a number:
 
      "caller": "ksys_read+0x6a/0xa0", "caller_ip": "0xffffffff8130125a",
 
-A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. docs/formats/json.md is for
-those who read it.
+A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. For readers:
+docs/reference/formats/json.md.
 
 One field's column as JSON: a %-format, and the columns that go into it; text of any bytes.
 """

@@ -34,7 +34,8 @@ TRAP_PATH = frozenset(
 """What runs between a breakpoint's exception and our callback, and is not forbidden anyway.
 
 ``rcu_read_unlock_special`` calls nothing there: it returns at once in an NMI's context, which a
-breakpoint's is. docs/design.md tells how the list was found, tests/system/test_trap_path.py looks.
+breakpoint's is. How the list was found: docs/internals/patching.md;
+tests/system/test_trap_path.py does it again.
 """
 
 # push 0: where a site's call has its return address. lea rsp, [rsp+8] leaves the flags alone.

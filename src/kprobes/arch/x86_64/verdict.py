@@ -1,7 +1,7 @@
 """May an instruction carry a probe, and how does its slot come about: a verdict with a reason.
 
 The order of the questions is that of the kernel's check_kprobe_address_safe(), can_probe() and
-arch_copy_kprobe(); where the answers differ from its own, docs/design.md says why.
+arch_copy_kprobe(); where the answers differ from its own, docs/internals/patching.md says why.
 
 Instructions that no slot may run, whatever is around them, each with the reason.
 
