@@ -65,7 +65,7 @@ _usual: list[float] = []
 
 
 @contextmanager
-def soon() -> Generator[None]:
+def short_switch_interval() -> Generator[None]:
     """Let threads take turns quickly inside; the last one who leaves puts things back."""
     with _lock:
         _usual.append(sys.getswitchinterval())
@@ -186,7 +186,7 @@ class DrainThread:
     def _run(self) -> None:
         try:
             # Whoever formats must let us have Python's lock soon.
-            with soon():
+            with short_switch_interval():
                 self._drain()
         except KprobesError as error:
             self._error = error

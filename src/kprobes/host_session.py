@@ -169,7 +169,7 @@ class HostSession:
             finally:
                 drain.stop()
         finally:
-            self.driver.withdraw()
+            self.driver.close()
 
     def counts(self) -> Counts:
         """Return what the last recording counted."""

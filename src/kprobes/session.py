@@ -58,14 +58,14 @@ class Session:
         live: its memory, names and types as they are now.
     """
 
-    def __init__(self, driver: GuestDriver, lifetime: ExitStack, machine: Machine | None) -> None:
+    def __init__(self, driver: GuestDriver, resources: ExitStack, machine: Machine | None) -> None:
         self.driver = driver
         self.machine = machine
         self.definitions: list[Definition] = []
         self.live = LiveKernel(lambda: driver.guest)
         self._engine = GuestEngine(driver)
         self.handlers = Registry(self._engine, self.live)
-        self._lifetime = lifetime
+        self._resources = resources
         self._is_following = False
         self._is_closed = False
 
@@ -352,7 +352,7 @@ class Session:
     def close(self) -> None:
         """Put the kernel back as it was and let go of it."""
         self._is_closed = True
-        self._lifetime.close()
+        self._resources.close()
 
     def __enter__(self) -> Self:
         return self
@@ -364,7 +364,7 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self._is_closed = True
-        self._lifetime.__exit__(kind, error, trace)
+        self._resources.__exit__(kind, error, trace)
 
     @property
     def _registry(self) -> Registry:
@@ -386,17 +386,17 @@ class Session:
             sink.write(events)
 
     def _batches(self, drain: Drain, is_done: Callable[[], bool]) -> Iterator[Events]:
-        look_again = 0.0
+        read_again = 0.0
         while not is_done():
             events = drain.take(_TICK_S)
             if events is not None:
                 yield events
             self.driver.check()
-            if time.monotonic() > look_again:
+            if time.monotonic() > read_again:
                 # The guest's memory outlives it; only the stub tells that it is gone.
                 self.driver.check_stub()
                 self.driver.check_guest()
-                look_again = time.monotonic() + _STUB_CHECK_S
+                read_again = time.monotonic() + _STUB_CHECK_S
 
     def _finish(self, drain: Drain, sink: Sink) -> None:
         drain.stop()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprobes.arch.aarch64.arch import AARCH64, code_facts
+from kprobes.arch.aarch64.arch import AARCH64, code_info
 from kprobes.arch.registry import arch
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import TargetError
@@ -38,8 +38,8 @@ def test_every_arm64_register_can_be_had_by_some_way() -> None:
 
 
 def test_arm64_code_is_made_for_a_kernel_and_its_cpus() -> None:
-    code = code_facts(is_hypervisor=True, has_lse=True)
+    code = code_info(is_hypervisor=True, has_lse=True)
 
     assert "tpidr_el2" in str(code.per_cpu)
     assert code.features.endswith(",+lse")
-    assert code_facts(is_hypervisor=False, has_lse=False) == AARCH64.code
+    assert code_info(is_hypervisor=False, has_lse=False) == AARCH64.code

@@ -73,11 +73,20 @@ def plain_guest(directory: Path, *options: str, arch: str = "amd64") -> Generato
 
 
 def _command(arch: str, options: Sequence[str]) -> list[str]:
-    board = MACHINE_TYPES[arch]
+    machine_type = MACHINE_TYPES[arch]
     return [
-        *(board.program, "-kernel", str(kernel(arch)), "-initrd", "initramfs"),
-        *("-machine", board.machine, "-cpu", board.cpu[Accel.TCG], "-smp", "2", "-m", "256M"),
-        *("-append", f"console={board.console} quiet {board.words}"),
+        *(machine_type.program, "-kernel", str(kernel(arch)), "-initrd", "initramfs"),
+        *(
+            "-machine",
+            machine_type.machine,
+            "-cpu",
+            machine_type.cpu[Accel.TCG],
+            "-smp",
+            "2",
+            "-m",
+            "256M",
+        ),
+        *("-append", f"console={machine_type.console} quiet {machine_type.words}"),
         *("-display", "none", "-no-reboot", "-serial", "file:console"),
         *options,
     ]

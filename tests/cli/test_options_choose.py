@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from kprobes.cli import options, trace
-from kprobes.cli.options import is_host, print_reason, settle_target
+from kprobes.cli.options import choose_target, is_host, print_reason
 from kprobes.errors import UsageError
 from kprobes.host import obstacles
 from kprobes.host.obstacles import Obstacle
@@ -38,8 +38,8 @@ def test_the_host_is_taken_where_it_can_be_probed_and_else_a_guest(
 ) -> None:
     args = parse(*words)
 
-    settle_target(args)
-    settle_target(args)
+    choose_target(args)
+    choose_target(args)
     print_reason(args)
 
     assert is_host(args) is is_possible
@@ -67,7 +67,7 @@ def test_what_only_guests_have_means_a_guest(
     del is_possible
     args = parse(*words)
 
-    settle_target(args)
+    choose_target(args)
     print_reason(args)
 
     assert args.target is None
@@ -78,8 +78,8 @@ def test_the_environment_has_a_say_when_nothing_else_has(monkeypatch: pytest.Mon
     monkeypatch.setenv("KPROBES_TARGET", "qemu:localhost:1")
     by_environment, by_option = parse(), parse("--target", "guest")
 
-    settle_target(by_environment)
-    settle_target(by_option)
+    choose_target(by_environment)
+    choose_target(by_option)
 
     assert (by_environment.target, by_option.target) == ("qemu:localhost:1", None)
 
@@ -87,7 +87,7 @@ def test_the_environment_has_a_say_when_nothing_else_has(monkeypatch: pytest.Mon
 def test_a_running_guest_is_what_it_is() -> None:
     args = parse("--target", "qemu:localhost:1")
 
-    settle_target(args)
+    choose_target(args)
 
     assert args.target == "qemu:localhost:1"
 
@@ -104,7 +104,7 @@ def test_a_running_guest_is_what_it_is() -> None:
 )
 def test_the_host_refuses_what_only_guests_have(words: list[str], name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        settle_target(parse("--target", "host", *words))
+        choose_target(parse("--target", "host", *words))
 
     assert name in str(caught.value)
 
@@ -115,7 +115,7 @@ def test_nothing_is_said_to_those_who_want_quiet(
     monkeypatch.setattr(obstacles, "obstacles", lambda: [IN_THE_WAY])
     args = parse("-q")
 
-    settle_target(args)
+    choose_target(args)
     print_reason(args)
 
     assert capsys.readouterr().err == ""
@@ -135,6 +135,6 @@ def test_the_environments_target_is_not_for_files(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("KPROBES_TARGET", "host")
     args = argparse.Namespace(target=None, image="vmlinuz")
 
-    settle_target(args)
+    choose_target(args)
 
     assert args.target is None

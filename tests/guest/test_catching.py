@@ -178,7 +178,7 @@ def test_without_a_breakpoint_the_guest_is_not_asked_to_call_us() -> None:
     scene = Scene(Strategy.JUMP)
 
     writes = scene.made.stub.writes
-    scene.patcher.catch(scene.plans)
+    scene.patcher.register_notifier(scene.plans)
 
     assert scene.journal.allocations.is_empty
     assert scene.made.stub.writes == writes

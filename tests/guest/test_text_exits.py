@@ -19,7 +19,7 @@ def call(target: int, *, place: int) -> str:
     return "e8" + to(target, 5, place=place)
 
 
-def return_methods(codes: dict[int, str], *symbols: Symbol, pattern: str = "*") -> dict[str, str]:
+def options(codes: dict[int, str], *symbols: Symbol, pattern: str = "*") -> dict[str, str]:
     memory = SparseMemory({addr: bytes.fromhex(code) for addr, code in codes.items()})
     kernel = make_kernel(symbols)
     text = Text(kernel=kernel, open_memory=lambda: memory, read_tables=TextTables)
@@ -30,9 +30,7 @@ def return_methods(codes: dict[int, str], *symbols: Symbol, pattern: str = "*") 
 def test_every_function_of_the_kernel_s_text_is_classified() -> None:
     codes = {F: "c3", G: "e9" + to(F, 5, place=G), H: UD2}
 
-    found = return_methods(
-        codes, symbol("f", F, size=1), symbol("g", G, size=5), symbol("h", H, size=2)
-    )
+    found = options(codes, symbol("f", F, size=1), symbol("g", G, size=5), symbol("h", H, size=2))
 
     assert found == {"f": ReturnMethod.RETINSN, "g": ReturnMethod.TAIL, "h": ReturnMethod.REFUSED}
 
@@ -45,7 +43,7 @@ def test_what_is_no_function_is_left_out() -> None:
         symbol("freed", OUTSIDE, size=1),
     ]
 
-    assert list(return_methods({F: "c3"}, symbol("f", F, size=1), *left_out)) == ["f"]
+    assert list(options({F: "c3"}, symbol("f", F, size=1), *left_out)) == ["f"]
 
 
 def test_a_last_call_of_what_never_returns_is_followed_and_ends_a_path() -> None:
@@ -56,26 +54,26 @@ def test_a_last_call_of_what_never_returns_is_followed_and_ends_a_path() -> None
     }
     names = symbol("f", F, size=10), symbol("g.part.0", G, size=5), symbol("h", H, size=3)
 
-    assert return_methods(codes, *names, pattern="f") == {"f": ReturnMethod.RETINSN}
+    assert options(codes, *names, pattern="f") == {"f": ReturnMethod.RETINSN}
 
 
 def test_a_last_call_of_what_returns_stays_a_gap_even_in_a_circle() -> None:
     codes = {F: call(G, place=F), G: call(F, place=G), H: call(F, place=H)}
     names = symbol("f", F, size=5), symbol("g", G, size=5), symbol("h", H, size=5)
 
-    assert set(return_methods(codes, *names).values()) == {ReturnMethod.RETHOOK}
+    assert set(options(codes, *names).values()) == {ReturnMethod.RETHOOK}
 
 
 def test_text_that_is_not_there_is_refused() -> None:
-    assert return_methods({}, symbol("gone", F, size=1)) == {"gone": ReturnMethod.REFUSED}
+    assert options({}, symbol("gone", F, size=1)) == {"gone": ReturnMethod.REFUSED}
 
 
 def test_a_module_s_functions_are_classified_wherever_they_are() -> None:
     loaded = symbol("loaded", OUTSIDE, size=1, module="ext4")
 
-    assert return_methods({OUTSIDE: "c3"}, loaded) == {"loaded": ReturnMethod.RETINSN}
+    assert options({OUTSIDE: "c3"}, loaded) == {"loaded": ReturnMethod.RETINSN}
 
 
 def test_a_pattern_that_nothing_matches_is_an_error() -> None:
     with pytest.raises(TargetError, match="no function matches 'x'"):
-        return_methods({F: "c3"}, symbol("f", F, size=1), pattern="x")
+        options({F: "c3"}, symbol("f", F, size=1), pattern="x")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from kprobes.drain import soon
+from kprobes.drain import short_switch_interval
 from kprobes.errors import UsageError
 from kprobes.guest.upcalls import check
 from kprobes.model.upcall import MAX_UPCALLS, Upcall, WaitingVcpu
@@ -46,7 +46,7 @@ def test_upcalls_that_can_be_served_are_accepted() -> None:
 
 def test_turns_are_as_before_when_the_last_one_is_done_whoever_came_first() -> None:
     before = sys.getswitchinterval()
-    first, second = soon(), soon()
+    first, second = short_switch_interval(), short_switch_interval()
 
     first.__enter__()
     second.__enter__()

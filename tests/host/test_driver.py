@@ -119,7 +119,7 @@ def test_what_was_counted_can_be_had_when_all_is_gone(tracefs: FakeTracefs) -> N
     tracefs.misses["a"] = 3
 
     driver.disarm()
-    driver.withdraw()
+    driver.close()
 
     counts = driver.counts()
     assert (counts.recorded, counts.missed, counts.lost) == ({1: 5}, {1: 3, 2: 0}, 2)
@@ -132,7 +132,7 @@ def test_what_was_counted_can_be_had_when_all_is_gone(tracefs: FakeTracefs) -> N
 def test_a_newer_probe_has_no_hits_of_the_one_before_it(tracefs: FakeTracefs) -> None:
     driver = driver_of(tracefs, "p:a vfs_read")
     driver.arm()
-    driver.withdraw()
+    driver.close()
 
     driver.prepare([read("p:b many")])
 
@@ -180,6 +180,6 @@ def test_it_can_be_armed_again(tracefs: FakeTracefs) -> None:
     for _ in range(2):
         driver.arm()
         driver.disarm()
-        driver.withdraw()
+        driver.close()
 
     assert is_clean(tracefs)

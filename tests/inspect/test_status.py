@@ -5,7 +5,7 @@ import pytest
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.guest.journal import Entry
-from kprobes.inspect.status import ArmedSite, Owner, Status, look, read_codes
+from kprobes.inspect.status import ArmedSite, Owner, Status, read_codes, read_status
 from tests.build.armed_sites import DISABLED, ENABLED, NOP, OLD_NOP, make_sites
 from tests.build.journals import make_entry, make_patch
 from tests.build.kernel import TEXT, make_kernel
@@ -18,7 +18,7 @@ def look_at(
     sites: dict[int, bytes], *entries: Entry, flags: dict[int, int] | None = None
 ) -> Status:
     memory, kernel = make_sites(sites, flags=flags)
-    return look(memory, kernel, X86_64.site, entries)
+    return read_status(memory, kernel, X86_64.site, entries)
 
 
 def only(status: Status) -> ArmedSite:
@@ -57,7 +57,7 @@ def test_what_a_tracer_without_a_journal_noted_is_listed_at_sites_and_elsewhere(
     elsewhere = make_patch(0x1000, old=b"\x90", new=b"\xcc", what="a probe")
     gone = make_patch(0x1001, old=b"\x55", new=b"\xcc", what="a probe")
 
-    status = look(memory, kernel, X86_64.site, (), [chained, elsewhere, gone])
+    status = read_status(memory, kernel, X86_64.site, (), [chained, elsewhere, gone])
 
     found = [(site.addr, site.owner, site.event) for site in status.armed]
     assert found == [
@@ -86,9 +86,9 @@ def test_a_site_in_no_symbol_is_named_by_its_address() -> None:
     memory, kernel = make_sites({SITE: CALL})
     memory.pieces[SITE] = CALL
 
-    named = look(memory, kernel, X86_64.site, ())
+    named = read_status(memory, kernel, X86_64.site, ())
     kernel = make_sites({TEXT: NOP})[1]
-    bare = look(memory, kernel, X86_64.site, ())
+    bare = read_status(memory, kernel, X86_64.site, ())
 
     assert only(named).where == "f0+0x0"
     assert only(bare).where == f"{SITE:#x}"
@@ -111,6 +111,6 @@ def test_no_sites_are_no_trouble() -> None:
 
 
 def test_a_kernel_without_sites_has_none_armed() -> None:
-    status = look(make_sites({})[0], make_kernel([]), X86_64.site, ())
+    status = read_status(make_sites({})[0], make_kernel([]), X86_64.site, ())
 
     assert (status.sites, status.armed) == (0, ())

@@ -45,10 +45,10 @@ def test_settled_names_stay_and_their_times_go() -> None:
         [Naming(pid=5, ts=20, old=None, new=b"sh"), Naming(pid=5, ts=60, old=b"sh", new=b"x")]
     )
 
-    names.settle(50)
+    names.forget_until(50)
 
     assert names_of(names, (5, 10), (5, 70)) == [b"sh", b"x"]
-    names.settle(60)
+    names.forget_until(60)
     assert names_of(names, (5, 10)) == [b"x"]
 
 

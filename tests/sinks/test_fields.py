@@ -19,20 +19,20 @@ ORIGIN = TraceSource(
 )
 
 
-def shown(layout: RecordLayout, *values: Value, origin: TraceSource = ORIGIN) -> list[str]:
+def shown(layout: RecordLayout, *values: Value, source: TraceSource = ORIGIN) -> list[str]:
     """Return what stands behind the place in each line of text."""
     rows = [Row(values=(value,)) for value in values]
     out = io.BytesIO()
-    FORMATS["text"](out, origin).write(make_events([make_batch(layout, rows)]))
+    FORMATS["text"](out, source).write(make_events([make_batch(layout, rows)]))
     lines = out.getvalue().decode("latin-1").split(") a0=")[1:]
     return [line.partition("\n  ")[0].removesuffix("\n") for line in lines]
 
 
-def loaded(layout: RecordLayout, *values: Value, origin: TraceSource = ORIGIN) -> list[Any]:
+def loaded(layout: RecordLayout, *values: Value, source: TraceSource = ORIGIN) -> list[Any]:
     """Return the argument of each event in JSON."""
     rows = [Row(values=(value,)) for value in values]
     out = io.BytesIO()
-    FORMATS["json"](out, origin).write(make_events([make_batch(layout, rows)]))
+    FORMATS["json"](out, source).write(make_events([make_batch(layout, rows)]))
     return [json.loads(line)["args"]["a0"] for line in out.getvalue().splitlines()]
 
 
@@ -81,32 +81,32 @@ def test_an_enum_is_a_number_unless_names_are_asked_for() -> None:
 
     assert shown(layout, 0, 2, 3) == ["0", "2", "3"]
     assert loaded(layout, 0, 2, 3) == [0, 2, 3]
-    assert shown(layout, 0, 2, 3, origin=names) == ["LIVE", "GONE", "3"]
-    assert loaded(layout, 0, 2, None, origin=names) == ["LIVE", "GONE", None]
+    assert shown(layout, 0, 2, 3, source=names) == ["LIVE", "GONE", "3"]
+    assert loaded(layout, 0, 2, None, source=names) == ["LIVE", "GONE", None]
 
 
 def test_an_enum_s_number_without_a_name_stays_the_number_that_it_was() -> None:
     names = replace(ORIGIN, has_enum_names=True)
     bits, flags = _enum("s32", READ=1, WRITE=2), _enum("x32", READ=1, WRITE=2)
 
-    assert shown(bits, 2, 3, -4, origin=names) == ["WRITE", "3", "-4"]
-    assert shown(flags, 2, 0x13, origin=names) == ["WRITE", "0x13"]
-    assert loaded(bits, 2, 3, -4, origin=names) == ["WRITE", 3, -4]
+    assert shown(bits, 2, 3, -4, source=names) == ["WRITE", "3", "-4"]
+    assert shown(flags, 2, 0x13, source=names) == ["WRITE", "0x13"]
+    assert loaded(bits, 2, 3, -4, source=names) == ["WRITE", 3, -4]
 
 
 def test_an_enum_that_could_not_be_read_has_no_name() -> None:
     names = replace(ORIGIN, has_enum_names=True)
 
-    assert shown(_enum("s32", LIVE=0), 0, None, origin=names) == ["LIVE", "0"]
-    assert shown(_enum("x32", LIVE=0), None, origin=names) == ["0x0"]
+    assert shown(_enum("s32", LIVE=0), 0, None, source=names) == ["LIVE", "0"]
+    assert shown(_enum("x32", LIVE=0), None, source=names) == ["0x0"]
 
 
 def test_an_enumerator_of_all_ones_is_found_whatever_its_sign() -> None:
     names = replace(ORIGIN, has_enum_names=True)
 
-    assert shown(_enum("s32", ALL=(1 << 32) - 1), -1, origin=names) == ["ALL"]
-    assert shown(_enum("s64", MINUS=-2), -2, origin=names) == ["MINUS"]
-    assert shown(_enum("x32", FIRST=1, SAME=1), 1, origin=names) == ["FIRST"]
+    assert shown(_enum("s32", ALL=(1 << 32) - 1), -1, source=names) == ["ALL"]
+    assert shown(_enum("s64", MINUS=-2), -2, source=names) == ["MINUS"]
+    assert shown(_enum("x32", FIRST=1, SAME=1), 1, source=names) == ["FIRST"]
 
 
 def test_fields_without_columns_stand_between_others() -> None:
@@ -127,7 +127,7 @@ def test_an_address_is_looked_up_once() -> None:
         return f"f{addr}"
 
     layout = make_layout(1, ("symbol",))
-    lines = shown(layout, 1, 2, 1, 2, origin=replace(ORIGIN, symbol_at=symbol_at))
+    lines = shown(layout, 1, 2, 1, 2, source=replace(ORIGIN, symbol_at=symbol_at))
 
     assert lines == ["f1", "f2", "f1", "f2"]
     assert asked == [1, 2]

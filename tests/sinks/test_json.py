@@ -17,8 +17,8 @@ from tests.build.ring import make_layout
 
 def written(events: Events, *, has_wide_numbers: bool = False) -> bytes:
     out = io.BytesIO()
-    origin = TraceSource(version=(5, 10), cpus=2, has_wide_numbers=has_wide_numbers)
-    sink = FORMATS["json"](out, origin)
+    source = TraceSource(version=(5, 10), cpus=2, has_wide_numbers=has_wide_numbers)
+    sink = FORMATS["json"](out, source)
     sink.write(events)
     sink.close()
     return out.getvalue()

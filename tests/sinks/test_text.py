@@ -32,9 +32,9 @@ class Terminal(io.BytesIO):
         return True
 
 
-def lines_of(events: Events, origin: TraceSource = NEW) -> list[bytes]:
+def lines_of(events: Events, source: TraceSource = NEW) -> list[bytes]:
     out = io.BytesIO()
-    TextSink(out, origin).write(events)
+    TextSink(out, source).write(events)
     return [line for line in out.getvalue().split(b"\n") if not line.startswith(b"#")][:-1]
 
 
@@ -47,10 +47,10 @@ def test_a_real_trace_file_comes_out_byte_for_byte(release: str) -> None:
     lines = [line for line in text.split(b"\n") if line and not line.startswith(b"#")]
     out = io.BytesIO()
 
-    origin = TraceSource(
+    source = TraceSource(
         version=(int(major), int(minor)), cpus=int(counted[2]), entries=int(counted[1])
     )
-    sink = TextSink(out, origin)
+    sink = TextSink(out, source)
     sink.write(events_of_trace(lines))
     sink.close()
 
@@ -242,7 +242,7 @@ def test_a_duration_that_could_not_be_measured_is_unknown() -> None:
     assert [line.rpartition(b" ")[2] for line in lines] == [b"duration=7", b"duration=?"]
 
 
-def _returned(callers: list[int], origin: TraceSource) -> list[bytes]:
+def _returned(callers: list[int], source: TraceSource) -> list[bytes]:
     layout = make_layout(
         1,
         ("x32", "duration", "symbol"),
@@ -254,7 +254,7 @@ def _returned(callers: list[int], origin: TraceSource) -> list[bytes]:
     rows = [Row(values=(3, 1500, 0), caller=caller) for caller in callers]
     return [
         line.partition(b"back: ")[2]
-        for line in lines_of(make_events([make_batch(layout, rows)]), origin)
+        for line in lines_of(make_events([make_batch(layout, rows)]), source)
     ]
 
 
@@ -265,14 +265,14 @@ def test_a_return_prints_its_caller_and_its_function_as_the_kernel_does() -> Non
         0x30: "arch_rethook_trampoline+0x0/0x60",
         0x31: "arch_rethook_trampoline+0x1/0x60",
     }
-    origin = TraceSource(
+    source = TraceSource(
         version=(6, 1),
         cpus=1,
         trampoline=0x30,
         symbol_at=lambda addr: places.get(addr, f"{addr:#x}"),
     )
 
-    lines = _returned([0x10, 0x20, 0x30, 0x31, 0x99, 0], origin)
+    lines = _returned([0x10, 0x20, 0x30, 0x31, 0x99, 0], source)
 
     shown = [line.removesuffix(b" arg1=0x3 duration=1500 exit=0x0") for line in lines]
     assert shown == [
@@ -286,10 +286,10 @@ def test_a_return_prints_its_caller_and_its_function_as_the_kernel_does() -> Non
 
 
 def test_a_trampoline_without_a_name_for_what_it_does_is_a_symbol() -> None:
-    origin = TraceSource(
+    source = TraceSource(
         version=(5, 10), cpus=1, symbol_at=lambda _: "kretprobe_trampoline+0x0/0x50"
     )
 
-    (line,) = _returned([0x30], origin)
+    (line,) = _returned([0x30], source)
 
     assert line.startswith(b"(kretprobe_trampoline+0x0/0x50 <- do_sys_openat2)")

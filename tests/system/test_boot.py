@@ -284,7 +284,7 @@ def test_the_console_has_a_shell(guest: Machine) -> None:
     )
     shell.start()
 
-    answer = f"42 on /dev/{guest.options.board.console}".encode()
+    answer = f"42 on /dev/{guest.options.machine_type.console}".encode()
     screen, deadline = b"", time.monotonic() + 60
     while answer not in screen:
         # A shell that has just begun may throw away what was typed before.

@@ -13,7 +13,7 @@ from kprobes.errors import RefusedError
 from kprobes.guest.obstacles import check_possible
 from kprobes.guest.open import attached
 from kprobes.inspect.doctor import check_guest
-from kprobes.inspect.status import look, probeable
+from kprobes.inspect.status import probeable, read_status
 from kprobes.model.kernel import Symbol, Symbols
 from kprobes.transport.debian import kernel_image
 from kprobes.transport.qemu import Machine
@@ -184,7 +184,7 @@ def test_what_only_looks_needs_no_sites(guest: Machine) -> None:
         findings = {each.subject: each for each in check_guest(less)}
 
         listed = probeable(less.memory, less.kernel, less.arch.site, pattern="vfs_read")
-        status = look(less.memory, less.kernel, less.arch.site, ())
+        status = read_status(less.memory, less.kernel, less.arch.site, ())
 
     assert [function.symbol.name for function in listed] == ["vfs_read"]
     assert (status.sites, status.armed) == (0, ())

@@ -50,7 +50,7 @@ def options(tmp_path: Path) -> MachineOptions:
     return MachineOptions(kernel=kernel, memory_mib=64, boot_timeout_s=10)
 
 
-def left_behind(qemu: Path) -> list[Path]:
+def unfinished(qemu: Path) -> list[Path]:
     return list((qemu.parent.parent / "run").iterdir())
 
 
@@ -63,7 +63,7 @@ def test_a_guest_that_answers_is_ready(qemu: Path, options: MachineOptions) -> N
         assert machine.kernel == options.kernel
 
     assert not machine.is_alive
-    assert left_behind(qemu) == []
+    assert unfinished(qemu) == []
     machine.close()
 
 
@@ -73,7 +73,7 @@ def test_a_panic_is_shown(qemu: Path, options: MachineOptions) -> None:
     with pytest.raises(UnreachableError, match=r"did not boot(.|\n)*\n  Kernel panic - not sync"):
         Machine.boot(options)
 
-    assert left_behind(qemu) == []
+    assert unfinished(qemu) == []
 
 
 def test_a_kernel_that_crashes_is_booted_again(qemu: Path, options: MachineOptions) -> None:
@@ -85,7 +85,7 @@ def test_a_kernel_that_crashes_is_booted_again(qemu: Path, options: MachineOptio
         assert machine.is_alive
 
     assert said[-1] == "its kernel crashed while it booted: once more"
-    assert left_behind(qemu) == []
+    assert unfinished(qemu) == []
 
 
 def test_a_kernel_that_always_crashes_is_told(qemu: Path, options: MachineOptions) -> None:
@@ -96,7 +96,7 @@ def test_a_kernel_that_always_crashes_is_told(qemu: Path, options: MachineOption
         Machine.boot(options, progress=said.append)
 
     assert len(said) == 3
-    assert left_behind(qemu) == []
+    assert unfinished(qemu) == []
 
 
 def test_what_qemu_complains_about_is_shown(qemu: Path, options: MachineOptions) -> None:
@@ -105,7 +105,7 @@ def test_what_qemu_complains_about_is_shown(qemu: Path, options: MachineOptions)
     with pytest.raises(UnreachableError, match="qemu: out of luck"):
         Machine.boot(options)
 
-    assert left_behind(qemu) == []
+    assert unfinished(qemu) == []
 
 
 def test_a_guest_that_hangs_is_given_up(qemu: Path, options: MachineOptions) -> None:
@@ -115,7 +115,7 @@ def test_a_guest_that_hangs_is_given_up(qemu: Path, options: MachineOptions) -> 
     with pytest.raises(UnreachableError, match=r"not up after 0\.3 s(.|\n)*Linux version 6\.1"):
         Machine.boot(hasty)
 
-    assert left_behind(qemu) == []
+    assert unfinished(qemu) == []
 
 
 def test_no_qemu_names_the_package(
@@ -141,7 +141,7 @@ def test_a_kernel_that_is_none_is_refused(
     with pytest.raises(UnreachableError, match=why):
         Machine.boot(MachineOptions(kernel=kernel))
 
-    assert left_behind(qemu) == []
+    assert unfinished(qemu) == []
 
 
 def test_a_kernel_that_is_no_file_is_not_waited_for(qemu: Path, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_kernel_that_is_no_file_is_not_waited_for(qemu: Path, tmp_path: Path) 
     with pytest.raises(UnreachableError, match="not a regular file"):
         Machine.boot(MachineOptions(kernel=tmp_path / "kernel"))
 
-    assert left_behind(qemu) == []
+    assert unfinished(qemu) == []
 
 
 def test_a_dead_guest_runs_nothing(qemu: Path, options: MachineOptions) -> None:

@@ -98,9 +98,9 @@ def test_an_arm64_guests_ram_is_in_one_piece_from_1_gib_on(mib: int) -> None:
     ],
 )
 def test_a_boot_image_is_known_by_its_first_bytes(arch: str, head: bytes, boots: bool) -> None:
-    board = MACHINE_TYPES[arch]
+    machine_type = MACHINE_TYPES[arch]
 
-    assert board.boots(head[: board.head_size]) == boots
+    assert machine_type.boots(head[: machine_type.head_size]) == boots
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,11 @@ def test_kvm_runs_guests_of_this_machines_own_kind_only(device: Path, tmp_path: 
 
 @pytest.mark.parametrize("arch", MACHINE_TYPES)
 def test_every_board_says_how_to_know_its_kvm(arch: str, tmp_path: Path) -> None:
-    board = MACHINE_TYPES[arch]
+    machine_type = MACHINE_TYPES[arch]
     absent = tmp_path / "absent"
 
-    assert board.kvm
-    assert qemu_command.choose("auto", board.native, signs=board.kvm, device=absent) is Accel.TCG
+    assert machine_type.kvm
+    assert (
+        qemu_command.choose("auto", machine_type.native, signs=machine_type.kvm, device=absent)
+        is Accel.TCG
+    )

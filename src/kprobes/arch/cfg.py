@@ -21,7 +21,7 @@ StackT = TypeVar("StackT")
 
 
 @dataclass(kw_only=True, eq=False)
-class Paths(Generic[InstructionT, StackT]):
+class Cfg(Generic[InstructionT, StackT]):
     """What was found.
 
     Attributes:
@@ -70,7 +70,7 @@ class Step(Generic[InstructionT, StackT]):
     source: InstructionT | None
 
 
-class Pending(Generic[InstructionT, StackT]):
+class Worklist(Generic[InstructionT, StackT]):
     """Steps that are still to be made, the surest first.
 
     Behind a call or trap that perhaps never comes back: what is there has most often been reached

@@ -75,9 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _warn() -> None:
-    from kprobes.guest.journal import left_behind
+    from kprobes.guest.journal import unfinished
 
-    for entry in left_behind():
+    for entry in unfinished():
         from kprobes.guest.recovery import has_ended
 
         if not has_ended(entry):

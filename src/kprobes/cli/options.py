@@ -229,7 +229,7 @@ _FIELDS = {_GUESTS["exits"][1]: "exit", _GUESTS["has_duration"][1]: "duration"}
 """The names of those that add a field, and the field."""
 
 
-def settle_target(args: argparse.Namespace) -> None:
+def choose_target(args: argparse.Namespace) -> None:
     """Turn what ``--target`` says into what it means: ``host``, a running guest, or None to boot.
 
     Raises:
@@ -249,7 +249,7 @@ def settle_target(args: argparse.Namespace) -> None:
 
 
 def is_host(args: argparse.Namespace) -> bool:
-    """Whether the target is this machine's own kernel; ``settle_target`` was called."""
+    """Whether the target is this machine's own kernel; ``choose_target`` was called."""
     return args.target == HOST
 
 

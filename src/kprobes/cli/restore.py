@@ -87,7 +87,7 @@ def _nor(target: str | None) -> str:
 def _guests(found: "Sequence[Entry]") -> "Iterator[tuple[str, int]]":
     from kprobes.guest.recovery import restore
 
-    return map(_told, restore(found))
+    return map(_message, restore(found))
 
 
 def _noted(target: str, *, is_first: bool) -> "Iterator[tuple[str, int]]":
@@ -99,13 +99,13 @@ def _noted(target: str, *, is_first: bool) -> "Iterator[tuple[str, int]]":
         # A tracer is at work there, or what it left could not be put right: that is said already.
         return
     try:
-        yield from map(_told, restore_noted(target))
+        yield from map(_message, restore_noted(target))
     except UnreachableError:
         if is_first:
             raise
 
 
-def _told(each: "Restored") -> tuple[str, int]:
+def _message(each: "Restored") -> tuple[str, int]:
     from kprobes.cli.report import words_for
     from kprobes.guest.recovery import Outcome
 

@@ -71,16 +71,16 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     out.flush()
     if target is not None:
         of_guest = report.guest_as_json if is_json else report.guest_as_text
-        write_text(out, of_guest(_look(target, found), is_verbose=is_verbose))
+        write_text(out, of_guest(_read(target, found), is_verbose=is_verbose))
     return 1 if broken else 0
 
 
-def _look(target: str, found: "Sequence[Entry]") -> "Status":
+def _read(target: str, found: "Sequence[Entry]") -> "Status":
     from kprobes.cli.target import ATTACHING_S
     from kprobes.cli.terminal import Stop
     from kprobes.guest.notes import can_search, find_notes
     from kprobes.guest.open import attached
-    from kprobes.inspect.status import look
+    from kprobes.inspect.status import read_status
 
     with Stop() as stop:
         # Somebody else's guest must not be left in the middle of anything.
@@ -93,6 +93,6 @@ def _look(target: str, found: "Sequence[Entry]") -> "Status":
                 if notes.mark not in marks
                 for undo in notes.patches or ()
             ]
-            status = look(guest.memory, guest.kernel, guest.arch.site, found, noted)
+            status = read_status(guest.memory, guest.kernel, guest.arch.site, found, noted)
         stop.check()
     return status

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kprobes.cli.options import BOOT_OPTIONS, is_host, print_reason, settle_target
+from kprobes.cli.options import BOOT_OPTIONS, choose_target, is_host, print_reason
 from kprobes.cli.terminal import Stop
 from kprobes.errors import UsageError
 from kprobes.transport.connect import parse_target
@@ -32,7 +32,7 @@ def check_options(args: argparse.Namespace) -> None:
     Raises:
         UsageError: such as options of a guest that is not booted.
     """
-    settle_target(args)
+    choose_target(args)
     if args.target is None:
         machine_options(args)
         return

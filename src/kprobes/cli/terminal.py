@@ -148,7 +148,7 @@ class Stop:
     def __init__(self) -> None:
         self.is_asked = False
         self.asked_s = math.inf
-        self._told: tuple[Callable[[], None], Callable[[], None]] = (_do_nothing, _do_nothing)
+        self._subscribed: tuple[Callable[[], None], Callable[[], None]] = (_do_nothing, _do_nothing)
         self._number: int = signal.SIGINT
         self._is_deferring = False
         self._at_most_s = 0.0
@@ -192,11 +192,11 @@ class Stop:
 
     def subscribe(self, first: Callable[[], None], second: Callable[[], None]) -> None:
         """Call ``first`` in the first signal's handler, ``second`` before the other ends us."""
-        self._told = first, second
+        self._subscribed = first, second
 
     def unsubscribe(self) -> None:
         """Call nothing any more."""
-        self._told = _do_nothing, _do_nothing
+        self._subscribed = _do_nothing, _do_nothing
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -204,10 +204,10 @@ class Stop:
             self._is_overdue = False
             raise KeyboardInterrupt(number)
         if self.is_asked:
-            self._told[1]()
+            self._subscribed[1]()
             _end_at_once()
         self.is_asked, self.asked_s, self._number = True, time.monotonic(), number
-        self._told[0]()
+        self._subscribed[0]()
         if not self._is_deferring:
             raise KeyboardInterrupt(number)
         if self._at_most_s:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.options import is_host, settle_target
+from kprobes.cli.options import choose_target, is_host
 from kprobes.errors import DefinitionError, UsageError
 
 _NUMBER = re.compile(r"\s*[-+]?[.\d]")
@@ -253,7 +253,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
     if not args.definitions and args.python is None:
         raise UsageError("nothing to trace: give a definition, or --python FILE")
-    settle_target(args)
+    choose_target(args)
     if args.target is not None and not is_host(args) and args.command:
         raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
     if args.clock is not None and not is_host(args):

@@ -299,7 +299,7 @@ def trace(
             undo.close()
         finally:
             summary = run.summary()
-            _say(summary, args)
+            _print_summary(summary, args)
     if summary.unwritten or (args.strict and not summary.is_complete):
         return _LOST
     return run.status if args.exit_status == "command" else 0
@@ -455,7 +455,7 @@ def reasons(refusals: Sequence[RefusedError]) -> Counter[str]:
     return Counter(dict(found.most_common()))
 
 
-def _say(summary: Summary, args: argparse.Namespace) -> None:
+def _print_summary(summary: Summary, args: argparse.Namespace) -> None:
     form, path = args.summary
     if form == "json":
         text = summary.json() + "\n"

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 def _shown(args: argparse.Namespace, snapshot: "TextSnapshot") -> "str | list[Line]":
     from kprobes.cli.xray_print import as_json, as_lines
 
-    function_text = _look(args, snapshot)
+    function_text = _read(args, snapshot)
     is_json = args.format == "json"
     return (
         as_json(function_text) if is_json else as_lines(function_text, has_verdicts=args.verdicts)
@@ -140,7 +140,7 @@ def _check_options(args: argparse.Namespace) -> None:
         raise UsageError("a command is for a guest; with --image there is none")
 
 
-def _look(args: argparse.Namespace, snapshot: "TextSnapshot") -> "FunctionText":
+def _read(args: argparse.Namespace, snapshot: "TextSnapshot") -> "FunctionText":
     from kprobes.arch.insn import Syntax
     from kprobes.cli.xray_print import read_place
     from kprobes.inspect.model import Subject

@@ -235,7 +235,7 @@ _END = "its path ends here"
 
 def with_exits(function_text: FunctionText, found: Classified) -> FunctionText:
     """Return an x-ray whose instructions say which of them leave the function, and how."""
-    description = _says(found)
+    description = _notes(found)
     rows = tuple(_noted(row, description.get(row.line.addr, "")) for row in function_text.rows)
     return replace(function_text, rows=rows)
 
@@ -264,7 +264,7 @@ def exits_as_json(parts: Sequence[FunctionText], found: Classified) -> str:
     return dumps(whole | {"exits": exits_as_object(found), "cold": colds}) + "\n"
 
 
-def _says(found: Classified) -> dict[Addr, str]:
+def _notes(found: Classified) -> dict[Addr, str]:
     description = dict.fromkeys(found.exits.noreturn_sites, _END)
     description |= {each.addr: exit_as_text(found, each) for each in found.exits.exits}
     gap = found.exits.why_not

@@ -230,7 +230,7 @@ def _read(pages: Bytes, form: PageFormat, skips: Index, *, first: int) -> PageRe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Walk:
+class _Found:
     # By page: where its records begin and end, in words from the first page, and how many there
     # are, once it is known.
     words: Words
@@ -241,7 +241,7 @@ class _Walk:
 
 def _walk(words: Words, starts: Index, ends: Index) -> tuple[Index, Index]:
     # The words at which records begin, page after page, and how many each page has.
-    walk = _Walk(words=words, starts=starts, ends=ends, counts=np.zeros(len(starts), np.int64))
+    walk = _Found(words=words, starts=starts, ends=ends, counts=np.zeros(len(starts), np.int64))
     rest, stride = _even(walk, np.flatnonzero(starts < ends))
     # In a page of its own row: the first so many of it count.
     most = int(walk.counts.max(initial=0))
@@ -255,7 +255,7 @@ def _walk(words: Words, starts: Index, ends: Index) -> tuple[Index, Index]:
     return found[np.arange(most) < walk.counts[:, None]], walk.counts
 
 
-def _even(walk: _Walk, rows: Index) -> tuple[Index, int]:
+def _even(walk: _Found, rows: Index) -> tuple[Index, int]:
     # Counts in pages whose records all have the size of the first page's first: mostly in all of
     # them, and at a third of the price. Returns the other pages, and that size.
     kind = int(walk.words.reshape(-1)[walk.starts[rows[0]]]) & _KIND if len(rows) else 0
@@ -275,7 +275,7 @@ def _even(walk: _Walk, rows: Index) -> tuple[Index, int]:
     return np.concatenate([others, rows[odd]]), stride
 
 
-def _step(walk: _Walk, rows: Index, found: Index) -> None:
+def _step(walk: _Found, rows: Index, found: Index) -> None:
     # One record of each page per step. Pages that are done drop out on the way.
     words = walk.words.reshape(-1)
     at, stop = walk.starts[rows], walk.ends[rows]
@@ -309,11 +309,11 @@ def _explicit_steps(words: Words, at: Index, stop: Index, heads: Words) -> Index
     has_length = at + 1 < stop
     if not (is_null | has_length).all():
         raise RingError("a record whose length is behind its page")
-    told = words.take(np.where(has_length, at + 1, at)).astype(np.int64)
-    is_wrong = (told < _WORD) | (told % _WORD != 0)
+    length = words.take(np.where(has_length, at + 1, at)).astype(np.int64)
+    is_wrong = (length < _WORD) | (length % _WORD != 0)
     if (is_wrong & ~is_null).any():
-        raise RingError(f"a record of {int(told[is_wrong & ~is_null][0])} bytes")
-    return np.where(is_null, stop - at, 1 + told // _WORD)
+        raise RingError(f"a record of {int(length[is_wrong & ~is_null][0])} bytes")
+    return np.where(is_null, stop - at, 1 + length // _WORD)
 
 
 def _times(
@@ -362,8 +362,10 @@ def _lost(pages: Bytes, commits: Words, after: Index) -> int:
     total = 0
     for page in np.flatnonzero(commits & np.uint32(_MISSED)).tolist():
         at = int(after[page])
-        is_told = bool(commits[page] & _MISSED_STORED) and at + _LOST_SIZE <= pages.shape[1]
+        is_explicit = bool(commits[page] & _MISSED_STORED) and at + _LOST_SIZE <= pages.shape[1]
         total += (
-            int.from_bytes(pages[page, at : at + _LOST_SIZE].tobytes(), "little") if is_told else 1
+            int.from_bytes(pages[page, at : at + _LOST_SIZE].tobytes(), "little")
+            if is_explicit
+            else 1
         )
     return total

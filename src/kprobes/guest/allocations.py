@@ -77,14 +77,14 @@ class AllocationLog:
         check: raises GuestReplacedError unless it is still the guest that has lent it.
     """
 
-    def __init__(self, print_message: Callable[[dict[str, Any]], None] = _ignore) -> None:
+    def __init__(self, write: Callable[[dict[str, Any]], None] = _ignore) -> None:
         """Begin a ledger; every change is said before it is made."""
         self.live: tuple[Allocation, ...] = ()
         self.calls = 0
         self.call: Call | None = None
         self.frames: tuple[Frames, ...] = ()
         self.check: Callable[[], None] = nothing
-        self._say = print_message
+        self._write = write
 
     @property
     def is_empty(self) -> bool:
@@ -100,22 +100,22 @@ class AllocationLog:
 
     def begin(self, call: Call) -> None:
         """Note a call that is about to be made."""
-        self._say({"begin": _line_of(call)})
+        self._write({"begin": _line_of(call)})
         self._begin(call)
 
     def end(self, result: int) -> None:
         """Note what the call returned; 0 also when nobody knows."""
-        self._say({"end": result})
+        self._write({"end": result})
         self._end(result)
 
     def cancel(self) -> None:
         """Note that the call which was begun was not made."""
-        self._say({"cancel": True})
+        self._write({"cancel": True})
         self._cancel()
 
     def keep_frames(self, frames: Sequence[Frames]) -> None:
         """Note where calls will be that return to us, instead of where they were before."""
-        self._say({"frames": [asdict(each) for each in frames]})
+        self._write({"frames": [asdict(each) for each in frames]})
         self.frames = tuple(frames)
 
     @classmethod

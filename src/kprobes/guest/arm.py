@@ -176,7 +176,7 @@ class TextPatcher:
         """
         return self._linker.link(plans, checkpoint)
 
-    def catch(self, plans: Iterable[Plan], *, more: bool = False) -> None:
+    def register_notifier(self, plans: Iterable[Plan], *, more: bool = False) -> None:
         """Have the guest, which runs, tell us of breakpoints if some plans need it.
 
         Args:
@@ -187,8 +187,8 @@ class TextPatcher:
             TargetError: it does not, or no task could be borrowed.
         """
         is_needed = more or any(p.site.strategy is Strategy.BREAKPOINT for p in plans)
-        can_catch = self._guest.arch.patch.trap is not None
-        if is_needed and can_catch and not self._notifier.is_registered:
+        has_breakpoints = self._guest.arch.patch.trap is not None
+        if is_needed and has_breakpoints and not self._notifier.is_registered:
             with self._guest.stub.paused():
                 self._notifier.register()
 

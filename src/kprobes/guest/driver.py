@@ -98,7 +98,7 @@ class GuestDriver:
         self._trampolines: Sequence[Trampoline] = ()
         self._upcall_control: UpcallControl | None = None
         self._unkept = 0
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         self._is_held = False
         self._jiffies = b""
         self._recorded: list[Resolved] = []
@@ -181,7 +181,7 @@ class GuestDriver:
         else:
             recorder.add(layouts)
         self._recorded += _probes(self.plans)
-        patcher.catch(self.plans, more=bool(self.waiting))
+        patcher.register_notifier(self.plans, more=bool(self.waiting))
         # Before: what is on the disk is struck from it by whoever disarms, however far we come.
         self._patcher = patcher
         patches = patcher.stage(programs)
@@ -244,9 +244,9 @@ class GuestDriver:
 
         To be called often while probes are armed: it looks only when room was missing.
         """
-        if time.monotonic() < self._looked_s + _LOOK_S:
+        if time.monotonic() < self._checked_s + _LOOK_S:
             return
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
         # Whoever arms waits for the guest, and rings must be drained meanwhile.
         if self._changing.acquire(blocking=False):
             try:

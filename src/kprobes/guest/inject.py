@@ -249,10 +249,10 @@ class CallInjector:
         if self._debugger.is_held:
             raise TargetError(_PAUSED)
         places = self._sleepable()
-        thread = self._catch(places, min(_BUSY_WAIT_S, timeout_s))
+        thread = self._stop_at(places, min(_BUSY_WAIT_S, timeout_s))
         if thread is None:
             self._nudge(timeout_s)
-            thread = self._catch(places, timeout_s)
+            thread = self._stop_at(places, timeout_s)
         if thread is None:
             raise TargetError("no task of the guest came by that could be borrowed; is it hung?")
         with self._borrowed(thread) as task:
@@ -280,7 +280,7 @@ class CallInjector:
             thread=thread,
         )
 
-    def _catch(self, places: Sequence[Addr], timeout_s: float) -> int | None:
+    def _stop_at(self, places: Sequence[Addr], timeout_s: float) -> int | None:
         """Stop somebody who comes to one of these places."""
         deadline = time.monotonic() + timeout_s
         with ExitStack() as breakpoints:
@@ -305,7 +305,7 @@ class CallInjector:
         if work is None or timer is None or queue is None or call is None:
             return
         self._raise_timer()
-        thread = self._catch([timer.addr], timeout_s)
+        thread = self._stop_at([timer.addr], timeout_s)
         if thread is None:
             return
         with self._borrowed(thread) as task:

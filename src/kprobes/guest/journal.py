@@ -267,7 +267,7 @@ class Journal:
         """Say which boot of the guest it is."""
         self.boot = boot
         value = {"addr": boot.addr, "phys": boot.phys, "value": boot.value.hex()}
-        self._say({"boot": value})
+        self._write_line({"boot": value})
 
     def note_guardian(self, pid: int) -> None:
         """Say who watches over us."""
@@ -284,7 +284,7 @@ class Journal:
 
     def identify(self, *, build_id: bytes, release: str, image: Path | None = None) -> None:
         """Say which kernel it is."""
-        self._say(
+        self._write_line(
             {"build_id": build_id.hex(), "release": release, "image": str(image) if image else ""}
         )
 
@@ -329,7 +329,7 @@ class Journal:
         """Forget everything: there is nothing to put back, or no guest any more."""
         self.path.unlink(missing_ok=True)
 
-    def _say(self, value: dict[str, Any]) -> None:
+    def _write_line(self, value: dict[str, Any]) -> None:
         self._keep(value, is_synced=True)
 
     def _note(self, value: dict[str, Any]) -> None:
@@ -400,7 +400,7 @@ def at_work(is_target: Callable[[str], bool]) -> Entry | None:
     return None
 
 
-def left_behind() -> Iterator[Entry]:
+def unfinished() -> Iterator[Entry]:
     """Yield the journals of tracers that were killed, as were their guardians."""
     for path in directory().glob("*.jsonl"):
         # Named after their process: one at work is not read, which may take a while.

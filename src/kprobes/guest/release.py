@@ -183,7 +183,7 @@ def await_exit(guest: Guest, allocations: AllocationLog, *, otherwise: str) -> N
         TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
     """
 
-    def nobody_comes() -> bool:
+    def is_quiet() -> bool:
         allocations.check()
         # Who is in our code now may still lead a call to us: so each time anew.
         if guest.arch.returns.comes_back:
@@ -191,7 +191,7 @@ def await_exit(guest: Guest, allocations: AllocationLog, *, otherwise: str) -> N
         return not awaited(guest, allocations.frames)
 
     in_use = list(code_in_use(guest, allocations))
-    with stopped_outside(guest, in_use, otherwise=otherwise, also=nobody_comes):
+    with stopped_outside(guest, in_use, otherwise=otherwise, also=is_quiet):
         pass
 
 

@@ -237,15 +237,15 @@ class Instructions:
         if not is_lasting:
             raise RefusedError(f"{place} is outside the kernel's text, in what only boot has used")
         try:
-            return_methods = self._ways(addr)
-            if not return_methods.is_boundary:
-                raise NoBoundaryError(str(return_methods.breakpoint))
+            options = self._patch_options(addr)
+            if not options.is_boundary:
+                raise NoBoundaryError(str(options.breakpoint))
             # What is compared before it is overwritten, and put back, is the kernel's own.
-            return choose(place, return_methods, self._compiled.memory, wish)
+            return choose(place, options, self._compiled.memory, wish)
         except MemoryFault as fault:
             raise RefusedError(f"{place} cannot be probed: {fault}") from fault
 
-    def _ways(self, addr: Addr) -> PatchOptions:
+    def _patch_options(self, addr: Addr) -> PatchOptions:
         name, parts = read_function(self._compiled.memory, self._text.kernel, addr)
         entry = parts[0].addr
         if entry not in self._verdicts:

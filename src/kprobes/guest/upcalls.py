@@ -30,7 +30,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from kprobes.drain import nothing, sleep_exactly, soon
+from kprobes.drain import nothing, short_switch_interval, sleep_exactly
 from kprobes.errors import KprobesError, RefusedError, UsageError
 from kprobes.guest.arena import Arena
 from kprobes.guest.clock import find_line
@@ -268,7 +268,7 @@ class UpcallServer:
 
     def _run(self) -> None:
         try:
-            with soon():
+            with short_switch_interval():
                 sleep_exactly()
                 while not self._is_done():
                     self._poll()

@@ -38,7 +38,7 @@ class Report:
 
     def __init__(self, warn: Warn = warn) -> None:
         self.warn = warn
-        self._told: set[tuple[object, ...]] = set()
+        self._reported: set[tuple[object, ...]] = set()
 
     def error(self, probe: Probe, word: str, error: BaseException) -> None:
         """Count an exception of a handler, and tell of it when it is the first of its kind.
@@ -64,8 +64,8 @@ class Report:
         self._once(probe, (what, word), f"{word} at {_start(handler)}: {what}")
 
     def _once(self, probe: Probe, kind: tuple[object, ...], words: str) -> None:
-        if (probe, *kind) not in self._told:
-            self._told.add((probe, *kind))
+        if (probe, *kind) not in self._reported:
+            self._reported.add((probe, *kind))
             self.warn(f"{probe.place}: {words} (told once, counted from now on)")
 
 

@@ -44,7 +44,7 @@ class Dispatch:
     def before(self, vcpu: WaitingVcpu) -> None:
         """Run the pre_handlers, until one sends the CPU elsewhere."""
         arch = self.live.guest.arch
-        for probe in self._asking(_PRE):
+        for probe in self._with_handler(_PRE):
             regs = self._registers(vcpu, self.place.addr + arch.hit_shift)
             outcome = self._call(probe, _PRE, regs)
             is_elsewhere = outcome.is_well and bool(outcome.returned)
@@ -56,7 +56,7 @@ class Dispatch:
 
     def after(self, vcpu: WaitingVcpu) -> None:
         """Run the post_handlers."""
-        for probe in self._asking(_POST):
+        for probe in self._with_handler(_POST):
             after_call = self.place.following
             regs = self._registers(vcpu, vcpu.registers["ip"] if after_call is None else after_call)
             outcome = self._call(probe, _POST, regs, 0)
@@ -66,7 +66,7 @@ class Dispatch:
                 if is_elsewhere:
                     vcpu.registers["ip"] = regs.ip_
 
-    def _asking(self, word: str) -> list[Kprobe]:
+    def _with_handler(self, word: str) -> list[Kprobe]:
         return [each for each in self.probes if each.is_enabled and getattr(each, word) is not None]
 
     def _registers(self, vcpu: WaitingVcpu, ip: int) -> Registers:

@@ -80,10 +80,10 @@ class HostDriver:
             DefinitionError: the kernel refuses a probe; nothing is left of the others.
             TargetError: it is out of memory.
         """
-        self.withdraw()
+        self.close()
         with ExitStack() as undo:
             # Before the act: taking away what is not there yet is harmless.
-            undo.callback(self.withdraw)
+            undo.callback(self.close)
             self._missed, self._counts, self._recorded = {}, NO_COUNTS, self.probes
             note(self._owner)
             options = self.options
@@ -124,7 +124,7 @@ class HostDriver:
                 f"somebody else took this session's events away while they recorded ({error})"
             ) from error
 
-    def withdraw(self) -> None:
+    def close(self) -> None:
         """Take away everything of ours.
 
         Raises:
@@ -135,10 +135,6 @@ class HostDriver:
         self._let_go()
         self._files.remove()
         forget(self._owner)
-
-    def close(self) -> None:
-        """Take away everything of ours; errors as for ``withdraw``."""
-        self.withdraw()
 
     def counts(self) -> Counts:
         """Return what was counted so far, or in the last recording."""

@@ -137,7 +137,7 @@ def prepare(
     if len(singles) > _MAX_EVENTS:
         raise RefusedError(f"{len(singles)} probes are too many: at most {_MAX_EVENTS}")
     probes = [places.resolve(single, event_id=n) for n, single in enumerate(singles, 1)]
-    _check_siblings(probes)
+    _check_same_event(probes)
     names = _names(probes)
     return [_event(machine, probe, name, tasks) for probe, name in zip(probes, names, strict=True)]
 
@@ -154,7 +154,7 @@ def _event(machine: HostMachine, probe: Resolved, name: str, tasks: Tasks) -> Ho
     )
 
 
-def _check_siblings(probes: Sequence[Resolved]) -> None:
+def _check_same_event(probes: Sequence[Resolved]) -> None:
     first: dict[tuple[str, str], Resolved] = {}
     for probe in probes:
         definition = probe.definition

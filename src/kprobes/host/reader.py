@@ -45,7 +45,7 @@ class Collector:
         self._room = room
         self._lock = threading.Lock()
         self._held: list[Pages] = []
-        self._has_looked = False
+        self._has_read = False
         self._error: KprobesError | None = None
         self._is_broken = False
         self._stopping = threading.Event()
@@ -60,8 +60,8 @@ class Collector:
         if self._thread.ident is None and not self._stopping.is_set():
             self._thread.start()
         with self._lock:
-            if self._has_looked:
-                taken, self._held, self._has_looked = self._held, [], False
+            if self._has_read:
+                taken, self._held, self._has_read = self._held, [], False
                 return taken
             if self._error is not None:
                 raise self._error
@@ -102,7 +102,7 @@ class Collector:
             self._stopping.set()
         with self._lock:
             self._held += found
-            self._has_looked = self._has_looked or error is None or bool(found)
+            self._has_read = self._has_read or error is None or bool(found)
             self._error = error
         return bool(found)
 
@@ -211,7 +211,7 @@ class TracefsReader:
 
     def _named(self, events: Events) -> Events:
         batches = tuple(replace(batch, comm=self._names.of(batch)) for batch in events.batches)
-        self._names.settle(self._merger.horizon)
+        self._names.forget_until(self._merger.horizon)
         return replace(events, batches=batches)
 
 

@@ -264,10 +264,10 @@ def _is_table(memory: Memory, addr: int, *, table: Table, stop: int, text: range
     count = size // table.entry
     places = range(addr, stop, table.entry * max(count // _SAMPLES, 1))
     if table.is_absolute:
-        told = [_u64(memory, place) in text for place in places]
+        matches = [_u64(memory, place) in text for place in places]
     else:
-        told = [place + _s32(memory, place) in text for place in places]
-    return 2 * sum(told) > len(told)
+        matches = [place + _s32(memory, place) in text for place in places]
+    return 2 * sum(matches) > len(matches)
 
 
 def _recipes(build: Build) -> Mapping[str, Recipe]:

@@ -271,9 +271,9 @@ def _slide(machine: Machine, tables: Tables, build: Build) -> int:
     link = paging.link(tables, version_of(build.release))
     text = build.text or link
     info = _vmcoreinfo(tables, build)
-    told = info.slide if info is not None else None
-    if told is not None and told % _PAGE == 0 and start <= text - told < stop:
-        return told
+    noted = info.slide if info is not None else None
+    if noted is not None and noted % _PAGE == 0 and start <= text - noted < stop:
+        return noted
     return (text - link) & -paging.link_step
 
 

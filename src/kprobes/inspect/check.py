@@ -148,8 +148,8 @@ class CheckBackend(Protocol):
 class Checker:
     """Judges statements one after the other; what is accepted stays for the next ones."""
 
-    def __init__(self, judge: CheckBackend, terms: Terms = NO_TERMS) -> None:
-        self._backend = judge
+    def __init__(self, backend: CheckBackend, terms: Terms = NO_TERMS) -> None:
+        self._backend = backend
         self._terms = terms
         self._definitions = Definitions()
         self._first: dict[tuple[str, str], Resolved] = {}
@@ -167,7 +167,7 @@ class Checker:
             found = lines_of(line)
             if not found:
                 return None
-            statement = self._with_extras(self._parse(line))
+            statement = self._with_synthetic_fields(self._parse(line))
             return self._accepted(statement, number)
         except DefinitionError as error:
             error.__notes__ = []
@@ -189,7 +189,7 @@ class Checker:
         except DefinitionError as error:
             raise self._backend.first_kernel_error(error) from error
 
-    def _with_extras(self, statement: Statement) -> Statement:
+    def _with_synthetic_fields(self, statement: Statement) -> Statement:
         if isinstance(statement, Deletion):
             return statement
         return replace(statement, synthetic_fields=self._terms.synthetic_fields)

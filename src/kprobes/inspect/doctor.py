@@ -61,13 +61,13 @@ def check_guest(guest: Guest) -> Iterator[Finding]:
         "allocators": (_allocators, "a kernel with CONFIG_MODULES"),
         "readers": (_readers, ""),
     }
-    for subject, (look, advice) in checks.items():
-        yield _finding(subject, look, guest, advice)
+    for subject, (read, advice) in checks.items():
+        yield _finding(subject, read, guest, advice)
 
 
-def _finding(subject: str, look: Callable[[Guest], str], guest: Guest, advice: str) -> Finding:
+def _finding(subject: str, read: Callable[[Guest], str], guest: Guest, advice: str) -> Finding:
     try:
-        return Finding(subject=subject, verdict=Severity.OK, found=look(guest))
+        return Finding(subject=subject, verdict=Severity.OK, found=read(guest))
     except KprobesError as error:
         return Finding(subject=subject, verdict=Severity.MISSING, found=str(error), advice=advice)
 
@@ -147,8 +147,8 @@ _CODE_IS_LOCKED = (8, 1)
 
 def check_machine() -> Iterator[Finding]:
     """Look at everything in turn."""
-    for arch, board in MACHINE_TYPES.items():
-        yield _qemu(arch, board)
+    for arch, machine_type in MACHINE_TYPES.items():
+        yield _qemu(arch, machine_type)
     yield _accelerator()
     yield _packages()
     yield _own_kernel()
@@ -159,13 +159,13 @@ def check_machine() -> Iterator[Finding]:
     yield _compiler()
 
 
-def _qemu(arch: str, board: MachineType) -> Finding:
+def _qemu(arch: str, machine_type: MachineType) -> Finding:
     is_default = arch == DEFAULT_ARCH
     subject = "QEMU" if is_default else f"QEMU {arch}"
-    path = shutil.which(board.program)
+    path = shutil.which(machine_type.program)
     if path is None:
-        absent = f"no {board.program}"
-        advice = f"apt-get install {board.package} (not needed to attach to guests)"
+        absent = f"no {machine_type.program}"
+        advice = f"apt-get install {machine_type.package} (not needed to attach to guests)"
         if is_default:
             return _missing(subject, absent, advice)
         return _note(subject, absent, f"to boot {arch} guests: {advice}")
@@ -174,7 +174,9 @@ def _qemu(arch: str, board: MachineType) -> Finding:
             [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return _missing(subject, f"{path} does not run: {error}", f"reinstall {board.package}")
+        return _missing(
+            subject, f"{path} does not run: {error}", f"reinstall {machine_type.package}"
+        )
     return _version(subject, path, done.stdout)
 
 
@@ -192,7 +194,11 @@ def _version(subject: str, path: str, said: str) -> Finding:
 
 
 def _accelerator() -> Finding:
-    of_this_kind = [board for board in MACHINE_TYPES.values() if board.native == os.uname().machine]
+    of_this_kind = [
+        machine_type
+        for machine_type in MACHINE_TYPES.values()
+        if machine_type.native == os.uname().machine
+    ]
     if any(choose("auto", each.native, signs=each.kvm) is Accel.KVM for each in of_this_kind):
         return ok("KVM", "usable: guests of this machine's kind run at full speed")
     reason = (

@@ -71,7 +71,7 @@ class Status:
     armed: tuple[ArmedSite, ...]
 
 
-def look(
+def read_status(
     memory: Memory,
     kernel: Kernel,
     info: FtraceInfo,

@@ -46,7 +46,7 @@ def xray(snapshot: TextSnapshot, subject: Subject, *, syntax: Syntax = Syntax.AT
         why_no_image=snapshot.why_no_image,
         is_running=snapshot.memory is not None,
         is_compared=now is not None and was is not None,
-        rows=tuple(_with_opinions(snapshot, rows, analyse)),
+        rows=tuple(_with_verdicts(snapshot, rows, analyse)),
         changes=changes,
         detours=tuple(replace(d, rows=tuple(_labelled(d.rows, detours))) for d in detours),
         verdict=None if site is None else _verdict(snapshot, analyse, site),
@@ -167,7 +167,7 @@ def _labelled(rows: Iterable[Row], detours: Sequence[Detour]) -> Iterator[Row]:
         yield row if label is None else replace(row, name=label)
 
 
-def _with_opinions(
+def _with_verdicts(
     snapshot: TextSnapshot, rows: Iterator[Row], analyse: Analysis | None
 ) -> Iterator[Row]:
     for row in rows:

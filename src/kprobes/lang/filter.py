@@ -171,8 +171,8 @@ class _Program:
                 break
         self._apply(_OR)
         whole = self._operands.pop()
-        self._lead(whole.yes, ACCEPT)
-        self._lead(whole.no, REJECT)
+        self._aim(whole.yes, ACCEPT)
+        self._aim(whole.no, REJECT)
         return Filter(
             steps=tuple(
                 Step(test=test, yes=yes, no=no)
@@ -233,13 +233,13 @@ class _Program:
             joint = self._operators.pop()
             right, left = self._operands.pop(), self._operands[-1]
             if joint == _AND:
-                self._lead(left.yes, right.start)
+                self._aim(left.yes, right.start)
                 left.yes, left.no = right.yes, left.no + right.no
             else:
-                self._lead(left.no, right.start)
+                self._aim(left.no, right.start)
                 left.yes, left.no = left.yes + right.yes, right.no
 
-    def _lead(self, ends: list[tuple[int, bool]], target: int) -> None:
+    def _aim(self, ends: list[tuple[int, bool]], target: int) -> None:
         for index, holds in ends:
             self._targets[index][holds] = target
 

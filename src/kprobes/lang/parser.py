@@ -204,7 +204,7 @@ def parse_prefix(text: str, *, registers: Collection[str]) -> Prefix | None:
         return None
     kind = Kind.RETURN if is_return else kind
     words = rest[1:]
-    context = _scope(registers, rest[0], place, kind)
+    context = _context(registers, rest[0], place, kind)
     found, parameters = _right_arguments(head, words, context)
     read = Definition(
         command=head.command,
@@ -276,7 +276,7 @@ def _parse(line: Line, registers: Collection[str]) -> Statement:
     place, is_return = read_place(rest[0])
     kind = Kind.RETURN if is_return else kind
     group, event = read_names(head)
-    args = read_arguments(rest[1:], _scope(registers, rest[0], place, kind))
+    args = read_arguments(rest[1:], _context(registers, rest[0], place, kind))
     return Definition(
         command=line.command,
         kind=kind,
@@ -289,7 +289,7 @@ def _parse(line: Line, registers: Collection[str]) -> Statement:
     )
 
 
-def _scope(registers: Collection[str], word: Token, place: Place, kind: Kind) -> ParseContext:
+def _context(registers: Collection[str], word: Token, place: Place, kind: Kind) -> ParseContext:
     return ParseContext(
         registers=registers,
         place=word,

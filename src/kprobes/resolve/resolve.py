@@ -216,7 +216,7 @@ def resolve(
     """
     target = find_target(definition, kernel, locate)
     expanded, own = resolve_arguments(definition, kernel, arch, target)
-    context = _scope(expanded, kernel, arch, target)
+    context = _context(expanded, kernel, arch, target)
     for arg in expanded.args:
         check_symbols(context, arg.fetch)
     fetched = (*own, *extra_fields(context))
@@ -252,7 +252,7 @@ def resolve_arguments(
     Raises:
         DefinitionError: a name is unknown or a type does not fit, with the caret.
     """
-    context = _scope(definition, kernel, arch, target)
+    context = _context(definition, kernel, arch, target)
     expanded = expand(context)
     fetched: list[Fetched] = []
     room = _RECORD_MAX
@@ -272,7 +272,7 @@ def check_parameters(definition: Definition, kernel: Kernel, arch: Arch, target:
     Raises:
         DefinitionError: the function has not so many, or they are not known.
     """
-    check_meta(_scope(definition, kernel, arch, target))
+    check_meta(_context(definition, kernel, arch, target))
 
 
 def check_variables(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> None:
@@ -288,7 +288,7 @@ def check_variables(definition: Definition, kernel: Kernel, arch: Arch, target: 
             raise
 
 
-def _scope(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> ResolveContext:
+def _context(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> ResolveContext:
     return ResolveContext(
         definition=definition,
         kernel=kernel,

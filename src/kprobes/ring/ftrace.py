@@ -139,7 +139,7 @@ class TaskNames:
         comm[idle] = [b"swapper/%d" % cpu for cpu in batch.cpu[idle].tolist()]
         return comm
 
-    def settle(self, horizon: int) -> None:
+    def forget_until(self, horizon: int) -> None:
         """Forget the times of names up to ``horizon``: no older event will be asked for."""
         for pid, namings in list(self._recent.items()):
             namings.sort(key=_time)

@@ -135,11 +135,11 @@ _Task = tuple[int, int, bytes, int]  # cpu, pid, comm, context
 class NdjsonSink:
     """Writes one JSON object per event. Does not close the output."""
 
-    def __init__(self, out: BinaryIO, origin: TraceSource) -> None:
+    def __init__(self, out: BinaryIO, source: TraceSource) -> None:
         """Write to ``out``; JSON is the same for every kernel's release."""
         self._out = out
-        self._names = Names(origin)
-        self._time = "ts_ns" if origin.has_ns else "ts"
+        self._names = Names(source)
+        self._time = "ts_ns" if source.has_ns else "ts"
         self._tasks = _Tasks()
 
     def write(self, events: Events) -> None:

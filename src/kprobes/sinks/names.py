@@ -166,15 +166,15 @@ EnumName = Callable[[int], bytes | None]
 class Names:
     """How the fields of a run are named; what was looked up is remembered."""
 
-    def __init__(self, origin: TraceSource) -> None:
-        self._origin = origin
-        self._symbols = _Symbols(origin.symbol_at)
-        self._callers = _Symbols(origin.symbol_at)
+    def __init__(self, source: TraceSource) -> None:
+        self._source = source
+        self._symbols = _Symbols(source.symbol_at)
+        self._callers = _Symbols(source.symbol_at)
 
     @property
     def has_wide_numbers(self) -> bool:
         """Whether numbers of 64 bits are numbers in JSON, too."""
-        return self._origin.has_wide_numbers
+        return self._source.has_wide_numbers
 
     def symbol(self, addr: int) -> bytes:
         """Return what the kernel's ``%pS`` prints for an address."""
@@ -188,13 +188,13 @@ class Names:
         if len(known) > _REMEMBERED:
             known.clear()
         known[0] = b"0"
-        if self._origin.trampoline is not None:
-            known[self._origin.trampoline] = _TAKEN_OVER
+        if self._source.trampoline is not None:
+            known[self._source.trampoline] = _TAKEN_OVER
         return list(map(known.__getitem__, addrs.tolist()))
 
     def enumerator_of(self, field: Field) -> EnumName | None:
         """Return how the numbers of an enum are named, or None when they are to be numbers."""
-        if not self._origin.has_enum_names or not field.enumerators:
+        if not self._source.has_enum_names or not field.enumerators:
             return None
         bits = 8 * field.size
         # By pattern: an enum of unsigned numbers is fetched as a signed one. The first of

@@ -53,11 +53,11 @@ def counts(entries: int, cpus: int) -> bytes:
     return b"# entries-in-buffer/entries-written: %d/%d   #P:%d\n" % (entries, entries, cpus)
 
 
-def after_counts(origin: TraceSource) -> bytes:
+def after_counts(source: TraceSource) -> bytes:
     """Return what stands between the line of counts and the events."""
-    if origin.version < MIGRATE_SINCE:
+    if source.version < MIGRATE_SINCE:
         columns = _FOUR
-    elif origin.version < BH_SINCE:
+    elif source.version < BH_SINCE:
         columns = _FIVE.replace("/BH-disabled", "")
     else:
         columns = _FIVE
@@ -177,17 +177,17 @@ class TextSink:
     output can be read and sought.
     """
 
-    def __init__(self, out: BinaryIO, origin: TraceSource) -> None:
+    def __init__(self, out: BinaryIO, source: TraceSource) -> None:
         """Write nothing yet: the header comes with the first ``write``, even of no events.
 
         Args:
             out: a binary stream, not one that is opened for appending.
-            origin: the traced kernel.
+            source: the traced kernel.
         """
         self._out = out
-        self._origin = origin
-        self._tasks = _Tasks(origin.version)
-        self._names = Names(origin)
+        self._source = source
+        self._tasks = _Tasks(source.version)
+        self._names = Names(source)
         self._written: int | None = None
         self._counts_at: int | None = None
         # There a guest's text could change what else is shown, and look like another event.
@@ -206,7 +206,7 @@ class TextSink:
         written = self._begin()
         if self._counts_at is not None and written:
             self._out.flush()
-            old, new = counts(0, self._origin.cpus), counts(written, self._origin.cpus)
+            old, new = counts(0, self._source.cpus), counts(written, self._source.cpus)
             _grow(self._out, self._counts_at, len(old), new)
             self._counts_at = None
         self._out.flush()
@@ -215,16 +215,16 @@ class TextSink:
         if self._written is None:
             self._written = 0
             self._out.write(before_counts())
-            if self._origin.entries is None and self._out.seekable() and self._out.readable():
+            if self._source.entries is None and self._out.seekable() and self._out.readable():
                 self._counts_at = self._out.tell()
-            self._out.write(counts(self._origin.entries or 0, self._origin.cpus))
-            self._out.write(after_counts(self._origin))
+            self._out.write(counts(self._source.entries or 0, self._source.cpus))
+            self._out.write(after_counts(self._source))
         return self._written
 
     def _lines(self, batch: Batch) -> list[bytes]:
         layout = batch.layout
-        times = _time(batch.ts) if self._origin.has_ns else (batch.ts.tolist(),)
-        form = b"%b%5d.%06d: " if self._origin.has_ns else b"%b%12d: "
+        times = _time(batch.ts) if self._source.has_ns else (batch.ts.tolist(),)
+        form = b"%b%5d.%06d: " if self._source.has_ns else b"%b%12d: "
         form += _literal(f"{layout.event}: ")
         columns: list[list[Any]] = [self._heads(batch), *times]
         if batch.caller is None:

@@ -76,7 +76,7 @@ class Wire:
         Raises:
             GuestGoneError, FormatError: as for ``ask``.
         """
-        self._settle()
+        self._take_owed()
         answers: list[bytes] = []
         for start in range(0, len(payloads) + _BATCH, _BATCH):
             self._send(payloads[start : start + _BATCH])
@@ -91,7 +91,7 @@ class Wire:
 
     def send(self, payload: bytes) -> None:
         """Send a packet that is answered much later, if ever."""
-        self._settle()
+        self._take_owed()
         self._write(rsp.frame(payload))
 
     def interrupt(self) -> None:
@@ -100,7 +100,7 @@ class Wire:
 
     def halt(self) -> bool:
         """Stop a guest of which nobody knows whether it runs; return whether it did."""
-        self._settle()
+        self._take_owed()
         self._owed += 1
         # QEMU drops what comes before its last packet is acknowledged, but for a new one's "$",
         # which would stop the guest and be lost. One that stands drops both bytes, and answers.
@@ -151,11 +151,11 @@ class Wire:
         self.sock.close()
 
     def _ask(self, payload: bytes, output: list[bytes] | None) -> bytes:
-        self._settle()
+        self._take_owed()
         self._send((payload,))
         return self._answer(output)
 
-    def _settle(self) -> None:
+    def _take_owed(self) -> None:
         while self._owed:
             self._answer(None)
 

@@ -122,7 +122,7 @@ class Machine:
     @property
     def ram_runs(self) -> tuple[RamRun, ...]:
         """Where guest-physical memory lies in that file, in ascending order."""
-        return self.options.board.ram(self.options.memory_mib)
+        return self.options.machine_type.ram(self.options.memory_mib)
 
     @property
     def is_alive(self) -> bool:
@@ -209,25 +209,26 @@ class _Recipe:
 
 
 def _recipe(options: MachineOptions, progress: Progress) -> _Recipe:
-    board = options.board
+    machine_type = options.machine_type
     return _Recipe(
         options=options,
         program=_program(options),
-        accel=choose(options.accel, board.native, signs=board.kvm),
+        accel=choose(options.accel, machine_type.native, signs=machine_type.kvm),
         kernel=_kernel(options, progress),
         archive=initramfs.build(
             busybox(arch=options.arch, mirror=options.mirror, progress=progress),
             options.files,
-            agent=board.agent,
+            agent=machine_type.agent,
         ),
     )
 
 
 def _program(options: MachineOptions) -> Path:
-    found = shutil.which(options.board.program)
+    found = shutil.which(options.machine_type.program)
     if found is None:
         raise UnreachableError(
-            f"there is no {options.board.program}: install Debian's {options.board.package}"
+            f"there is no {options.machine_type.program}: install Debian's "
+            f"{options.machine_type.package}"
         )
     return Path(found).absolute()
 
@@ -242,10 +243,10 @@ def _kernel(options: MachineOptions, progress: Progress) -> Path:
         raise UnreachableError(f"cannot read the kernel {options.kernel}: not a regular file")
     try:
         with options.kernel.open("rb") as file:
-            head = file.read(options.board.head_size)
+            head = file.read(options.machine_type.head_size)
     except OSError as e:
         raise UnreachableError(f"cannot read the kernel {options.kernel}: {e.strerror}") from e
-    if not options.board.boots(head):
+    if not options.machine_type.boots(head):
         raise UnreachableError(f"{options.kernel} is not a bootable kernel for {options.arch}")
     return options.kernel.absolute()
 

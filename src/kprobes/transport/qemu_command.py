@@ -227,7 +227,7 @@ class MachineOptions:
             raise UsageError("a kernel command line has one line")
 
     @property
-    def board(self) -> MachineType:
+    def machine_type(self) -> MachineType:
         """The machine for this architecture."""
         return MACHINE_TYPES[self.arch]
 
@@ -289,19 +289,26 @@ def command_line(
     options: MachineOptions, *, kernel: Path, accel: Accel, places: Places
 ) -> list[str]:
     """Return the command that boots this guest."""
-    board = options.board
+    machine_type = options.machine_type
     tcg = ",thread=multi" if accel is Accel.TCG else ""
     ram = f"size={options.memory_mib}M,share=on,mem-path={_escaped(places.ram)}"
     return [
-        *(board.program, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", f"{board.machine},memory-backend=ram", "-accel", f"{accel}{tcg}"),
-        *("-cpu", board.cpu[accel], "-smp", str(options.cpus), "-m", f"{options.memory_mib}M"),
+        *(machine_type.program, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", f"{machine_type.machine},memory-backend=ram", "-accel", f"{accel}{tcg}"),
+        *(
+            "-cpu",
+            machine_type.cpu[accel],
+            "-smp",
+            str(options.cpus),
+            "-m",
+            f"{options.memory_mib}M",
+        ),
         *("-object", f"memory-backend-file,id=ram,{ram}"),
         *("-kernel", str(kernel), "-initrd", str(places.initramfs)),
         *("-append", kernel_command_line(options)),
         *_console(places),
         # A FIFO takes QEMU's single bytes at 950 KB/s, a socket at 280.
-        *("-chardev", f"pipe,id=agent,path={_escaped(places.agent)}", *board.agent_port),
+        *("-chardev", f"pipe,id=agent,path={_escaped(places.agent)}", *machine_type.agent_port),
         *("-chardev", f"{_server('gdb', places.stub)}", "-gdb", "chardev:gdb"),
         *("-chardev", f"{_server('qmp', places.qmp)}", "-mon", "qmp,mode=control"),
     ]
@@ -309,9 +316,13 @@ def command_line(
 
 def kernel_command_line(options: MachineOptions) -> str:
     """Return what the guest's kernel is told; the user's words are last and win."""
-    board = options.board
+    machine_type = options.machine_type
     # cryptomgr.notests: the kernel's tests of its ciphers take 0.25 s of 1.8 under TCG.
-    words = (f"console={board.console} quiet", board.words, "panic=-1 cryptomgr.notests")
+    words = (
+        f"console={machine_type.console} quiet",
+        machine_type.words,
+        "panic=-1 cryptomgr.notests",
+    )
     return " ".join(part for part in (*words, options.append) if part)
 
 

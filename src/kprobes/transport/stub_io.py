@@ -64,9 +64,9 @@ class StubMemory:
         largest = self.packet_size // 2
         chunks = [chunk for addr, size in spans for chunk in _chunks(addr, size, largest)]
         data = bytearray()
-        per_piece = max(_PIECE // largest, 1)
-        for start in range(0, len(chunks), per_piece):
-            self._fetch(chunks[start : start + per_piece], data)
+        per_read = max(_PIECE // largest, 1)
+        for start in range(0, len(chunks), per_read):
+            self._fetch(chunks[start : start + per_read], data)
         return _cut(data, [size for _, size in spans])
 
     def write(self, writes: Sequence[tuple[int, bytes]]) -> None:

@@ -120,7 +120,7 @@ _ATOMIC = 0b0010
 """ID_AA64ISAR0_EL1.Atomic: FEAT_LSE."""
 
 
-def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeInfo:
+def code_info(*, is_hypervisor: bool, has_lse: bool) -> CodeInfo:
     """Return how code is made for one kernel and its CPUs.
 
     Args:
@@ -134,7 +134,7 @@ def code_facts(*, is_hypervisor: bool, has_lse: bool) -> CodeInfo:
 
 
 def _code_for(vcpus: Sequence[Mapping[str, int]]) -> CodeInfo:
-    return code_facts(
+    return code_info(
         is_hypervisor=any(map(runs_at_el2, vcpus)),
         # Pairs of exclusives are never wrong.
         has_lse=all(found.get("ID_AA64ISAR0_EL1", 0) >> 20 & 0xF >= _ATOMIC for found in vcpus),

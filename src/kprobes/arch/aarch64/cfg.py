@@ -1,6 +1,6 @@
 """A decoded function to all paths through it: where they leave it, and where they are lost.
 
-Paths begin at the entry and go on as the CPU would, also to where the exception table, jump
+Cfg begin at the entry and go on as the CPU would, also to where the exception table, jump
 labels and tables of cases lead. A path's stack and x30 tell a tail call from a jump within
 hand-written code: at a tail call both are as at the entry.
 
@@ -44,7 +44,7 @@ _LDR_INDEXED = (0xFFE00C00, 0xF8600800)
 _STORE = (0x0A400000, 0x08000000)
 
 
-class Way(Enum):
+class JumpKind(Enum):
     """Where it leads."""
 
     TABLE = "table"
@@ -54,20 +54,24 @@ class Way(Enum):
     UNKNOWN = "unknown"
 
 
-def way_of(function: Function, row: int) -> Way:
+def jump_kind(function: Function, row: int) -> JumpKind:
     """Return where the branch in a row leads."""
     register = first_register(int(function.words[row]))
     made = _made(function, row, register)
     if made is None:
-        return Way.OUT
+        return JumpKind.OUT
     word = int(function.words[made])
     if fits(word, _ADD_EXTENDED) or fits(word, _ADD_SHIFTED):
         bases = (first_register(word), word >> 16 & 31)
-        return Way.TABLE if any(_is_own(function, made, each) for each in bases) else Way.UNKNOWN
+        return (
+            JumpKind.TABLE
+            if any(_is_own(function, made, each) for each in bases)
+            else JumpKind.UNKNOWN
+        )
     if fits(word, _ADD_IMMEDIATE) or fits(word, _LDR_INDEXED):
-        return Way.UNKNOWN
+        return JumpKind.UNKNOWN
     named = int(function.named[made])
-    return Way.UNKNOWN if named and function.part_of(named) else Way.OUT
+    return JumpKind.UNKNOWN if named and function.part_of(named) else JumpKind.OUT
 
 
 def _made(function: Function, row: int, register: int) -> int | None:
@@ -89,27 +93,27 @@ def _is_own(function: Function, row: int, register: int) -> bool:
 _LEAVING = frozenset({Flow.RETURN, Flow.INDIRECT_JUMP, Flow.LEAVE, Flow.UNKNOWN})
 
 
-Paths = cfg.Paths[Instruction, Stack]
+Cfg = cfg.Cfg[Instruction, Stack]
 _Step = cfg.Step[Instruction, Stack]
 
 
-def find_paths(function: Function, tables: TextTables) -> Paths:
+def find_paths(function: Function, tables: TextTables) -> Cfg:
     """Follow every path through a function."""
-    found = _Walk(function, tables)
+    found = _Builder(function, tables)
     found.follow()
     return found.paths
 
 
-class _Walk:
+class _Builder:
     def __init__(self, function: Function, tables: TextTables) -> None:
-        self.paths = Paths()
+        self.paths = Cfg()
         self._function = function
         self._tables = tables
         self._halts = _halts(function, tables)
         self._dead = function.data | function.fillers
         self._is_reached = np.zeros(len(function.words), np.bool_)
         entry = function.parts[0].addr
-        self._pending = cfg.Pending[Instruction, Stack]()
+        self._pending = cfg.Worklist[Instruction, Stack]()
         self._pending.go_on(entry, ENTRY)
         self._at_tables: Stack | None = None
 
@@ -145,7 +149,7 @@ class _Walk:
                 if stack == known or not is_sure:
                     return
             self.paths.stacks[i.addr] = stack
-            self._look_around(i, stack)
+            self._check_neighbours(i, stack)
             is_next, stack = self._past(i, stack)
             if not is_next:
                 return
@@ -188,7 +192,7 @@ class _Walk:
         following = after(i.word, i.kind, stack)
         return self._goes_on(i, following), following
 
-    def _look_around(self, i: Instruction, stack: Stack) -> None:
+    def _check_neighbours(self, i: Instruction, stack: Stack) -> None:
         if i.addr in self._tables.landings_from:
             self._land(i, stack)
         if i.addr in self._tables.replacements:
@@ -274,13 +278,13 @@ class _Walk:
     def _jump_indirectly(self, i: Instruction, stack: Stack) -> None:
         row = self._function.row(i.addr)
         assert row is not None
-        match way_of(self._function, row):
-            case Way.TABLE:
+        match jump_kind(self._function, row):
+            case JumpKind.TABLE:
                 known = self._at_tables
                 self._at_tables = stack if known is None else merged(known, stack)
-            case Way.OUT:
+            case JumpKind.OUT:
                 self.paths.leaving[i.addr] = i
-            case Way.UNKNOWN:
+            case JumpKind.UNKNOWN:
                 self.paths.unproven[i.addr] = "it may jump by a table of the function's own"
 
     def _pause(self, i: Instruction, stack: Stack) -> None:
@@ -394,7 +398,7 @@ def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
     return Exit(addr=i.addr, kind=_KINDS[i.flow], target=i.target, size=SIZE, why=why)
 
 
-def _unproven(paths: Paths, exits: Sequence[Exit]) -> Iterator[Unproven]:
+def _unproven(paths: Cfg, exits: Sequence[Exit]) -> Iterator[Unproven]:
     yield from paths.lost()
     for exit_ in exits:
         i = paths.leaving[exit_.addr]

@@ -44,10 +44,10 @@ _MONITOR_ENDS = frozenset({Kind.STORE_EXCLUSIVE, Kind.CLREX, Kind.LOAD_EXCLUSIVE
 
 def between_exclusives(function: Function, addr: int) -> bool:
     """Return whether an instruction is on a way from an exclusive load to an exclusive store."""
-    return any(addr in way for way in _ways(function))
+    return any(addr in way for way in _exclusive_runs(function))
 
 
-def _ways(function: Function) -> Iterator[set[int]]:
+def _exclusive_runs(function: Function) -> Iterator[set[int]]:
     for row in np.flatnonzero(function.kinds == Kind.LOAD_EXCLUSIVE).tolist():
         yield _between(function, int(function.addrs[row]))
 

@@ -1,6 +1,6 @@
 """A decoded function to all paths through it: where they leave it, and where they are lost.
 
-Paths begin at the entry and go on as the CPU would, also to where the exception table, jump
+Cfg begin at the entry and go on as the CPU would, also to where the exception table, jump
 labels and addresses in the code lead. A path's stack tells a tail call from a jump within
 hand-written code: at a tail call it is as at the entry.
 
@@ -30,25 +30,25 @@ _UD = frozenset({Mnemonic.UD0, Mnemonic.UD1, Mnemonic.UD2})
 _LEAVING = frozenset({Flow.RETURN, Flow.INDIRECT_JUMP, Flow.UNKNOWN})
 
 
-Paths = cfg.Paths[Instruction, Stack]
+Cfg = cfg.Cfg[Instruction, Stack]
 _Step = cfg.Step[Instruction, Stack]
 
 
-def find_paths(function: Function, tables: TextTables) -> Paths:
+def find_paths(function: Function, tables: TextTables) -> Cfg:
     """Follow every path through a function."""
-    found = _Walk(function, tables)
+    found = _Builder(function, tables)
     found.follow()
     return found.paths
 
 
-class _Walk:
+class _Builder:
     def __init__(self, function: Function, tables: TextTables) -> None:
-        self.paths = Paths()
+        self.paths = Cfg()
         self._function = function
         self._tables = tables
         self._code: Mapping[int, Instruction] = function.instructions
         entry = function.parts[0].addr
-        self._pending = cfg.Pending[Instruction, Stack]()
+        self._pending = cfg.Worklist[Instruction, Stack]()
         self._pending.go_on(entry, ENTRY)
 
     def follow(self) -> None:
@@ -94,7 +94,7 @@ class _Walk:
                 self._land(i, stack)
             if at in self._tables.replacements:
                 self._replace(i, stack)
-            stack = _behind(i, stack)
+            stack = _after(i, stack)
             if i.flow is not Flow.NEXT and not self._goes_on(i, stack):
                 return
             at, source = i.next, i
@@ -134,7 +134,7 @@ class _Walk:
                     self.paths.unproven[i.addr] = (
                         "it is an alternative, which boot may make a way out"
                     )
-                at = _behind(each, at)
+                at = _after(each, at)
                 if not each.flow.falls_through:
                     break
             else:
@@ -238,7 +238,7 @@ def _is_run_into(i: Instruction, source: Instruction | None) -> bool:
     return i.is_filler and source is not None and i.addr == source.next and not source.is_filler
 
 
-def _behind(i: Instruction, stack: Stack) -> Stack:
+def _after(i: Instruction, stack: Stack) -> Stack:
     if i.stack is None:
         return after(decode_one(i.code, i.addr), stack)
     if i.stack and stack.depth is not None:
@@ -296,7 +296,7 @@ def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
     return Exit(addr=i.addr, kind=_KINDS[i.flow], target=target, size=size, why=why)
 
 
-def _unproven(function: Function, paths: Paths, tables: TextTables) -> Iterator[Unproven]:
+def _unproven(function: Function, paths: Cfg, tables: TextTables) -> Iterator[Unproven]:
     yield from paths.lost()
     for i in paths.leaving.values():
         why = _in_the_way(function, i, paths, tables)
@@ -311,11 +311,11 @@ def _trapped(function: Function, exits: Sequence[Exit]) -> Unproven | None:
     return next((Unproven(addr=exit_.addr, why=why) for exit_ in exits if not exit_.has_jump), None)
 
 
-def _in_the_way(function: Function, i: Instruction, paths: Paths, tables: TextTables) -> str | None:
+def _in_the_way(function: Function, i: Instruction, paths: Cfg, tables: TextTables) -> str | None:
     depth = paths.stacks[i.addr].depth
     if function.part_of(i.addr) is None:
         return "it is left in code that other functions use, too"
-    if i.flow is Flow.INDIRECT_JUMP and _may_lead_inside(function, paths, tables):
+    if i.flow is Flow.INDIRECT_JUMP and _may_jump_inside(function, paths, tables):
         return "it may jump by a table of the function's own"
     if i.flow is Flow.RETURN and depth:
         return "it returns to what the function itself has pushed"
@@ -329,7 +329,7 @@ def _in_the_way(function: Function, i: Instruction, paths: Paths, tables: TextTa
     return None
 
 
-def _may_lead_inside(function: Function, paths: Paths, tables: TextTables) -> bool:
+def _may_jump_inside(function: Function, paths: Cfg, tables: TextTables) -> bool:
     # To an address that the code has taken, and where the stack is, or may be, as at a tail call.
     # To the function's own entry is one more call of it.
     if tables.has_jump_tables:
