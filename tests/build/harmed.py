@@ -19,7 +19,7 @@ _RECORDS_S = 10.0
 SETTLED_S = 40.0
 """Within this it must have its memory back, and nobody may hold its stub."""
 _LANDINGS = (" unregister_die_notifier+", " iterate_supers_type+")
-"""What borrowed tasks seem to call from; nothing else in the guest ever does."""
+"""The place that injected calls seem to come from; nothing else in the guest ever does."""
 _PATCHED = ("vfs_read", "vfs_write", "schedule", "hrtimer_interrupt", "handle_mm_fault", "dput")
 _FIRST: Mapping[str, str] = {"x86_64": "%ax", "aarch64": "%x0"}
 FEW = "p vfs_read\np:opened vfs_open name=+0(+0($arg1)):string\np vfs_write n=$arg3\n"
@@ -56,8 +56,8 @@ class Scene:
         """Whether nobody holds the guest any more."""
         return wait_until(lambda: not guardians_of(self.target), timeout_s) is not None
 
-    def lent(self) -> list[str]:
-        """Return the memory that the guest has lent: its own list says who asked for it."""
+    def allocated(self) -> list[str]:
+        """Return the memory that the guest has allocated: its own list says who asked for it."""
         areas = self.machine.run("cat /proc/vmallocinfo", 20).output.decode().splitlines()
         return [area for area in areas if any(name in area for name in _LANDINGS)]
 
@@ -108,7 +108,7 @@ def fail_everywhere(scene: Scene, point: str, *options: str, definitions: str = 
             took = scene.is_well_within(AGAIN_S)
             assert took is not None, f"{point}:{number}: {scene.witness.changes()}"
             assert scene.is_let_go_within(SETTLED_S), f"{point}:{number}"
-            assert scene.lent() == [], f"{point}:{number}"
+            assert scene.allocated() == [], f"{point}:{number}"
             if ended == 0:
                 return number
     raise AssertionError(f"{point}: no end")

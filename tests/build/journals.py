@@ -37,7 +37,7 @@ _MTREE = """FlatView #0
 
 
 def lend(stub: FakeStub, journal: Journal, *, state: int | None = None) -> None:
-    """Put a session's mark into a guest, which has lent it memory.
+    """Put a session's mark into a guest, which has allocated it memory.
 
     Args:
         stub: of the guest.

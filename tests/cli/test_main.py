@@ -295,7 +295,7 @@ def test_the_next_command_says_that_tracer_and_guardian_were_killed(
     assert (words in capfd.readouterr().err) == is_told
 
 
-def test_the_next_command_says_that_memory_is_still_lent(
+def test_the_next_command_says_that_memory_is_still_allocated(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     entry = write_journal("localhost:1", name=f"{dead_pid()}-1")

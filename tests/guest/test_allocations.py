@@ -1,4 +1,4 @@
-"""What a guest has lent is known at every moment, also to somebody who only has the lines."""
+"""What a guest has allocated is known at every moment, also to somebody who only has the lines."""
 
 import json
 from dataclasses import asdict
@@ -44,7 +44,7 @@ def test_what_a_call_returns_is_where_the_loan_is() -> None:
     assert allocations.call is None
 
 
-def test_a_call_that_returns_nothing_has_lent_nothing() -> None:
+def test_a_call_that_returns_nothing_has_allocated_nothing() -> None:
     allocations = AllocationLog()
 
     allocations.begin(lending(DATA))
@@ -97,7 +97,7 @@ def test_a_call_of_a_journal_that_knew_no_numbers_is_read() -> None:
     assert allocations.call == old
 
 
-def test_memory_is_what_is_lent_once() -> None:
+def test_memory_is_what_is_allocated_once() -> None:
     allocations = AllocationLog()
     for number, allocation in enumerate((DATA, CODE, ROX), 1):
         allocations.begin(lending(allocation))
@@ -150,7 +150,7 @@ def test_its_lines_tell_all_of_it(steps: list[tuple[Allocation, int, bool]]) -> 
         {"end": "x"},
     ],
 )
-def test_a_line_that_no_ledger_says_is_refused(line: dict[str, Any]) -> None:
+def test_a_line_that_no_log_has_is_refused(line: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         AllocationLog().replay(line)
 

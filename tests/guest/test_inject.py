@@ -329,7 +329,7 @@ def test_a_task_that_has_not_come_back_is_not_sent_again() -> None:
         assert cpus.vcpus == before
 
 
-def test_a_vcpu_that_stops_where_nobody_asked_it_to_is_not_borrowed() -> None:
+def test_a_vcpu_that_stops_where_nobody_asked_it_to_makes_no_call() -> None:
     cpus, _, injector = _guest()
 
     def strange() -> int:
@@ -368,7 +368,7 @@ def test_without_the_syscall_switch_every_busy_syscall_is_watched() -> None:
     assert cpus.seen == [{found.addr for found in rest}]
 
 
-def test_nobody_is_borrowed_of_a_guest_that_somebody_else_has_paused() -> None:
+def test_no_task_of_a_guest_that_another_has_paused_makes_a_call() -> None:
     cpus, _, injector = _guest()
     cpus.is_held = True
 

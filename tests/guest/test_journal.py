@@ -66,16 +66,16 @@ def test_what_was_written_is_read_back() -> None:
 DATA = Allocation(kind=Kind.DATA, addr=0, size=4096)
 
 
-def _lent(made: Journal) -> Allocation:
+def _allocated(made: Journal) -> Allocation:
     made.allocations.begin(Call(frame=1, trap=2, allocates=DATA))
     made.allocations.end(0x1000)
     (allocation,) = made.allocations.live
     return allocation
 
 
-def test_what_was_lent_is_read_back() -> None:
+def test_allocations_are_read_back() -> None:
     made = _written([])
-    allocation = _lent(made)
+    allocation = _allocated(made)
 
     entry = journal.read(made.path)
 
@@ -83,9 +83,9 @@ def test_what_was_lent_is_read_back() -> None:
     assert not entry.is_done
 
 
-def test_what_is_lent_outlasts_the_undos() -> None:
+def test_what_is_allocated_outlasts_the_undos() -> None:
     made = _written()
-    allocation = _lent(made)
+    allocation = _allocated(made)
 
     made.clear()
     made.close()
@@ -97,7 +97,7 @@ def test_what_is_lent_outlasts_the_undos() -> None:
 
 def test_a_journal_whose_guest_has_everything_back_is_removed() -> None:
     made = _written()
-    allocation = _lent(made)
+    allocation = _allocated(made)
     made.clear()
     made.allocations.begin(Call(frame=1, trap=2, returns=allocation))
     made.allocations.end(0)
@@ -160,7 +160,7 @@ def test_a_window_of_a_release_before_arm64_is_none_and_its_undos_are_read() -> 
 
 def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
     made = _written()
-    allocation = _lent(made)
+    allocation = _allocated(made)
     with made.path.open("ab") as file:
         file.write(b'{"undos": [{"ph')
 

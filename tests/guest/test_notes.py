@@ -29,7 +29,7 @@ def made() -> GuestWithSites:
     return make_guest(["p f", "p f"])
 
 
-def _lent() -> Journal:
+def _allocated() -> Journal:
     written = Journal.create("fake")
     for allocation in (
         Allocation(kind=Kind.DATA, addr=DATA, size=1 << 22),
@@ -57,7 +57,7 @@ def _patches(made: GuestWithSites) -> list[ArmedPatch]:
 
 
 def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithSites) -> None:
-    written, patches = _lent(), _patches(made)
+    written, patches = _allocated(), _patches(made)
     begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
     written.allocations.keep_frames([FRAMES])
     written.record(patches)
@@ -79,7 +79,7 @@ def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithS
 
 
 def test_notes_of_memory_that_was_given_back_are_not_found(made: GuestWithSites) -> None:
-    written = _lent()
+    written = _allocated()
     begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
     phys = made.guest.memory.physical(ARENA.notes)
     page = made.guest.memory.ram.read(phys, 4096)
@@ -92,7 +92,7 @@ def test_notes_of_memory_that_was_given_back_are_not_found(made: GuestWithSites)
 
 
 def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:
-    written, patches = _lent(), _patches(made)
+    written, patches = _allocated(), _patches(made)
     written.allocations.keep_frames([FRAMES] * 1000)
 
     write_notes(made.guest.memory, replace(ARENA, patches=2), written, patches)
@@ -103,7 +103,7 @@ def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:
 
 @pytest.mark.parametrize("at", [32, 40, 48, 56, 64, 70])
 def test_notes_that_a_guest_forged_are_passed_over(made: GuestWithSites, at: int) -> None:
-    written = _lent()
+    written = _allocated()
     write_notes(made.guest.memory, ARENA, written)
     made.guest.memory.write(ARENA.notes + at, b"\xfe" * 8)
 

@@ -74,7 +74,7 @@ def given_back(interrupted: int, *, is_made: bool = True) -> FakeTask:
     return task
 
 
-def test_the_last_that_was_lent_goes_back_first() -> None:
+def test_the_last_that_was_allocated_goes_back_first() -> None:
     task = given_back(-1)
 
     assert task.called == [

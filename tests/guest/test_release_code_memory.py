@@ -23,11 +23,11 @@ class FullGuest:
     def __init__(self, info: object) -> None:
         self.trap = SimpleNamespace(info=info, place=Addr(TEXT + 0x100))
         self.memory = None
-        self.lent: list[Allocation] = []
+        self.allocated: list[Allocation] = []
 
     def call(self, function: Addr, *args: int, allocates: Allocation) -> int:
         assert (function, args) == (TEXT, (8192,))
-        self.lent.append(allocates)
+        self.allocated.append(allocates)
         return 0
 
 
@@ -35,14 +35,14 @@ def test_without_room_near_modules_the_rest_can_still_be_probed() -> None:
     guest = FullGuest(AARCH64)
 
     assert allocate_module_code(cast("Task", guest), KERNEL, 8192) is None
-    assert guest.lent == [Allocation(kind=Kind.CODE, addr=0, size=8192)]
+    assert guest.allocated == [Allocation(kind=Kind.CODE, addr=0, size=8192)]
 
 
 def test_where_all_is_in_reach_of_the_text_modules_have_no_memory_of_their_own() -> None:
     guest = FullGuest(X86_64)
 
     assert allocate_module_code(cast("Task", guest), KERNEL, 8192) is None
-    assert guest.lent == []
+    assert guest.allocated == []
 
 
 def test_without_room_near_the_text_nothing_can_be_probed() -> None:

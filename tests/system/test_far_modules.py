@@ -46,7 +46,7 @@ def _is_far(session: Session) -> bool:
 
 
 def test_far_code_records_reads_and_returns_and_is_given_back(machine: Machine) -> None:
-    lent = _pieces(machine)
+    allocated = _pieces(machine)
 
     with kprobes.attach(str(machine.stub_address)) as session:
         session.probe(
@@ -60,7 +60,7 @@ def test_far_code_records_reads_and_returns_and_is_given_back(machine: Machine) 
             entry = encode.bl_target(site, guest.memory.read(site, 4))
             work = "ip link add d0 type dummy; cat /proc/version"
             assert machine.run(work, 60).status == 0
-            taken = len(_pieces(machine)) - len(lent)
+            taken = len(_pieces(machine)) - len(allocated)
         arena = session.driver._arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
         assert arena is not None
         _, (first, stop) = arena.programs
@@ -75,7 +75,7 @@ def test_far_code_records_reads_and_returns_and_is_given_back(machine: Machine) 
     assert 'text="' in setup
     assert text.count("<- dummy_dev_init) arg1=0") == 1
     assert taken == 2
-    assert _pieces(machine) == lent
+    assert _pieces(machine) == allocated
     assert machine.run("dmesg | grep -E 'BUG:|WARNING:|Oops|Call Trace'", 60).output == b""
 
 

@@ -64,7 +64,7 @@ def _the_guest_is_well_afterwards(scene: Scene) -> Generator[None]:
     yield
     assert scene.is_well_within(5) is not None, scene.witness.changes()
     assert scene.is_let_go_within(SETTLED_S)
-    assert scene.lent() == []
+    assert scene.allocated() == []
     for journal in scene.home.journals:
         # Killed before there was a guardian, and long before there was anything to put back.
         assert read(journal).is_done
@@ -101,7 +101,7 @@ def test_with_the_guardian_killed_too_the_guest_works_on_until_it_is_restored(
     assert len(scene.witness.changes()) >= 100
     (journal,) = scene.home.journals
 
-    assert len(scene.lent()) >= 2
+    assert len(scene.allocated()) >= 2
 
     rescued = rescue(scene.target, journal)
 
@@ -141,7 +141,7 @@ def test_a_guest_without_the_dead_tracers_mark_is_left_alone(scene: Scene) -> No
         rescue(scene.target, journal)
 
     assert scene.witness.changes() == changes
-    assert len(scene.lent()) >= 2
+    assert len(scene.allocated()) >= 2
     assert not journal.exists()
     ram.write(place, entry.mark)
     journal.write_bytes(copy)

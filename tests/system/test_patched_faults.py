@@ -250,10 +250,10 @@ def test_a_kprobe_of_the_guest_s_over_our_jump_is_told_and_nothing_is_freed_befo
         session.driver.disarm()
 
     # The guest's kprobe goes on to our jump: its memory stays, whatever is asked.
-    lent = allocations.memory
+    allocated = allocations.memory
     with pytest.raises(TargetError):
         session.driver.close()
-    assert allocations.memory == lent > 0
+    assert allocations.memory == allocated > 0
     assert session.run(WORK, 60).status == 0
     _forget_natively(session, "own")
     session.driver.disarm()

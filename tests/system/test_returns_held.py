@@ -75,14 +75,14 @@ def test_other_probes_are_armed_and_recorded_while_a_task_sleeps_in_a_call_of_ou
         )
         # Again more: then what is between the first memory and the last is given back.
         recorded(session, "r4096:more vfs_*", "cat /proc/version")
-        lent = memory_lent()
+        allocated = allocated_bytes()
         after = recorded(session, "r:out do_nanosleep", "sleep 0.01")
 
         assert (counted(again, "in"), counted(again, "out")) == (1, 1)
         assert counted(many, "many") > 0
         # It has returned, and not to what records now.
         assert counted(ended, "out") == counted(after, "out") == 1
-        assert memory_lent() < lent
+        assert allocated_bytes() < allocated
         said = machine.run(
             "cat /proc/*/comm 2>/dev/null | grep -c sleep; dmesg", 20
         ).output.decode()
@@ -90,8 +90,8 @@ def test_other_probes_are_armed_and_recorded_while_a_task_sleeps_in_a_call_of_ou
         assert [line for line in said.splitlines() if is_complaint(line)] == []
 
 
-def memory_lent() -> int:
-    """Return the bytes that a guest has lent, by the only journal."""
+def allocated_bytes() -> int:
+    """Return the bytes that a guest has allocated, by the only journal."""
     (found,) = journal.entries()
     return found.allocations.memory
 

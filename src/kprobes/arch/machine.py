@@ -2,7 +2,7 @@
 
 These facts need no kernel's symbols to be chosen: a stub names the architecture that it serves.
 
-What an architecture is to whoever calls functions of a guest in a borrowed task.
+What an architecture is to whoever calls functions of a guest in one of its tasks.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,12 +34,12 @@ class Looked(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnPath:
-    """The kernel's own code that a borrowed task returns through when its call is done.
+    """The kernel's own code that a task returns through when an injected call is done.
 
     Attributes:
         trap: where it can be stopped; nobody else comes there.
         then: what follows, one after the other; the last gives the task its registers back.
-        register: by its stub's name, that leads from the landing to what follows, or "".
+        register: by its stub's name, that leads from the trap to what follows, or "".
         size: bytes that the last takes off the stack, or 0 when it sets the stack pointer.
     """
 
@@ -51,7 +51,7 @@ class ReturnPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSetup:
-    """How a function begins that returns to a landing.
+    """The state in which a function begins that returns to a trap.
 
     Attributes:
         registers: by their stub's names.
@@ -87,9 +87,9 @@ class CodeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectOps:
-    """How tasks are borrowed, and memory for code is allocated.
+    """How calls are injected into tasks, and memory for code is allocated.
 
-    A frame is an address on a borrowed task's stack, below all that it uses.
+    A frame is an address on the task's stack, below all that it uses.
 
     Attributes:
         pc, result: what a stub calls the instruction pointer and a function's result.
@@ -102,9 +102,9 @@ class InjectOps:
         return_path: how a task comes back; raises TargetError where there is none.
         save_frame: (way, a task's registers) to its frame, and what is written there.
         set_up_call: (way, frame, function with its numbers) to how that begins.
-        set_up_jump: (way, frame, function with its numbers) to the same without a landing.
-        returned_frame: (registers at a landing) to the frame of the call that came back.
-        skip_trap: (memory, registers at a landing) to those behind it.
+        set_up_jump: (way, frame, function with its numbers) to the same without a return trap.
+        returned_frame: (registers at a trap) to the frame of the call that returned.
+        skip_trap: (memory, registers at a trap) to those after it.
         raise_timer: what gives the CPU that calls it a timer interrupt at once, or None.
         code: what allocates memory within reach of the kernel's text.
         module_code: what allocates memory within reach of its modules, or None where the other is.
@@ -259,7 +259,7 @@ class Machine:
         elf: ELF's number for it.
         paging: how its memory is found.
         text: names in its kernels' text.
-        inject_ops: how its tasks are borrowed.
+        inject_ops: how calls are injected into its tasks.
         task: where tasks are.
         counters: kernel functions that return what probes record as the time, where one line
             scales it for all CPUs; none where each has a line of its own.

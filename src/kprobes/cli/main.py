@@ -51,7 +51,7 @@ _GUEST_LEFT = (
     "was killed, as was its guardian; that guest may stand still since: `kprobe restore` puts it "
     "right"
 )
-_MEMORY_LEFT = "has ended; that guest's memory is still lent: `kprobe restore` gives it back"
+_MEMORY_LEFT = "has ended; that guest's memory is still allocated: `kprobe restore` frees it"
 _EMPTY = re.compile(r"(--[a-z-]+=)?\s*")
 _NO_OPTION = re.compile(r"-(:|\d+[a-z])")
 

@@ -36,7 +36,7 @@ def journal_as_text(entry: Entry, *, is_brief: bool, is_verbose: bool) -> str:
     count = len(patches(entry))
     armed = f"{counted(count, 'site')} armed" if count else "nothing armed"
     lent = (
-        f"; {entry.allocations.memory // 1024:,} KiB are lent to it"
+        f"; {entry.allocations.memory // 1024:,} KiB are allocated for it"
         if entry.allocations.memory
         else ""
     )

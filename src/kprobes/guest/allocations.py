@@ -1,8 +1,8 @@
 """Everything that a tracer has from a guest and must give back: memory, the state of its pages.
 
-A ledger is kept beside the undos in the journal: a line before each call of a guest's function,
-and one with its result. Whoever comes after a killed tracer knows what is still lent, which call
-was under way, and where to look for return addresses on stacks that lead into lent memory.
+The log is kept beside the patches in the journal: a line before each call of a guest's function,
+and one with its result. After a tracer was killed it tells what is still allocated, which call
+was under way, and where return addresses on stacks may lead into this memory.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ from kprobes.units import Addr
 
 
 class Kind(StrEnum):
-    """What was lent; how it is given back follows from it."""
+    """What was allocated; how it is freed follows from it."""
 
     DATA = "data"
     CODE = "code"
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One thing that a guest has lent.
+    """One thing that was allocated in a guest.
 
     Attributes:
         addr, size: where, in bytes; a per-CPU offset for PER_CPU.
@@ -41,14 +41,14 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of a guest's function, which may lend something or take it back.
+    """A call of a guest's function, which may allocate or free something.
 
     Attributes:
-        frame: of the borrowed task: where the function returns, a word above.
+        frame: on the task's stack: where the function returns, a word above.
         trap: the address that it returns to.
-        number: of the ledger's calls; None in journals that knew none.
-        allocates: what the guest lends by it; the function's result is its address when that is 0.
-        returns: what the guest gets back by it.
+        number: of the call in this log; None in journals of older versions.
+        allocates: what it allocates; the function's result is its address when that is 0.
+        returns: what it frees.
     """
 
     frame: int
@@ -67,18 +67,18 @@ def nothing() -> None:
 
 
 class AllocationLog:
-    """Everything that one guest has lent.
+    """Everything that is allocated in one guest.
 
     Attributes:
         live: in the order in which they were made.
         calls: how many were begun.
         call: the one that is under way, or None.
-        frames: of calls whose return addresses may be ours, in memory that is lent.
-        check: raises GuestReplacedError unless it is still the guest that has lent it.
+        frames: of calls whose return addresses may be ours, in memory that is allocated.
+        check: raises GuestReplacedError unless it is still the same guest.
     """
 
     def __init__(self, write: Callable[[dict[str, Any]], None] = _ignore) -> None:
-        """Begin a ledger; every change is said before it is made."""
+        """Begin an empty log; every change is given to ``write`` before it is made."""
         self.live: tuple[Allocation, ...] = ()
         self.calls = 0
         self.call: Call | None = None
@@ -93,7 +93,7 @@ class AllocationLog:
 
     @property
     def memory(self) -> int:
-        """Bytes that are lent; what every CPU has of its own is not counted."""
+        """Bytes that are allocated, per-CPU memory not counted."""
         return sum(
             allocation.size for allocation in self.live if allocation.kind in (Kind.DATA, Kind.CODE)
         )
@@ -120,17 +120,17 @@ class AllocationLog:
 
     @classmethod
     def replayed(cls, lines: Iterable[dict[str, Any]]) -> "AllocationLog":
-        """Return the ledger of a journal's lines."""
+        """Return the log of a journal's lines."""
         allocations = cls()
         for line in lines:
             allocations.replay(line)
         return allocations
 
     def replay(self, line: dict[str, Any]) -> None:
-        """Take over what another ledger said.
+        """Take over a line of another log.
 
         Raises:
-            KeyError, TypeError, ValueError: it is nothing that a ledger says.
+            KeyError, TypeError, ValueError: no log has such a line.
         """
         if "begin" in line:
             self._begin(_call_of(line["begin"]))

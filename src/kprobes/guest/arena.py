@@ -1,6 +1,6 @@
 """The session's memory in the guest: code, counters, rings and a few per-CPU words.
 
-Allocated once by borrowing a task; arming afterwards is only memory writes.
+Allocated once, by injected calls; arming afterwards is only memory writes.
 
 Code memory that a linker fills, one piece of code behind the other.
 """
@@ -275,7 +275,7 @@ def allocate(
         note: writes the session's notes, with its mark; is given their address and the data's.
 
     Raises:
-        TargetError: the guest has not enough memory, or no task could be borrowed.
+        TargetError: the guest has not enough memory, or no task could make the call.
     """
     memory = injector.memory
     bases = per_cpu_bases(memory, kernel)
@@ -308,7 +308,7 @@ def allocate(
 def grow(injector: CallInjector, kernel: Kernel, arena: Arena, size: ArenaSize) -> Arena:
     """Return an arena with new memory for code and for calls; the guest is stopped.
 
-    What it had for them stays lent: somebody may return there.
+    What it had for them stays allocated: a task may return there.
 
     Args:
         injector: of tasks of the guest.

@@ -62,7 +62,7 @@ class BreakpointNotifier:
         """Have the guest call us; it runs meanwhile.
 
         Raises:
-            TargetError: it has no such chain, refuses, or no task could be borrowed.
+            TargetError: it has no such chain, refuses, or no task could make the call.
         """
         guest, block = self._guest, self._arena.block
         register = first_of(guest.kernel, "register_die_notifier")
@@ -181,10 +181,10 @@ class TextPatcher:
 
         Args:
             plans: to be armed.
-            more: whether others may come while no task can be borrowed.
+            more: whether others may come while no task can make a call.
 
         Raises:
-            TargetError: it does not, or no task could be borrowed.
+            TargetError: it does not, or no task could make the call.
         """
         is_needed = more or any(p.site.strategy is Strategy.BREAKPOINT for p in plans)
         has_breakpoints = self._guest.arch.patch.trap is not None

@@ -409,7 +409,7 @@ class GuestDriver:
         kept = (addr for each in self._trampolines for addr in (each.text[0], each.frames.addr))
         live = unused(allocations, {*arena.parts, *kept})
         if live:
-            # Else next time: no task may be there to be borrowed.
+            # Else next time: no task may be there that could make the call.
             with suppress(TargetError), guest.stub.paused(), self._injector().task() as task:
                 free(task, guest.kernel, live)
 

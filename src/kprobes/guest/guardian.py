@@ -4,7 +4,7 @@ It is started before the tracer first touches the guest, in its own session, wit
 standard input that the tracer holds. A byte in the pipe means that the tracer is done. The end
 of the pipe without one means that it died. Then, and when the tracer is done but its journal is
 not, the guardian connects to the stub, puts back what the journal says, and lets the guest run;
-then it gives the guest back what it had lent.
+then it frees what was allocated in the guest.
 
 It runs code from where the tracer found its own, and from no directory that somebody happens to
 stand in. Its standard output is a pipe to the tracer: a line when it is ready, before anything is
@@ -268,7 +268,7 @@ def main(target: str, journal: str) -> int:
         except GuestReplacedError:
             return 0
         except TargetError:
-            # Somebody was still in the code, or nobody could be borrowed: the guest goes on.
+            # A task was still in the code, or none could make the call: the guest goes on.
             time.sleep(_BETWEEN_S)
         except (KprobesError, FormatError):
             break

@@ -1,13 +1,13 @@
 """Proof that a guest is still the one that was attached to, in the state that a journal is of.
 
-A guest may be rebooted, and ``loadvm`` puts it back to any moment: then memory that was lent is
-somebody else's. Three things tell, and are looked at before every write and every call, by the
-tracer, its guardian and ``kprobe restore`` alike:
+A guest may be rebooted, and ``loadvm`` puts it back to any moment: then memory that was allocated
+belongs to something else. Three things show it. The tracer, its guardian and ``kprobe restore``
+check them before every write and every call:
 
     boot    init_task's stack canary, random at each boot, still lies where it was
     vCPUs   one of them has page tables that lead to it: a reset leaves memory as it was
     mark    16 random bytes of the session and a u64, how often its patches have changed, lie in
-            the memory that was lent; the count may be one behind, between journal and guest
+            the memory that was allocated; the count may be one behind, between journal and guest
 """
 
 from collections.abc import Callable

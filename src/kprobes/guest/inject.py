@@ -1,4 +1,4 @@
-"""Calling functions of the guest: a task that may sleep is borrowed for a moment.
+"""Injected calls of the guest's functions, in a task that may sleep.
 
 A breakpoint at a place that tasks pass with no lock held stops one. Its registers go into a
 pt_regs frame on its own stack, with the kernel's interrupt return as return address, and it is
@@ -37,7 +37,7 @@ _TIMER = "hrtimer_interrupt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """A task at the landing.
+    """A task at the return trap.
 
     Attributes:
         thread: the vCPU that it is on.
@@ -52,7 +52,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnTrap:
-    """Where the calls of one borrowed task come back to.
+    """The place that a task's injected calls return to.
 
     Attributes:
         debugger: of its guest, which is stopped before and after.
@@ -67,7 +67,7 @@ class ReturnTrap:
     info: InjectOps
 
     def poll(self) -> Returned | None:
-        """Return the task if it stands at the landing."""
+        """Return the task if it is at the trap."""
         threads = self.debugger.ids()
         found = (self._returned(thread, self.debugger.registers(thread)) for thread in threads)
         return next((returned for returned in found if returned is not None), None)
@@ -96,7 +96,7 @@ class ReturnTrap:
         return Returned(thread=thread, number=registers[info.number], result=registers[info.result])
 
     def _skip_trap(self, thread: int, registers: Mapping[str, int]) -> None:
-        # A task that was borrowed before and has not run since: it would stop at the landing
+        # A task that made a call before and has not run since: it would stop at the trap
         # again and again, and nobody else would ever run. What is done there is done for it.
         read = partial(self.debugger.read, cpu=thread)
         self.debugger.set_registers(thread, self.info.skip_trap(read, registers))
@@ -110,7 +110,7 @@ class Task:
         trap: where its calls come back to.
         return_path: that it goes from there.
         memory: of its guest.
-        allocations: where it notes what its calls lend and give back.
+        allocations: where it notes what its calls allocate and free.
         thread: the vCPU that it is on.
         is_calling: whether a call has not come back: nobody knows where the task is, and it can
             make no other. It goes its own way when the function returns.
@@ -135,8 +135,8 @@ class Task:
         Args:
             function: its address.
             args: for it.
-            allocates: what the guest lends by it, at address 0 when the result will tell where.
-            returns: what the guest gets back by it.
+            allocates: what it allocates, at address 0 when the result will be the address.
+            returns: what it frees.
 
         Raises:
             TargetError: it did not come back in time.
@@ -144,7 +144,7 @@ class Task:
         """
         self.allocations.check()
         if self.is_calling:
-            raise ValueError("the borrowed task has not come back from its last call")
+            raise ValueError("the task has not returned from its last call")
         trap = self.trap
         called = FunctionCall(function=function, args=args)
         setup = trap.info.set_up_call(self.return_path, trap.frame, called)
@@ -222,11 +222,11 @@ def run_until_stop(debugger: Stub, deadline: float) -> int | None:
 
 
 class CallInjector:
-    """Finds tasks to borrow in one guest, which is stopped before and after.
+    """Finds tasks of one guest that can make calls; the guest is stopped before and after.
 
     Attributes:
         memory: of the guest.
-        allocations: where tasks note what they lend and give back.
+        allocations: where tasks note what they allocate and free.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class CallInjector:
 
     @contextmanager
     def task(self, *, timeout_s: float = 10.0) -> Generator[Task]:
-        """Borrow a task in process context that may sleep.
+        """Yield a task in process context that may sleep.
 
         Raises:
             TargetError: none came by in time, or somebody else has stopped the guest.
@@ -254,7 +254,7 @@ class CallInjector:
             self._nudge(timeout_s)
             thread = self._stop_at(places, timeout_s)
         if thread is None:
-            raise TargetError("no task of the guest came by that could be borrowed; is it hung?")
+            raise TargetError("no task of the guest came by that could make a call; is it hung?")
         with self._borrowed(thread) as task:
             yield task
 
@@ -322,7 +322,7 @@ class CallInjector:
         for thread in self._debugger.ids():
             if not self._is_idle(self._debugger.registers(thread)):
                 continue
-            # Straight back to what it was doing: the landing may carry a breakpoint by then.
+            # Straight back to what it was doing: the trap may carry a breakpoint by then.
             frame = self._frame(thread).trap.frame
             setup = self._info.set_up_jump(self._return_path, frame, called)
             self._debugger.set_registers(thread, setup.registers)

@@ -1,9 +1,9 @@
 """The undo journal: what was about to be written to a guest, on disk before it is written.
 
 One file per session under ``$XDG_STATE_HOME/kprobes/journal``, of JSON lines: which target and
-who, which kernel, what it has lent (``guest.allocations``), then a line per group of patches. Each
+who, which kernel, what is allocated (``guest.allocations``), then a line per group of patches. Each
 is on the disk before its patches are made, so that whoever comes after a killed tracer can put
-every byte back. What was lent only has to outlive the tracer, not the machine: it is not waited
+every byte back. What is allocated only has to outlive the tracer, not the machine: it is not waited
 for.
 """
 
@@ -128,7 +128,7 @@ class Entry:
         build_id, release: of the guest's kernel.
         pid, started: of the tracer: its number, and when it began.
         patches: in the order in which they were to be written.
-        mark: what the tracer left in the first memory that it was lent: who finds it there
+        mark: what the tracer left in the first memory that it allocated: who finds it there
             looks at the guest as it was then, and not as it was booted anew.
         marked: where, or None.
         state: how often its patches changed; it stands behind the mark.
@@ -137,7 +137,7 @@ class Entry:
         is_held: whether the tracer knew that somebody else had paused the guest.
         is_closed: whether the tracer ended by itself, and not everything could be given back.
         image: of the kernel, where the tracer was given one, else "".
-        allocations: what the guest has lent.
+        allocations: what is allocated in the guest.
         probes: that are armed; of one site in the order in which a hit runs them.
         window: how to look at the guest beside the tracer, or None where that cannot be.
     """
@@ -196,7 +196,7 @@ class Journal:
         mark: random bytes that name this session in the guest's memory.
         state: how often the patches changed; it stands behind the mark.
         boot: of the guest, or None before it is known.
-        allocations: what the guest has lent; writes itself down here.
+        allocations: what is allocated in the guest; writes itself down here.
         check: raises GuestReplacedError unless the guest is still the one that was attached to.
     """
 

@@ -1,4 +1,4 @@
-"""A session's notes in the memory that it was lent: its mark, and how to put the guest right.
+"""Notes of a session in its memory in the guest: its mark, and how to restore the guest.
 
 A snapshot of a guest has its probes, but not their journal. So what the journal says is in the
 guest, too, behind the arena's data; little endian, and on a page of its own:
@@ -68,7 +68,7 @@ class Notes:
 
     @property
     def memory(self) -> int:
-        """Bytes that are lent."""
+        """Bytes that are allocated."""
         return sum(
             allocation.size for allocation in self.live if allocation.kind in (Kind.DATA, Kind.CODE)
         )
@@ -90,7 +90,7 @@ def write_notes(
 
 
 def begin_notes(memory: GuestMemory, addr: Addr, allocation: Addr, journal: Journal) -> None:
-    """Write notes of no patches into memory that was just lent, and say where they are."""
+    """Write notes without patches into memory that was just allocated; return where they are."""
     live = _live(journal.allocations)
     memory.write(addr, _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(live), 0) + live)
     journal.note_mark(
@@ -142,11 +142,11 @@ def _read(memory: GuestMemory, phys: int) -> Notes:
     page = memory.ram.read(phys, NOTES_PAGE)
     _, mark, state, addr, size, count = _HEAD.unpack_from(page)
     if memory.physical(addr) != phys:
-        raise ValueError("a page that is no longer lent")
+        raise ValueError("a page that is no longer allocated")
     info = cast("dict[str, Any]", json.loads(page[_HEAD.size : _HEAD.size + size]))
     frames, live = info["frames"], tuple(_allocation(*allocation) for allocation in info["loans"])
     if not any(each.kind is Kind.DATA and 0 <= addr - each.addr < each.size for each in live):
-        raise ValueError("notes in memory that is not lent")
+        raise ValueError("notes in memory that is not allocated")
     return Notes(
         mark=mark,
         state=state,

@@ -40,7 +40,7 @@ def check_possible(guest: Guest) -> None:
 
 
 def allocators(guest: Guest) -> tuple[Addr, ...]:
-    """Return the functions by which the guest lends memory, that for code first.
+    """Return the guest's functions that allocate memory, that for code first.
 
     Raises:
         TargetError: it lacks one of them.

@@ -88,7 +88,7 @@ def _detach(
 
 
 def _leave(driver: GuestDriver, journal: Journal) -> None:
-    # What it has lent ends with it. A call that a probe of the guest's own keeps for us may last
+    # What is allocated ends with it. A call that a probe of the guest's own keeps for us may last
     # longer than anybody would wait.
     try:
         driver.disarm()

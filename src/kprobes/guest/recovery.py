@@ -175,7 +175,7 @@ _LATE_S = 2.0
 def free_after_crash(
     stub: Stub, journal: Journal, records: Sequence[ArmedPatch], *, image: str
 ) -> tuple[int, int]:
-    """Give back what a journal says is lent; the guest, which is stopped, runs again afterwards.
+    """Free what a journal has as allocated; the guest, which is stopped, runs again afterwards.
 
     Args:
         stub: of the guest, whose text is as it was before.
@@ -185,12 +185,12 @@ def free_after_crash(
 
     Returns:
         How many records were put back, and bytes given back. None are where nothing proves that
-        the guest still lends them.
+        they are still allocated.
 
     Raises:
         GuestReplacedError: it was rebooted meanwhile, or restored to an earlier state.
         KprobesError: the guest is not understood, a task sleeps in the code, or none could be
-            borrowed; the journal tells what is still lent.
+            borrowed; the journal has what is still allocated.
     """
     allocations = journal.allocations
     # Before the guest runs: who comes back is seen only while somebody waits.

@@ -1,4 +1,4 @@
-"""Giving back what a guest has lent, by calling its own functions.
+"""Allocating and freeing memory of a guest by calls of its own functions.
 
 Memory of the guest for the probes' code: executable, and never writable at the same time.
 
@@ -57,7 +57,7 @@ def allocate_code(task: Task, kernel: Kernel, size: int, *, like: Addr) -> CodeM
         like: memory that it has allocated for data.
 
     Raises:
-        TargetError: the guest has none left, or refuses; the ledger tells what it has lent.
+        TargetError: the guest has none left, or refuses; ``allocations`` has what was allocated.
     """
     request = CodeRequest(size=size, like=like, caller=task.trap.place)
     found = _allocate(task, kernel, size, task.trap.info.code(task.memory, kernel, request))
@@ -74,7 +74,7 @@ def allocate_module_code(task: Task, kernel: Kernel, size: int) -> CodeMemory | 
         most probes are not of modules.
 
     Raises:
-        TargetError: the guest refuses to make it executable; the ledger tells what it has lent.
+        TargetError: the guest refuses to make it executable; it is in ``allocations``.
     """
     find = task.trap.info.module_code
     called = find(kernel, size) if find is not None else None
@@ -134,18 +134,18 @@ def _ignore(words: str) -> None:
 def free_when_idle(
     guest: Guest, allocations: AllocationLog, warn: Callable[[str], None] = _ignore
 ) -> None:
-    """Give back all that a guest has lent, as soon as nothing runs in it.
+    """Free all that was allocated in a guest, as soon as nothing runs in it.
 
     The guest may run, and runs on. No probe may be armed.
 
     Args:
-        guest: that has lent it.
-        allocations: what it has lent.
+        guest: that it is allocated in.
+        allocations: what is allocated.
         warn: is told what is waited for, when it takes a while.
 
     Raises:
-        TargetError: a task sleeps in the code, or none could be borrowed; the ledger tells what
-            is still lent.
+        TargetError: a task sleeps in the code, or none could make the call; ``allocations``
+            has what is still allocated.
     """
     if allocations.is_empty:
         return
@@ -239,11 +239,11 @@ def code_in_use(guest: Guest, allocations: AllocationLog) -> Iterator[Text]:
 
 
 def free(task: Task, kernel: Kernel, live: Iterable[Allocation] | None = None) -> None:
-    """Give back some loans, or everything in a task's ledger.
+    """Free some allocations, or all of a task's log.
 
     The last first, whatever fails on the way.
     """
-    # Interrupted in the middle of a call: what it lends belongs to what is given back.
+    # Interrupted in the middle of a call: what it allocates is freed, too.
     _come_back(task)
     with ExitStack() as all_of_it:
         all_of_it.callback(_come_back, task)
@@ -260,7 +260,7 @@ def _free(task: Task, kernel: Kernel, allocation: Allocation) -> None:
     try:
         _free_once(task, kernel, allocation)
     except KeyboardInterrupt:
-        # The rest follows, and with it what proves that the guest still lends this.
+        # The rest follows, and with it what proves that this is still allocated.
         _come_back(task)
         if allocation in task.allocations.live:
             _free_once(task, kernel, allocation)
@@ -273,7 +273,7 @@ def _free_once(task: Task, kernel: Kernel, allocation: Allocation) -> None:
         case Kind.ROX:
             set_rw(task, kernel, allocation)
         case Kind.CODE:
-            # Interrupted in the middle, it is still sealed; freed so, it would crash the guest.
+            # Interrupted in the middle, it is still read-only; freed so, it would crash the guest.
             for rox in task.allocations.live:
                 if rox.kind is Kind.ROX and rox.addr == allocation.addr:
                     set_rw(task, kernel, rox)

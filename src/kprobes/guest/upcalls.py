@@ -8,7 +8,7 @@ It looks all the time as long as hits come, then with naps between looks, and af
 longer ones. One vCPU is served at a time. A hit that a handler causes itself, or that comes while
 one is slow, waits until its own deadline, goes on, and is counted.
 
-What a session's questions need in a guest: the mailbox, its deadlines, and who attends.
+Start and stop the upcall server of one arena; set the deadlines of its upcalls.
 
 Modules that come and go while probes are armed.
 
@@ -253,7 +253,7 @@ class UpcallServer:
         self._lock = threading.Lock()
         self._is_left = False
         mailbox.open()
-        self._thread = threading.Thread(target=self._run, name="kprobes-attendant", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kprobes-upcalls", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -328,7 +328,7 @@ _PLAUSIBLE = range(1_000_000, 10_000_000_000)
 
 
 class UpcallControl:
-    """Attends to one arena's questions between ``begin`` and ``end``."""
+    """Serves one arena's upcalls between ``begin`` and ``end``."""
 
     def __init__(
         self, guest: Guest, arena: Arena, check_guest: Callable[[], None] = nothing
@@ -341,7 +341,7 @@ class UpcallControl:
         self._missed: Counter[int] = Counter()
 
     def begin(self, groups: Sequence[UpcallGroup]) -> None:
-        """Attend to questions whose sites are about to be patched."""
+        """Serve upcalls whose sites are about to be patched."""
         self.end()
         self._groups = tuple(groups)
         if not groups:
@@ -354,7 +354,7 @@ class UpcallControl:
         self._server = UpcallServer(self._mailbox, {each.number: each for each in groups})
 
     def end(self) -> None:
-        """Attend no more; sites must have been put back before, or nobody waits at them."""
+        """Stop serving; the sites must be disarmed before, or no vCPU waits at them."""
         if self._server is not None:
             self._server.stop()
             self._server = None

@@ -251,7 +251,7 @@ def _fill(root: Path, fill: Callable[[Path], Path]) -> Path:
         manifest = {"main": str(main.relative_to(fresh)), "sha256": _digest(main)}
         with directories.create_own(fresh / _MANIFEST) as file:
             file.write(json.dumps(manifest).encode())
-        # Only a directory whose seal is broken can be in the way: it is rebuilt.
+        # Only a directory whose manifest does not match can be in the way: it is rebuilt.
         shutil.rmtree(root, ignore_errors=True)
         fresh.rename(root)
     return root / manifest["main"]

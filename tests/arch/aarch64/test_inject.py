@@ -1,4 +1,4 @@
-"""How a borrowed task of arm64 comes back to what it was doing, through the kernel's own code."""
+"""Injected calls on arm64: how a task comes back through the kernel's own code."""
 
 import struct
 from dataclasses import dataclass

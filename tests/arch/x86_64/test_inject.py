@@ -1,4 +1,4 @@
-"""How a borrowed task comes back to what it was doing, through the kernel's own code."""
+"""Injected calls on x86-64: how a task comes back through the kernel's own code."""
 
 import pytest
 

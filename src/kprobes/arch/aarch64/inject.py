@@ -1,10 +1,10 @@
-"""Borrowed tasks of aarch64.
+"""Injected calls on aarch64.
 
-A function returns to x30, and leaves x19 to x28 and sp as they were. So the landing is any call
+A function returns to x30, and leaves x19 to x28 and sp as they were. So the return trap is any call
 through one of these registers, in a function that hardly anybody calls, and the register leads to
 the kernel's return from an interrupt. That takes pt_regs from the stack pointer, and the stack
 pointer goes up by its size: it gives registers back only to whoever is right above. Hence two of
-them. Stack of a borrowed task, from low to high addresses:
+them. Stack of the task, from low to high addresses:
 
     pt_regs again;    // goes on at the same return; its first words are for arguments beyond the
                       // eighth, which are on the stack (AAPCS64, 6.8.2)
@@ -50,7 +50,7 @@ _UNCALLED = (
     "pm_runtime_force_suspend",
     "pm_runtime_force_resume",
 )
-"""Who comes to a landing and is not ours is sent on."""
+"""A task that comes to a trap and is not ours is moved past it."""
 _CALLEE_SAVED = range(19, 28)
 """And x28, which has the call's number."""
 _BLR = (
@@ -79,7 +79,7 @@ def _return_path(memory: Looked, kernel: Kernel) -> ReturnPath:
     if finish is None:
         raise TargetError(f"kernel {kernel.release} has no {_FINISH}")
     if _known(memory).attributes(finish.addr) & _GUARDED:
-        raise TargetError("this kernel's text is guarded (BTI): no task of it can be borrowed")
+        raise TargetError("this kernel's text is guarded (BTI): no call can be injected")
     size = _taken_off(_words(memory.read(finish.addr, min(finish.size, _PAGE))))
     trap, register = _trap(memory, kernel)
     return ReturnPath(trap=trap, then=(finish.addr,), register=f"x{register}", size=size)

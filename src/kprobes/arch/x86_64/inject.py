@@ -1,8 +1,8 @@
-"""Borrowed tasks of x86-64.
+"""Injected calls on x86-64.
 
-Stack of a borrowed task, from low to high addresses; the function returns to the first word:
+Stack of the task, from low to high addresses; the function returns to the first word:
 
-    u64 landing;     // a ``ret`` in a function that is never called: a place of our own to stop at
+    u64 trap;        // a ``ret`` in a function that is never called: a place of our own to stop at
     u64 irqs_off;    // ``cli`` and ``ret``
     u64 finish;      // restore_regs_and_return_to_kernel
     pt_regs frame;   // what the task was doing

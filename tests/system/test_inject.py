@@ -79,7 +79,7 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
             [] if far is None else [(far.addr, far.stop)]
         )
         runs = [guest.memory.tables.mapped_runs(*piece) for piece in pieces]
-    lent = areas(machine)
+    allocated = areas(machine)
 
     assert {(run.is_executable, run.is_writable) for found in runs for run in found} == {
         (True, False)
@@ -89,7 +89,7 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
     start, stop = guest.kernel.text
     assert max(stop, arena.code.stop) - min(start, arena.notifier) < REACH[arch]
     # And its data.
-    assert len(lent) == 1 + len(pieces) == {"amd64": 2, "arm64": 3}[arch]
+    assert len(allocated) == 1 + len(pieces) == {"amd64": 2, "arm64": 3}[arch]
 
     with guest.stub.paused(), injector.task() as task:
         free(task, guest.kernel)
@@ -100,7 +100,7 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
 
 
 def areas(machine: Machine) -> list[str]:
-    """Return the memory that the guest has lent, by its own list; it is never asked for so."""
+    """Return the memory that the guest has allocated, by its own list; it is never asked for so."""
     listed = machine.run("cat /proc/vmallocinfo", 20).output.decode().splitlines()
     callers = (" unregister_die_notifier+", " iterate_supers_type+")
     return [area for area in listed if any(caller in area for caller in callers)]
