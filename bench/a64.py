@@ -77,7 +77,7 @@ def _laid_out(text: str) -> tuple[list[_Line], bytes, Mapping[str, int]]:
         elif line.startswith(".balign "):
             data += bytes(-at % int(line.split()[1]))
         elif data:
-            raise ValueError(f"{line}: behind data")
+            raise ValueError(f"{line}: after data")
         else:
             lines += map(_parsed, _expanded(line))
     return lines, data, labels

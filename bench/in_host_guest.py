@@ -90,7 +90,7 @@ def _named(events: Events, names: TaskNames) -> Events:
 
 
 def _pages(data: bytes) -> Iterator[Pages]:
-    # trace-cmd.dat.v6(5): behind "flyrecord" each CPU's offset and size.
+    # trace-cmd.dat.v6(5): after "flyrecord" each CPU's offset and size.
     table = data.index(b"flyrecord\0") + 10
     places = struct.iter_unpack("<QQ", data[table : table + 16 * (os.cpu_count() or 1)])
     parts = [

@@ -36,11 +36,11 @@ def linked(code: Template, entry: Callable[[Addr, Addr], bytes] | None = None) -
     if entry is None:
         return lambda place: code.link(place, numbers)
 
-    def behind(place: Addr) -> bytes:
+    def after(place: Addr) -> bytes:
         body = Addr(place + len(entry(place, place)))
         return entry(place, body) + code.link(body, numbers)
 
-    return behind
+    return after
 
 
 def loop(isa: Isa, code: Linked | None, *, steps: int, repeats: int) -> Loop:

@@ -99,7 +99,7 @@ def test_data_comes_last_where_it_is_aligned() -> None:
         ("ldr x1, [x2, #4]", "4 does not fit"),
         ("add x1, x2, #4096", "4096 does not fit"),
         ("add x1, {x2}", "{x2}"),
-        ('.asciz "a"\nsvc #0', "behind data"),
+        ('.asciz "a"\nsvc #0', "after data"),
     ],
 )
 def test_what_is_not_known_or_does_not_fit_is_an_error(line: str, why: str) -> None:

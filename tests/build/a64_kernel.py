@@ -71,7 +71,7 @@ def kernel() -> Arm64Kernel:
     assert table is not None
     at, size = table.sources[1]
     offsets = np.frombuffer(image, "<u4", size // 4, at - BASE).astype(np.uint64)
-    # Offsets count from the first symbol, _stext, which is at the next 64 KiB behind the header.
+    # Offsets count from the first symbol, _stext, which is at the next 64 KiB after the header.
     addrs = (offsets + np.uint64(BASE + 0x10000)).tolist()
     return _made(image, addrs, _names(table))
 

@@ -259,7 +259,7 @@ class Arm64Machine:
         return self._loaded(probes, start, site + 4)
 
     def patch(self, probes: Sequence[Resolved], code: bytes, end: int | None = None) -> Loaded:
-        """Put probes on an instruction; a hit ends behind it, or elsewhere."""
+        """Put probes on an instruction; a hit ends after it, or elsewhere."""
         addr = probes[0].layout.ip
         displaced = Displaced(addr=addr, code=code, count=1, stop=Addr(addr + 4))
         template = compile_probes(AARCH64, self.abi, probes, is_framed=True, is_patched=True)

@@ -32,7 +32,7 @@ Make = Callable[[Addr, SiteUpcalls], Detour]
 
 
 class AskingGuest:
-    """Code that asks, behind a branch at SITE or another place.
+    """Code that asks, after a branch at SITE or another place.
 
     Attributes:
         machine: the guest.
@@ -95,7 +95,7 @@ class AskingGuest:
 
 
 def site_guest(**more: bool) -> AskingGuest:
-    """Return a guest whose function's ftrace site asks, before it and perhaps behind it."""
+    """Return a guest whose function's ftrace site asks, before it and perhaps after it."""
 
     def make(place: Addr, upcalls: SiteUpcalls) -> Detour:
         only = SiteUpcalls(gate=upcalls.gate, before=upcalls.before, after=None)
@@ -108,7 +108,7 @@ def site_guest(**more: bool) -> AskingGuest:
 
 
 def instruction_guest(code: bytes, *, exits: tuple[int, ...], before: bool = False) -> AskingGuest:
-    """Return a guest where an instruction at FUNCTION asks behind it, and perhaps before."""
+    """Return a guest where an instruction at FUNCTION asks after it, and perhaps before."""
     displaced = Displaced(addr=Addr(FUNCTION), code=code, count=1, stop=Addr(FUNCTION + 4))
 
     def make(place: Addr, upcalls: SiteUpcalls) -> Detour:

@@ -41,7 +41,7 @@ def return_probe(text: str, *, event_id: int = 1, addr: int) -> Resolved:
 
 @dataclass(frozen=True)
 class Leaving:
-    """How a function ends: what is behind its frame's end.
+    """How a function ends: what is after its frame's end.
 
     Attributes:
         code: the instruction that leaves it.

@@ -1,4 +1,4 @@
-"""Instructions in detours that ask Python before and behind them, beside the same in place.
+"""Instructions in detours that ask Python before and after them, beside the same in place.
 
 The gate answers at once with nothing changed: it drops the number and goes on.
 """
@@ -22,7 +22,7 @@ _BELOW = 24
 
 
 def detour_of(instructions: Sequence[Instruction], *, before: int | None = None) -> Detour:
-    """Return a detour for SLOT that asks behind the first instruction, and perhaps before it."""
+    """Return a detour for SLOT that asks after the first instruction, and perhaps before it."""
     displaced = Displaced(
         addr=instructions[0].addr,
         code=b"".join(each.code for each in instructions),
@@ -36,7 +36,7 @@ def detour_of(instructions: Sequence[Instruction], *, before: int | None = None)
 def run_both(
     emulator: Emulator, instructions: Sequence[Instruction], state: int
 ) -> tuple[Outcome, Outcome]:
-    """Run instructions in place and in a detour that asks behind the first."""
+    """Run instructions in place and in a detour that asks after the first."""
     code = b"".join(each.code for each in instructions)
     detour = detour_of(instructions).code
     assert len(detour) <= _GATE - SLOT

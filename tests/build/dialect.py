@@ -16,7 +16,7 @@ class Dialect:
         arguments: those that have a function's arguments.
         link: the one that has the return address when a function is entered, or "".
         pushed: bytes of stack that a call takes.
-        site: bytes from a function's entry to what is behind an ftrace site there.
+        site: bytes from a function's entry to what is after an ftrace site there.
         before: what is added to the instruction pointer that is shown before an instruction.
         are_addresses_signed: whether return addresses on stacks are. Then nobody can give them back
             from outside: who disarms waits for the calls that were taken over.
@@ -42,7 +42,7 @@ DIALECTS = {
         link="",
         pushed=8,
         site=5,
-        # As behind the kernel's int3.
+        # As after the kernel's int3.
         before=1,
         are_addresses_signed=False,
     ),

@@ -25,7 +25,7 @@ def write_page(
 
 
 def write_list(memory: Writable, start: int, groups: Sequence[Sequence[int]]) -> None:
-    """Write the list's head at ``start``, and behind it a page with its records per group."""
+    """Write the list's head at ``start``, and after it a page with its records per group."""
     at = start + 64
     memory.write(start, struct.pack("<Q", at if groups else 0))
     for n, sites in enumerate(groups):

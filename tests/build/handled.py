@@ -22,7 +22,7 @@ DATA = 0xFFFF_8880_0000_0000
 """Two pages that the kernel may write."""
 RODATA = DATA + 2 * PAGE
 USER_DATA = 0x40_0000
-"""Two pages of the task's; what is behind them is not there."""
+"""Two pages of the task's; what is after them is not there."""
 TASK = DATA + 0x1400
 STACK = DATA + 0x1E00
 FILE, DENTRY, NAME = DATA, DATA + 0x100, DATA + 0x200

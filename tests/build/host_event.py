@@ -105,7 +105,7 @@ def common(number: int, pid: int = 7, *, flags: int = 0, preempt: int = 0) -> by
 def opening(
     n: int, path: bytes | None, *, pid: int = 7, ip: int = OPEN_IP, both: bytes = b"a"
 ) -> bytes:
-    """A record of OPEN; every string but a path of None has its bytes behind the fixed part."""
+    """A record of OPEN; every string but a path of None has its bytes after the fixed part."""
     end = 40
     texts = [path, both, None, b"near"]
     located: list[int] = []

@@ -17,7 +17,7 @@ class Layout(StrEnum):
 
     V5_10 = "5.10: relative base, per-CPU absolute, tokens last"
     V6_1 = "6.1 stable: the same with seqs_of_names before the tokens"
-    V6_4 = "6.4: offsets behind the tokens"
+    V6_4 = "6.4: offsets after the tokens"
     V6_15 = "6.15: the same, every offset from the base"
     V7 = "7.x: offsets from their own place, 4-byte alignment"
 

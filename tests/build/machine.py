@@ -97,7 +97,7 @@ ABI_HIGH = replace(
 
 FAR = 0x41FF_CA5A_4000
 ABI_FAR = replace(ABI, percpu=FAR)
-"""Our per-CPU memory lies behind the first chunk, beyond a displacement's reach."""
+"""Our per-CPU memory lies after the first chunk, beyond a displacement's reach."""
 
 _REGIONS = (
     (TEXT, 0x10000),

@@ -132,7 +132,7 @@ def syscalls(calls: Sequence[Call], *, size: int, tail: bytes = b"", arch: str =
 
     Args:
         calls: in their order.
-        size: of the program, whole pages, and large enough; behind them memory is not mapped.
+        size: of the program, whole pages, and large enough; after them memory is not mapped.
         tail: the program's last bytes.
         arch: the guest's, by Debian's name.
     """

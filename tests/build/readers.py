@@ -140,7 +140,7 @@ class Readers:
     def _user_length(self, result: int, target: int, size: int) -> int:
         if result == 1 and self.has_old_quirks:
             return 0
-        # strncpy_from_user stores whole words: garbage behind the NUL, but never behind the room.
+        # strncpy_from_user stores whole words: garbage after the NUL, but never after the room.
         if result > 0 and -result % 8 <= size - result:
             self._cpu.store(target + result, b"\xa5" * (-result % 8))
         return result

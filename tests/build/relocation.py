@@ -144,7 +144,7 @@ def _compare_one(
 ) -> None:
     addr, code = found
     form = _FORMS[decode_one(code, addr).code]
-    # A nop behind it, so that sti does not lean on it.
+    # A nop after it, so that sti does not lean on it.
     function = decode_function("sampled", [TextPart(addr=Addr(addr), code=code + b"\x90")])
     slot_verdict = insn_verdict(function, addr)
     instruction = function.instructions[addr]

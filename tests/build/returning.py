@@ -117,7 +117,7 @@ class Function:
             self.patch(self.tail, Role.TAIL)
 
     def enter(self, role: Role, probes: Sequence[Resolved] = ()) -> None:
-        """Have the entry call what is to be done there, behind its own probes."""
+        """Have the entry call what is to be done there, after its own probes."""
         machine, returning = self.machine, [Returning(role=role, returns=self.returns)]
         is_framed = needs_frame(X86_64, probes, returning)
         template = compile_probes(
@@ -157,7 +157,7 @@ class Function:
         machine.cpu.write(site.addr, X86_64.patch.jump(Addr(site.addr), return_method))
 
     def used(self) -> dict[int, list[tuple[int, ...]]]:
-        """Return the words of its frames behind the slot, by slot, in the order of the search."""
+        """Return the words of its frames after the slot, by slot, in the order of the search."""
         words, size = self.frames.stride // 8, self.frames.stride
         found: dict[int, list[tuple[int, ...]]] = {}
         raw = self.machine.cpu.read(self.frames.addr, self.frames.size)

@@ -165,7 +165,7 @@ def chunk_of(data: bytes, *, position: int = 0, cpu: int = 0, limit: int | None 
 
 
 def stream(hits: Sequence[Hit], position: int = 0) -> bytes:
-    """Write records one behind the other."""
+    """Write records one after the other."""
     out = bytearray()
     for hit in hits:
         out += record(hit, position + len(out))

@@ -20,7 +20,7 @@ from tests.build.kernel import SITE, TEXT, make_kernel, symbol
 
 NOP = "0f1f440000"
 REST = "4157 4156 4155 4889f3 c3"
-"""Behind the site: push r15, r14, r13; mov rsi, rbx; ret."""
+"""After the site: push r15, r14, r13; mov rsi, rbx; ret."""
 SLIDE = 0x1000_0000
 FENTRY = TEXT + 0x100
 

@@ -76,7 +76,7 @@ def step_functions(
 
 def _bugs(suite: str) -> frozenset[int]:
     # struct bug_entry { int bug_addr_disp, ...; unsigned short ..., flags; }: the ud2 of a BUG,
-    # behind which nothing runs, has no BUGFLAG_WARNING.
+    # after which nothing runs, has no BUGFLAG_WARNING.
     image, kernel = kernel_of(suite)
     start, stop = (kernel.symbols.named(f"__{edge}___bug_table").addr for edge in ("start", "stop"))
     assert kernel.types is not None

@@ -89,7 +89,7 @@ class Sweeper:
         found: list[Addr] = []
         for addr in sorted(function.instructions):
             if addr == entry and has_site and addr not in self.tables.ftrace:
-                # Whatever is there, it is the entry: a probe there goes to the site behind it.
+                # Whatever is there, it is the entry: a probe there goes to the site after it.
                 continue
             try:
                 if addr not in self.tables.ftrace:

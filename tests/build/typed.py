@@ -85,7 +85,7 @@ UNTYPED = make_kernel(SYMBOLS)
 
 
 def resolved(text: str, *, is_typed: bool = True, ibt: bool = False) -> Resolved:
-    """Resolve a definition; every function's site is at its beginning, or behind an endbr64."""
+    """Resolve a definition; every function's site is at its beginning, or after an endbr64."""
     kernel = KERNEL if is_typed else UNTYPED
     shift = 4 if ibt else 0
     return resolve(

@@ -1,4 +1,4 @@
-"""``--duration`` with a time and without one, before, between and behind definitions."""
+"""``--duration`` with a time and without one, before, between and after definitions."""
 
 import argparse
 

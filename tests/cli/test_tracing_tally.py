@@ -74,7 +74,7 @@ def test_durations_that_could_not_be_measured_are_no_faults() -> None:
     assert (limit_sink.events, limit_sink.faulted) == (1, 0)
 
 
-def test_closing_reaches_the_sink_behind() -> None:
+def test_closing_reaches_the_sink_after() -> None:
     kept = Kept()
 
     LimitSink(kept).close()

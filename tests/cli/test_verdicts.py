@@ -145,7 +145,7 @@ def test_a_text_s_place_in_the_record_is_none(place: Place) -> None:
 
 
 def leaving(code: bytes, **terms: Any) -> Checker:
-    """A checker of a guest where ``vfs_read`` has this code behind its ftrace site."""
+    """A checker of a guest where ``vfs_read`` has this code after its ftrace site."""
     made = make_named_guest("vfs_read", "vfs_write")
     made.guest.memory.write(made.sites[0] + 5, code)
     return checker_of_guest(made.guest, Terms(**terms))

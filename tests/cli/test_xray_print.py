@@ -51,7 +51,7 @@ def test_a_kernel_without_a_file_says_why() -> None:
     assert "no image: no file" in text_of(xray(snapshot, around(snapshot, Addr(SITE))))
 
 
-def test_verdicts_stand_behind_each_instruction() -> None:
+def test_verdicts_stand_after_each_instruction() -> None:
     snapshot = make_snapshot()
     function_text = xray(snapshot, function_at(snapshot, Addr(SITE)))
 

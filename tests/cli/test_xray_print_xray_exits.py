@@ -70,7 +70,7 @@ def test_a_gap_in_the_proof_is_marked_where_it_is() -> None:
     text = text_of(parts, found)
 
     assert f"{SITE + 8:x}  90" in text
-    assert "# the proof fails here: it runs on into what is behind the function" in text
+    assert "# the proof fails here: it runs on into what is after the function" in text
     assert "exits: rethook, as these may not be all: f+0x8/0x9: it runs on" in text
 
 

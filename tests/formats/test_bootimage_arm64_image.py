@@ -36,7 +36,7 @@ def test_it_is_where_its_relocations_say_and_has_what_they_fill_in() -> None:
 
 
 PACKED = range(0x1000, 0x1000 + 0x40 * 100, 0x40)
-"""Places of addresses that a packed list names itself: one more behind each is in its map."""
+"""Places of addresses that a packed list names itself: one more after each is in its map."""
 
 
 def packed(*, targets: int = 0, before: tuple[int, ...] = (0,)) -> bytes:

@@ -70,7 +70,7 @@ def test_records_that_were_read_before_are_left_out_but_for_their_times(
     assert found(read) == [it for it in slowly(data) if it.at > first[it.page]]
 
 
-def test_what_lies_behind_a_size_that_was_set_is_not_read() -> None:
+def test_what_lies_after_a_size_that_was_set_is_not_read() -> None:
     two = [Record(5, EVENT), Record(2, EVENT)]
     data = pages(page(100, two), page(200, two, lost=7)).copy()
 
@@ -108,7 +108,7 @@ def test_an_absolute_time_takes_its_top_bits_from_the_page() -> None:
     assert read.ts.tolist() == [(4 << 59) + 5]
 
 
-def test_nothing_behind_a_null_padding_counts() -> None:
+def test_nothing_after_a_null_padding_counts() -> None:
     data = page(1, [Record(0, EVENT), Record(0, b"\x1d" + bytes(3)), Record(0, EVENT)])
     ended = bytearray(data)
     struct.pack_into("<I", ended, PAGE.data + 12, 29)
@@ -149,8 +149,8 @@ def test_more_pages_than_are_walked_at_once_keep_their_order() -> None:
     [
         (4084, [1]),  # more records than room
         (10, [1]),  # not whole words
-        (8, [5]),  # a record that ends behind the others
-        (4, [0]),  # a length that stands behind them
+        (8, [5]),  # a record that ends after the others
+        (4, [0]),  # a length that stands after them
         (4, [30]),  # a time that does
         (8, [0, 3]),  # a length that is none
         (8, [0, 0]),

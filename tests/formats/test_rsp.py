@@ -7,10 +7,10 @@ from kprobes.formats import rsp
 
 
 @given(st.binary(max_size=300), st.binary(max_size=40))
-def test_a_framed_payload_comes_back_whatever_follows(payload: bytes, behind: bytes) -> None:
+def test_a_framed_payload_comes_back_whatever_follows(payload: bytes, after: bytes) -> None:
     framed = rsp.frame(payload)
 
-    assert rsp.next_packet(framed + behind) == (payload, True, len(framed))
+    assert rsp.next_packet(framed + after) == (payload, True, len(framed))
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))

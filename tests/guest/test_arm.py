@@ -75,7 +75,7 @@ def test_every_site_calls_the_code_that_was_made_for_it() -> None:
     assert patcher.is_armed
 
 
-def test_programs_lie_aligned_one_behind_the_other() -> None:
+def test_programs_lie_aligned_one_after_the_other() -> None:
     made, patcher, _ = _make()
 
     programs = patcher.link(made.plans)

@@ -59,7 +59,7 @@ def check(ram: FakeRam, *looks: Mapping[str, int]) -> None:
 
 
 @pytest.mark.parametrize("state", [2, 3])
-def test_the_same_guest_may_be_one_change_behind_its_journal(ram: FakeRam, state: int) -> None:
+def test_the_same_guest_may_be_one_change_after_its_journal(ram: FakeRam, state: int) -> None:
     ram.write(PLACE + 16, state.to_bytes(8, "little"))
 
     check(ram, KERNEL)

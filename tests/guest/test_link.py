@@ -40,13 +40,13 @@ def _hooked(plan: Plan, upcall: Upcall) -> Plan:
 def test_every_place_asks_by_a_number_of_its_own_whoever_is_asked() -> None:
     plans = make_guest(["p f"] * 2).plans
     shared = _upcall(9, plans[0].site.addr)
-    behind = _upcall(9, plans[0].site.addr, is_after=True)
-    asking = [replace(plan, upcalls=(shared, behind)) for plan in plans]
+    after = _upcall(9, plans[0].site.addr, is_after=True)
+    asking = [replace(plan, upcalls=(shared, after)) for plan in plans]
 
     groups = [each for p in _linker(asking).link(asking) for each in p.groups]
 
     assert [each.number for each in groups] == [0, 1, 2, 3]
-    assert [each.upcalls for each in groups] == [(shared,), (behind,)] * 2
+    assert [each.upcalls for each in groups] == [(shared,), (after,)] * 2
 
 
 def test_a_trampoline_asks_what_its_returns_want() -> None:
@@ -59,7 +59,7 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
 
     (group,), (frames,) = linker.landings, linker.frames
     assert (program.groups, group.upcalls) == ((), (upcall,))
-    # It is shown at the trampoline, and goes on behind what that has called.
+    # It is shown at the trampoline, and goes on after what that has called.
     assert list(group.copies) == [frames.trampoline]
     code = dict(linker.take_routines())
     (start,) = (addr for addr in code if addr < frames.trampoline < addr + len(code[addr]))

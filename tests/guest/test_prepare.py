@@ -113,9 +113,9 @@ def test_preparing_the_same_again_looks_at_the_sites_again() -> None:
 
     assert [plan.site.strategy for plan in before] == [Strategy.FTRACE] * 2
     # Nothing of ours where the guest's own ftrace writes.
-    behind, other = (plan.site for plan in after)
-    assert (behind.addr, behind.ip) == (made.sites[0] + X86_64.site.size, made.sites[0])
-    assert (behind.strategy, other.strategy) == (Strategy.JUMP, Strategy.FTRACE)
+    moved, other = (plan.site for plan in after)
+    assert (moved.addr, moved.ip) == (made.sites[0] + X86_64.site.size, made.sites[0])
+    assert (moved.strategy, other.strategy) == (Strategy.JUMP, Strategy.FTRACE)
     assert [plan.probes for plan in after] == [plan.probes for plan in before]
 
 
@@ -133,7 +133,7 @@ def test_a_pattern_leaves_out_where_nothing_can_be_and_a_name_does_not() -> None
         Preparer(made.guest).prepare(wanted("p vfs_*", "p vfs_read"))
 
 
-def test_where_the_guests_ftrace_leads_elsewhere_nothing_is_probed_behind_it() -> None:
+def test_where_the_guests_ftrace_leads_elsewhere_nothing_is_probed_after_it() -> None:
     made = _guest()
     call = X86_64.site.branch(made.sites[0], Addr(made.sites[0] + 0x1000))
     made.guest.memory.write(made.sites[0], call)

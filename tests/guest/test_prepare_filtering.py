@@ -35,7 +35,7 @@ def _filtered(filter_text: str, tasks: Filter | None = None) -> Resolved:
     return with_filter(replace(probe, definition=definition), _guest(), tasks)
 
 
-def test_a_filter_comes_behind_the_choice_of_tasks() -> None:
+def test_a_filter_comes_after_the_choice_of_tasks() -> None:
     chosen = _filtered("n == 1 || n == 2", task_filter(pids=[7])).filter
 
     assert chosen is not None

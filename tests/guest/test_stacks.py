@@ -297,7 +297,7 @@ def test_what_a_task_saved_long_ago_says_nothing_when_an_interrupt_has_left_its_
 
 
 @pytest.mark.parametrize(("at", "is_inside"), [(-8, True), (0, False), (8, False)])
-def test_what_lies_behind_the_stack_of_a_running_task_is_none_of_it(
+def test_what_lies_after_the_stack_of_a_running_task_is_none_of_it(
     at: int, *, is_inside: bool
 ) -> None:
     guest, vcpus, memory = _guest()

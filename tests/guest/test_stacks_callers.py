@@ -23,7 +23,7 @@ G = Frames(
 
 
 def enter(memory: GuestMemory, frames: Frames, slot: Addr, *callers: int, further: int = 0) -> None:
-    """Put a frame where the guest's code finds it, or so many frames behind that.
+    """Put a frame where the guest's code finds it, or so many frames after that.
 
     Args:
         memory: of the guest.

@@ -62,7 +62,7 @@ def probe(handler: ReturnHandler, entry: ReturnHandler | None = None, **fields: 
     return Kretprobe(symbol_name="vfs_read", handler=handler, entry_handler=entry, **fields)
 
 
-def test_the_registers_are_those_behind_the_return() -> None:
+def test_the_registers_are_those_after_the_return() -> None:
     seen: list[tuple[int, ...]] = []
 
     def handler(instance: Instance, regs: Registers) -> None:

@@ -43,9 +43,9 @@ def test_another_instruction_is_no_entry(engine: GuestEngine) -> None:
     assert (found.addr - found.function.addr, found.is_entry, found.following) == (8, False, None)
 
 
-@pytest.mark.parametrize(("offset", "behind"), [(0, 4), (4, 8), (8, None)])
-def test_an_arm64_entry_and_the_site_behind_it_are_both_the_site(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, behind: int | None
+@pytest.mark.parametrize(("offset", "after"), [(0, 4), (4, 8), (8, None)])
+def test_an_arm64_entry_and_the_site_after_it_are_both_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, after: int | None
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     made = make_named_guest("vfs_read")
@@ -58,7 +58,7 @@ def test_an_arm64_entry_and_the_site_behind_it_are_both_the_site(
     found = engine.find_place(f"vfs_read+{offset}")
 
     assert (found.addr, found.is_entry) == (start + offset, offset == 0)
-    assert found.following == (None if behind is None else start + behind)
+    assert found.following == (None if after is None else start + after)
 
 
 def test_what_is_no_place_is_refused(engine: GuestEngine) -> None:

@@ -39,7 +39,7 @@ def test_numbers_are_little_endian() -> None:
     assert made.live.read_u64(DATA) == 0x8877665544332211
 
 
-def test_a_string_may_end_where_memory_ends_but_not_behind_it() -> None:
+def test_a_string_may_end_where_memory_ends_but_not_after_it() -> None:
     made = make_handled()
     end = USER_DATA + 2 * PAGE
     made.put(end - 3, b"ab\0")

@@ -162,7 +162,7 @@ def test_what_is_returned_comes_with_the_arguments_of_the_entry() -> None:
     assert seen == [(5, 3, 0x1D, 0, "vfs_read")]
 
 
-def test_the_arguments_come_by_position_behind_what_is_returned() -> None:
+def test_the_arguments_come_by_position_after_what_is_returned() -> None:
     seen: list[tuple[int, int]] = []
 
     def handler(*values: Any) -> None:

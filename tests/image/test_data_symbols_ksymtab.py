@@ -10,7 +10,7 @@ TABLE_AT = 0x100
 
 
 def region(entries: dict[str, int]) -> bytes:
-    """Return names, and a table of entries behind them."""
+    """Return names, and a table of entries after them."""
     data = bytearray(NAMES.ljust(TABLE_AT, b"\0"))
     for name, value in entries.items():
         at = len(data)

@@ -25,7 +25,7 @@ def symbols() -> SymbolMap:
         (BASE + 0x300, "t", "helper"),
         (BASE + 0x400, "T", "vfs_write"),
         (BASE + 0x1000, "B", "_end"),
-        (BASE + 0x1100, "b", "behind"),
+        (BASE + 0x1100, "b", "after"),
     ]
     module = [
         (MOD + 0x80, "t", "late"),

@@ -189,7 +189,7 @@ def test_a_static_calls_trampoline_tells_where_it_leads() -> None:
     assert only(function_text).description == "static call's trampoline: now a jmp to __fentry__"
 
 
-def test_a_site_is_shown_with_some_instructions_behind_it() -> None:
+def test_a_site_is_shown_with_some_instructions_after_it() -> None:
     snapshot = make_snapshot()
 
     subject = around(snapshot, Addr(SITE + 6))

@@ -188,7 +188,7 @@ def test_what_stands_before_an_error_can_be_had(text: str, args: int) -> None:
     assert (read.command, read.place.symbol, len(read.args)) == (text, "f", args)
 
 
-def test_words_for_parameters_behind_an_error_can_be_had() -> None:
+def test_words_for_parameters_after_an_error_can_be_had() -> None:
     found = parse_prefix("p f $arg1 a=%zz $arg9:nosuch b=$arg2 $arg*", registers=REGISTERS)
 
     assert found is not None
@@ -199,7 +199,7 @@ def test_words_for_parameters_behind_an_error_can_be_had() -> None:
 @pytest.mark.parametrize(
     ("word", "found"), [("args->f_inode-i_ino", "args"), ("a-b->c", ""), ("file->f_op:u9", "")]
 )
-def test_the_variable_of_a_walk_that_is_wrong_behind_it_can_be_had(word: str, found: str) -> None:
+def test_the_variable_of_a_walk_that_is_wrong_after_it_can_be_had(word: str, found: str) -> None:
     prefix = parse_prefix(f"r f {word}", registers=REGISTERS)
 
     assert prefix is not None

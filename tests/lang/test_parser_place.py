@@ -61,7 +61,7 @@ def test_a_place_may_be_an_address(text: str, addr: int) -> None:
     assert found.event == f"p_{addr:#018x}"
 
 
-def test_return_behind_the_symbol_probes_its_return() -> None:
+def test_return_after_the_symbol_probes_its_return() -> None:
     found = read("p vfs_read+0%return $retval")
 
     assert (found.kind, found.place.symbol) == (Kind.RETURN, "vfs_read")

@@ -94,7 +94,7 @@ def test_the_caret_marks_the_type_that_does_not_fit(marked: str, code: str) -> N
         ("p vfs_read +0(+8(%di)):b9@^0/8", "BAD_BITFIELD"),
     ],
 )
-def test_behind_braces_the_caret_stands_where_the_kernel_miscounts_it(
+def test_after_braces_the_caret_stands_where_the_kernel_miscounts_it(
     marked: str, code: str
 ) -> None:
     assert caret_of(Wrong(marked, code)) == (code, marked)

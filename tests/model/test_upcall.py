@@ -72,7 +72,7 @@ def test_who_goes_elsewhere_before_the_instruction_is_the_last() -> None:
     assert seen == []
 
 
-def test_behind_the_instruction_all_are_served_wherever_it_goes() -> None:
+def test_after_the_instruction_all_are_served_wherever_it_goes() -> None:
     seen: list[int] = []
 
     def leave(waiting: WaitingVcpu) -> None:

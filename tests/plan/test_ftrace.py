@@ -97,7 +97,7 @@ def test_pointers_to_nowhere_are_faults(offset: int) -> None:
         _sites(memory)
 
 
-def test_a_function_s_site_is_at_its_start_or_behind_endbr64() -> None:
+def test_a_function_s_site_is_at_its_start_or_after_endbr64() -> None:
     plain, with_endbr = symbol("plain", TEXT + 0x100), symbol("ibt", TEXT + 0x200)
 
     found = [locate(function, _sites(), SITE) for function in (plain, with_endbr)]
@@ -210,7 +210,7 @@ def _arm64_site(preamble: bytes, old: bytes) -> tuple[FakeRam, Sites]:
     return memory, _sites(memory)
 
 
-def test_an_arm64_function_s_site_is_behind_the_address_that_is_shown() -> None:
+def test_an_arm64_function_s_site_is_after_the_address_that_is_shown() -> None:
     _, sites = _arm64_site(b"", b"")
     plain, with_bti = symbol("plain", TEXT + 0x100), symbol("bti", TEXT + 0x200)
 
@@ -220,7 +220,7 @@ def test_an_arm64_function_s_site_is_behind_the_address_that_is_shown() -> None:
 
 
 @pytest.mark.parametrize(("old", "is_used"), [("1f2003d5", False), ("bf1b0094", True)])
-def test_an_arm64_site_is_a_nop_or_a_call_behind_the_caller_s_address(
+def test_an_arm64_site_is_a_nop_or_a_call_after_the_caller_s_address(
     old: str, is_used: bool
 ) -> None:
     memory, sites = _arm64_site(ARM64.preamble, bytes.fromhex(old))
@@ -237,5 +237,5 @@ def test_the_guests_own_probe_may_be_before_an_arm64_site() -> None:
 def test_a_site_of_another_kind_is_refused() -> None:
     memory, sites = _arm64_site(ARM64.nops[0], ARM64.nops[0])
 
-    with pytest.raises(RefusedError, match="comes behind 1f2003d5"):
+    with pytest.raises(RefusedError, match="comes after 1f2003d5"):
         inspect(Addr(TEXT + 0x104), memory, sites, ARM64)

@@ -94,7 +94,7 @@ def test_no_jump_covers_where_another_probe_is(jump: Displaced, other: int) -> N
 
 
 @pytest.mark.parametrize("other", [-1, 0, 5])
-def test_probes_before_and_behind_a_jump_do_not_matter(other: int) -> None:
+def test_probes_before_and_after_a_jump_do_not_matter(other: int) -> None:
     assert chosen(BOTH, others={AT + other}).strategy is Strategy.JUMP
 
 
@@ -106,7 +106,7 @@ def test_probes_before_and_behind_a_jump_do_not_matter(other: int) -> None:
         (chosen(ONLY_BREAKPOINT), ()),
     ],
 )
-def test_only_behind_the_first_of_several_instructions_somebody_may_be(
+def test_only_after_the_first_of_several_instructions_somebody_may_be(
     site: Site, covered: tuple[tuple[int, int], ...]
 ) -> None:
     assert site.covered == covered
@@ -114,9 +114,9 @@ def test_only_behind_the_first_of_several_instructions_somebody_may_be(
 
 def test_two_places_are_not_patched_at_one_instruction() -> None:
     kernel = make_kernel([symbol("f", AT - 5, size=0x40)])
-    behind = chosen(BOTH)
-    entry = replace(behind, shown=Addr(AT - 5))
+    after = chosen(BOTH)
+    entry = replace(after, shown=Addr(AT - 5))
 
-    check_alone(kernel.symbols, behind, behind)
+    check_alone(kernel.symbols, after, after)
     with pytest.raises(RefusedError, match=r"^f\+0x5/0x40 and f\+0x0/0x40 would be patched at"):
-        check_alone(kernel.symbols, behind, entry)
+        check_alone(kernel.symbols, after, entry)

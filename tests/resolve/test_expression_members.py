@@ -150,7 +150,7 @@ def test_a_kernel_without_types_says_so() -> None:
         assert caught.value.code == "NOSUP_BTFARG"
 
 
-def test_an_entry_behind_an_endbr_is_one_too() -> None:
+def test_an_entry_after_an_endbr_is_one_too() -> None:
     (fetch,) = resolved("p vfs_read+4 file", ibt=True).fetches
 
     assert fetch.operand == DI

@@ -102,8 +102,8 @@ def test_every_record_comes_out_once_whatever_the_guest_and_host_interleave(
     assert world.reader.damaged == 0
 
 
-@pytest.mark.parametrize("behind", [[hit(0, 2), hit(0, 3)], [hit(2, 2), hit(9, 3)], [hit(40, 2)]])
-def test_a_record_that_begins_in_room_given_back_may_end_behind_the_head(behind: list[Hit]) -> None:
+@pytest.mark.parametrize("after", [[hit(0, 2), hit(0, 3)], [hit(2, 2), hit(9, 3)], [hit(40, 2)]])
+def test_a_record_that_begins_in_room_given_back_may_end_after_the_head(after: list[Hit]) -> None:
     ring = GuestRing(size=1024, slack=256)
     reader = reader_of(ring)
     first, room = hit(3, 1), 64
@@ -112,14 +112,14 @@ def test_a_record_that_begins_in_room_given_back_may_end_behind_the_head(behind:
     stale = ring.head + room
     ring.fill(first, position)
     ring.commit(first, position)
-    for event in behind:
+    for event in after:
         ring.write(event)
     assert ring.head > stale
 
     seen = counters(reader.read(stale, SHAPES, CLOCK))
     seen += counters(reader.read(ring.head, SHAPES, CLOCK))
 
-    assert seen == [event.counter for event in (first, *behind)]
+    assert seen == [event.counter for event in (first, *after)]
     assert reader.tail == ring.head
     assert reader.damaged == 0
 
@@ -178,7 +178,7 @@ def test_a_head_that_no_writer_could_reach_is_an_error(head: int) -> None:
         reader_of(ring).read(head, SHAPES, CLOCK)
 
 
-def test_after_damage_with_nothing_sound_behind_it_reading_goes_on_at_the_head() -> None:
+def test_after_damage_with_nothing_sound_after_it_reading_goes_on_at_the_head() -> None:
     ring = GuestRing(size=256, slack=64)
     reader = reader_of(ring)
     ring.write(Hit(layout=make_layout(77), counter=1))

@@ -232,7 +232,7 @@ def test_values_are_not_taken_when_the_commit_word_is_newer_than_the_first_look(
     assert (len(ours), ours.is_blocked) == (0, True)
 
 
-def test_a_record_may_end_behind_the_bytes_in_which_records_begin() -> None:
+def test_a_record_may_end_after_the_bytes_in_which_records_begin() -> None:
     hits = [Hit(layout=LAYOUTS[0], counter=i, values=(i,)) for i in range(3)]
 
     decoded = decode(chunk_of(stream(hits), limit=56), SHAPES, CLOCK)

@@ -20,7 +20,7 @@ ORIGIN = TraceSource(
 
 
 def shown(layout: RecordLayout, *values: Value, source: TraceSource = ORIGIN) -> list[str]:
-    """Return what stands behind the place in each line of text."""
+    """Return what stands after the place in each line of text."""
     rows = [Row(values=(value,)) for value in values]
     out = io.BytesIO()
     FORMATS["text"](out, source).write(make_events([make_batch(layout, rows)]))

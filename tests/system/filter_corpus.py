@@ -69,7 +69,7 @@ SINCE = {
 """Words that a release does not know yet."""
 
 DIFFERENCES = {
-    # A fix that reached 6.1.y, and the 6.12.y behind ours: "Fix handling of an incomplete filter".
+    # A fix that reached 6.1.y, and the 6.12.y after ours: "Fix handling of an incomplete filter".
     "n8 == 1 &&": "accepted by 6.12.95",
     "n8 == 1 ||": "accepted by 6.12.95",
     "n8 == 1 && !": "accepted by 6.12.95",

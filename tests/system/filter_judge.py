@@ -83,7 +83,7 @@ def _read(answer: str) -> Verdict:
     return Verdict(
         is_accepted=False,
         text=logged[1] if logged else "",
-        # The caret stands below the command, behind the 11 characters of "  Command: ".
+        # The caret stands below the command, after the 11 characters of "  Command: ".
         column=len(logged[2]) - 11 if logged else -1,
         shown=len(shown[1]) if shown else -1,
     )

@@ -79,6 +79,6 @@ def _read(answer: str) -> Verdict:
     error = _ERROR.search(found[3])
     if error is None:
         return Verdict(is_accepted=False)
-    # The caret stands below the command, behind the 11 characters of "  Command: ".
+    # The caret stands below the command, after the 11 characters of "  Command: ".
     text, command, blanks = error[1].strip(), error[2].rstrip(), error[3]
     return Verdict(is_accepted=False, text=text, command=command, column=len(blanks) - 11)

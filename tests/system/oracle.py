@@ -30,7 +30,7 @@ RESCHED, INTERRUPT = 1, 2
 
 
 BEHIND_THE_CALL = {("o_state", 5), ("o_more", 4)}
-"""Events and fields, of amd64, that are not the same behind the call of the kernel's own ftrace:
+"""Events and fields, of amd64, that are not the same after the call of the kernel's own ftrace:
 ``%orig_ax`` and ``%r11``."""
 
 Stream = tuple[str, int, str]
@@ -153,7 +153,7 @@ class Tracefs:
 def record_both(session: Session, arm: Callable[[], None], *, arch: str) -> tuple[Trace, Native]:
     """Record ``/workload.sh`` by our probes and by the kernel's, which ``arm`` arms.
 
-    Of one hit the kernel's come first: ours are behind its function tracer's call. On arm64 its
+    Of one hit the kernel's come first: ours are after its function tracer's call. On arm64 its
     breakpoint stands in front of ours, and is armed after them, for we call from no function that
     has one.
     """

@@ -34,7 +34,7 @@ done < /offsets
 WE_REFUSE = {
     "exception table": "a slot's fault would not be repaired; the kernel single-steps instead",
     "ftrace strategy": "its probe there is an ftrace one, and so is ours",
-    "endbr64": "it takes the entry for the instruction behind endbr64",
+    "endbr64": "it takes the entry for the instruction after endbr64",
     "may hide": "it asks its own debugger whether an int3 is a breakpoint, or the code's own",
     "interrupts": "it lets a trap come between sti and hlt",
 }

@@ -35,7 +35,7 @@ class Recorded:
         counts: ours.
         misses: of the kernel's own, by event, during this load.
         newest: the last task that there was when ours was armed.
-        end_us: when ours was still armed, and all that had returned was recorded. Behind it a call
+        end_us: when ours was still armed, and all that had returned was recorded. After it a call
             that the kernel's own holds returns to ours once more, however late.
     """
 
@@ -89,7 +89,7 @@ class Pair:
         self.refused = self._add(lines)
         both = [line for line in lines if oracle.event_of(line) not in self.refused]
         self._files.run("echo 1 > events/kprobes/enable")
-        # Where the kernel's own is at the ftrace site, ours is behind it, if it can be.
+        # Where the kernel's own is at the ftrace site, ours is after it, if it can be.
         entries = "\n".join(f"p:{oracle.event_of(line)} {line.split()[1]}" for line in both)
         verdicts = checker_of_guest(session.driver.guest).check(entries)
         found = list(zip(both, verdicts, strict=True))

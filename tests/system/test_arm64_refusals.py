@@ -34,7 +34,7 @@ done
 
 WE_REFUSE = {
     "ftrace strategy": "a breakpoint of its own stands there, where our call does",
-    "behind the function's last instruction": "it does not ask whether anything leads there",
+    "after the function's last instruction": "it does not ask whether anything leads there",
 }
 """Words of our reasons where the kernel accepts, and why that differs."""
 SIGNED = frozenset({0xD50323BF, 0xD50323FF, 0xD65F0BFF, 0xD65F0FFF})

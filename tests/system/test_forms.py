@@ -155,7 +155,7 @@ def test_a_module_s_own_types_name_its_parameters_and_members(
 
 
 @pytest.mark.parametrize("suite", ["bookworm-backports", "sid"])
-def test_the_kernel_itself_finds_no_names_behind_a_module_s(
+def test_the_kernel_itself_finds_no_names_after_a_module_s(
     boot: Boot, arch: str, suite: str
 ) -> None:
     machine = boot(suite=suite, files=modules(suite, arch))

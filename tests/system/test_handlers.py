@@ -198,7 +198,7 @@ def test_a_false_handler_runs_the_instruction_whatever_ip_says(kernel: Session) 
 def test_a_way_that_leads_nowhere_is_not_taken(kernel: Session, told: list[str]) -> None:
     @kernel.kprobe(getppid(kernel))
     def nowhere(probe: Kprobe, regs: Registers) -> bool:
-        # Its data, well behind its code.
+        # Its data, well after its code.
         regs[dialect_of(kernel).pc] = kernel.kernel.text[1] + 4 * MIB
         return True
 
@@ -222,7 +222,7 @@ def test_a_way_that_leads_nowhere_is_not_taken(kernel: Session, told: list[str])
 
 
 def test_handlers_run_before_and_after_any_instruction(kernel: Session, told: list[str]) -> None:
-    # A function's instructions one by one: behind each comes the next, unless it is a jump.
+    # A function's instructions one by one: after each comes the next, unless it is a jump.
     function = kernel.kernel.symbols.named(getppid(kernel))
     dialect = dialect_of(kernel)
     steps = Counter[tuple[int, int]]()

@@ -90,7 +90,7 @@ def _record(guest: Machine, outside: Session) -> Both:
     _await(guest, "/tmp/armed", running)
     outside.choose_tasks(comms=_COMMS)
     outside.probe("\n".join(lines))
-    # Of one hit the kernel's record is made first: ours is behind its call. So inside is recorded
+    # Of one hit the kernel's record is made first: ours is after its call. So inside is recorded
     # for a shorter time.
     guest.run(_SWITCH.format(0))
     with outside.record() as trace:

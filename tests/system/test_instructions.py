@@ -55,7 +55,7 @@ class Pair:
 
     Attributes:
         native: where the guest's own kprobe is, as symbol and offset.
-        ours: the address right behind.
+        ours: the address right after.
         registers: that the first does not change.
     """
 
@@ -67,7 +67,7 @@ class Pair:
 @pytest.fixture(scope="module", params=[SUITES["6.1"], SUITES["7.x"]], ids=["6.1", "7.x"])
 def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
     with kprobes.boot(MachineOptions(suite=request.param, arch=arch)) as booted:
-        # Nothing but its breakpoint: an optimised kprobe looks at what is behind it.
+        # Nothing but its breakpoint: an optimised kprobe looks at what is after it.
         booted.run("echo 0 > /proc/sys/debug/kprobes-optimization")
         yield booted
         said = booted.run("dmesg").output.decode().splitlines()
@@ -164,7 +164,7 @@ def _early(sweeper: Sweeper, strategy: Strategy) -> list[Addr]:
     """Return the instructions that every call of vfs_read comes by first."""
     function = sweeper.function("vfs_read")
     (first, *_) = (run for run in runs(function) if len(run) > 4)
-    # Behind the ftrace site and, before it, endbr64: a probe on that goes to the site.
+    # After the ftrace site and, before it, endbr64: a probe on that goes to the site.
     places = [Addr(i.addr) for i in first if i.addr > function.addr + ENTRY]
     return [addr for addr in places if sweeper.can_carry(addr, strategy)]
 

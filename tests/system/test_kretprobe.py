@@ -206,10 +206,10 @@ def test_where_a_function_returns_to_is_shown_and_changed(
 
     def handler(instance: Instance, regs: Registers) -> None:
         callers.add(kernel.symbol(regs[dialect.pc]).split("+")[0])
-        behind = behind_store(kernel, arch, regs[dialect.pc])
-        if comm(regs) == "sh" and behind is not None:
+        after = behind_store(kernel, arch, regs[dialect.pc])
+        if comm(regs) == "sh" and after is not None:
             # What was to be stored is left out.
-            regs[dialect.pc] = behind
+            regs[dialect.pc] = after
             kept.add(instance.stored & 0xFFFF_FFFF)
 
     probe = Kretprobe(symbol_name=getppid(kernel), handler=handler, entry_handler=entry)

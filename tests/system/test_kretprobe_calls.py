@@ -122,7 +122,7 @@ def test_a_function_that_jumps_to_itself_returns_as_often_and_the_newest_call_fi
         instance.data[:] = kernel.read(regs.si, 1)
 
     def handler(instance: Instance, regs: Registers) -> None:
-        # It returns where the text ends that it has written, 64 bytes behind the other.
+        # It returns where the text ends that it has written, 64 bytes after the other.
         length = regs.ax - (regs.sp - 8 - 2048 + 64)
         found.append((bytes(instance.data), length, kernel.symbol(regs.ip).split("+")[0]))
 

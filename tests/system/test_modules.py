@@ -133,7 +133,7 @@ def _probed_inside(session: Session, strategy: Strategy) -> None:
 
 
 def inside(session: Session) -> int:
-    """Return the offset of the first instruction behind the entry that a jump may replace."""
+    """Return the offset of the first instruction after the entry that a jump may replace."""
     guest = session.driver.guest
     look = places_of(guest).find_site(Wish(strategy=Strategy.JUMP))
     start = guest.kernel.symbols.named("dummy_setup").addr

@@ -1,6 +1,6 @@
 """The kernel is the oracle: its own kprobe events and ours record the same hits, line for line.
 
-The native probe is armed first and ours stands behind its call, so every hit is seen by both; on
+The native probe is armed first and ours stands after its call, so every hit is seen by both; on
 arm64 ours is armed first, and the native one's breakpoint stands in front of it.
 What may differ, and why:
 
@@ -12,7 +12,7 @@ What may differ, and why:
   where the kernel preempts itself may move the task to another CPU.
 * On arm64 the kernel's handler is in an exception, where interrupts are off; ``%x9`` and some
   bits of ``%pstate`` are not the same, and its ``$arg9`` is always 0.
-* On amd64 ``%orig_ax`` and ``%r11``, which no function expects, are what they are behind the
+* On amd64 ``%orig_ax`` and ``%r11``, which no function expects, are what they are after the
   kernel's call.
 """
 
@@ -87,7 +87,7 @@ _PSTATE = 0xF000_03DF
 """NZCV, DAIF and the mode."""
 _ASKED = 1 / 10
 """The most hits with an interrupt between the records that asks for rescheduling: the more, the
-busier this machine is; on arm64 those that came during the kernel's handlers come right behind."""
+busier this machine is; on arm64 those that came during the kernel's handlers come right after."""
 _PAGE_TEXT = 3900
 """Strings of so many characters together may not fit into a page of the kernel's buffer."""
 

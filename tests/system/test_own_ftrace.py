@@ -107,7 +107,7 @@ def test_a_kprobe_that_begins_while_ours_records_goes_on_and_may_end_afterwards(
 
 
 @pytest.mark.arches("arm64")
-def test_a_function_s_start_and_its_ftrace_site_behind_it_are_one_place(guest: Machine) -> None:
+def test_a_function_s_start_and_its_ftrace_site_after_it_are_one_place(guest: Machine) -> None:
     definitions = "p:start vfs_read\np:site vfs_read+4"
     with kprobes.attach(str(guest.stub_address)) as session:
         with pytest.raises(RefusedError, match="patched at the same instruction"):
@@ -121,23 +121,23 @@ def test_a_function_s_start_and_its_ftrace_site_behind_it_are_one_place(guest: M
 
 
 def test_one_place_is_not_patched_for_two(guest: Machine, arch: str, tmp_path: Path) -> None:
-    behind = {"amd64": 5, "arm64": 8}[arch]
+    after = {"amd64": 5, "arm64": 8}[arch]
     target = f"qemu:{guest.stub_address}"
     guest.run(_ON, 60)
     try:
         with Command(tmp_path / "state") as kprobe:
-            there = f"p:there vfs_read+{behind}"
+            there = f"p:there vfs_read+{after}"
             checked = kprobe("check", "--target", target, "p:here vfs_read", there, "-:here", there)
             shown = kprobe("xray", "--target", target, "vfs_read")
         with (
             kprobes.attach(str(guest.stub_address)) as session,
             pytest.raises(RefusedError, match="patched at the same instruction"),
         ):
-            session.probe(f"p:here vfs_read\np:there vfs_read+{behind}")
+            session.probe(f"p:here vfs_read\np:there vfs_read+{after}")
     finally:
         guest.run(_OFF, 60)
     # Of three definitions the second was refused, until the first was taken away.
     assert checked.returncode == 5
     assert checked.stdout.count(b"would be patched at the same instruction") == 1
     assert checked.stdout.count(b"at vfs_read+") == 2
-    assert b"behind its ftrace site, which the guest's own ftrace uses: " in shown.stdout
+    assert b"after its ftrace site, which the guest's own ftrace uses: " in shown.stdout

@@ -101,7 +101,7 @@ def test_a_taken_over_call_hides_its_callers_while_its_return_address_is_ours(
         at = true.index(_PROBED) + 1
         assert hidden[:at] == true[:at]
         # By frame pointers all are found but the caller itself.
-        behind = [[_UNKNOWN, *true[at + 1 :]]] if is_signed else [[], [_UNKNOWN]]
-        assert hidden[at:] in behind
+        expected = [[_UNKNOWN, *true[at + 1 :]]] if is_signed else [[], [_UNKNOWN]]
+        assert hidden[at:] in expected
     # What is signed cannot be given back before it has returned.
     assert after == (during if is_signed else plain)

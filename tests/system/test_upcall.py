@@ -92,7 +92,7 @@ def test_a_handler_can_skip_the_function_and_return_for_it(kernel: Kernel) -> No
 
 
 def test_a_handler_can_send_the_cpu_elsewhere(kernel: Kernel) -> None:
-    # Where the other function goes on behind its own call of nobody.
+    # Where the other function goes on after its own call of nobody.
     other = kernel.site(f"{kernel.dialect.syscall}getpid")
 
     def redirect(waiting: WaitingVcpu) -> None:

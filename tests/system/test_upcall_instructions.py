@@ -1,4 +1,4 @@
-"""Hits that wait for Python before and behind any instruction of a function in real guests."""
+"""Hits that wait for Python before and after any instruction of a function in real guests."""
 
 import re
 from collections.abc import Generator
@@ -39,12 +39,12 @@ def _the_guest_does_not_complain(request: pytest.FixtureRequest) -> Generator[No
         assert request.getfixturevalue("kernel").complaints() == []
 
 
-def test_behind_every_instruction_python_sees_where_it_leads(kernel: Kernel) -> None:
+def test_after_every_instruction_python_sees_where_it_leads(kernel: Kernel) -> None:
     see_all(kernel)
 
 
 @pytest.mark.arches("amd64")
-def test_behind_every_breakpoint_python_sees_where_it_leads(kernel: Kernel) -> None:
+def test_after_every_breakpoint_python_sees_where_it_leads(kernel: Kernel) -> None:
     kernel.session.driver.strategy = Strategy.BREAKPOINT
     try:
         see_all(kernel)
@@ -77,11 +77,11 @@ def see_all(kernel: Kernel) -> None:
 
 
 def _see(kernel: Kernel, addr: Addr, nexts: dict[Addr, set[int]]) -> None:
-    """Have Python before and behind an instruction, where that may be."""
+    """Have Python before and after an instruction, where that may be."""
     before: list[int] = []
-    behind: list[int] = []
+    after: list[int] = []
     pre = kernel.upcall_at(addr, lambda w: before.append(w.registers["ip"]))
-    post = kernel.upcall_at(addr, lambda w: behind.append(w.registers["ip"]), is_after=True)
+    post = kernel.upcall_at(addr, lambda w: after.append(w.registers["ip"]), is_after=True)
     try:
         with kernel.asked(pre, post):
             kernel.run(*PARENT)
@@ -91,12 +91,12 @@ def _see(kernel: Kernel, addr: Addr, nexts: dict[Addr, set[int]]) -> None:
         # At an entry it is the tracer's site that asks.
         site = places_of(kernel.session.driver.guest).ftrace_site(addr)
         assert set(before) == {addr if site is None else site}
-        assert len(before) == len(behind)
-        nexts[addr] = set(behind)
+        assert len(before) == len(after)
+        nexts[addr] = set(after)
     assert (kernel.missed(pre), kernel.missed(post)) == (0, 0)
 
 
-def test_a_handler_behind_a_return_can_change_the_result(kernel: Kernel) -> None:
+def test_a_handler_after_a_return_can_change_the_result(kernel: Kernel) -> None:
     instructions = kernel.instructions(kernel.asked_name).items()
     ends = [addr for addr, each in instructions if each.flow == _RETURN]
 

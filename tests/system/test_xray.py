@@ -342,7 +342,7 @@ def test_ways_out_are_those_of_the_text_without_probes(machine: Machine) -> None
 
 
 def _exits(seen: dict[str, Any]) -> list[dict[str, Any]]:
-    # A place is SYM+OFF; the size behind it is the kernel's way to print it.
+    # A place is SYM+OFF; the size after it is the kernel's way to print it.
     return [{**e, "where": e["where"].partition("/")[0]} for e in seen["exits"]["exits"]]
 
 

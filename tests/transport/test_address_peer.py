@@ -43,14 +43,14 @@ def test_a_connection_elsewhere_is_not_in_the_table() -> None:
     assert find_end("", "0100007F:04D2", "0100007F:C350") is None
 
 
-def test_the_process_behind_a_unix_socket_is_found() -> None:
+def test_the_process_after_a_unix_socket_is_found() -> None:
     ours, theirs = socket.socketpair()
 
     with ours, theirs:
         assert peer_pid(ours) == os.getpid()
 
 
-def test_the_process_behind_a_port_is_found() -> None:
+def test_the_process_after_a_port_is_found() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as ours,

@@ -28,7 +28,7 @@ class Kernel:
         self.is_unmapped = False
 
     def show(self, number: int, stamp: int, count: int, more: int = 0) -> None:
-        """Have the reader on a page, told of some records, behind which ``more`` are written."""
+        """Have the reader on a page, told of some records, after which ``more`` are written."""
         start = number * PAGE.size
         self.subbufs[start : start + PAGE.size] = page(stamp, written(count + more))
         self.meta[_ID], self.meta[_READ] = number, count * _RECORD

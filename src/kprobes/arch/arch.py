@@ -18,7 +18,7 @@ from kprobes.units import Addr
 
 
 class Restored(StrEnum):
-    """What of the flags register is given back behind a body that was called."""
+    """What of the flags register is given back after a body that was called."""
 
     ALL = "all"
     """Everything: what the body calls may have changed any."""
@@ -128,7 +128,7 @@ class CallAbi:
             there are none it always needs the saving entry code.
         saved: pt_regs names of what that code saves, lowest address first.
         stack: IR expression of the stack pointer, as a pointer, when a probe's code is entered.
-        pushed: bytes that its call has put there; behind them is what is saved.
+        pushed: bytes that its call has put there; after them is what is saved.
         above: bytes between that and the probed code's stack.
         link: which of the saved has a call's return address; None where that is on the stack.
         pc: pt_regs name of the instruction pointer.
@@ -165,7 +165,7 @@ class CodeInfo:
         counter: IR expression that reads the cycle counter.
         current: IR expression of the running task, in which the preempt count is then; None where
             both are per-CPU words.
-        is_resched_apart: whether the u32 behind the preempt count is 1 while no preemption is
+        is_resched_apart: whether the u32 after the preempt count is 1 while no preemption is
             wanted; else the count's top bit tells.
         flags: IR expression that reads the register that tells whether interrupts are on.
         irqs_flag: the bit of it that tells so.
@@ -290,7 +290,7 @@ class PatchOps:
         breakpoint: bytes that raise a breakpoint's exception.
         trap: how our breakpoints are caught, or None: there are none of ours then.
         detour: (place, body, displaced) to code that saves all registers, calls the body,
-            restores them, runs what is displaced and goes on behind it.
+            restores them, runs what is displaced and goes on after it.
         constants: registers whose value at such a hit is known, by name.
         landing: what code begins with that is reached through a pointer.
     """

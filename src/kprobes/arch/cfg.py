@@ -27,7 +27,7 @@ class Cfg(Generic[InstructionT, StackT]):
     Attributes:
         stacks: of instructions that are reached, by address: of those that matter.
         leaving: instructions that leave the function for good.
-        noreturn_sites: instructions behind which no path goes on.
+        noreturn_sites: instructions after which no path goes on.
         unproven: instructions at which a path is lost, and why.
         last_calls: those that are, unless what they call never returns.
     """
@@ -73,7 +73,7 @@ class Step(Generic[InstructionT, StackT]):
 class Worklist(Generic[InstructionT, StackT]):
     """Steps that are still to be made, the surest first.
 
-    Behind a call or trap that perhaps never comes back: what is there has most often been reached
+    After a call or trap that perhaps never comes back: what is there has most often been reached
     otherwise by then, with the stack that it really has. A trap less often does.
     """
 
@@ -93,7 +93,7 @@ class Worklist(Generic[InstructionT, StackT]):
         self._sure.append(Step(addr=addr, stack=stack, source=source))
 
     def come_back(self, addr: int, stack: StackT, source: InstructionT, *, is_trap: bool) -> None:
-        """Add a step behind a call, or a trap, that perhaps never comes back."""
+        """Add a step after a call, or a trap, that perhaps never comes back."""
         todo = self._trapped if is_trap else self._called
         todo.append(Step(addr=addr, stack=stack, source=source))
 
@@ -162,7 +162,7 @@ def states_of(
         code: instructions by address.
         entry: where nothing is known; a piece that only calls lead to begins so, too.
         successors: where an instruction leads.
-        after: what registers hold behind an instruction.
+        after: what registers hold after an instruction.
     """
     states: dict[int, Mapping[int, Held]] = {}
     waiting: list[tuple[int, Mapping[int, Held]]] = [(entry, {})]

@@ -49,7 +49,7 @@ class Disassembled:
 
     @property
     def next(self) -> Addr:
-        """The first address behind it."""
+        """The first address after it."""
         return Addr(self.addr + len(self.code))
 
     @property
@@ -60,7 +60,7 @@ class Disassembled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAccess:
-    """A memory operand, or an address computed, a constant behind a window of memory's start.
+    """A memory operand, or an address computed, a constant after a window of memory's start.
 
     Attributes:
         offset: that constant: bytes from the window's start; what is added besides is unknown.

@@ -45,7 +45,7 @@ class Run:
 
     @property
     def stop(self) -> Addr:
-        """The first address behind it."""
+        """The first address after it."""
         return Addr(self.virt + self.size)
 
 

@@ -2,7 +2,7 @@
 
 ``--duration``: with a time, how long to trace; without one, tell how long calls take.
 
-Filters on a command line: each stands behind the definition that it is for.
+Filters on a command line: each stands after the definition that it is for.
 """
 
 import argparse
@@ -22,7 +22,7 @@ class DurationAction(argparse.Action):
     """``--duration [TIME] [DEFINITION...]``.
 
     ``duration`` becomes the TIME in seconds; without one, ``has_duration`` becomes true.
-    ``definitions`` grows by those behind it.
+    ``definitions`` grows by those after it.
     """
 
     def __call__(
@@ -58,7 +58,7 @@ def _is_definition(word: str) -> bool:
 class FilterAction(argparse.Action):
     """``--filter EXPRESSION [DEFINITION...]``: a filter for the definition before it.
 
-    ``definitions`` grows by those behind it, and ``filters`` has the expressions by the index of
+    ``definitions`` grows by those after it, and ``filters`` has the expressions by the index of
     their definition: argparse takes definitions in one run, and the option's words are more.
     """
 
@@ -75,7 +75,7 @@ class FilterAction(argparse.Action):
         definitions: list[str] = namespace.definitions or []
         filters: dict[int, str] = dict(namespace.filters)
         if not definitions:
-            parser.error("--filter stands behind the definition that it is for")
+            parser.error("--filter stands after the definition that it is for")
         if len(definitions) - 1 in filters:
             parser.error("this definition has a filter already: join them with &&")
         filters[len(definitions) - 1] = words[0]

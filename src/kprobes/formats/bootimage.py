@@ -22,7 +22,7 @@ in arch/arm64/Makefile):
 
 The lowest that one of them computes is ``_text``, from which the kernel's symbols count. Where the
 linker packs them (CONFIG_RELR), the places hold their addresses already, and the list is of words
-that are even, the address of a place, or odd, a map of the 63 places behind the last one that was
+that are even, the address of a place, or odd, a map of the 63 places after the last one that was
 named (arch/arm64/kernel/pi/relocate.c). Then ``_text`` is where all those places hold addresses
 of the image.
 """

@@ -110,7 +110,7 @@ class Btf:
         )
 
     def extra(self, kind: Type) -> NDArray[Any]:
-        """Return the uint32 words behind a type's header, one row per member if it has any."""
+        """Return the uint32 words after a type's header, one row per member if it has any."""
         at = int(self.index.at[kind.number]) + 3
         each = EACH.get(kind.kind)
         if each is None:

@@ -55,7 +55,7 @@ class Kind(IntEnum):
 
 
 _FIXED = {Kind.INT: 1, Kind.ARRAY: 3, Kind.VAR: 1, Kind.DECL_TAG: 1}
-"""Words behind the header."""
+"""Words after the header."""
 EACH = {
     Kind.STRUCT: 3,
     Kind.UNION: 3,
@@ -64,7 +64,7 @@ EACH = {
     Kind.DATASEC: 3,
     Kind.ENUM64: 3,
 }
-"""Words behind it per member, parameter, ..., of which there are vlen."""
+"""Words after it per member, parameter, ..., of which there are vlen."""
 
 _KINDS = 32
 _fixed_words = np.zeros(_KINDS, np.int32)

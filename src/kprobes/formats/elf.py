@@ -46,7 +46,7 @@ class Segment:
 
     Attributes:
         addr: where, as linked.
-        data: its bytes in the file; memory behind them up to its full size is zero.
+        data: its bytes in the file; memory after them up to its full size is zero.
     """
 
     addr: int

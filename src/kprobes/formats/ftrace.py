@@ -3,7 +3,7 @@ r"""Pages of the kernel's trace rings into records: kernel/trace/ring_buffer.c.
     struct buffer_data_page {
         u64 time_stamp;        // of the first record, whose delta is 0 or counts from here
         local_t commit;        // bytes of data; bit 31: events were lost before this page,
-                               //   bit 30: how many is a long right behind the data
+                               //   bit 30: how many is a long right after the data
         u8 data[];
     };
 
@@ -46,7 +46,7 @@ _FIELD = re.compile(
     r"\tfield: ?(?P<declaration>[^;]+);\toffset:(?P<offset>\d+);\tsize:(?P<size>\d+);"
     r"(?:\tsigned:(?P<signed>[01]);)?"
 )
-# The name is the declaration's last word, but for the brackets of an array behind it.
+# The name is the declaration's last word, but for the brackets of an array after it.
 _DECLARATION = re.compile(r"(?P<type>.*\S)\s+\**(?P<name>\w+)(?P<array>(?:\[[^\]]*\])*)", re.DOTALL)
 _HEAD = re.compile(r"name: (?P<name>\S+)\nID: (?P<id>\d+)\nformat:\n")
 _NUMBER_MAX = (1 << 16) - 1
@@ -287,7 +287,7 @@ def _step(walk: _Found, rows: Index, found: Index) -> None:
         is_on = after < stop
         if not is_on.all():
             if (after > stop).any():
-                raise RingError("a record that ends behind its page")
+                raise RingError("a record that ends after its page")
             walk.counts[rows[~is_on]] = step
             rows, after, stop = rows[is_on], after[is_on], stop[is_on]
         at = after
@@ -308,7 +308,7 @@ def _explicit_steps(words: Words, at: Index, stop: Index, heads: Words) -> Index
     is_null = heads == _PADDING
     has_length = at + 1 < stop
     if not (is_null | has_length).all():
-        raise RingError("a record whose length is behind its page")
+        raise RingError("a record whose length is after its page")
     length = words.take(np.where(has_length, at + 1, at)).astype(np.int64)
     is_wrong = (length < _WORD) | (length % _WORD != 0)
     if (is_wrong & ~is_null).any():
@@ -331,7 +331,7 @@ def _times(
         page = np.repeat(stamps, counts)[absolutes]
         values = _whole_stamps(deltas[absolutes], page)
         deltas[absolutes] = 0
-        # In front of a page's own beginning nothing stands, so that one is never behind it.
+        # In front of a page's own beginning nothing stands, so that one is never after it.
         order = np.argsort(np.concatenate([firsts, absolutes]), kind="stable")
         firsts = np.concatenate([firsts, absolutes])[order]
         bases = np.concatenate([bases, values])[order]

@@ -24,7 +24,7 @@ from kprobes.formats.kallsyms_names import CHUNK, Bytes, Expanded, Tokens, expan
 from kprobes.units import U64
 
 _WINDOWS = (1 << 16, 1 << 21, 1 << 25)
-"""Bytes before the token table in which markers are looked for: right there, or behind seqs."""
+"""Bytes before the token table in which markers are looked for: right there, or after seqs."""
 _MIN_CHUNK, _MAX_CHUNK = 2 * CHUNK, (2 + CHUNK) * CHUNK
 _MAX_SYMBOLS = 1 << 22
 _MAX_CANDIDATES = 16
@@ -201,7 +201,7 @@ def _addresses(data: bytes, names: _Names, addr: int) -> tuple[int, _Addrs] | No
 
 
 def _offset_places(names: _Names) -> Iterator[int]:
-    # Before num_syms with relative_base between them, or behind the token index.
+    # Before num_syms with relative_base between them, or after the token index.
     yield names.tokens.stop
     yield _up8(names.tokens.stop)
     for base_at in (names.num_syms_at - 8, names.num_syms_at - 12):

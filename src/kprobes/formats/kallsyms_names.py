@@ -38,7 +38,7 @@ class Tokens:
 
     Attributes:
         start: where the token table begins in the image.
-        stop: the first byte behind the token index.
+        stop: the first byte after the token index.
         table: the token table.
         index: int64 (256,), where in ``table`` each token begins.
         sizes: int64 (256,), of each token without its NUL.
@@ -124,7 +124,7 @@ def walk(names: Bytes, markers: NDArray[np.int64], n: int) -> NDArray[np.int64] 
 
 
 def _sizes(names: Bytes, at: NDArray[np.int64]) -> NDArray[np.int64]:
-    # Bytes behind the first length byte.
+    # Bytes after the first length byte.
     first = names[at].astype(np.int64)
     is_big = first >= 128
     if not is_big.any():

@@ -44,7 +44,7 @@ class RamRun:
 
     @property
     def stop(self) -> int:
-        """The first address behind it."""
+        """The first address after it."""
         return self.start + self.size
 
 

@@ -2,7 +2,7 @@
 
 Allocated once, by injected calls; arming afterwards is only memory writes.
 
-Code memory that a linker fills, one piece of code behind the other.
+Code memory that a linker fills, one piece of code after the other.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -153,7 +153,7 @@ class Arena:
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
         ring_size: of each CPU's ring, slack not counted.
         frames, frames_size: where calls in progress are kept whose return is probed, in bytes.
-        notes: where the session's notes are, behind its data.
+        notes: where the session's notes are, after its data.
         patches: how many patches the notes have room for.
     """
 

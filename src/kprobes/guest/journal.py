@@ -131,7 +131,7 @@ class Entry:
         mark: what the tracer left in the first memory that it allocated: who finds it there
             looks at the guest as it was then, and not as it was booted anew.
         marked: where, or None.
-        state: how often its patches changed; it stands behind the mark.
+        state: how often its patches changed; it stands after the mark.
         boot: of the guest, or None where that was not found out.
         guardian: its process and when that began; 0 and "" without one.
         is_held: whether the tracer knew that somebody else had paused the guest.
@@ -194,7 +194,7 @@ class Journal:
 
     Attributes:
         mark: random bytes that name this session in the guest's memory.
-        state: how often the patches changed; it stands behind the mark.
+        state: how often the patches changed; it stands after the mark.
         boot: of the guest, or None before it is known.
         allocations: what is allocated in the guest; writes itself down here.
         check: raises GuestReplacedError unless the guest is still the one that was attached to.

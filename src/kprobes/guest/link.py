@@ -42,7 +42,7 @@ def build_gate(arch: Arch, abi: GuestAbi, arena: Arena, place: Addr) -> bytes:
 
 
 def padded(code: bytes, size: int, padding: bytes) -> bytes:
-    """Return code and as much padding behind it as makes it so long."""
+    """Return code and as much padding after it as makes it so long."""
     missing = size - len(code)
     return code + (padding * missing)[:missing]
 
@@ -191,7 +191,7 @@ class Linker:
         return self._areas[0]
 
     def _area_of(self, plan: Plan) -> Area:
-        # From its code a branch leads behind the site.
+        # From its code a branch leads after the site.
         reach = self._arch.reach
         aways = [(area.away(plan.site.addr), area) for area in self._areas]
         found = next((area for away, area in aways if away <= reach), None)

@@ -1,7 +1,7 @@
 """Notes of a session in its memory in the guest: its mark, and how to restore the guest.
 
 A snapshot of a guest has its probes, but not their journal. So what the journal says is in the
-guest, too, behind the arena's data; little endian, and on a page of its own:
+guest, too, after the arena's data; little endian, and on a page of its own:
 
     struct notes {
         char magic[16];          // "kprobes session"

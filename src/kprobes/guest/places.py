@@ -326,24 +326,24 @@ class Places:
 
     def _after_call(self, addr: Addr, at: Addr, wish: Wish, instructions: Instructions) -> Site:
         # A call of ours there would have the guest's ftrace give up when its tracer ends, and go on
-        # into code that the guest frees then. Registers and stack are the same behind the call.
+        # into code that the guest frees then. Registers and stack are the same after the call.
         place = place_of(self.kernel.symbols, addr)
         if wish.strategy is Strategy.FTRACE:
             raise RefusedError(
                 f"{place} is an ftrace site that the guest's own ftrace uses, and may change at "
-                "any time: no call of ours there; without --strategy ftrace it is probed behind it"
+                "any time: no call of ours there; without --strategy ftrace it is probed after it"
             )
         if ftrace.leads_elsewhere(at, instructions.memory, self.sites):
             raise RefusedError(
                 f"{place}: the guest's own ftrace uses its site, and may go on elsewhere "
-                "from there (a live patch): what comes behind need not run"
+                "from there (a live patch): what comes after need not run"
             )
         try:
             found = instructions.site(Addr(at + self.arch.site.size), wish)
         except RefusedError as error:
             why = str(error).partition("cannot be probed: ")[2] or str(error)
             raise RefusedError(
-                f"{place}: the guest's own ftrace uses its site, and what comes behind cannot be "
+                f"{place}: the guest's own ftrace uses its site, and what comes after cannot be "
                 f"probed: {why}"
             ) from error
         is_jump = found.strategy is Strategy.JUMP

@@ -190,7 +190,7 @@ class Asked:
     """What Python does.
 
     Attributes:
-        at_sites: before or behind single instructions.
+        at_sites: before or after single instructions.
         at_returns: at every return of a function, by the address of its entry.
         watch: what tells of modules, for when probes are in one or wait for it; without any
             nothing waits.
@@ -210,7 +210,7 @@ class Wanted:
         tasks: what every hit must pass before its event's own filter.
         strategy: for all definitions; the cheapest that is safe for each when it is None.
         return_method: for all return probes; the cheapest that is proven for each when it is None.
-        asked: what Python does, behind the probes of the same site.
+        asked: what Python does, after the probes of the same site.
     """
 
     definitions: Sequence[Definition] = ()
@@ -448,8 +448,8 @@ class Preparer:
         if plan.after and plan.site.shown is not None and plan.site.displaced is not None:
             place = place_of(self._guest.kernel.symbols, plan.site.ip)
             raise RefusedError(
-                f"{place} is an ftrace site that the guest's own ftrace uses, and is probed behind "
-                "it: no handler can be behind that instruction"
+                f"{place} is an ftrace site that the guest's own ftrace uses, and is probed after "
+                "it: no handler can be after that instruction"
             )
         if plan.upcalls and any(each.is_conditional for each in plan.returning):
             symbol = self._guest.kernel.symbols.at(plan.site.addr)

@@ -43,7 +43,7 @@ class CodeMemory:
 
     @property
     def stop(self) -> Addr:
-        """The first address behind it."""
+        """The first address after it."""
         return Addr(self.addr + self.size)
 
 

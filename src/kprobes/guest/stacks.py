@@ -171,7 +171,7 @@ def _held(guest: Guest, vcpus: _Vcpus) -> Iterator[int]:
 
 
 def _follow(guest: Guest, words: _Words) -> NDArray[np.bool_]:
-    # Whether words are what comes behind an instruction pointer of the kernel's in pt_regs.
+    # Whether words are what comes after an instruction pointer of the kernel's in pt_regs.
     mask, values = guest.arch.machine.task.interrupted
     return np.isin(words & np.uint64(mask), np.array(values, np.uint64))
 
@@ -196,8 +196,8 @@ def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[_Stack]:
     bases = {t: memory.u64(t + stack) for t in {*each_task(memory, guest.kernel), *running}}
     standing = {pointer & -size for pointer in pointers}
     for pointer in pointers:
-        # An interrupt's stack need not be aligned to its size. Behind a task's is something else:
-        # behind the first one's the kernel's data, which knows where modules, and so we, lie.
+        # An interrupt's stack need not be aligned to its size. After a task's is something else:
+        # after the first one's the kernel's data, which knows where modules, and so we, lie.
         base = pointer & -size
         yield _Stack(pointer, (base if base in bases.values() else pointer) + size, True)
     # A CPU in an interrupt, on another stack, has left its task's somewhere in the middle.

@@ -66,7 +66,7 @@ class CleanText:
         return bytes(whole[addr - start : addr - start + size])
 
     def _whole(self, addr: int, code: bytes, start: int, stop: int) -> bytes:
-        # Patches that begin before the bytes, or end behind them.
+        # Patches that begin before the bytes, or end after them.
         after = addr + len(code)
         before = self._memory.read(start, addr - start) if start < addr else b""
         return before + code + (self._memory.read(after, stop - after) if after < stop else b"")

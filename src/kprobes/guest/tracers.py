@@ -74,7 +74,7 @@ class GuestProbe:
         is_disabled: whether nothing is armed.
         slot: where a copy of the instruction is, or None.
         detour: that a jump leads to where it is, or can be, optimised; else None.
-        copied: the bytes behind the first that such a jump replaces, where it is there.
+        copied: the bytes after the first that such a jump replaces, where it is there.
         is_optimised: whether the kernel has put the jump there, or is about to.
         may_be: whether it may do so at any time.
     """
@@ -419,7 +419,7 @@ class Tracers:
         return len(users), any(each.saves_registers for each in users)
 
     def _ends(self) -> tuple[int, int]:
-        # The first in the list, and what stands behind the last.
+        # The first in the list, and what stands after the last.
         head, end = (self._symbols.find(n) for n in ("ftrace_ops_list", "ftrace_list_end"))
         return self._word(head.addr) if head is not None else 0, end.addr if end is not None else 0
 

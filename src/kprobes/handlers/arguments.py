@@ -164,7 +164,7 @@ def _struct(argument: Argument, raw: int, typed: Typed) -> Struct:
 
 
 class _PassedMemory:
-    # A struct's bytes from registers, and behind them all other memory: for what it points to.
+    # A struct's bytes from registers, and after them all other memory: for what it points to.
     def __init__(self, data: bytes, others: DataMemory) -> None:
         self._data = data
         self._others = others
@@ -192,7 +192,7 @@ class HandlerPlace:
         addr: of the instruction.
         function: that it is in.
         is_entry: whether the function's arguments are still where its caller put them.
-        following: the address behind the instruction where that is all it does, as at an ftrace
+        following: the address after the instruction where that is all it does, as at an ftrace
             site; else None.
     """
 

@@ -136,7 +136,7 @@ class ReturnDispatch:
                     probe.instances.begin(slot, task, self._begin(probe, vcpu))
 
     def returned(self, vcpu: WaitingVcpu) -> None:
-        """Run the handlers, before the return: they see the registers behind it.
+        """Run the handlers, before the return: they see the registers after it.
 
         What they leave as ``ip`` is where the function returns to.
         """

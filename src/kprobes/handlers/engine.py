@@ -62,7 +62,7 @@ class GuestEngine:
         """Arm these and no others; those of before when this fails.
 
         Args:
-            at_sites: before or behind single instructions.
+            at_sites: before or after single instructions.
             at_returns: at all returns of functions, by their entries.
 
         Raises:

@@ -56,7 +56,7 @@ class HostPlaces:
     def resolve(self, definition: Definition, *, event_id: int) -> Resolved:
         """Resolve a definition on one function.
 
-        Where its probe is in the end, behind an ``endbr64`` perhaps, its records tell.
+        Where its probe is in the end, after an ``endbr64`` perhaps, its records tell.
 
         Raises:
             DefinitionError: it names what this kernel has not, or a type does not fit.

@@ -242,7 +242,7 @@ def _is_work(memory: Memory, addr: int, *, function: int) -> bool:
 
 def _is_trace(memory: Memory, addr: int) -> bool:
     # struct trace_array { struct list_head list; ...; struct array_buffer { struct trace_array *tr;
-    # ... } array_buffer; ... }: behind the list, it is what points to itself.
+    # ... } array_buffer; ... }: after the list, it is what points to itself.
     return any(_u64(memory, addr + at) == addr for at in range(16, _TRACE_HEAD, 8))
 
 

@@ -3,7 +3,7 @@
     ffffffff81000000 T _stext
     ffffffffc0201000 t nf_hook	[nf_tables]
 
-A line of kallsyms is an address, nm's letter, a name, and behind a tab the module. The kernel's
+A line of kallsyms is an address, nm's letter, a name, and after a tab the module. The kernel's
 own names come first, in the order of its tables.
 """
 

@@ -2,7 +2,7 @@
 
 Code of our probes, explained: what each instruction does, and for which fetch argument.
 
-The record's address comes into the code as a constant, and what is stored behind it is a field of
+The record's address comes into the code as a constant, and what is stored after it is a field of
 the record (``model.resolved``). Definitions are in the journal, and resolving them again gives the
 layout.
 """
@@ -118,7 +118,7 @@ def _touched(
         return {}
     window = range(data.addr, data.addr + data.size)
     found = snapshot.arch.listing.reaches(*code, window)
-    # Each probe of a site computes its record's address once, one probe behind the other.
+    # Each probe of a site computes its record's address once, one probe after the other.
     records = {r.origin for r in found.values() if r.is_write and r.offset >= COUNTERS_SIZE}
     layouts = list(_layouts(snapshot, described))
     if len(records) != len(layouts):
@@ -262,7 +262,7 @@ def _named(kernel: Kernel, line: Disassembled) -> str:
     if addr is not None:
         return name_of(kernel.symbols, addr) if kernel.symbols.at(addr) is not None else ""
     symbol = kernel.symbols.at(line.per_cpu) if line.per_cpu else None
-    # What was allocated since boot has no name, and lies behind whatever has.
+    # What was allocated since boot has no name, and lies after whatever has.
     is_static = symbol is not None and symbol.type in _DATA
     return name_of(kernel.symbols, line.per_cpu) if line.per_cpu and is_static else ""
 

@@ -45,7 +45,7 @@ class Terms:
     Attributes:
         strategy: that is forced on every probe, or None.
         return_method: that is forced on every return probe, or None.
-        synthetic_fields: fields of every return probe behind its own.
+        synthetic_fields: fields of every return probe after its own.
     """
 
     strategy: Strategy | None = None

@@ -54,7 +54,7 @@ def xray(snapshot: TextSnapshot, subject: Subject, *, syntax: Syntax = Syntax.AT
 
 
 def around(snapshot: TextSnapshot, site: Addr) -> Subject:
-    """Return a site and the instructions behind it."""
+    """Return a site and the instructions after it."""
     analyse = _analyse(snapshot, site)
     start = analyse.start_of(site) if analyse is not None else None
     if analyse is None or start is None:
@@ -187,7 +187,7 @@ def _verdict(snapshot: TextSnapshot, analyse: Analysis | None, addr: Addr) -> In
             if analyse is not None and following in analyse.sizes
             else None
         )
-        used = "behind its ftrace site, which the guest's own ftrace uses"
+        used = "after its ftrace site, which the guest's own ftrace uses"
         return replace(found, why=f"{used}: {found.why}") if found is not None else None
     return analyse.insn_verdict(addr) if analyse is not None else None
 

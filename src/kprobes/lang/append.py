@@ -137,7 +137,7 @@ def _check_alike(old: Definition, new: Definition) -> None:
         raise rejection(Code.DIFF_PROBE_TYPE, command=new.command, column=0)
     at = _first_difference(old.args, new.args)
     if at is not None:
-        # Behind the last word, when the old one has more arguments.
+        # After the last word, when the old one has more arguments.
         end = len(new.command) + 1
         column = new.args[at].span.start if at < len(new.args) else end
         raise rejection(Code.DIFF_ARG_TYPE, command=new.command, column=column)

@@ -149,7 +149,7 @@ def _read_word(
     number = len(before) + 1
     taken = {arg.name for arg in before}
     if "" in taken:
-        # Behind $arg* a default name's number is not known yet, and so not who has it.
+        # After $arg* a default name's number is not known yet, and so not who has it.
         taken -= {f"arg{number}"} if "=" not in token.text else set()
     default = default_arg_name(token, number)
     name, body = read_arg_name(token, default=default, taken=frozenset(taken))
@@ -159,7 +159,7 @@ def _read_word(
 
 
 def _all_parameters(token: Token) -> FetchArg:
-    # What stands behind the star is dropped, as the kernel does.
+    # What stands after the star is dropped, as the kernel does.
     return FetchArg(
         name="",
         fetch=AllParameters(span=token.span),

@@ -148,7 +148,7 @@ def split_walk(token: Token) -> tuple[Token, Token | None]:
 
 
 def walk(base: Reading, rest: Token, whole: Token) -> Reading:
-    """Read the members behind an arrow, ``rest``, and walk along them from ``base``.
+    """Read the members after an arrow, ``rest``, and walk along them from ``base``.
 
     Raises:
         DefinitionError: a member cannot have such a name, or the walk is too long.
@@ -165,7 +165,7 @@ def walk(base: Reading, rest: Token, whole: Token) -> Reading:
 
 
 def read_steps(rest: Token) -> tuple[tuple[Step, Token], ...]:
-    """Read ``MEMBER->MEMBER.MEMBER``, what stands behind an arrow.
+    """Read ``MEMBER->MEMBER.MEMBER``, what stands after an arrow.
 
     Raises:
         DefinitionError: a member cannot have such a name.
@@ -201,7 +201,7 @@ _REQUIRED = "a cast is followed by a member, such as (task_struct)%di->pid"
 
 
 def read_cast(token: Token, context: ParseContext, read: Reader) -> Reading:
-    """Read a cast and the member behind it, the expression that is cast by ``read``.
+    """Read a cast and the member after it, the expression that is cast by ``read``.
 
     Raises:
         DefinitionError: the kernel's error for it.
@@ -224,7 +224,7 @@ def read_cast(token: Token, context: ParseContext, read: Reader) -> Reading:
 
 
 def _split(token: Token) -> tuple[Token, Token]:
-    # What is cast, without braces around all of it, and what stands behind its arrow.
+    # What is cast, without braces around all of it, and what stands after its arrow.
     text = token.text
     if text.startswith("("):
         close = _matching(text, 0)

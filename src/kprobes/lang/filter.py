@@ -36,7 +36,7 @@ from kprobes.model.filter import (
     every,
 )
 
-# What another one begins with stands behind it.
+# What another one begins with stands after it.
 _OPERATORS = ("~", "!=", "==", "<=", "<", ">=", ">", "&")
 _TERM = "a term is FIELD OPERATOR VALUE, such as: count > 100"
 _OPERATORS_HINT = "== != < <= > >= & and, for strings, ~"

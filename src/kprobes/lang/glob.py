@@ -60,7 +60,7 @@ def _one(text: bytes, at: int, *, has_escapes: bool) -> tuple[int, int]:
         case b"[":
             return _class(text, at)
         case b"\\" if has_escapes:
-            # At the very end it stands for the NUL behind it, which no text holds.
+            # At the very end it stands for the NUL after it, which no text holds.
             return (1 << text[at + 1] if at + 1 < len(text) else 0), at + 2
         case _:
             return 1 << text[at], at + 1

@@ -61,7 +61,7 @@ def show_arguments(definition: Definition) -> tuple[str, ...]:
 
 
 def _is_nameless(arg: FetchArg, *, is_after_all: bool) -> bool:
-    # The name comes with the parameters' names: for $arg*, for a number behind it, and for what
+    # The name comes with the parameters' names: for $arg*, for a number after it, and for what
     # is right only as a parameter: $argN:string, which may be a pointer that is followed, and a
     # number that no argument has.
     is_parameter = isinstance(arg.fetch, Argument) and (

@@ -33,7 +33,7 @@ def is_identifier(text: str) -> bool:
 
 
 def read_names(head: Token) -> tuple[str, str]:
-    """Read ``[GRP/][EVENT]`` behind the colon of a statement's first word.
+    """Read ``[GRP/][EVENT]`` after the colon of a statement's first word.
 
     Returns:
         Group and event; the event is empty when the word names none.

@@ -171,9 +171,9 @@ class Prefix(NamedTuple):
 
     Attributes:
         read: the definition with the arguments before the error, its event without a name.
-        with_parameters: the same, and the words behind it that stand for parameters.
+        with_parameters: the same, and the words after it that stand for parameters.
         with_variable: the same, and the variable of a wrong walk along members, if that is wrong
-            behind its first arrow.
+            after its first arrow.
     """
 
     read: Definition

@@ -50,7 +50,7 @@ _CONTAINERS = (8, 16, 32, 64)
 
 
 def read_type(word: Token, expression: str) -> TypeWord:
-    """Read a type word that stands behind an expression.
+    """Read a type word that stands after an expression.
 
     A bit-field's own numbers are not looked at: the kernel does so only after it has read the
     expression, see ``read_bits``.
@@ -83,7 +83,7 @@ def read_bits(word: Token, spec: TypeWord) -> tuple[int, int] | None:
 
 
 def _read_count(rest: Token) -> int:
-    # All of "N]", from behind the bracket.
+    # All of "N]", from after the bracket.
     digits, close, suffix = rest.text.partition("]")
     if not close:
         raise rest.error(Code.ARRAY_NO_CLOSE, len(rest.text))
@@ -113,7 +113,7 @@ class Written:
     Attributes:
         body: all of it.
         expression: what stands before the colon.
-        word: the type, what stands behind it.
+        word: the type, what stands after it.
         spec: the type as far as it is read, or None when there is no colon.
         is_named: whether a name stands before it.
         is_return: whether it is fetched at a function's return.
@@ -213,7 +213,7 @@ def _reached(reading: Reading, written: Written) -> Token:
 
 
 def _error(reading: Reading, written: Written, code: Code, hint: str) -> DefinitionError:
-    # The kernel adds the type's offset to wherever its reading has come, which is behind the
+    # The kernel adds the type's offset to wherever its reading has come, which is after the
     # first brace or at the last member, not at the expression's start.
     offset = written.word.start - written.body.start
     return _reached(reading, written).error(code, offset, hint=hint)

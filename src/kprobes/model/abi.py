@@ -24,7 +24,7 @@ MAX_DYNAMIC = 16384
 """Room for all strings of one record."""
 
 SLACK = 32768
-"""Bytes behind a ring for a record that begins before the ring's end."""
+"""Bytes after a ring for a record that begins before the ring's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

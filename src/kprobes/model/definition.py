@@ -37,7 +37,7 @@ INSTEAD = {
 
 
 STRINGS = ("string", "ustring", "symstr", "pd", "pD")
-"""Kept in the record as a u32 ``data_loc``, their bytes behind the fixed part."""
+"""Kept in the record as a u32 ``data_loc``, their bytes after the fixed part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +258,7 @@ class FetchArg:
 
     Attributes:
         name: as given, or the kernel's default: the word itself when that is a name, else
-            ``arg1`` ...; ``""`` for ``$arg*``, and behind it the numbers count it as one.
+            ``arg1`` ...; ``""`` for ``$arg*``, and after it the numbers count it as one.
         fetch: the expression.
         type: as given, or ``""`` when the word names none (the default is x64).
         text: the expression with its type, verbatim, as a listing prints it.

@@ -267,7 +267,7 @@ class EventField:
 
     @property
     def end(self) -> int:
-        """The offset behind it."""
+        """The offset after it."""
         return self.offset + self.size
 
 
@@ -352,7 +352,7 @@ class Pages:
         data: uint8 (n, page size).
         cpu: uint16 (n,), of each.
         skips: int64 (n,), how many bytes of each one's records were in an earlier page: they are
-            here for the times of those behind them.
+            here for the times of those after them.
     """
 
     data: NDArray[np.uint8]

@@ -86,7 +86,7 @@ class Pattern:
     """What a text must look like.
 
     Attributes:
-        pieces: what stands before, between and behind the stars, which stand for any text; a
+        pieces: what stands before, between and after the stars, which stand for any text; a
             single piece is the whole text. The first and the last may be empty.
     """
 

@@ -122,7 +122,7 @@ class TextPart:
 
     @property
     def stop(self) -> Addr:
-        """The first address behind it."""
+        """The first address after it."""
         return Addr(self.addr + len(self.code))
 
 
@@ -147,7 +147,7 @@ class TextTables:
         pointers: where it keeps eight bytes in front of functions, each an ftrace_ops' address.
         alternatives: (start, stop) of text that boot still rewrites: in images only.
         replacements: by such text's start: each code that boot may put there, where it is linked,
-            and the first address behind the text.
+            and the first address after the text.
         annexes: by address, code elsewhere that functions run as part of themselves: repairs of
             faults, and what alternatives jump to until boot has rewritten them.
         forbidden: by address, overlapping nowhere.

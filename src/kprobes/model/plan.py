@@ -192,7 +192,7 @@ class Returns:
         probes: newest first, as all of them run at every return.
         kept: operands, as they are at the entry, that the records of its returns tell.
         is_timed: whether the entry's time is kept.
-        upcalls: what Python does at every return, behind the probes.
+        upcalls: what Python does at every return, after the probes.
     """
 
     entry: Addr
@@ -276,9 +276,9 @@ class Displaced:
 
     Attributes:
         addr: of the first.
-        code: their bytes, one behind the other.
+        code: their bytes, one after the other.
         count: of the instructions.
-        stop: the first address behind the bytes that a patch may change.
+        stop: the first address after the bytes that a patch may change.
     """
 
     addr: Addr
@@ -360,7 +360,7 @@ class Plan:
 
     @property
     def after(self) -> tuple[Upcall, ...]:
-        """What Python does behind it."""
+        """What Python does after it."""
         return tuple(upcall for upcall in self.upcalls if upcall.is_after)
 
     @property

@@ -28,7 +28,7 @@ class WaitingVcpu:
         page_table: what its register of that has, for the memory of its task's user.
         registers: of the probed code by pt_regs name: r15 ... di, ``flags``, ``sp``, ``ip``. What
             is changed here is what it goes on with. ``ip`` is where it goes on unless changed:
-            before the instruction its address, behind it the one that comes next. ``sp`` may go
+            before the instruction its address, after it the one that comes next. ``sp`` may go
             up: a lower one is not taken.
     """
 
@@ -46,7 +46,7 @@ class Upcall:
     Attributes:
         number: tells it from every other upcall of its session; counts what it missed.
         addr: of the probed instruction; of one at all returns of a function that of its entry.
-        is_after: whether it comes behind the instruction, as a post_handler, or before.
+        is_after: whether it comes after the instruction, as a post_handler, or before.
         timeout_s: how long a vCPU waits for ``serve`` before it goes on without.
         serve: gets the vCPU, and may change its registers; must not raise.
     """
@@ -65,7 +65,7 @@ class SiteUpcalls:
     Attributes:
         gate: where all code asks.
         before: the number to ask by before the instruction, or None.
-        after: the number to ask by behind it, or None.
+        after: the number to ask by after it, or None.
     """
 
     gate: Addr
@@ -79,7 +79,7 @@ class Detour:
 
     Attributes:
         code: where the patch leads.
-        copies: where the code goes on as if at some addresses that the patch may cover, or behind
+        copies: where the code goes on as if at some addresses that the patch may cover, or after
             which it has still something to do.
     """
 
@@ -89,7 +89,7 @@ class Detour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpcallGroup:
-    """All upcalls that are served at one time: before one instruction, or behind it.
+    """All upcalls that are served at one time: before one instruction, or after it.
 
     Attributes:
         number: what the guest asks by; counts what was not answered.

@@ -163,9 +163,7 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
         return Site(strategy=Strategy.FTRACE, addr=addr, old=b"")
     preamble = memory.read(Addr(addr - len(info.preamble)), len(info.preamble))
     if preamble not in (info.preamble, info.probed_preamble):
-        raise RefusedError(
-            f"{addr:#x} comes behind {preamble.hex()}: no site of this kind is there"
-        )
+        raise RefusedError(f"{addr:#x} comes after {preamble.hex()}: no site of this kind is there")
     old, flags = memory.read(addr, info.size), _u64(memory, record + 8)
     if old not in info.nops:
         raise RefusedError(

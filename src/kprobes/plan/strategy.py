@@ -79,8 +79,8 @@ def choose(place: str, options: PatchOptions, memory: Memory, wish: Wish) -> Sit
 def check_alone(symbols: Symbols, first: Site, second: Site) -> None:
     """Check that two places of the user's are not patched at the same instruction.
 
-    Behind the guest's own call there may be others, which have that place's address; and on arm64 a
-    function's ftrace site is behind its start, where a probe of its entry is all the same.
+    After the guest's own call there may be others, which have that place's address; and on arm64 a
+    function's ftrace site is after its start, where a probe of its entry is all the same.
 
     Raises:
         RefusedError: they are.

@@ -130,7 +130,7 @@ class Value:
 
     Attributes:
         operand: how it is fetched.
-        ctype: its type, or None where the language loses it, as behind an explicit dereference.
+        ctype: its type, or None where the language loses it, as after an explicit dereference.
         bit_offset: where the value begins in the first byte fetched.
         bit_size: of a bit-field, else 0.
     """
@@ -377,7 +377,7 @@ def _start(context: ResolveContext, types: Types, base: Fetch) -> Start:
 def _cast(context: ResolveContext, types: Types, cast: Cast) -> Start:
     operand = evaluate(context, cast.base).operand
     number = types.struct(cast.struct)
-    # Behind the opening brace.
+    # After the opening brace.
     column = cast.span.start + 1
     if number is None:
         hint = f"no struct {cast.struct} in this kernel's types"

@@ -312,13 +312,13 @@ def check_alike(first: Resolved, other: Resolved) -> None:
         return
     pairs = enumerate(zip(old, new, strict=False))
     at = next((n for n, (a, b) in pairs if a != b), None)
-    # The kernel counts what the words have become, and stops behind the last one there is.
+    # The kernel counts what the words have become, and stops after the last one there is.
     differing = min(len(old), len(new)) if len(old) != len(new) or at is None else at
     raise _error(other, differing)
 
 
 def _columns(probe: Resolved) -> list[tuple[str, str, int | None]]:
-    # Its own: extra fields come behind them.
+    # Its own: extra fields come after them.
     own = probe.layout.fields[: len(probe.definition.args)]
     return [(field.name, field.type, field.count) for field in own]
 
@@ -326,7 +326,7 @@ def _columns(probe: Resolved) -> list[tuple[str, str, int | None]]:
 def _error(probe: Resolved, argument: int) -> DefinitionError:
     command = probe.definition.command
     words = command.split(" ")
-    # Behind the statement's letter and its place.
+    # After the statement's letter and its place.
     before = words[: 2 + argument]
     column = sum(len(word) + 1 for word in before)
     return rejection(Code.DIFF_ARG_TYPE, command=command, column=column)

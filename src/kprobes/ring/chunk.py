@@ -36,11 +36,11 @@ class Chunk:
     Attributes:
         cpu: whose ring.
         position: of the first byte; a record begins there.
-        limit: bytes of ``data`` in which records begin; the last one may end behind it.
+        limit: bytes of ``data`` in which records begin; the last one may end after it.
         data: a private copy, at least ``limit`` bytes. Columns become views of it.
         commits: the same bytes as they were before ``data`` was copied, of which only commit
             words are read; ``data`` itself when nobody wrote meanwhile. A copy is not made
-            in order: it can hold a commit word newer than the values behind it.
+            in order: it can hold a commit word newer than the values after it.
     """
 
     cpu: int

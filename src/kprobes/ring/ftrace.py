@@ -343,7 +343,7 @@ def _strings(
     faulted = lengths == 0
     room = found.records.sizes[part.index][:, None]
     if ((offsets + lengths > room) & ~faulted).any():
-        raise RingError("a string that ends behind its record")
+        raise RingError("a string that ends after its record")
     starts = found.records.at[part.index][:, None] + offsets
     values = cut(found.blob, starts, starts + lengths)
     values[faulted] = None

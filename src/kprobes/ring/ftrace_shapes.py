@@ -26,8 +26,8 @@ class EventShape:
         dtype: of the fixed part; ``pid``, ``flags``, ``preempt``, ``ip``, ``caller``, ``f<i>``.
         fields: as they are shown.
         locators: of each field, where its bytes are.
-        ends: of each field, the offset behind it.
-        has_strings: whether any lies behind the fixed part.
+        ends: of each field, the offset after it.
+        has_strings: whether any lies after the fixed part.
     """
 
     def __init__(self, event: HostEvent, place: Place, fresh_id: Callable[[], int]) -> None:

@@ -1,6 +1,6 @@
 """One CPU's ring from where it was read last to its head: keeps the tail, minds the wrap.
 
-A record never wraps: one that begins before the ring's end runs on into the slack behind it,
+A record never wraps: one that begins before the ring's end runs on into the slack after it,
 and the next begins where the first lap's bytes would have been overwritten by it. So the end
 of the ring and its beginning are two chunks.
 
@@ -25,7 +25,7 @@ _NO_STARTS = np.empty(0, np.int64)
 def decode(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
     """Turn the committed records at the start of a chunk into columns.
 
-    Decoding stops at the first record that is not committed, though others behind it may be.
+    Decoding stops at the first record that is not committed, though others after it may be.
     Bytes that no writer of ours wrote are passed over and counted, never an error.
     """
     run = run_of_one(chunk, shapes)
@@ -104,12 +104,12 @@ def _last_counter(chunk: Chunk, frames: Frames) -> int | None:
 
 
 Copy = Callable[[int, int], Bytes]
-"""(offset, size) to a private copy of the ring's bytes there, the slack behind it included."""
+"""(offset, size) to a private copy of the ring's bytes there, the slack after it included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """Where a CPU's ring ends: ``size`` bytes, a power of two, and ``slack`` behind them."""
+    """Where a CPU's ring ends: ``size`` bytes, a power of two, and ``slack`` after them."""
 
     cpu: int
     size: int
@@ -117,7 +117,7 @@ class Geometry:
 
     def __post_init__(self) -> None:
         if self.size < ALIGN or self.size & (self.size - 1) or self.slack < 0:
-            raise ValueError(f"a ring of {self.size} bytes and {self.slack} behind it")
+            raise ValueError(f"a ring of {self.size} bytes and {self.slack} after it")
 
 
 class RingReader:
@@ -184,10 +184,10 @@ class RingReader:
             )
 
     def _chunks(self, head: int) -> Iterator[Chunk]:
-        # At most two: behind the wrap less than a lap is left.
+        # At most two: after the wrap less than a lap is left.
         for _ in range(2):
             ahead = (head - self.tail) & POSITION_MASK
-            # Beyond the size: the last record that was taken ends behind this head.
+            # Beyond the size: the last record that was taken ends after this head.
             if ahead == 0 or ahead > self._geometry.size:
                 return
             yield self._chunk(ahead)

@@ -189,7 +189,7 @@ def cut(blob: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Col
     Args:
         blob: the bytes of all records.
         starts: of any shape, which is the answer's: an array of ``bytes`` objects.
-        stops: behind the last byte of each.
+        stops: after the last byte of each.
     """
     pairs = zip(starts.ravel().tolist(), stops.ravel().tolist(), strict=True)
     found = [blob[start:stop] for start, stop in pairs]

@@ -4,7 +4,7 @@
      "comm": "sh", "flags": ".....", "function": "do_sys_openat2",
      "ip": "0xffffffff81301230", "args": {"dfd": -100, "path": "/etc/passwd", "bad": null}}
 
-without the blanks. An event of a return probe also has, behind ``flags``, where the call came
+without the blanks. An event of a return probe also has, after ``flags``, where the call came
 from, with the symbol that the address lies in and as a number:
 
      "caller": "ksys_read+0x6a/0xa0", "caller_ip": "0xffffffff8130125a",

@@ -305,7 +305,7 @@ _SHELL = "/bin/sh"
 _BY_SIGNAL = 128
 # <linux/ptrace.h>
 _TRACE_ME, _DETACH = 0, 17
-# Found before there is a fork: behind it no library is loaded.
+# Found before there is a fork: after it no library is loaded.
 _PTRACE = ctypes.CDLL(None, use_errno=True).ptrace
 _PTRACE.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
 _PTRACE.restype = ctypes.c_long
@@ -387,7 +387,7 @@ def start(command: Command, *, is_held: bool = False) -> Child:
         output.close()
         raise UsageError(f"cannot run {words[0]}: {getattr(e, 'strerror', None) or e}") from e
     if is_held:
-        # The trap behind its exec: ptrace(2), PTRACE_TRACEME.
+        # The trap after its exec: ptrace(2), PTRACE_TRACEME.
         os.waitpid(process.pid, os.WUNTRACED)
     return Child(process, output, command)
 

@@ -45,7 +45,7 @@ class Tracefs:
             raise _error(name, e, "read") from e
 
     def write(self, name: str, text: str) -> None:
-        """Write a text in one go, behind what is there: nothing is truncated."""
+        """Write a text in one go, after what is there: nothing is truncated."""
         try:
             handle = os.open(self.path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:

@@ -2,7 +2,7 @@
 
     struct trace_buffer_meta {          // include/uapi/linux/trace_mmap.h; the first page
         u32 meta_page_size, meta_struct_len;
-        u32 subbuf_size, nr_subbufs;    // the pages of the ring, which are mapped behind it
+        u32 subbuf_size, nr_subbufs;    // the pages of the ring, which are mapped after it
         struct {
             u64 lost_events;
             u32 id;                     // the page that the writer has left to its reader
@@ -95,7 +95,7 @@ class MappedRing:
             skips[index] = skip
             self._page, self._end = page, end
             ends.append(end)
-        # Behind what was taken the writer goes on meanwhile.
+        # After what was taken the writer goes on meanwhile.
         set_sizes(pages[: len(ends)], self._form, np.array(ends, np.int64))
         return len(ends)
 

@@ -115,7 +115,7 @@ def test_a_table_s_cases_are_all_code_that_nothing_else_leads_to() -> None:
     ("words", "reason"),
     [
         (f"{NOP} {CALL}", "calls what is not known never to return"),
-        ("aa0103e0", "runs on into what is behind"),
+        ("aa0103e0", "runs on into what is after"),
         (f"b4000060 58000041 {RET} aa0003e5 aa0003e5", "leads to where no instruction is"),
         ("d69f03e0", "by another way"),
         ("02000000", "no instruction"),
@@ -155,7 +155,7 @@ def test_a_last_call_names_what_would_close_the_gap() -> None:
     assert result.why_not.callee == OUTSIDE
 
 
-def test_behind_a_bug_alternatives_of_the_kernel_may_lie() -> None:
+def test_after_a_bug_alternatives_of_the_kernel_may_lie() -> None:
     # cbz x0, 1f; ret; 1: brk; mrs x2, tpidr_el2; mrs x2, tpidr_el2
     result = exits(f"b4000040 {RET} {BUG} d53cd042 d53cd042")
 
@@ -163,7 +163,7 @@ def test_behind_a_bug_alternatives_of_the_kernel_may_lie() -> None:
     assert [end - START for end in result.noreturn_sites] == [8]
 
 
-def test_behind_a_warning_the_function_goes_on() -> None:
+def test_after_a_warning_the_function_goes_on() -> None:
     result = exits(f"{PACIASP} {PUSH} {BUG} {POP} {AUTIASP} {RET}")
 
     assert found(result) == [(20, ExitKind.RETURN)]

@@ -175,7 +175,7 @@ def test_a_kernels_image_is_the_largest_code_and_what_lies_beside_it_in_memory()
         (14, 52, (6, 12), 0xFFFF_C000_8000_0000),
     ],
 )
-def test_a_kernel_is_linked_behind_its_modules(
+def test_a_kernel_is_linked_after_its_modules(
     shift: int, va_bits: int, version: tuple[int, int], addr: int
 ) -> None:
     layout = Layout(tcr(shift, va_bits), is_user=False)

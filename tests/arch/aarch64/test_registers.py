@@ -2,7 +2,7 @@
 
 from kprobes.arch.aarch64.registers import ALIASES, ARGUMENTS, NAMES, QUERIED, STUB_NAMES, show
 
-# As a Debian 6.1 guest printed it, the lines before and behind left out.
+# As a Debian 6.1 guest printed it, the lines before and after left out.
 SHOWN = """\
 pstate: 60000005 (nZCv daif -PAN -UAO -TCO -DIT -SSBS BTYPE=--)
 pc : vfs_read+0x0/0x2a0

@@ -19,7 +19,7 @@ def in_registers(*numbers: int) -> Passed:
         # A larger one is a pointer to the caller's copy.
         ([24, 8], [Passed(registers=("x0",), is_address=True), in_registers(1)]),
         ([8] * 10, [*(in_registers(n) for n in range(8)), Passed(stack=0), Passed(stack=8)]),
-        # What does not fit whole is on the stack, and no register is left to those behind it.
+        # What does not fit whole is on the stack, and no register is left to those after it.
         (
             [8] * 7 + [16, 8],
             [*(in_registers(n) for n in range(7)), Passed(stack=0), Passed(stack=16)],

@@ -78,7 +78,7 @@ def test_paciasp_at_the_entry_is_landed_on_where_the_kernel_is_compiled_for_that
     assert insn_verdict(signing, START, TextTables(has_landings=False)).verdict == "copy"
 
 
-def test_paciasp_behind_the_tracer_s_nops_is_not_landed_on() -> None:
+def test_paciasp_after_the_tracer_s_nops_is_not_landed_on() -> None:
     assert insn_verdict(function(f"{NOP} {NOP} {PACIASP} {RET}"), START + 8).verdict == "copy"
 
 
@@ -115,10 +115,10 @@ def test_constants_in_the_text_are_no_instructions() -> None:
     assert "constant" in insn_verdict(reading, START + 12).why
 
 
-def test_what_is_behind_the_last_instruction_is_not_probed() -> None:
+def test_what_is_after_the_last_instruction_is_not_probed() -> None:
     padded = function(f"{RET} {NOP} {NOP}")
 
-    assert "behind the function's last instruction" in insn_verdict(padded, START + 4).why
+    assert "after the function's last instruction" in insn_verdict(padded, START + 4).why
 
 
 def test_an_address_inside_an_instruction_or_outside_is_refused() -> None:
@@ -175,7 +175,7 @@ def test_a_pointer_in_front_of_the_next_function_is_no_code_whatever_it_looks_li
     assert START + 8 not in function(code, tables=tables).targets
 
 
-def test_bytes_behind_the_last_whole_word_are_no_instruction() -> None:
+def test_bytes_after_the_last_whole_word_are_no_instruction() -> None:
     part = TextPart(addr=Addr(START), code=code_of(RET) + b"\x1f\x20")
 
     assert "last whole instruction" in insn_verdict(decode_function("f", (part,)), START + 4).why

@@ -32,7 +32,7 @@ def test_calls_through_pointers_land_before_the_first_probed_instruction() -> No
 
 
 def test_a_study_leaves_constants_and_padding_out() -> None:
-    # ldr x0, 1f; ret; 1: .quad, and a nop behind it
+    # ldr x0, 1f; ret; 1: .quad, and a nop after it
     found = analyse("f", parts(f"58000040 {RET} aa0003e5 aa0003e5"), TABLES)
 
     assert dict(found.sizes) == {START: 4, START + 4: 4}

@@ -1,4 +1,4 @@
-"""A function, understood, behind the architecture's value."""
+"""A function, understood, after the architecture's value."""
 
 from kprobes.arch.registry import arch
 from kprobes.model.kernel import TextPart, TextTables

@@ -72,7 +72,7 @@ def check(jump: str, rest: str, *, has_probes: bool, cx: int = 5) -> set[int]:
     displaced = displaced_of(jump + rest, 3 if rest else 1)
     goes: set[int] = set()
     for number in range(64):
-        # What is behind goes on to an exit.
+        # What is after goes on to an exit.
         away = BEHIND - displaced.stop - 5
         code = jump + rest + "e9" + away.to_bytes(4, "little").hex()
         plain, patched = (machine_of(code, flags_of(number), cx) for _ in range(2))

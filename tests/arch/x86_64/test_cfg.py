@@ -144,7 +144,7 @@ def test_a_last_call_of_what_may_return_is_a_gap_that_names_it() -> None:
     assert found.why_not.callee == OUTSIDE
 
 
-def test_what_is_behind_a_call_has_the_stack_that_others_bring() -> None:
+def test_what_is_after_a_call_has_the_stack_that_others_bring() -> None:
     # A BUG's ud2 with nothing pushed stands before a WARN's, from where it goes on.
     code = "85c0" + "7409" + "53" + "7408" + "5b" + jump(OUTSIDE, 8) + "0f0b" + "0f0b" + "ebf4"
 
@@ -260,9 +260,9 @@ def test_what_boot_may_write_is_followed_too() -> None:
     assert "boot may make a way out" in why_not(left)
 
 
-def test_an_iret_may_go_on_behind_itself() -> None:
-    behind = (START + 18 & 0xFFFF_FFFF).to_bytes(4, "little").hex()
-    code = "8cd0" + "50" + "54" + "4883042408" + "9c" + "50" + "68" + behind + "48cf"
+def test_an_iret_may_go_on_after_itself() -> None:
+    after = (START + 18 & 0xFFFF_FFFF).to_bytes(4, "little").hex()
+    code = "8cd0" + "50" + "54" + "4883042408" + "9c" + "50" + "68" + after + "48cf"
 
     found = exits(code + jump(OUTSIDE, 18))
 

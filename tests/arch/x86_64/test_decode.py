@@ -71,13 +71,13 @@ def test_a_taken_address_is_one_that_lea_or_an_immediate_names() -> None:
         assert START in function(code).targets
 
 
-def test_padding_behind_a_function_is_filler() -> None:
+def test_padding_after_a_function_is_filler() -> None:
     found = function("c3" + "cccc" + "6690" + "0f1f4000").instructions.values()
 
     assert [i.is_filler for i in found] == [False, True, True, True, True]
 
 
-def test_int3_behind_a_jump_is_filler_but_not_where_something_leads() -> None:
+def test_int3_after_a_jump_is_filler_but_not_where_something_leads() -> None:
     assert function("eb01" + "cc" + "c3").instructions[START + 2].is_filler
     assert not function("7402" + "eb01" + "cc" + "90c3").instructions[START + 4].is_filler
 
@@ -86,14 +86,14 @@ def test_nops_at_the_start_are_executed() -> None:
     assert not function("0f1f440000" + "c3").instructions[START].is_filler
 
 
-def test_behind_somebody_elses_int3_nothing_is_proven() -> None:
+def test_after_somebody_elses_int3_nothing_is_proven() -> None:
     found = function("90" + "cc" + "8b03" + "c3")
 
     assert found.doubt(START) is None
     assert "int3" in (found.doubt(START + 2) or "")
 
 
-def test_behind_no_instruction_nothing_is_proven_in_this_part_only() -> None:
+def test_after_no_instruction_nothing_is_proven_in_this_part_only() -> None:
     found = function("90" + "06" + "90" + "c3", cold="90c3")
 
     assert "are none" in (found.doubt(START + 3) or "")

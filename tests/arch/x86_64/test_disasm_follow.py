@@ -66,7 +66,7 @@ def test_any_bytes_have_an_end(code: bytes) -> None:
     reaches(START, seen, range(1 << 64))
 
 
-def test_a_store_behind_a_constant_is_told_by_its_offset() -> None:
+def test_a_store_after_a_constant_is_told_by_its_offset() -> None:
     # movabs; mov %rdi, 0x38(%rax); mov %edi, (%rax); mov 8(%rax), %rcx
     code = f"{CONSTANT} 48897838 8938 488b4808 c3"
 

@@ -16,7 +16,7 @@ from kprobes.arch.x86_64.registers import passed
         ([16, 8], [("di", "si"), ("dx",)]),
         ([8, 24, 8], [("di",), 8, ("si",)]),
         # What does not fit into the registers that are left goes to the stack as a whole; what
-        # comes behind may still have them.
+        # comes after may still have them.
         ([8] * 5 + [16, 8, 8], [("di",), ("si",), ("dx",), ("cx",), ("r8",), 8, ("r9",), 24]),
         ([40, 3, 20], [8, ("di",), 48]),
         ([0, 8], [(), ("di",)]),

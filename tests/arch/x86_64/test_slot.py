@@ -28,15 +28,15 @@ def emulator() -> Emulator:
     return Emulator(START & ~0xFFFFFF, START + 0x100000, states)
 
 
-def back(to_addr: int, behind: int) -> str:
-    """The jump that ends a slot whose code is ``behind`` bytes long."""
-    return "e9" + to(to_addr, 5, place=SLOT + behind)
+def back(to_addr: int, after: int) -> str:
+    """The jump that ends a slot whose code is ``after`` bytes long."""
+    return "e9" + to(to_addr, 5, place=SLOT + after)
 
 
 FORMS = [
     ("90", "90" + back(START + 1, 1)),
     ("488b0510000000", "488b05" + to(START + 23, 7, place=SLOT) + back(START + 7, 7)),
-    # An immediate behind the displacement: it counts from the instruction's end.
+    # An immediate after the displacement: it counts from the instruction's end.
     ("c7051000000001000000", "c705" + to(START + 26, 10, place=SLOT) + "01000000"),
     ("eb10", back(START + 18, 0) + "cc"),
     ("e9" + to(OUTSIDE, 5), back(OUTSIDE, 0) + "cc"),

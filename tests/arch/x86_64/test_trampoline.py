@@ -131,7 +131,7 @@ def test_nothing_above_the_stack_pointer_is_written() -> None:
     assert all(write.addr + write.size <= TOP for write in machine.cpu.writes)
 
 
-def test_what_is_displaced_is_behind_the_call_and_leads_back() -> None:
+def test_what_is_displaced_is_after_the_call_and_leads_back() -> None:
     displaced = displaced_by_jump("55" + "4157" + "4156" + "90" * 8)
 
     return_method = trampoline.detour(SLOT, BODY, displaced)
@@ -152,7 +152,7 @@ def test_a_detour_too_far_away_is_refused() -> None:
 @pytest.mark.parametrize(
     ("code", "first"), [("f30f1efa 55", 4), ("55", 0), ("f30f1efb 55", 0), ("", 0)]
 )
-def test_the_first_instruction_is_behind_what_indirect_branches_land_on(
+def test_the_first_instruction_is_after_what_indirect_branches_land_on(
     code: str, first: int
 ) -> None:
     assert trampoline.first(bytes.fromhex(code)) == first

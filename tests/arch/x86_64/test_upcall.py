@@ -110,15 +110,15 @@ def test_a_question_pushes_where_to_go_on_and_its_number() -> None:
 
     detour = at_call(Addr(SLOT), None, _questions(before=0x1234), back)
 
-    behind = SLOT + 5 + 5 + 5 + 5
-    expected = "488d642408" + "68" + (behind & 0xFFFF_FFFF).to_bytes(4, "little").hex()
+    after = SLOT + 5 + 5 + 5 + 5
+    expected = "488d642408" + "68" + (after & 0xFFFF_FFFF).to_bytes(4, "little").hex()
     expected += "6834120000" + "e9" + to(GATE, 5, place=SLOT + 15)
-    expected += "e9" + to(back, 5, place=behind)
+    expected += "e9" + to(back, 5, place=after)
     assert detour.code.hex() == expected
-    assert detour.copies == {START: behind}
+    assert detour.copies == {START: after}
 
 
-def test_an_ftrace_site_asks_behind_its_nop_before_it_goes_on() -> None:
+def test_an_ftrace_site_asks_after_its_nop_before_it_goes_on() -> None:
     back = Addr(START + slot.SIZE)
 
     detour = at_call(Addr(SLOT), None, _questions(before=1, after=2), back)

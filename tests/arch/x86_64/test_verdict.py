@@ -81,7 +81,7 @@ def test_what_a_slot_does_with_an_instruction(code: str, verdict: SlotAction) ->
         ("66e900000000", "prefix"),
         ("66ffd0", "prefix"),
         ("ffd4", "stack pointer"),
-        ("f30f1efa", "probe the instruction behind it"),
+        ("f30f1efa", "probe the instruction after it"),
         ("67488b0500000000", "32-bit"),
         ("0f0b6b766d0fa2", "on purpose"),
     ],
@@ -162,7 +162,7 @@ def test_the_padding_before_a_function_is_the_kernels(name: str) -> None:
     assert "before a function" in insn_verdict(function("90c3", name=name), START).why
 
 
-def test_behind_a_change_of_the_stack_segment_nothing_may_trap() -> None:
+def test_after_a_change_of_the_stack_segment_nothing_may_trap() -> None:
     found = function("8ed0" + "4889c4" + "90c3")
 
     assert "stack segment" in insn_verdict(found, START + 2).why
@@ -177,7 +177,7 @@ def test_sti_and_what_leans_on_it_stay_together(wait: str) -> None:
     assert insn_verdict(found, START + 1).is_refused
 
 
-def test_sti_with_nothing_known_behind_it_is_refused() -> None:
+def test_sti_with_nothing_known_after_it_is_refused() -> None:
     assert insn_verdict(function("fb"), START).is_refused
 
 

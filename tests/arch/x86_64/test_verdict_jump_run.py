@@ -34,7 +34,7 @@ def test_short_instructions_are_displaced_together() -> None:
     assert run.detour(SLOT).hex() == PUSHES + "e9" + to(START + 5, 5, place=SLOT + 5)
 
 
-def test_a_return_and_the_int3_behind_it_are_a_run() -> None:
+def test_a_return_and_the_int3_after_it_are_a_run() -> None:
     run = jump_run(function("90" + "c3" + "cc" * 4), START + 1)
 
     assert run.stop == START + 6
@@ -51,7 +51,7 @@ def test_a_branch_to_the_runs_first_byte_does_no_harm() -> None:
     assert jump_run(function(PUSHES + "ebf9"), START).stop == START + 5
 
 
-def test_a_last_call_returns_behind_the_run() -> None:
+def test_a_last_call_returns_after_the_run() -> None:
     call = "e8" + to(OUTSIDE, 5, place=START + 1)
 
     assert jump_run(function("90" + call + "c3"), START).stop == START + 6
@@ -80,13 +80,13 @@ def test_an_instruction_that_may_not_be_displaced_is_named() -> None:
 
 def test_too_few_bytes_before_the_end_are_refused() -> None:
     assert "is not in f" in refused("9090")
-    assert "behind the end" in refused("c3")
-    assert "behind the end" in refused("c3" + "0f1f4000" + "90")
-    assert "behind the end" in refused("c3" + "cc" * 2)
+    assert "after the end" in refused("c3")
+    assert "after the end" in refused("c3" + "0f1f4000" + "90")
+    assert "after the end" in refused("c3" + "cc" * 2)
 
 
 def test_a_run_does_not_go_into_what_a_jump_leads_around() -> None:
-    assert "behind the end" in refused("eb03" + "909090" + "c3")
+    assert "after the end" in refused("eb03" + "909090" + "c3")
 
 
 def test_a_function_that_is_not_proven_has_no_run_of_several() -> None:

@@ -175,7 +175,7 @@ class _Builder:
     def _lost(self, at: int, source: Instruction | None) -> None:
         place = source.addr if source is not None else Addr(at)
         if source is not None and at == source.next:
-            why = "it runs on into what is behind the function"
+            why = "it runs on into what is after the function"
         elif at % SIZE:
             why = "it leads into the middle of an instruction"
         else:
@@ -306,7 +306,7 @@ class _Builder:
             self._pending.come_back(i.next, stack, i, is_trap=is_trap)
 
     def _is_last(self, i: Instruction) -> bool:
-        # Nothing behind it goes elsewhere before the function's end: a compiler's code never runs
+        # Nothing after it goes elsewhere before the function's end: a compiler's code never runs
         # on there, and what alternatives boot has copied from may be in between.
         function = self._function
         row = function.row(i.addr)
@@ -336,7 +336,7 @@ class _Builder:
 
 
 def _halts(function: Function, tables: TextTables) -> NDArray[np.int64]:
-    # The row of the first word at or behind each that has to be looked at.
+    # The row of the first word at or after each that has to be looked at.
     count = len(function.words)
     is_halt = np.isin(function.kinds, [int(kind) for kind in FLOWS])
     is_halt |= touching(function.words, function.kinds)

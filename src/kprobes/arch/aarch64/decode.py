@@ -47,7 +47,7 @@ class Flow(StrEnum):
 
     @property
     def falls_through(self) -> bool:
-        """Whether the next instruction may be reached: from a callee, or behind a WARN's brk."""
+        """Whether the next instruction may be reached: from a callee, or after a WARN's brk."""
         return self not in _NOT_FALLING
 
 
@@ -100,7 +100,7 @@ class Instruction:
 
     @property
     def next(self) -> Addr:
-        """The first address behind it."""
+        """The first address after it."""
         return Addr(self.addr + SIZE)
 
     @property
@@ -122,7 +122,7 @@ class Function:
         targets: addresses inside that something may go to: branches of its own, exception
             fixups, jump labels, addresses that its code takes.
         data: addresses inside that its code reads constants from: they are no instructions.
-        fillers: addresses behind the last instruction of a part.
+        fillers: addresses after the last instruction of a part.
     """
 
     name: str
@@ -172,7 +172,7 @@ class Function:
 _NOWHERE = TextTables()
 _POINTER = 8
 _MAX_TAIL = 8
-"""Words of padding behind a function: to 16 bytes, and what the next one's tracer keeps there."""
+"""Words of padding after a function: to 16 bytes, and what the next one's tracer keeps there."""
 _ENDS = [kind for kind, flow in FLOWS.items() if not flow.falls_through]
 _LITERALS = (
     (Kind.LDR_LITERAL, 2),
@@ -189,7 +189,7 @@ def decode_function(
 
     Args:
         name: of its symbol.
-        parts: its range, then its ``.cold`` ones; bytes behind their last whole word are left out.
+        parts: its range, then its ``.cold`` ones; bytes after their last whole word are left out.
         tables: where branches come from and lead to, besides what its bytes say.
     """
     words, addrs = _columns(parts)
@@ -274,7 +274,7 @@ def _fillers(
     kinds: Kinds,
     places: tuple[Addrs, frozenset[int]],
 ) -> frozenset[int]:
-    # What is behind the last end, unless something leads there. Where a register may lead, only
+    # What is after the last end, unless something leads there. Where a register may lead, only
     # what is no code of any compiler's.
     addrs, targets = places
     is_open = bool(np.any(kinds == Kind.BR))

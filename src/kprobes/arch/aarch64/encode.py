@@ -64,7 +64,7 @@ def b_target(place: Addr, code: bytes) -> Addr | None:
 
 
 def cbz(register: int, over: int) -> bytes:
-    """Branch if zero, over so many bytes behind it."""
+    """Branch if zero, over so many bytes after it."""
     return code_of(_CBZ | (over // SIZE + 1) << 5 | register)
 
 

@@ -38,7 +38,7 @@ from kprobes.ports import Ram, Tables
 from kprobes.units import MIB, U64, Addr
 
 LINK_STEP = 2 * MIB
-"""MIN_KIMG_ALIGN; ``_stext``, the first symbol where data has none, is less behind ``_text``."""
+"""MIN_KIMG_ALIGN; ``_stext``, the first symbol where data has none, is less after ``_text``."""
 
 _MODULES_ARE_LARGE = (6, 5)
 """3e35d303ab7d ("arm64: module: rework module VA range selection")."""

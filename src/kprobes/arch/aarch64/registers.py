@@ -77,7 +77,7 @@ def passed(sizes: Sequence[int]) -> list[Passed]:
             found.append(Passed(registers=tuple(free[:words]), is_address=is_address))
             del free[:words]
         else:
-            # C.13: what does not fit leaves no register to those behind it.
+            # C.13: what does not fit leaves no register to those after it.
             free.clear()
             found.append(Passed(stack=stack, is_address=is_address))
             stack += words * _WORD

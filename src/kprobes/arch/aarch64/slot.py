@@ -1,4 +1,4 @@
-"""An instruction to code that does the same elsewhere, and then goes on behind the original.
+"""An instruction to code that does the same elsewhere, and then goes on after the original.
 
 A slot is entered with all registers and flags as the instruction would find them, and leaves
 them as the instruction would. It needs no stack, no register of its own and no trap: what counts
@@ -6,7 +6,7 @@ from the instruction pointer writes a register of its own, or none.
 
     anything              its word
     b target              b target
-    b.cond, cbz, tbz      the same to L; b behind; L: b target
+    b.cond, cbz, tbz      the same to L; b after; L: b target
     bl target             x30 = ORIGINAL return address; b target
     blr xN, blraa ...     x30 = ORIGINAL return address; br xN, braa ...
     adr, adrp xD          xD = what it computes
@@ -43,7 +43,7 @@ _ENDS = frozenset({Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN, Flow.CALL, Flow.I
 
 
 def slot(instruction: Instruction, at: Addr) -> bytes:
-    """Return code for a slot that runs one instruction and goes on behind the original.
+    """Return code for a slot that runs one instruction and goes on after the original.
 
     Args:
         instruction: one that ``insn_verdict`` did not refuse.
@@ -59,12 +59,12 @@ def slot(instruction: Instruction, at: Addr) -> bytes:
 
 
 def comes_back(instruction: Instruction) -> bool:
-    """Return whether a slot goes on behind an instruction; a callee returns there by itself."""
+    """Return whether a slot goes on after an instruction; a callee returns there by itself."""
     return instruction.flow not in _ENDS
 
 
 def body(instruction: Instruction, at: Addr) -> bytes:
-    """Return code for ``at`` that runs one instruction; what comes next is to stand behind it.
+    """Return code for ``at`` that runs one instruction; what comes next is to stand after it.
 
     Raises:
         RefusedError: as ``slot``.
@@ -86,7 +86,7 @@ def branch(at: Addr, target: Addr) -> bytes:
 
 
 def branch_over(instruction: Instruction, over: int) -> bytes:
-    """Return a conditional branch that jumps over so many bytes behind it where it is taken.
+    """Return a conditional branch that jumps over so many bytes after it where it is taken.
 
     Args:
         instruction: b.cond, cbz, cbnz, tbz or tbnz.

@@ -102,7 +102,7 @@ def touching(words: Words, kinds: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def after(word: int, kind: Kind, before: Stack) -> Stack:
-    """Return the stack behind an instruction."""
+    """Return the stack after an instruction."""
     match kind:
         case Kind.BL | Kind.BLR:
             return before._replace(link=Link.CHANGED)
@@ -153,7 +153,7 @@ def _added(word: int, before: Stack) -> Stack:
 
 def _accessed(word: int, before: Stack) -> Stack:
     # A pair, or one register with an immediate: where, and whether the base changes before or
-    # behind the access.
+    # after the access.
     base = first_register(word)
     if fits(word, _PAIR):
         scale = 4 << (word >> 30) if word & 1 << 26 else 4 << (word >> 31)

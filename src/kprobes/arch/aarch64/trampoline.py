@@ -1,6 +1,6 @@
 """The arm64 ftrace site, and the code that it calls.
 
-A function begins with two words for the tracer, behind a ``bti c`` if it has one (kernel:
+A function begins with two words for the tracer, after a ``bti c`` if it has one (kernel:
 arch/arm64/kernel/ftrace.c, ftrace_init_nop and ftrace_make_call):
 
     mov x9, x30         since boot
@@ -110,7 +110,7 @@ def entry(
 ) -> bytes:
     """Return code for ``place``, which a site calls; see the module.
 
-    It goes on behind the site, with all that is not dead there as the site had it; but for a return
+    It goes on after the site, with all that is not dead there as the site had it; but for a return
     address that ``body`` has put in the place of the caller's.
     """
     # There is no cheaper way to restore fewer of them.

@@ -10,18 +10,18 @@ be loaded, and in the place of the number 0 when it goes on where it asked; else
 that is to be, and in the place of the address where to go on. There is no way to branch anywhere
 with all registers in use: x16 and x17 are lost then, which no call preserves.
 
-Detours that ask Python, before the instruction and behind it.
+Detours that ask Python, before the instruction and after it.
 
-Behind an instruction what is shown is where that leads, so that Python sees its true result and the
+After an instruction what is shown is where that leads, so that Python sees its true result and the
 true next address, whatever it was:
 
     b target              ask, showing target; b target
-    b.cond, cbz, tbz      the same over what follows; ask, showing what is behind; b behind; ask,
+    b.cond, cbz, tbz      the same over what follows; ask, showing what is after; b after; ask,
                           showing target; b target
     bl target             x30 = ORIGINAL return address; ask, showing target; b target
     br xN, ret xN         ask, showing xN; its word
     blr xN                x30 = ORIGINAL return address; ask, showing xN; br xN
-    anything else         its copy; ask, showing what is behind; b behind
+    anything else         its copy; ask, showing what is after; b after
 
 The asking code of each place goes on by itself, so that no address stands for another.
 """
@@ -46,7 +46,7 @@ _BACK, _STACK, _TARGET = 19, 16, 17
 
 
 def ask(place: Addr, number: int, gate: Addr, shown: Addr | int) -> bytes:
-    """Return code for ``place`` that asks, and goes on behind itself.
+    """Return code for ``place`` that asks, and goes on after itself.
 
     Args:
         place: where it will be.
@@ -125,7 +125,7 @@ def at_instruction(
     """Return code for ``place``, where a patch leads with every register as the site has it.
 
     Raises:
-        RefusedError: too far from what an instruction names, or nothing can come behind it.
+        RefusedError: too far from what an instruction names, or nothing can come after it.
     """
     instruction = decode_one(displaced.code, displaced.addr)
     code = b"" if probes is None else calling(place, probes)
@@ -195,7 +195,7 @@ def _leave(instruction: Instruction, at: Addr, asker: _Asker) -> bytes:
 def _indirect_call(instruction: Instruction, at: Addr, asker: _Asker) -> bytes:
     register = _register(instruction)
     if register == LINK:
-        raise RefusedError(f"{instruction.addr:#x} calls by x30: no handler can come behind it")
+        raise RefusedError(f"{instruction.addr:#x} calls by x30: no handler can come after it")
     code = set_register(LINK, instruction.next, at)
     code += asker.by_register(Addr(at + len(code)), register)
     return code + indirect_jump(instruction)
@@ -204,7 +204,7 @@ def _indirect_call(instruction: Instruction, at: Addr, asker: _Asker) -> bytes:
 def _register(instruction: Instruction) -> int:
     if is_authenticated(instruction.word):
         raise RefusedError(
-            f"{instruction.addr:#x} checks an address and goes there: no handler can come behind it"
+            f"{instruction.addr:#x} checks an address and goes there: no handler can come after it"
         )
     return first_register(instruction.word)
 

@@ -96,7 +96,7 @@ _HINTS = {0b0000_000, 0b0000_111, 0b0001_000, 0b0001_010, 0b0001_100, 0b0001_110
 _SIGNING = range(0b0011_000, 0b0100_000)
 """paciaz to autibsp."""
 
-_LANDING = "indirect branches land on it, so it must stay: probe the instruction behind it"
+_LANDING = "indirect branches land on it, so it must stay: probe the instruction after it"
 _STATE = "it changes the state of the CPU, which the kernel lets no probe run elsewhere"
 _EXCLUSIVE = "it belongs to an exclusive sequence, which anything between makes fail for ever"
 _HINT = "it is a hint to the CPU that the kernel lets no probe run elsewhere"
@@ -197,13 +197,13 @@ def _no_instruction(function: Function, addr: int, tables: TextTables) -> str | 
             f"{function.place(start)}"
         )
     if function.row(addr) is None:
-        return f"{function.place(addr)} is behind the last whole instruction"
+        return f"{function.place(addr)} is after the last whole instruction"
     if addr - addr % _POINTER in tables.pointers:
         return "it is a pointer of the kernel's function tracer to what the next function calls"
     if addr in function.data:
         return "it is a constant that the function reads, no instruction"
     if addr in function.fillers:
-        return "it is behind the function's last instruction: nothing leads there"
+        return "it is after the function's last instruction: nothing leads there"
     return None
 
 
@@ -229,7 +229,7 @@ def _is_traced(instruction: Instruction, tables: TextTables) -> bool:
 def _around(function: Function, instruction: Instruction, tables: TextTables) -> str | None:
     is_entry = instruction.addr == function.parts[0].addr
     if is_entry and instruction.kind is Kind.PACIASP and tables.has_landings:
-        return "calls through pointers land on it, so it must stay: probe what is behind it"
+        return "calls through pointers land on it, so it must stay: probe what is after it"
     if between_exclusives(function, instruction.addr):
         return "it is between an exclusive load and its store, which a probe makes fail for ever"
     return None

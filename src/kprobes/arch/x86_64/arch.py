@@ -191,7 +191,7 @@ X86_64 = Arch(
     registers=registers.NAMES,
     arguments=registers.ARGUMENTS,
     passed=registers.passed,
-    # Behind the kernel's own int3, whether there is one or not.
+    # After the kernel's own int3, whether there is one or not.
     hit_shift=1,
     show=registers.show,
     # orig_ax is 0 in the frame that the kernel's own ftrace gives its kprobes (5.10 to 7.2).

@@ -108,7 +108,7 @@ class _Builder:
         function = self._function
         place = source.addr if source is not None else Addr(at)
         if source is not None and at == source.next:
-            why = "it runs on into what is behind the function"
+            why = "it runs on into what is after the function"
         elif function.covering(at) is None:
             why = "it leads to where no instruction is"
         else:
@@ -227,7 +227,7 @@ class _Builder:
         if i.mnemonic in _NEAR_RETURNS:
             self.paths.leaving[i.addr] = i
         elif i.mnemonic == Mnemonic.IRETQ and i.next in self._function.targets:
-            # As sync_core(): back to behind itself, to wait for all that came before.
+            # As sync_core(): back to after itself, to wait for all that came before.
             self._pending.go_on(i.next, stack, i)
         else:
             self.paths.unproven[i.addr] = "it leaves by another way than it came"

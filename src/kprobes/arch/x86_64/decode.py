@@ -64,7 +64,7 @@ def decode_function(
 def decode_annex(annex: TextPart) -> Mapping[int, Instruction]:
     """Decode code elsewhere that functions run as part of themselves, up to where it ends.
 
-    What is behind its last instruction is something else, of which some may be cut off.
+    What is after its last instruction is something else, of which some may be cut off.
     """
     found = dict[int, Instruction]()
     for i in _sweep(annex, _NOWHERE):
@@ -153,7 +153,7 @@ def _led_back(found: Iterable[Instruction], tables: TextTables) -> Iterator[Addr
 
 
 def _fillers(piece: list[Instruction], targets: frozenset[int]) -> list[Instruction]:
-    # Trailing padding, and padding behind what never goes on, unless something leads there.
+    # Trailing padding, and padding after what never goes on, unless something leads there.
     stop = len(piece)
     while stop and piece[stop - 1].is_padding and piece[stop - 1].addr not in targets:
         stop -= 1

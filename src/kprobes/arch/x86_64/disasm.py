@@ -1,6 +1,6 @@
 """Bytes to lines of assembly, and what of them a reader wants named.
 
-iced-x86 formats; its symbol resolver is not in its Python binding, so that names are put behind
+iced-x86 formats; its symbol resolver is not in its Python binding, so that names are put after
 the operands by whoever prints, as objdump does.
 
 Code that begins somewhere to all of it that direct branches reach, and what it does to memory.
@@ -172,7 +172,7 @@ _CHANGES = frozenset(
 )
 
 _State = Mapping[int, tuple[int, Addr]]
-"""Register to (bytes behind the window's start, where what is no constant was added)."""
+"""Register to (bytes after the window's start, where what is no constant was added)."""
 
 
 def follow(read: Read, entry: int, inside: range) -> Pieces:

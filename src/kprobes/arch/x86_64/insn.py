@@ -38,7 +38,7 @@ class Flow(StrEnum):
 
     @property
     def falls_through(self) -> bool:
-        """Whether the next instruction may be reached: from a callee, or behind a WARN's ud2."""
+        """Whether the next instruction may be reached: from a callee, or after a WARN's ud2."""
         return self not in _ENDS
 
 
@@ -56,7 +56,7 @@ class Instruction:
         flow: where it goes on; to a thunk is where the thunk goes.
         target: of a direct branch or call; else None.
         mention: an address that it computes or holds, without going there; or None.
-        is_filler: padding that nothing is known to reach: at the end, or behind a jump.
+        is_filler: padding that nothing is known to reach: at the end, or after a jump.
         stack: what it adds to the stack pointer, a callee's work aside; None: something else.
     """
 
@@ -71,7 +71,7 @@ class Instruction:
 
     @property
     def next(self) -> Addr:
-        """The first address behind it."""
+        """The first address after it."""
         return Addr(self.addr + len(self.code))
 
     @property
@@ -195,7 +195,7 @@ def added(decoded: Decoded) -> int | None:
 
 
 def after(decoded: Decoded, before: Stack) -> Stack:
-    """Return the stack behind an instruction for which ``added`` is None."""
+    """Return the stack after an instruction for which ``added`` is None."""
     change = _CHANGES.get(decoded.mnemonic)
     if change is not None:
         return change(decoded, before)

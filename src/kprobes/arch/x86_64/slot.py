@@ -1,4 +1,4 @@
-"""An instruction to code that does the same elsewhere, and then goes on behind the original.
+"""An instruction to code that does the same elsewhere, and then goes on after the original.
 
 A slot is entered with all registers and flags as the instruction would find them, and leaves
 them as the instruction would. It needs no stack of its own, no register and no second trap.
@@ -127,7 +127,7 @@ _ENDS = frozenset(
 
 
 def slot(instruction: Instruction, at: Addr) -> bytes:
-    """Return code for a slot that runs one instruction and goes on behind the original.
+    """Return code for a slot that runs one instruction and goes on after the original.
 
     Args:
         instruction: one that ``insn_verdict`` did not refuse.
@@ -140,7 +140,7 @@ def slot(instruction: Instruction, at: Addr) -> bytes:
 
 
 def slots(instructions: tuple[Instruction, ...], at: Addr) -> bytes:
-    """Return code that runs several adjacent instructions and goes on behind the last.
+    """Return code that runs several adjacent instructions and goes on after the last.
 
     Raises:
         RefusedError: as ``slot``.
@@ -155,7 +155,7 @@ def slots(instructions: tuple[Instruction, ...], at: Addr) -> bytes:
 
 
 def comes_back(instruction: Instruction) -> bool:
-    """Return whether a slot goes on behind an instruction; a callee returns there by itself."""
+    """Return whether a slot goes on after an instruction; a callee returns there by itself."""
     return control(decode_one(instruction.code, instruction.addr)) not in _ENDS
 
 
@@ -165,7 +165,7 @@ def is_rip_relative(instruction: Instruction) -> bool:
 
 
 def body(instruction: Instruction, at: Addr) -> bytes:
-    """Return code for ``at`` that runs one instruction; what comes next is to stand behind it.
+    """Return code for ``at`` that runs one instruction; what comes next is to stand after it.
 
     Raises:
         RefusedError: as ``slot``.
@@ -193,7 +193,7 @@ def _copy(instruction: Instruction, decoded: Decoded, at: Addr) -> bytes:
     if not decoded.is_ip_rel_memory_operand:
         return instruction.code
     # Modulo 2^64, as per-CPU offsets near zero are reached around the end. The segment's base
-    # is added behind that, and stays.
+    # is added after that, and stays.
     displacement = (decoded.ip_rel_memory_address - at - len(instruction.code)) & U64
     displacement -= (displacement >> 63) << 64
     if displacement not in _S32:

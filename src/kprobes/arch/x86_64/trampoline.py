@@ -43,7 +43,7 @@ _PUSH = bytes.fromhex("6a00")
 _DROP = bytes.fromhex("488d642408")
 _RET_INT3 = bytes.fromhex("c3cc")
 TRAMPOLINE_MARK = (_PUSH + slot.PUSH_SAVED)[:8]
-"""A trampoline's first bytes: nothing behind a call of ours pushes a zero."""
+"""A trampoline's first bytes: nothing after a call of ours pushes a zero."""
 
 
 def jump(place: Addr, target: Addr) -> bytes:

@@ -13,18 +13,18 @@ outside is touched. There is no red zone in a kernel, so it may go up, but not d
 
 Encodings: Intel SDM volume 2.
 
-Detours that ask Python, before the instruction and behind it.
+Detours that ask Python, before the instruction and after it.
 
-To ask is ``push CONTINUE; push NUMBER; jmp gate``. Behind an instruction CONTINUE is where that
+To ask is ``push CONTINUE; push NUMBER; jmp gate``. After an instruction CONTINUE is where that
 leads, so that Python sees its true result and the true next address, whatever it was:
 
     jmp target            ask to go on at target
-    jcc target            jcc T; ask to go on behind it; T: ask to go on at target
+    jcc target            jcc T; ask to go on after it; T: ask to go on at target
     loop, jrcxz           likewise
     call target           push ORIGINAL return address; ask to go on at target
     call/jmp reg or mem   (push ORIGINAL return address;) push what it names; push NUMBER; jmp gate
     ret                   push NUMBER; jmp gate: where it goes on is on the stack
-    anything else         its copy; ask to go on behind it
+    anything else         its copy; ask to go on after it
 
 Of several instructions that a jump displaces only the first is asked about. Encodings: Intel SDM
 volume 2.
@@ -169,7 +169,7 @@ class _Asker:
 
 
 def _through(instruction: Instruction, at: Addr, asker: _Asker, resume: Addr) -> bytes:
-    # Falls through to `resume`; a branch that is taken comes behind that.
+    # Falls through to `resume`; a branch that is taken comes after that.
     decoded = decode_one(instruction.code, instruction.addr)
     if control(decoded) != FlowControl.CONDITIONAL_BRANCH:
         code = body(instruction, at)
@@ -206,7 +206,7 @@ def _indirect_call(instruction: Instruction, decoded: Decoded, at: Addr, asker: 
 def _return(instruction: Instruction, decoded: Decoded, at: Addr, asker: _Asker) -> bytes:
     if decoded.code != Code.RETNQ:
         raise RefusedError(
-            f"{instruction.addr:#x} returns and drops arguments: no handler can come behind it"
+            f"{instruction.addr:#x} returns and drops arguments: no handler can come after it"
         )
     return asker.go(at)
 

@@ -38,7 +38,7 @@ _GUEST = "it hands the CPU to a hypervisor or to a guest, which see its address"
 _TRANSACTION = "a breakpoint ends the transaction that it belongs to"
 _SS = "it changes the stack segment and holds exceptions off until the next instruction"
 _FAR = "it is a far branch, which changes the code segment"
-_ENDBR = "indirect branches land on endbr64, which must stay: probe the instruction behind it"
+_ENDBR = "indirect branches land on endbr64, which must stay: probe the instruction after it"
 _GS = "the kernel's per-CPU data is out of reach on one side of it"
 
 _BY_MNEMONIC: Mapping[int, str] = {
@@ -100,7 +100,7 @@ def refusal(instruction: Instruction) -> str | None:
 
 
 def changes_ss(instruction: Instruction) -> bool:
-    """Return whether the CPU holds exceptions off behind an instruction: mov ss and the like."""
+    """Return whether the CPU holds exceptions off after an instruction: mov ss and the like."""
     return refusal(instruction) == _SS
 
 
@@ -126,7 +126,7 @@ def _by_operands(decoded: Decoded) -> str | None:
 _SITE = 5
 """Bytes of a call, jump or nop that the kernel puts into its text."""
 _WAITS = frozenset({Mnemonic.HLT, Mnemonic.MWAIT, Mnemonic.MWAITX})
-# What a kernel may lean on right behind sti: interrupts stay off until it has begun.
+# What a kernel may lean on right after sti: interrupts stay off until it has begun.
 _LEANS_ON_STI = _WAITS | {
     Mnemonic.VMRUN,
     Mnemonic.VMLAUNCH,
@@ -235,7 +235,7 @@ def _beside(function: Function, instruction: Instruction) -> str | None:
     if before is not None and before.mnemonic == Mnemonic.STI and _leans(instruction):
         return "sti before it holds interrupts off until it has begun: a trap between loses them"
     if instruction.mnemonic == Mnemonic.STI and (after is None or _leans(after)):
-        return "what is behind it relies on interrupts being held off until it has begun"
+        return "what is after it relies on interrupts being held off until it has begun"
     if _is_cfi(instruction, after) or (before is not None and _is_cfi(before, instruction)):
         return "it belongs to a CFI check, whose failure is told by reading these bytes"
     return None
@@ -300,7 +300,7 @@ class Run:
 
     Attributes:
         instructions: that are displaced.
-        stop: the first address behind the bytes that the jump may cover: int3 behind a return
+        stop: the first address after the bytes that the jump may cover: int3 after a return
             included.
     """
 
@@ -313,7 +313,7 @@ class Run:
         return self.instructions[0].addr
 
     def detour(self, at: Addr) -> bytes:
-        """Return code that runs the displaced instructions at ``at``, and goes on behind them.
+        """Return code that runs the displaced instructions at ``at``, and goes on after them.
 
         Raises:
             RefusedError: too far from what an instruction names.
@@ -371,7 +371,7 @@ def _check(function: Function, addr: Addr, tables: TextTables) -> None:
 def _past_gap(function: Function, found: Instruction | None, at: Addr) -> Addr:
     # Only int3: nops at a function's end may belong to the next one, and be patched.
     if found is None or not found.is_filler or found.code != b"\xcc":
-        raise RefusedError(f"{function.place(at)} is behind the end of what one jump may cover")
+        raise RefusedError(f"{function.place(at)} is after the end of what one jump may cover")
     return found.next
 
 
