@@ -323,7 +323,7 @@ def test_a_task_that_has_not_come_back_is_not_sent_again() -> None:
         before = {cpu: dict(registers) for cpu, registers in cpus.vcpus.items()}
 
         assert task.is_calling
-        with pytest.raises(ValueError, match="not come back"):
+        with pytest.raises(ValueError, match="has not returned"):
             task.call(Addr(FUNCTION))
 
         assert cpus.vcpus == before

@@ -204,6 +204,7 @@ def test_all_strategies_side_by_side_are_hit_alike(
 
 
 @pytest.mark.parametrize("strategy", ["jump", "breakpoint"])
+@pytest.mark.arches("amd64", "arm64", matrix="arm64")
 def test_the_command_line_forces_a_strategy(
     session: Session, sweeper: Sweeper, arch: str, strategy: str, request: pytest.FixtureRequest
 ) -> None:

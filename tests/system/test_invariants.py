@@ -37,6 +37,8 @@ from tests.build.victim import (
 
 pytestmark = [pytest.mark.guest, pytest.mark.alone, pytest.mark.arches("amd64", "arm64")]
 LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
+ONCE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
+"""Decided by journal and guardian, which both architectures have in common."""
 
 _PATIENT = "nosoftlockup rcupdate.rcu_cpu_stall_suppress=1"
 """QEMU itself is stopped for seconds here, which are more by the clock of a guest that measured its
@@ -125,6 +127,7 @@ def test_a_tracer_whose_guardian_is_killed_puts_the_guest_right_and_says_so(scen
     assert scene.home.journals == []
 
 
+@ONCE
 def test_a_guest_without_the_dead_tracers_mark_is_left_alone(scene: Scene) -> None:
     with scene.tracer() as tracer:
         tracer.wait_for("armed")
@@ -148,6 +151,7 @@ def test_a_guest_without_the_dead_tracers_mark_is_left_alone(scene: Scene) -> No
     assert rescue(scene.target, journal).memory == entry.allocations.memory
 
 
+@ONCE
 def test_with_the_guardian_killed_while_the_guest_is_stopped_restoring_lets_it_run(
     scene: Scene,
 ) -> None:
@@ -219,6 +223,7 @@ def test_killed_before_each_write_of_jumps_it_is_rolled_back(scene: Scene) -> No
     assert fail_everywhere(scene, "write", "--strategy", "jump", definitions=few) >= 9
 
 
+@ONCE
 def test_killed_before_each_write_to_text_it_is_rolled_back(scene: Scene) -> None:
     tried = fail_everywhere(scene, "write")
 
@@ -226,6 +231,7 @@ def test_killed_before_each_write_to_text_it_is_rolled_back(scene: Scene) -> Non
     assert tried >= 13
 
 
+@ONCE
 def test_killed_before_and_after_the_journal_is_written_it_is_rolled_back(scene: Scene) -> None:
     assert fail_everywhere(scene, "record", "--cycles", "2") == 4
 
@@ -249,10 +255,12 @@ def test_interrupted_before_each_write_to_text_it_is_rolled_back_by_itself(scene
     assert fail_everywhere(scene, "write", "--interrupt") >= 13
 
 
+@ONCE
 def test_interrupted_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
     assert fail_everywhere(scene, "call", "--interrupt") >= 6
 
 
+@ONCE
 def test_a_tracer_killed_in_its_second_cycle_is_rolled_back(scene: Scene) -> None:
     with scene.tracer(FEW, "--cycles", "2") as tracer:
         tracer.wait_for("armed")
@@ -277,6 +285,7 @@ def test_a_packet_cut_in_two_by_death_does_not_hold_up_the_guardian(
         assert scene.is_well_within(AGAIN_S) is not None, scene.witness.changes()
 
 
+@ONCE
 def test_killed_at_random_instants_it_is_left_well(
     scene: Scene, record_property: Callable[[str, object], None]
 ) -> None:
@@ -300,6 +309,7 @@ def test_killed_at_random_instants_it_is_left_well(
     assert tried >= 5
 
 
+@ONCE
 @pytest.mark.parametrize("silent_s", [7, 40] if STORM else [7])
 def test_a_guest_whose_stub_falls_silent_is_put_right_when_it_speaks_again(
     scene: Scene, silent_s: float

@@ -105,6 +105,7 @@ def recorded(session: Session, definitions: str, command: str) -> Trace:
     return trace
 
 
+@pytest.mark.arches("amd64", "arm64", matrix="arm64")
 def test_somebody_else_s_guest_is_waited_for_until_the_call_has_returned(arch: str) -> None:
     with Machine.boot(MachineOptions(arch=arch)) as machine:
         session = kprobes.attach(str(machine.stub_address))

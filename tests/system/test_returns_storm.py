@@ -201,6 +201,7 @@ def test_every_entry_of_hot_functions_has_its_return(
     assert len({name for each in found for name in each.reached}) >= 50
 
 
+@pytest.mark.arches("amd64", "arm64", matrix="arm64")
 @pytest.mark.parametrize("return_method", _RETURN_METHODS)
 def test_return_probes_come_and_go_in_a_storm(
     scene: Scene, return_method: ReturnMethod | None

@@ -18,6 +18,7 @@ from tests.system.conftest import SUITES, boot_or_skip
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 AMD64 = pytest.mark.arches("amd64")
+ONCE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
 
 KPROBE = Path(sys.executable).with_name("kprobe")
 EVENTS = "cd /sys/kernel/tracing; echo '{}' >kprobe_events; echo 1 >events/kprobes/enable"
@@ -151,6 +152,7 @@ def test_a_traced_function_holds_a_call_and_afterwards_what_it_held(
     assert held(after, mark_by(after, "ftrace"), "memory") == info.nop
 
 
+@ONCE
 def test_addresses_are_those_of_the_guest_and_of_its_file(machine: Machine) -> None:
     seen = look(machine, "vfs_read+4")
 
@@ -224,6 +226,7 @@ def start(seen: dict[str, Any]) -> int:
     return int(seen["site"], 16) - int(seen["name"].partition("+")[2] or "0", 16)
 
 
+@ONCE
 def test_our_probe_of_another_session_is_named_beside_it(machine: Machine, info: Facts) -> None:
     definition = "p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring flags=+0($arg3):x64"
     with kprobes.attach(str(machine.stub_address)) as session:
@@ -280,6 +283,7 @@ def test_our_probe_on_any_instruction_is_named_and_followed(
     assert {row["side"] for row in after["text"]} == {"both"}
 
 
+@ONCE
 def test_ours_and_the_guests_own_on_one_function_are_both_named(
     machine: Machine, info: Facts
 ) -> None:
@@ -330,6 +334,7 @@ def test_ways_out_in_a_guest_and_in_its_file_are_marked_and_proven(
     assert linked == [int(each["address"], 16) for each in in_file["exits"]["exits"]]
 
 
+@ONCE
 def test_ways_out_are_those_of_the_text_without_probes(machine: Machine) -> None:
     before = look(machine, "vfs_read", "--exits")
     with kprobes.attach(str(machine.stub_address)) as session:
@@ -358,6 +363,7 @@ def test_a_kernels_file_needs_no_guest(suite: str, arch: str, info: Facts) -> No
     assert any(each.startswith("return: boot may") for each in description) is info.rewrites_returns
 
 
+@ONCE
 def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(machine: Machine, info: Facts) -> None:
     command = [KPROBE, "xray", "schedule", "--image", str(machine.kernel)]
 
