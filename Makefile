@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Container images set it; every `kprobe` that a test starts would compile all its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check docs storm fuzz matrix sweep bench fmt dist changelog clean
+.PHONY: help demo test check docs storm fuzz matrix sweep bench runtime fmt dist changelog clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -112,6 +112,11 @@ sweep: $(STAMPS)/venv $(STAMPS)/apt ## probe every instruction of what runs, and
 
 bench: $(STAMPS)/venv $(STAMPS)/apt ## measure, beside the guest kernel's own probes; ARCH=arm64 for such guests
 	@$(BIN)/python -m bench --arch $(ARCH)
+
+# Debian 12's; any since 15 does.
+CLANG := clang-19
+runtime: $(STAMPS)/venv ## compile the guest-side runtime's C, when it was changed; needs clang
+	@$(BIN)/python tools/compile_runtime.py $(CLANG)
 
 fmt: $(STAMPS)/venv ## format the source
 	@$(BIN)/ruff format

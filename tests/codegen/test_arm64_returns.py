@@ -14,6 +14,7 @@ F, G = SITE, SITE + 0x100
 X0 = RegisterValue(name="x0")
 PLAIN, SIGNED = Leaving(RET), Leaving(RETAA, is_signed=True)
 DEAD = {f"x{n}" for n in range(9, 18)}
+ARITHMETIC = 0xF << 28
 
 
 def returns_at(
@@ -39,7 +40,9 @@ def assert_returned(function: Function, number: int = 0) -> dict[str, int]:
     went, before, after = function.call(number)
     assert went == CALLERS + 16 * number
     changed = {name for name in before if after[name] != before[name]}
-    assert changed <= {*DEAD, "x0", "x30"}
+    assert changed <= {*DEAD, "x0", "x30", "pstate"}
+    # Where a function is entered its condition flags are dead.
+    assert (after["pstate"] ^ before["pstate"]) & ~ARITHMETIC == 0
     return after
 
 

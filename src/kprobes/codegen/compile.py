@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kprobes.arch.arch import Arch, CallAbi
-from kprobes.codegen import filters, record, returns
+from kprobes.codegen import filters, record, returns, runtime
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.codegen.object import read_template
@@ -23,6 +23,7 @@ _WORD = 8
 
 _MODULE = """{intrinsics}
 declare void @llvm.trap()
+{runtime}
 declare dso_local i64 @clock()
 {readers}
 {externals}
@@ -148,7 +149,7 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
         record.emit_probes(context, probes, 0)
         returns.emit(context, form.returning, len(probes))
         context.out.emit(_RETURN)
-        functions = [_function(arch, "probe", context.out), *_routines(context)]
+        functions = [_function(arch, "probe", context.out)]
     count = len(probes) + sum(len(each.returns.probes) for each in form.returning)
     # An event's number fits an instruction's operand.
     names = ("site", "trampoline", "frames", "unasked")
@@ -156,12 +157,13 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
     externals |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
     return _MODULE.format(
         intrinsics=arch.code.intrinsics,
+        runtime=runtime.INTRINSICS,
         alignment=arch.code.call.alignment,
         readers="\n".join(f"declare dso_local i64 @{name}(i64, i64, i64)" for name in _READERS),
         externals="\n".join(
             f"@{name} = external dso_local global i8{range_}" for name, range_ in externals.items()
         ),
-        functions="\n".join(functions),
+        functions="\n".join((*functions, *_parts(context, functions))),
     )
 
 
@@ -176,22 +178,21 @@ def _emit_choice(context: Context, probe: Resolved) -> None:
     f.emit(_RETURN)
 
 
-def _function(
-    arch: Arch, name: str, out: Function, *, kind: str = "", parameters: Sequence[str] = ()
-) -> str:
+def _function(arch: Arch, name: str, out: Function, *, kind: str = "") -> str:
     call = arch.code.call
     return _FUNCTION.format(
         kind=f"{kind}{call.convention}",
         name=name,
-        parameters=", ".join(f"i64 %{name}" for name in parameters or call.parameters),
+        parameters=", ".join(f"i64 %{name}" for name in call.parameters),
         lines="\n".join(out.lines),
     )
 
 
-def _routines(context: Context) -> Iterator[str]:
-    for name, routine in context.routines.items():
-        given = routine.parameters
-        yield _function(context.arch, name, routine.out, kind="internal ", parameters=given)
+def _parts(context: Context, functions: Sequence[str]) -> Iterator[str]:
+    text = "\n".join(functions)
+    for name, definitions in context.parts.items():
+        yield definitions
+        yield runtime.called(name, text).replace("preserve_mostcc", context.code.call.convention)
 
 
 def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:

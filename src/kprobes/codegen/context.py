@@ -1,7 +1,7 @@
 """The context of every emitting function: the function being written and the target's facts."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kprobes.arch.arch import Arch, CodeInfo
 from kprobes.codegen.ir import Function, Value
@@ -39,14 +39,6 @@ class Returned:
     kept: tuple[Operand, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routine:
-    """A function of its own that the one being written calls."""
-
-    parameters: tuple[str, ...]
-    out: Function
-
-
 @dataclass(slots=True, kw_only=True)
 class Context:
     """One function of IR while it is being emitted.
@@ -64,7 +56,7 @@ class Context:
         returned: the call that returns, where return probes record.
         stamped: a variable with the time of the hit's last record, 0 before there is one; only
             where somebody asks for it.
-        routines: functions that are called, by name.
+        parts: of the guest-side runtime that are called, with what they declare, in IR.
     """
 
     out: Function
@@ -77,32 +69,9 @@ class Context:
     early: dict[int, Early] = field(default_factory=dict[int, Early])
     returned: Returned | None = None
     stamped: Value | None = None
-    routines: dict[str, Routine] = field(default_factory=dict[str, Routine])
+    parts: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def code(self) -> CodeInfo:
         """How this architecture's code is made."""
         return self.arch.code
-
-
-def rarely(
-    context: Context,
-    name: str,
-    given: Mapping[str, Value],
-    write: Callable[[Context], Value],
-) -> Value:
-    """Call a function of its own, whose registers are not saved where a hit does not come to it.
-
-    Args:
-        context: of the caller.
-        name: of the function, which is written once.
-        given: by the names of its parameters.
-        write: adds its code, and returns what it returns.
-    """
-    if name not in context.routines:
-        out = Function()
-        out.place("entry")
-        result = write(replace(context, out=out, registers={}, link=None))
-        out.emit(f"ret {result}")
-        context.routines[name] = Routine(parameters=tuple(given), out=out)
-    return context.out.call(name, given.values(), convention=context.code.call.convention)

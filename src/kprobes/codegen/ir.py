@@ -117,12 +117,18 @@ class Function:
         self.emit(f"store atomic {value}, {self._pointer(addr)} release, align 8")
 
     def exchange(self, addr: Value, expected: Value, new: Value) -> Value:
-        """Put a u64 where an expected one is, whatever other CPUs do; return whether it was."""
-        return self._exchange(addr, expected, new, 1)
+        """Put a u64 where an expected one is, whatever other CPUs do; return what was there.
 
-    def exchanged(self, addr: Value, expected: Value, new: Value) -> Value:
-        """Do the same, and return what was there before."""
-        return self._exchange(addr, expected, new, 0)
+        Args:
+            addr: of the u64.
+            expected: what it must be.
+            new: what it is then.
+        """
+        operands = f"{self._pointer(addr)}, {expected}, {new}"
+        self._count += 1
+        pair = f"%v{self._count}"
+        self.lines.append(f"  {pair} = cmpxchg {operands} seq_cst monotonic, align 8")
+        return self.value("i64", f"extractvalue {{ i64, i1 }} {pair}, 0")
 
     def increase(self, addr: Value, number: Value) -> None:
         """Add to the u64 at an address, whatever other CPUs do."""
@@ -169,27 +175,22 @@ class Function:
     @contextmanager
     def count_up(self, first: Value) -> Generator[Value]:
         """Repeat what is written inside with ``first``, one more, ... until it jumps out."""
-        with self.repeat(first) as each:
-            yield each.carried
-            each.following = self.op("add", each.carried, 1)
-
-    @contextmanager
-    def repeat(self, first: Value) -> Generator[Loop]:
-        """Repeat what is written inside until it jumps out, with what the round before has made."""
-        before, head, again = (self.label(h) for h in ("before", "head", "again"))
+        before, head = self.label("before"), self.label("head")
         self.jump(before)
         self.place(before)
         self.jump(head)
         self.place(head)
         at = len(self.lines)
-        value = self.value(first.type, "")
-        each = Loop(first, value, value)
-        yield each
+        # A phi whose second arrival is known only behind the body.
+        number = self.value(first.type, "")
+        yield number
+        again = self.label("again")
         self.jump(again)
         self.place(again)
+        following = self.op("add", number, 1)
         self.jump(head)
-        arrivals = f"[ {first.text}, %{before} ], [ {each.following.text}, %{again} ]"
-        self.lines[at] = f"  {value.text} = phi {value.type} {arrivals}"
+        arrivals = f"[ {first.text}, %{before} ], [ {following.text}, %{again} ]"
+        self.lines[at] = f"  {number.text} = phi {number.type} {arrivals}"
 
     def asm(self, text: str, constraints: str, operands: Iterable[Value] = ()) -> None:
         """Add inline assembly without a result."""
@@ -203,10 +204,13 @@ class Function:
         """Return a value that the compiler can take no further apart: it gets a register."""
         return self.value(value.type, f'call {value.type} asm "", "=r,0"({value})')
 
-    def call(self, symbol: str, operands: Iterable[Value], *, convention: str = "") -> Value:
-        """Call a C function of numbers that returns a long."""
-        given = ", ".join(map(str, operands))
-        return self.value("i64", f"call {convention} i64 @{symbol}({given})")
+    def call(self, symbol: str, operands: Iterable[Value] = (), *, type_: str = "i64") -> Value:
+        """Call a C function and return what it returns."""
+        return self.value(type_, f"call {type_} @{symbol}({', '.join(map(str, operands))})")
+
+    def run(self, symbol: str, operands: Iterable[Value] = ()) -> None:
+        """Call a C function that returns nothing."""
+        self.emit(f"call void @{symbol}({', '.join(map(str, operands))})")
 
     def variable(self) -> Value:
         """Return a u64 of the function's own, 0 at first."""
@@ -222,18 +226,13 @@ class Function:
         """Return a variable's value."""
         return self.value("i64", f"load i64, {variable}")
 
+    def pointer(self, addr: Value) -> Value:
+        """Return a number as the pointer that the C of the runtime takes."""
+        return self.value("ptr", f"inttoptr {addr} to ptr")
+
     def address_of(self, symbol: str) -> Value:
         """Return the number that linking gives an external symbol."""
         return self.value("i64", f"ptrtoint ptr @{symbol} to i64")
-
-    def _exchange(self, addr: Value, expected: Value, new: Value, what: int) -> Value:
-        operands = f"{self._pointer(addr)}, {expected}, {new}"
-        pair = f"cmpxchg {operands} seq_cst monotonic, align 8"
-        self._count += 1
-        name = f"%v{self._count}"
-        self.lines.append(f"  {name} = {pair}")
-        type_ = "i1" if what else "i64"
-        return self.value(type_, f"extractvalue {{ i64, i1 }} {name}, {what}")
 
     def _pointer(self, addr: Value, space: int = 0) -> str:
         type_ = f"ptr addrspace({space})" if space else "ptr"

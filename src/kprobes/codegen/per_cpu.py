@@ -59,7 +59,7 @@ def exchange(
         case Segment(exchange=(text, constraints)):
             return context.out.asm_value(*_at(place, text, constraints, words))
         case Base():
-            return context.out.exchanged(_address(context, place, at), *words)
+            return context.out.exchange(_address(context, place, at), *words)
         case _:
             assert_never(context.code.per_cpu)
 

@@ -30,6 +30,7 @@ _WORD = 8
 def emit(context: Context, returning: Sequence[Returning], first: int) -> None:
     """Add what return probes do at a site; their events count from ``first``."""
     for each in returning:
+        instances.add(context, each.returns.stride)
         roles = _Roles(context=context, returns=each.returns, first=first)
         match each.role:
             case Role.ENTER:
@@ -67,9 +68,7 @@ class _Roles:
         out = f.label("out")
         if self.returns.keeps:
             absent, kept = f.label("absent"), f.label("kept")
-            frame = instances.find(
-                context, self.returns.stride, context.stack, absent, is_taken=False
-            )
+            frame = instances.find(context, context.stack, absent, is_taken=False)
             f.jump(kept)
             f.place(absent)
             self._count_unasked()
@@ -86,11 +85,11 @@ class _Roles:
         f, slot, frame = self.context.out, self.context.stack, None
         out = f.label("out")
         if self.returns.keeps:
-            frame = instances.find(self.context, self.returns.stride, slot, out, is_taken=False)
+            frame = instances.find(self.context, slot, out, is_taken=False)
         caller = instances.origin(self.context, self._caller(slot), slot)
         self._record(slot, (caller, f.address_of("site")), frame)
         if frame is not None:
-            instances.free(self.context, frame)
+            instances.release(self.context, frame)
         f.jump(out)
         f.place(out)
 
@@ -98,11 +97,11 @@ class _Roles:
         f, context = self.context.out, self.context
         slot = f.op("sub", context.stack, context.arch.returns.return_address_size)
         lost, landed = f.label("lost"), f.label("landed")
-        frame = instances.find(context, self.returns.stride, slot, lost, is_taken=True)
+        frame = instances.find(context, slot, lost, is_taken=True)
         f.store(instances.link(context, slot), f.load(f.op("add", frame, FRAME_CALLER)))
         origin, left = (f.load(f.op("add", frame, at)) for at in (FRAME_ORIGIN, FRAME_EXIT))
         self._record(slot, (origin, left), frame)
-        instances.free(context, frame)
+        instances.release(context, frame)
         f.jump(landed)
         f.place(lost)
         # There is nowhere to return to.
@@ -114,7 +113,7 @@ class _Roles:
         # Where there is no room Python does not see the return, unless it does so without a frame.
         f, context = self.context.out, self.context
         full, inserted = f.label("full"), f.label("inserted")
-        frame = instances.insert(context, self.returns.stride, context.stack, full)
+        frame = instances.insert(context, context.stack, full)
         f.jump(inserted)
         f.place(full)
         for index in range(self.first, self.first + len(self.returns.probes)):
