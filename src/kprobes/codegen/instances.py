@@ -11,20 +11,15 @@ from kprobes.codegen.ir import Function, Value
 
 def add(context: Context, stride: int) -> None:
     """Add the part that the other functions call, for instances of so many bytes."""
-    code, (start, stop) = context.code, context.abi.code
+    start, stop = context.abi.code
     values = {
         "instance_size": stride,
         "code_start": start,
         "code_size": stop - start,
         "trampoline_mark": int.from_bytes(context.arch.returns.mark, "little"),
     }
-    table, count = Function(), Function()
-    addr = table.pointer(table.value("i64", code.address.format("frames")))
-    functions = (
-        runtime.inlined("instances", table, addr),
-        runtime.inlined("instance_count", count, count.address_of("frame_count")),
-    )
-    context.parts["instances"] = "\n".join((runtime.constants(values), *functions))
+    functions = {"instance_table()": _table}
+    context.parts["instances"] = runtime.definitions(context, values, functions)
 
 
 def insert(context: Context, slot: Value, full: str) -> Value:
@@ -53,6 +48,18 @@ def find(context: Context, slot: Value, absent: str, *, is_taken: bool) -> Value
     return _unless_none(context.out, name, (slot,), absent)
 
 
+def take_over(context: Context, instance: Value, slot: Value) -> None:
+    """Have a call return to the trampoline.
+
+    Args:
+        context: what is being written.
+        instance: of the call.
+        slot: of the call.
+    """
+    f = context.out
+    f.run("instance_take_over", (f.pointer(instance), slot, f.pointer(link(context, slot))))
+
+
 def release(context: Context, instance: Value) -> None:
     """Give an instance back; its words behind the slot may have other owners at once."""
     context.out.run("instance_release", (context.out.pointer(instance),))
@@ -72,6 +79,11 @@ def origin(context: Context, caller: Value, slot: Value) -> Value:
         slot: of the call.
     """
     return context.out.call("instance_origin", (caller, slot))
+
+
+def _table(context: Context) -> Value:
+    f = context.out
+    return f.pointer(f.value("i64", context.code.address.format("frames")))
 
 
 def _unless_none(f: Function, name: str, operands: tuple[Value, ...], none: str) -> Value:

@@ -59,7 +59,7 @@ class _Roles:
         f.store(f.op("add", frame, FRAME_EXIT), const(0))
         self._keep(frame)
         if is_hooked:
-            self._take_over(frame)
+            instances.take_over(self.context, frame, self.context.stack)
         f.jump(out)
         f.place(out)
 
@@ -77,7 +77,7 @@ class _Roles:
         else:
             frame = self._inserted(out, is_seen=False)
         f.store(f.op("add", frame, FRAME_EXIT), f.address_of("site"))
-        self._take_over(frame)
+        instances.take_over(context, frame, context.stack)
         f.jump(out)
         f.place(out)
 
@@ -148,16 +148,6 @@ class _Roles:
             guard.leave(context)
             f.jump(missed)
             f.place(missed)
-
-    def _take_over(self, frame: Value) -> None:
-        # Who looks from outside finds the caller in one of the two places, or in both.
-        f, slot = self.context.out, self.context.stack
-        link = instances.link(self.context, slot)
-        caller = f.load(link)
-        origin = instances.origin(self.context, caller, slot)
-        f.store(f.op("add", frame, FRAME_ORIGIN), origin)
-        f.publish(f.op("add", frame, FRAME_CALLER), caller)
-        f.publish(link, f.address_of("trampoline"))
 
     def _caller(self, slot: Value) -> Value:
         # A return instruction may be one that checks the address, and has it protected until then.

@@ -7,13 +7,18 @@ plan. docs/internals/guest-runtime.md tells how to change a part.
 
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 
+from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 
 INTRINSICS = "declare i64 @llvm.expect.i64(i64, i64)\ndeclare void @llvm.assume(i1)"
 """What every module with a part declares."""
+
+Write = Callable[[Context], Value | None]
+"""What adds code, and returns what that returns."""
 
 _FUNCTION = re.compile(r"^(define .*?@(\w+)\(.*?^\})$", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"@(\w+)")
@@ -50,21 +55,29 @@ def _functions(name: str) -> Mapping[str, str]:
     return {found[2]: found[1] for found in _FUNCTION.finditer(part(name))}
 
 
+def definitions(context: Context, values: Mapping[str, int], functions: Mapping[str, Write]) -> str:
+    """Return the IR of what the C of a part declares and does not define.
+
+    Args:
+        context: whose architecture and kernel it is for.
+        values: of each ``extern const``.
+        functions: what adds the code of each, and returns what that returns; by name, with the
+            parameters, as in ``guard_set(i32 %bits)``. They are inlined.
+    """
+    inlined = (_inlined(context, *each) for each in functions.items())
+    return "\n".join((constants(values), *inlined))
+
+
 def constants(values: Mapping[str, int]) -> str:
-    """Return the definitions of ``extern const u64``."""
+    """Return the IR of what the C of a part declares as ``extern const``."""
     lines = (f"@{name} = internal constant {const(value)}" for name, value in values.items())
     return "\n".join(lines)
 
 
-def inlined(name: str, out: Function, result: Value | None = None, parameters: str = "") -> str:
-    """Return the definition of a function that the C of a part calls.
-
-    Args:
-        name: of it.
-        out: its code, which begins with a block.
-        result: what it returns.
-        parameters: in IR.
-    """
-    type_, back = ("void", "void") if result is None else (result.type, str(result))
-    lines = "\n".join((*out.lines, f"  ret {back}"))
-    return f"define internal {type_} @{name}({parameters}) alwaysinline nounwind {{\n{lines}\n}}"
+def _inlined(context: Context, signature: str, write: Write) -> str:
+    out = Function()
+    out.place("entry")
+    result = write(replace(context, out=out))
+    out.emit("ret void" if result is None else f"ret {result}")
+    type_, lines = "void" if result is None else result.type, "\n".join(out.lines)
+    return f"define internal {type_} @{signature} alwaysinline nounwind {{\n{lines}\n}}"

@@ -9,7 +9,7 @@
  *	free			slot == 0
  *	  | claim(): compare and exchange of the slot
  *	entered			slot != 0, caller == 0
- *	  | origin, then caller, then the trampoline's address on the stack (returns.py, _take_over)
+ *	  | origin, then caller, then the trampoline's address on the stack (instance_take_over())
  *	taken over		slot != 0, caller != 0
  *	  | release(): caller, then slot
  *	free
@@ -57,17 +57,19 @@ struct trampoline_header {
 	u64 mark[];
 };
 
-/* Of the function that is probed. */
-char *instances(void);
-u64 instance_count(void);
+/* Of the function that is probed: where its instances are, their number and their bytes. */
+char *instance_table(void);
+extern char frame_count[];
 extern const u64 instance_size;
+/* What takes the place of its return addresses. */
+extern char trampoline[];
 
 /* The memory of our code: who returns there comes to a trampoline, or to our own path. */
 extern const u64 code_start, code_size;
 /* What trampolines begin with, and nothing else there that is returned to. */
 extern const u64 trampoline_mark;
 
-#define OWN_TABLE ((struct table){ instances(), instance_count(), instance_size })
+#define OWN_TABLE ((struct table){ instance_table(), (u64)frame_count, instance_size })
 
 static INLINE u64 home(struct table table, u64 slot)
 {
@@ -223,13 +225,6 @@ INLINE struct instance *instance_find_newest(u64 slot)
 	return instance_search_newest(slot);
 }
 
-/* Give an instance back. Its words behind the slot may have other owners at once. */
-INLINE void instance_release(struct instance *instance)
-{
-	instance->caller = 0;
-	PUBLISH(instance->slot, 0);
-}
-
 /* Our own calls of the guest's functions return to our code, too: they have no mark. */
 RARE u64 instance_origin_behind(u64 caller, u64 slot)
 {
@@ -246,4 +241,21 @@ RARE u64 instance_origin_behind(u64 caller, u64 slot)
 INLINE u64 instance_origin(u64 caller, u64 slot)
 {
 	return unlikely(is_in_code(caller)) ? instance_origin_behind(caller, slot) : caller;
+}
+
+/* Have a call return to the trampoline: who looks meanwhile finds its caller in one place or both. */
+INLINE void instance_take_over(struct instance *instance, u64 slot, u64 *return_address)
+{
+	u64 caller = READ_ONCE(*return_address);
+
+	instance->origin = instance_origin(caller, slot);
+	PUBLISH(instance->caller, caller);
+	PUBLISH(*return_address, (u64)trampoline);
+}
+
+/* Give an instance back. Its words behind the slot may have other owners at once. */
+INLINE void instance_release(struct instance *instance)
+{
+	instance->caller = 0;
+	PUBLISH(instance->slot, 0);
 }

@@ -1,74 +1,73 @@
 ; Generated from instances.c by `make runtime`.
-; f1f5f06a965f96fb259222d09d9a554662422b45e49ae55eb36e843c43444904
+; 57d105a3779a036d2adfee5025aeb10e29e89e2ed74759d17dc1a7836470a4c9
 define internal preserve_mostcc ptr @instance_insert_elsewhere(i64 %slot, i64 %caller) #0 {
 entry:
-  %call = call ptr @instances()
-  %call1 = call i64 @instance_count()
+  %call = call ptr @instance_table()
   %0 = load i64, ptr @instance_size, align 8
   %mul.i = mul i64 %slot, -7046029254386353131
   %shr.i = lshr i64 %mul.i, 32
-  %mul1.i = mul i64 %shr.i, %call1
+  %mul1.i = mul i64 %shr.i, ptrtoint (ptr @frame_count to i64)
   %shr2.i = lshr i64 %mul1.i, 32
   br label %for.cond
 for.cond:
   %n.0 = phi i64 [ 0, %entry ], [ %inc, %for.inc ]
-  %cmp.not = icmp ult i64 %n.0, %call1
+  %cmp.not = icmp ult i64 %n.0, ptrtoint (ptr @frame_count to i64)
   %conv = zext i1 %cmp.not to i64
   %expval = call i64 @llvm.expect.i64(i64 %conv, i64 1)
   %tobool.not = icmp eq i64 %expval, 0
   br i1 %tobool.not, label %return, label %for.body
 for.body:
   %add = add i64 %shr2.i, %n.0
-  %cmp.i = icmp ult i64 %add, %call1
-  %sub.i = sub nuw i64 %add, %call1
+  %cmp.i = icmp ult i64 %add, ptrtoint (ptr @frame_count to i64)
+  %sub.i = sub nuw i64 %add, ptrtoint (ptr @frame_count to i64)
   %cond.i = select i1 %cmp.i, i64 %add, i64 %sub.i
   %mul.i4 = mul i64 %cond.i, %0
   %add.ptr.i = getelementptr inbounds i8, ptr %call, i64 %mul.i4
   %1 = load volatile i64, ptr %add.ptr.i, align 8
-  %tobool8.not.not = icmp eq i64 %1, 0
-  %conv15 = zext i1 %tobool8.not.not to i64
-  %expval16 = call i64 @llvm.expect.i64(i64 %conv15, i64 1)
-  %tobool17.not = icmp eq i64 %expval16, 0
-  br i1 %tobool17.not, label %if.else, label %if.then
+  %tobool7.not.not = icmp eq i64 %1, 0
+  %conv14 = zext i1 %tobool7.not.not to i64
+  %expval15 = call i64 @llvm.expect.i64(i64 %conv14, i64 1)
+  %tobool16.not = icmp eq i64 %expval15, 0
+  br i1 %tobool16.not, label %if.else, label %if.then
 if.then:
   %2 = cmpxchg ptr %add.ptr.i, i64 0, i64 %slot seq_cst monotonic, align 8
   %3 = extractvalue { i64, i1 } %2, 1
-  %conv23 = zext i1 %3 to i64
-  %expval24 = call i64 @llvm.expect.i64(i64 %conv23, i64 1)
-  %tobool25.not = icmp eq i64 %expval24, 0
-  br i1 %tobool25.not, label %for.inc, label %return
+  %conv22 = zext i1 %3 to i64
+  %expval23 = call i64 @llvm.expect.i64(i64 %conv22, i64 1)
+  %tobool24.not = icmp eq i64 %expval23, 0
+  br i1 %tobool24.not, label %for.inc, label %return
 if.else:
-  %cmp27.not = icmp eq i64 %1, %slot
-  %conv33 = zext i1 %cmp27.not to i64
-  %expval34 = call i64 @llvm.expect.i64(i64 %conv33, i64 0)
-  %tobool35.not = icmp eq i64 %expval34, 0
-  br i1 %tobool35.not, label %for.inc, label %if.then36
-if.then36:
-  %caller37 = getelementptr inbounds nuw i8, ptr %add.ptr.i, i64 8
-  %4 = load volatile i64, ptr %caller37, align 8
-  %tobool38.not = icmp eq i64 %4, 0
-  br i1 %tobool38.not, label %if.end45, label %land.lhs.true
+  %cmp26.not = icmp eq i64 %1, %slot
+  %conv32 = zext i1 %cmp26.not to i64
+  %expval33 = call i64 @llvm.expect.i64(i64 %conv32, i64 0)
+  %tobool34.not = icmp eq i64 %expval33, 0
+  br i1 %tobool34.not, label %for.inc, label %if.then35
+if.then35:
+  %caller36 = getelementptr inbounds nuw i8, ptr %add.ptr.i, i64 8
+  %4 = load volatile i64, ptr %caller36, align 8
+  %tobool37.not = icmp eq i64 %4, 0
+  br i1 %tobool37.not, label %if.end44, label %land.lhs.true
 land.lhs.true:
   %5 = load i64, ptr @code_start, align 8
   %sub.i6 = sub i64 %caller, %5
   %6 = load i64, ptr @code_size, align 8
   %cmp.i7 = icmp ult i64 %sub.i6, %6
-  br i1 %cmp.i7, label %if.then41, label %if.end45
-if.then41:
+  br i1 %cmp.i7, label %if.then40, label %if.end44
+if.then40:
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, %call1
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   br label %do.body.i
 do.body.i:
-  %hole.i.0 = phi i64 [ %n.0, %if.then41 ], [ %inc.i, %if.end.i ]
+  %hole.i.0 = phi i64 [ %n.0, %if.then40 ], [ %inc.i, %if.end.i ]
   %inc.i = add i64 %hole.i.0, 1
-  %cmp.i11.not = icmp ult i64 %inc.i, %call1
+  %cmp.i11.not = icmp ult i64 %inc.i, ptrtoint (ptr @frame_count to i64)
   br i1 %cmp.i11.not, label %if.end.i, label %return
 if.end.i:
   %add.i = add i64 %shr2.i.i, %inc.i
-  %cmp.i37.i = icmp ult i64 %add.i, %call1
-  %sub.i40.i = sub nuw i64 %add.i, %call1
+  %cmp.i37.i = icmp ult i64 %add.i, ptrtoint (ptr @frame_count to i64)
+  %sub.i40.i = sub nuw i64 %add.i, ptrtoint (ptr @frame_count to i64)
   %cond.i41.i = select i1 %cmp.i37.i, i64 %add.i, i64 %sub.i40.i
   %mul.i43.i = mul i64 %cond.i41.i, %0
   %add.ptr.i44.i = getelementptr inbounds i8, ptr %call, i64 %mul.i43.i
@@ -82,8 +81,8 @@ do.body4.i:
   %from.i.0 = phi i64 [ %hole.i.1, %do.body3.i ], [ %dec.i, %do.body4.i ]
   %dec.i = add i64 %from.i.0, -1
   %add6.i = add i64 %shr2.i.i, %dec.i
-  %cmp.i23.i = icmp ult i64 %add6.i, %call1
-  %sub.i26.i = sub nuw i64 %add6.i, %call1
+  %cmp.i23.i = icmp ult i64 %add6.i, ptrtoint (ptr @frame_count to i64)
+  %sub.i26.i = sub nuw i64 %add6.i, ptrtoint (ptr @frame_count to i64)
   %cond.i27.i = select i1 %cmp.i23.i, i64 %add6.i, i64 %sub.i26.i
   %mul.i29.i = mul i64 %cond.i27.i, %0
   %add.ptr.i30.i = getelementptr inbounds i8, ptr %call, i64 %mul.i29.i
@@ -92,14 +91,14 @@ do.body4.i:
   br i1 %cmp9.i.not, label %do.end10.i, label %do.body4.i
 do.end10.i:
   %add11.i = add i64 %shr2.i.i, %hole.i.1
-  %cmp.i9.i = icmp ult i64 %add11.i, %call1
-  %sub.i12.i = sub nuw i64 %add11.i, %call1
+  %cmp.i9.i = icmp ult i64 %add11.i, ptrtoint (ptr @frame_count to i64)
+  %sub.i12.i = sub nuw i64 %add11.i, ptrtoint (ptr @frame_count to i64)
   %cond.i13.i = select i1 %cmp.i9.i, i64 %add11.i, i64 %sub.i12.i
   %mul.i15.i = mul i64 %cond.i13.i, %0
   %add.ptr.i16.i = getelementptr inbounds i8, ptr %call, i64 %mul.i15.i
   %add13.i = add i64 %shr2.i.i, %dec.i
-  %cmp.i.i = icmp ult i64 %add13.i, %call1
-  %sub.i.i = sub nuw i64 %add13.i, %call1
+  %cmp.i.i = icmp ult i64 %add13.i, ptrtoint (ptr @frame_count to i64)
+  %sub.i.i = sub nuw i64 %add13.i, ptrtoint (ptr @frame_count to i64)
   %cond.i.i = select i1 %cmp.i.i, i64 %add13.i, i64 %sub.i.i
   %mul.i4.i = mul i64 %cond.i.i, %0
   %add.ptr.i.i = getelementptr inbounds i8, ptr %call, i64 %mul.i4.i
@@ -124,26 +123,25 @@ copy.exit:
   %cmp16.i.not = icmp eq i64 %dec.i, %n.0
   br i1 %cmp16.i.not, label %move_on.exit, label %do.body3.i
 move_on.exit:
-  br i1 %cmp.i11.not, label %if.end45, label %return
-if.end45:
-  %caller46 = getelementptr inbounds nuw i8, ptr %add.ptr.i, i64 8
-  store i64 0, ptr %caller46, align 8
+  br i1 %cmp.i11.not, label %if.end44, label %return
+if.end44:
+  %caller45 = getelementptr inbounds nuw i8, ptr %add.ptr.i, i64 8
+  store i64 0, ptr %caller45, align 8
   br label %return
 for.inc:
   %inc = add i64 %n.0, 1
   br label %for.cond
 return:
-  %retval.0 = phi ptr [ null, %move_on.exit ], [ %add.ptr.i, %if.end45 ], [ %add.ptr.i, %if.then ], [ null, %for.cond ], [ null, %do.body.i ]
+  %retval.0 = phi ptr [ null, %move_on.exit ], [ %add.ptr.i, %if.end44 ], [ %add.ptr.i, %if.then ], [ null, %for.cond ], [ null, %do.body.i ]
   ret ptr %retval.0
 }
 define internal ptr @instance_insert(i64 %slot, ptr %return_address) alwaysinline nounwind {
 entry:
-  %call.i = call ptr @instances()
-  %call1.i = call i64 @instance_count()
+  %call.i = call ptr @instance_table()
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, %call1.i
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   %mul.i = mul i64 %shr2.i.i, %0
   %add.ptr.i = getelementptr inbounds i8, ptr %call.i, i64 %mul.i
@@ -172,25 +170,24 @@ return:
 }
 define internal preserve_mostcc ptr @instance_search_taken(i64 %slot) #0 {
 entry:
-  %call = call ptr @instances()
-  %call1 = call i64 @instance_count()
+  %call = call ptr @instance_table()
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, %call1
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   br label %for.cond.i
 for.cond.i:
   %n.i.0 = phi i64 [ 0, %entry ], [ %inc.i, %if.end25.i ]
-  %cmp.i = icmp ult i64 %n.i.0, %call1
+  %cmp.i = icmp ult i64 %n.i.0, ptrtoint (ptr @frame_count to i64)
   %conv.i = zext i1 %cmp.i to i64
   %expval.i = call i64 @llvm.expect.i64(i64 %conv.i, i64 1)
   %tobool.i.not = icmp eq i64 %expval.i, 0
   br i1 %tobool.i.not, label %search.exit, label %for.body.i
 for.body.i:
   %add.i = add i64 %shr2.i.i, %n.i.0
-  %cmp.i.i = icmp ult i64 %add.i, %call1
-  %sub.i.i = sub nuw i64 %add.i, %call1
+  %cmp.i.i = icmp ult i64 %add.i, ptrtoint (ptr @frame_count to i64)
+  %sub.i.i = sub nuw i64 %add.i, ptrtoint (ptr @frame_count to i64)
   %cond.i.i = select i1 %cmp.i.i, i64 %add.i, i64 %sub.i.i
   %mul.i4.i = mul i64 %cond.i.i, %0
   %add.ptr.i.i = getelementptr inbounds i8, ptr %call, i64 %mul.i4.i
@@ -214,25 +211,24 @@ search.exit:
 }
 define internal preserve_mostcc ptr @instance_search_newest(i64 %slot) #0 {
 entry:
-  %call = call ptr @instances()
-  %call1 = call i64 @instance_count()
+  %call = call ptr @instance_table()
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, %call1
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   br label %for.cond.i
 for.cond.i:
   %n.i.0 = phi i64 [ 0, %entry ], [ %inc.i, %if.end25.i ]
-  %cmp.i = icmp ult i64 %n.i.0, %call1
+  %cmp.i = icmp ult i64 %n.i.0, ptrtoint (ptr @frame_count to i64)
   %conv.i = zext i1 %cmp.i to i64
   %expval.i = call i64 @llvm.expect.i64(i64 %conv.i, i64 1)
   %tobool.i.not = icmp eq i64 %expval.i, 0
   br i1 %tobool.i.not, label %search.exit, label %for.body.i
 for.body.i:
   %add.i = add i64 %shr2.i.i, %n.i.0
-  %cmp.i.i = icmp ult i64 %add.i, %call1
-  %sub.i.i = sub nuw i64 %add.i, %call1
+  %cmp.i.i = icmp ult i64 %add.i, ptrtoint (ptr @frame_count to i64)
+  %sub.i.i = sub nuw i64 %add.i, ptrtoint (ptr @frame_count to i64)
   %cond.i.i = select i1 %cmp.i.i, i64 %add.i, i64 %sub.i.i
   %mul.i4.i = mul i64 %cond.i.i, %0
   %add.ptr.i.i = getelementptr inbounds i8, ptr %call, i64 %mul.i4.i
@@ -257,12 +253,11 @@ search.exit:
 }
 define internal ptr @instance_find_taken(i64 %slot) alwaysinline nounwind {
 entry:
-  %call.i = call ptr @instances()
-  %call1.i = call i64 @instance_count()
+  %call.i = call ptr @instance_table()
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, %call1.i
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   %mul.i = mul i64 %shr2.i.i, %0
   %add.ptr.i = getelementptr inbounds i8, ptr %call.i, i64 %mul.i
@@ -291,12 +286,11 @@ return:
 }
 define internal ptr @instance_find_newest(i64 %slot) alwaysinline nounwind {
 entry:
-  %call.i = call ptr @instances()
-  %call1.i = call i64 @instance_count()
+  %call.i = call ptr @instance_table()
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, %call1.i
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   %mul.i = mul i64 %shr2.i.i, %0
   %add.ptr.i = getelementptr inbounds i8, ptr %call.i, i64 %mul.i
@@ -323,13 +317,6 @@ if.end:
 return:
   %retval.0 = phi ptr [ %.add.ptr.i, %if.then ], [ %call13, %if.end ]
   ret ptr %retval.0
-}
-define internal void @instance_release(ptr %instance) alwaysinline nounwind {
-entry:
-  %caller = getelementptr inbounds nuw i8, ptr %instance, i64 8
-  store i64 0, ptr %caller, align 8
-  store atomic i64 0, ptr %instance release, align 8
-  ret void
 }
 define internal preserve_mostcc i64 @instance_origin_behind(i64 %caller, i64 %slot) #0 {
 entry:
@@ -406,4 +393,34 @@ cond.true:
 cond.end:
   %cond = phi i64 [ %call2, %cond.true ], [ %caller, %entry ]
   ret i64 %cond
+}
+define internal void @instance_take_over(ptr %instance, i64 %slot, ptr %return_address) alwaysinline nounwind {
+entry:
+  %0 = load volatile i64, ptr %return_address, align 8
+  %1 = load i64, ptr @code_start, align 8
+  %sub.i.i = sub i64 %0, %1
+  %2 = load i64, ptr @code_size, align 8
+  %cmp.i.i = icmp ult i64 %sub.i.i, %2
+  %conv.i = zext i1 %cmp.i.i to i64
+  %expval.i = call i64 @llvm.expect.i64(i64 %conv.i, i64 0)
+  %tobool.i.not = icmp eq i64 %expval.i, 0
+  br i1 %tobool.i.not, label %instance_origin.exit, label %cond.true.i
+cond.true.i:
+  %call2.i = call preserve_mostcc i64 @instance_origin_behind(i64 %0, i64 %slot)
+  br label %instance_origin.exit
+instance_origin.exit:
+  %cond.i = phi i64 [ %call2.i, %cond.true.i ], [ %0, %entry ]
+  %origin = getelementptr inbounds nuw i8, ptr %instance, i64 16
+  store i64 %cond.i, ptr %origin, align 8
+  %caller1 = getelementptr inbounds nuw i8, ptr %instance, i64 8
+  store atomic i64 %0, ptr %caller1 release, align 8
+  store atomic i64 ptrtoint (ptr @trampoline to i64), ptr %return_address release, align 8
+  ret void
+}
+define internal void @instance_release(ptr %instance) alwaysinline nounwind {
+entry:
+  %caller = getelementptr inbounds nuw i8, ptr %instance, i64 8
+  store i64 0, ptr %caller, align 8
+  store atomic i64 0, ptr %instance release, align 8
+  ret void
 }
