@@ -1,5 +1,5 @@
 ; Generated from breakpoint.c by `make runtime`.
-; 8254dc0929298d7e69e991faced71bc3b4ea36cf81ba94869fd6b4c76740c173
+; c0abee4e102863d2899663ce6ace7f4270c73b46e0952c2bd3b12a07621d03f6
 %struct.entry = type { i64, i64 }
 define dso_local i32 @notify(ptr %block, i64 %action, ptr %args) #0 {
 entry:

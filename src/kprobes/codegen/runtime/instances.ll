@@ -1,5 +1,5 @@
 ; Generated from instances.c by `make runtime`.
-; 57d105a3779a036d2adfee5025aeb10e29e89e2ed74759d17dc1a7836470a4c9
+; 3c23f31916b55094c9c0cc8922c2e48b35bfe7e8475705abe0f7d9f5025d0b85
 define internal preserve_mostcc ptr @instance_insert_elsewhere(i64 %slot, i64 %caller) #0 {
 entry:
   %call = call ptr @instance_table()

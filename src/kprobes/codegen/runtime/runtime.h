@@ -38,6 +38,9 @@ typedef uint64_t u64;
 #define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
 #define WRITE_ONCE(x, value) (*(volatile __typeof__(x) *)&(x) = (value))
 
+/* Read before everything after it: what another CPU has published with it is seen then. */
+#define READ_ACQUIRE(x) __atomic_load_n((const volatile __typeof__(x) *)&(x), __ATOMIC_ACQUIRE)
+
 /* Written after everything before it, for readers on other CPUs and for Python. */
 #define PUBLISH(x, value) __atomic_store_n(&(x), value, __ATOMIC_RELEASE)
 

@@ -107,7 +107,7 @@ static INLINE bool wait_for_answer(struct slot *slot, u64 number, u64 attending)
 {
 	u64 limit = READ_ONCE(ticks[number]), start = counter();
 
-	while (READ_ONCE(answered[slot->index]) != slot->seq) {
+	while (READ_ACQUIRE(answered[slot->index]) != slot->seq) {
 		if (unlikely(!READ_ONCE(*present)))
 			return false;
 		pause();

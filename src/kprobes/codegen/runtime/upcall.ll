@@ -1,5 +1,5 @@
 ; Generated from upcall.c by `make runtime`.
-; 3acd08e47f3fbaf2ec0e0074677801f5b12763faa411b165bd4be7a400cfa66c
+; 4131902085a7ed8772b0aac206bb6d4f9538b2f79f08cceb090e63b005bf9f86
 define dso_local void @upcall(ptr %frame) #0 {
 entry:
   %0 = load i64, ptr @flags_at, align 8
@@ -100,7 +100,7 @@ put_request.exit:
 while.cond.i:
   %27 = load ptr, ptr @answered, align 8
   %arrayidx1.i22 = getelementptr inbounds i64, ptr %27, i64 %add.i
-  %28 = load volatile i64, ptr %arrayidx1.i22, align 8
+  %28 = load atomic volatile i64, ptr %arrayidx1.i22 acquire, align 8
   %cmp.i24.not = icmp eq i64 %28, %add6.i
   br i1 %cmp.i24.not, label %if.end17.i, label %while.body.i
 while.body.i:
