@@ -1,1 +1,1 @@
-"""Plans to machine code; one door to LLVM."""
+"""Code generator: plans to machine code, with one door to LLVM."""

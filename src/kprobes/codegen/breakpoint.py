@@ -11,11 +11,15 @@ from kprobes.codegen import runtime
 from kprobes.codegen.object import read_template
 from kprobes.units import U64, Addr
 
+# struct notifier_block in runtime/breakpoint.c: the kernel's three members, and ours.
+#
+#      0               8       16        20   24      32
+#     [notifier_call] [next] [priority] [-] [table] [mask]
 BLOCK_SIZE = 64
 BLOCK_TABLE, BLOCK_MASK = 24, 32
 """Offsets in our block: of the table's address, and of its number of entries less one."""
 EMPTY_TABLE = bytes(16)
-"""Leads nobody anywhere; its mask is 0."""
+"""A table with one entry, which is empty: its mask is 0."""
 PRIORITY = 0x7FFF_FFFF
 """No other callback may take a breakpoint of ours for its own, or for a crash."""
 
@@ -50,6 +54,8 @@ def compile_notifier(arch: Arch) -> bytes:
 
 def hash_table(detours: Mapping[Addr, Addr]) -> bytes:
     """Return the table that leads breakpoints to their detours; never more than half full."""
+    # Less than half full: 1.5 looks find a breakpoint, 2.5 that it is somebody else's, on average
+    # (linear probing; Knuth, volume 3, 6.4).
     count = 1 << (2 * len(detours)).bit_length()
     table = bytearray(_ENTRY * count)
     for addr, detour in detours.items():

@@ -1,4 +1,4 @@
-"""The probes of one site to a template of machine code.
+"""Compiler of one site: its probes to LLVM IR, and that to a template of machine code.
 
 Probes of one shape share a template: what differs between them (event ids, counters) is put
 in when the template is linked, so a thousand probes cost one compilation.
@@ -67,14 +67,26 @@ def load_compiler() -> None:
 def needs_frame(
     arch: Arch, probes: Sequence[Resolved], returning: Sequence[Returning] = ()
 ) -> bool:
-    """Whether something is read there that only the saving entry code can give."""
+    """Whether something is read there that only the saving entry code can give.
+
+    Args:
+        arch: of the guest.
+        probes: of the site.
+        returning: what return probes do there.
+    """
     return not arch.code.call.parameters or bool(saved_reads(arch, probes, returning))
 
 
 def saved_reads(
     arch: Arch, probes: Sequence[Resolved], returning: Sequence[Returning] = ()
 ) -> frozenset[str]:
-    """Return the registers that are read there, of those that saving entry code keeps."""
+    """Return the registers that are read there, of those that saving entry code keeps.
+
+    Args:
+        arch: of the guest.
+        probes: of the site.
+        returning: what return probes do there.
+    """
     call = arch.code.call
     if any(each.role in (Role.RETURN, Role.LAND) for each in returning):
         return frozenset(call.saved)
@@ -87,7 +99,13 @@ def saved_reads(
 def calls_guest(
     abi: GuestAbi, probes: Sequence[Resolved], returning: Sequence[Returning] = ()
 ) -> bool:
-    """Whether code of the guest's runs there, which may change any of the flags."""
+    """Whether code of the guest's runs there, which may change any of the flags.
+
+    Args:
+        abi: the guest's constants.
+        probes: of the site.
+        returning: what return probes do there.
+    """
     recorded = (*probes, *(probe for each in returning for probe in each.returns.probes))
     kept = (operand for each in returning for operand in each.returns.kept)
     is_called = any(probe.calls_guest for probe in recorded) or any(map(operand_calls, kept))
@@ -132,7 +150,13 @@ def compile_probes(  # noqa: PLR0913 - all that machine code depends on
 
 
 def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
-    """Return the LLVM IR for the probes of one site."""
+    """Return the LLVM IR for the probes of one site.
+
+    Args:
+        arch: of the guest.
+        abi: its constants and the session's.
+        form: the probes.
+    """
     open_context = partial(_context, arch, abi, form)
     context, probes = open_context(), form.probes
     if len(probes) == 1 and not form.returning and filters.quick_steps(probes[0]):
@@ -151,7 +175,8 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
         context.out.emit(_RETURN)
         functions = [_function(arch, "probe", context.out)]
     count = len(probes) + sum(len(each.returns.probes) for each in form.returning)
-    # An event's number fits an instruction's operand.
+    # An event's number fits an instruction's operand, a table's size 32 bits. All else that linking
+    # gives is an address, of which LLVM may assume nothing but the code model.
     names = ("site", "trampoline", "frames", "unasked")
     externals = {**dict.fromkeys(names, ""), "frame_count": ", !absolute_symbol !4"}
     externals |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
@@ -195,6 +220,19 @@ def _parts(context: Context, functions: Sequence[str]) -> Iterator[str]:
         yield runtime.called(name, text).replace("preserve_mostcc", context.code.call.convention)
 
 
+# The stack when the code of a site is entered, the lowest address on the left. On x86-64 the site's
+# own call may lead here, with the arguments in registers; or entry code, which pushes more:
+#
+#     [return] | the probed code's stack
+#     [return] [r15 r14 r13 r12 r11 r10 bp bx ax flags] [site] | the probed code's stack
+#      pushed   saved                                    above   its top is registers["sp"]
+#
+# Where no ftrace site is patched nothing returns to the site: its word is a filler. On arm64 there
+# is always entry code, and it does not push a return address, but has one among what it saves. A
+# return probe that puts another one into that place changes where the function returns to:
+#
+#     [x0 ... x30] [pstate] [where to go on, filler] | the probed code's stack
+#      saved        link=x30  above
 def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
     out, call = Function(), arch.code.call
     out.place("entry")
@@ -211,8 +249,10 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
         stack = out.op("add", stack, _WORD * len(call.saved) + call.above)
     registers["sp"] = stack
     registers[call.pc] = out.op("add", out.address_of("site"), arch.hit_shift)
+    # Where the guest's readers copy numbers to that are only looked at.
     scratch = out.value("ptr", "alloca i64, align 8")
     registers["scratch"] = out.value("i64", f"ptrtoint {scratch} to i64")
+    # A hit that records at the entry and keeps the time for the return reads the clock once.
     is_timed = any(each.returns.is_timed for each in form.returning)
     return Context(
         out=out,

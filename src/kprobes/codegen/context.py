@@ -1,4 +1,4 @@
-"""The context of every emitting function: the function being written and the target's facts."""
+"""Context of all that emits code: the function that is being written, and facts of the target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,6 +71,9 @@ class Context:
     stamped: Value | None = None
     parts: dict[str, str] = field(default_factory=dict[str, str])
 
+    # Two functions of one module have two contexts: a filter's quick steps, and the record. What
+    # sees other registers, as a return's record does, has a copy made by dataclasses.replace:
+    # `out`, `early` and `parts` are then shared.
     @property
     def code(self) -> CodeInfo:
         """How this architecture's code is made."""

@@ -1,8 +1,7 @@
-"""Fetching: every kind of operand into its field of the record.
+"""Fetch emitter: every kind of operand into its field of the record.
 
-Operands to numbers and addresses, and memory through the guest's fault-safe readers.
-
-Strings into the bytes behind a record's fixed part.
+Operands become numbers and addresses; memory is read through the guest's fault-safe readers, and
+strings go into the bytes behind a record's fixed part.
 """
 
 from collections.abc import Callable
@@ -43,7 +42,13 @@ _GUARD = 4096
 
 
 def value_of(context: Context, operand: Operand, fault: str) -> Value:
-    """Return an operand's 64 bits; memory that cannot be read leads to the label ``fault``."""
+    """Return an operand's 64 bits.
+
+    Args:
+        context: what is being written.
+        operand: of any kind that is one number.
+        fault: where to go when memory cannot be read.
+    """
     f = context.out
     match operand:
         case Constant(value=number):
@@ -95,7 +100,13 @@ def _frame(returned: Returned) -> Value:
 
 
 def address_of(context: Context, load: Load, fault: str) -> Value:
-    """Return where a Load's memory is; what is read before leads to ``fault`` if it fails."""
+    """Return where a Load's memory is.
+
+    Args:
+        context: what is being written.
+        load: whose memory it is.
+        fault: where to go when a pointer to it cannot be read.
+    """
     return context.out.op("add", value_of(context, load.base, fault), load.offset)
 
 
@@ -115,7 +126,12 @@ def copy_bytes(context: Context, load: Load, where: tuple[Value, Value], size: i
 
 
 def copy_string(context: Context, load: Load, where: tuple[Value, Value, Value]) -> Value:
-    """Copy a string up to its NUL: to, from, and the most bytes.
+    """Copy a string up to its NUL.
+
+    Args:
+        context: what is being written.
+        load: whose memory it is.
+        where: to, from, and the most bytes.
 
     Returns:
         Its length with the NUL; 0, or a negative number, when it could not be read.
@@ -283,13 +299,19 @@ def _copy(
 
 
 def _locate(context: Context, place: Value, end: Value, size: Value) -> Value:
+    # [length:16] [offset:16], as the kernel's make_data_loc(): length 0 is a fault.
     f = context.out
     f.store(place, f.resize(f.op("or", f.op("shl", size, 16), end), "i32"))
     return f.op("add", end, size)
 
 
 def store_fields(context: Context, probe: Resolved, address: Value) -> Value:
-    """Write every field of the record at ``address``.
+    """Write every field of a record.
+
+    Args:
+        context: what is being written.
+        probe: whose fields.
+        address: of the record.
 
     Returns:
         Where the record's bytes end, counted from its start.
@@ -337,6 +359,7 @@ def _store_number(context: Context, layout: RecordLayout, item: FieldFetch, addr
 
 
 def _store_early(context: Context, layout: RecordLayout, item: FieldFetch, address: Value) -> None:
+    # No branch: whether it was a fault is a bit that is known on every way to here.
     f, field = context.out, item.field
     early = context.early[field.index]
     f.store(f.op("add", address, field.offset), early.number)
@@ -366,7 +389,13 @@ def _fault_bits(context: Context, layout: RecordLayout, field: Field, address: V
 
 
 def cut_in_place(context: Context, item: FieldFetch, place: Value) -> None:
-    """Cut a bit-field of memory, or an array of them, out of the numbers at a place."""
+    """Cut a bit-field of memory, or an array of them, out of the numbers at a place.
+
+    Args:
+        context: what is being written.
+        item: the bit-field; nothing is done for others.
+        place: of the first number.
+    """
     f, field = context.out, item.field
     if not item.bit_width:
         return
@@ -380,7 +409,13 @@ def cut_in_place(context: Context, item: FieldFetch, place: Value) -> None:
 
 
 def cut(context: Context, item: FieldFetch, number: Value) -> Value:
-    """Return the bits of a number that are the field."""
+    """Return the bits of a number that are the field.
+
+    Args:
+        context: what is being written.
+        item: the field.
+        number: of its container's width.
+    """
     if not item.bit_width:
         return number
     f = context.out

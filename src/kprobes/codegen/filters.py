@@ -1,11 +1,8 @@
-"""A probe's filter as branches: a hit that it rejects reserves nothing and writes nothing.
+"""Filter emitter: a probe's filter as branches; a hit that it rejects reserves and writes nothing.
 
 Steps that need nothing of the guest's functions come before the guard, so that most hits that
-are not wanted cost a load and a comparison.
-
-Texts in memory beside patterns: constants in the instructions, words where bytes are given.
-
-Fields that a filter tests, fetched before there is a record to put them into.
+are not wanted cost a load and a comparison. Fields that a filter tests are fetched before there is
+a record to put them into. Patterns are constants in the instructions, words where bytes are given.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +50,14 @@ class Text:
 
 
 def emit_match(f: Function, pattern: Pattern, text: Text, targets: tuple[str, str]) -> None:
-    """Branch to the first label when a text looks like a pattern, to the second when not."""
+    """Branch by whether a text looks like a pattern.
+
+    Args:
+        f: what is being written.
+        pattern: with its pieces in order.
+        text: in memory.
+        targets: the labels for yes and no.
+    """
     yes, no = targets
     first, *others = pattern.pieces
     if pattern.length > text.most:
@@ -73,7 +77,14 @@ def emit_match(f: Function, pattern: Pattern, text: Text, targets: tuple[str, st
 
 
 def is_within(f: Function, number: Value, ranges: Sequence[tuple[int, int]]) -> Value:
-    """Return whether a number without sign is in one of some ranges."""
+    """Return whether a number without sign is in one of some ranges.
+
+    Args:
+        f: what is being written.
+        number: of any width.
+        ranges: first and last number of each.
+    """
+    # number - low <= high - low, without sign: one comparison for both ends.
     found = const(0, "i1")
     for low, high in ranges:
         found = f.op("or", found, f.compare("ule", f.op("sub", number, low), high - low))
@@ -81,6 +92,11 @@ def is_within(f: Function, number: Value, ranges: Sequence[tuple[int, int]]) -> 
 
 
 def _emit_rest(f: Function, pattern: Pattern, text: Text, targets: tuple[str, str]) -> None:
+    # first*middle*...*last: the first piece is at the start, as was tested, the last at the end; of
+    # those between each is looked for behind the one before. `at` is where the next may begin:
+    #
+    #     [first] ... [middle] ... [last] NUL
+    #            ^at           ^at
     yes, no = targets
     first, *middle, last = pattern.pieces
     length = text.length or _length(f, text)
@@ -109,6 +125,7 @@ def _find(f: Function, piece: Piece, where: tuple[Value, Value, Value], no: str)
 
 
 def _length(f: Function, text: Text) -> Value:
+    # Not past `most`: a task's name may be changed while it is read.
     found, go_on = f.label("end"), f.label("next")
     with f.count_up(const(0)) as at:
         is_end = f.compare("eq", f.load(f.op("add", text.address, at), "i8"), 0)
@@ -185,7 +202,11 @@ def number(context: Context, probe: Resolved, index: int, *, is_kept: bool) -> V
 def text_of(context: Context, probe: Resolved, test: Matches, fault: str) -> Text:
     """Return the text that a test is about: the task's name, or a string that is read here.
 
-    One that cannot be read leads to the label ``fault``.
+    Args:
+        context: what is being written.
+        probe: whose filter.
+        test: what is looked for, so that no more is read than tells.
+        fault: where to go when the string cannot be read.
     """
     if test.source is Header.COMM:
         address = context.out.op("add", per_cpu.task(context), context.abi.task.comm)
@@ -324,6 +345,8 @@ class Emitter:
 
     def _emit(self, chosen: Filter, steps: range, reject: str) -> None:
         f = self.context.out
+        # A step leads to a later one, to REJECT, or to ACCEPT, which is behind the last step here:
+        # what this part of the filter accepts goes on to the next part, or to the record.
         labels = {at: f.label("step") for at in range(steps.start, steps.stop + 1)}
         labels |= {REJECT: reject, ACCEPT: labels[steps.stop]}
         f.jump(labels[steps.start])

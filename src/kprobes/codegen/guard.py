@@ -1,8 +1,8 @@
-"""The guard around code that calls into the guest: no preemption, and no recursion.
+"""Guard around code that calls into the guest: no preemption, and no recursion.
 
-Each CPU has a word with one bit per context (task, softirq, hardirq, NMI). A hit whose
-context's bit is set comes from a function that our own hit path called: it is counted as
-missed and nothing else happens. An interrupt on top is another context and is recorded.
+A hit whose context's bit is set in its CPU's word comes from a function that our own hit path has
+called: it is counted as missed, and nothing else happens. An interrupt on top is another context,
+and is recorded.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,34 @@ from kprobes.model.abi import PERCPU_GUARD
 from kprobes.model.resolved import CONTEXT_HARDIRQ, CONTEXT_NMI, CONTEXT_SERVING_SOFTIRQ
 
 
+# The word of a CPU:
+#
+#     bit      0      1         2         3
+#              task   softirq   hardirq   NMI
+#
+# An interrupt gives back every bit that it takes, before what it has interrupted goes on. So the
+# word need not be changed atomically; but the task must stay on the CPU whose word it changes, so
+# preemption is held first and let go last. That calls no scheduler: an interrupt that wanted one
+# meanwhile has left its flag, which the next one finds.
 def enter(context: Context, event: str, out: str) -> None:
-    """Hold preemption and take this context's bit; or count a miss and go to ``out``."""
+    """Hold preemption and take this context's bit; or count a miss and go to ``out``.
+
+    Args:
+        context: what is being written.
+        event: whose misses are counted.
+        out: where to go when a hit of this context is in progress.
+    """
     hold(context, lambda: count(context, event, context.abi.missed), out)
 
 
 def hold(context: Context, miss: Callable[[], None], out: str) -> None:
-    """Hold preemption and take this context's bit; or do ``miss`` and go to ``out``."""
+    """Hold preemption and take this context's bit; or do ``miss`` and go to ``out``.
+
+    Args:
+        context: what is being written.
+        miss: adds code.
+        out: where to go when a hit of this context is in progress.
+    """
     f = context.out
     per_cpu.add_preempt(context, 1)
     bit = _context_bit(context)
@@ -33,6 +54,8 @@ def hold(context: Context, miss: Callable[[], None], out: str) -> None:
     f.jump(out)
     f.place(free)
     per_cpu.change(context, Change.OR, _place(context), bit)
+    # A record tells the preempt count of the probed code: from here on one less than what is read
+    # (record.py, _context_bits).
     context.holds_preemption = True
 
 
@@ -46,7 +69,13 @@ def leave(context: Context) -> None:
 
 
 def check(context: Context, event: str, out: str) -> None:
-    """Go to ``out``, counted, when a guarded hit of this context is in progress on this CPU."""
+    """Go to ``out``, counted, when a guarded hit of this context is in progress on this CPU.
+
+    Args:
+        context: what is being written.
+        event: whose misses are counted.
+        out: where to go then.
+    """
     f = context.out
     look, inside, free = f.label("look"), f.label("inside"), f.label("free")
     word = _word(context)
@@ -60,7 +89,13 @@ def check(context: Context, event: str, out: str) -> None:
 
 
 def count(context: Context, event: str, counters: int) -> None:
-    """Add one to the counter of an event among those of all events."""
+    """Add one to the counter of an event.
+
+    Args:
+        context: what is being written.
+        event: the symbol of its number.
+        counters: the address of all events' u64.
+    """
     f = context.out
     count_at(context, f.op("add", f.op("shl", f.address_of(event), 3), counters))
 
@@ -75,6 +110,7 @@ def count_at(context: Context, place: Value) -> None:
 
 def context_number(context: Context) -> Value:
     """Return which context this is: 0 a task's, 1 softirq's, 2 hardirq's, 3 NMI's."""
+    # 1, 2, 4, 8 to 0, 1, 2, 3.
     f, bit = context.out, _context_bit(context)
     return f.op("sub", f.op("lshr", bit, 1), f.op("lshr", bit, 3))
 
@@ -99,6 +135,8 @@ def _word(context: Context) -> Value:
 
 def _context_bit(context: Context) -> Value:
     f = context.out
+    # The innermost context is the one whose depth in the preempt count is farthest up. Selections,
+    # no branches: which context it is cannot be predicted where both are hot.
     count = per_cpu.preempt_count(context)
     bit = const(1, "i32")
     for mask, value in ((CONTEXT_SERVING_SOFTIRQ, 2), (CONTEXT_HARDIRQ, 4), (CONTEXT_NMI, 8)):

@@ -81,6 +81,8 @@ def origin(context: Context, caller: Value, slot: Value) -> Value:
     return context.out.call("instance_origin", (caller, slot))
 
 
+# Linking gives the address, 64 bits in an instruction: a table may be anywhere, not only where the
+# code model has all symbols. Asked for at each use, it is not kept in a register over a call.
 def _table(context: Context) -> Value:
     f = context.out
     return f.pointer(f.value("i64", context.code.address.format("frames")))

@@ -75,12 +75,24 @@ class Function:
         return Value(type_, name)
 
     def op(self, opcode: str, left: Value, right: Value | int) -> Value:
-        """Add a two-operand instruction: ``add``, ``and``, ``shl`` ..."""
+        """Add a two-operand instruction.
+
+        Args:
+            opcode: ``add``, ``and``, ``shl`` ...
+            left: operand, which has the result's type.
+            right: operand of the same type, or a number.
+        """
         other = right if isinstance(right, Value) else const(right, left.type)
         return self.value(left.type, f"{opcode} {left}, {other.text}")
 
     def compare(self, how: str, left: Value, right: Value | int) -> Value:
-        """Add an integer comparison: ``eq``, ``ult``, ``ugt`` ..."""
+        """Add an integer comparison.
+
+        Args:
+            how: ``eq``, ``ult``, ``ugt`` ...
+            left: operand.
+            right: operand of the same type, or a number.
+        """
         other = right if isinstance(right, Value) else const(right, left.type)
         return self.value("i1", f"icmp {how} {left}, {other.text}")
 
@@ -92,11 +104,24 @@ class Function:
         return self.value(type_, f"{'trunc' if want < have else 'zext'} {value} to {type_}")
 
     def select(self, condition: Value, yes: Value, no: Value) -> Value:
-        """Choose a value without a branch."""
+        """Choose a value without a branch.
+
+        Args:
+            condition: an i1.
+            yes: when it is 1.
+            no: when it is 0, of the same type.
+        """
         return self.value(yes.type, f"select {condition}, {yes}, {no}")
 
     def load(self, addr: Value, type_: str = "i64", *, space: int = 0) -> Value:
-        """Read memory of an address space; always really read, as others change it."""
+        """Read memory; always really read, as others change it.
+
+        Args:
+            addr: of the memory.
+            type_: what it is read as.
+            space: LLVM's number of its address space.
+        """
+        # align 1: addresses are the probed code's, and both architectures read any.
         pointer = self._pointer(addr, space)
         return self.value(type_, f"load volatile {type_}, {pointer}, align 1")
 
@@ -114,6 +139,7 @@ class Function:
 
     def publish(self, addr: Value, value: Value) -> None:
         """Write memory after everything before: readers elsewhere rely on the order."""
+        # An ordinary store on x86-64, stlr on arm64.
         self.emit(f"store atomic {value}, {self._pointer(addr)} release, align 8")
 
     def exchange(self, addr: Value, expected: Value, new: Value) -> Value:
@@ -124,6 +150,7 @@ class Function:
             expected: what it must be.
             new: what it is then.
         """
+        # A locked instruction on x86-64; on arm64 casal, or exclusives (CodeInfo.features).
         operands = f"{self._pointer(addr)}, {expected}, {new}"
         self._count += 1
         pair = f"%v{self._count}"
@@ -135,7 +162,15 @@ class Function:
         self.value("i64", f"atomicrmw add {self._pointer(addr)}, {number} monotonic, align 8")
 
     def branch(self, condition: Value, yes: str, no: str, *, is_likely: bool | None = None) -> None:
-        """End the block with a two-way jump."""
+        """End the block with a two-way jump.
+
+        Args:
+            condition: an i1.
+            yes: the label when it is 1.
+            no: the label when it is 0.
+            is_likely: whether it nearly always is 1, or nearly never; None if neither is known.
+        """
+        # The likely block follows; LLVM moves the other one behind the function's return.
         hint = {None: "", True: ", !prof !0", False: ", !prof !1"}[is_likely]
         self.emit(f"br {condition}, label %{yes}, label %{no}{hint}")
 
@@ -193,11 +228,23 @@ class Function:
         self.lines[at] = f"  {number.text} = phi {number.type} {arrivals}"
 
     def asm(self, text: str, constraints: str, operands: Iterable[Value] = ()) -> None:
-        """Add inline assembly without a result."""
+        """Add inline assembly without a result.
+
+        Args:
+            text: with $0 ... for operands; LLVM, "Inline Assembler Expressions".
+            constraints: of the operands, and what it changes.
+            operands: what it reads.
+        """
         self.emit(f"call void {_asm(text, constraints, operands)}")
 
     def asm_value(self, text: str, constraints: str, operands: Iterable[Value] = ()) -> Value:
-        """Add inline assembly with one i64 result."""
+        """Add inline assembly with one i64 result.
+
+        Args:
+            text: with $0 for the result, $1 ... for operands.
+            constraints: of the result and the operands, and what it changes.
+            operands: what it reads.
+        """
         return self.value("i64", f"call i64 {_asm(text, constraints, operands)}")
 
     def settled(self, value: Value) -> Value:
@@ -205,7 +252,13 @@ class Function:
         return self.value(value.type, f'call {value.type} asm "", "=r,0"({value})')
 
     def call(self, symbol: str, operands: Iterable[Value] = (), *, type_: str = "i64") -> Value:
-        """Call a C function and return what it returns."""
+        """Call a C function and return what it returns.
+
+        Args:
+            symbol: its name.
+            operands: with their types.
+            type_: of what it returns.
+        """
         return self.value(type_, f"call {type_} @{symbol}({', '.join(map(str, operands))})")
 
     def run(self, symbol: str, operands: Iterable[Value] = ()) -> None:
@@ -214,6 +267,8 @@ class Function:
 
     def variable(self) -> Value:
         """Return a u64 of the function's own, 0 at first."""
+        # A place on the stack, of which LLVM makes a register: so that what is assigned in one
+        # block can be read in another without a phi.
         place = self.value("ptr", "alloca i64, align 8")
         self.assign(place, _ZERO)
         return place

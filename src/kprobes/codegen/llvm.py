@@ -1,4 +1,4 @@
-"""The one door to LLVM: IR text in, an object file's bytes out.
+"""Door to LLVM: IR text in, an object file's bytes out.
 
 llvmlite has no types, so its names stay in this file. Importing it takes 80 ms: nothing imports
 this module before something is to be compiled.
@@ -28,6 +28,8 @@ def compile_object(source: str, code: CodeInfo) -> bytes:
     module: Any = llvm.parse_assembly(f'target triple = "{code.triple}"\n{source}')
     module.verify()
     machine = _machine(code.triple, code.cpu, code.features, code.model)
+    # clang's -O2: constants that only the plan knows are folded, parts of the runtime inlined,
+    # loops over saved registers unrolled. The targets have no vector registers.
     options: Any = llvm.create_pipeline_tuning_options(speed_level=2)
     builder: Any = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
@@ -44,6 +46,7 @@ def initialize() -> None:
 
 @cache
 def _machine(triple: str, cpu: str, features: str, model: str) -> Any:
+    # static: an address is a number that linking puts into the code, never an entry of a table.
     initialize()
     target: Any = llvm.Target.from_triple(triple)
     return target.create_target_machine(

@@ -1,4 +1,4 @@
-"""LLVM's object file to a template: the text section and its relocations."""
+"""Object files of LLVM as templates: the text section and its relocations."""
 
 from kprobes.arch.arch import CodeInfo
 from kprobes.errors import FormatError
@@ -14,6 +14,8 @@ def read_template(data: bytes, code: CodeInfo) -> Template:
     Raises:
         FormatError: there is data or a relocation that a probe may not have.
     """
+    # Only code is written into the guest: a jump table or a constant beside it would be lost. The
+    # attributes of our functions leave LLVM no reason to make one.
     found = sections(data)
     for section in found:
         if section.name.startswith((".rodata", ".data", ".bss")) and section.size:

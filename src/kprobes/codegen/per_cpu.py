@@ -1,4 +1,4 @@
-"""The running CPU's own words, and the running task's.
+"""Per-CPU words of the running CPU, and words of the running task.
 
 Where single instructions reach per-CPU memory no interrupt comes in between. A place that a signed
 32-bit displacement reaches stands in the instruction. What a guest gives us can be farther away,
@@ -41,7 +41,14 @@ def base(context: Context) -> Value:
 
 
 def load(context: Context, place: int, type_: str = "i64", *, at: Value | None = None) -> Value:
-    """Read a per-CPU word; from a base that was read before, where one is given."""
+    """Read a per-CPU word.
+
+    Args:
+        context: what is being written.
+        place: its per-CPU offset.
+        type_: its IR type.
+        at: what ``base`` has returned before, to use instead of another look.
+    """
     match context.code.per_cpu:
         case Segment(space=space):
             return context.out.load(const(place), type_, space=space)
@@ -54,7 +61,14 @@ def load(context: Context, place: int, type_: str = "i64", *, at: Value | None =
 def exchange(
     context: Context, place: int, words: tuple[Value, Value], *, at: Value | None = None
 ) -> Value:
-    """Put the second u64 where the first is expected; return what was there before."""
+    """Put one u64 where another is expected; return what was there before.
+
+    Args:
+        context: what is being written.
+        place: its per-CPU offset.
+        words: what is expected, and what is put there.
+        at: as of ``load``.
+    """
     match context.code.per_cpu:
         case Segment(exchange=(text, constraints)):
             return context.out.asm_value(*_at(place, text, constraints, words))
@@ -65,7 +79,14 @@ def exchange(
 
 
 def change(context: Context, how: Change, place: int, operand: Value) -> None:
-    """Change a u32 of a CPU that is held."""
+    """Change a u32 of a CPU that is held.
+
+    Args:
+        context: what is being written.
+        how: what is done to it.
+        place: its per-CPU offset.
+        operand: of that.
+    """
     match context.code.per_cpu:
         case Segment() as segment:
             texts = {Change.OR: segment.or_, Change.AND: segment.and_, Change.ADD: segment.add}
@@ -129,11 +150,17 @@ def _address(context: Context, place: int, at: Value | None) -> Value:
     return context.out.op("add", base(context) if at is None else at, place)
 
 
+# Load, change and store. An interrupt in between finds the old word, and puts back what it changes
+# before it returns; no other CPU writes the word meanwhile.
 def _change(context: Context, how: Change, address: Value, operand: Value) -> None:
     f = context.out
     f.put(address, f.op(how, f.load(address, operand.type), operand))
 
 
+# The place becomes a part of the text, as a displacement of gs; where it is farther than that
+# reaches, the text gets a register for it, and the register's number behind those of its operands:
+#
+#     addl $0, %gs:1234     "ri,~{flags}"        addl $0, %gs:($1)     "ri,r,~{flags}"
 def _at(
     place: int, text: str, constraints: str, operands: Sequence[Value]
 ) -> tuple[str, str, Sequence[Value]]:

@@ -1,4 +1,4 @@
-"""One probe's work at a hit, as IR: reserve, header, fields, commit.
+"""Record emitter: one probe's work at a hit, from the reservation to the commit.
 
 The record is written down in ``model.resolved``, the reservation in docs/reference/formats/ring.md.
 """
@@ -14,7 +14,13 @@ from kprobes.model.resolved import RecordLayout, Resolved
 
 
 def emit_probes(context: Context, probes: Sequence[Resolved], first: int) -> None:
-    """Add the code of all probes of a hit, whose events count from ``first``."""
+    """Add the code of all probes of a hit.
+
+    Args:
+        context: what is being written.
+        probes: in the order in which they record.
+        first: the number of the first one's event among the site's.
+    """
     f = context.out
     for index, probe in enumerate(probes, first):
         following = f.label("following")
@@ -25,12 +31,25 @@ def emit_probes(context: Context, probes: Sequence[Resolved], first: int) -> Non
 
 
 def emit_choice(context: Context, probe: Resolved, index: int, reject: str) -> None:
-    """Add what of a probe's filter comes before everything else; see ``emit_probe``."""
+    """Add what of a probe's filter comes before everything else; see ``emit_probe``.
+
+    Args:
+        context: what is being written.
+        probe: whose filter.
+        index: tells its event id from its neighbours'.
+        reject: where a hit goes that is not wanted.
+    """
     _filter(context, probe, index).emit_quick(reject)
 
 
 def emit_probe(context: Context, probe: Resolved, index: int) -> None:
-    """Add one probe's code; ``index`` tells its event id from its neighbours'."""
+    """Add one probe's code, behind what ``emit_choice`` adds.
+
+    Args:
+        context: what is being written.
+        probe: what it records.
+        index: tells its event id from its neighbours'.
+    """
     out = context.out.label("out")
     guarded = probe.calls_guest
     if guarded:
@@ -104,6 +123,14 @@ def _emit_record(context: Context, probe: Resolved, index: int, leave: str) -> N
 
 
 def _reserve(context: Context, size: int, full: str) -> tuple[Value, Value]:
+    # Per CPU (docs/formats/ring.md):
+    #
+    #     word    [cpu:16] [position:48]     bytes ever reserved
+    #     limit   [cpu:16] [position:48]     what has been read, and a ring's size
+    #
+    #     rings   |<- ring_size ->| SLACK |<- ring_size ->| SLACK | ...
+    #              CPU 0                   CPU 1
+    #
     # The word names its CPU: after a migration between load and exchange either the word found is
     # another CPU's and the exchange fails, or the exchange is atomic and the room is that CPU's.
     # So neither a lock nor a preemption guard is needed.
@@ -144,6 +171,9 @@ def _header(context: Context, address: Value) -> None:
     f, task = context.out, context.abi.task
     current = per_cpu.task(context)
     bits = f.resize(_context_bits(context, current), "i64")
+    #      8               16     20       24                40
+    #     [counter        ] [pid ] [context] [comm           ] fields ...
+    #
     # Both in one store: in an emulated guest a store costs more than a shift.
     above = f.op("shl", bits, 8 * (resolved.CONTEXT - resolved.PID))
     pid = f.load(f.op("add", current, task.pid), "i32")
@@ -197,7 +227,11 @@ def _trim(
     reserved: tuple[Value, Value],
     sizes: tuple[int, Value],
 ) -> None:
-    # Give back what the strings did not need, unless somebody has reserved behind us.
+    #     word            used               room
+    #     |  fixed part   | strings          |  <- reserved: the most that strings may need
+    #
+    # Give back what the strings did not need, unless a hit on top of this one (of an interrupt) has
+    # reserved behind it: then the record keeps its size, and the decoder skips the rest.
     f = context.out
     word, address = reserved
     room, end = sizes

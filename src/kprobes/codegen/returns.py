@@ -28,7 +28,13 @@ _WORD = 8
 
 
 def emit(context: Context, returning: Sequence[Returning], first: int) -> None:
-    """Add what return probes do at a site; their events count from ``first``."""
+    """Add what return probes do at a site.
+
+    Args:
+        context: what is being written.
+        returning: of one function each; all of the same.
+        first: the number of the first one's event among the site's.
+    """
     for each in returning:
         instances.add(context, each.returns.stride)
         roles = _Roles(context=context, returns=each.returns, first=first)
@@ -46,6 +52,16 @@ def emit(context: Context, returning: Sequence[Returning], first: int) -> None:
         first += len(each.returns.probes)
 
 
+#           sp             instance                      return address
+#
+# ENTER     slot           claimed, values kept          as it is
+# HOOK      slot           claimed, values kept          the trampoline's
+# TAIL      slot           found, or claimed; exit set   the trampoline's
+# RETURN    slot           found, read, released         as it is
+# LAND      slot + behind  found, read, released         put back from the instance
+#
+# An instance whose entry keeps nothing is not needed at a RETURN. One that is not there is no
+# error: its call began before the probes were armed, or found no room and has been counted.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Roles:
     context: Context

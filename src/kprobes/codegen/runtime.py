@@ -14,6 +14,15 @@ from functools import cache
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 
+# The text of a module, in parts:
+#
+#     declare ... @llvm.expect.i64(...)            INTRINSICS
+#     @instance_size = internal constant i64 40    definitions(): what the C only declares
+#     define internal ptr @instance_table() ...
+#     define internal ptr @instance_insert(...)    called(): of the C, what something calls
+#     define i64 @probe(...)                       what codegen emits; it calls @instance_insert
+#
+# All but the last are internal: LLVM drops what it has inlined everywhere.
 INTRINSICS = "declare i64 @llvm.expect.i64(i64, i64)\ndeclare void @llvm.assume(i1)"
 """What every module with a part declares."""
 
@@ -31,6 +40,8 @@ def called(name: str, text: str) -> str:
         name: of the part.
         text: the IR.
     """
+    # LLVM drops what is not called, too, but parses it first: 0.3 ms for all of instances.ll, of
+    # the 27 that a module takes.
     functions, wanted = _functions(name), _NAME.findall(text)
     found: set[str] = set()
     while wanted:
