@@ -54,7 +54,7 @@ def compile_notifier(arch: Arch) -> bytes:
 
 def hash_table(detours: Mapping[Addr, Addr]) -> bytes:
     """Return the table that leads breakpoints to their detours; never more than half full."""
-    # Less than half full: 1.5 looks find a breakpoint, 2.5 that it is somebody else's, on average
+    # Less than half full: 1.5 looks find a breakpoint, 2.5 that there is none of ours, on average
     # (linear probing; Knuth, volume 3, 6.4).
     count = 1 << (2 * len(detours)).bit_length()
     table = bytearray(_ENTRY * count)

@@ -127,7 +127,7 @@ def compile_probes(  # noqa: PLR0913 - all that machine code depends on
         arch: of the guest.
         abi: its constants and the session's.
         probes: in the order in which they record.
-        returning: what return probes of one function do there, behind these.
+        returning: what return probes of one function do there, after these.
         is_framed: whether the saving entry code comes before it.
         is_patched: whether the site is no ftrace site.
 

@@ -1,7 +1,7 @@
 """Fetch emitter: every kind of operand into its field of the record.
 
 Operands become numbers and addresses; memory is read through the guest's fault-safe readers, and
-strings go into the bytes behind a record's fixed part.
+strings go into the bytes after a record's fixed part.
 """
 
 from collections.abc import Callable

@@ -36,7 +36,7 @@ _WORDS = (8, 4, 2, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A text in memory, with a NUL behind it.
+    """A text in memory, with a NUL after it.
 
     Attributes:
         address: where.
@@ -93,7 +93,7 @@ def is_within(f: Function, number: Value, ranges: Sequence[tuple[int, int]]) -> 
 
 def _emit_rest(f: Function, pattern: Pattern, text: Text, targets: tuple[str, str]) -> None:
     # first*middle*...*last: the first piece is at the start, as was tested, the last at the end; of
-    # those between each is looked for behind the one before. `at` is where the next may begin:
+    # those between each is looked for after the one before. `at` is where the next may begin:
     #
     #     [first] ... [middle] ... [last] NUL
     #            ^at           ^at
@@ -246,7 +246,7 @@ def _plain(context: Context, item: FieldFetch, fault: str) -> Value:
 
 
 def _room(test: Matches) -> int:
-    # No more is read than what tells: a character behind a text that is one piece.
+    # No more is read than what tells: a character after a text that is one piece.
     first, *others = test.pattern.pieces
     if not others:
         return len(first) + 2
@@ -338,14 +338,14 @@ class Emitter:
             self._emit(self.probe.filter, range(quick_steps(self.probe)), reject)
 
     def emit_rest(self, reject: str) -> None:
-        """Write the steps behind the guard; else as ``emit_quick``."""
+        """Write the steps after the guard; else as ``emit_quick``."""
         chosen = self.probe.filter
         if chosen is not None:
             self._emit(chosen, range(quick_steps(self.probe), len(chosen.steps)), reject)
 
     def _emit(self, chosen: Filter, steps: range, reject: str) -> None:
         f = self.context.out
-        # A step leads to a later one, to REJECT, or to ACCEPT, which is behind the last step here:
+        # A step leads to a later one, to REJECT, or to ACCEPT, which is after the last step here:
         # what this part of the filter accepts goes on to the next part, or to the record.
         labels = {at: f.label("step") for at in range(steps.start, steps.stop + 1)}
         labels |= {REJECT: reject, ACCEPT: labels[steps.stop]}

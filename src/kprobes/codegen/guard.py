@@ -54,7 +54,7 @@ def hold(context: Context, miss: Callable[[], None], out: str) -> None:
     f.jump(out)
     f.place(free)
     per_cpu.change(context, Change.OR, _place(context), bit)
-    # A record tells the preempt count of the probed code: from here on one less than what is read
+    # A record has the preempt count of the probed code: from here on one less than what is read
     # (record.py, _context_bits).
     context.holds_preemption = True
 
@@ -135,8 +135,7 @@ def _word(context: Context) -> Value:
 
 def _context_bit(context: Context) -> Value:
     f = context.out
-    # The innermost context is the one whose depth in the preempt count is farthest up. Selections,
-    # no branches: which context it is cannot be predicted where both are hot.
+    # The innermost context is the one whose depth is farthest up in the preempt count.
     count = per_cpu.preempt_count(context)
     bit = const(1, "i32")
     for mask, value in ((CONTEXT_SERVING_SOFTIRQ, 2), (CONTEXT_HARDIRQ, 4), (CONTEXT_NMI, 8)):

@@ -61,7 +61,7 @@ def take_over(context: Context, instance: Value, slot: Value) -> None:
 
 
 def release(context: Context, instance: Value) -> None:
-    """Give an instance back; its words behind the slot may have other owners at once."""
+    """Give an instance back; its words after the slot may have other owners at once."""
     context.out.run("instance_release", (context.out.pointer(instance),))
 
 

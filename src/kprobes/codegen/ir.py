@@ -170,7 +170,7 @@ class Function:
             no: the label when it is 0.
             is_likely: whether it nearly always is 1, or nearly never; None if neither is known.
         """
-        # The likely block follows; LLVM moves the other one behind the function's return.
+        # The likely block follows; LLVM moves the other one after the function's return.
         hint = {None: "", True: ", !prof !0", False: ", !prof !1"}[is_likely]
         self.emit(f"br {condition}, label %{yes}, label %{no}{hint}")
 
@@ -193,7 +193,7 @@ class Function:
         self.jump(head)
         self.place(head)
         at = len(self.lines)
-        # Two phis whose second arrivals are known only behind the body.
+        # Two phis whose second arrivals are known only after the body.
         index, value = self.value("i64", ""), self.value(carried.type, "")
         each = Loop(index, value, value)
         yield each
@@ -216,7 +216,7 @@ class Function:
         self.jump(head)
         self.place(head)
         at = len(self.lines)
-        # A phi whose second arrival is known only behind the body.
+        # A phi whose second arrival is known only after the body.
         number = self.value(first.type, "")
         yield number
         again = self.label("again")

@@ -2,7 +2,7 @@
 
 Where single instructions reach per-CPU memory no interrupt comes in between. A place that a signed
 32-bit displacement reaches stands in the instruction. What a guest gives us can be farther away,
-behind its first chunk of per-CPU memory, and then takes a register.
+after its first chunk of per-CPU memory, and then takes a register.
 
 Where a register has its base the task may have moved when that is used. A reservation word names
 its CPU: it is exchanged so that other CPUs may do the same, and is good on the one it is of.
@@ -158,7 +158,7 @@ def _change(context: Context, how: Change, address: Value, operand: Value) -> No
 
 
 # The place becomes a part of the text, as a displacement of gs; where it is farther than that
-# reaches, the text gets a register for it, and the register's number behind those of its operands:
+# reaches, the text gets a register for it, and the register's number after those of its operands:
 #
 #     addl $0, %gs:1234     "ri,~{flags}"        addl $0, %gs:($1)     "ri,r,~{flags}"
 def _at(

@@ -43,7 +43,7 @@ def emit_choice(context: Context, probe: Resolved, index: int, reject: str) -> N
 
 
 def emit_probe(context: Context, probe: Resolved, index: int) -> None:
-    """Add one probe's code, behind what ``emit_choice`` adds.
+    """Add one probe's code, after what ``emit_choice`` adds.
 
     Args:
         context: what is being written.
@@ -231,7 +231,7 @@ def _trim(
     #     |  fixed part   | strings          |  <- reserved: the most that strings may need
     #
     # Give back what the strings did not need, unless a hit on top of this one (of an interrupt) has
-    # reserved behind it: then the record keeps its size, and the decoder skips the rest.
+    # reserved after it: then the record keeps its size, and the decoder skips the rest.
     f = context.out
     word, address = reserved
     room, end = sizes

@@ -52,16 +52,16 @@ def emit(context: Context, returning: Sequence[Returning], first: int) -> None:
         first += len(each.returns.probes)
 
 
-#           sp             instance                      return address
+#          sp                     instance                      return address
 #
-# ENTER     slot           claimed, values kept          as it is
-# HOOK      slot           claimed, values kept          the trampoline's
-# TAIL      slot           found, or claimed; exit set   the trampoline's
-# RETURN    slot           found, read, released         as it is
-# LAND      slot + behind  found, read, released         put back from the instance
+# ENTER    slot                   claimed, values kept          as it is
+# HOOK     slot                   claimed, values kept          the trampoline's
+# TAIL     slot                   found, or claimed; exit set   the trampoline's
+# RETURN   slot                   found, read, released         as it is
+# LAND     slot, and a word (x86) found, read, released         put back from the instance
 #
-# An instance whose entry keeps nothing is not needed at a RETURN. One that is not there is no
-# error: its call began before the probes were armed, or found no room and has been counted.
+# Where the entry keeps nothing a RETURN needs no instance. That there is none is not an error: the
+# call began before the probes were armed, or found no room and was counted.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Roles:
     context: Context

@@ -8,13 +8,13 @@
  *	the table has its address -------- ip = the detour ---------------------> NOTIFY_STOP
  *	  | it has not
  *	  v
- *	there is a breakpoint now: somebody else's -----------------------------> NOTIFY_DONE
+ *	there is a breakpoint now: the guest's own -----------------------------> NOTIFY_DONE
  *	  | there is none: it was ours, and is gone since this CPU ran into it
  *	  v
  *	ip = the address: what is there instead runs (kprobe_int3_handler()) ---> NOTIFY_STOP
  *
  * The table is a hash with open addresses, never more than half full, so that an empty entry ends
- * every search. It is exchanged in a pause in which nobody is in here (guest/arm.py).
+ * every search. It is exchanged in a pause in which no vCPU is in here (guest/arm.py).
  */
 #include "runtime.h"
 
@@ -27,7 +27,7 @@ struct entry {
 	u64 detour;
 };
 
-/* include/linux/notifier.h; what is behind priority is ours. */
+/* include/linux/notifier.h; what is after priority is ours. */
 struct notifier_block {
 	void *notifier_call;
 	struct notifier_block *next;
@@ -43,7 +43,7 @@ struct die_args {
 
 /* What the guest's chain calls the exception, and where the instruction pointer is in pt_regs. */
 extern const u64 trap_action, ip_offset;
-/* One byte, behind which the instruction pointer is. */
+/* The breakpoint's byte; the instruction pointer is after it. */
 extern const u64 breakpoint;
 
 int notify(struct notifier_block *block, u64 action, struct die_args *args)

@@ -1,5 +1,5 @@
 ; Generated from breakpoint.c by `make runtime`.
-; c0abee4e102863d2899663ce6ace7f4270c73b46e0952c2bd3b12a07621d03f6
+; 58f13b0d6252d9e539702d0ff96f9e7f7242b55555184da110c3f4bc59b5b02b
 %struct.entry = type { i64, i64 }
 define dso_local i32 @notify(ptr %block, i64 %action, ptr %args) #0 {
 entry:

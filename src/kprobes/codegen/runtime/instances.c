@@ -2,9 +2,9 @@
  * Kretprobe instances: the calls of one function that are in progress.
  *
  * A call is known by its slot: where its return address is on its stack (on arm64 the stack pointer
- * at the entry). A slot belongs to one call at a time, and only who stands on that stack touches
- * its instance, whatever CPU or context runs. So the claim of a free instance is the only race, and
- * nobody waits for anybody.
+ * at the entry). A slot belongs to one call at a time, and only code that runs on that stack touches
+ * its instance, on whatever CPU and in whatever context. So the claim of a free instance is the only
+ * race, and nothing waits.
  *
  *	free			slot == 0
  *	  | claim(): compare and exchange of the slot
@@ -15,7 +15,7 @@
  *	free
  *
  * The table is a hash with open addresses. The search for a slot begins at its home and goes on
- * around the end, over all instances: a free one does not end it, since what was claimed behind it
+ * around the end, over all instances: a free one does not end it, since what was claimed after it
  * may be still in use.
  *
  *		     home(A)
@@ -34,7 +34,7 @@
  */
 #include "runtime.h"
 
-/* model/plan.py draws it, too, and has its offsets: the drain and a restoring process read it. */
+/* model/plan.py draws it, too, and has its offsets: guest/stacks.py reads it, and frees it. */
 struct instance {
 	u64 slot;
 	u64 caller;
@@ -64,7 +64,7 @@ extern const u64 instance_size;
 /* What takes the place of its return addresses. */
 extern char trampoline[];
 
-/* The memory of our code: who returns there comes to a trampoline, or to our own path. */
+/* The memory of our code: a return into it leads to a trampoline, or to our own path. */
 extern const u64 code_start, code_size;
 /* What trampolines begin with, and nothing else there that is returned to. */
 extern const u64 trampoline_mark;
@@ -116,8 +116,8 @@ static INLINE void copy(struct instance *to, struct instance *from, u64 size)
 
 /*
  * Every instance of the slot, from the n-th place on, takes the place of the next one, the last a
- * free one's. The last goes first: who looks meanwhile, from another vCPU's pause, finds the newest
- * one whole.
+ * free one's. The last goes first: a reader that has stopped us in between (guest/stacks.py) finds
+ * the newest one whole.
  */
 static INLINE bool move_on(struct table table, u64 slot, u64 n)
 {
@@ -226,7 +226,7 @@ INLINE struct instance *instance_find_newest(u64 slot)
 }
 
 /* Our own calls of the guest's functions return to our code, too: they have no mark. */
-RARE u64 instance_origin_behind(u64 caller, u64 slot)
+RARE u64 instance_origin_by_trampoline(u64 caller, u64 slot)
 {
 	struct trampoline_header *header = (struct trampoline_header *)caller - 1;
 	struct instance *instance;
@@ -240,10 +240,13 @@ RARE u64 instance_origin_behind(u64 caller, u64 slot)
 /* Return where a call came from: its return address, or what a trampoline there stands for. */
 INLINE u64 instance_origin(u64 caller, u64 slot)
 {
-	return unlikely(is_in_code(caller)) ? instance_origin_behind(caller, slot) : caller;
+	return unlikely(is_in_code(caller)) ? instance_origin_by_trampoline(caller, slot) : caller;
 }
 
-/* Have a call return to the trampoline: who looks meanwhile finds its caller in one place or both. */
+/*
+ * Have a call return to the trampoline. A reader that has stopped us in between (guest/stacks.py)
+ * finds the caller in one of the two places, or in both.
+ */
 INLINE void instance_take_over(struct instance *instance, u64 slot, u64 *return_address)
 {
 	u64 caller = READ_ONCE(*return_address);
@@ -253,7 +256,7 @@ INLINE void instance_take_over(struct instance *instance, u64 slot, u64 *return_
 	PUBLISH(*return_address, (u64)trampoline);
 }
 
-/* Give an instance back. Its words behind the slot may have other owners at once. */
+/* Give an instance back. Its words after the slot may have other owners at once. */
 INLINE void instance_release(struct instance *instance)
 {
 	instance->caller = 0;

@@ -1,5 +1,5 @@
 ; Generated from instances.c by `make runtime`.
-; 3c23f31916b55094c9c0cc8922c2e48b35bfe7e8475705abe0f7d9f5025d0b85
+; f47a3b080e5245bfe6362dbe7c3cfa4967d7e788de3e8b39240aa6e89e0a2d0f
 define internal preserve_mostcc ptr @instance_insert_elsewhere(i64 %slot, i64 %caller) #0 {
 entry:
   %call = call ptr @instance_table()
@@ -318,7 +318,7 @@ return:
   %retval.0 = phi ptr [ %.add.ptr.i, %if.then ], [ %call13, %if.end ]
   ret ptr %retval.0
 }
-define internal preserve_mostcc i64 @instance_origin_behind(i64 %caller, i64 %slot) #0 {
+define internal preserve_mostcc i64 @instance_origin_by_trampoline(i64 %caller, i64 %slot) #0 {
 entry:
   %0 = inttoptr i64 %caller to ptr
   %1 = load volatile i64, ptr %0, align 8
@@ -388,7 +388,7 @@ entry:
   %tobool.not = icmp eq i64 %expval, 0
   br i1 %tobool.not, label %cond.end, label %cond.true
 cond.true:
-  %call2 = call preserve_mostcc i64 @instance_origin_behind(i64 %caller, i64 %slot)
+  %call2 = call preserve_mostcc i64 @instance_origin_by_trampoline(i64 %caller, i64 %slot)
   br label %cond.end
 cond.end:
   %cond = phi i64 [ %call2, %cond.true ], [ %caller, %entry ]
@@ -406,7 +406,7 @@ entry:
   %tobool.i.not = icmp eq i64 %expval.i, 0
   br i1 %tobool.i.not, label %instance_origin.exit, label %cond.true.i
 cond.true.i:
-  %call2.i = call preserve_mostcc i64 @instance_origin_behind(i64 %0, i64 %slot)
+  %call2.i = call preserve_mostcc i64 @instance_origin_by_trampoline(i64 %0, i64 %slot)
   br label %instance_origin.exit
 instance_origin.exit:
   %cond.i = phi i64 [ %call2.i, %cond.true.i ], [ %0, %entry ]

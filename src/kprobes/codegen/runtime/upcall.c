@@ -38,7 +38,7 @@ extern char *const requests, *const answers;
 /* Bytes of a request, and of an answer. */
 extern const u64 room;
 
-/* Where the flags are in the frame: behind all other registers. */
+/* Where the flags are in the frame: after all other registers. */
 extern const u64 flags_at;
 /* Whether the stub pops flags and ip from below the stack pointer that is to be: UpcallOps.pops. */
 extern const u64 pops;

@@ -1,5 +1,5 @@
 ; Generated from upcall.c by `make runtime`.
-; 4131902085a7ed8772b0aac206bb6d4f9538b2f79f08cceb090e63b005bf9f86
+; d43353437fd0c071b57819b0e4915d3134d3ca1d01a4ac607ef7aca1ffd98d3a
 define dso_local void @upcall(ptr %frame) #0 {
 entry:
   %0 = load i64, ptr @flags_at, align 8
