@@ -114,7 +114,7 @@ def test_a_return_probe_is_counted_once_however_many_places_it_has(session: Sess
     session.driver.return_method = ReturnMethod.RETHOOK
     session.probe("r:a vfs_read\np:b vfs_read\nr:c vfs_read")
 
-    assert sorted((hits.event, hits.function, hits.nmissed) for hits in session.hits()) == [
+    assert sorted((hits.event, hits.function, hits.all_missed) for hits in session.hits()) == [
         ("a", "vfs_read", 0),
         ("b", "vfs_read", 0),
         ("c", "vfs_read", 0),

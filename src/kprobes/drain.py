@@ -54,7 +54,7 @@ def _hits(probe: Resolved, counts: Counts) -> Hits:
         function=place_as_given(probe.definition),
         recorded=counts.recorded.get(number, 0),
         missed=counts.missed.get(number, 0),
-        unkept=counts.unkept.get(number, 0),
+        nmissed=counts.nmissed.get(number, 0),
     )
 
 

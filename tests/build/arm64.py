@@ -37,7 +37,7 @@ CODE_SIZE = 0x2_0000
 READERS = TEXT + 0x7800
 CLOCK = READERS + 64
 DATA = 0xFFFF_8000_0A00_0000
-MISSED, UNKEPT = DATA, DATA + 0x8_0000
+MISSED, NMISSED = DATA, DATA + 0x8_0000
 RINGS = DATA + 0x10_0000
 TEXTS = RINGS + 0x4_0000
 MAILBOX = RINGS + 0x5_0000
@@ -72,7 +72,7 @@ ABI = GuestAbi(
     ),
     percpu=0x3C000,
     missed=Addr(MISSED),
-    unkept=Addr(UNKEPT),
+    nmissed=Addr(NMISSED),
     code=(Addr(CODE), Addr(CODE + CODE_SIZE)),
     rings=Addr(RINGS),
     texts=Addr(TEXTS),

@@ -45,9 +45,9 @@ class AskingGuest:
         self.machine = machine = Arm64Machine(is_watched=True)
         template = compile_upcall(AARCH64, machine.abi, Addr(MAILBOX), LAYOUT)
         upcall = machine.put(lambda place: template.link(place, {}))
-        gate = machine.put(lambda place: AARCH64.upcall.gate(place, upcall))
+        entry_stub = machine.put(lambda place: AARCH64.upcall.entry_stub(place, upcall))
         number = BEFORE if before else None
-        upcalls = SiteUpcalls(gate=gate, before=number, after=BEHIND)
+        upcalls = SiteUpcalls(entry_stub=entry_stub, before=number, after=BEHIND)
         detour = machine.put(lambda place: make(place, upcalls).code)
         machine.cpu.write(
             at, encode.bl(Addr(at), detour) if at == SITE else encode.b(Addr(at), detour)
@@ -98,7 +98,7 @@ def site_guest(**more: bool) -> AskingGuest:
     """Return a guest whose function's ftrace site asks, before it and perhaps after it."""
 
     def make(place: Addr, upcalls: SiteUpcalls) -> Detour:
-        only = SiteUpcalls(gate=upcalls.gate, before=upcalls.before, after=None)
+        only = SiteUpcalls(entry_stub=upcalls.entry_stub, before=upcalls.before, after=None)
         asked = upcalls if more.get("is_after") else only
         return AARCH64.upcall.at_call(place, None, asked, Addr(AFTER))
 

@@ -10,7 +10,7 @@ from kprobes.codegen.compile import compile_probes, saved_reads
 from kprobes.model.plan import (
     TRAMPOLINE_HEADER,
     Displaced,
-    Frames,
+    InstanceTable,
     Returning,
     ReturnMethod,
     Returns,
@@ -21,8 +21,8 @@ from kprobes.units import Addr
 from tests.build.arm64 import KERNEL, MAILBOX, TEXT, Arm64Machine, make_probe, random_state
 
 CALLERS = TEXT + 0x6000
-FRAMES, FRAMES_SIZE = MAILBOX + 0x1_0000, 0x1000
-UNASKED = KERNEL + 0x1800
+INSTANCES, INSTANCES_SIZE = MAILBOX + 0x1_0000, 0x1000
+MISSED_UPCALL = KERNEL + 0x1800
 _PACIASP, _AUTIASP = bytes.fromhex("3f2303d5"), bytes.fromhex("bf2303d5")
 _PUSH = bytes.fromhex("fd7bbea9 f35301a9")
 """stp x29, x30, [sp, #-32]!; stp x19, x20, [sp, #16]"""
@@ -71,14 +71,16 @@ class Function:
         code = AARCH64.site.preamble + encode.NOP + _PACIASP + _PUSH + work + _POP + check
         self.leave, self._last = Addr(self.addr + len(code)), leaving.code
         machine.cpu.write(self.addr, code + leaving.code)
-        place = FRAMES + FRAMES_SIZE * (self.addr >> 8 & 3)
-        self.frames = Frames(addr=Addr(place), count=8, stride=returns.stride, trampoline=Addr(0))
-        machine.cpu.write(place, bytes(FRAMES_SIZE))
+        place = INSTANCES + INSTANCES_SIZE * (self.addr >> 8 & 3)
+        self.instances = InstanceTable(
+            addr=Addr(place), count=8, stride=returns.stride, trampoline=Addr(0)
+        )
+        machine.cpu.write(place, bytes(INSTANCES_SIZE))
 
     def arm(self) -> None:
         """Put what its way needs at its sites."""
         if self.returns.takes_over:
-            self._land()
+            self._add_trampoline()
         if self.returns.return_method is ReturnMethod.RETHOOK:
             self._enter(Role.HOOK)
             return
@@ -87,9 +89,9 @@ class Function:
         self._leave(Role.TAIL if self.returns.return_method is ReturnMethod.TAIL else Role.RETURN)
 
     def used(self) -> int:
-        """Return how many frames are in use."""
-        raw = self.machine.cpu.read(self.frames.addr, self.frames.size)
-        stride = self.frames.stride
+        """Return how many instances are in use."""
+        raw = self.machine.cpu.read(self.instances.addr, self.instances.size)
+        stride = self.instances.stride
         return sum(any(raw[at : at + 8]) for at in range(0, len(raw), stride))
 
     def call(self, number: int = 0, **fixed: int) -> tuple[int, dict[str, int], dict[str, int]]:
@@ -110,18 +112,18 @@ class Function:
         )
         self.machine.cpu.write(at, encode.b(at, return_method))
 
-    def land(self) -> None:
+    def add_trampoline(self) -> None:
         """Make its trampoline alone."""
-        self._land()
+        self._add_trampoline()
 
-    def _land(self) -> None:
-        machine, frames = self.machine, self.frames
-        body = self._body(Role.LAND, self.addr, self.returns.probes)
-        header = struct.pack("<QQ", frames.addr, frames.stride << 32 | frames.count)
+    def _add_trampoline(self) -> None:
+        machine, instances = self.machine, self.instances
+        body = self._body(Role.TRAMPOLINE, self.addr, self.returns.probes)
+        header = struct.pack("<QQ", instances.addr, instances.stride << 32 | instances.count)
         start = machine.put(
             lambda place: header + AARCH64.returns.trampoline(Addr(place + len(header)), body)
         )
-        self.frames = replace(frames, trampoline=Addr(start + TRAMPOLINE_HEADER))
+        self.instances = replace(instances, trampoline=Addr(start + TRAMPOLINE_HEADER))
 
     def _enter(self, role: Role) -> None:
         body, site = self._body(role, self.addr), Addr(self.addr + 4)
@@ -137,17 +139,17 @@ class Function:
         self.machine.cpu.write(self.leave, encode.b(self.leave, return_method))
 
     def _body(self, role: Role, site: int, recorded: Sequence[Resolved] = ()) -> Addr:
-        machine, frames = self.machine, self.frames
+        machine, instances = self.machine, self.instances
         returning = [Returning(role=role, returns=self.returns)]
         template = compile_probes(
             AARCH64, machine.abi, (), returning=returning, is_framed=True, is_patched=True
         )
         numbers = {
             **machine.numbers(self.returns.probes, site),
-            "unasked": UNASKED,
-            "frames": frames.addr,
-            "frame_count": frames.count,
-            "trampoline": frames.trampoline,
+            "missed_upcall": MISSED_UPCALL,
+            "instances": instances.addr,
+            "instance_count": instances.count,
+            "trampoline": instances.trampoline,
         }
         place = machine.put(lambda place: template.link(place, numbers))
         machine.know(recorded)

@@ -1,6 +1,6 @@
 """Instructions in detours that ask Python before and after them, beside the same in place.
 
-The gate answers at once with nothing changed: it drops the number and goes on.
+The entry stub answers at once with nothing changed: it drops the number and goes on.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from kprobes.units import Addr
 from tests.build.emulator import GENERAL, SLOT, Emulator, Outcome
 from tests.build.text import START
 
-_GATE = SLOT + 0x200
+_ENTRY_STUB = SLOT + 0x200
 # lea rsp, [rsp+8]; ret
 _ANSWER = bytes.fromhex("488d642408 c3")
 _SP = GENERAL.index("RSP")
@@ -29,7 +29,7 @@ def detour_of(instructions: Sequence[Instruction], *, before: int | None = None)
         count=len(instructions),
         stop=instructions[-1].next,
     )
-    upcalls = SiteUpcalls(gate=Addr(_GATE), before=before, after=2)
+    upcalls = SiteUpcalls(entry_stub=Addr(_ENTRY_STUB), before=before, after=2)
     return at_instruction(Addr(SLOT), None, upcalls, displaced)
 
 
@@ -39,8 +39,8 @@ def run_both(
     """Run instructions in place and in a detour that asks after the first."""
     code = b"".join(each.code for each in instructions)
     detour = detour_of(instructions).code
-    assert len(detour) <= _GATE - SLOT
-    blob = detour.ljust(_GATE - SLOT, b"\xcc") + _ANSWER
+    assert len(detour) <= _ENTRY_STUB - SLOT
+    blob = detour.ljust(_ENTRY_STUB - SLOT, b"\xcc") + _ANSWER
     place = (int(instructions[0].addr), code)
     return emulator.run(place, blob, state=state, is_one=len(instructions) == 1)
 

@@ -20,7 +20,7 @@ NUMBER = 7
 FOREVER = 1 << 62
 IN_THE_LOOP = 400
 """After so many instructions a CPU waits."""
-_GATE, _DETOUR = CODE + 0x1_0000, CODE + 0x1_8000
+_ENTRY_STUB, _DETOUR = CODE + 0x1_0000, CODE + 0x1_8000
 
 Answer = Callable[[dict[str, int]], None]
 
@@ -38,11 +38,11 @@ class AskingGuest:
         self.random = Random(seed)
         cpu, info = machine.cpu, X86_64.upcall
         template = compile_upcall(X86_64, abi, Addr(MAILBOX), LAYOUT)
-        function = Addr(_GATE + 0x100)
-        cpu.write(_GATE, info.gate(Addr(_GATE), function))
+        function = Addr(_ENTRY_STUB + 0x100)
+        cpu.write(_ENTRY_STUB, info.entry_stub(Addr(_ENTRY_STUB), function))
         cpu.write(function, template.link(function, {}))
         place, after = Addr(_DETOUR), Addr(AFTER)
-        upcalls = SiteUpcalls(gate=Addr(_GATE), before=NUMBER, after=None)
+        upcalls = SiteUpcalls(entry_stub=Addr(_ENTRY_STUB), before=NUMBER, after=None)
         cpu.write(_DETOUR, info.at_call(place, None, upcalls, after).code)
         cpu.write(SITE, X86_64.site.branch(Addr(SITE), place))
         cpu.add_exit(AFTER)

@@ -142,7 +142,7 @@ def make_arena() -> Arena:
         percpu=0x100,
         bases=PERCPU,
         ring_size=RING,
-        frames=Addr(DATA + data_size(CPUS, RING)),
+        instances=Addr(DATA + data_size(CPUS, RING)),
         notes=Addr(-(-(DATA + data_size(CPUS, RING)) // PAGE) * PAGE),
     )
 

@@ -18,7 +18,7 @@ _RECORDS_S = 10.0
 """Within this its ftrace records are as before: what is right there is for who knows its kernel."""
 SETTLED_S = 40.0
 """Within this it must have its memory back, and nobody may hold its stub."""
-_LANDINGS = (" unregister_die_notifier+", " iterate_supers_type+")
+_RETURN_TRAPS = (" unregister_die_notifier+", " iterate_supers_type+")
 """The place that injected calls seem to come from; nothing else in the guest ever does."""
 _PATCHED = ("vfs_read", "vfs_write", "schedule", "hrtimer_interrupt", "handle_mm_fault", "dput")
 _FIRST: Mapping[str, str] = {"x86_64": "%ax", "aarch64": "%x0"}
@@ -59,7 +59,7 @@ class Scene:
     def allocated(self) -> list[str]:
         """Return the memory that the guest has allocated: its own list says who asked for it."""
         areas = self.machine.run("cat /proc/vmallocinfo", 20).output.decode().splitlines()
-        return [area for area in areas if any(name in area for name in _LANDINGS)]
+        return [area for area in areas if any(name in area for name in _RETURN_TRAPS)]
 
     def instructions(self, strategy: str) -> list[str]:
         """Return a probe for each instruction of a few functions that can be probed so."""

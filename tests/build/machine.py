@@ -32,7 +32,7 @@ CLOCK = TEXT + 0x7840
 READERS = TEXT + 0x7800
 DATA = 0xFFFF_C900_0100_0000
 MISSED = DATA
-UNKEPT = DATA + 0x8_0000
+NMISSED = DATA + 0x8_0000
 RINGS = DATA + 0x10_0000
 TEXTS = RINGS + 0x4_0000
 MAILBOX = RINGS + 0x5_0000
@@ -69,7 +69,7 @@ ABI = GuestAbi(
     ),
     percpu=0x3C000,
     missed=Addr(MISSED),
-    unkept=Addr(UNKEPT),
+    nmissed=Addr(NMISSED),
     code=(Addr(CODE), Addr(CODE + 0x10_0000)),
     rings=Addr(RINGS),
     texts=Addr(TEXTS),
@@ -190,8 +190,8 @@ class Machine:
     def missed(self, event_id: int) -> int:
         return self.cpu.number(MISSED + 8 * event_id)
 
-    def unkept(self, event_id: int) -> int:
-        return self.cpu.number(UNKEPT + 8 * event_id)
+    def nmissed(self, event_id: int) -> int:
+        return self.cpu.number(NMISSED + 8 * event_id)
 
     def ring(self, number: int) -> int:
         return RINGS + number * (self.abi.ring_size + SLACK)
@@ -227,7 +227,7 @@ class Machine:
             self.cpu.set_number(self.percpu(self.abi.percpu + PERCPU_LOST, number), 0)
             self.set_position(number, 0)
         self.cpu.write(RINGS, b"\xd6" * (len(PERCPU) * (self.abi.ring_size + SLACK)))
-        for counters in (MISSED, UNKEPT):
+        for counters in (MISSED, NMISSED):
             self.cpu.write(counters, bytes(8 * 64))
 
     # Code.

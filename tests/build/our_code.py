@@ -38,7 +38,7 @@ ABI = GuestAbi(
     ),
     percpu=PER_CPU,
     missed=Addr(DATA),
-    unkept=Addr(DATA + MISSED_SIZE),
+    nmissed=Addr(DATA + MISSED_SIZE),
     code=(Addr(CODE), Addr(CODE + 0x10_0000)),
     rings=Addr(DATA + COUNTERS_SIZE),
     texts=Addr(DATA + COUNTERS_SIZE + 0x10_0000),

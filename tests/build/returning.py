@@ -9,10 +9,10 @@ from kprobes.codegen.compile import compile_probes, needs_frame
 from kprobes.lang.filter import parse_filter
 from kprobes.model.definition import Kind
 from kprobes.model.plan import (
-    FRAME_MULTIPLIER,
+    INSTANCE_MULTIPLIER,
     TRAMPOLINE_HEADER,
     Displaced,
-    Frames,
+    InstanceTable,
     Returning,
     ReturnMethod,
     Returns,
@@ -24,12 +24,12 @@ from tests.build.filtered import known_of
 from tests.build.kernel import SITE, TEXT, make_probe
 from tests.build.machine import KERNEL, MAILBOX, Machine, State
 
-UNASKED = KERNEL + 0x1800
-"""Counts returns that Python is not asked about."""
+MISSED_UPCALL = KERNEL + 0x1800
+"""Counts returns that Python does not see."""
 CALLERS = TEXT + 0x7100
 """Where functions are called from: one return address every 16 bytes."""
 RETURN = bytes.fromhex("c3cccccccc")
-FRAMES, FRAMES_SIZE = MAILBOX + 0x1_0000, 0x1000
+INSTANCES, INSTANCES_SIZE = MAILBOX + 0x1_0000, 0x1000
 """Of one function after the other: its calls in progress."""
 _JMP = b"\xe9"
 _FOLLOW = bytes.fromhex("488b5d00 488d6d08 ffe3")
@@ -74,7 +74,7 @@ class Function:
 
     Attributes:
         returns: its return probes.
-        frames: where its calls in progress are.
+        instances: where its calls in progress are.
         addr: its entry, an ftrace site.
         leave: its return instruction.
         tail: its jump to ``target``.
@@ -91,9 +91,9 @@ class Function:
         self.tail = Site(self.addr + 0x30, _JMP + _distance(self.addr + 0x35, target or self.addr))
         self.branch = Site(self.addr + 0x60, b"")
         self.sleep, self.wake = self.addr + 0x40, self.addr + 0x48
-        assert returns.stride * count <= FRAMES_SIZE
-        place = FRAMES + FRAMES_SIZE * (self.addr - SITE >> 8)
-        self.frames = Frames(
+        assert returns.stride * count <= INSTANCES_SIZE
+        place = INSTANCES + INSTANCES_SIZE * (self.addr - SITE >> 8)
+        self.instances = InstanceTable(
             addr=Addr(place), count=count, stride=returns.stride, trampoline=Addr(0)
         )
         machine.cpu.write(self.addr, X86_64.site.nops[0] + _FOLLOW)
@@ -101,12 +101,12 @@ class Function:
         machine.cpu.write(self.tail.addr, self.tail.code)
         machine.cpu.write(self.wake, _FOLLOW)
         machine.cpu.add_exit(self.sleep)
-        machine.cpu.write(place, bytes(FRAMES_SIZE))
+        machine.cpu.write(place, bytes(INSTANCES_SIZE))
 
     def arm(self) -> None:
         """Put what its way needs at its sites."""
         if self.returns.takes_over:
-            self._land()
+            self._add_trampoline()
         if self.returns.return_method is ReturnMethod.RETHOOK:
             self.enter(Role.HOOK)
             return
@@ -157,47 +157,47 @@ class Function:
         machine.cpu.write(site.addr, X86_64.patch.jump(Addr(site.addr), return_method))
 
     def used(self) -> dict[int, list[tuple[int, ...]]]:
-        """Return the words of its frames after the slot, by slot, in the order of the search."""
-        words, size = self.frames.stride // 8, self.frames.stride
+        """Return the words of its instances after the slot, by slot, in the order of the search."""
+        words, size = self.instances.stride // 8, self.instances.stride
         found: dict[int, list[tuple[int, ...]]] = {}
-        raw = self.machine.cpu.read(self.frames.addr, self.frames.size)
+        raw = self.machine.cpu.read(self.instances.addr, self.instances.size)
         rows = [struct.unpack(f"<{words}Q", raw[at : at + size]) for at in range(0, len(raw), size)]
         for slot in {row[0] for row in rows if row[0]}:
-            start = home(slot, self.frames.count)
+            start = home(slot, self.instances.count)
             order = rows[start:] + rows[:start]
             found[slot] = [row[1:] for row in order if row[0] == slot]
         return found
 
-    def _land(self) -> None:
-        machine, frames = self.machine, self.frames
-        returning = [Returning(role=Role.LAND, returns=self.returns)]
+    def _add_trampoline(self) -> None:
+        machine, instances = self.machine, self.instances
+        returning = [Returning(role=Role.TRAMPOLINE, returns=self.returns)]
         template = compile_probes(
             X86_64, machine.abi, (), returning=returning, is_framed=True, is_patched=True
         )
         numbers = self._numbers(self.addr)
         body = machine.put(lambda place: template.link(place, numbers), self.returns.probes)
-        header = struct.pack("<QQ", frames.addr, frames.stride << 32 | frames.count)
+        header = struct.pack("<QQ", instances.addr, instances.stride << 32 | instances.count)
         assert len(header) == TRAMPOLINE_HEADER
         start = machine.put(
             lambda place: header + X86_64.returns.trampoline(Addr(place + len(header)), body)
         )
-        self.frames = replace(frames, trampoline=Addr(start + len(header)))
+        self.instances = replace(instances, trampoline=Addr(start + len(header)))
 
     def _numbers(self, site: int) -> dict[str, int]:
-        frames = self.frames
+        instances = self.instances
         return {
             **self.machine.numbers(self.returns.probes),
             "site": site,
-            "unasked": UNASKED,
-            "frames": frames.addr,
-            "frame_count": frames.count,
-            "trampoline": frames.trampoline,
+            "missed_upcall": MISSED_UPCALL,
+            "instances": instances.addr,
+            "instance_count": instances.count,
+            "trampoline": instances.trampoline,
         }
 
 
 def home(slot: int, count: int) -> int:
-    """Return the number of the frame at which the search for a slot's begins."""
-    return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
+    """Return the number of the instance at which the search for a slot's begins."""
+    return ((slot * INSTANCE_MULTIPLIER & U64) >> 32) * count >> 32
 
 
 def patch(

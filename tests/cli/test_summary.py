@@ -10,9 +10,9 @@ from kprobes.cli.summary import Calls, Summary
 from kprobes.model.events import Hits
 
 
-def hits(event: str, recorded: int, missed: int = 0, unkept: int = 0) -> Hits:
+def hits(event: str, recorded: int, missed: int = 0, nmissed: int = 0) -> Hits:
     function = f"do_{event}"
-    return Hits(event=event, function=function, recorded=recorded, missed=missed, unkept=unkept)
+    return Hits(event=event, function=function, recorded=recorded, missed=missed, nmissed=nmissed)
 
 
 def make_summary(*probes: Hits, **numbers: Any) -> Summary:

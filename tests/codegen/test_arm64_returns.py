@@ -3,10 +3,10 @@
 import pytest
 
 from kprobes.arch.aarch64 import encode
-from kprobes.model.plan import FRAME_CALLER, FRAME_SLOT, ReturnMethod, Returns
+from kprobes.model.plan import INSTANCE_CALLER, INSTANCE_SLOT, ReturnMethod, Returns
 from kprobes.model.resolved import RegisterValue
 from kprobes.units import Addr
-from tests.build.arm64 import SITE, TEXT, UNKEPT, Arm64Machine, random_state
+from tests.build.arm64 import NMISSED, SITE, TEXT, Arm64Machine, random_state
 from tests.build.arm64_returning import CALLERS, RET, RETAA, Function, Leaving, return_probe
 from tests.build.records import Record, records
 
@@ -121,7 +121,7 @@ def test_a_conditional_jump_into_another_function_counts_when_it_is_taken(is_tak
     machine = machine_of()
     machine.cpu.write(G, encode.movz(0, 9) + RET)
     f = Function(machine, returns_at(F, ReturnMethod.TAIL), PLAIN)
-    f.land()
+    f.add_trampoline()
     # A leaf: cbz x0, g; mov x0, #1; ret
     leaf = Addr(TEXT + 0x3000)
     branch = bytes.fromhex("000000b4")
@@ -139,7 +139,7 @@ def test_a_conditional_jump_into_another_function_counts_when_it_is_taken(is_tak
     assert f.used() == 0
 
 
-def test_the_frame_of_a_call_that_died_is_used_again() -> None:
+def test_the_instance_of_a_call_that_died_is_used_again() -> None:
     machine = machine_of()
     function = Function(machine, returns_at(F, ReturnMethod.RETHOOK), PLAIN)
     function.arm()
@@ -153,17 +153,17 @@ def test_the_frame_of_a_call_that_died_is_used_again() -> None:
     machine.run(F)
 
     assert function.used() == 1
-    assert machine.cpu.register("x30") == function.frames.trampoline
+    assert machine.cpu.register("x30") == function.instances.trampoline
     row = next(
         at
-        for at in range(0, function.frames.size, function.frames.stride)
-        if machine.cpu.number(function.frames.addr + at + FRAME_SLOT)
+        for at in range(0, function.instances.size, function.instances.stride)
+        if machine.cpu.number(function.instances.addr + at + INSTANCE_SLOT)
     )
-    assert machine.cpu.number(function.frames.addr + row + FRAME_SLOT) == state["sp"]
-    assert machine.cpu.number(function.frames.addr + row + FRAME_CALLER) == CALLERS + 16
+    assert machine.cpu.number(function.instances.addr + row + INSTANCE_SLOT) == state["sp"]
+    assert machine.cpu.number(function.instances.addr + row + INSTANCE_CALLER) == CALLERS + 16
 
 
-def test_calls_without_a_frame_return_unseen_and_are_counted() -> None:
+def test_calls_without_an_instance_return_unseen_and_are_counted() -> None:
     machine = machine_of()
     inside = Addr(F + 20)
     call = bytes.fromhex("000400d1") + encode.bl(Addr(inside + 8), Addr(F))
@@ -175,4 +175,4 @@ def test_calls_without_a_frame_return_unseen_and_are_counted() -> None:
 
     assert (went, after["x0"]) == (CALLERS, 0)
     assert len(found(machine)) == 8
-    assert machine.cpu.number(UNKEPT + 8) == 4
+    assert machine.cpu.number(NMISSED + 8) == 4

@@ -160,7 +160,7 @@ def test_a_table_is_never_more_than_half_full(count: int) -> None:
 
 
 def test_the_code_fits_its_room_and_begins_where_indirect_calls_may_land(code: bytes) -> None:
-    assert code.startswith(X86_64.patch.landing)
+    assert code.startswith(X86_64.patch.landing_pad)
     assert len(code) <= NOTIFIER_SIZE - len(EMPTY_TABLE)
     assert BLOCK_TABLE + 8 <= BLOCK_MASK
     assert BLOCK_MASK + 8 <= BLOCK_SIZE

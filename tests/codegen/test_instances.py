@@ -130,7 +130,7 @@ def test_a_jump_to_its_own_entry_is_one_more_call() -> None:
 
 
 @pytest.mark.parametrize("return_method", [ReturnMethod.TAIL, ReturnMethod.RETHOOK])
-def test_a_frame_whose_task_died_is_used_again(return_method: ReturnMethod) -> None:
+def test_an_instance_whose_task_died_is_used_again(return_method: ReturnMethod) -> None:
     machine = machine_of()
     f, g = pair(machine, return_method, count=1, kept=(DI,))
 
@@ -169,13 +169,13 @@ def test_every_call_of_sleeping_and_dying_tasks_is_recorded(
     assert [told(record, keeps=keeps) for record in found(machine)] == [
         shown(each, keeps=keeps) for each in expected
     ]
-    assert sum(machine.unkept(n + 1) for n in range(len(return_methods))) == 0
+    assert sum(machine.nmissed(n + 1) for n in range(len(return_methods))) == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("return_methods", RETURN_METHODS)
-def test_a_call_that_no_frame_is_free_for_is_counted_and_returns(
+def test_a_call_that_no_instance_is_free_for_is_counted_and_returns(
     return_methods: Sequence[ReturnMethod], keeps: bool, seed: int
 ) -> None:
     random, machine = Random(seed), Machine()
@@ -189,11 +189,11 @@ def test_a_call_that_no_frame_is_free_for_is_counted_and_returns(
     wanted = [shown(each, keeps=keeps) for each in expected]
     matcher = iter(wanted)
     assert all(record in matcher for record in records)
-    unkept = sum(machine.unkept(n + 1) for n in range(len(return_methods)))
+    nmissed = sum(machine.nmissed(n + 1) for n in range(len(return_methods)))
     missing = len(wanted) - len(records)
     waiting = calls.called - len(wanted)
-    assert missing <= unkept <= missing + waiting
-    assert unkept
+    assert missing <= nmissed <= missing + waiting
+    assert nmissed
 
 
 def told(record: Record, *, keeps: bool) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What a call's frame keeps for its return, and what is done where nothing can be kept."""
+"""What a call's instance keeps for its return, and what is done where nothing can be kept."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from kprobes.units import Addr
 from tests.build.kernel import SITE, TEXT
 from tests.build.machine import ABI, CLOCK, CODE, KERNEL, NO_RESCHED, STACK, Machine, random_state
 from tests.build.records import records
-from tests.build.returning import CALLERS, UNASKED, Function, return_probe, run
+from tests.build.returning import CALLERS, MISSED_UPCALL, Function, return_probe, run
 
 SCRIPT = KERNEL + 0x1000
 KEPT: tuple[Operand, ...] = (
@@ -169,7 +169,7 @@ def test_a_full_table_is_counted_for_every_probe_of_the_function(
     for number in range(3):
         called(machine, f, f.leave.addr, sp=STACK + 0x2000 + 8 * number)
 
-    assert [machine.unkept(n) for n in (0, 1, 2, 3)] == [0, 3, 3, 0]
+    assert [machine.nmissed(n) for n in (0, 1, 2, 3)] == [0, 3, 3, 0]
     assert records(machine, 0) == []
     assert len(f.used()) == 2
 
@@ -182,7 +182,7 @@ def test_a_return_that_nobody_saw_being_entered_leaves_no_record() -> None:
 
     went, _ = run(machine, f.leave.addr, state)
 
-    assert (went, records(machine, 0), machine.unkept(1)) == (CALLERS, [], 0)
+    assert (went, records(machine, 0), machine.nmissed(1)) == (CALLERS, [], 0)
 
 
 def test_a_call_from_code_of_ours_is_no_trampoline() -> None:
@@ -239,7 +239,7 @@ def test_flags_are_safe_where_nothing_of_the_guest_s_is_called() -> None:
 
 
 @pytest.mark.parametrize(
-    ("return_method", "kept", "unasked"),
+    ("return_method", "kept", "missed_upcalls"),
     [
         (ReturnMethod.RETHOOK, (), 3),
         (ReturnMethod.RETHOOK, KEPT[:1], 3),
@@ -248,8 +248,8 @@ def test_flags_are_safe_where_nothing_of_the_guest_s_is_called() -> None:
         (ReturnMethod.RETINSN, KEPT[:1], 0),
     ],
 )
-def test_python_is_not_asked_about_returns_that_no_frame_is_free_for_and_that_is_counted(
-    return_method: ReturnMethod, kept: tuple[Operand, ...], unasked: int
+def test_python_is_not_asked_about_returns_that_no_instance_is_free_for_and_that_is_counted(
+    return_method: ReturnMethod, kept: tuple[Operand, ...], missed_upcalls: int
 ) -> None:
     machine = Machine()
     upcall = Upcall(number=1, addr=Addr(SITE), is_after=False, serve=lambda _: None)
@@ -261,16 +261,16 @@ def test_python_is_not_asked_about_returns_that_no_frame_is_free_for_and_that_is
         upcalls=(upcall,),
     )
     f = Function(machine, returns, count=2)
-    machine.cpu.set_number(UNASKED, 0)
+    machine.cpu.set_number(MISSED_UPCALL, 0)
     for number in range(16):
         machine.cpu.add_exit(CALLERS + 16 * number)
     f.arm()
     jumps = [f.tail.addr] if return_method is ReturnMethod.TAIL else []
     for number in range(2):
         called(machine, f, *([] if kept else jumps), f.sleep, sp=STACK + 0x1000 + 8 * number)
-    assert (machine.cpu.number(UNASKED), len(f.used())) == (0, 2)
+    assert (machine.cpu.number(MISSED_UPCALL), len(f.used())) == (0, 2)
 
     for number in range(3):
         called(machine, f, *jumps, f.leave.addr, sp=STACK + 0x2000 + 8 * number)
 
-    assert machine.cpu.number(UNASKED) == unasked
+    assert machine.cpu.number(MISSED_UPCALL) == missed_upcalls

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
-from kprobes.model.plan import Frames
+from kprobes.model.plan import InstanceTable
 from kprobes.units import Addr
 
 DATA = Allocation(kind=Kind.DATA, addr=0, size=4096)
@@ -157,12 +157,12 @@ def test_a_line_that_no_log_has_is_refused(line: dict[str, Any]) -> None:
 
 def test_where_calls_in_progress_are_is_known_from_the_lines_too() -> None:
     said: list[dict[str, Any]] = []
-    frames = Frames(addr=Addr(0x7000), count=64, stride=40, trampoline=Addr(0x5010))
+    instances = InstanceTable(addr=Addr(0x7000), count=64, stride=40, trampoline=Addr(0x5010))
 
     allocations = AllocationLog(said.append)
-    allocations.keep_frames([frames])
+    allocations.keep_instances([instances])
 
     copy = AllocationLog()
     for line in said:
         copy.replay(json.loads(json.dumps(line)))
-    assert copy.frames == allocations.frames == (frames,)
+    assert copy.instances == allocations.instances == (instances,)

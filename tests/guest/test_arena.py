@@ -88,19 +88,19 @@ def test_the_ring_s_size_is_the_guest_s_by_default() -> None:
 
 
 def test_new_code_and_calls_go_where_nothing_is_kept() -> None:
-    arena = replace(make_arena(), frames_size=0x1000)
-    code, frames = arena.code, arena.frames
+    arena = replace(make_arena(), instances_size=0x1000)
+    code, instances = arena.code, arena.instances
     text = Addr(code.addr + 0x100), Addr(code.addr + 0x1F1)
-    kept = [text, (Addr(frames + 0xC00), Addr(frames + 0xD00)), (Addr(8), Addr(16))]
+    kept = [text, (Addr(instances + 0xC00), Addr(instances + 0xD00)), (Addr(8), Addr(16))]
 
     free = arena.beside(kept)
 
     assert free.code == CodeMemory(addr=Addr(code.addr + 0x200), size=code.size - 0x200)
-    assert (free.frames, free.frames_size) == (frames, 0xC00)
+    assert (free.instances, free.instances_size) == (instances, 0xC00)
     assert (free.notifier, free.lookup) == (arena.notifier, arena.lookup)
-    assert arena.has_room(ArenaSize(code=code.size, frames=0x1000))
+    assert arena.has_room(ArenaSize(code=code.size, instances=0x1000))
     assert not free.has_room(ArenaSize(code=code.size))
-    assert not free.has_room(ArenaSize(code=0, frames=0xC01))
+    assert not free.has_room(ArenaSize(code=0, instances=0xC01))
 
 
 def test_an_arena_that_is_full_has_no_room() -> None:
@@ -108,5 +108,5 @@ def test_an_arena_that_is_full_has_no_room() -> None:
 
     free = arena.beside([(arena.code.addr, arena.code.stop)])
 
-    assert (free.code.size, free.frames_size) == (0, 0)
+    assert (free.code.size, free.instances_size) == (0, 0)
     assert arena.beside([]) == arena

@@ -125,7 +125,7 @@ def _caught(cpus: FakeCpus) -> None:
 
 
 def _returns(cpus: FakeCpus, cpu: int, result: int) -> Callable[[], int | None]:
-    """The function returns on a vCPU, which the landing's breakpoint stops."""
+    """The function returns on a vCPU, which the return trap's breakpoint stops."""
 
     def step() -> int | None:
         kept = {name: cpus.vcpus[1][name] for name in ("rsp", "r15")}
@@ -194,7 +194,7 @@ def test_a_call_may_end_on_another_vcpu() -> None:
         assert task.thread == 2
 
 
-def test_somebody_else_at_the_landing_is_not_taken_for_our_task() -> None:
+def test_somebody_else_at_the_return_trap_is_not_taken_for_our_task() -> None:
     cpus, _, injector = _guest()
     _caught(cpus)
 
@@ -207,7 +207,7 @@ def test_somebody_else_at_the_landing_is_not_taken_for_our_task() -> None:
         assert task.call(Addr(FUNCTION)) == 42
 
 
-def test_a_task_that_still_stands_at_the_landing_is_sent_on_to_where_it_would_return() -> None:
+def test_a_task_that_still_stands_at_the_return_trap_is_sent_on_to_where_it_would_return() -> None:
     cpus, memory, injector = _guest()
     memory.set_u64(STACK + 0x800, FINISH)
     _caught(cpus)
@@ -248,7 +248,7 @@ def test_what_the_call_before_came_back_with_is_not_taken_for_this_one_s() -> No
         assert task.trap.poll() == Returned(thread=1, number=2, result=43)
 
 
-def test_while_a_call_runs_only_the_landing_stops_anybody() -> None:
+def test_while_a_call_runs_only_the_return_trap_stops_anybody() -> None:
     cpus, _, injector = _guest()
     _caught(cpus)
     cpus.script.append(_returns(cpus, 1, 0))

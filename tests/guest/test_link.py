@@ -7,7 +7,7 @@ from iced_x86 import Decoder, Mnemonic
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import RefusedError
-from kprobes.guest.link import Linker, Program, frame_counts, frames_size
+from kprobes.guest.link import Linker, Program, instance_counts, instances_size
 from kprobes.guest.release import CodeMemory
 from kprobes.model.abi import Readers
 from kprobes.model.plan import TRAMPOLINE_HEADER, Plan, Returning, ReturnMethod, Returns, Role
@@ -27,7 +27,7 @@ def _upcall(number: int, addr: Addr, *, is_after: bool = False) -> Upcall:
 
 
 def _linker(plans: list[Plan]) -> Linker:
-    return Linker(X86_64, ABI, replace(make_arena(), frames_size=frames_size(plans)))
+    return Linker(X86_64, ABI, replace(make_arena(), instances_size=instances_size(plans)))
 
 
 def _hooked(plan: Plan, upcall: Upcall) -> Plan:
@@ -57,19 +57,19 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
 
     (program,) = linker.link(plans)
 
-    (group,), (frames,) = linker.landings, linker.frames
+    (group,), (instances,) = linker.trampoline_upcalls, linker.instances
     assert (program.groups, group.upcalls) == ((), (upcall,))
     # It is shown at the trampoline, and goes on after what that has called.
-    assert list(group.copies) == [frames.trampoline]
+    assert list(group.copies) == [instances.trampoline]
     code = dict(linker.take_routines())
-    (start,) = (addr for addr in code if addr < frames.trampoline < addr + len(code[addr]))
-    at = group.copies[frames.trampoline] - start
+    (start,) = (addr for addr in code if addr < instances.trampoline < addr + len(code[addr]))
+    at = group.copies[instances.trampoline] - start
     assert code[start][at : at + 1] == b"\xc3"
 
 
 @pytest.mark.parametrize("kept", [(), (RegisterValue(name="di"),)])
 @pytest.mark.parametrize("makes_upcall", [False, True])
-def test_a_silent_trampoline_fits_its_place_and_leads_to_the_same_frames(
+def test_a_silent_trampoline_fits_its_place_and_leads_to_the_same_instances(
     makes_upcall: bool, kept: tuple[Operand, ...]
 ) -> None:
     (plan,) = make_guest(["r f"]).plans
@@ -93,14 +93,14 @@ def test_a_silent_trampoline_fits_its_place_and_leads_to_the_same_frames(
     assert trampoline.silenced.is_silent
     assert not trampoline.is_silent
     assert len(code) < trampoline.text[1] - trampoline.text[0] == len(loud)
-    # The words that lead to the frames, and what tells a trampoline from other code of ours.
+    # The words that lead to the instances, and what tells a trampoline from other code of ours.
     start = TRAMPOLINE_HEADER + len(X86_64.returns.mark)
     assert code[:start] == loud[:start]
 
 
 def _far_linker(plans: list[Plan]) -> tuple[Linker, CodeMemory, CodeMemory]:
     # Of an architecture whose branches go less far than modules are away.
-    arena = replace(make_arena(), frames_size=frames_size(plans))
+    arena = replace(make_arena(), instances_size=instances_size(plans))
     near, far = arena.code, CodeMemory(addr=Addr(arena.notifier + 64 * MIB), size=1 * MIB)
     arch = replace(X86_64, reach=32 * MIB, code=replace(X86_64.code, veneer=_veneer))
     functions = ("copy_kernel", "copy_user", "string_kernel", "string_user")
@@ -155,7 +155,7 @@ def test_far_code_calls_functions_of_the_kernel_by_veneers_of_its_own() -> None:
     assert _calls(there) & set(veneers)
 
 
-def test_every_piece_of_code_memory_has_a_gate_and_trampolines_are_in_the_first() -> None:
+def test_every_piece_of_code_memory_has_an_entry_stub_and_trampolines_are_in_the_first() -> None:
     (plan,) = make_guest(["p f"]).plans
     linker, _, far = _far_linker([_hooked(plan, _upcall(2, plan.site.addr))])
     plan = _moved(plan, far)
@@ -165,9 +165,10 @@ def test_every_piece_of_code_memory_has_a_gate_and_trampolines_are_in_the_first(
     here, there = linker.link([asking, taking])
 
     assert far.addr <= here.entry < there.entry < far.stop
-    (frames,) = linker.frames
-    assert frames.trampoline < far.addr
-    # A gate is the first code besides veneers, and the same everywhere but for what it calls.
+    (instances,) = linker.instances
+    assert instances.trampoline < far.addr
+    # An entry stub is the first code besides veneers, and the same everywhere but for what it
+    # calls.
     routines = [(at, len(code)) for at, code in linker.take_routines() if len(code) > 13]
     (first, size), *_ = routines
     assert (far.addr, size) in [(at & -4096, length) for at, length in routines]
@@ -191,7 +192,7 @@ def test_functions_that_only_python_looks_at_get_less_room() -> None:
     recorded = replace(here.returns, probes=plan.probes)
 
     less, more = (
-        {each.entry: n for each, n in frame_counts([replace(plan, returning=(some,))])}
+        {each.entry: n for each, n in instance_counts([replace(plan, returning=(some,))])}
         for some in (here, Returning(role=Role.HOOK, returns=recorded))
     )
 

@@ -9,13 +9,13 @@ from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.journal import FLAGS, ArmedPatch, Boot, Journal
 from kprobes.guest.notes import as_journal, begin_notes, find_notes, write_notes
-from kprobes.model.plan import Frames
+from kprobes.model.plan import InstanceTable
 from kprobes.plan.ftrace import DISABLED
 from kprobes.units import Addr, Phys
 from tests.build.guest import DATA, GuestWithSites, make_arena, make_guest
 
 ARENA = replace(make_arena(), patches=8)
-FRAMES = Frames(addr=Addr(0x10), count=4, stride=64, trampoline=Addr(0x20))
+INSTANCES = InstanceTable(addr=Addr(0x10), count=4, stride=64, trampoline=Addr(0x20))
 BOOT = Boot(addr=Addr(0x30), phys=Phys(0x40), value=b"\1" * 8)
 
 
@@ -59,7 +59,7 @@ def _patches(made: GuestWithSites) -> list[ArmedPatch]:
 def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithSites) -> None:
     written, patches = _allocated(), _patches(made)
     begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
-    written.allocations.keep_frames([FRAMES])
+    written.allocations.keep_instances([INSTANCES])
     written.record(patches)
     write_notes(made.guest.memory, ARENA, written, patches)
 
@@ -71,7 +71,10 @@ def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithS
         *(entry.mark, entry.state),
         entry.mark_place,
     )
-    assert (again.allocations.live, again.allocations.frames) == (entry.allocations.live, (FRAMES,))
+    assert (again.allocations.live, again.allocations.instances) == (
+        entry.allocations.live,
+        (INSTANCES,),
+    )
     assert [(u.phys, u.addr, u.old, u.new, u.what == FLAGS) for u in again.patches] == [
         (u.phys, u.addr, u.old[:8], u.new[:8], u.what == FLAGS) for u in patches
     ]
@@ -93,12 +96,12 @@ def test_notes_of_memory_that_was_given_back_are_not_found(made: GuestWithSites)
 
 def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:
     written, patches = _allocated(), _patches(made)
-    written.allocations.keep_frames([FRAMES] * 1000)
+    written.allocations.keep_instances([INSTANCES] * 1000)
 
     write_notes(made.guest.memory, replace(ARENA, patches=2), written, patches)
 
     (notes,) = find_notes(made.guest)
-    assert (notes.patches, notes.frames, len(notes.live)) == (None, None, 2)
+    assert (notes.patches, notes.instances, len(notes.live)) == (None, None, 2)
 
 
 @pytest.mark.parametrize("at", [32, 40, 48, 56, 64, 70])

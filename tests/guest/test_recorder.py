@@ -119,16 +119,16 @@ def test_lost_and_missed_are_counted() -> None:
     assert (counts.lost, counts.damaged) == (5, 0)
 
 
-def test_calls_without_a_frame_are_counted_from_when_their_event_is_recorded() -> None:
+def test_calls_without_an_instance_are_counted_from_when_their_event_is_recorded() -> None:
     recorder, _, memory, arena = _guest(PLAIN)
-    memory.set_u64(arena.unkept + 8 * PLAIN.event_id, 3)
-    memory.set_u64(arena.unkept + 8 * TEXT.event_id, 5)
+    memory.set_u64(arena.nmissed + 8 * PLAIN.event_id, 3)
+    memory.set_u64(arena.nmissed + 8 * TEXT.event_id, 5)
     recorder.add([TEXT])
-    memory.set_u64(arena.unkept + 8 * TEXT.event_id, 7)
+    memory.set_u64(arena.nmissed + 8 * TEXT.event_id, 7)
 
-    assert recorder.counts().unkept == {PLAIN.event_id: 3, TEXT.event_id: 2}
+    assert recorder.counts().nmissed == {PLAIN.event_id: 3, TEXT.event_id: 2}
     recorder.begin([PLAIN, TEXT])
-    assert recorder.counts().unkept == {PLAIN.event_id: 0, TEXT.event_id: 0}
+    assert recorder.counts().nmissed == {PLAIN.event_id: 0, TEXT.event_id: 0}
 
 
 def test_strings_and_signs_come_through() -> None:

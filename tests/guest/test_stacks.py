@@ -15,7 +15,7 @@ from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.release import await_exit, await_leaving
 from kprobes.guest.stacks import awaited, free_dead_calls, home, is_anyone_inside
-from kprobes.model.plan import FRAME_VALUES, Frames
+from kprobes.model.plan import INSTANCE_VALUES, InstanceTable
 from kprobes.ports import Tables
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
@@ -347,31 +347,35 @@ def test_who_goes_from_a_breakpoint_s_exception_into_the_code_is_waited_for(
     assert stub.return_method == []
 
 
-FRAMES = Frames(addr=Addr(DATA + 0x4_0000), count=3, stride=FRAME_VALUES, trampoline=Addr(CODE))
+INSTANCES = InstanceTable(
+    addr=Addr(DATA + 0x4_0000), count=3, stride=INSTANCE_VALUES, trampoline=Addr(CODE)
+)
 LIVE, DEAD = CPU_STACKS + SIZE - 32, DATA + 0x3_8000
 
 
 def _slots(memory: GuestMemory) -> list[int]:
-    return [memory.u64(Addr(FRAMES.addr + FRAMES.stride * n)) for n in range(FRAMES.count)]
+    return [memory.u64(Addr(INSTANCES.addr + INSTANCES.stride * n)) for n in range(INSTANCES.count)]
 
 
 @pytest.mark.parametrize(("rip", "left"), [(TEXT, [LIVE, 0, 0]), (CODE, [LIVE, 0, DEAD])])
-def test_frames_of_dead_calls_are_freed_unless_somebody_is_in_our_code(
+def test_instances_of_dead_calls_are_freed_unless_somebody_is_in_our_code(
     rip: int, left: list[int]
 ) -> None:
     guest, vcpus, memory = _guest()
     vcpus.all[1]["rip"] = rip
     for n, slot in enumerate([LIVE, 0, DEAD]):
-        memory.set_u64(Addr(FRAMES.addr + FRAMES.stride * n), slot)
+        memory.set_u64(Addr(INSTANCES.addr + INSTANCES.stride * n), slot)
 
-    freed = free_dead_calls(guest, [FRAMES], [(Addr(CODE), Addr(CODE + 0x1000))])
+    freed = free_dead_calls(guest, [INSTANCES], [(Addr(CODE), Addr(CODE + 0x1000))])
 
     assert freed == left.count(0) - 1
     assert _slots(memory) == left
 
 
 TRAMPOLINE = CODE + 0x110
-TAKEN = Frames(addr=Addr(DATA + 0x7000), count=4, stride=FRAME_VALUES, trampoline=Addr(TRAMPOLINE))
+TAKEN = InstanceTable(
+    addr=Addr(DATA + 0x7000), count=4, stride=INSTANCE_VALUES, trampoline=Addr(TRAMPOLINE)
+)
 
 
 def _waiting_guest() -> tuple[Guest, Vcpus, GuestMemory]:
@@ -414,7 +418,7 @@ def test_a_task_that_sleeps_in_a_call_that_returns_to_us_keeps_nobody_waiting() 
     allocation = Allocation(kind=Kind.CODE, addr=CODE, size=0x1000)
     allocations.begin(Call(frame=1, trap=2, allocates=allocation))
     allocations.end(0)
-    allocations.keep_frames([other, TAKEN])
+    allocations.keep_instances([other, TAKEN])
 
     stub = cast("Stub", Wanderer([TEXT]))
     left = await_leaving(replace(guest, stub=stub), allocations, otherwise="")

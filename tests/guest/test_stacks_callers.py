@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.stacks import awaited, find_caller, home, restore_callers
-from kprobes.model.plan import FRAME_VALUES, Frames
+from kprobes.model.plan import INSTANCE_VALUES, InstanceTable
 from kprobes.units import Addr
 from tests.build.guest import DATA, make_guest, make_memory
 from tests.build.kernel import TEXT, make_kernel, symbol
@@ -13,28 +13,32 @@ from tests.build.kernel import TEXT, make_kernel, symbol
 CALLER = 0xFFFF_FFFF_8100_1234
 STACK = Addr(DATA + 0x3000)
 NOWHERE = Addr(0xFFFF_C9FF_0000_0000)
-F = Frames(addr=Addr(DATA), count=5, stride=FRAME_VALUES, trampoline=Addr(0xFFFF_FFFF_C000_0110))
-G = Frames(
+F = InstanceTable(
+    addr=Addr(DATA), count=5, stride=INSTANCE_VALUES, trampoline=Addr(0xFFFF_FFFF_C000_0110)
+)
+G = InstanceTable(
     addr=Addr(DATA + 0x1000),
     count=7,
-    stride=FRAME_VALUES + 16,
+    stride=INSTANCE_VALUES + 16,
     trampoline=Addr(0xFFFF_FFFF_C000_0910),
 )
 
 
-def enter(memory: GuestMemory, frames: Frames, slot: Addr, *callers: int, further: int = 0) -> None:
-    """Put a frame where the guest's code finds it, or so many frames after that.
+def enter(
+    memory: GuestMemory, instances: InstanceTable, slot: Addr, *callers: int, further: int = 0
+) -> None:
+    """Put an instance where the guest's code finds it, or so many instances after that.
 
     Args:
         memory: of the guest.
-        frames: of the function.
+        instances: of the function.
         slot: of the call.
         callers: the return address, and what it stands for where that is a trampoline.
         further: than the home of the slot.
     """
-    at = (home(frames.count, slot) + further) % frames.count
+    at = (home(instances.count, slot) + further) % instances.count
     words = struct.pack("<QQQ", slot, callers[0], callers[-1])
-    memory.write(Addr(frames.addr + at * frames.stride), words)
+    memory.write(Addr(instances.addr + at * instances.stride), words)
 
 
 def test_a_call_that_returns_to_us_returns_to_its_caller_again() -> None:
@@ -47,7 +51,7 @@ def test_a_call_that_returns_to_us_returns_to_its_caller_again() -> None:
     assert memory.u64(STACK) == CALLER
 
 
-def test_a_frame_that_is_found_later_than_its_home_counts_too() -> None:
+def test_an_instance_that_is_found_later_than_its_home_counts_too() -> None:
     memory = make_memory()
     enter(memory, F, STACK, CALLER, further=F.count - 1)
     memory.set_u64(STACK, F.trampoline)
@@ -68,7 +72,7 @@ def test_what_several_functions_have_taken_over_leads_to_the_first_caller() -> N
     assert memory.u64(STACK) == CALLER
 
 
-def test_of_two_frames_of_one_slot_the_first_is_the_innermost() -> None:
+def test_of_two_instances_of_one_slot_the_first_is_the_innermost() -> None:
     memory = make_memory()
     enter(memory, F, STACK, G.trampoline, CALLER)
     enter(memory, F, STACK, CALLER + 8, further=2)
@@ -100,7 +104,7 @@ def test_a_slot_that_holds_something_else_is_left_alone() -> None:
     assert memory.u64(STACK) == 42
 
 
-def test_a_stack_that_is_gone_is_no_error_and_no_frame_is_freed() -> None:
+def test_a_stack_that_is_gone_is_no_error_and_no_instance_is_freed() -> None:
     memory = make_memory()
     enter(memory, F, NOWHERE, CALLER)
     enter(memory, F, STACK, CALLER, further=1)
@@ -114,7 +118,7 @@ def test_a_stack_that_is_gone_is_no_error_and_no_frame_is_freed() -> None:
 
 def test_a_table_without_a_trampoline_is_not_looked_at() -> None:
     memory = make_memory()
-    kept = Frames(addr=NOWHERE, count=5, stride=FRAME_VALUES, trampoline=Addr(0))
+    kept = InstanceTable(addr=NOWHERE, count=5, stride=INSTANCE_VALUES, trampoline=Addr(0))
 
     assert restore_callers(memory, [kept]) == 0
 

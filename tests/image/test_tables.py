@@ -70,7 +70,7 @@ def test_tables_are_read_and_what_boot_has_freed_is_left_out() -> None:
     assert found.jump_labels == {F + 2: F + 9, G + 3: G + 8}
     assert found.static_calls == {F + 5}
     assert found.ftrace == {F}
-    assert found.landings == {G + 1, F + 9, G + 8}
+    assert found.table_targets == {G + 1, F + 9, G + 8}
 
 
 @pytest.mark.parametrize(

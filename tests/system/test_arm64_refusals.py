@@ -159,5 +159,5 @@ def test_the_file_tells_what_the_running_kernel_does(guest: Machine, live: Live)
     assert {site + slide for site in tables.ftrace} == live.tables.ftrace
     assert {at + slide for at in tables.exceptions} == set(live.tables.exceptions)
     assert {at + slide for at in tables.jump_labels} == set(live.tables.jump_labels)
-    assert tables.has_landings == live.tables.has_landings
+    assert tables.has_landing_pads == live.tables.has_landing_pads
     assert len(tables.alternatives) > 1_000

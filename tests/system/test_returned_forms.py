@@ -167,7 +167,7 @@ def test_every_form_was_hit_by_each_way(run: Run) -> None:
     for each in run.forms:
         assert each.functions(run.names) == run.names
         assert (each.counts.lost, sum(each.counts.missed.values())) == (0, 0)
-        assert sum(each.counts.unkept.values()) == 0
+        assert sum(each.counts.nmissed.values()) == 0
 
 
 def test_every_return_is_one_of_both(run: Run) -> None:

@@ -125,7 +125,7 @@ def test_nothing_was_lost_or_missed_by_us(run: Run) -> None:
     for each in run.both:
         assert (each.counts.lost, each.counts.damaged, each.native.overwritten) == (0, 0, 0)
         assert sum(each.counts.missed.values()) == 0
-        assert sum(each.counts.unkept.values()) == 0
+        assert sum(each.counts.nmissed.values()) == 0
 
 
 def test_every_return_that_the_kernel_saw_is_one_of_ours(run: Run) -> None:

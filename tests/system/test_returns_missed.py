@@ -103,7 +103,7 @@ def balanced(trace: Trace, *functions: str) -> Balance:
     pairs = {name: (f"in_{n}", f"out_{n}") for n, name in enumerate(functions)}
     found = balance(trace.events, pairs)
     assert found.wrong == ()
-    assert sum(counts_of(trace).unkept.values()) == 0
+    assert sum(counts_of(trace).nmissed.values()) == 0
     return found
 
 
@@ -192,7 +192,7 @@ def test_what_tasks_die_in_is_probed_on_and_on(session: Session) -> None:
     trace = record(session, lines, "\n".join(scripts), ReturnMethod.RETHOOK)
 
     # The table was full, and had room again.
-    assert sum(counts_of(trace).unkept.values()) > 0
+    assert sum(counts_of(trace).nmissed.values()) > 0
     caught = [batch.comm[batch.values[0] != 0] for batch in _batches(trace, "out")]
     assert sum(map(len, caught)) >= 20
 

@@ -55,7 +55,7 @@ def ours(session: Session, returned: str, return_method: ReturnMethod | None) ->
     with session.record() as trace:
         session.run("/nest")
     assert trace.counts is not None
-    assert sum(trace.counts.unkept.values()) + sum(trace.counts.missed.values()) == 0
+    assert sum(trace.counts.nmissed.values()) + sum(trace.counts.missed.values()) == 0
     return of_program(oracle.our_hits(trace))
 
 

@@ -169,7 +169,7 @@ def balanced(session: Session, names: Sequence[str], for_s: float) -> list[Balan
         time.sleep(for_s)
     assert trace.counts is not None
     counts = trace.counts
-    assert (counts.damaged, sum(counts.missed.values()), sum(counts.unkept.values())) == (0, 0, 0)
+    assert (counts.damaged, sum(counts.missed.values()), sum(counts.nmissed.values())) == (0, 0, 0)
     if not counts.lost:
         return [balance(trace.events, pairs)]
     assert len(names) > 1
@@ -240,7 +240,7 @@ def kill_in_a_storm(
         tracer.kill()
 
         assert wait_until(lambda: _is_well(scene), AGAIN_S) is not None
-    # It has its memory back only when no return address and no frame leads there any more.
+    # It has its memory back only when no return address and no instance leads there any more.
     assert wait_until(lambda: not guardians_of(scene.target), SETTLED_S) is not None
     for journal in scene.home.journals:
         assert read(journal).is_done

@@ -292,7 +292,7 @@ class PatchOps:
         detour: (place, body, displaced) to code that saves all registers, calls the body,
             restores them, runs what is displaced and goes on after it.
         constants: registers whose value at such a hit is known, by name.
-        landing: what code begins with that is reached through a pointer.
+        landing_pad: what code begins with that is reached through a pointer.
     """
 
     examine: Callable[[str, Sequence[TextPart], TextTables], Callable[[Addr], PatchOptions]]
@@ -303,7 +303,7 @@ class PatchOps:
     trap: TrapFacts | None
     detour: MakeDetour
     constants: Mapping[str, int]
-    landing: bytes
+    landing_pad: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,25 +343,25 @@ class UpcallOps:
     """How a hit waits for Python.
 
     Attributes:
-        saved: pt_regs names of what the gate pushes, lowest address first; above them are the
+        saved: pt_regs names of what the entry stub pushes, lowest address first; above them are the
             upcall's number and where to go on.
-        gate: (place, function) to the code that all upcalls go through.
+        entry_stub: (place, function) to the code that all upcalls go through.
         at_call: (place, probes' code, questions, return address) to what an ftrace site calls.
         at_instruction: (place, probes' code, questions, displaced) to where another patch leads.
-        at_landing: (place, body, questions, shown) to a trampoline that asks before it returns: as
-            if that were a return instruction at ``shown``.
+        at_trampoline: (place, body, questions, shown) to a trampoline that asks before it returns:
+            as if that were a return instruction at ``shown``.
         page_table: IR expression that reads the page table's register.
         pause: IR instruction that eases waiting.
-        pops: whether the gate goes on by what is left below the stack pointer that is to be: flags
-            and address, and where they are in the flags' place. Else the stack pointer is left in
-            the number's place, or 0 when all goes on as it was, and the address in its own.
+        pops: whether the entry stub goes on by what is left below the stack pointer that is to be:
+            flags and address, and where they are in the flags' place. Else the stack pointer is
+            left in the number's place, or 0 when all goes on as it was, and the address in its own.
     """
 
     saved: tuple[str, ...]
-    gate: Callable[[Addr, Addr], bytes]
+    entry_stub: Callable[[Addr, Addr], bytes]
     at_call: Callable[[Addr, Addr | None, SiteUpcalls, Addr], Detour]
     at_instruction: Callable[[Addr, Addr | None, SiteUpcalls, Displaced], Detour]
-    at_landing: Callable[[Addr, Addr, SiteUpcalls, Addr], Detour]
+    at_trampoline: Callable[[Addr, Addr, SiteUpcalls, Addr], Detour]
     page_table: str
     pause: str
     pops: bool

@@ -98,8 +98,8 @@ class Worklist(Generic[InstructionT, StackT]):
         todo.append(Step(addr=addr, stack=stack, source=source))
 
 
-def landings(tables: TextTables, addr: int) -> Iterator[tuple[int, str]]:
-    """Yield where tables let an instruction land, and what is wrong if that is elsewhere."""
+def table_targets(tables: TextTables, addr: int) -> Iterator[tuple[int, str]]:
+    """Yield where tables let an instruction go, and what is wrong if that is elsewhere."""
     fixup, label = tables.exceptions.get(addr), tables.jump_labels.get(addr)
     if fixup is not None:
         yield fixup, "the exception table leads out of the function"

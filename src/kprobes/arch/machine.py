@@ -196,8 +196,8 @@ class TextOps:
         unprobed: areas, named like ``__entry_text``, that the kernel puts on its probe blacklist
             while it boots.
         without_jump_tables: a kernel that has this symbol was compiled without jump tables.
-        has_landings: (memory, the function tracer's sites) to whether calls through pointers land
-            only where functions begin with an instruction for that.
+        has_landing_pads: (memory, the function tracer's sites) to whether calls through pointers
+            land only where functions begin with an instruction for that.
         exception_words: (major and minor) to the s32 words of an exception table's entry.
         pointer: (site of the function tracer) to where its pointer to an ftrace_ops is; None where
             none has one.
@@ -211,7 +211,7 @@ class TextOps:
     no_return: tuple[str, ...]
     unprobed: tuple[str, ...]
     without_jump_tables: str
-    has_landings: Callable[[Read, Iterable[int]], bool]
+    has_landing_pads: Callable[[Read, Iterable[int]], bool]
     exception_words: Callable[[tuple[int, int]], int]
     pointer: Callable[[int], Addr] | None
     with_pointers: str

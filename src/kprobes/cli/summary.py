@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from kprobes.cli.terminal import aligned, counted
 from kprobes.model.events import Hits
@@ -61,14 +62,14 @@ class Summary:
         return sum(probe.missed for probe in self.probes)
 
     @property
-    def unkept(self) -> int:
+    def nmissed(self) -> int:
         """Calls whose return was not seen because too many were in progress."""
-        return sum(probe.unkept for probe in self.probes)
+        return sum(probe.nmissed for probe in self.probes)
 
     @property
-    def nmissed(self) -> int:
+    def all_missed(self) -> int:
         """All hits that should have become events, but for those lost in a full ring."""
-        return self.missed + self.unkept
+        return self.missed + self.nmissed
 
     @property
     def unserved(self) -> int:
@@ -78,7 +79,7 @@ class Summary:
     @property
     def is_complete(self) -> bool:
         """Whether every hit became an event, and had its handlers."""
-        return not (self.nmissed or self.lost or self.damaged or self.unserved)
+        return not (self.all_missed or self.lost or self.damaged or self.unserved)
 
     def text(self) -> str:
         """Return all of it, for people."""
@@ -93,16 +94,15 @@ class Summary:
         pauses = (
             None if self.pauses is None else dict(zip(("s", "stops"), self.pauses, strict=True))
         )
-        figures = ("recorded", "missed", "unkept", "unserved", "is_complete")
-        return dumps(
-            asdict(self) | {"pauses": pauses} | {name: getattr(self, name) for name in figures}
-        )
+        figures = ("recorded", "missed", "nmissed", "unserved", "is_complete")
+        shown = [(name, getattr(self, name)) for name in figures]
+        return dumps(asdict(self, dict_factory=_json) | {"pauses": pauses} | _json(shown))
 
     def losses(self) -> str:
         """Return what is missing in the events, which nobody may keep quiet about, or ""."""
         parts = [
             self.missed and f"{counted(self.missed, 'hit')} missed: another was in progress there",
-            self.unkept and f"{counted(self.unkept, 'return')} missed: {_NO_ROOM}",
+            self.nmissed and f"{counted(self.nmissed, 'return')} missed: {_NO_ROOM}",
             self.unserved
             and f"{counted(self.unserved, 'hit')} went on without a handler: one was slow",
             self.unwritten
@@ -121,13 +121,20 @@ class Summary:
 
     def _events(self) -> str:
         if self.written == self.recorded:
-            return f"{counted(self.written, 'event')}, {self.nmissed:,} missed, {self.lost:,} lost"
+            return (
+                f"{counted(self.written, 'event')}, {self.all_missed:,} missed, {self.lost:,} lost"
+            )
         shown = f"{self.written:,} of {counted(self.recorded, 'event')}"
-        return f"{shown}, {self.nmissed:,} missed, {self.lost:,} lost"
+        return f"{shown}, {self.all_missed:,} missed, {self.lost:,} lost"
+
+
+def _json(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    # JSON's own word, older than the kernel's here.
+    return {"unkept" if name == "nmissed" else name: value for name, value in items}
 
 
 def _table(probes: Sequence[Hits]) -> str:
-    hit = sorted((p for p in probes if p.recorded or p.nmissed), key=lambda p: -p.recorded)
+    hit = sorted((p for p in probes if p.recorded or p.all_missed), key=lambda p: -p.recorded)
     rows = [(p.event, f"{p.recorded:>9,}", p.function, _missed(p)) for p in hit[:_MAX_PROBES]]
     text = aligned(rows, indent="  ")
     if len(hit) > _MAX_PROBES:
@@ -156,7 +163,7 @@ def _handlers(handlers: Sequence[Calls]) -> str:
 def _missed(probe: Hits) -> str:
     causes = [
         f"{number:,} {cause}"
-        for number, cause in ((probe.missed, "another hit in progress"), (probe.unkept, "no room"))
+        for number, cause in ((probe.missed, "another hit in progress"), (probe.nmissed, "no room"))
         if number
     ]
-    return f"{probe.nmissed:,} missed ({', '.join(causes)})" if causes else ""
+    return f"{probe.all_missed:,} missed ({', '.join(causes)})" if causes else ""

@@ -49,7 +49,7 @@ def compile_notifier(arch: Arch) -> bytes:
         constants=runtime.constants(values), function=runtime.part("breakpoint")
     )
     data = llvm.compile_object(source, arch.code)
-    return patch.landing + read_template(data, arch.code).link(Addr(0), {})
+    return patch.landing_pad + read_template(data, arch.code).link(Addr(0), {})
 
 
 def hash_table(detours: Mapping[Addr, Addr]) -> bytes:

@@ -88,7 +88,7 @@ def saved_reads(
         returning: what return probes do there.
     """
     call = arch.code.call
-    if any(each.role in (Role.RETURN, Role.LAND) for each in returning):
+    if any(each.role in (Role.RETURN, Role.TRAMPOLINE) for each in returning):
         return frozenset(call.saved)
     operands = [item.operand for probe in probes for item in probe.fetches]
     operands += [operand for each in returning for operand in each.returns.kept]
@@ -133,8 +133,8 @@ def compile_probes(  # noqa: PLR0913 - all that machine code depends on
 
     Returns:
         A template with the symbols ``site``; ``event0`` ... per probe, those of ``returning``
-        last; ``frames``, ``frame_count`` and ``trampoline`` of that function, and ``unasked``, its
-        counter of returns that Python is not asked about; the names of
+        last; ``instances``, ``instance_count`` and ``trampoline`` of that function, and
+        ``missed_upcall``, its counter of returns that Python is not asked about; the names of
         ``Readers``; and ``clock``.
     """
     form = Form(
@@ -177,8 +177,8 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
     count = len(probes) + sum(len(each.returns.probes) for each in form.returning)
     # An event's number fits an instruction's operand, a table's size 32 bits. All else that linking
     # gives is an address, of which LLVM may assume nothing but the code model.
-    names = ("site", "trampoline", "frames", "unasked")
-    externals = {**dict.fromkeys(names, ""), "frame_count": ", !absolute_symbol !4"}
+    names = ("site", "trampoline", "instances", "missed_upcall")
+    externals = {**dict.fromkeys(names, ""), "instance_count": ", !absolute_symbol !4"}
     externals |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
     return _MODULE.format(
         intrinsics=arch.code.intrinsics,

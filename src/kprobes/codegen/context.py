@@ -29,13 +29,13 @@ class Returned:
     Attributes:
         caller: where it returns to.
         exit: the instruction by which the function was left, or 0.
-        frame: where what its entry has left is, or None when nothing is.
+        instance: where what its entry has left is, or None when nothing is.
         kept: what that is, in order.
     """
 
     caller: Value
     exit: Value
-    frame: Value | None
+    instance: Value | None
     kept: tuple[Operand, ...]
 
 

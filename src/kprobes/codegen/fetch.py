@@ -11,7 +11,7 @@ from kprobes.codegen import per_cpu
 from kprobes.codegen.context import Context, Returned
 from kprobes.codegen.ir import Value, const
 from kprobes.model.abi import MAX_DYNAMIC, MAX_STRING
-from kprobes.model.plan import FRAME_COUNTER, FRAME_VALUES
+from kprobes.model.plan import INSTANCE_COUNTER, INSTANCE_VALUES
 from kprobes.model.resolved import (
     CommValue,
     Constant,
@@ -83,20 +83,20 @@ def _at_return(context: Context, operand: _AtReturn) -> Value:
         case ExitAddress():
             return returned.exit
         case EntryCounter():
-            return f.load(f.op("add", _frame(returned), FRAME_COUNTER))
+            return f.load(f.op("add", _instance(returned), INSTANCE_COUNTER))
         case EntryValue(base=base):
-            place = FRAME_VALUES + _WORD * returned.kept.index(base)
-            return f.load(f.op("add", _frame(returned), place))
+            place = INSTANCE_VALUES + _WORD * returned.kept.index(base)
+            return f.load(f.op("add", _instance(returned), place))
         case CommValue() | TextValue():
             raise TypeError(f"{operand} is no plain value")
         case _:
             assert_never(operand)
 
 
-def _frame(returned: Returned) -> Value:
-    if returned.frame is None:
+def _instance(returned: Returned) -> Value:
+    if returned.instance is None:
         raise TypeError("nothing of the entry is kept")
-    return returned.frame
+    return returned.instance
 
 
 def address_of(context: Context, load: Load, fault: str) -> Value:

@@ -85,7 +85,7 @@ def origin(context: Context, caller: Value, slot: Value) -> Value:
 # code model has all symbols. Asked for at each use, it is not kept in a register over a call.
 def _table(context: Context) -> Value:
     f = context.out
-    return f.pointer(f.value("i64", context.code.address.format("frames")))
+    return f.pointer(f.value("i64", context.code.address.format("instances")))
 
 
 def _unless_none(f: Function, name: str, operands: tuple[Value, ...], none: str) -> Value:

@@ -2,7 +2,7 @@
 
 The roles are those of ``model.plan``. At the entry, at a return and at a jump out of the
 function alike the stack pointer is where the return address is: at the call's slot. In the
-trampoline it is a word above. Frames and slots are handled whatever else a hit interrupts; only
+trampoline it is a word above. Instances and slots are handled whatever else a hit interrupts; only
 records are guarded.
 """
 
@@ -13,11 +13,11 @@ from kprobes.codegen import fetch, guard, instances, record
 from kprobes.codegen.context import Context, Returned
 from kprobes.codegen.ir import Value, const
 from kprobes.model.plan import (
-    FRAME_CALLER,
-    FRAME_COUNTER,
-    FRAME_EXIT,
-    FRAME_ORIGIN,
-    FRAME_VALUES,
+    INSTANCE_CALLER,
+    INSTANCE_COUNTER,
+    INSTANCE_EXIT,
+    INSTANCE_ORIGIN,
+    INSTANCE_VALUES,
     Returning,
     Returns,
     Role,
@@ -47,18 +47,18 @@ def emit(context: Context, returning: Sequence[Returning], first: int) -> None:
                 roles.tail()
             case Role.RETURN:
                 roles.at_return()
-            case Role.LAND:
-                roles.land()
+            case Role.TRAMPOLINE:
+                roles.at_trampoline()
         first += len(each.returns.probes)
 
 
-#          sp                     instance                      return address
+#              sp                     instance                      return address
 #
-# ENTER    slot                   claimed, values kept          as it is
-# HOOK     slot                   claimed, values kept          the trampoline's
-# TAIL     slot                   found, or claimed; exit set   the trampoline's
-# RETURN   slot                   found, read, released         as it is
-# LAND     slot, and a word (x86) found, read, released         put back from the instance
+# ENTER        slot                   claimed, values kept          as it is
+# HOOK         slot                   claimed, values kept          the trampoline's
+# TAIL         slot                   found, or claimed; exit set   the trampoline's
+# RETURN       slot                   found, read, released         as it is
+# TRAMPOLINE   slot, and a word (x86) found, read, released         put back from the instance
 #
 # Where the entry keeps nothing a RETURN needs no instance. That there is none is not an error: the
 # call began before the probes were armed, or found no room and was counted.
@@ -71,11 +71,11 @@ class _Roles:
     def enter(self, *, is_hooked: bool) -> None:
         f = self.context.out
         out = f.label("out")
-        frame = self._inserted(out, is_seen=not is_hooked)
-        f.store(f.op("add", frame, FRAME_EXIT), const(0))
-        self._keep(frame)
+        instance = self._inserted(out, is_seen=not is_hooked)
+        f.store(f.op("add", instance, INSTANCE_EXIT), const(0))
+        self._keep(instance)
         if is_hooked:
-            instances.take_over(self.context, frame, self.context.stack)
+            instances.take_over(self.context, instance, self.context.stack)
         f.jump(out)
         f.place(out)
 
@@ -84,76 +84,79 @@ class _Roles:
         out = f.label("out")
         if self.returns.keeps:
             absent, kept = f.label("absent"), f.label("kept")
-            frame = instances.find(context, context.stack, absent, is_taken=False)
+            instance = instances.find(context, context.stack, absent, is_taken=False)
             f.jump(kept)
             f.place(absent)
-            self._count_unasked()
+            self._count_missed_upcall()
             f.jump(out)
             f.place(kept)
         else:
-            frame = self._inserted(out, is_seen=False)
-        f.store(f.op("add", frame, FRAME_EXIT), f.address_of("site"))
-        instances.take_over(context, frame, context.stack)
+            instance = self._inserted(out, is_seen=False)
+        f.store(f.op("add", instance, INSTANCE_EXIT), f.address_of("site"))
+        instances.take_over(context, instance, context.stack)
         f.jump(out)
         f.place(out)
 
     def at_return(self) -> None:
-        f, slot, frame = self.context.out, self.context.stack, None
+        f, slot, instance = self.context.out, self.context.stack, None
         out = f.label("out")
         if self.returns.keeps:
-            frame = instances.find(self.context, slot, out, is_taken=False)
+            instance = instances.find(self.context, slot, out, is_taken=False)
         caller = instances.origin(self.context, self._caller(slot), slot)
-        self._record(slot, (caller, f.address_of("site")), frame)
-        if frame is not None:
-            instances.release(self.context, frame)
+        self._record(slot, (caller, f.address_of("site")), instance)
+        if instance is not None:
+            instances.release(self.context, instance)
         f.jump(out)
         f.place(out)
 
-    def land(self) -> None:
+    def at_trampoline(self) -> None:
         f, context = self.context.out, self.context
         slot = f.op("sub", context.stack, context.arch.returns.return_address_size)
-        lost, landed = f.label("lost"), f.label("landed")
-        frame = instances.find(context, slot, lost, is_taken=True)
-        f.store(instances.link(context, slot), f.load(f.op("add", frame, FRAME_CALLER)))
-        origin, left = (f.load(f.op("add", frame, at)) for at in (FRAME_ORIGIN, FRAME_EXIT))
-        self._record(slot, (origin, left), frame)
-        instances.release(context, frame)
-        f.jump(landed)
+        lost, put_back = f.label("lost"), f.label("put_back")
+        instance = instances.find(context, slot, lost, is_taken=True)
+        f.store(instances.link(context, slot), f.load(f.op("add", instance, INSTANCE_CALLER)))
+        origin, left = (
+            f.load(f.op("add", instance, at)) for at in (INSTANCE_ORIGIN, INSTANCE_EXIT)
+        )
+        self._record(slot, (origin, left), instance)
+        instances.release(context, instance)
+        f.jump(put_back)
         f.place(lost)
         # There is nowhere to return to.
         f.emit("call void @llvm.trap()")
         f.emit("unreachable")
-        f.place(landed)
+        f.place(put_back)
 
     def _inserted(self, out: str, *, is_seen: bool) -> Value:
-        # Where there is no room Python does not see the return, unless it does so without a frame.
+        # Where there is no room Python does not see the return, unless it does so without an
+        # instance.
         f, context = self.context.out, self.context
         full, inserted = f.label("full"), f.label("inserted")
-        frame = instances.insert(context, context.stack, full)
+        instance = instances.insert(context, context.stack, full)
         f.jump(inserted)
         f.place(full)
         for index in range(self.first, self.first + len(self.returns.probes)):
-            guard.count(context, f"event{index}", context.abi.unkept)
+            guard.count(context, f"event{index}", context.abi.nmissed)
         if not is_seen:
-            self._count_unasked()
+            self._count_missed_upcall()
         f.jump(out)
         f.place(inserted)
-        return frame
+        return instance
 
-    def _count_unasked(self) -> None:
+    def _count_missed_upcall(self) -> None:
         context = self.context
         if self.returns.upcalls:
-            place = context.out.value("i64", context.code.address.format("unasked"))
+            place = context.out.value("i64", context.code.address.format("missed_upcall"))
             guard.count_at(context, place)
 
-    def _keep(self, frame: Value) -> None:
+    def _keep(self, instance: Value) -> None:
         f, context = self.context.out, self.context
         if self.returns.is_timed:
-            f.store(f.op("add", frame, FRAME_COUNTER), record.stamp(context))
+            f.store(f.op("add", instance, INSTANCE_COUNTER), record.stamp(context))
         for index, operand in enumerate(self.returns.kept):
             if can_fault(operand):
                 raise TypeError(f"{operand} is memory, which is read at the return")
-            place = f.op("add", frame, FRAME_VALUES + _WORD * index)
+            place = f.op("add", instance, INSTANCE_VALUES + _WORD * index)
             if not calls_guest(operand):
                 f.store(place, fetch.value_of(context, operand, ""))
                 continue
@@ -171,7 +174,7 @@ class _Roles:
         found = f.load(instances.link(self.context, slot))
         return found if plain is None else f.value("i64", plain.format(found.text))
 
-    def _record(self, slot: Value, where: tuple[Value, Value], frame: Value | None) -> None:
+    def _record(self, slot: Value, where: tuple[Value, Value], instance: Value | None) -> None:
         # As the kernel's own return probes show it: the function has returned.
         context, (caller, left) = self.context, where
         stack = context.out.op("add", slot, context.arch.returns.return_address_size)
@@ -180,6 +183,6 @@ class _Roles:
             context,
             registers={**context.registers, "sp": stack} | {n: caller for n in names if n},
             stack=stack,
-            returned=Returned(caller=caller, exit=left, frame=frame, kept=self.returns.kept),
+            returned=Returned(caller=caller, exit=left, instance=instance, kept=self.returns.kept),
         )
         record.emit_probes(shown, self.returns.probes, self.first)

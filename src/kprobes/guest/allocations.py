@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kprobes.model.plan import Frames
+from kprobes.model.plan import InstanceTable
 from kprobes.units import Addr
 
 
@@ -73,7 +73,7 @@ class AllocationLog:
         live: in the order in which they were made.
         calls: how many were begun.
         call: the one that is under way, or None.
-        frames: of calls whose return addresses may be ours, in memory that is allocated.
+        instances: of calls whose return addresses may be ours, in memory that is allocated.
         check: raises GuestReplacedError unless it is still the same guest.
     """
 
@@ -82,7 +82,7 @@ class AllocationLog:
         self.live: tuple[Allocation, ...] = ()
         self.calls = 0
         self.call: Call | None = None
-        self.frames: tuple[Frames, ...] = ()
+        self.instances: tuple[InstanceTable, ...] = ()
         self.check: Callable[[], None] = nothing
         self._write = write
 
@@ -113,10 +113,10 @@ class AllocationLog:
         self._write({"cancel": True})
         self._cancel()
 
-    def keep_frames(self, frames: Sequence[Frames]) -> None:
+    def keep_instances(self, instances: Sequence[InstanceTable]) -> None:
         """Note where calls will be that return to us, instead of where they were before."""
-        self._write({"frames": [asdict(each) for each in frames]})
-        self.frames = tuple(frames)
+        self._write({"frames": [asdict(each) for each in instances]})
+        self.instances = tuple(instances)
 
     @classmethod
     def replayed(cls, lines: Iterable[dict[str, Any]]) -> "AllocationLog":
@@ -139,7 +139,7 @@ class AllocationLog:
         if "cancel" in line:
             self._cancel()
         if "frames" in line:
-            self.frames = tuple(_frames_of(item) for item in line["frames"])
+            self.instances = tuple(_instances_of(item) for item in line["frames"])
 
     def _begin(self, call: Call) -> None:
         self.calls += 1
@@ -183,8 +183,8 @@ def _call_of(item: dict[str, Any]) -> Call:
     )
 
 
-def _frames_of(item: dict[str, Any]) -> Frames:
-    return Frames(
+def _instances_of(item: dict[str, Any]) -> InstanceTable:
+    return InstanceTable(
         addr=Addr(int(item["addr"])),
         count=int(item["count"]),
         stride=int(item["stride"]),

@@ -42,7 +42,8 @@ class Area:
     Attributes:
         text: [start, stop) that may be filled.
         next: where the next code goes.
-        gate: where hits of sites near this go that wait for Python; None before there are any.
+        entry_stub: where hits of sites near this go that wait for Python; None before there are
+            any.
         called: where code here calls the guest's own functions, by what it calls them; empty before
             there is any.
         bodies: by functions' entries, what their exits near this share.
@@ -51,7 +52,7 @@ class Area:
 
     text: Text
     next: Addr = field(init=False)
-    gate: Addr | None = None
+    entry_stub: Addr | None = None
     called: dict[str, Addr] = field(default_factory=dict[str, Addr])
     bodies: dict[Addr, Addr] = field(default_factory=dict[Addr, Addr])
     routines: list[tuple[Addr, bytes]] = field(default_factory=list[tuple[Addr, bytes]])
@@ -107,7 +108,7 @@ _GFP_KERNEL = 0xCC0
 MISSED_SIZE = 8 * (1 << 16)
 """Bytes of one kind of counters: one per event id."""
 COUNTERS_SIZE = 2 * MISSED_SIZE
-"""Bytes of both kinds: missed hits, and calls that no frame was free for."""
+"""Bytes of both kinds: missed hits, and calls that no instance was free for."""
 NOTIFIER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
 NOTES_PAGE = 4096
@@ -123,14 +124,14 @@ class ArenaSize:
 
     Attributes:
         code: bytes for the code of all probes.
-        frames: bytes for calls in progress.
+        instances: bytes for calls in progress.
         ring: bytes of each CPU's ring, a power of two; None for what fits the guest.
         patches: how many patches may be noted in the guest itself.
     """
 
     code: int = 1 * MIB
     ring: int | None = None
-    frames: int = 0
+    instances: int = 0
     patches: int = 0
 
     def __post_init__(self) -> None:
@@ -147,12 +148,14 @@ class Arena:
         notifier: where the code of the guest's callback for breakpoints is.
         code: executable memory for probes, within reach of the kernel's text.
         module_code: the same within reach of its modules; None where ``code`` is, or without any.
-        data: the counters of missed hits and of unkept calls, then the rings, room for filters'
-            strings, the mailbox, and our place in the guest's chain of callbacks for exceptions.
+        data: the counters of missed hits and of calls that no instance was free for, then the
+            rings, room for filters' strings, the mailbox, and our place in the guest's chain of
+            callbacks for exceptions.
         percpu: per-CPU offset of PERCPU_SIZE bytes.
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
         ring_size: of each CPU's ring, slack not counted.
-        frames, frames_size: where calls in progress are kept whose return is probed, in bytes.
+        instances, instances_size: where calls in progress are kept whose return is probed, in
+            bytes.
         notes: where the session's notes are, after its data.
         patches: how many patches the notes have room for.
     """
@@ -163,33 +166,33 @@ class Arena:
     percpu: int
     bases: tuple[int, ...]
     ring_size: int
-    frames: Addr
+    instances: Addr
     notes: Addr
-    frames_size: int = 0
+    instances_size: int = 0
     module_code: CodeMemory | None = None
     patches: int = 0
 
     def beside(self, taken: Collection[Text]) -> "Arena":
         """Return it with what some ranges leave of its room for code and for calls."""
         code = largest_gap((self.code.addr, self.code.stop), taken)
-        stop = Addr(self.frames + self.frames_size)
-        frames = largest_gap((self.frames, stop), taken)
+        stop = Addr(self.instances + self.instances_size)
+        instances = largest_gap((self.instances, stop), taken)
         return replace(
             self,
             code=CodeMemory(addr=code[0], size=code[1] - code[0]),
-            frames=frames[0],
-            frames_size=frames[1] - frames[0],
+            instances=instances[0],
+            instances_size=instances[1] - instances[0],
         )
 
     def has_room(self, size: ArenaSize) -> bool:
         """Whether it is at least as large, its rings left aside."""
-        return self.code.size >= size.code and self.frames_size >= size.frames
+        return self.code.size >= size.code and self.instances_size >= size.instances
 
     @property
     def parts(self) -> tuple[Addr, ...]:
         """An address of each piece of memory that it is made of."""
         far = () if self.module_code is None else (self.module_code.addr,)
-        return self.data, self.notifier, self.code.addr, self.frames, *far
+        return self.data, self.notifier, self.code.addr, self.instances, *far
 
     @property
     def cpus(self) -> int:
@@ -202,14 +205,14 @@ class Arena:
         return self.data
 
     @property
-    def unkept(self) -> Addr:
-        """Where the counters of calls are that no frame was free for."""
+    def nmissed(self) -> Addr:
+        """Where the counters of calls are that no instance was free for."""
         return Addr(self.missed + MISSED_SIZE)
 
     @property
     def rings(self) -> Addr:
         """Where the first ring begins."""
-        return Addr(self.unkept + MISSED_SIZE)
+        return Addr(self.nmissed + MISSED_SIZE)
 
     def ring(self, cpu: int) -> Addr:
         """Return where a CPU's ring begins."""
@@ -257,10 +260,10 @@ class Arena:
         return near, (self.module_code.addr, self.module_code.stop)
 
 
-def data_size(cpus: int, ring_size: int, frames: int = 0) -> int:
+def data_size(cpus: int, ring_size: int, instances: int = 0) -> int:
     """Return the bytes of an arena's data for so many CPUs."""
     rings = cpus * (ring_size + SLACK + TEXT_SLOTS * MAX_STRING)
-    return COUNTERS_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE + frames
+    return COUNTERS_SIZE + rings + MailboxLayout(cpus=cpus).size + BLOCK_SIZE + instances
 
 
 def allocate(
@@ -283,7 +286,7 @@ def allocate(
     with injector.task() as task, ExitStack() as undo:
         undo.callback(free, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
-        before = _notes(data_size(len(bases), ring, size.frames))
+        before = _notes(data_size(len(bases), ring, size.instances))
         data = _allocate_data(task, kernel, before + NOTES_PAGE + size.patches * UNDO_SIZE)
         note(notes := Addr(data + before), data)
         code = allocate_code(task, kernel, size.code, like=data)
@@ -298,8 +301,8 @@ def allocate(
         percpu=percpu,
         bases=bases,
         ring_size=ring,
-        frames=Addr(data + data_size(len(bases), ring)),
-        frames_size=size.frames,
+        instances=Addr(data + data_size(len(bases), ring)),
+        instances_size=size.instances,
         notes=notes,
         patches=size.patches,
     )
@@ -326,12 +329,16 @@ def grow(injector: CallInjector, kernel: Kernel, arena: Arena, size: ArenaSize) 
             free(task, kernel, [each for each in task.allocations.live if each not in before])
 
         undo.callback(give_new_back)
-        frames = _allocate_data(task, kernel, size.frames)
+        instances = _allocate_data(task, kernel, size.instances)
         code = allocate_code(task, kernel, size.code, like=arena.data)
         module_code = allocate_module_code(task, kernel, size.code)
         undo.pop_all()
     return replace(
-        arena, code=code, module_code=module_code, frames=frames, frames_size=size.frames
+        arena,
+        code=code,
+        module_code=module_code,
+        instances=instances,
+        instances_size=size.instances,
     )
 
 
@@ -353,8 +360,8 @@ def reset(arena: Arena, memory: GuestMemory) -> None:
 
 
 def forget_calls(arena: Arena, memory: GuestMemory) -> None:
-    """Make every frame free; nobody may be inside the code that uses them, or return to it."""
-    memory.write(arena.frames, bytes(arena.frames_size))
+    """Make every instance free; nobody may be inside the code that uses them, or return to it."""
+    memory.write(arena.instances, bytes(arena.instances_size))
 
 
 def _notes(end: int) -> int:

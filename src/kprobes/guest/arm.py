@@ -32,7 +32,7 @@ from kprobes.guest.link import Linker, Program, Trampoline
 from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.stacks import restore_callers, stopped_outside
 from kprobes.model.abi import GuestAbi
-from kprobes.model.plan import Frames, Patch, Plan, Site, Strategy
+from kprobes.model.plan import InstanceTable, Patch, Plan, Site, Strategy
 from kprobes.model.upcall import UpcallGroup
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
@@ -143,9 +143,9 @@ class TextPatcher:
         return bool(self._patches)
 
     @property
-    def frames(self) -> Sequence[Frames]:
+    def instances(self) -> Sequence[InstanceTable]:
         """Where calls in progress are kept, also those of earlier recordings."""
-        return [*(each.frames for each in self._kept), *self._linker.frames]
+        return [*(each.instances for each in self._kept), *self._linker.instances]
 
     @property
     def trampolines(self) -> Sequence[Trampoline]:
@@ -153,9 +153,9 @@ class TextPatcher:
         return [*self._kept, *self._linker.trampolines]
 
     @property
-    def landings(self) -> Sequence[UpcallGroup]:
+    def trampoline_upcalls(self) -> Sequence[UpcallGroup]:
         """What is asked when a call returns that was taken over."""
-        return self._linker.landings
+        return self._linker.trampoline_upcalls
 
     @property
     def lookup(self) -> Text:
@@ -236,7 +236,7 @@ class TextPatcher:
         self._stopped.note_data(undo.phys for _, undo in flags)
         self._owners |= {undo.phys: site.addr for site, undo in flags + patches}
         patches = [undo for _, undo in flags + patches]
-        self._journal.allocations.keep_frames([f for f in self.frames if f.trampoline])
+        self._journal.allocations.keep_instances([f for f in self.instances if f.trampoline])
         self._journal.describe(_described(programs))
         self._journal.record(patches)
         self._journal.check()
@@ -297,7 +297,7 @@ class TextPatcher:
         self._patches = []
         self._keep(())
         if self._guest.arch.returns.comes_back:
-            restore_callers(self._guest.memory, self.frames)
+            restore_callers(self._guest.memory, self.instances)
         return count if is_first else 0
 
     def _restore(self, patches: Sequence[ArmedPatch]) -> int:

@@ -20,7 +20,7 @@ from kprobes.guest.identity import check_stopped
 from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import per_cpu_bases, readers, task_abi
-from kprobes.guest.link import Program, Trampoline, frame_counts, frames_size
+from kprobes.guest.link import Program, Trampoline, instance_counts, instances_size
 from kprobes.guest.notes import begin_notes, write_notes
 from kprobes.guest.places import Places, unchecked
 from kprobes.guest.prepare import Asked, Preparer, Wanted
@@ -41,7 +41,7 @@ from kprobes.units import MIB, Addr
 
 _CODE_OF_PLAN = 1024
 """Bytes of code that a plan, or a trampoline, takes on average at most."""
-_AWAITED_FRAMES = _SPARE_FRAMES = 1 * MIB
+_AWAITED_INSTANCES = _SPARE_INSTANCES = 1 * MIB
 _UNDOS_OF_PLAN, _SPARE_UNDOS = 2, 1024
 """A site and its ftrace record; what crosses pages, comes late, or has a handler."""
 _LOOK_S = 0.5
@@ -97,7 +97,7 @@ class GuestDriver:
         self._clock: Addr | None = None
         self._trampolines: Sequence[Trampoline] = ()
         self._upcall_control: UpcallControl | None = None
-        self._unkept = 0
+        self._nmissed = 0
         self._checked_s = 0.0
         self._is_held = False
         self._jiffies = b""
@@ -256,19 +256,21 @@ class GuestDriver:
 
     def _free_dead_calls(self) -> None:
         patcher, arena, recorder = self._patcher, self._arena, self.recorder
-        if patcher is None or arena is None or recorder is None or not patcher.frames:
+        if patcher is None or arena is None or recorder is None or not patcher.instances:
             return
-        before, self._unkept = self._unkept, recorder.unkept
-        if self._unkept != before:
+        before, self._nmissed = self._nmissed, recorder.nmissed
+        if self._nmissed != before:
             with self.guest.stub.paused():
                 self._journal.check()
                 ranges = list(code_in_use(self.guest, self._journal.allocations))
-                free_dead_calls(self.guest, patcher.frames, ranges)
+                free_dead_calls(self.guest, patcher.instances, ranges)
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
         patcher = self._patcher
-        return find_caller(self.guest.memory, () if patcher is None else patcher.frames, slot, held)
+        return find_caller(
+            self.guest.memory, () if patcher is None else patcher.instances, slot, held
+        )
 
     def disarm(self) -> None:
         """Put the guest's text back, verified; its records can still be drained.
@@ -393,20 +395,20 @@ class GuestDriver:
         if arena is None:
             return ()
         tables = await_leaving(guest, allocations, otherwise="new probes cannot be armed yet")
-        kept = [each for each in self._trampolines if each.frames in tables]
+        kept = [each for each in self._trampolines if each.instances in tables]
         new = [each.silenced for each in kept if not each.is_silent]
         if new:
             silence(guest, arena, self._abi(arena), new)
         self._trampolines = [each.silenced for each in kept]
         # Before their memory goes: there is nothing more to be looked for.
-        allocations.keep_frames([each.frames for each in self._trampolines])
+        allocations.keep_instances([each.instances for each in self._trampolines])
         self._free_unused(arena)
         arenas.forget_calls(self._free(arena), guest.memory)
         return self._trampolines
 
     def _free_unused(self, arena: Arena) -> None:
         guest, allocations = self.guest, self._journal.allocations
-        kept = (addr for each in self._trampolines for addr in (each.text[0], each.frames.addr))
+        kept = (addr for each in self._trampolines for addr in (each.text[0], each.instances.addr))
         live = unused(allocations, {*arena.parts, *kept})
         if live:
             # Else next time: no task may be there that could make the call.
@@ -438,8 +440,10 @@ class GuestDriver:
     def _free(self, arena: Arena) -> Arena:
         # What of an arena is not kept.
         kept = self._trampolines
-        frames = [(each.frames.addr, Addr(each.frames.addr + each.frames.size)) for each in kept]
-        return arena.beside([*frames, *(each.text for each in kept)])
+        instances = [
+            (each.instances.addr, Addr(each.instances.addr + each.instances.size)) for each in kept
+        ]
+        return arena.beside([*instances, *(each.text for each in kept)])
 
     def _injector(self) -> CallInjector:
         guest = self.guest
@@ -447,20 +451,22 @@ class GuestDriver:
 
     def _rounded(self, needed: ArenaSize) -> ArenaSize:
         code = -(-(needed.code + arenas.NOTIFIER_SIZE) // MIB) * MIB
-        frames = needed.frames + _SPARE_FRAMES
-        return replace(needed, code=max(self._size.code, code), frames=frames)
+        instances = needed.instances + _SPARE_INSTANCES
+        return replace(needed, code=max(self._size.code, code), instances=instances)
 
     def _begin_notes(self, addr: Addr, allocation: Addr) -> None:
         begin_notes(self.guest.memory, addr, allocation, self._journal)
 
     def _needed(self) -> ArenaSize:
-        # Functions that are waited for may need frames, too.
+        # Functions that are waited for may need instances, too.
         awaited = sum(each.kind is Kind.RETURN for each in self.waiting)
-        frames = frames_size(self.plans) + (_AWAITED_FRAMES if awaited else 0)
+        instances = instances_size(self.plans) + (_AWAITED_INSTANCES if awaited else 0)
         # A function whose returns are taken over has a trampoline besides.
-        pieces = len(self.plans) + len(frame_counts(self.plans))
+        pieces = len(self.plans) + len(instance_counts(self.plans))
         patches = _UNDOS_OF_PLAN * len(self.plans) + _SPARE_UNDOS
-        return replace(self._size, code=pieces * _CODE_OF_PLAN, frames=frames, patches=patches)
+        return replace(
+            self._size, code=pieces * _CODE_OF_PLAN, instances=instances, patches=patches
+        )
 
     def _open_clock(self, arena: Arena) -> AnyClock:
         if self._clock is not None:
@@ -474,7 +480,7 @@ class GuestDriver:
             readers=readers(guest.kernel),
             percpu=arena.percpu,
             missed=arena.missed,
-            unkept=arena.unkept,
+            nmissed=arena.nmissed,
             code=_hull([arena.programs[0], *(each.text for each in self._trampolines)]),
             rings=arena.rings,
             texts=arena.texts,
@@ -489,7 +495,7 @@ class GuestDriver:
 
 def _groups(programs: Sequence[Program], patcher: TextPatcher) -> list[UpcallGroup]:
     at_sites = [group for program in programs for group in program.groups]
-    return [*at_sites, *patcher.landings]
+    return [*at_sites, *patcher.trampoline_upcalls]
 
 
 def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:

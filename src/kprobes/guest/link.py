@@ -1,6 +1,6 @@
 """Plans to code that is linked to where it will run in an arena; nothing is written yet.
 
-The gate of an arena: the code through which all hits go that wait for Python.
+The upcall entry stub of an arena: the code through which all hits go that wait for Python.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from kprobes.guest.arena import Area, Arena, aligned
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.plan import (
     TRAMPOLINE_HEADER,
-    Frames,
+    InstanceTable,
     Plan,
     Returning,
     ReturnMethod,
@@ -30,13 +30,13 @@ from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
 
-def build_gate(arch: Arch, abi: GuestAbi, arena: Arena, place: Addr) -> bytes:
-    """Return the gate's code for a place in an arena, its entry first."""
+def build_entry_stub(arch: Arch, abi: GuestAbi, arena: Arena, place: Addr) -> bytes:
+    """Return the entry stub's code for a place in an arena, its entry first."""
     template = compile_upcall(arch, abi, arena.mailbox, arena.mailbox_layout)
     # How long it is does not depend on what it calls.
-    head = len(arch.upcall.gate(place, place))
+    head = len(arch.upcall.entry_stub(place, place))
     function = aligned(place + head)
-    code = arch.upcall.gate(place, function)
+    code = arch.upcall.entry_stub(place, function)
     code = padded(code, function - place, arch.code.call.padding)
     return code + template.link(function, {})
 
@@ -47,12 +47,12 @@ def padded(code: bytes, size: int, padding: bytes) -> bytes:
     return code + (padding * missing)[:missing]
 
 
-_FRAMES_ROOM = 8 * MIB
-_LEAST_FRAMES, _MOST_FRAMES = 64, 1024
+_INSTANCES_ROOM = 8 * MIB
+_LEAST_INSTANCES, _MOST_INSTANCES = 64, 1024
 """Of one function, if its definitions say nothing; the kernel has 10, or twice its CPUs."""
-_ASKED_FRAMES = 256
+_UPCALL_INSTANCES = 256
 """Of one function whose returns only Python looks at: there may be many, registered one by one."""
-_NO_FRAMES = Frames(addr=Addr(0), count=0, stride=8, trampoline=Addr(0))
+_NO_INSTANCES = InstanceTable(addr=Addr(0), count=0, stride=8, trampoline=Addr(0))
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
 
 
@@ -72,12 +72,12 @@ class Trampoline:
 
     Attributes:
         returns: what is done there.
-        frames: of its calls.
+        instances: of its calls.
         text: where the code is, with those words.
     """
 
     returns: Returns
-    frames: Frames
+    instances: InstanceTable
     text: Text
 
     @property
@@ -91,50 +91,50 @@ class Trampoline:
         return replace(self, returns=replace(self.returns, probes=(), upcalls=()))
 
 
-def frame_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
-    """Return the return probes that need frames, and how many of them.
+def instance_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
+    """Return the return probes that need instances, and how many of them.
 
     A definition's maxactive counts where its function is probed in the way that the kernel does it.
     """
     by_entry = {each.returns.entry: each.returns for plan in plans for each in plan.returning}
     found = [each for each in by_entry.values() if each.keeps or each.takes_over]
-    room = _FRAMES_ROOM // (len(found) or 1)
+    room = _INSTANCES_ROOM // (len(found) or 1)
 
     def count(returns: Returns) -> int:
         if returns.return_method is ReturnMethod.RETHOOK and returns.maxactive:
             return returns.maxactive
-        most = _MOST_FRAMES if returns.probes else _ASKED_FRAMES
-        return min(max(room // returns.stride, _LEAST_FRAMES), most)
+        most = _MOST_INSTANCES if returns.probes else _UPCALL_INSTANCES
+        return min(max(room // returns.stride, _LEAST_INSTANCES), most)
 
     return [(returns, count(returns)) for returns in found]
 
 
-def frames_size(plans: Iterable[Plan]) -> int:
-    """Return the bytes of all frames that some plans need."""
-    return sum(returns.stride * count for returns, count in frame_counts(plans))
+def instances_size(plans: Iterable[Plan]) -> int:
+    """Return the bytes of all instances that some plans need."""
+    return sum(returns.stride * count for returns, count in instance_counts(plans))
 
 
 class Linker:
     """Gives the code of plans its places in an arena, where branches of their sites reach it.
 
     Attributes:
-        frames: of all functions whose calls need any.
-        landings: what is asked in trampolines.
+        instances: of all functions whose calls need any.
+        trampoline_upcalls: what is asked in trampolines.
         trampolines: that calls in progress may return to.
     """
 
     def __init__(self, arch: Arch, abi: GuestAbi, arena: Arena) -> None:
-        self.frames: list[Frames] = []
-        self.landings: list[UpcallGroup] = []
+        self.instances: list[InstanceTable] = []
+        self.trampoline_upcalls: list[UpcallGroup] = []
         self.trampolines: list[Trampoline] = []
         self._arch = arch
         self._abi = abi
         self._arena = arena
         self._areas = [Area(text=text) for text in arena.programs]
-        self._next_frame = arena.frames
+        self._next_instance = arena.instances
         self._templates: dict[object, Template] = {}
-        self._frames_of: dict[Addr, Frames] = {}
-        self._unasked: dict[Addr, Addr] = {}
+        self._instances_of: dict[Addr, InstanceTable] = {}
+        self._missed_upcalls: dict[Addr, Addr] = {}
         self._numbers_left = iter(range(MAX_UPCALLS))
 
     def link(
@@ -147,7 +147,7 @@ class Linker:
             checkpoint: called for every one; what it raises ends the linking.
 
         Raises:
-            TargetError: the arena's code memory, or its room for frames, is full.
+            TargetError: the arena's code memory, or its room for instances, is full.
             RefusedError: a site is out of a branch's reach.
             UsageError: Python is asked at too many places.
         """
@@ -164,9 +164,9 @@ class Linker:
 
     def silent(self, trampoline: Trampoline) -> bytes:
         """Return code for a silent trampoline's place; this linker links nothing besides."""
-        self._frames_of = {trampoline.returns.entry: trampoline.frames}
+        self._instances_of = {trampoline.returns.entry: trampoline.instances}
         area = Area(text=trampoline.text)
-        code, _ = self._landing(area, trampoline.returns)
+        code, _ = self._trampoline_code(area, trampoline.returns)
         area.place(len(code))
         return code
 
@@ -210,8 +210,10 @@ class Linker:
                 readers = {name: getattr(self._abi.readers, name) for name in _READERS}
                 functions = {**readers, "clock": self._abi.clock or Addr(0)}
                 each.called = {n: self._callable(each, at) for n, at in functions.items()}
-            if makes_upcall and each.gate is None:
-                each.gate = each.add(build_gate(self._arch, self._abi, self._arena, each.next))
+            if makes_upcall and each.entry_stub is None:
+                each.entry_stub = each.add(
+                    build_entry_stub(self._arch, self._abi, self._arena, each.next)
+                )
 
     def _callable(self, area: Area, function: Addr) -> Addr:
         make = self._arch.code.veneer
@@ -220,56 +222,56 @@ class Linker:
         return area.add(make(function))
 
     def _make_room(self, plans: Sequence[Plan]) -> None:
-        for returns, count in frame_counts(plans):
+        for returns, count in instance_counts(plans):
             trampoline = self._first.next + TRAMPOLINE_HEADER if returns.takes_over else 0
-            frames = Frames(
-                addr=self._next_frame,
+            instances = InstanceTable(
+                addr=self._next_instance,
                 count=count,
                 stride=returns.stride,
                 trampoline=Addr(trampoline),
             )
-            self._next_frame = Addr(frames.addr + frames.size)
-            if self._next_frame > self._arena.frames + self._arena.frames_size:
+            self._next_instance = Addr(instances.addr + instances.size)
+            if self._next_instance > self._arena.instances + self._arena.instances_size:
                 raise TargetError("no room is left for calls in progress; probe fewer functions")
-            self._frames_of[returns.entry] = frames
-            self.frames.append(frames)
+            self._instances_of[returns.entry] = instances
+            self.instances.append(instances)
             if returns.takes_over:
-                self._land(returns, frames)
+                self._add_trampoline(returns, instances)
 
-    def _land(self, returns: Returns, frames: Frames) -> None:
+    def _add_trampoline(self, returns: Returns, instances: InstanceTable) -> None:
         number = self._number(returns.upcalls)
-        code, copies = self._landing(self._first, returns, number)
+        code, copies = self._trampoline_code(self._first, returns, number)
         start = self._first.add(code)
         text = start, Addr(start + len(code))
-        self.trampolines.append(Trampoline(returns=returns, frames=frames, text=text))
+        self.trampolines.append(Trampoline(returns=returns, instances=instances, text=text))
         if number is not None:
             group = UpcallGroup(number=number, upcalls=returns.upcalls, copies=copies)
-            self.landings.append(group)
-            self._unasked[frames.trampoline] = self._arena.missed_upcall(number)
+            self.trampoline_upcalls.append(group)
+            self._missed_upcalls[instances.trampoline] = self._arena.missed_upcall(number)
 
-    def _landing(
+    def _trampoline_code(
         self, area: Area, returns: Returns, number: int | None = None
     ) -> tuple[bytes, Mapping[Addr, Addr]]:
-        # Whoever finds the trampoline on a stack finds the frames through the words before it.
-        frames = self._frames_of[returns.entry]
-        header = frames.addr.to_bytes(8, "little")
-        header += (frames.stride << 32 | frames.count).to_bytes(8, "little")
-        here = Returning(role=Role.LAND, returns=returns)
+        # Whoever finds the trampoline on a stack finds the instances through the words before it.
+        instances = self._instances_of[returns.entry]
+        header = instances.addr.to_bytes(8, "little")
+        header += (instances.stride << 32 | instances.count).to_bytes(8, "little")
+        here = Returning(role=Role.TRAMPOLINE, returns=returns)
         body = self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
-        place, flags = frames.trampoline, self._changed((), (here,))
+        place, flags = instances.trampoline, self._changed((), (here,))
 
-        def landing(at: Addr) -> Detour:
+        def detour(at: Addr) -> Detour:
             if number is None:
                 code = self._arch.returns.trampoline(place, at, flags=flags)
                 return Detour(code=code, copies={})
             groups = _groups(area, number, None)
-            return self._arch.upcall.at_landing(place, at, groups, place)
+            return self._arch.upcall.at_trampoline(place, at, groups, place)
 
         def head(_: Addr, at: Addr) -> bytes:
-            return header + landing(at).code
+            return header + detour(at).code
 
         code, (at,) = self._assembled(area, head, [body])
-        return code, {} if number is None else landing(at).copies
+        return code, {} if number is None else detour(at).copies
 
     def _link(self, area: Area, plan: Plan) -> Program:
         if _is_shared(plan):
@@ -417,12 +419,14 @@ class Linker:
         }
         entries = {each.returns.entry for each in returning}
         # What is left here belongs to one function.
-        frames = next((self._frames_of[e] for e in entries if e in self._frames_of), _NO_FRAMES)
+        instances = next(
+            (self._instances_of[e] for e in entries if e in self._instances_of), _NO_INSTANCES
+        )
         numbers |= {
-            "unasked": self._unasked.get(frames.trampoline, 0),
-            "frames": frames.addr,
-            "frame_count": frames.count,
-            "trampoline": frames.trampoline,
+            "missed_upcall": self._missed_upcalls.get(instances.trampoline, 0),
+            "instances": instances.addr,
+            "instance_count": instances.count,
+            "trampoline": instances.trampoline,
         }
         return numbers | {"site": site}
 
@@ -454,9 +458,9 @@ def _is_shared(plan: Plan) -> bool:
 
 
 def _groups(area: Area, before: int | None, after: int | None) -> SiteUpcalls:
-    if area.gate is None:
-        raise ValueError("questions without a gate")
-    return SiteUpcalls(gate=area.gate, before=before, after=after)
+    if area.entry_stub is None:
+        raise ValueError("upcalls without an entry stub")
+    return SiteUpcalls(entry_stub=area.entry_stub, before=before, after=after)
 
 
 def _program(area: Area, plan: Plan, code: bytes, groups: tuple[UpcallGroup, ...] = ()) -> Program:

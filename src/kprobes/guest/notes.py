@@ -31,7 +31,7 @@ from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.arena import NOTES_PAGE, UNDO_SIZE, Arena
 from kprobes.guest.guest import Guest, GuestMemory, remembering
 from kprobes.guest.journal import FLAGS, ArmedPatch, Boot, Journal, MarkPlace
-from kprobes.model.plan import Frames
+from kprobes.model.plan import InstanceTable
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Ram
 from kprobes.transport.ram import StubRam
@@ -55,7 +55,7 @@ class Notes:
         mark, state: of the session.
         place: of the mark.
         live: that the guest has made it.
-        frames: of calls that return to code of the session, or None where there was no room.
+        instances: of calls that return to code of the session, or None where there was no room.
         patches: of its patches, or None where there was no room.
     """
 
@@ -63,7 +63,7 @@ class Notes:
     state: int
     place: Phys
     live: tuple[Allocation, ...]
-    frames: tuple[Frames, ...] | None
+    instances: tuple[InstanceTable, ...] | None
     patches: tuple[ArmedPatch, ...] | None
 
     @property
@@ -121,7 +121,7 @@ def _live(allocations: AllocationLog) -> bytes:
         "loans": [
             [allocation.kind, allocation.addr, allocation.size] for allocation in allocations.live
         ],
-        "frames": [[f.addr, f.count, f.stride, f.trampoline] for f in allocations.frames],
+        "frames": [[f.addr, f.count, f.stride, f.trampoline] for f in allocations.instances],
     }
     room = NOTES_PAGE - _HEAD.size
     whole = json.dumps(info).encode()
@@ -144,7 +144,10 @@ def _read(memory: GuestMemory, phys: int) -> Notes:
     if memory.physical(addr) != phys:
         raise ValueError("a page that is no longer allocated")
     info = cast("dict[str, Any]", json.loads(page[_HEAD.size : _HEAD.size + size]))
-    frames, live = info["frames"], tuple(_allocation(*allocation) for allocation in info["loans"])
+    instances, live = (
+        info["frames"],
+        tuple(_allocation(*allocation) for allocation in info["loans"]),
+    )
     if not any(each.kind is Kind.DATA and 0 <= addr - each.addr < each.size for each in live):
         raise ValueError("notes in memory that is not allocated")
     return Notes(
@@ -152,7 +155,7 @@ def _read(memory: GuestMemory, phys: int) -> Notes:
         state=state,
         place=Phys(phys + _MARK_OFFSET),
         live=live,
-        frames=None if frames is None else tuple(_frames(*each) for each in frames),
+        instances=None if instances is None else tuple(_instances(*each) for each in instances),
         patches=None if count == _TOO_MANY else tuple(_patches(memory, addr + NOTES_PAGE, count)),
     )
 
@@ -161,8 +164,8 @@ def _allocation(kind: str, addr: int, size: int) -> Allocation:
     return Allocation(kind=Kind(kind), addr=int(addr), size=int(size))
 
 
-def _frames(addr: int, count: int, stride: int, trampoline: int) -> Frames:
-    return Frames(
+def _instances(addr: int, count: int, stride: int, trampoline: int) -> InstanceTable:
+    return InstanceTable(
         addr=Addr(int(addr)),
         count=int(count),
         stride=int(stride),
@@ -185,7 +188,7 @@ def as_journal(notes: Notes, target: str, boot: Boot) -> Journal:
         journal.allocations.end(0)
     data = next(allocation for allocation in notes.live if allocation.kind is Kind.DATA)
     journal.note_mark(MarkPlace(allocation=Addr(data.addr), phys=notes.place))
-    journal.allocations.keep_frames(notes.frames or ())
+    journal.allocations.keep_instances(notes.instances or ())
     journal.state = notes.state - 1
     journal.record(notes.patches or ())
     return journal

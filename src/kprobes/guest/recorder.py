@@ -55,7 +55,7 @@ class Recorder:
 
     def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
         self._missed = MappedRange(memory, arena.missed, MISSED_SIZE)
-        self._unkept = MappedRange(memory, arena.unkept, MISSED_SIZE)
+        self._nmissed = MappedRange(memory, arena.nmissed, MISSED_SIZE)
         self._clock = clock
         self._lock = threading.RLock()
         self.layouts: Sequence[RecordLayout] = ()
@@ -96,7 +96,7 @@ class Recorder:
             self._shapes = shapes(self.layouts)
             now, before = self._totals(), self._before
             before.missed.update({at: n for at, n in now.missed.items() if at not in known})
-            before.unkept.update({at: n for at, n in now.unkept.items() if at not in known})
+            before.nmissed.update({at: n for at, n in now.nmissed.items() if at not in known})
 
     def drain(self) -> Events:
         """Return what is safe to show of all that the guest has recorded so far."""
@@ -117,13 +117,13 @@ class Recorder:
                 missed={number: n - before.missed[number] for number, n in now.missed.items()},
                 lost=now.lost - before.lost,
                 damaged=now.damaged - before.damaged,
-                unkept={number: n - before.unkept[number] for number, n in now.unkept.items()},
+                nmissed={number: n - before.nmissed[number] for number, n in now.nmissed.items()},
             )
 
     @property
-    def unkept(self) -> int:
-        """How many calls of all probes had no frame free for them, ever."""
-        return sum(self._unkept.u64(8 * layout.event_id) for layout in self.layouts)
+    def nmissed(self) -> int:
+        """How many calls of all probes had no instance free for them, ever."""
+        return sum(self._nmissed.u64(8 * layout.event_id) for layout in self.layouts)
 
     def _check_clock(self, found: Sequence[Decoded]) -> None:
         # Nothing is hit twice on one CPU at one time.
@@ -140,7 +140,7 @@ class Recorder:
             missed={n: self._missed.u64(8 * n) for n in ids},
             lost=sum(reader.lost for reader in self._readers),
             damaged=sum(reader.damaged for reader in self._readers),
-            unkept={n: self._unkept.u64(8 * n) for n in ids},
+            nmissed={n: self._nmissed.u64(8 * n) for n in ids},
         )
 
     def _read(self) -> list[Decoded]:

@@ -121,7 +121,7 @@ def restore_noted(target: str, *, patience_s: float = _PATIENCE_S) -> Iterator[R
         boot = read_boot(guest)
     for notes in found:
         entry = read(as_journal(notes, target, boot).path)
-        if notes.patches is None or notes.frames is None:
+        if notes.patches is None or notes.instances is None:
             entry.path.unlink()
             yield Restored(entry=entry, outcome=Outcome.FAILED, error=TargetError(_UNNOTED))
         else:

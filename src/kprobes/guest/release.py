@@ -21,7 +21,7 @@ from kprobes.guest.inject import CallInjector, Task
 from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.stacks import awaited, restore_callers, stopped_outside
 from kprobes.model.kernel import Kernel
-from kprobes.model.plan import Frames
+from kprobes.model.plan import InstanceTable
 from kprobes.ports import Text
 from kprobes.units import Addr
 
@@ -155,7 +155,7 @@ def free_when_idle(
         raise TargetError(f"the guest is paused: {otherwise}; {help_}")
     with reporting(warn, _FOR_EXIT):
         await_exit(guest, allocations, otherwise=otherwise)
-    allocations.keep_frames(())
+    allocations.keep_instances(())
     injector = CallInjector(guest.stub, guest.memory, guest.kernel, allocations)
     with reporting(warn, _FOR_TASK), guest.stub.paused(), injector.task() as task:
         free(task, guest.kernel)
@@ -187,15 +187,17 @@ def await_exit(guest: Guest, allocations: AllocationLog, *, otherwise: str) -> N
         allocations.check()
         # Who is in our code now may still lead a call to us: so each time anew.
         if guest.arch.returns.comes_back:
-            restore_callers(guest.memory, allocations.frames)
-        return not awaited(guest, allocations.frames)
+            restore_callers(guest.memory, allocations.instances)
+        return not awaited(guest, allocations.instances)
 
     in_use = list(code_in_use(guest, allocations))
     with stopped_outside(guest, in_use, otherwise=otherwise, also=is_quiet):
         pass
 
 
-def await_leaving(guest: Guest, allocations: AllocationLog, *, otherwise: str) -> list[Frames]:
+def await_leaving(
+    guest: Guest, allocations: AllocationLog, *, otherwise: str
+) -> list[InstanceTable]:
     """Return the tables of calls that will still return to us, when nobody else is in our code.
 
     The guest may run, and runs on. No probe may be armed: from now on they only become fewer.
@@ -206,12 +208,12 @@ def await_leaving(guest: Guest, allocations: AllocationLog, *, otherwise: str) -
 
     def restore_what_can_be() -> bool:
         if guest.arch.returns.comes_back:
-            restore_callers(guest.memory, allocations.frames)
+            restore_callers(guest.memory, allocations.instances)
         return True
 
     in_use = list(code_in_use(guest, allocations))
     with stopped_outside(guest, in_use, otherwise=otherwise, also=restore_what_can_be):
-        return awaited(guest, allocations.frames)
+        return awaited(guest, allocations.instances)
 
 
 def unused(allocations: AllocationLog, used: Collection[int]) -> list[Allocation]:

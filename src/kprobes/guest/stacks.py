@@ -3,8 +3,8 @@
 Stack words are compared one by one. On the stack of a CPU that runs, a word that merely looks like
 an address into the range counts too, which errs on the side of waiting. A task that sleeps can only
 have been interrupted there, and preempted: around its calls a probe holds preemption off. Who was
-preempted is still queued to run. What calls and interrupts have left in holes of its frames says
-nothing, and may stay for as long as it sleeps. Below a stack pointer nothing is alive.
+preempted is still queued to run. What calls and interrupts have left in holes of its stack frames
+says nothing, and may stay for as long as it sleeps. Below a stack pointer nothing is alive.
 
     struct task_struct { ... void *stack; ... int on_rq; ... struct list_head tasks;
                          struct signal_struct *signal;
@@ -15,10 +15,10 @@ nothing, and may stay for as long as it sleeps. Below a stack pointer nothing is
 Where a register has the running task it is read from there; in user mode that is the user's own,
 and nothing of the kernel's runs.
 
-Calls in progress, from outside: their return addresses given back, and dead ones' frames freed.
+Calls in progress, from outside: their return addresses given back, and dead ones' instances freed.
 
-A call that a return probe has taken over returns to a trampoline of ours; its frame, drawn in
-``model.plan``, knows where it came from. Giving the address back does not free the frame: who
+A call that a return probe has taken over returns to a trampoline of ours; its instance, drawn in
+``model.plan``, knows where it came from. Giving the address back does not free the instance: who
 has just returned to the trampoline still looks for it.
 """
 
@@ -35,7 +35,13 @@ from kprobes.errors import MemoryFault, TargetError
 from kprobes.guest.guest import Guest, GuestMemory, remembering
 from kprobes.guest.kernel_abi import first_of, per_cpu_bases, task_abi, types_of
 from kprobes.model.kernel import Kernel
-from kprobes.model.plan import FRAME_CALLER, FRAME_MULTIPLIER, FRAME_ORIGIN, FRAME_SLOT, Frames
+from kprobes.model.plan import (
+    INSTANCE_CALLER,
+    INSTANCE_MULTIPLIER,
+    INSTANCE_ORIGIN,
+    INSTANCE_SLOT,
+    InstanceTable,
+)
 from kprobes.ports import Text
 from kprobes.units import U64, Addr
 
@@ -294,7 +300,7 @@ _GUESTS_OWN = (
 """What the kernel's own return probes and its function graph tracer put into slots."""
 
 
-def restore_callers(memory: GuestMemory, tables: Sequence[Frames]) -> int:
+def restore_callers(memory: GuestMemory, tables: Sequence[InstanceTable]) -> int:
     """Have every call in progress return to its caller, not to us.
 
     Args:
@@ -306,37 +312,41 @@ def restore_callers(memory: GuestMemory, tables: Sequence[Frames]) -> int:
     """
     now = remembering(memory)
     origins: dict[int, Mapping[int, int]]
-    origins = {frames.trampoline: _origins(now, frames) for frames in tables if frames.trampoline}
+    origins = {
+        instances.trampoline: _origins(now, instances)
+        for instances in tables
+        if instances.trampoline
+    }
     slots = {slot for found in origins.values() for slot in found}
     return sum(_restore(now, slot, origins) for slot in slots)
 
 
-def awaited(guest: Guest, tables: Sequence[Frames]) -> list[Frames]:
+def awaited(guest: Guest, tables: Sequence[InstanceTable]) -> list[InstanceTable]:
     """Return the tables with calls in progress that will still return to us.
 
     A return probe of the guest's own on a call of ours keeps our trampoline's address where only
     the kernel looks, and goes there when it has run. Where return addresses cannot be given back
-    every call is waited for whose frame says that it is in progress. What a call that has returned
-    has left on a stack says nothing: without a frame there is nowhere to return to.
+    every call is waited for whose instance says that it is in progress. What a call that has
+    returned has left on a stack says nothing: without an instance there is nowhere to return to.
     """
-    hooked = [frames for frames in tables if frames.trampoline]
+    hooked = [instances for instances in tables if instances.trampoline]
     if not hooked:
         return []
     now = remembering(guest.memory)
     if not guest.arch.returns.comes_back:
         live = np.array(live_stacks(guest, now), np.uint64).reshape(-1, 2)
-        return [frames for frames in hooked if _is_in_progress(now, frames, live)]
+        return [instances for instances in hooked if _is_in_progress(now, instances, live)]
     theirs = [guest.kernel.symbols.find(name) for name in _GUESTS_OWN]
     addrs = {symbol.addr for symbol in theirs if symbol is not None}
 
-    def is_held(frames: Frames) -> bool:
-        return any(_content(now, slot) in addrs for slot in _origins(now, frames))
+    def is_held(instances: InstanceTable) -> bool:
+        return any(_content(now, slot) in addrs for slot in _origins(now, instances))
 
-    return [frames for frames in hooked if is_held(frames)]
+    return [instances for instances in hooked if is_held(instances)]
 
 
-def free_dead_calls(guest: Guest, tables: Sequence[Frames], ranges: Sequence[Text]) -> int:
-    """Free the frames of calls that will never return: their tasks have died.
+def free_dead_calls(guest: Guest, tables: Sequence[InstanceTable], ranges: Sequence[Text]) -> int:
+    """Free the instances of calls that will never return: their tasks have died.
 
     Args:
         guest: that stands still.
@@ -345,16 +355,18 @@ def free_dead_calls(guest: Guest, tables: Sequence[Frames], ranges: Sequence[Tex
             trampoline stands above the slot that it is about to look for.
 
     Returns:
-        How many frames were freed.
+        How many instances were freed.
     """
     if is_anyone_inside(guest, ranges):
         return 0
     now = remembering(guest.memory)
     live = np.array(live_stacks(guest, now), np.uint64).reshape(-1, 2)
-    return sum(_free(now, frames, live) for frames in tables)
+    return sum(_free(now, instances, live) for instances in tables)
 
 
-def find_caller(memory: GuestMemory, tables: Sequence[Frames], slot: Addr, held: Addr) -> Addr:
+def find_caller(
+    memory: GuestMemory, tables: Sequence[InstanceTable], slot: Addr, held: Addr
+) -> Addr:
     """Return where a call in progress came from, even if its return was taken over.
 
     Args:
@@ -363,17 +375,19 @@ def find_caller(memory: GuestMemory, tables: Sequence[Frames], slot: Addr, held:
         slot: of the call; see ``model.plan``.
         held: what its return address is now.
     """
-    frames = next((each for each in tables if each.trampoline == held), None)
-    return held if frames is None else Addr(_origins(memory, frames).get(slot, held))
+    instances = next((each for each in tables if each.trampoline == held), None)
+    return held if instances is None else Addr(_origins(memory, instances).get(slot, held))
 
 
 def home(count: int, slot: int) -> int:
-    """Return the number of the frame at which the search for a slot's begins."""
-    return ((slot * FRAME_MULTIPLIER & U64) >> 32) * count >> 32
+    """Return the number of the instance at which the search for a slot's begins."""
+    return ((slot * INSTANCE_MULTIPLIER & U64) >> 32) * count >> 32
 
 
-def _is_in_progress(memory: GuestMemory, frames: Frames, live: NDArray[np.uint64]) -> bool:
-    slots = np.array([*_origins(memory, frames)], np.uint64)
+def _is_in_progress(
+    memory: GuestMemory, instances: InstanceTable, live: NDArray[np.uint64]
+) -> bool:
+    slots = np.array([*_origins(memory, instances)], np.uint64)
     return bool(_is_live(slots, live).any())
 
 
@@ -383,31 +397,31 @@ def _is_live(slots: NDArray[np.uint64], live: NDArray[np.uint64]) -> NDArray[np.
     return np.asarray((above & below).any(axis=1), np.bool_)
 
 
-def _origins(memory: GuestMemory, frames: Frames) -> dict[int, int]:
+def _origins(memory: GuestMemory, instances: InstanceTable) -> dict[int, int]:
     # By slot: where its calls came from that were taken over.
-    table = _table(memory, frames)
-    slots = table[:, FRAME_SLOT // _SLOT_SIZE]
-    is_taken = (slots != 0) & (table[:, FRAME_CALLER // _SLOT_SIZE] != 0)
+    table = _table(memory, instances)
+    slots = table[:, INSTANCE_SLOT // _SLOT_SIZE]
+    is_taken = (slots != 0) & (table[:, INSTANCE_CALLER // _SLOT_SIZE] != 0)
     found: dict[int, int] = {}
     for slot in np.unique(slots[is_taken]).tolist():
         # Of several the one that the guest itself comes to first is the newest.
-        start = home(frames.count, slot)
-        order = (np.flatnonzero(is_taken & (slots == slot)) - start) % frames.count
-        newest = (int(order.min()) + start) % frames.count
-        found[slot] = int(table[newest, FRAME_ORIGIN // _SLOT_SIZE])
+        start = home(instances.count, slot)
+        order = (np.flatnonzero(is_taken & (slots == slot)) - start) % instances.count
+        newest = (int(order.min()) + start) % instances.count
+        found[slot] = int(table[newest, INSTANCE_ORIGIN // _SLOT_SIZE])
     return found
 
 
-def _table(memory: GuestMemory, frames: Frames) -> NDArray[np.uint64]:
-    raw = memory.read(frames.addr, frames.size)
-    return np.frombuffer(raw, np.uint64).reshape(frames.count, frames.stride // _SLOT_SIZE)
+def _table(memory: GuestMemory, instances: InstanceTable) -> NDArray[np.uint64]:
+    raw = memory.read(instances.addr, instances.size)
+    return np.frombuffer(raw, np.uint64).reshape(instances.count, instances.stride // _SLOT_SIZE)
 
 
-def _free(memory: GuestMemory, frames: Frames, live: NDArray[np.uint64]) -> int:
-    slots = _table(memory, frames)[:, FRAME_SLOT // _SLOT_SIZE]
+def _free(memory: GuestMemory, instances: InstanceTable, live: NDArray[np.uint64]) -> int:
+    slots = _table(memory, instances)[:, INSTANCE_SLOT // _SLOT_SIZE]
     dead = np.flatnonzero((slots != 0) & ~_is_live(slots, live))
     for index in dead.tolist():
-        memory.set_u64(Addr(frames.addr + index * frames.stride + FRAME_SLOT), 0)
+        memory.set_u64(Addr(instances.addr + index * instances.stride + INSTANCE_SLOT), 0)
     return len(dead)
 
 

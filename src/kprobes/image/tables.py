@@ -330,7 +330,7 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
         indirect=frozenset(_matching(kernel, known.indirect)),
         no_return=frozenset(_named(kernel, known.no_return)),
         has_jump_tables=kernel.symbols.find(known.without_jump_tables) is None,
-        has_landings=known.has_landings(memory.read, sites),
+        has_landing_pads=known.has_landing_pads(memory.read, sites),
         missing=missing(kernel, _NEEDED),
     )
 

@@ -70,8 +70,8 @@ class GuestAbi:
         readers: its fault-safe readers.
         percpu: per-CPU offset of our PERCPU_SIZE bytes.
         missed: of the u64 counters of missed hits, by event id.
-        unkept: of the u64 counters of calls whose return is not seen since no frame was free for
-            them, by event id.
+        nmissed: of the u64 counters of calls whose return is not seen since no instance was free
+            for them, by event id.
         code: [start, stop) of the code memory: who returns there comes to a trampoline.
         rings: of the first ring; the others follow, each ``ring_size + SLACK`` bytes.
         texts: of every CPU's TEXT_SLOTS, in CPU order.
@@ -88,7 +88,7 @@ class GuestAbi:
     readers: Readers
     percpu: int
     missed: Addr
-    unkept: Addr
+    nmissed: Addr
     code: tuple[Addr, Addr]
     rings: Addr
     texts: Addr

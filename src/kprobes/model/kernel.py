@@ -157,12 +157,12 @@ class TextTables:
         returns: return thunks: a jump there is a return.
         indirect: retpolines: a call or jump there goes wherever a register says.
         has_jump_tables: whether the compiler may have made any: not with retpolines or IBT.
-        has_landings: whether calls through pointers land only on instructions made for it, which
-            then must stay; True where that is not known.
+        has_landing_pads: whether calls through pointers land only on instructions made for it,
+            which then must stay; True where that is not known.
         no_return: functions that never come back to their caller.
         missing: what says where probes do harm and was not found, in words; "" when all was.
-        landings: where the exception table and jump labels lead.
-        landings_from: the instructions that these belong to.
+        table_targets: where the exception table and jump labels lead.
+        table_sources: the instructions that these belong to.
     """
 
     exceptions: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -181,16 +181,16 @@ class TextTables:
     returns: frozenset[int] = frozenset()
     indirect: frozenset[int] = frozenset()
     has_jump_tables: bool = True
-    has_landings: bool = True
+    has_landing_pads: bool = True
     no_return: frozenset[int] = frozenset()
     missing: str = ""
-    landings: frozenset[int] = field(init=False)
-    landings_from: frozenset[int] = field(init=False)
+    table_targets: frozenset[int] = field(init=False)
+    table_sources: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         led_to = (*self.exceptions.values(), *self.jump_labels.values())
-        object.__setattr__(self, "landings", frozenset(led_to))
-        object.__setattr__(self, "landings_from", frozenset((*self.exceptions, *self.jump_labels)))
+        object.__setattr__(self, "table_targets", frozenset(led_to))
+        object.__setattr__(self, "table_sources", frozenset((*self.exceptions, *self.jump_labels)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ How a function is left: every return and tail jump of it, or why they are not al
 
 How a function's returns are probed: what is done at its entry, at its exits, and in between.
 
-A call in progress has a frame where something must be kept for its return:
+A call in progress has an instance where something must be kept for its return:
 
-    struct frame {
+    struct instance {
         u64 slot;       // where its return address is on its stack, 0: free; written first;
                         // where a register has that, the stack pointer at the entry
         u64 caller;     // the return address, where the trampoline's has taken its place, else 0
@@ -17,11 +17,11 @@ A call in progress has a frame where something must be kept for its return:
     };
 
 A slot belongs to one call at a time, whatever CPU, task or context runs: only who stands on that
-stack touches its frame, so that nobody waits for anybody. Frames are found from
-``slot * FRAME_MULTIPLIER >> 32``, modulo 2^32, times their number, again ``>> 32``; then one by
+stack touches its instance, so that nobody waits for anybody. Instances are found from
+``slot * INSTANCE_MULTIPLIER >> 32``, modulo 2^32, times their number, again ``>> 32``; then one by
 one, around the end.
 
-In front of every trampoline are two u64: where its function's frames are, and
+In front of every trampoline are two u64: where its function's instances are, and
 ``stride << 32 | number`` of them.
 """
 
@@ -139,9 +139,9 @@ def _of(exits: Iterable[Exit], *, is_return: bool) -> tuple[Exit, ...]:
     return tuple(each for each in exits if (each.kind is ExitKind.RETURN) == is_return)
 
 
-FRAME_SLOT, FRAME_CALLER, FRAME_ORIGIN = 0, 8, 16
-FRAME_EXIT, FRAME_COUNTER, FRAME_VALUES = 24, 32, 40
-FRAME_MULTIPLIER = 0x9E37_79B9_7F4A_7C15
+INSTANCE_SLOT, INSTANCE_CALLER, INSTANCE_ORIGIN = 0, 8, 16
+INSTANCE_EXIT, INSTANCE_COUNTER, INSTANCE_VALUES = 24, 32, 40
+INSTANCE_MULTIPLIER = 0x9E37_79B9_7F4A_7C15
 TRAMPOLINE_HEADER = 16
 
 
@@ -156,17 +156,17 @@ class Role(StrEnum):
     """At a return instruction: record."""
     TAIL = "tail"
     """At a jump into another function: have that return to the trampoline."""
-    LAND = "land"
+    TRAMPOLINE = "trampoline"
     """In the trampoline: record, and return to where the function was called from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frames:
+class InstanceTable:
     """Room for the calls of one function that are in progress.
 
     Attributes:
-        addr: of the first frame.
-        count: of frames.
+        addr: of the first instance.
+        count: of instances.
         stride: bytes of one.
         trampoline: that takes the place of return addresses, or 0 when none does.
     """
@@ -214,8 +214,8 @@ class Returns:
 
     @property
     def stride(self) -> int:
-        """Bytes of one frame."""
-        return FRAME_VALUES + 8 * len(self.kept)
+        """Bytes of one instance."""
+        return INSTANCE_VALUES + 8 * len(self.kept)
 
     @property
     def maxactive(self) -> int:

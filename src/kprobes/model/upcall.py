@@ -63,12 +63,12 @@ class SiteUpcalls:
     """What the code of one site asks Python.
 
     Attributes:
-        gate: where all code asks.
+        entry_stub: where all code asks.
         before: the number to ask by before the instruction, or None.
         after: the number to ask by after it, or None.
     """
 
-    gate: Addr
+    entry_stub: Addr
     before: int | None
     after: int | None
 

@@ -102,7 +102,7 @@ def test_arguments_beyond_the_eighth_are_on_the_stack() -> None:
     assert INJECT_OPS.set_up_jump(RETURN_PATH, 0x8000, called).registers["x30"] == FINISH
 
 
-def test_who_stands_at_the_landing_goes_where_its_register_leads() -> None:
+def test_who_stands_at_the_return_trap_goes_where_its_register_leads() -> None:
     registers = REGISTERS | {"pc": RETURN_PATH.trap, "x22": 0x1234}
 
     then = INJECT_OPS.skip_trap(guest().read, registers)

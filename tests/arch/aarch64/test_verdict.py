@@ -75,7 +75,7 @@ def test_paciasp_at_the_entry_is_landed_on_where_the_kernel_is_compiled_for_that
     signing = function(f"{PACIASP} {RET}")
 
     assert "land on it" in insn_verdict(signing, START).why
-    assert insn_verdict(signing, START, TextTables(has_landings=False)).verdict == "copy"
+    assert insn_verdict(signing, START, TextTables(has_landing_pads=False)).verdict == "copy"
 
 
 def test_paciasp_after_the_tracer_s_nops_is_not_landed_on() -> None:

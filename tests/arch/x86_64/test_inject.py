@@ -17,7 +17,7 @@ def kernel(*names: str) -> Kernel:
     return make_kernel([symbol(name, addr) for name, addr in known.items()])
 
 
-def test_the_landing_is_a_return_in_a_function_that_nobody_calls() -> None:
+def test_the_return_trap_is_a_return_in_a_function_that_nobody_calls() -> None:
     memory = make_memory()
     memory.write(UNCALLED, b"\x90\x90\xc3")
     memory.write(IRQS_OFF, b"\xfa\xc3")

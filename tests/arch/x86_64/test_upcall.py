@@ -22,7 +22,7 @@ from tests.build.text import SLOT, START, first, to
 
 OUTSIDE = START + 0x10000
 STATES = 32
-GATE = Addr(SLOT + 0x4000)
+ENTRY_STUB = Addr(SLOT + 0x4000)
 FORMS = [
     *("90", "4801d8", "488b0510000000", "c7051000000001000000", "53", "5b", "9c", "9d"),
     *("eb10", "7410", "7510", "0f8f" + to(OUTSIDE, 6), "e2fe", "e0fe", "e310", "67e310"),
@@ -102,7 +102,7 @@ def test_any_instruction_does_the_same_when_it_is_asked_about(code: bytes, state
 
 
 def _questions(*, before: int | None = None, after: int | None = None) -> SiteUpcalls:
-    return SiteUpcalls(gate=GATE, before=before, after=after)
+    return SiteUpcalls(entry_stub=ENTRY_STUB, before=before, after=after)
 
 
 def test_a_question_pushes_where_to_go_on_and_its_number() -> None:
@@ -112,7 +112,7 @@ def test_a_question_pushes_where_to_go_on_and_its_number() -> None:
 
     after = SLOT + 5 + 5 + 5 + 5
     expected = "488d642408" + "68" + (after & 0xFFFF_FFFF).to_bytes(4, "little").hex()
-    expected += "6834120000" + "e9" + to(GATE, 5, place=SLOT + 15)
+    expected += "6834120000" + "e9" + to(ENTRY_STUB, 5, place=SLOT + 15)
     expected += "e9" + to(back, 5, place=after)
     assert detour.code.hex() == expected
     assert detour.copies == {START: after}

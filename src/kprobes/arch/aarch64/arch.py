@@ -160,10 +160,10 @@ SITE = FtraceInfo(
 
 UPCALL = UpcallOps(
     saved=upcall.SAVED,
-    gate=upcall.gate,
+    entry_stub=upcall.entry_stub,
     at_call=upcall.at_call,
     at_instruction=upcall.at_instruction,
-    at_landing=upcall.at_landing,
+    at_trampoline=upcall.at_trampoline,
     # A task's user memory; the kernel's own tables never change.
     page_table=_READ.format("ttbr0_el1"),
     # YIELD.
@@ -203,7 +203,7 @@ PATCH = PatchOps(
     trap=None,
     detour=trampoline.detour,
     constants={},
-    landing=trampoline.LANDING,
+    landing_pad=trampoline.LANDING_PAD,
 )
 
 AARCH64 = Arch(

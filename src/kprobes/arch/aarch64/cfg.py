@@ -193,16 +193,16 @@ class _Builder:
         return self._goes_on(i, following), following
 
     def _check_neighbours(self, i: Instruction, stack: Stack) -> None:
-        if i.addr in self._tables.landings_from:
-            self._land(i, stack)
+        if i.addr in self._tables.table_sources:
+            self._follow_tables(i, stack)
         if i.addr in self._tables.replacements:
             self._replace(i, stack)
 
-    def _land(self, i: Instruction, stack: Stack) -> None:
+    def _follow_tables(self, i: Instruction, stack: Stack) -> None:
         if i.addr in self._tables.jump_labels:
             # It may be a jump now, and a nop later.
             self._pending.go_on(i.next, stack)
-        for target, why in cfg.landings(self._tables, i.addr):
+        for target, why in cfg.table_targets(self._tables, i.addr):
             if self._is_own(target):
                 self._pending.go_on(target, stack, i)
             else:
@@ -354,7 +354,7 @@ def _places(function: Function, tables: TextTables) -> Iterator[int]:
     yield from function.fillers
     for part in function.parts:
         inside = range(part.addr, part.stop, SIZE)
-        for table in (tables.landings_from, tables.replacements, tables.ftrace):
+        for table in (tables.table_sources, tables.replacements, tables.ftrace):
             yield from (addr for addr in inside if addr in table) if table else ()
 
 

@@ -246,7 +246,7 @@ def _targets(
     for part in parts:
         inside = leading[(leading >= part.addr) & (leading < part.stop)]
         own.update(inside.tolist())
-        own.update(tables.landings.intersection(range(part.addr, part.stop, SIZE)))
+        own.update(tables.table_targets.intersection(range(part.addr, part.stop, SIZE)))
     return frozenset(own)
 
 

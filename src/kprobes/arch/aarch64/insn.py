@@ -19,7 +19,7 @@ SIZE = 4
 """Bytes of every instruction."""
 LINK = 30
 """The register that a call leaves its return address in: x30."""
-FRAME = 29
+FRAME_POINTER = 29
 SP_OR_ZR = 31
 NOP = 0xD503201F
 

@@ -135,7 +135,7 @@ _BEFORE_POINTER = 12
 _NOPS = [_NOP, _NOP]
 
 
-def has_landings(read: Read, sites: Iterable[int]) -> bool:
+def has_landing_pads(read: Read, sites: Iterable[int]) -> bool:
     """Return whether calls through pointers land on instructions that must stay.
 
     Args:
@@ -323,7 +323,7 @@ TEXT = TextOps(
     # arch_populate_kprobe_blacklist() in arch/arm64/kernel/probes/kprobes.c.
     unprobed=("__irqentry_text", "__idmap_text", "__hyp_text", "__hyp_idmap_text"),
     without_jump_tables="",
-    has_landings=has_landings,
+    has_landing_pads=has_landing_pads,
     # 2e77a62cb3a6 ("arm64: extable: add a dedicated uaccess handler") (v5.16): type and data.
     exception_words=lambda version: 3 if version >= (5, 16) else 2,
     pointer=pointer,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.arch.aarch64.insn import (
-    FRAME,
+    FRAME_POINTER,
     LINK,
     SP_OR_ZR,
     Kind,
@@ -22,7 +22,7 @@ from kprobes.arch.aarch64.insn import (
     target_register,
 )
 
-_TRACKED = (FRAME, LINK)
+_TRACKED = (FRAME_POINTER, LINK)
 _SHADOW_POP = 0xF85F8E5E
 """ldr x30, [x18, #-8]!"""
 _XPACLRI = 0xD50320FF
@@ -186,7 +186,7 @@ def _moved(word: int, found: dict[int, int], place: int | None, before: Stack) -
     is_long = word >> 30 in (2, 3)
     stack = before
     if _is_load(word):
-        if FRAME in found:
+        if FRAME_POINTER in found:
             stack = stack._replace(frame=None)
         if LINK in found:
             at = place - found[LINK] if place is not None and is_known and is_long else None
@@ -209,7 +209,7 @@ def _is_load(word: int) -> bool:
 def _based(base: int, value: int | None, stack: Stack) -> Stack:
     if base == SP_OR_ZR:
         return stack._replace(depth=value)
-    return stack._replace(frame=value) if base == FRAME else stack
+    return stack._replace(frame=value) if base == FRAME_POINTER else stack
 
 
 def _lost(word: int, before: Stack) -> Stack:
@@ -227,7 +227,7 @@ def _lost(word: int, before: Stack) -> Stack:
 def _held(register: int, before: Stack) -> int | None:
     if register == SP_OR_ZR:
         return before.depth
-    return before.frame if register == FRAME else None
+    return before.frame if register == FRAME_POINTER else None
 
 
 def _all(words: Words, row: tuple[int, int]) -> NDArray[np.bool_]:

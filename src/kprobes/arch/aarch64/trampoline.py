@@ -44,7 +44,7 @@ GENERAL = tuple(f"x{n}" for n in range(31))
 SAVED = (*GENERAL, "pstate")
 """What all saving code keeps, lowest address first."""
 ABOVE = 16
-FRAME = 8 * len(SAVED) + ABOVE
+FRAME_SIZE = 8 * len(SAVED) + ABOVE
 
 LINK_AT, PSTATE_AT = 8 * LINK, 8 * len(GENERAL)
 _GO_ON_AT = 8 * len(SAVED)
@@ -58,7 +58,7 @@ _GIVEN = GENERAL[:_X9]
 def saving_call(place: Addr, body: Addr) -> bytes:
     """Return code for ``place`` that saves all registers, calls ``body`` and restores them.
 
-    The probed code's stack pointer is FRAME above the lowest: it does not go back.
+    The probed code's stack pointer is FRAME_SIZE above the lowest: it does not go back.
     """
     code = save(LINK)
     code += encode.bl(Addr(place + len(code)), body)
@@ -68,7 +68,7 @@ def saving_call(place: Addr, body: Addr) -> bytes:
 
 def drop() -> bytes:
     """Return code that gives the frame's part of the stack back."""
-    return encode.add(SP, SP, FRAME)
+    return encode.add(SP, SP, FRAME_SIZE)
 
 
 def save(link: int, kept: Collection[str] = SAVED) -> bytes:
@@ -78,7 +78,7 @@ def save(link: int, kept: Collection[str] = SAVED) -> bytes:
         link: that register.
         kept: what is to be in it besides.
     """
-    code = encode.stp_down(0, 1, FRAME)
+    code = encode.stp_down(0, 1, FRAME_SIZE)
     pairs = [n for n in range(2, LINK, 2) if not {GENERAL[n], GENERAL[n + 1]}.isdisjoint(kept)]
     code += b"".join(encode.stp(n, n + 1, 8 * n) for n in pairs)
     if "pstate" not in kept:
@@ -124,10 +124,10 @@ def entry(
     return code + encode.load(_X9, _GO_ON_AT) + drop() + encode.ret(_X9)
 
 
-LANDING = encode.BTI_C
-TRAMPOLINE_MARK = LANDING + save(encode.LINK)[: encode.SIZE]
+LANDING_PAD = encode.BTI_C
+TRAMPOLINE_MARK = LANDING_PAD + save(encode.LINK)[: encode.SIZE]
 """A trampoline's first bytes: what a call of ours returns to begins otherwise."""
-_STUB = len(LANDING)
+_STUB = len(LANDING_PAD)
 
 
 def detour(
@@ -149,12 +149,12 @@ def trampoline(place: Addr, body: Addr, /, *, flags: Restored = Restored.ALL) ->
     It calls ``body``, which puts the return address into x30's place, and returns.
     """
     del flags
-    return landing(place, body) + encode.ret()
+    return trampoline_call(place, body) + encode.ret()
 
 
-def landing(place: Addr, body: Addr) -> bytes:
+def trampoline_call(place: Addr, body: Addr) -> bytes:
     """Return a trampoline without its return."""
-    return LANDING + calling(Addr(place + _STUB), body)
+    return LANDING_PAD + calling(Addr(place + _STUB), body)
 
 
 def branch_detour(

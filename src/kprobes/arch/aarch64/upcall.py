@@ -1,14 +1,14 @@
 """Code that hands a hit to the guest's ``upcall`` function and goes on as that says.
 
 Who asks makes room for a frame, with every register and flag as the probed code has it, and calls
-the gate with the upcall's number in x0 and the address that is to be shown in x1:
+the entry stub with the upcall's number in x0 and the address that is to be shown in x1:
 
     [x0 ... x30] [pstate] [number] [address] | the probed code's stack
 
-Of it the asking code stores x0, x1 and x30, the gate the rest. ``upcall`` leaves there what is to
-be loaded, and in the place of the number 0 when it goes on where it asked; else the stack pointer
-that is to be, and in the place of the address where to go on. There is no way to branch anywhere
-with all registers in use: x16 and x17 are lost then, which no call preserves.
+Of it the asking code stores x0, x1 and x30, the entry stub the rest. ``upcall`` leaves there what
+is to be loaded, and in the place of the number 0 when it goes on where it asked; else the stack
+pointer that is to be, and in the place of the address where to go on. There is no way to branch
+anywhere with all registers in use: x16 and x17 are lost then, which no call preserves.
 
 Detours that ask Python, before the instruction and after it.
 
@@ -33,7 +33,7 @@ from kprobes.arch.aarch64.decode import Flow, Instruction, decode_one
 from kprobes.arch.aarch64.encode import SP
 from kprobes.arch.aarch64.insn import LINK, first_register, is_authenticated
 from kprobes.arch.aarch64.slot import body, branch, branch_over, indirect_jump, set_register, slot
-from kprobes.arch.aarch64.trampoline import calling, landing
+from kprobes.arch.aarch64.trampoline import calling, trampoline_call
 from kprobes.errors import RefusedError
 from kprobes.model.plan import Displaced
 from kprobes.model.upcall import Detour, SiteUpcalls
@@ -45,25 +45,25 @@ _NUMBER_AT = 8 * len(SAVED)
 _BACK, _STACK, _TARGET = 19, 16, 17
 
 
-def ask(place: Addr, number: int, gate: Addr, shown: Addr | int) -> bytes:
+def ask(place: Addr, number: int, entry_stub: Addr, shown: Addr | int) -> bytes:
     """Return code for ``place`` that asks, and goes on after itself.
 
     Args:
         place: where it will be.
         number: of what it asks.
-        gate: where all code asks.
+        entry_stub: where all code asks.
         shown: the address that is shown.
     """
-    return _ask(place, number, gate, encode.move_number(1, shown))
+    return _ask(place, number, entry_stub, encode.move_number(1, shown))
 
 
-def ask_by_register(place: Addr, number: int, gate: Addr, register: int) -> bytes:
+def ask_by_register(place: Addr, number: int, entry_stub: Addr, register: int) -> bytes:
     """Return the same where a register has the address that is shown."""
-    return _ask(place, number, gate, encode.mov(1, register))
+    return _ask(place, number, entry_stub, encode.mov(1, register))
 
 
-def gate(place: Addr, upcall: Addr) -> bytes:
-    """Return the gate's code for ``place``; it calls ``upcall``, a C function."""
+def entry_stub(place: Addr, upcall: Addr) -> bytes:
+    """Return the entry stub's code for ``place``; it calls ``upcall``, a C function."""
     code = b"".join(encode.stp(n, n + 1, 8 * n) for n in range(2, LINK, 2))
     code += encode.stp(0, 1, _NUMBER_AT)
     code += encode.read_nzcv(0) + encode.store(0, trampoline.PSTATE_AT)
@@ -77,10 +77,10 @@ def gate(place: Addr, upcall: Addr) -> bytes:
     return code + is_here + elsewhere + trampoline.restore(range(LINK)) + encode.ret()
 
 
-def _ask(place: Addr, number: int, gate: Addr, show: bytes) -> bytes:
-    code = encode.stp_down(0, 1, trampoline.FRAME) + encode.store(LINK, trampoline.LINK_AT)
+def _ask(place: Addr, number: int, entry_stub: Addr, show: bytes) -> bytes:
+    code = encode.stp_down(0, 1, trampoline.FRAME_SIZE) + encode.store(LINK, trampoline.LINK_AT)
     code += show + encode.movz(0, number)
-    code += encode.bl(Addr(place + len(code)), gate)
+    code += encode.bl(Addr(place + len(code)), entry_stub)
     return code + encode.load(LINK, trampoline.LINK_AT) + trampoline.drop()
 
 
@@ -113,9 +113,9 @@ def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr)
         code += calling(Addr(place + len(code)), probes)
     if upcalls.before is not None:
         shown = after - trampoline.SIZE
-        code += ask(Addr(place + len(code)), upcalls.before, upcalls.gate, shown)
+        code += ask(Addr(place + len(code)), upcalls.before, upcalls.entry_stub, shown)
     if upcalls.after is not None:
-        code += ask(Addr(place + len(code)), upcalls.after, upcalls.gate, after)
+        code += ask(Addr(place + len(code)), upcalls.after, upcalls.entry_stub, after)
     return Detour(code=code + branch(Addr(place + len(code)), after), copies={})
 
 
@@ -131,17 +131,17 @@ def at_instruction(
     code = b"" if probes is None else calling(place, probes)
     if upcalls.before is not None:
         at = Addr(place + len(code))
-        code += ask(at, upcalls.before, upcalls.gate, instruction.addr)
+        code += ask(at, upcalls.before, upcalls.entry_stub, instruction.addr)
     at = Addr(place + len(code))
     if upcalls.after is None:
         code += slot(instruction, at)
     else:
         made = _ENDS.get(instruction.flow, _through)
-        code += made(instruction, at, _Asker(upcalls.after, upcalls.gate))
+        code += made(instruction, at, _Asker(upcalls.after, upcalls.entry_stub))
     return Detour(code=code, copies={})
 
 
-def at_landing(place: Addr, body: Addr, upcalls: SiteUpcalls, shown: Addr) -> Detour:
+def at_trampoline(place: Addr, body: Addr, upcalls: SiteUpcalls, shown: Addr) -> Detour:
     """Return a trampoline for ``place`` that asks before it returns.
 
     Args:
@@ -150,22 +150,22 @@ def at_landing(place: Addr, body: Addr, upcalls: SiteUpcalls, shown: Addr) -> De
         upcalls: what it asks, all of it before.
         shown: the return instruction that there seems to be.
     """
-    code = landing(place, body)
+    code = trampoline_call(place, body)
     if upcalls.before is not None:
-        code += ask(Addr(place + len(code)), upcalls.before, upcalls.gate, shown)
+        code += ask(Addr(place + len(code)), upcalls.before, upcalls.entry_stub, shown)
     return Detour(code=code + encode.ret(), copies={})
 
 
 class _Asker:
-    def __init__(self, number: int, gate: Addr) -> None:
-        self._number, self._gate = number, gate
+    def __init__(self, number: int, entry_stub: Addr) -> None:
+        self._number, self._entry_stub = number, entry_stub
 
     def and_go(self, at: Addr, target: Addr) -> bytes:
-        code = ask(at, self._number, self._gate, target)
+        code = ask(at, self._number, self._entry_stub, target)
         return code + branch(Addr(at + len(code)), target)
 
     def by_register(self, at: Addr, register: int) -> bytes:
-        return ask_by_register(at, self._number, self._gate, register)
+        return ask_by_register(at, self._number, self._entry_stub, register)
 
 
 def _through(instruction: Instruction, at: Addr, asker: _Asker) -> bytes:

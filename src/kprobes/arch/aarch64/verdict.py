@@ -228,7 +228,7 @@ def _is_traced(instruction: Instruction, tables: TextTables) -> bool:
 
 def _around(function: Function, instruction: Instruction, tables: TextTables) -> str | None:
     is_entry = instruction.addr == function.parts[0].addr
-    if is_entry and instruction.kind is Kind.PACIASP and tables.has_landings:
+    if is_entry and instruction.kind is Kind.PACIASP and tables.has_landing_pads:
         return "calls through pointers land on it, so it must stay: probe what is after it"
     if between_exclusives(function, instruction.addr):
         return "it is between an exclusive load and its store, which a probe makes fail for ever"

@@ -145,10 +145,10 @@ LISTING = DisasmOps(
 
 UPCALL = UpcallOps(
     saved=upcall.SAVED,
-    gate=upcall.gate,
+    entry_stub=upcall.entry_stub,
     at_call=upcall.at_call,
     at_instruction=upcall.at_instruction,
-    at_landing=upcall.at_landing,
+    at_trampoline=upcall.at_trampoline,
     page_table='call i64 asm sideeffect "movq %cr3, $0", "=r,~{memory}"()',
     pause='call void asm sideeffect "pause", "~{memory}"()',
     pops=True,
@@ -171,7 +171,7 @@ PATCH = PatchOps(
     detour=trampoline.detour,
     # What an exception without an error code leaves there, and optimized_callback() writes.
     constants=_SEGMENTS | {"orig_ax": U64},
-    landing=slot.ENDBR64,
+    landing_pad=slot.ENDBR64,
 )
 
 RETURNS = ReturnOps(

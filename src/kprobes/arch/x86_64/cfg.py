@@ -90,8 +90,8 @@ class _Builder:
                 self._lost(at, source)
                 return
             stacks[at] = stack
-            if at in self._tables.landings_from:
-                self._land(i, stack)
+            if at in self._tables.table_sources:
+                self._follow_tables(i, stack)
             if at in self._tables.replacements:
                 self._replace(i, stack)
             stack = _after(i, stack)
@@ -115,11 +115,11 @@ class _Builder:
             why = "it leads into the middle of an instruction"
         self.paths.unproven[place] = why
 
-    def _land(self, i: Instruction, stack: Stack) -> None:
+    def _follow_tables(self, i: Instruction, stack: Stack) -> None:
         if i.addr in self._tables.jump_labels:
             # It may be a jump now, and a nop later.
             self._pending.go_on(i.next, stack)
-        for target, why in cfg.landings(self._tables, i.addr):
+        for target, why in cfg.table_targets(self._tables, i.addr):
             if self._is_own(target):
                 self._pending.go_on(target, stack, i)
             else:

@@ -140,7 +140,7 @@ def _targets(
     led_to.update(_led_back(found, tables))
     inside = [range(part.addr, part.stop) for part in parts]
     own = {addr for addr in led_to if addr is not None and any(addr in r for r in inside)}
-    return frozenset(own.union(*(tables.landings.intersection(r) for r in inside)))
+    return frozenset(own.union(*(tables.table_targets.intersection(r) for r in inside)))
 
 
 def _led_back(found: Iterable[Instruction], tables: TextTables) -> Iterator[Addr]:

@@ -191,7 +191,7 @@ TEXT = TextOps(
     unprobed=(),
     without_jump_tables=RETPOLINE,
     # endbr64 does nothing else, and is never probed.
-    has_landings=lambda _read, _sites: True,
+    has_landing_pads=lambda _read, _sites: True,
     exception_words=lambda _version: 3,
     pointer=None,
     with_pointers="",

@@ -79,10 +79,10 @@ def trampoline(place: Addr, body: Addr, /, *, flags: Restored = Restored.ALL) ->
     It pushes a word where that was, calls ``body``, which puts the return address there, and
     returns. The stack is as at an ftrace site, with that word where it has its return address.
     """
-    return landing(place, body, flags) + _RET_INT3
+    return trampoline_call(place, body, flags) + _RET_INT3
 
 
-def landing(place: Addr, body: Addr, flags: Restored = Restored.ALL) -> bytes:
+def trampoline_call(place: Addr, body: Addr, flags: Restored = Restored.ALL) -> bytes:
     """Return a trampoline without its return."""
     return _PUSH + slot.saving_call(Addr(place + len(_PUSH)), body, flags)
 
@@ -121,7 +121,7 @@ def branch_detour(
 
 def _calling(place: Addr, body: Addr, flags: Restored) -> bytes:
     # The stack is as at an ftrace site, with a word where that has its return address.
-    return landing(place, body, flags) + _DROP
+    return trampoline_call(place, body, flags) + _DROP
 
 
 def examine(

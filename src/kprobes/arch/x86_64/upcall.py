@@ -1,8 +1,8 @@
 """Code that hands a hit to the guest's ``upcall`` function and goes on as that says.
 
-A detour comes to the gate by ``push CONTINUE; push NUMBER; jmp gate``, with every register and flag
-as the probed code has it. The gate pushes SAVED on top and calls ``upcall`` with the address of
-the lowest of them:
+A detour comes to the entry stub by ``push CONTINUE; push NUMBER; jmp STUB``, with every register
+and flag as the probed code has it. The entry stub pushes SAVED on top and calls ``upcall`` with the
+address of the lowest of them:
 
     [r15 ... di] [flags] [number] [continue] | the probed code's stack
 
@@ -15,15 +15,15 @@ Encodings: Intel SDM volume 2.
 
 Detours that ask Python, before the instruction and after it.
 
-To ask is ``push CONTINUE; push NUMBER; jmp gate``. After an instruction CONTINUE is where that
+To ask is ``push CONTINUE; push NUMBER; jmp STUB``. After an instruction CONTINUE is where that
 leads, so that Python sees its true result and the true next address, whatever it was:
 
     jmp target            ask to go on at target
     jcc target            jcc T; ask to go on after it; T: ask to go on at target
     loop, jrcxz           likewise
     call target           push ORIGINAL return address; ask to go on at target
-    call/jmp reg or mem   (push ORIGINAL return address;) push what it names; push NUMBER; jmp gate
-    ret                   push NUMBER; jmp gate: where it goes on is on the stack
+    call/jmp reg or mem   (push ORIGINAL return address;) push what it names; push NUMBER; jmp STUB
+    ret                   push NUMBER; jmp STUB: where it goes on is on the stack
     anything else         its copy; ask to go on after it
 
 Of several instructions that a jump displaces only the first is asked about. Encodings: Intel SDM
@@ -40,7 +40,7 @@ from kprobes.arch.x86_64 import registers, slot
 from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.insn import Instruction
 from kprobes.arch.x86_64.slot import body, branch_over, control, push, slots, through
-from kprobes.arch.x86_64.trampoline import landing
+from kprobes.arch.x86_64.trampoline import trampoline_call
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart
 from kprobes.model.plan import Displaced
@@ -48,7 +48,7 @@ from kprobes.model.upcall import Detour, SiteUpcalls
 from kprobes.units import Addr
 
 SAVED = (*registers.GENERAL, "flags")
-"""What the gate pushes, lowest address first."""
+"""What the entry stub pushes, lowest address first."""
 
 _PUSH = bytes.fromhex("9c 57 56 52 51 50 4150 4151 4152 4153 53 55 4154 4155 4156 4157")
 _POP = bytes.fromhex("415f 415e 415d 415c 5d 5b 415b 415a 4159 4158 58 59 5a 5e 5f")
@@ -57,8 +57,8 @@ _MOV_RDI_RSP = bytes.fromhex("4889e7")
 _POP_RSP_POPFQ_RET_INT3 = bytes.fromhex("5c 9d c3 cc")
 
 
-def gate(place: Addr, upcall: Addr) -> bytes:
-    """Return the gate's code for ``place``; it calls ``upcall``, a C function."""
+def entry_stub(place: Addr, upcall: Addr) -> bytes:
+    """Return the entry stub's code for ``place``; it calls ``upcall``, a C function."""
     code = _PUSH + _CLD + _MOV_RDI_RSP
     code += slot.branch(slot.CALL, Addr(place + len(code)), upcall)
     return code + _POP + _POP_RSP_POPFQ_RET_INT3
@@ -83,10 +83,10 @@ def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr)
     code += _DROP
     copies: dict[Addr, Addr] = {}
     if upcalls.before is not None:
-        code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.gate)
+        code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.entry_stub)
         copies[Addr(after - slot.SIZE)] = Addr(place + len(code))
     if upcalls.after is not None:
-        code += _ask_here(Addr(place + len(code)), upcalls.after, upcalls.gate)
+        code += _ask_here(Addr(place + len(code)), upcalls.after, upcalls.entry_stub)
         copies[after] = Addr(place + len(code))
     return Detour(code=code + _jump(Addr(place + len(code)), after), copies=copies)
 
@@ -102,9 +102,9 @@ def at_instruction(
     code = b""
     if probes is not None:
         # The stack as at an ftrace site, with a word where that has its return address.
-        code = landing(place, probes) + _DROP
+        code = trampoline_call(place, probes) + _DROP
     if upcalls.before is not None:
-        code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.gate)
+        code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.entry_stub)
     first, *rest = _instructions(displaced)
     copies = {first.addr: Addr(place + len(code))}
     if upcalls.after is not None:
@@ -121,7 +121,7 @@ def at_instruction(
     return Detour(code=code, copies=copies)
 
 
-def at_landing(place: Addr, body: Addr, upcalls: SiteUpcalls, shown: Addr) -> Detour:
+def at_trampoline(place: Addr, body: Addr, upcalls: SiteUpcalls, shown: Addr) -> Detour:
     """Return a trampoline for ``place`` that asks before it returns.
 
     Args:
@@ -130,15 +130,15 @@ def at_landing(place: Addr, body: Addr, upcalls: SiteUpcalls, shown: Addr) -> De
         upcalls: what it asks, all of it before.
         shown: the return instruction that there seems to be.
     """
-    code = landing(place, body)
+    code = trampoline_call(place, body)
     if upcalls.before is not None:
-        code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.gate)
+        code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.entry_stub)
     copies = {shown: Addr(place + len(code))}
     return Detour(code=code + _RET_INT3, copies=copies)
 
 
 def _first(instruction: Instruction, at: Addr, upcalls: SiteUpcalls, *, is_last: bool) -> bytes:
-    asker = _Asker(number=upcalls.after or 0, gate=upcalls.gate)
+    asker = _Asker(number=upcalls.after or 0, entry_stub=upcalls.entry_stub)
     decoded = decode_one(instruction.code, instruction.addr)
     made = _ENDS.get(control(decoded))
     try:
@@ -157,7 +157,7 @@ def _first(instruction: Instruction, at: Addr, upcalls: SiteUpcalls, *, is_last:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asker:
     number: int
-    gate: Addr
+    entry_stub: Addr
 
     def ask(self, at: Addr, then: Addr) -> bytes:
         return push(then) + self.go(Addr(at + len(push(then))))
@@ -165,7 +165,7 @@ class _Asker:
     def go(self, at: Addr) -> bytes:
         # Where to go on has been pushed.
         code = push(self.number)
-        return code + _jump(Addr(at + len(code)), self.gate)
+        return code + _jump(Addr(at + len(code)), self.entry_stub)
 
 
 def _through(instruction: Instruction, at: Addr, asker: _Asker, resume: Addr) -> bytes:
@@ -211,8 +211,8 @@ def _return(instruction: Instruction, decoded: Decoded, at: Addr, asker: _Asker)
     return asker.go(at)
 
 
-def _ask_here(at: Addr, number: int, gate: Addr) -> bytes:
-    asker = _Asker(number=number, gate=gate)
+def _ask_here(at: Addr, number: int, entry_stub: Addr) -> bytes:
+    asker = _Asker(number=number, entry_stub=entry_stub)
     return asker.ask(at, Addr(at + len(asker.ask(at, at))))
 
 

@@ -59,7 +59,7 @@ struct trampoline_header {
 
 /* Of the function that is probed: where its instances are, their number and their bytes. */
 char *instance_table(void);
-extern char frame_count[];
+extern char instance_count[];
 extern const u64 instance_size;
 /* What takes the place of its return addresses. */
 extern char trampoline[];
@@ -69,7 +69,7 @@ extern const u64 code_start, code_size;
 /* What trampolines begin with, and nothing else there that is returned to. */
 extern const u64 trampoline_mark;
 
-#define OWN_TABLE ((struct table){ instance_table(), (u64)frame_count, instance_size })
+#define OWN_TABLE ((struct table){ instance_table(), (u64)instance_count, instance_size })
 
 static INLINE u64 home(struct table table, u64 slot)
 {

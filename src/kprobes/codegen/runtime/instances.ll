@@ -1,25 +1,25 @@
 ; Generated from instances.c by `make runtime`.
-; f47a3b080e5245bfe6362dbe7c3cfa4967d7e788de3e8b39240aa6e89e0a2d0f
+; 8f707e4c36dc6b5192622a9cdb2c85063c1188be16b7ed90183dfc8d08fca3a7
 define internal preserve_mostcc ptr @instance_insert_elsewhere(i64 %slot, i64 %caller) #0 {
 entry:
   %call = call ptr @instance_table()
   %0 = load i64, ptr @instance_size, align 8
   %mul.i = mul i64 %slot, -7046029254386353131
   %shr.i = lshr i64 %mul.i, 32
-  %mul1.i = mul i64 %shr.i, ptrtoint (ptr @frame_count to i64)
+  %mul1.i = mul i64 %shr.i, ptrtoint (ptr @instance_count to i64)
   %shr2.i = lshr i64 %mul1.i, 32
   br label %for.cond
 for.cond:
   %n.0 = phi i64 [ 0, %entry ], [ %inc, %for.inc ]
-  %cmp.not = icmp ult i64 %n.0, ptrtoint (ptr @frame_count to i64)
+  %cmp.not = icmp ult i64 %n.0, ptrtoint (ptr @instance_count to i64)
   %conv = zext i1 %cmp.not to i64
   %expval = call i64 @llvm.expect.i64(i64 %conv, i64 1)
   %tobool.not = icmp eq i64 %expval, 0
   br i1 %tobool.not, label %return, label %for.body
 for.body:
   %add = add i64 %shr2.i, %n.0
-  %cmp.i = icmp ult i64 %add, ptrtoint (ptr @frame_count to i64)
-  %sub.i = sub nuw i64 %add, ptrtoint (ptr @frame_count to i64)
+  %cmp.i = icmp ult i64 %add, ptrtoint (ptr @instance_count to i64)
+  %sub.i = sub nuw i64 %add, ptrtoint (ptr @instance_count to i64)
   %cond.i = select i1 %cmp.i, i64 %add, i64 %sub.i
   %mul.i4 = mul i64 %cond.i, %0
   %add.ptr.i = getelementptr inbounds i8, ptr %call, i64 %mul.i4
@@ -56,18 +56,18 @@ land.lhs.true:
 if.then40:
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @instance_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   br label %do.body.i
 do.body.i:
   %hole.i.0 = phi i64 [ %n.0, %if.then40 ], [ %inc.i, %if.end.i ]
   %inc.i = add i64 %hole.i.0, 1
-  %cmp.i11.not = icmp ult i64 %inc.i, ptrtoint (ptr @frame_count to i64)
+  %cmp.i11.not = icmp ult i64 %inc.i, ptrtoint (ptr @instance_count to i64)
   br i1 %cmp.i11.not, label %if.end.i, label %return
 if.end.i:
   %add.i = add i64 %shr2.i.i, %inc.i
-  %cmp.i37.i = icmp ult i64 %add.i, ptrtoint (ptr @frame_count to i64)
-  %sub.i40.i = sub nuw i64 %add.i, ptrtoint (ptr @frame_count to i64)
+  %cmp.i37.i = icmp ult i64 %add.i, ptrtoint (ptr @instance_count to i64)
+  %sub.i40.i = sub nuw i64 %add.i, ptrtoint (ptr @instance_count to i64)
   %cond.i41.i = select i1 %cmp.i37.i, i64 %add.i, i64 %sub.i40.i
   %mul.i43.i = mul i64 %cond.i41.i, %0
   %add.ptr.i44.i = getelementptr inbounds i8, ptr %call, i64 %mul.i43.i
@@ -81,8 +81,8 @@ do.body4.i:
   %from.i.0 = phi i64 [ %hole.i.1, %do.body3.i ], [ %dec.i, %do.body4.i ]
   %dec.i = add i64 %from.i.0, -1
   %add6.i = add i64 %shr2.i.i, %dec.i
-  %cmp.i23.i = icmp ult i64 %add6.i, ptrtoint (ptr @frame_count to i64)
-  %sub.i26.i = sub nuw i64 %add6.i, ptrtoint (ptr @frame_count to i64)
+  %cmp.i23.i = icmp ult i64 %add6.i, ptrtoint (ptr @instance_count to i64)
+  %sub.i26.i = sub nuw i64 %add6.i, ptrtoint (ptr @instance_count to i64)
   %cond.i27.i = select i1 %cmp.i23.i, i64 %add6.i, i64 %sub.i26.i
   %mul.i29.i = mul i64 %cond.i27.i, %0
   %add.ptr.i30.i = getelementptr inbounds i8, ptr %call, i64 %mul.i29.i
@@ -91,14 +91,14 @@ do.body4.i:
   br i1 %cmp9.i.not, label %do.end10.i, label %do.body4.i
 do.end10.i:
   %add11.i = add i64 %shr2.i.i, %hole.i.1
-  %cmp.i9.i = icmp ult i64 %add11.i, ptrtoint (ptr @frame_count to i64)
-  %sub.i12.i = sub nuw i64 %add11.i, ptrtoint (ptr @frame_count to i64)
+  %cmp.i9.i = icmp ult i64 %add11.i, ptrtoint (ptr @instance_count to i64)
+  %sub.i12.i = sub nuw i64 %add11.i, ptrtoint (ptr @instance_count to i64)
   %cond.i13.i = select i1 %cmp.i9.i, i64 %add11.i, i64 %sub.i12.i
   %mul.i15.i = mul i64 %cond.i13.i, %0
   %add.ptr.i16.i = getelementptr inbounds i8, ptr %call, i64 %mul.i15.i
   %add13.i = add i64 %shr2.i.i, %dec.i
-  %cmp.i.i = icmp ult i64 %add13.i, ptrtoint (ptr @frame_count to i64)
-  %sub.i.i = sub nuw i64 %add13.i, ptrtoint (ptr @frame_count to i64)
+  %cmp.i.i = icmp ult i64 %add13.i, ptrtoint (ptr @instance_count to i64)
+  %sub.i.i = sub nuw i64 %add13.i, ptrtoint (ptr @instance_count to i64)
   %cond.i.i = select i1 %cmp.i.i, i64 %add13.i, i64 %sub.i.i
   %mul.i4.i = mul i64 %cond.i.i, %0
   %add.ptr.i.i = getelementptr inbounds i8, ptr %call, i64 %mul.i4.i
@@ -141,7 +141,7 @@ entry:
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @instance_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   %mul.i = mul i64 %shr2.i.i, %0
   %add.ptr.i = getelementptr inbounds i8, ptr %call.i, i64 %mul.i
@@ -174,20 +174,20 @@ entry:
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @instance_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   br label %for.cond.i
 for.cond.i:
   %n.i.0 = phi i64 [ 0, %entry ], [ %inc.i, %if.end25.i ]
-  %cmp.i = icmp ult i64 %n.i.0, ptrtoint (ptr @frame_count to i64)
+  %cmp.i = icmp ult i64 %n.i.0, ptrtoint (ptr @instance_count to i64)
   %conv.i = zext i1 %cmp.i to i64
   %expval.i = call i64 @llvm.expect.i64(i64 %conv.i, i64 1)
   %tobool.i.not = icmp eq i64 %expval.i, 0
   br i1 %tobool.i.not, label %search.exit, label %for.body.i
 for.body.i:
   %add.i = add i64 %shr2.i.i, %n.i.0
-  %cmp.i.i = icmp ult i64 %add.i, ptrtoint (ptr @frame_count to i64)
-  %sub.i.i = sub nuw i64 %add.i, ptrtoint (ptr @frame_count to i64)
+  %cmp.i.i = icmp ult i64 %add.i, ptrtoint (ptr @instance_count to i64)
+  %sub.i.i = sub nuw i64 %add.i, ptrtoint (ptr @instance_count to i64)
   %cond.i.i = select i1 %cmp.i.i, i64 %add.i, i64 %sub.i.i
   %mul.i4.i = mul i64 %cond.i.i, %0
   %add.ptr.i.i = getelementptr inbounds i8, ptr %call, i64 %mul.i4.i
@@ -215,20 +215,20 @@ entry:
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @instance_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   br label %for.cond.i
 for.cond.i:
   %n.i.0 = phi i64 [ 0, %entry ], [ %inc.i, %if.end25.i ]
-  %cmp.i = icmp ult i64 %n.i.0, ptrtoint (ptr @frame_count to i64)
+  %cmp.i = icmp ult i64 %n.i.0, ptrtoint (ptr @instance_count to i64)
   %conv.i = zext i1 %cmp.i to i64
   %expval.i = call i64 @llvm.expect.i64(i64 %conv.i, i64 1)
   %tobool.i.not = icmp eq i64 %expval.i, 0
   br i1 %tobool.i.not, label %search.exit, label %for.body.i
 for.body.i:
   %add.i = add i64 %shr2.i.i, %n.i.0
-  %cmp.i.i = icmp ult i64 %add.i, ptrtoint (ptr @frame_count to i64)
-  %sub.i.i = sub nuw i64 %add.i, ptrtoint (ptr @frame_count to i64)
+  %cmp.i.i = icmp ult i64 %add.i, ptrtoint (ptr @instance_count to i64)
+  %sub.i.i = sub nuw i64 %add.i, ptrtoint (ptr @instance_count to i64)
   %cond.i.i = select i1 %cmp.i.i, i64 %add.i, i64 %sub.i.i
   %mul.i4.i = mul i64 %cond.i.i, %0
   %add.ptr.i.i = getelementptr inbounds i8, ptr %call, i64 %mul.i4.i
@@ -257,7 +257,7 @@ entry:
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @instance_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   %mul.i = mul i64 %shr2.i.i, %0
   %add.ptr.i = getelementptr inbounds i8, ptr %call.i, i64 %mul.i
@@ -290,7 +290,7 @@ entry:
   %0 = load i64, ptr @instance_size, align 8
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
-  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @frame_count to i64)
+  %mul1.i.i = mul i64 %shr.i.i, ptrtoint (ptr @instance_count to i64)
   %shr2.i.i = lshr i64 %mul1.i.i, 32
   %mul.i = mul i64 %shr2.i.i, %0
   %add.ptr.i = getelementptr inbounds i8, ptr %call.i, i64 %mul.i

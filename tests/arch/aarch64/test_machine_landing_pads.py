@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprobes.arch.aarch64.machine import has_landings, listed_sites
+from kprobes.arch.aarch64.machine import has_landing_pads, listed_sites
 from tests.build.a64 import NOP, PACIASP, RET, START, code_of
 from tests.build.armed_sites import SparseMemory
 
@@ -17,20 +17,20 @@ from tests.build.armed_sites import SparseMemory
 def test_the_words_before_the_tracer_s_sites_tell(words: str, site: int, is_guarded: bool) -> None:
     memory = SparseMemory({START: code_of(words)})
 
-    assert has_landings(memory.read, [START + site]) == is_guarded
+    assert has_landing_pads(memory.read, [START + site]) == is_guarded
 
 
 def test_what_is_not_known_is_taken_to_be_guarded() -> None:
     memory = SparseMemory()
 
-    assert has_landings(memory.read, [])
-    assert has_landings(memory.read, [START])
+    assert has_landing_pads(memory.read, [])
+    assert has_landing_pads(memory.read, [START])
 
 
 def test_a_function_that_nothing_is_before_tells_nothing() -> None:
     memory = SparseMemory({START: code_of(f"{NOP} {NOP} {PACIASP} {NOP} {NOP}")})
 
-    assert not has_landings(memory.read, [START + 4, START + 16])
+    assert not has_landing_pads(memory.read, [START + 4, START + 16])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def function_at(
 
 
 def slots_of_one_home() -> tuple[int, int]:
-    """Two stacks' slots whose search begins at the same frame, which is the last one."""
+    """Two stacks' slots whose search begins at the same instance, which is the last one."""
     places = range(STACK + 0x1000, STACK + 0x3000, 8)
     last = [slot for slot in places if home(slot, COUNT) == COUNT - 1]
     return last[0], last[-1]
@@ -81,7 +81,7 @@ class Race:
 
 
 @pytest.mark.parametrize("return_method", [ReturnMethod.RETINSN, ReturnMethod.RETHOOK])
-def test_another_cpu_s_call_before_any_instruction_gets_another_frame(
+def test_another_cpu_s_call_before_any_instruction_gets_another_instance(
     return_method: ReturnMethod,
 ) -> None:
     race, step, steps = Race(return_method), 0, 1
@@ -131,9 +131,9 @@ def test_an_onlooker_finds_where_a_call_came_from_before_any_instruction(
 
 
 def origin(machine: Machine, slot: int, functions: tuple[Function, ...]) -> int:
-    """Return where a slot's call came from: of all its frames that are taken over the same."""
+    """Return where a slot's call came from: of all its instances that are taken over the same."""
     caller = machine.cpu.number(slot)
     for function in functions:
-        if function.frames.trampoline == caller:
+        if function.instances.trampoline == caller:
             return next(words[1] for words in function.used()[slot] if words[0])
     return caller
