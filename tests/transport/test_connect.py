@@ -163,15 +163,22 @@ def test_a_stub_of_another_kind_is_named(tmp_path: Path, stack: ExitStack) -> No
         connect(str(tmp_path / "monitor"))
 
 
-@pytest.mark.parametrize("said", ["Failed to bind socket\nCould not open gdbserver\n", "\n", ""])
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("Failed to bind socket\nCould not open gdbserver\n", "Failed to bind socket"),
+        ("\n", "it does not say why"),
+        ("", "it does not say why"),
+    ],
+)
 def test_a_qemu_that_opens_no_stub_says_why_and_opens_no_port(
-    tmp_path: Path, stack: ExitStack, said: str
+    tmp_path: Path, stack: ExitStack, said: str, why: str
 ) -> None:
     qemu = FakeQemu(stack, has_sandbox=True)
     qemu.answers["gdbserver unix:"] = lambda _: said
     stack.enter_context(serving(tmp_path / "monitor", qemu.serve_qmp))
 
-    with pytest.raises(UnreachableError, match=r"no gdb stub: (Failed to bind socket|it does not)"):
+    with pytest.raises(UnreachableError, match=f"no gdb stub: {why}$"):
         connect(str(tmp_path / "monitor"))
 
     assert qemu.ran[-1] == "gdbserver none"

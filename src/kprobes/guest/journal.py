@@ -2,9 +2,8 @@
 
 One file per session under ``$XDG_STATE_HOME/kprobes/journal``, of JSON lines: which target and
 who, which kernel, what is allocated (``guest.allocations``), then a line per group of patches. Each
-is on the disk before its patches are made, so that whoever comes after a killed tracer can put
-every byte back. What is allocated only has to outlive the tracer, not the machine: it is not waited
-for.
+is on the disk before its patches are made, so that every byte can be put back after the tracer was
+killed. Lines of allocations are not synced: these only have to outlive the tracer.
 """
 
 import json
@@ -28,7 +27,7 @@ _MAX_SIZE = 256 << 20
 _LONGEST_LINE = 1 << 16
 _MARK = 16
 _OF_PATCHES = (b'{"undos"', b'{"probes"')
-"""How lines begin that are forgotten with the patches."""
+"""How lines begin that are dropped with the patches."""
 _BROKEN = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError),
     RecursionError,

@@ -13,7 +13,7 @@ before its exec gets FOLLOWED - 1: nothing that it did until then counts.
 Return probes to what is done at which address of their functions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from kprobes.guest.guest import Guest
 from kprobes.guest.kernel_abi import per_cpu_bases, task_abi
 from kprobes.guest.places import FindSite, Places, places_of, unchecked
 from kprobes.guest.stacks import each_task
-from kprobes.guest.text import Prover
+from kprobes.guest.text import Instructions, Prover
 from kprobes.lang.filter import FOLLOWED, parse_filter
 from kprobes.lang.filter_value import Known
 from kprobes.lang.listing import is_of_pattern
@@ -410,13 +410,7 @@ class Preparer:
         for addr, upcalls in _at_exits(roles):
             upcalls_at.setdefault(addr, []).extend(upcalls)
         others = {*self._probes.by_site, *probes.by_site, *roles, *upcalls_at}
-        text = planner.text
-        find_site = self.places.find_site(Wish(strategy=wanted.strategy, others=others), text)
-        at_exit = self.places.find_site(
-            Wish(strategy=at_exits(wanted.strategy), others=others), text
-        )
-        # A strategy is forced on definitions; what Python needs is placed as it can be.
-        freely = self.places.find_site(Wish(others=others), text)
+        at_entry, at_exit, freely = self._finders(others, planner.text)
         patched: dict[Addr, Plan] = {}
         for addr in dict.fromkeys((*probes.by_site, *roles, *upcalls_at)):
             self.checkpoint()
@@ -424,10 +418,10 @@ class Preparer:
             definition = found[0].definition if found else None
             is_recorded = bool(found) or any(each.returns.probes for each in returning)
             is_entry = found or addr in returns
-            place = (find_site if is_entry else at_exit) if is_recorded else freely
+            find_site = (at_entry if is_entry else at_exit) if is_recorded else freely
             try:
                 plan = Plan(
-                    site=place(addr, definition),
+                    site=find_site(addr, definition),
                     probes=tuple(reversed(found)),
                     upcalls=tuple(upcalls_at.get(addr, ())),
                     returning=tuple(each for each in returning if each.is_compiled),
@@ -439,6 +433,13 @@ class Preparer:
                     raise
                 continue
             yield plan
+
+    def _finders(self, others: Set[Addr], text: Instructions) -> Iterator[FindSite]:
+        # At entries, at exits; and freely: a strategy is forced on definitions, and what Python
+        # needs is placed as it can be.
+        strategy = self._wanted.strategy
+        for each in (strategy, at_exits(strategy), None):
+            yield self.places.find_site(Wish(strategy=each, others=others), text)
 
     def _check_alone(self, plan: Plan, patched: dict[Addr, Plan]) -> None:
         other = patched.setdefault(plan.site.addr, plan)

@@ -33,7 +33,7 @@ def xray(snapshot: TextSnapshot, subject: Subject, *, syntax: Syntax = Syntax.AT
         TargetError: nothing is there, neither in memory nor in the file.
     """
     now, was = _read(snapshot, subject)
-    analyse = _analyse(snapshot, subject.start)
+    analysis = _analyse(snapshot, subject.start)
     moved = _moved(snapshot, subject.start, now, was)
     changes = read_changes(snapshot, Bytes(subject=subject, now=now, was=moved))
     detours = read_detours(snapshot, changes, syntax)
@@ -46,22 +46,22 @@ def xray(snapshot: TextSnapshot, subject: Subject, *, syntax: Syntax = Syntax.AT
         why_no_image=snapshot.why_no_image,
         is_running=snapshot.memory is not None,
         is_compared=now is not None and was is not None,
-        rows=tuple(_with_verdicts(snapshot, rows, analyse)),
+        rows=tuple(_with_verdicts(snapshot, rows, analysis)),
         changes=changes,
         detours=tuple(replace(d, rows=tuple(_labelled(d.rows, detours))) for d in detours),
-        verdict=None if site is None else _verdict(snapshot, analyse, site),
+        verdict=None if site is None else _verdict(snapshot, analysis, site),
     )
 
 
 def around(snapshot: TextSnapshot, site: Addr) -> Subject:
     """Return a site and the instructions after it."""
-    analyse = _analyse(snapshot, site)
-    start = analyse.start_of(site) if analyse is not None else None
-    if analyse is None or start is None:
+    analysis = _analyse(snapshot, site)
+    start = analysis.start_of(site) if analysis is not None else None
+    if analysis is None or start is None:
         return Subject(start=site, stop=Addr(site + _SITE), site=site)
     stop = start
     for _ in range(_AROUND):
-        stop = Addr(stop + analyse.sizes.get(stop, 0))
+        stop = Addr(stop + analysis.sizes.get(stop, 0))
     return Subject(start=start, stop=max(stop, Addr(site + 1)), site=site)
 
 
@@ -168,28 +168,28 @@ def _labelled(rows: Iterable[Row], detours: Sequence[Detour]) -> Iterator[Row]:
 
 
 def _with_verdicts(
-    snapshot: TextSnapshot, rows: Iterator[Row], analyse: Analysis | None
+    snapshot: TextSnapshot, rows: Iterator[Row], analysis: Analysis | None
 ) -> Iterator[Row]:
     for row in rows:
         addr = row.line.addr
         # A range may end inside an instruction: a piece of one is none.
-        is_known = analyse is not None and addr in analyse.sizes and row.line.mnemonic != "(bad)"
-        yield replace(row, verdict=_verdict(snapshot, analyse, addr)) if is_known else row
+        is_known = analysis is not None and addr in analysis.sizes and row.line.mnemonic != "(bad)"
+        yield replace(row, verdict=_verdict(snapshot, analysis, addr)) if is_known else row
 
 
-def _verdict(snapshot: TextSnapshot, analyse: Analysis | None, addr: Addr) -> InsnVerdict | None:
+def _verdict(snapshot: TextSnapshot, analysis: Analysis | None, addr: Addr) -> InsnVerdict | None:
     if (site := _site(snapshot, addr)) is not None:
         if snapshot.tracers is None or not snapshot.tracers.of(site):
             return InsnVerdict(verdict="ftrace", why="a call in its ftrace site")
         following = Addr(site + snapshot.arch.site.size)
         found = (
-            analyse.insn_verdict(following)
-            if analyse is not None and following in analyse.sizes
+            analysis.insn_verdict(following)
+            if analysis is not None and following in analysis.sizes
             else None
         )
         used = "after its ftrace site, which the guest's own ftrace uses"
         return replace(found, why=f"{used}: {found.why}") if found is not None else None
-    return analyse.insn_verdict(addr) if analyse is not None else None
+    return analysis.insn_verdict(addr) if analysis is not None else None
 
 
 def _site(snapshot: TextSnapshot, addr: Addr) -> Addr | None:

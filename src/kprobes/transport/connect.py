@@ -258,7 +258,7 @@ def _check_owner(sock: socket.socket, owner: int | None, address: str) -> None:
 
 def _no_stub(said: str) -> UnreachableError:
     first = said.strip().partition("\n")[0][:_MAX_WORDS]
-    return UnreachableError(f"QEMU opens no gdb stub: {first or 'it does not print_message why'}")
+    return UnreachableError(f"QEMU opens no gdb stub: {first or 'it does not say why'}")
 
 
 def _escaped(path: Path) -> str:

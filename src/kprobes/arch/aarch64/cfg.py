@@ -97,16 +97,16 @@ Cfg = cfg.Cfg[Instruction, Stack]
 _Step = cfg.Step[Instruction, Stack]
 
 
-def find_paths(function: Function, tables: TextTables) -> Cfg:
+def build_cfg(function: Function, tables: TextTables) -> Cfg:
     """Follow every path through a function."""
     found = _Builder(function, tables)
     found.follow()
-    return found.paths
+    return found.cfg
 
 
 class _Builder:
     def __init__(self, function: Function, tables: TextTables) -> None:
-        self.paths = Cfg()
+        self.cfg = Cfg()
         self._function = function
         self._tables = tables
         self._halts = _halts(function, tables)
@@ -143,12 +143,12 @@ class _Builder:
             i = self._next_halt(at, source)
             if i is None:
                 return
-            known = self.paths.stacks.get(i.addr)
+            known = self.cfg.stacks.get(i.addr)
             if known is not None:
                 stack = merged(known, stack)
                 if stack == known or not is_sure:
                     return
-            self.paths.stacks[i.addr] = stack
+            self.cfg.stacks[i.addr] = stack
             self._check_neighbours(i, stack)
             is_next, stack = self._past(i, stack)
             if not is_next:
@@ -180,7 +180,7 @@ class _Builder:
             why = "it leads into the middle of an instruction"
         else:
             why = "it leads to where no instruction is"
-        self.paths.unproven[place] = why
+        self.cfg.unproven[place] = why
 
     def _past(self, i: Instruction, stack: Stack) -> tuple[bool, Stack]:
         if i.addr in self._tables.ftrace:
@@ -206,7 +206,7 @@ class _Builder:
             if self._is_own(target):
                 self._pending.go_on(target, stack, i)
             else:
-                self.paths.unproven[i.addr] = why
+                self.cfg.unproven[i.addr] = why
 
     def _replace(self, i: Instruction, stack: Stack) -> None:
         # Whatever boot makes of it leads to where some replacement does.
@@ -215,7 +215,7 @@ class _Builder:
             at = stack
             for each in (found.instruction(row) for row in range(len(found.words))):
                 if each.flow in _LEAVING or not self._branch_within(each, at):
-                    self.paths.unproven[i.addr] = (
+                    self.cfg.unproven[i.addr] = (
                         "it is an alternative, which boot may make a way out"
                     )
                 at = after(each.word, each.kind, at)
@@ -251,10 +251,10 @@ class _Builder:
                 self._return(i)
                 return False
             case Flow.LEAVE:
-                self.paths.unproven[i.addr] = "it leaves by another way than it came"
+                self.cfg.unproven[i.addr] = "it leaves by another way than it came"
                 return False
             case Flow.UNKNOWN:
-                self.paths.unproven[i.addr] = "its bytes are no instruction"
+                self.cfg.unproven[i.addr] = "its bytes are no instruction"
                 return False
             case Flow.NEXT:
                 return True
@@ -263,9 +263,9 @@ class _Builder:
         target = i.target
         assert target is not None
         if target in self._tables.no_return:
-            self.paths.noreturn_sites.add(i.addr)
+            self.cfg.noreturn_sites.add(i.addr)
         elif self._is_left_for(target, stack):
-            self.paths.leaving[i.addr] = i
+            self.cfg.leaving[i.addr] = i
         else:
             self._pending.go_on(target, stack, i)
 
@@ -283,25 +283,25 @@ class _Builder:
                 known = self._at_tables
                 self._at_tables = stack if known is None else merged(known, stack)
             case JumpKind.OUT:
-                self.paths.leaving[i.addr] = i
+                self.cfg.leaving[i.addr] = i
             case JumpKind.UNKNOWN:
-                self.paths.unproven[i.addr] = "it may jump by a table of the function's own"
+                self.cfg.unproven[i.addr] = "it may jump by a table of the function's own"
 
     def _pause(self, i: Instruction, stack: Stack) -> None:
         if hides_another(i):
-            self.paths.unproven[i.addr] = "a breakpoint there hides another instruction"
+            self.cfg.unproven[i.addr] = "a breakpoint there hides another instruction"
             return
         entry, target = self._function.parts[0].addr, i.target
         if target is not None and target != entry and self._is_own(target):
-            self.paths.unproven[i.addr] = "it calls into its own middle"
+            self.cfg.unproven[i.addr] = "it calls into its own middle"
             return
         is_last, is_trap = self._is_last(i), i.flow is Flow.TRAP
         if target in self._tables.no_return or i.kind is Kind.UDF or (is_last and is_trap):
-            self.paths.noreturn_sites.add(i.addr)
+            self.cfg.noreturn_sites.add(i.addr)
         elif is_last:
-            self.paths.unproven[i.addr] = "it is last, and calls what is not known never to return"
+            self.cfg.unproven[i.addr] = "it is last, and calls what is not known never to return"
             if target is not None:
-                self.paths.last_calls[i.addr] = target
+                self.cfg.last_calls[i.addr] = target
         else:
             self._pending.come_back(i.next, stack, i, is_trap=is_trap)
 
@@ -330,9 +330,9 @@ class _Builder:
 
     def _return(self, i: Instruction) -> None:
         if i.kind is Kind.RET and first_register(i.word) != LINK:
-            self.paths.unproven[i.addr] = "it returns by another register than x30"
+            self.cfg.unproven[i.addr] = "it returns by another register than x30"
         else:
-            self.paths.leaving[i.addr] = i
+            self.cfg.leaving[i.addr] = i
 
 
 def _halts(function: Function, tables: TextTables) -> NDArray[np.int64]:
@@ -385,11 +385,11 @@ def exits_of(function: Function, tables: TextTables) -> Exits:
         refusal = "it is no function, only padding"
     if refusal is not None:
         return Exits(entry=entry, refusal=refusal)
-    paths = find_paths(function, tables)
-    leaving = [paths.leaving[addr] for addr in sorted(paths.leaving)]
+    cfg = build_cfg(function, tables)
+    leaving = [cfg.leaving[addr] for addr in sorted(cfg.leaving)]
     exits = tuple(_exit(function, i, tables) for i in leaving)
-    gap = next(_unproven(paths, exits), None)
-    return paths.exits(entry, exits, gap)
+    gap = next(_unproven(cfg, exits), None)
+    return cfg.exits(entry, exits, gap)
 
 
 def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
@@ -398,11 +398,11 @@ def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
     return Exit(addr=i.addr, kind=_KINDS[i.flow], target=i.target, size=SIZE, why=why)
 
 
-def _unproven(paths: Cfg, exits: Sequence[Exit]) -> Iterator[Unproven]:
-    yield from paths.lost()
+def _unproven(cfg: Cfg, exits: Sequence[Exit]) -> Iterator[Unproven]:
+    yield from cfg.lost()
     for exit_ in exits:
-        i = paths.leaving[exit_.addr]
-        why = _in_the_way(i, paths.stacks[i.addr]) or exit_.why
+        i = cfg.leaving[exit_.addr]
+        why = _in_the_way(i, cfg.stacks[i.addr]) or exit_.why
         if why:
             yield Unproven(addr=i.addr, why=why)
 

@@ -34,16 +34,16 @@ Cfg = cfg.Cfg[Instruction, Stack]
 _Step = cfg.Step[Instruction, Stack]
 
 
-def find_paths(function: Function, tables: TextTables) -> Cfg:
+def build_cfg(function: Function, tables: TextTables) -> Cfg:
     """Follow every path through a function."""
     found = _Builder(function, tables)
     found.follow()
-    return found.paths
+    return found.cfg
 
 
 class _Builder:
     def __init__(self, function: Function, tables: TextTables) -> None:
-        self.paths = Cfg()
+        self.cfg = Cfg()
         self._function = function
         self._tables = tables
         self._code: Mapping[int, Instruction] = function.instructions
@@ -66,13 +66,13 @@ class _Builder:
                 self._run(step, stack)
 
     def _reached(self) -> Iterator[Instruction]:
-        return (self._code[addr] for addr in self.paths.stacks)
+        return (self._code[addr] for addr in self.cfg.stacks)
 
     def _is_missed(self, addr: Addr) -> bool:
-        return addr not in self.paths.stacks and self._function.part_of(addr) is not None
+        return addr not in self.cfg.stacks and self._function.part_of(addr) is not None
 
     def _merged(self, step: _Step, *, is_sure: bool) -> Stack | None:
-        known = self.paths.stacks.get(step.addr)
+        known = self.cfg.stacks.get(step.addr)
         if known is None:
             return step.stack
         if known == step.stack or not is_sure:
@@ -82,7 +82,7 @@ class _Builder:
 
     def _run(self, step: _Step, stack: Stack) -> None:
         # Straight on, until the path ends or comes to what is known.
-        stacks = self.paths.stacks
+        stacks = self.cfg.stacks
         at, source = step.addr, step.source
         while True:
             i = self._code.get(at)
@@ -113,7 +113,7 @@ class _Builder:
             why = "it leads to where no instruction is"
         else:
             why = "it leads into the middle of an instruction"
-        self.paths.unproven[place] = why
+        self.cfg.unproven[place] = why
 
     def _follow_tables(self, i: Instruction, stack: Stack) -> None:
         if i.addr in self._tables.jump_labels:
@@ -123,7 +123,7 @@ class _Builder:
             if self._is_own(target):
                 self._pending.go_on(target, stack, i)
             else:
-                self.paths.unproven[i.addr] = why
+                self.cfg.unproven[i.addr] = why
 
     def _replace(self, i: Instruction, stack: Stack) -> None:
         # Whatever boot makes of it leads to where some replacement does.
@@ -131,7 +131,7 @@ class _Builder:
             at = stack
             for each in decode_function("", (part,)).instructions.values():
                 if each.flow in _LEAVING or not self._branch_within(each, at):
-                    self.paths.unproven[i.addr] = (
+                    self.cfg.unproven[i.addr] = (
                         "it is an alternative, which boot may make a way out"
                     )
                 at = _after(each, at)
@@ -167,16 +167,16 @@ class _Builder:
                 self._pause(i, stack)
                 return False
             case Flow.INDIRECT_JUMP:
-                self.paths.leaving[i.addr] = i
+                self.cfg.leaving[i.addr] = i
                 return False
             case Flow.RETURN:
                 self._return(i, stack)
                 return False
             case Flow.UNKNOWN:
-                self.paths.unproven[i.addr] = "its bytes are no instruction"
+                self.cfg.unproven[i.addr] = "its bytes are no instruction"
                 return False
             case Flow.TRANSACTION:
-                self.paths.unproven[i.addr] = "it begins or ends a transaction"
+                self.cfg.unproven[i.addr] = "it begins or ends a transaction"
                 return True
             case Flow.NEXT:
                 return True
@@ -184,11 +184,11 @@ class _Builder:
     def _jump(self, i: Instruction, stack: Stack) -> None:
         target = i.target
         if target is None:
-            self.paths.unproven[i.addr] = "it jumps to another code segment"
+            self.cfg.unproven[i.addr] = "it jumps to another code segment"
         elif target in self._tables.no_return:
-            self.paths.noreturn_sites.add(i.addr)
+            self.cfg.noreturn_sites.add(i.addr)
         elif self._is_left_for(target, stack):
-            self.paths.leaving[i.addr] = i
+            self.cfg.leaving[i.addr] = i
         else:
             self._pending.go_on(target, stack, i)
 
@@ -200,19 +200,19 @@ class _Builder:
 
     def _pause(self, i: Instruction, stack: Stack) -> None:
         if i.mnemonic == Mnemonic.INT3:
-            self.paths.unproven[i.addr] = "an int3 there may hide another instruction"
+            self.cfg.unproven[i.addr] = "an int3 there may hide another instruction"
             return
         entry, target = self._function.parts[0].addr, i.target
         if target is not None and target != entry and self._function.part_of(target) is not None:
-            self.paths.unproven[i.addr] = "it calls into its own middle"
+            self.cfg.unproven[i.addr] = "it calls into its own middle"
             return
         is_last = self._is_last(i)
         if target in self._tables.no_return or (is_last and i.mnemonic in _UD):
-            self.paths.noreturn_sites.add(i.addr)
+            self.cfg.noreturn_sites.add(i.addr)
         elif is_last:
-            self.paths.unproven[i.addr] = "it is last, and calls what is not known never to return"
+            self.cfg.unproven[i.addr] = "it is last, and calls what is not known never to return"
             if target is not None:
-                self.paths.last_calls[i.addr] = target
+                self.cfg.last_calls[i.addr] = target
         else:
             self._pending.come_back(i.next, stack, i, is_trap=i.mnemonic in _UD)
 
@@ -225,12 +225,12 @@ class _Builder:
 
     def _return(self, i: Instruction, stack: Stack) -> None:
         if i.mnemonic in _NEAR_RETURNS:
-            self.paths.leaving[i.addr] = i
+            self.cfg.leaving[i.addr] = i
         elif i.mnemonic == Mnemonic.IRETQ and i.next in self._function.targets:
             # As sync_core(): back to after itself, to wait for all that came before.
             self._pending.go_on(i.next, stack, i)
         else:
-            self.paths.unproven[i.addr] = "it leaves by another way than it came"
+            self.cfg.unproven[i.addr] = "it leaves by another way than it came"
 
 
 def _is_run_into(i: Instruction, source: Instruction | None) -> bool:
@@ -271,11 +271,11 @@ def exits_of(function: Function, tables: TextTables) -> Exits:
     refusal = forbidden(function, entry, tables) or _no_function(function, tables)
     if refusal is not None:
         return Exits(entry=entry, refusal=refusal)
-    paths = find_paths(function, tables)
-    leaving = [paths.leaving[addr] for addr in sorted(paths.leaving)]
+    cfg = build_cfg(function, tables)
+    leaving = [cfg.leaving[addr] for addr in sorted(cfg.leaving)]
     exits = tuple(_exit(function, i, tables) for i in leaving)
-    gap = next(_unproven(function, paths, tables), None) or _trapped(function, exits)
-    return paths.exits(entry, exits, gap)
+    gap = next(_unproven(function, cfg, tables), None) or _trapped(function, exits)
+    return cfg.exits(entry, exits, gap)
 
 
 def _no_function(function: Function, tables: TextTables) -> str | None:
@@ -296,10 +296,10 @@ def _exit(function: Function, i: Instruction, tables: TextTables) -> Exit:
     return Exit(addr=i.addr, kind=_KINDS[i.flow], target=target, size=size, why=why)
 
 
-def _unproven(function: Function, paths: Cfg, tables: TextTables) -> Iterator[Unproven]:
-    yield from paths.lost()
-    for i in paths.leaving.values():
-        why = _in_the_way(function, i, paths, tables)
+def _unproven(function: Function, cfg: Cfg, tables: TextTables) -> Iterator[Unproven]:
+    yield from cfg.lost()
+    for i in cfg.leaving.values():
+        why = _in_the_way(function, i, cfg, tables)
         if why is not None:
             yield Unproven(addr=i.addr, why=why)
 
@@ -311,11 +311,11 @@ def _trapped(function: Function, exits: Sequence[Exit]) -> Unproven | None:
     return next((Unproven(addr=exit_.addr, why=why) for exit_ in exits if not exit_.has_jump), None)
 
 
-def _in_the_way(function: Function, i: Instruction, paths: Cfg, tables: TextTables) -> str | None:
-    depth = paths.stacks[i.addr].depth
+def _in_the_way(function: Function, i: Instruction, cfg: Cfg, tables: TextTables) -> str | None:
+    depth = cfg.stacks[i.addr].depth
     if function.part_of(i.addr) is None:
         return "it is left in code that other functions use, too"
-    if i.flow is Flow.INDIRECT_JUMP and _may_jump_inside(function, paths, tables):
+    if i.flow is Flow.INDIRECT_JUMP and _may_jump_inside(function, cfg, tables):
         return "it may jump by a table of the function's own"
     if i.flow is Flow.RETURN and depth:
         return "it returns to what the function itself has pushed"
@@ -329,13 +329,11 @@ def _in_the_way(function: Function, i: Instruction, paths: Cfg, tables: TextTabl
     return None
 
 
-def _may_jump_inside(function: Function, paths: Cfg, tables: TextTables) -> bool:
+def _may_jump_inside(function: Function, cfg: Cfg, tables: TextTables) -> bool:
     # To an address that the code has taken, and where the stack is, or may be, as at a tail call.
     # To the function's own entry is one more call of it.
     if tables.has_jump_tables:
         return True
-    taken = {
-        function.instructions[at].mention for at in paths.stacks.keys() & function.instructions
-    }
+    taken = {function.instructions[at].mention for at in cfg.stacks.keys() & function.instructions}
     inside = {a for a in taken if a is not None and function.part_of(a) is not None}
-    return any(paths.stacks[a].depth in (None, 0) for a in inside - {function.parts[0].addr})
+    return any(cfg.stacks[a].depth in (None, 0) for a in inside - {function.parts[0].addr})
