@@ -1,6 +1,7 @@
 """Protocols of the outside world as the stages need it, in the fewest methods that work."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -39,33 +40,27 @@ class Ram(Protocol):
         ...
 
 
-class MappedRun(Protocol):
-    """Addresses that lie in one piece in physical memory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedRun:
+    """Addresses that lie in one piece in physical memory, with equal rights.
+
+    Attributes:
+        virt: the first address.
+        phys: where it lies in RAM.
+        size: bytes.
+        is_writable, is_executable: whether the guest may do that there.
+    """
+
+    virt: Addr
+    phys: Phys
+    size: int
+    is_writable: bool
+    is_executable: bool
 
     @property
-    def virt(self) -> Addr:
-        """The first address."""
-        ...
-
-    @property
-    def phys(self) -> Phys:
-        """Where it lies in RAM."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        ...
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether the guest may write there."""
-        ...
-
-    @property
-    def is_executable(self) -> bool:
-        """Whether the guest may execute it."""
-        ...
+    def stop(self) -> Addr:
+        """The first address after it."""
+        return Addr(self.virt + self.size)
 
 
 class Translator(Protocol):

@@ -2,17 +2,19 @@
 
 import pytest
 
-from kprobes.arch.paging import Run
 from kprobes.errors import MemoryFault
 from kprobes.image.find import ImageWindow
+from kprobes.ports import MappedRun
 from kprobes.units import Addr, Phys
 from tests.build.pages import FakeRam
 
 _TEXT = 0xFFFF_FFFF_8100_0000
 
 
-def _run(virt: int, phys: int, size: int) -> Run:
-    return Run(virt=Addr(virt), phys=Phys(phys), size=size, is_writable=False, is_executable=True)
+def _run(virt: int, phys: int, size: int) -> MappedRun:
+    return MappedRun(
+        virt=Addr(virt), phys=Phys(phys), size=size, is_writable=False, is_executable=True
+    )
 
 
 @pytest.fixture

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kprobes.arch.insn import Read
-from kprobes.arch.paging import Run
 from kprobes.formats.vmcoreinfo import VmcoreInfo
 from kprobes.model.kernel import Kernel
-from kprobes.ports import Ram, Tables, Translator
+from kprobes.ports import MappedRun, Ram, Tables, Translator
 from kprobes.units import Addr
 
 _EXECMEM_MODULE_TEXT = 0
 
 
-class Looked(Protocol):
+class MappedMemory(Protocol):
     """A guest's memory and what maps it."""
 
     @property
@@ -119,16 +118,16 @@ class InjectOps:
     system_call: str
     idle: tuple[str, ...]
     can_leave_idle: Callable[[Mapping[str, int]], bool]
-    return_path: Callable[[Looked, Kernel], ReturnPath]
+    return_path: Callable[[MappedMemory, Kernel], ReturnPath]
     save_frame: Callable[[ReturnPath, Mapping[str, int]], tuple[int, bytes]]
     set_up_call: Callable[[ReturnPath, int, FunctionCall], CallSetup]
     set_up_jump: Callable[[ReturnPath, int, FunctionCall], CallSetup]
     returned_frame: Callable[[Mapping[str, int]], int]
     skip_trap: Callable[[Read, Mapping[str, int]], Mapping[str, int]]
-    raise_timer: Callable[[Looked, Kernel], FunctionCall | None]
-    code: Callable[[Looked, Kernel, CodeRequest], FunctionCall]
+    raise_timer: Callable[[MappedMemory, Kernel], FunctionCall | None]
+    code: Callable[[MappedMemory, Kernel, CodeRequest], FunctionCall]
     module_code: Callable[[Kernel, int], FunctionCall | None] | None
-    page_size: Callable[[Looked], int]
+    page_size: Callable[[MappedMemory], int]
     free_code: tuple[str, ...]
 
 
@@ -176,7 +175,7 @@ class PagingInfo:
     tables: Callable[[Ram, Mapping[str, int]], Sequence[Tables]]
     again: Callable[[Tables], Mapping[str, int]]
     noted: Callable[[Ram, VmcoreInfo], Sequence[Tables]]
-    image: Callable[[Tables], tuple[Run, ...]]
+    image: Callable[[Tables], tuple[MappedRun, ...]]
     window: Callable[[Tables], tuple[int, int]]
     link: Callable[[Tables, tuple[int, int]], Addr]
     link_step: int

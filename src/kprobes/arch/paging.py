@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.errors import MemoryFault
-from kprobes.ports import Ram
+from kprobes.ports import MappedRun, Ram
 from kprobes.units import Addr, Phys
 
 MAX_TABLES = 1 << 15
@@ -33,22 +33,6 @@ class Entry:
     is_executable: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Addresses that lie in one piece in physical memory, with equal rights."""
-
-    virt: Addr
-    phys: Phys
-    size: int
-    is_writable: bool
-    is_executable: bool
-
-    @property
-    def stop(self) -> Addr:
-        """The first address after it."""
-        return Addr(self.virt + self.size)
-
-
 class Pieces:
     """Collects the pages of one range [start, stop), and joins neighbours."""
 
@@ -60,7 +44,7 @@ class Pieces:
         """Take pages of one size, with WRITABLE and EXECUTABLE in their rights."""
         self._columns.append((virt, phys, np.full(len(virt), size, np.uint64), rights))
 
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[MappedRun, ...]:
         """Return what was taken, by address, cut to the range."""
         if not self._columns:
             return ()
@@ -78,9 +62,9 @@ class Pieces:
         rows = np.stack([virt[firsts], phys[firsts], sizes, rights[firsts]], axis=1)
         return tuple(self._clip(*row) for row in rows.tolist())
 
-    def _clip(self, virt: int, phys: int, size: int, rights: int) -> Run:
+    def _clip(self, virt: int, phys: int, size: int, rights: int) -> MappedRun:
         before = max(self._start - virt, 0)
-        return Run(
+        return MappedRun(
             virt=Addr(virt + before),
             phys=Phys(phys + before),
             size=min(virt + size, self._stop) - virt - before,

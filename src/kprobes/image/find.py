@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kprobes.arch.machine import Machine
-from kprobes.arch.paging import Run
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats import vmcoreinfo
 from kprobes.formats.vmcoreinfo import VmcoreInfo
@@ -90,7 +89,7 @@ class Space:
 
     machine: Machine
     tables: Tables
-    runs: tuple[Run, ...]
+    runs: tuple[MappedRun, ...]
 
     @property
     def size(self) -> int:
@@ -204,12 +203,12 @@ def _regions(space: Space) -> Iterator[Region]:
                 yield region
 
 
-def _constant(space: Space) -> list[Run]:
+def _constant(space: Space) -> list[MappedRun]:
     return [run for run in space.runs if not run.is_writable and not run.is_executable]
 
 
-def _joined(runs: list[Run]) -> list[list[Run]]:
-    groups: list[list[Run]] = []
+def _joined(runs: list[MappedRun]) -> list[list[MappedRun]]:
+    groups: list[list[MappedRun]] = []
     for run in runs:
         if groups and groups[-1][-1].stop == run.virt:
             groups[-1].append(run)
@@ -218,11 +217,11 @@ def _joined(runs: list[Run]) -> list[list[Run]]:
     return groups
 
 
-def _size(group: list[Run]) -> int:
+def _size(group: list[MappedRun]) -> int:
     return group[-1].stop - group[0].virt
 
 
-def _region(space: Space, group: list[Run]) -> Region | None:
+def _region(space: Space, group: list[MappedRun]) -> Region | None:
     # A copy: what is checked now must not change before it is used.
     ram = space.tables.ram
     try:
@@ -232,7 +231,7 @@ def _region(space: Space, group: list[Run]) -> Region | None:
     return Region(addr=group[0].virt, data=data)
 
 
-def _bytes(ram: Ram, run: Run) -> bytes:
+def _bytes(ram: Ram, run: MappedRun) -> bytes:
     view = ram.view(run.phys, run.size)
     return ram.read(run.phys, run.size) if view is None else view.tobytes()
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprobes.arch.paging import Run
 from kprobes.arch.x86_64.paging import PageTables, check_long_mode
 from kprobes.errors import MemoryFault, TargetError
+from kprobes.ports import MappedRun
 from kprobes.units import Addr, Phys
 from tests.build.pages import LARGE, NX, PAGE, PRESENT, USER, WRITE, FakeRam, Pages
 
@@ -146,7 +146,7 @@ def test_runs_are_clipped_to_the_range() -> None:
 
     (run,) = tables.mapped_runs(KERNEL + 0x3000, KERNEL + 0x5000)
 
-    assert run == Run(
+    assert run == MappedRun(
         virt=Addr(KERNEL + 0x3000),
         phys=Phys(16 * MIB2 + 0x3000),
         size=0x2000,

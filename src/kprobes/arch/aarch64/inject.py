@@ -30,7 +30,7 @@ from kprobes.arch.machine import (
     CodeRequest,
     FunctionCall,
     InjectOps,
-    Looked,
+    MappedMemory,
     ReturnPath,
     address_of,
     alloc_like_module,
@@ -74,7 +74,7 @@ _GFP_KERNEL = 0xCC0
 _ANY_NODE = -1
 
 
-def _return_path(memory: Looked, kernel: Kernel) -> ReturnPath:
+def _return_path(memory: MappedMemory, kernel: Kernel) -> ReturnPath:
     finish = kernel.symbols.find(_FINISH)
     if finish is None:
         raise TargetError(f"kernel {kernel.release} has no {_FINISH}")
@@ -94,7 +94,7 @@ def _taken_off(words: tuple[int, ...]) -> int:
     return sizes[0]
 
 
-def _trap(memory: Looked, kernel: Kernel) -> tuple[Addr, int]:
+def _trap(memory: MappedMemory, kernel: Kernel) -> tuple[Addr, int]:
     for name in _UNCALLED:
         symbol = kernel.symbols.find(name)
         if symbol is None:
@@ -110,7 +110,7 @@ def _words(code: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(code) // 4}I", code[: len(code) & ~3])
 
 
-def _known(memory: Looked) -> PageTables:
+def _known(memory: MappedMemory) -> PageTables:
     if not isinstance(memory.tables, PageTables):
         raise TypeError(f"{memory.tables!r} are no tables of this architecture")
     return memory.tables
@@ -148,14 +148,14 @@ def _skip_trap(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
     return {"pc": registers[f"x{first_register(word)}"], "x30": registers["pc"] + 4}
 
 
-def _raise_timer(memory: Looked, kernel: Kernel) -> FunctionCall | None:
+def _raise_timer(memory: MappedMemory, kernel: Kernel) -> FunctionCall | None:
     # It sets the CPU's own timer to the next tick, and does nothing else.
     del memory
     function = address_of(kernel, _SET_TIMER)
     return None if function is None else FunctionCall(function=function, args=(1, 0))
 
 
-def _code(memory: Looked, kernel: Kernel, request: CodeRequest) -> FunctionCall:
+def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> FunctionCall:
     # module_alloc and execmem_alloc go where ``b`` from the text does not reach. In 6.1:
     # void *__vmalloc_node_range(unsigned long size, unsigned long align, unsigned long start,
     #     unsigned long end, gfp_t gfp_mask, pgprot_t prot, unsigned long vm_flags, int node,

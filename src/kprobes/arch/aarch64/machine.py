@@ -30,11 +30,10 @@ from kprobes.arch.aarch64.paging import Layout, PageTables
 from kprobes.arch.aarch64.registers import STUB_NAMES
 from kprobes.arch.insn import Read
 from kprobes.arch.machine import Machine, PagingInfo, TaskInfo, TextOps
-from kprobes.arch.paging import Run
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats import elf
 from kprobes.formats.vmcoreinfo import VmcoreInfo
-from kprobes.ports import Ram, Tables
+from kprobes.ports import MappedRun, Ram, Tables
 from kprobes.units import MIB, U64, Addr
 
 LINK_STEP = 2 * MIB
@@ -51,7 +50,7 @@ def window(layout: Layout) -> tuple[int, int]:
     return _page_end(layout), U64 + 1
 
 
-def image(tables: PageTables) -> tuple[Run, ...]:
+def image(tables: PageTables) -> tuple[MappedRun, ...]:
     """Return what is mapped of the kernel's image.
 
     Nothing else that is executable is as large as its text, and all of it lies in physical memory

@@ -17,7 +17,6 @@ from kprobes.arch.paging import (
     WRITABLE,
     Entry,
     Pieces,
-    Run,
     Words,
     physical,
     pieces,
@@ -25,7 +24,7 @@ from kprobes.arch.paging import (
     table_words,
 )
 from kprobes.errors import MemoryFault, TargetError
-from kprobes.ports import Ram
+from kprobes.ports import MappedRun, Ram
 from kprobes.units import U64, Phys
 
 _VALID, _TABLE = 0b1, 0b10
@@ -188,7 +187,7 @@ class PageTables:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
         return read(self.ram, self.entry, addr, size)
 
-    def mapped_runs(self, start: int, stop: int) -> tuple[Run, ...]:
+    def mapped_runs(self, start: int, stop: int) -> tuple[MappedRun, ...]:
         """Return what is mapped of [start, stop), by address, neighbours joined.
 
         What is not in this half is not mapped. A range that reaches to the end of the address

@@ -23,7 +23,7 @@ from kprobes.arch.machine import (
     CodeRequest,
     FunctionCall,
     InjectOps,
-    Looked,
+    MappedMemory,
     ReturnPath,
     address_of,
     alloc_like_module,
@@ -61,14 +61,14 @@ _TO_SELF = 0x40000
 _TIMER_VECTOR = 0xEC
 
 
-def _return_path(memory: Looked, kernel: Kernel) -> ReturnPath:
+def _return_path(memory: MappedMemory, kernel: Kernel) -> ReturnPath:
     finish = address_of(kernel, _FINISH)
     if finish is None:
         raise TargetError(f"kernel {kernel.release} has no {_FINISH}")
     return ReturnPath(trap=_trap(memory, kernel), then=(_irqs_off(memory, kernel), finish))
 
 
-def _trap(memory: Looked, kernel: Kernel) -> Addr:
+def _trap(memory: MappedMemory, kernel: Kernel) -> Addr:
     for name in _UNCALLED:
         symbol = kernel.symbols.find(name)
         if symbol is None:
@@ -79,7 +79,7 @@ def _trap(memory: Looked, kernel: Kernel) -> Addr:
     raise TargetError("no place to return to was found in this kernel's text")
 
 
-def _irqs_off(memory: Looked, kernel: Kernel) -> Addr:
+def _irqs_off(memory: MappedMemory, kernel: Kernel) -> Addr:
     for name in _IRQS_OFF:
         symbol = kernel.symbols.find(name)
         if symbol is not None:
@@ -92,7 +92,7 @@ def _irqs_off(memory: Looked, kernel: Kernel) -> Addr:
     raise TargetError("no place that switches interrupts off was found in this kernel's text")
 
 
-def _cli_rets(memory: Looked, kernel: Kernel) -> Iterator[Addr]:
+def _cli_rets(memory: MappedMemory, kernel: Kernel) -> Iterator[Addr]:
     # These two bytes, wherever they are, as long as nobody patches them.
     start, stop = kernel.text
     for chunk in range(start, stop, _PAGE):
@@ -135,7 +135,7 @@ def _skip_trap(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
     return {"rip": following, "rsp": registers["rsp"] + _WORD}
 
 
-def _raise_timer(memory: Looked, kernel: Kernel) -> FunctionCall | None:
+def _raise_timer(memory: MappedMemory, kernel: Kernel) -> FunctionCall | None:
     # A message to itself: one write to its APIC by a function that does nothing else.
     apic = kernel.symbols.find("apic")
     if apic is None or kernel.types is None:
@@ -146,11 +146,11 @@ def _raise_timer(memory: Looked, kernel: Kernel) -> FunctionCall | None:
     )
 
 
-def _u64(memory: Looked, addr: int) -> int:
+def _u64(memory: MappedMemory, addr: int) -> int:
     return int.from_bytes(memory.read(addr, _WORD), "little")
 
 
-def _code(memory: Looked, kernel: Kernel, request: CodeRequest) -> FunctionCall:
+def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> FunctionCall:
     del memory
     called = alloc_like_module(kernel, request.size)
     if called is None:

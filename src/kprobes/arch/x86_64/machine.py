@@ -8,13 +8,12 @@ Which data an x86-64 function names, by what its instructions have as operands.
 from collections.abc import Iterator, Mapping, Sequence
 
 from kprobes.arch.machine import Machine, PagingInfo, TaskInfo, TextOps
-from kprobes.arch.paging import Run
 from kprobes.arch.x86_64.inject import INJECT_OPS
 from kprobes.arch.x86_64.paging import PTI_USER, PageTables, check_long_mode
 from kprobes.arch.x86_64.registers import KERNEL_CS, STUB_NAMES
 from kprobes.formats import elf
 from kprobes.formats.vmcoreinfo import VmcoreInfo
-from kprobes.ports import Ram, Tables
+from kprobes.ports import MappedRun, Ram, Tables
 from kprobes.units import U64, Addr
 
 WINDOW = (0xFFFF_FFFF_8000_0000, 0xFFFF_FFFF_C000_0000)
@@ -137,7 +136,7 @@ def _noted(ram: Ram, info: VmcoreInfo) -> Sequence[PageTables]:
     return _of_any_level(ram, max(virt - start + base, 0))
 
 
-def _image(tables: Tables) -> tuple[Run, ...]:
+def _image(tables: Tables) -> tuple[MappedRun, ...]:
     return _known(tables).mapped_runs(*WINDOW)
 
 

@@ -16,7 +16,6 @@ from kprobes.arch.paging import (
     WRITABLE,
     Entry,
     Pieces,
-    Run,
     Words,
     physical,
     pieces,
@@ -24,7 +23,7 @@ from kprobes.arch.paging import (
     table_words,
 )
 from kprobes.errors import MemoryFault, TargetError
-from kprobes.ports import Ram
+from kprobes.ports import MappedRun, Ram
 from kprobes.units import U64, Phys
 
 PAGE = 4096
@@ -114,7 +113,7 @@ class PageTables:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
         return read(self.ram, self.entry, addr, size)
 
-    def mapped_runs(self, start: int, stop: int) -> tuple[Run, ...]:
+    def mapped_runs(self, start: int, stop: int) -> tuple[MappedRun, ...]:
         """Return what is mapped of [start, stop), by address, neighbours joined.
 
         Both ends must be in the same half of the address space. A range that reaches to the
@@ -162,7 +161,7 @@ class _Leaves:
             below = rights & word & _WRITE | (rights | word) & _NX
             self.visit(word & _FRAME, level - 1, int(virt[i]), below)
 
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[MappedRun, ...]:
         return self._pieces.runs()
 
     def _entries(self, table: int, level: int, base: int) -> tuple[Words, Words]:
