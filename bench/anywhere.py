@@ -1,4 +1,4 @@
-"""What a hit costs in the middle of a function: breakpoints and jumps, the guest kernel's and ours.
+"""Cost of a hit in the middle of a function: breakpoints and jumps, the guest kernel's and ours.
 
 All on one instruction, in turn in each of several guests (see bench/rounds.py): breakpoints beside
 the kernel's own with its optimisation off, jumps beside its own optimised ones where it has such.

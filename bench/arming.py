@@ -1,4 +1,4 @@
-"""How soon probes are armed and disarmed, and for how long the guest stands still meanwhile.
+"""Time until probes are armed and disarmed, and for how long the guest stands still meanwhile.
 
 Beside it: the guest's own kernel with the same definitions, through its tracefs.
 """

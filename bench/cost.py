@@ -1,4 +1,4 @@
-"""What a hit costs: the guest kernel's own probes, ours, code written by hand, and gdb's way.
+"""Cost of a hit: the guest kernel's own probes, ours, code written by hand, and gdb's way.
 
 All of them in turn in each of several guests; see bench/rounds.py.
 """

@@ -1,4 +1,4 @@
-"""How fast rings become columns and columns text, beside ``trace-cmd report``.
+"""Speed of rings to columns and columns to text, beside ``trace-cmd report``.
 
 The rings are made here, as a guest would fill them, in memory of this machine.
 """

@@ -1,4 +1,4 @@
-"""What of the benchmarks differs by the guests' architecture: assembly, names, goals."""
+"""Parts of the benchmarks that differ by the guests' architecture: assembly, names, goals."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

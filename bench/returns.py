@@ -1,4 +1,4 @@
-"""What return probes cost: ours by each way, beside the guest kernel's own, on one function.
+"""Cost of return probes: each of our methods, beside the guest kernel's own, on one function.
 
 All of them in turn in each of several guests; see bench/rounds.py. The pair is a probe at
 the entry and one at the return that tells how long the call took, beside the kernel's own kprobe

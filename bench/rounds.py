@@ -1,4 +1,4 @@
-"""What something armed adds to a hit of a probe, measured in rounds: each has a guest of its own.
+"""Cost that something armed adds to a hit, measured in rounds: each has a guest of its own.
 
 Where a guest's pages lie, and where QEMU puts what it translated of them, is a good part of what a
 hit costs there; so a guest is one sample, however often it is measured in it.

@@ -1,4 +1,4 @@
-"""How long a running kernel's symbols and types take to read from guest RAM, with no cache.
+"""Time to read a running kernel's symbols and types from guest RAM, with no cache.
 
 Beside it: ``vmlinux-to-elf`` (extra ``bench``) on the same kernel's image, dumped from that RAM.
 """

@@ -1,4 +1,4 @@
-"""What a benchmark measured, as rows of one table."""
+"""Results of a benchmark, as rows of one table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

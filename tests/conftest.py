@@ -1,4 +1,4 @@
-"""What all tests need: a default target that is nobody's own machine, time, and second tries."""
+"""Fixtures of all tests: a default target that is nobody's own machine, time, and second tries."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a recording counted, by probe."""
+"""Counts of a recording, by probe."""
 
 from kprobes.drain import hits_of
 from kprobes.inspect.check import checker_of_guest

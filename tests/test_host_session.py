@@ -1,4 +1,4 @@
-"""What a session with this machine's kernel does with text, on a kernel that is not there."""
+"""Text given to a session with this machine's kernel, on a kernel that is not there."""
 
 from pathlib import Path
 

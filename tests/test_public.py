@@ -1,4 +1,4 @@
-"""What ``import kprobes`` and ``python -m kprobes`` have."""
+"""Names in ``import kprobes`` and ``python -m kprobes``."""
 
 import pydoc
 import subprocess

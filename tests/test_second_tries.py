@@ -1,4 +1,4 @@
-"""What failed and passed when it was run again is shown at the end, and counted."""
+"""Second tries: what passed then is shown at the end, and counted."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a session does with text, on a guest that is never armed."""
+"""Text given to a session, on a guest that is never armed."""
 
 from contextlib import ExitStack
 from pathlib import Path

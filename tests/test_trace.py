@@ -1,4 +1,4 @@
-"""What one recording brought, for programs."""
+"""One recording, as programs see it."""
 
 import pytest
 

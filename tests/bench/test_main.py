@@ -1,4 +1,4 @@
-"""What is measured for which guests."""
+"""Choice of benchmarks for a guest."""
 
 import pytest
 

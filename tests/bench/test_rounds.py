@@ -1,4 +1,4 @@
-"""What something armed adds, from programs that take as long as a test says."""
+"""Cost that something armed adds, from programs that take as long as a test says."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

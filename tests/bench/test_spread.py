@@ -1,4 +1,4 @@
-"""What can be said of a figure by its samples."""
+"""Statements about a figure from its samples."""
 
 from math import comb, inf
 

@@ -1,4 +1,4 @@
-"""What is said of figures and goals."""
+"""Words for figures and goals."""
 
 import pytest
 

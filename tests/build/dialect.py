@@ -1,4 +1,4 @@
-"""What the kernels of each architecture call the same things, and where they keep them."""
+"""Names and places of the same things in the kernels of each architecture."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a guest needs to run our package inside: Python, NumPy, Debian's tracers, and ourselves.
+"""Image of a guest that runs our package: Python, NumPy, Debian's tracers, and ourselves.
 
 All comes from Debian's and Python's packages and is kept beside the kernels' images. A guest's
 file system is made of it by ``MachineOptions.files``.

@@ -1,4 +1,4 @@
-"""What a hit must record, computed in plain Python from registers and memory."""
+"""Record that a hit must leave, computed in plain Python from registers and memory."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What each architecture calls the same things in definitions.
+"""Words of each architecture for the same things in definitions.
 
 What is for both is written in amd64's words, and goes into the other's: a register that has an
 argument becomes the one that has this argument there.

@@ -1,4 +1,4 @@
-"""How much work something is, counted in bytecodes: the same on every machine, busy or not."""
+"""Work counted in bytecodes: the same on every machine, busy or not."""
 
 import sys
 from collections.abc import Callable

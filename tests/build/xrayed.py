@@ -1,4 +1,4 @@
-"""What the real ``kprobe xray`` sees."""
+"""Output of the real ``kprobe xray``."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Which kernel a command is for."""
+"""Choice of a command's kernel."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What became of a journal, in words."""
+"""Fate of a journal, in words."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""When a trace is over."""
+"""End of a trace."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""What comes back to the probed function, and what the code is made of."""
+"""State that the probed function gets back, and parts of the code."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""What generated code writes is what ``ring`` reads: both have the record from one layout."""
+"""Records of generated code as ``ring`` reads them: both have the record from one layout."""
 
 from random import Random
 from typing import Any, cast

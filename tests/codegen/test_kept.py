@@ -1,4 +1,4 @@
-"""What a call's instance keeps for its return, and what is done where nothing can be kept."""
+"""Values that a call's instance keeps for its return, and calls that can keep none."""
 
 from dataclasses import replace
 

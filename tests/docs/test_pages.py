@@ -1,4 +1,4 @@
-"""What the pages of docs/ and README name exists: pages, anchors, targets, options, files."""
+"""Names in docs/ and README, which must exist: pages, anchors, targets, options, files."""
 
 import argparse
 import re

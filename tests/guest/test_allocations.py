@@ -1,4 +1,4 @@
-"""What a guest has allocated is known at every moment, also to somebody who only has the lines."""
+"""Allocations of a guest: known at every moment, also from the journal's lines alone."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""What ftrace records get back when patches go: what the guest's tracers have counted by now."""
+"""Values of ftrace records when patches go: those that the guest's tracers have counted by now."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

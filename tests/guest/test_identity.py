@@ -1,4 +1,4 @@
-"""Whether a stopped guest is the one of a journal: reboots and restored states, told apart."""
+"""Match of a stopped guest and a journal: reboots and restored states, told apart."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What moves between kernel releases."""
+"""Layouts that move between kernel releases."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which way the bytes of a patched place go."""
+"""Paths of a patched place's bytes: through the stub, or past it."""
 
 from typing import cast
 

@@ -1,4 +1,4 @@
-"""What definitions mean on one kernel, and which of several errors its own kernel finds first."""
+"""Meaning of definitions on one kernel, and the first of several errors, as the kernel finds it."""
 
 from collections.abc import Mapping
 from dataclasses import replace

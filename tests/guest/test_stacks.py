@@ -1,4 +1,4 @@
-"""Who is inside a range of code: vCPUs, and every stack that may lead back there."""
+"""Users of a range of code: vCPUs, and every stack that may lead back there."""
 
 import struct
 from collections.abc import Generator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Who is inside, where a register has the running task and return addresses are signed."""
+"""Users of a range of code on arm64: a register has the task, return addresses are signed."""
 
 import struct
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Who uses the guest's ftrace, from memory as its kernel lays it out."""
+"""Users of the guest's ftrace, from memory as its kernel lays it out."""
 
 import struct
 

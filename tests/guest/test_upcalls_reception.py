@@ -1,4 +1,4 @@
-"""What a session's questions need: upcalls that a guest can wait for, threads that get turns."""
+"""Upcalls of a session: those that a guest can wait for, and threads that get turns."""
 
 import sys
 

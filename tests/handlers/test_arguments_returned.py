@@ -1,4 +1,4 @@
-"""What a function returns: in registers, in memory, nothing."""
+"""Return values: in registers, in memory, none."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What handlers do to a vCPU that waits, hit by hit."""
+"""Effects of handlers on a vCPU that waits, hit by hit."""
 
 import time
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What handlers see and do when a function returns, call by call."""
+"""Handlers at returns: what they see and do, call by call."""
 
 from dataclasses import dataclass, field
 from typing import Any

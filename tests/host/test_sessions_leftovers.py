@@ -1,4 +1,4 @@
-"""What killed tracers left: found by journal and by name, and nothing of others touched."""
+"""Remains of killed tracers: found by journal and by name, and nothing of others touched."""
 
 import errno
 from pathlib import Path

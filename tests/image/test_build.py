@@ -1,4 +1,4 @@
-"""What a kernel's image says of itself."""
+"""Names that a kernel's image has of itself."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What boot rewrites, from the lists in a kernel's file."""
+"""Text that boot rewrites, from the lists in a kernel's file."""
 
 import struct
 

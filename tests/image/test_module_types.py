@@ -1,4 +1,4 @@
-"""What loaded modules add to a kernel's types, from lists in its memory."""
+"""Types that loaded modules add to a kernel's, from lists in its memory."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""What a check-up of this machine says."""
+"""Report on this machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is armed in a guest, and by whom."""
+"""Probes armed in a guest, and their owners."""
 
 import numpy as np
 import pytest

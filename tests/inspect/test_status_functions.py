@@ -1,4 +1,4 @@
-"""Which functions can be probed by name."""
+"""Functions that can be probed by name."""
 
 from dataclasses import replace
 from typing import cast

@@ -1,4 +1,4 @@
-"""What a terminal would act on, written out."""
+"""Characters that a terminal would act on, written out."""
 
 import pytest
 

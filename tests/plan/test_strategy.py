@@ -1,4 +1,4 @@
-"""Which strategy probes an instruction: the cheapest that is safe, or the one that is forced."""
+"""Choice of a strategy for an instruction: the cheapest that is safe, or the one that is forced."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace

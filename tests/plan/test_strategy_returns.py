@@ -1,4 +1,4 @@
-"""How returns are probed: the cheapest way that is proven, unless another is forced."""
+"""Choice of a return method: the cheapest that is proven, unless another is forced."""
 
 import pytest
 

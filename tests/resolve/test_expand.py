@@ -1,4 +1,4 @@
-"""What is rewritten before anything is read, and how the result is listed."""
+"""Expansion of definitions before anything is read, and the listing of the result."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How fields are fetched, in words."""
+"""Fetches of fields, in words."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where the words of arguments are at a function's entry."""
+"""Words of arguments at a function's entry: registers and stack."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What every release takes for a definition, and what no word of it can be made of."""
+"""Definitions that every release takes, and those that none of its words can make."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where a kernel's verdict on a definition is not ours: the table of reference/language.md."""
+"""Differences between a kernel's verdict on a definition and ours: of reference/language.md."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What others have in a machine's tracefs, and runs of ours beside it, some of which are killed."""
+"""Events of others in a machine's tracefs, and runs of ours beside them, some killed."""
 
 from kprobes.transport.agent import Finished
 from kprobes.transport.qemu import Machine

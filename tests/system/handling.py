@@ -1,4 +1,4 @@
-"""What tests of handlers share: a guest that each leaves as it was, and what they run in it."""
+"""Shared parts of tests of handlers: a guest that each leaves as it was, and programs."""
 
 from collections.abc import Generator
 

@@ -1,4 +1,4 @@
-"""What the oracle arms: every form and type of the language's first part, on real functions.
+"""Definitions that the oracle arms: all forms and types of the first part, on real functions.
 
 ``{STRUCT.MEMBER}`` is an offset in the guest's types, ``{SYMBOL}`` an address. What is of one
 architecture only stands apart: its registers, arguments on the stack, and its system calls, whose

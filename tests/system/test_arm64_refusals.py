@@ -1,4 +1,4 @@
-"""Which addresses of an arm64 kernel may carry a probe: we beside its own ``kprobe_events``.
+"""Addresses of an arm64 kernel that may carry a probe: we beside its own ``kprobe_events``.
 
 Also what is taken from its file beside what it lists while it runs.
 """

@@ -1,4 +1,4 @@
-"""What keeps a machine's kernel from being probed, each made so for real."""
+"""Obstacles to probing a machine's kernel, each made for real."""
 
 import pytest
 

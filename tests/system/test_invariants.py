@@ -8,7 +8,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 
 import pytest
 
@@ -20,6 +20,7 @@ from kprobes.transport.qemu_command import MachineOptions
 from tests.build.harmed import (
     AGAIN_S,
     FEW,
+    ONE,
     SETTLED_S,
     Scene,
     fail_everywhere,
@@ -207,7 +208,7 @@ def test_killed_wherever_it_arms_and_disarms_breakpoints_it_is_rolled_back(
     scene: Scene, point: str
 ) -> None:
     chain = scene.callbacks()
-    few = "\n".join(scene.instructions("breakpoint")[::100])
+    few = "\n".join(scene.instructions("breakpoint")[::200])
 
     tried = fail_everywhere(scene, point, "--strategy", "breakpoint", definitions=few)
 
@@ -236,28 +237,28 @@ def test_killed_before_and_after_the_journal_is_written_it_is_rolled_back(scene:
     assert fail_everywhere(scene, "record", "--cycles", "2") == 4
 
 
+# On x86 breakpoints are the longer way: the same calls, and others.
+@pytest.mark.arches("amd64", "arm64", matrix="amd64")
 def test_killed_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
     # Three or more allocations; the same freed.
     assert fail_everywhere(scene, "call") >= 6
 
 
+# The task stands where the call before came back to: that one's result is not this one's. Killed
+# there it is above, with breakpoints.
 @LONG
-@pytest.mark.parametrize("how", [(), ("--interrupt",)], ids=["killed", "interrupted"])
-def test_before_each_call_of_the_guests_functions_is_made_it_is_left_well(
-    scene: Scene, how: Sequence[str]
-) -> None:
-    # The task stands where the call before came back to: that one's result is not this one's.
-    assert fail_everywhere(scene, "begun", *how) >= 6
+def test_interrupted_before_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
+    assert fail_everywhere(scene, "begun", "--interrupt", definitions=ONE) >= 6
 
 
 @LONG
 def test_interrupted_before_each_write_to_text_it_is_rolled_back_by_itself(scene: Scene) -> None:
-    assert fail_everywhere(scene, "write", "--interrupt") >= 13
+    assert fail_everywhere(scene, "write", "--interrupt", definitions=ONE) >= 6
 
 
 @ONCE
 def test_interrupted_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
-    assert fail_everywhere(scene, "call", "--interrupt") >= 6
+    assert fail_everywhere(scene, "call", "--interrupt", definitions=ONE) >= 6
 
 
 @ONCE

@@ -1,4 +1,4 @@
-"""What may go wrong at patched instructions: faults, nesting, others' breakpoints, the guest's own.
+"""Faults at patched instructions, nesting, others' breakpoints, the guest's own.
 
 Nothing crashes, nothing is lost uncounted, and what cannot work is refused.
 """

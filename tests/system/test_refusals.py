@@ -1,4 +1,4 @@
-"""Which addresses may carry a probe: our judgement beside the guest's own ``kprobe_events``."""
+"""Addresses that may carry a probe: our verdict beside the guest's own ``kprobe_events``."""
 
 import logging
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What tells whether two records of returns are the same: it must be able to say no."""
+"""Comparison of two records of returns: it must be able to say no."""
 
 from collections import Counter
 from collections.abc import Sequence

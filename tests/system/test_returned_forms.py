@@ -1,4 +1,4 @@
-"""What return probes fetch and print, beside the kernel's own on the same returns.
+"""Fetches and output of return probes, beside the kernel's own on the same returns.
 
 Ours and the kernel's own see a return at the same time but for two things that the other one's
 taking over changes, the instruction pointer and the caller: these are compared in two runs of one

@@ -1,4 +1,4 @@
-"""What runs between a breakpoint of ours and its detour: nothing that a breakpoint may be on.
+"""Path from a breakpoint of ours to its detour: nothing that a breakpoint may be on.
 
 Of x86 only: on arm64 a branch can replace any instruction, and there are no breakpoints of ours.
 """

@@ -1,4 +1,4 @@
-"""Whether a QEMU's guest runs, by its process's memory; with QEMU itself in tests/system."""
+"""Run state of a QEMU's guest, by its process's memory; with QEMU itself in tests/system."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where tracefs is, and its files as files are."""
+"""Place of tracefs, and its files as files are."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Which code one guest's CPUs run."""
+"""Code that one guest's CPUs run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where arm64's tasks are."""
+"""Places of arm64's tasks."""
 
 import pytest
 

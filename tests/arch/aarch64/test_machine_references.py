@@ -1,4 +1,4 @@
-"""Which data a function names: code of a Debian 6.1 kernel, and the addresses known from it."""
+"""Data that a function names: code of a Debian 6.1 kernel, and the addresses known from it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where arguments are at a function's entry."""
+"""Registers and stack words of arguments at a function's entry."""
 
 import pytest
 

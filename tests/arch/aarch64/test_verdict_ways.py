@@ -1,4 +1,4 @@
-"""How instructions may be patched: one branch, one instruction."""
+"""Patches of instructions: one branch, one instruction."""
 
 from kprobes.arch.aarch64.verdict import NO_BREAKPOINT, analyse, examine, first
 from kprobes.model.kernel import TextTables

@@ -1,4 +1,4 @@
-"""What single instructions do to the stack."""
+"""Effects of single instructions on the stack."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which data a function names."""
+"""Data that a function names."""
 
 import pytest
 

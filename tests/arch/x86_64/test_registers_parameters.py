@@ -1,4 +1,4 @@
-"""Where arguments are at a function's entry, against what a compiler does."""
+"""Registers and stack words of arguments at a function's entry, against a compiler's."""
 
 from collections.abc import Sequence
 
