@@ -58,7 +58,7 @@ def _hits(probe: Resolved, counts: Counts) -> Hits:
     )
 
 
-_SOON_S = 0.0005
+_SWITCH_S = 0.0005
 _PR_SET_TIMERSLACK = 29
 _lock = threading.Lock()
 _usual: list[float] = []
@@ -69,7 +69,7 @@ def short_switch_interval() -> Generator[None]:
     """Let threads take turns quickly inside; the last one who leaves puts things back."""
     with _lock:
         _usual.append(sys.getswitchinterval())
-        sys.setswitchinterval(min(_SOON_S, _usual[0]))
+        sys.setswitchinterval(min(_SWITCH_S, _usual[0]))
     try:
         yield
     finally:

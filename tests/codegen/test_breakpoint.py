@@ -12,7 +12,7 @@ from kprobes.codegen.breakpoint import (
     BLOCK_TABLE,
     EMPTY_TABLE,
     compile_notifier,
-    first_look,
+    first_entry,
     hash_table,
     table_mask,
 )
@@ -121,7 +121,7 @@ def _clash(count: int) -> list[Addr]:
     addr = TEXT
     while len(found) < count:
         addr += 1
-        if first_look(addr, wanted) == wanted:
+        if first_entry(addr, wanted) == wanted:
             found.append(Addr(addr))
     return found
 
@@ -142,7 +142,7 @@ def test_addresses_that_clash_are_found_round_the_table_s_end(code: bytes) -> No
 def test_a_stranger_who_clashes_with_ours_is_no_one_of_ours(code: bytes) -> None:
     *clashing, other = _clash(4)
     mask = table_mask(hash_table(dict.fromkeys(clashing, Addr(CODE))))
-    assert first_look(other, mask) == mask
+    assert first_entry(other, mask) == mask
     caller = Caller(code, hash_table(dict.fromkeys(clashing, Addr(CODE))))
     caller.cpu.write(other, INT3)
 

@@ -264,7 +264,7 @@ class DisasmOps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrapFacts:
+class TrapInfo:
     """How a breakpoint's exception comes to us.
 
     Attributes:
@@ -300,7 +300,7 @@ class PatchOps:
     first: Callable[[bytes], int]
     jump: Callable[[Addr, Addr], bytes]
     breakpoint: bytes
-    trap: TrapFacts | None
+    trap: TrapInfo | None
     detour: MakeDetour
     constants: Mapping[str, int]
     landing_pad: bytes

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from kprobes.errors import KprobesError, UsageError
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class UnwrittenError(OSError):
@@ -86,7 +86,7 @@ class WholeFile(io.FileIO):
     def _put(self, data: memoryview) -> tuple[int, OSError | None]:
         taken = 0
         try:
-            while not self._lock.acquire(timeout=_LOOK_S):
+            while not self._lock.acquire(timeout=_POLL_S):
                 self._check_time()
             try:
                 while (taken := taken + self._some(data[taken:])) < len(data):
@@ -106,7 +106,7 @@ class WholeFile(io.FileIO):
         if taken is None:
             poll = select.poll()
             poll.register(self.fileno(), select.POLLOUT)
-            poll.poll(_LOOK_S * 1000)
+            poll.poll(_POLL_S * 1000)
         return taken or 0
 
     def _check_time(self) -> None:

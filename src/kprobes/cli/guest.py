@@ -22,7 +22,7 @@ The first line on standard output is the target to attach to, with this and any 
 Nothing is left behind when the guest ends.
 
 Exit status: 0 done, 1 error, 2 usage, 3 no QEMU, no kernel, or it does not boot."""
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,5 +53,5 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
             return 0
         stop.defer()
         while machine.is_alive and not stop.is_asked:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     return 0

@@ -35,12 +35,12 @@ def journal_as_text(entry: Entry, *, is_brief: bool, is_verbose: bool) -> str:
     kernel = f" ({entry.release})" if entry.release else ""
     count = len(patches(entry))
     armed = f"{counted(count, 'site')} armed" if count else "nothing armed"
-    lent = (
+    allocated = (
         f"; {entry.allocations.memory // 1024:,} KiB are allocated for it"
         if entry.allocations.memory
         else ""
     )
-    line = f"{entry.target}{kernel}: {armed} by {_tracer(entry)}{lent}\n"
+    line = f"{entry.target}{kernel}: {armed} by {_tracer(entry)}{allocated}\n"
     if is_brief:
         return line
     rows = [(f"{patch.addr:#x}", patch.what) for patch in patches(entry)]

@@ -179,7 +179,7 @@ if TYPE_CHECKING:
     from kprobes.session import Session
 
 _LOST = 6
-_LOOK_S = 0.1
+_POLL_S = 0.1
 """Between looks whether a paused guest goes on."""
 
 
@@ -436,7 +436,7 @@ def _await_cont(session: "Session", stop: Stop) -> None:
         _warn("the guest is paused; probes are armed when it goes on (`cont` in its monitor)")
     while stub.stands():
         stop.check()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _print_waiting(session: "Session") -> None:

@@ -59,7 +59,7 @@ def hash_table(detours: Mapping[Addr, Addr]) -> bytes:
     count = 1 << (2 * len(detours)).bit_length()
     table = bytearray(_ENTRY * count)
     for addr, detour in detours.items():
-        at = first_look(addr, count - 1)
+        at = first_entry(addr, count - 1)
         while any(table[_ENTRY * at : _ENTRY * at + 8]):
             at = at + 1 & count - 1
         pair = addr.to_bytes(8, "little") + detour.to_bytes(8, "little")
@@ -67,7 +67,7 @@ def hash_table(detours: Mapping[Addr, Addr]) -> bytes:
     return bytes(table)
 
 
-def first_look(addr: int, mask: int) -> int:
+def first_entry(addr: int, mask: int) -> int:
     """Return the entry of a table at which the search for an address begins."""
     return (addr * _MULTIPLIER & U64) >> _SHIFT & mask
 

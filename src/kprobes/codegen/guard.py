@@ -77,10 +77,10 @@ def check(context: Context, event: str, out: str) -> None:
         out: where to go then.
     """
     f = context.out
-    look, inside, free = f.label("look"), f.label("inside"), f.label("free")
+    check, inside, free = f.label("check"), f.label("inside"), f.label("free")
     word = _word(context)
-    f.branch(f.compare("ne", word, 0), look, free, is_likely=False)
-    f.place(look)
+    f.branch(f.compare("ne", word, 0), check, free, is_likely=False)
+    f.place(check)
     f.branch(_is_taken(context, word), inside, free)
     f.place(inside)
     count(context, event, context.abi.missed)

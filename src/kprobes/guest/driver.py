@@ -44,7 +44,7 @@ _CODE_OF_PLAN = 1024
 _AWAITED_INSTANCES = _SPARE_INSTANCES = 1 * MIB
 _UNDOS_OF_PLAN, _SPARE_UNDOS = 2, 1024
 """A site and its ftrace record; what crosses pages, comes late, or has a handler."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 """Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
 
@@ -244,7 +244,7 @@ class GuestDriver:
 
         To be called often while probes are armed: it looks only when room was missing.
         """
-        if time.monotonic() < self._checked_s + _LOOK_S:
+        if time.monotonic() < self._checked_s + _POLL_S:
             return
         self._checked_s = time.monotonic()
         # Whoever arms waits for the guest, and rings must be drained meanwhile.

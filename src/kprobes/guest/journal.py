@@ -481,15 +481,11 @@ def _mark_of(text: str) -> bytes:
 def _mark_place(marked: MarkPlace | None, allocations: AllocationLog) -> Phys | None:
     # While the guest takes the memory back nobody knows what is in it.
     returned = allocations.call.returns if allocations.call is not None else None
-    lent = [
-        allocation
-        for allocation in allocations.live
-        if allocation.kind is Kind.DATA and allocation != returned
-    ]
-    is_there = marked is not None and any(
-        allocation.addr == marked.allocation for allocation in lent
-    )
-    return marked.phys if marked is not None and is_there else None
+    known = (each for each in allocations.live if each != returned)
+    allocated = [each for each in known if each.kind is Kind.DATA]
+    if marked is None or all(each.addr != marked.allocation for each in allocated):
+        return None
+    return marked.phys
 
 
 def _guardian_of(pid: int, began: str) -> tuple[int, str]:

@@ -99,7 +99,7 @@ class NoBoundaryError(RefusedError):
     """An address in the middle of an instruction."""
 
 
-_Judge = Callable[[Addr], PatchOptions]
+_OptionsAt = Callable[[Addr], PatchOptions]
 
 
 class OwnProbes(Protocol):
@@ -221,7 +221,7 @@ class Instructions:
         self.memory = self._compiled.patched
         self._text = text
         self._info = info
-        self._verdicts: dict[Addr, _Judge] = {}
+        self._verdicts: dict[Addr, _OptionsAt] = {}
 
     def site(self, addr: Addr, wish: Wish) -> Site:
         """Return how the instruction at an address is probed.

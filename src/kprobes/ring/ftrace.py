@@ -184,7 +184,7 @@ def _time(naming: Naming) -> int:
 
 _LOCATION_SIZE = 4
 _STEP = 4  # every record begins at a multiple of it
-_NOBODY = (1 << 16) - 1
+_NOT_OURS = (1 << 16) - 1
 _NO_COMM = np.zeros((), f"S{COMM_SIZE}")
 
 _ALL = slice(None)
@@ -265,7 +265,7 @@ def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
     found = _find(pages, shapes)
     present = np.flatnonzero(np.bincount(found.kinds)).tolist()
     batches: list[Batch] = []
-    which = np.full(len(found.kinds), _NOBODY, np.uint16)
+    which = np.full(len(found.kinds), _NOT_OURS, np.uint16)
     namings: list[Naming] = []
     for kind in present:
         index = _ALL if len(present) == 1 else np.flatnonzero(found.kinds == kind)
@@ -275,7 +275,7 @@ def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
             for part in _split(found, index, shapes.events[kind]):
                 which[part.index] = len(batches)
                 batches.append(_batch(found, part, shapes.contexts))
-    ours = which[which != _NOBODY]
+    ours = which[which != _NOT_OURS]
     return HostDecoded(
         batches=tuple(batches),
         which=ours,

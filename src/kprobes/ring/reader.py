@@ -17,7 +17,7 @@ from kprobes.model.events import Batch
 from kprobes.model.resolved import ALIGN, COUNTER
 from kprobes.ports import Clock
 from kprobes.ring.chunk import POSITION_MASK, Bytes, Chunk, Decoded, Shapes
-from kprobes.ring.records import Frames, Records, Rows, batch, find, run_of_one, sound
+from kprobes.ring.records import FoundRecords, Records, Rows, batch, find, run_of_one, sound
 
 _NO_STARTS = np.empty(0, np.int64)
 
@@ -55,28 +55,28 @@ def _decode_run(chunk: Chunk, shapes: Shapes, clock: Clock, *, run: tuple[int, i
 
 
 def _decode_mix(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
-    frames = find(chunk, shapes)
-    found = _split(chunk, frames, shapes)
-    kept = [sound(records) for records in found]
-    dropped = len(frames.ids) - sum(len(records.rows) for records in kept)
+    found = find(chunk, shapes)
+    split = _split(chunk, found, shapes)
+    kept = [sound(records) for records in split]
+    dropped = len(found.ids) - sum(len(records.rows) for records in kept)
     return Decoded(
         cpu=chunk.cpu,
         batches=tuple(_batches(kept, chunk.cpu, clock)),
-        position=chunk.position + frames.end & POSITION_MASK,
-        is_blocked=frames.is_blocked,
-        is_lost=frames.is_lost,
-        damaged=frames.damaged + dropped,
-        last_counter=_last_counter(chunk, frames),
+        position=chunk.position + found.end & POSITION_MASK,
+        is_blocked=found.is_blocked,
+        is_lost=found.is_lost,
+        damaged=found.damaged + dropped,
+        last_counter=_last_counter(chunk, found),
     )
 
 
-def _split(chunk: Chunk, frames: Frames, shapes: Shapes) -> list[Records]:
-    present = np.flatnonzero(np.bincount(frames.ids)).tolist()
+def _split(chunk: Chunk, found: FoundRecords, shapes: Shapes) -> list[Records]:
+    present = np.flatnonzero(np.bincount(found.ids)).tolist()
     is_any_dynamic = any(shapes.layouts[event_id].is_dynamic for event_id in present)
     blob = chunk.data.tobytes() if is_any_dynamic else b""
     split: list[Records] = []
     for event_id in present:
-        starts = frames.offsets[frames.ids == event_id] if len(present) > 1 else frames.offsets
+        starts = found.offsets[found.ids == event_id] if len(present) > 1 else found.offsets
         layout = shapes.layouts[event_id]
         rows = _rows(chunk, starts, shapes.dtypes[event_id])
         split.append(Records(layout=layout, rows=rows, starts=starts, blob=blob))
@@ -96,10 +96,10 @@ def _batches(found: list[Records], cpu: int, clock: Clock) -> list[Batch]:
     return [batch(records, cpu=cpu, clock=clock) for records in found if len(records.rows)]
 
 
-def _last_counter(chunk: Chunk, frames: Frames) -> int | None:
-    if len(frames.offsets) == 0:
+def _last_counter(chunk: Chunk, found: FoundRecords) -> int | None:
+    if len(found.offsets) == 0:
         return None
-    at = int(frames.offsets[-1]) + COUNTER
+    at = int(found.offsets[-1]) + COUNTER
     return int(chunk.data[at : at + 8].view("<u8")[0])
 
 

@@ -30,7 +30,7 @@ _STEPS = np.arange(_WORDS, dtype=np.uint64) << np.uint64(EVENT_BITS + 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Frames:
+class FoundRecords:
     """Records of a chunk: byte offsets (n,) ascending, and the event id of each.
 
     ``end`` is where decoding goes on; for the rest see ``Decoded``.
@@ -65,19 +65,21 @@ def run_of_one(chunk: Chunk, shapes: Shapes) -> tuple[int, int] | None:
     return event_id, count
 
 
-def find(chunk: Chunk, shapes: Shapes) -> Frames:
+def find(chunk: Chunk, shapes: Shapes) -> FoundRecords:
     """Find the records of a chunk of any mix."""
     starts = _candidates(_words(chunk.commits)[: -(-chunk.limit // ALIGN)], chunk.position)
     ids = _ids(chunk, starts)
     ends = _ends(chunk, starts, ids, shapes)
     if len(starts) == 0 or starts[0] != 0:
-        return Frames(offsets=starts[:0], ids=ids[:0], end=0, is_blocked=chunk.limit > 0)
+        return FoundRecords(offsets=starts[:0], ids=ids[:0], end=0, is_blocked=chunk.limit > 0)
     # Where one record does not end at the next one's start. The last always counts as such.
     breaks = np.flatnonzero(np.append(ends[:-1] != starts[1:], True))
     end = int(ends[breaks[0]])
     if end and (end >= chunk.limit or not _contains(starts, end)):
         kept = slice(0, int(breaks[0]) + 1)
-        return Frames(offsets=starts[kept], ids=ids[kept], end=end, is_blocked=end < chunk.limit)
+        return FoundRecords(
+            offsets=starts[kept], ids=ids[kept], end=end, is_blocked=end < chunk.limit
+        )
     return _walk(starts, ends, ids, breaks=breaks, limit=chunk.limit)
 
 
@@ -152,7 +154,7 @@ def _walk(
     *,
     breaks: NDArray[np.int64],
     limit: int,
-) -> Frames:
+) -> FoundRecords:
     # From break to break: past words inside a record that look like commits, and past
     # damaged records to the next sound one. Every step goes forward.
     begin, end_of, stops = starts.tolist(), ends.tolist(), breaks.tolist()
@@ -173,7 +175,7 @@ def _walk(
             after = bisect_left(sound, stop)
             is_lost = after == len(sound)
             end = limit if is_lost else begin[sound[after]]
-    return Frames(
+    return FoundRecords(
         offsets=starts[kept],
         ids=ids[kept],
         end=end,

@@ -261,7 +261,7 @@ def memory_fault(span: tuple[int, int], answer: bytes, verb: str) -> MemoryFault
 
 # The empty packet ends a half one: QEMU keeps what a client that was killed in the middle of a
 # packet has sent, and takes the next client's first words for the rest of it.
-_HELLO = rsp.frame(b"") + rsp.frame(b"qSupported:xmlRegisters=i386,arm")
+_HANDSHAKE = rsp.frame(b"") + rsp.frame(b"qSupported:xmlRegisters=i386,arm")
 _CLOSED = "closed the connection: not a gdb stub?"
 # A process must be named where an earlier client asked for multiprocess: QEMU remembers that.
 DETACH = b"D;1"
@@ -280,7 +280,7 @@ def handshake(sock: socket.socket, address: str, *, timeout_s: float) -> bytes:
     """
     try:
         sock.settimeout(timeout_s)
-        sock.sendall(_HELLO)
+        sock.sendall(_HANDSHAKE)
         first = sock.recv(1, socket.MSG_PEEK)
     except TimeoutError as e:
         _forsake(sock)

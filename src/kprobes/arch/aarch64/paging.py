@@ -200,7 +200,7 @@ class PageTables:
         first, last = max(start, bottom), min(stop, bottom + (1 << self.layout.va_bits))
         if first >= last:
             return ()
-        walk = _Walk(self, first, last)
+        walk = _PageWalk(self, first, last)
         walk.visit(int(self.root), self.layout.first, bottom, WRITABLE | EXECUTABLE)
         return walk.pieces.runs()
 
@@ -241,7 +241,7 @@ class PageTables:
         return rights & self._rights_below(word)
 
 
-class _Walk:
+class _PageWalk:
     # Collects the pages of one range.
     def __init__(self, tables: PageTables, start: int, stop: int) -> None:
         self.pieces = Pieces(start, stop)

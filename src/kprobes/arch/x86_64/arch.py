@@ -16,7 +16,7 @@ from kprobes.arch.arch import (
     PatchOps,
     ReturnOps,
     Segment,
-    TrapFacts,
+    TrapInfo,
     UpcallOps,
 )
 from kprobes.arch.insn import Analysis, Disassembled, InsnVerdict, MemoryAccess, Read, Syntax
@@ -162,7 +162,7 @@ PATCH = PatchOps(
     first=trampoline.first,
     jump=trampoline.jump,
     breakpoint=trampoline.BREAKPOINT,
-    trap=TrapFacts(
+    trap=TrapInfo(
         symbol="asm_exc_int3",
         # DIE_INT3 in arch/x86/include/asm/kdebug.h.
         action=2,
