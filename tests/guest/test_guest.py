@@ -5,7 +5,9 @@ from typing import cast
 import pytest
 
 from kprobes.errors import MemoryFault
-from kprobes.guest.guest import remembering
+from kprobes.guest.guest import GuestMemory, remembering
+from kprobes.ports import MappedRun
+from kprobes.units import Phys
 from tests.build.guest import DATA, PERCPU, make_memory
 from tests.build.pages import PAGE, FakeRam
 
@@ -70,3 +72,26 @@ def test_what_is_not_mapped_is_a_fault_with_remembered_tables_too(addr: int) -> 
 
     with pytest.raises(MemoryFault):
         again.read(addr, 8)
+
+
+def test_what_was_unmapped_for_a_moment_is_found_with_remembered_tables_too() -> None:
+    memory = make_memory()
+    again = remembering(GuestMemory(memory.ram, _UnmappedAtFirst(memory)))
+
+    assert [again.physical(DATA + at) for at in (0, PAGE, 0)] == [
+        memory.physical(DATA + at) for at in (0, PAGE, 0)
+    ]
+
+
+class _UnmappedAtFirst:
+    """Page tables that had no page when they were read in bulk."""
+
+    def __init__(self, memory: GuestMemory) -> None:
+        self._memory = memory
+
+    def physical(self, addr: int) -> Phys:
+        return self._memory.physical(addr)
+
+    def mapped_runs(self, start: int, stop: int) -> tuple[MappedRun, ...]:
+        del start, stop
+        return ()

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kprobes.arch.arch import Arch
-from kprobes.errors import MemoryFault
 from kprobes.model.kernel import Kernel
 from kprobes.ports import MappedRun, Ram, Tables, Translator
 from kprobes.transport.ram import ProcessPlace
@@ -88,7 +87,8 @@ class _Remembered:
         starts, runs = self._regions[number]
         index = bisect_right(starts, addr) - 1
         if index < 0 or addr >= runs[index].virt + runs[index].size:
-            raise MemoryFault(addr, 1)
+            # It may be mapped by now: a guest that frees code unmaps pages for a moment.
+            return self._tables.physical(addr)
         return Phys(runs[index].phys + addr - runs[index].virt)
 
     def mapped_runs(self, start: int, stop: int) -> Sequence[MappedRun]:
