@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,21 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("kprobe 0.")
+
+
+def test_a_version_that_is_not_known_is_no_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("kprobe of an unknown version: not installed")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +238,7 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(
 
     assert code == 1
     assert capsys.readouterr().err.splitlines() == [
-        "kprobe: a bug of kprobe: RuntimeError: deep",
+        "kprobe: internal error: RuntimeError: deep",
         "  KPROBES_TRACEBACK=1 in the environment shows where",
     ]
 

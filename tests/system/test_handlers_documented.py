@@ -1,7 +1,9 @@
 """Every example of docs/howto/handlers.md runs, and prints what it says."""
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,9 +37,15 @@ def examples() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def kernel(arch: str) -> Generator[Session]:
-    with kprobes.boot(MachineOptions(arch=arch)) as session:
-        yield session
+def booted() -> Generator[Callable[[str], Session]]:
+    """Return a kernel of an architecture: one for all examples, which leave it as it was."""
+    with ExitStack() as stack:
+
+        @cache
+        def booted(arch: str) -> Session:
+            return stack.enter_context(kprobes.boot(MachineOptions(arch=arch)))
+
+        yield booted
 
 
 def test_the_page_has_examples() -> None:
@@ -50,8 +58,13 @@ def test_the_page_has_examples() -> None:
     ("arch", "code", "printed"), list(examples()), indirect=["arch"], scope="session"
 )
 def test_an_example_does_what_it_says(
-    kernel: Session, code: str, printed: str, capsys: pytest.CaptureFixture[str]
+    booted: Callable[[str], Session],
+    arch: str,
+    code: str,
+    printed: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    kernel = booted(arch)
     told: list[str] = []
     kernel.handlers.report.warn = told.append
 

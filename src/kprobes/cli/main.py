@@ -148,9 +148,13 @@ class _Version(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         del namespace, values, option_string
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        sys.stdout.write(f"kprobe {version('kprobes')}\n")
+        try:
+            found = version("kprobes")
+        except PackageNotFoundError:
+            found = "of an unknown version: not installed, but run from its source"
+        sys.stdout.write(f"kprobe {found}\n")
         parser.exit()
 
 
@@ -196,7 +200,7 @@ def _broken(error: BaseException) -> int:
     else:
         what = str(error).partition("\n")[0] or "no more is known"
         print_message(
-            f"kprobe: a bug of kprobe: {type(error).__name__}: {what}\n"
+            f"kprobe: internal error: {type(error).__name__}: {what}\n"
             "  KPROBES_TRACEBACK=1 in the environment shows where"
         )
     return 1
