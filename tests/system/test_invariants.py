@@ -253,7 +253,8 @@ def test_interrupted_before_each_call_of_the_guests_functions_it_is_left_well(sc
 
 @LONG
 def test_interrupted_before_each_write_to_text_it_is_rolled_back_by_itself(scene: Scene) -> None:
-    assert fail_everywhere(scene, "write", "--interrupt", definitions=ONE) >= 6
+    # Code; flags and site of one function; and the same back.
+    assert fail_everywhere(scene, "write", "--interrupt", definitions=ONE) >= 5
 
 
 @ONCE
