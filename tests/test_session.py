@@ -45,6 +45,7 @@ def test_definitions_are_added_call_by_call(session: Session) -> None:
         ("r:a vfs_write", "DIFF_PROBE_TYPE"),
         ("p:a vfs_write %di", "DIFF_ARG_TYPE"),
         ("p:b vfs_write\n-:c", "NO_EVENT"),
+        ("p:b nothing", "BAD_PROBE_ADDR"),
     ],
 )
 def test_a_later_call_minds_what_is_there_and_changes_nothing_when_it_is_wrong(

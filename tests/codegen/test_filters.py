@@ -82,6 +82,7 @@ FILTERS = [
     (STRINGS, 'v ~ "[a-b]*" || v == ""'),
     (STRINGS, 'comm ~ "k*" && s ~ "*b*" || comm == "sh"'),
     (STRINGS, 'comm ~ "*r/*" || comm ~ "*h" || comm == "a name that is too long"'),
+    (STRINGS, 'comm ~ "s*h"'),
 ]
 COMMS = (b"sh", b"kworker/0:1", b"", b"fifteen letters", b"bash")
 _HITS = 50

@@ -197,6 +197,15 @@ def test_a_guardian_that_dies_is_told_once_and_one_that_is_dismissed_is_not() ->
     assert deaths.empty()
 
 
+def test_what_ends_a_tracer_s_group_or_session_leaves_its_guardian() -> None:
+    journal = Journal.create("/somewhere")
+
+    with Guardian("/somewhere", journal.path) as watcher:
+        watcher.watch(lambda _: None)
+
+        assert os.getpgid(watcher.pid) == os.getsid(watcher.pid) == watcher.pid
+
+
 def test_a_guardian_that_is_dismissed_does_not_touch_the_guest() -> None:
     stub = FakeStub()
     journal = Journal.create("/somewhere")

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from kprobes.errors import GuestReplacedError
+from kprobes.guest import identity
 from kprobes.guest.identity import check_stopped
 from kprobes.guest.journal import Boot
 from kprobes.transport.stub import Stub
@@ -70,6 +71,13 @@ def test_another_boot_of_the_same_kernel_is_a_reboot(ram: FakeRam) -> None:
 
     with pytest.raises(GuestReplacedError, match="the guest was rebooted"):
         check(ram, KERNEL)
+
+
+def test_memory_alone_tells_another_boot_of_a_running_guest(ram: FakeRam) -> None:
+    ram.write(PHYS, b"canary.2")
+
+    with pytest.raises(GuestReplacedError, match="the guest was rebooted"):
+        identity.check(Journal(), ram.read)
 
 
 @pytest.mark.parametrize("is_mark_left", [True, False])

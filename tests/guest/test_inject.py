@@ -199,7 +199,9 @@ def test_somebody_else_at_the_return_trap_is_not_taken_for_our_task() -> None:
     _caught(cpus)
 
     def stranger() -> int | None:
-        cpus.vcpus[2] |= {"rip": TRAP, "rsp": STACK + 0x800, "rax": 13}
+        # As a task of an earlier session, whose calls had the same numbers.
+        number = cpus.vcpus[1]["r15"]
+        cpus.vcpus[2] |= {"rip": TRAP, "rsp": STACK + 0x800, "r15": number, "rax": 13}
         return 2
 
     cpus.script += [stranger, _returns(cpus, 1, 42)]

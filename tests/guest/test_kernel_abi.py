@@ -56,3 +56,19 @@ def test_where_a_register_has_the_task_it_has_the_preempt_count() -> None:
     found = kernel_abi.task_abi(kernel)
 
     assert (found.current, found.preempt_count, found.resched_mask) == (0, 8, 2)
+
+
+def test_where_no_register_has_the_task_symbols_or_members_of_one_have_it() -> None:
+    types = TASK_STRUCT | {
+        "pcpu_hot.current_task": (0x10, 8),
+        "pcpu_hot.preempt_count": (0x18, 4),
+    }
+    symbols = [symbol("current_task", 0x2000), symbol("__preempt_count", 0x2008)]
+
+    found = [
+        kernel_abi.task_abi(make_kernel(named, types=types))
+        for named in (symbols, [symbol("pcpu_hot", 0x3000)])
+    ]
+
+    places = [(each.current, each.preempt_count) for each in found]
+    assert places == [(0x2000, 0x2008), (0x3010, 0x3018)]

@@ -25,6 +25,12 @@ def test_every_probe_is_an_event_of_its_own() -> None:
     assert [each.resolved.layout.event_id for each in found] == [1, 2, 3, 4]
 
 
+def test_a_name_that_is_given_is_not_made_again() -> None:
+    found = prepared("p:one vfs_read", "p:one_2 void_fn", "p:theirs/one many")
+
+    assert [each.name for each in found] == ["one", "one_2", "one_3"]
+
+
 def test_a_pattern_names_what_the_function_tracer_knows() -> None:
     found = prepared("p:all *e*")
 

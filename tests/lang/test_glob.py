@@ -23,6 +23,7 @@ from kprobes.lang.glob import glob, literal, matches
         (b"a*c", [b"ac", b"abc", b"acc"], [b"a", b"c", b"acb"]),
         (b"ab*ba", [b"abba", b"abxba"], [b"aba", b"ab"]),
         (b"*ab*bc*", [b"abbc", b"xabybcz"], [b"abc", b"bcab"]),
+        (b"*b*ab", [b"bab", b"abaab"], [b"aab"]),
         (b"a?c", [b"abc", b"a*c"], [b"ac", b"abbc"]),
         (b"[ab]c", [b"ac", b"bc"], [b"cc", b"[ab]c"]),
         (b"[a-c]", [b"a", b"b", b"c"], [b"d", b"-"]),

@@ -36,6 +36,7 @@ def test_what_all_releases_know_stays_as_it_is(text: str) -> None:
         ("a=$arg2:u8", "a=%si:u8"),
         ("c", "c=%r8:s8"),
         ("a=+8($arg1):u16", "a=+8(%di):u16"),
+        ("a=-8($arg1):u16", "a=-8(%di):u16"),
         ("a=file->f_mode", "a=+0(%di):u32"),
         ("a=file->f_path.dentry->d_name.len:x8", "a=+36(+24(%di)):x8"),
         ("a=file->f_path.dentry->d_name.name:string", "a=+0(+40(+24(%di))):string"),

@@ -72,6 +72,13 @@ def test_a_branch_into_the_run_is_refused_from_anywhere() -> None:
     assert inside in refused(PUSHES + "488d05" + to(START + 1, 7, place=START + 5) + "c3")
 
 
+def test_a_branch_to_the_runs_last_byte_is_refused_and_one_to_the_next_is_not() -> None:
+    shorter_last = "4157" + "4156" + "55"
+
+    assert "something leads to f+0x4" in refused(shorter_last + "ebfd")
+    assert jump_run(function(shorter_last + "ebfe"), START).stop == START + 5
+
+
 def test_an_instruction_that_may_not_be_displaced_is_named() -> None:
     assert refused("90" + "0f0b" + "9090c3").startswith("f+0x1: it raises an exception")
     site = TextTables(jump_labels={START + 1: COLD})
