@@ -204,6 +204,14 @@ def _read(
     return f.phi({low: by_user, high: by_kernel, other: const(-1)})
 
 
+# Strings of a record, after its fixed part, in the order of the fields:
+#
+#     0          field.offset         layout.size       end            limit
+#     +----------+------------------+-+-----------------+--------------+
+#     | header   | offset:16, len:16| | "name\0" "sh\0" | room         |
+#     +----------+------------------+-+-----------------+--------------+
+#
+# record._trim() gives back what is left of the room, where it can.
 _LOCATION = 4
 _NOWHERE = 1 << 63
 """An address that no CPU can have."""

@@ -123,7 +123,7 @@ def _emit_record(context: Context, probe: Resolved, index: int, leave: str) -> N
 
 
 def _reserve(context: Context, size: int, full: str) -> tuple[Value, Value]:
-    # Per CPU (docs/formats/ring.md):
+    # Per CPU (docs/reference/formats/ring.md):
     #
     #     word    [cpu:16] [position:48]     bytes ever reserved
     #     limit   [cpu:16] [position:48]     what has been read, and a ring's size

@@ -93,6 +93,7 @@ def _definitions(context: Context, mailbox: Addr, layout: MailboxLayout) -> str:
 
 
 def _guard_enter(context: Context) -> Value:
+    # C has one return value where the guard has two ways to go on.
     f = context.out
     held, missed, done = (f.label(hint) for hint in ("held", "missed", "done"))
     guard.hold(context, lambda: None, missed)
@@ -110,10 +111,12 @@ def _context_number(context: Context) -> Value:
 
 
 def _cpu(context: Context) -> Value:
+    # The reservation word is ``cpu << 48 | position``, also where nothing is recorded.
     word = per_cpu.load(context, context.abi.percpu + PERCPU_WORD)
     return context.out.op("lshr", word, CPU_SHIFT)
 
 
 def _other_flags(context: Context) -> Value:
+    # On arm64 the entry stub saves the condition flags; DAIF and the like are read here.
     computed = context.code.call.computed.get(context.arch.upcall.saved[-1])
     return const(0) if computed is None else context.out.value("i64", computed)

@@ -67,6 +67,16 @@ class Saved(NamedTuple):
     link: Link
 
 
+# After a usual beginning: paciasp; stp x29, x30, [sp, #-48]!; mov x29, sp
+#
+#     sp at the entry -> +-------------+
+#                        | locals      |
+#                        | x30, signed |  saved = (place 40, SIGNED)
+#     sp, x29 ---------> | x29         |  depth = 48, frame = 48
+#                        +-------------+
+#
+# link is SIGNED until the first call, then CHANGED. At a ret that is proven depth is 0 and link is
+# RETURN again.
 class Stack(NamedTuple):
     """The stack before an instruction.
 
