@@ -1,6 +1,6 @@
 """``kprobe restore`` over several guests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -13,8 +13,13 @@ def test_one_guest_that_cannot_be_put_right_is_in_the_exit_code(
     codes: Sequence[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = [(f"guest {n}", code) for n, code in enumerate(codes)]
-    monkeypatch.setattr(restore, "_guests", lambda _: iter(outcomes))
-    monkeypatch.setattr(restore, "_here", lambda: iter(()))
+
+    def guests(found: object) -> Iterator[tuple[str, int]]:
+        del found
+        return iter(outcomes)
+
+    monkeypatch.setattr(restore, "_guests", guests)
+    monkeypatch.setattr(restore, "_here", list[tuple[str, int]])
 
     code = main(["restore"])
 
