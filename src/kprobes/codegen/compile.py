@@ -174,22 +174,25 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
         returns.emit(context, form.returning, len(probes))
         context.out.emit(_RETURN)
         functions = [_function(arch, "probe", context.out)]
-    count = len(probes) + sum(len(each.returns.probes) for each in form.returning)
-    # An event's number fits an instruction's operand, a table's size 32 bits. All else that linking
-    # gives is an address, of which LLVM may assume nothing but the code model.
-    names = ("site", "trampoline", "instances", "missed_upcall")
-    externals = {**dict.fromkeys(names, ""), "instance_count": ", !absolute_symbol !4"}
-    externals |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
     return _MODULE.format(
         intrinsics=arch.code.intrinsics,
         runtime=runtime.INTRINSICS,
         alignment=arch.code.call.alignment,
         readers="\n".join(f"declare dso_local i64 @{name}(i64, i64, i64)" for name in _READERS),
-        externals="\n".join(
-            f"@{name} = external dso_local global i8{range_}" for name, range_ in externals.items()
-        ),
+        externals="\n".join(_externals(form)),
         functions="\n".join((*functions, *_parts(context, functions))),
     )
+
+
+def _externals(form: Form) -> Iterator[str]:
+    # An event's number fits an instruction's operand, a table's size 32 bits. All else that linking
+    # gives is an address, of which LLVM may assume nothing but the code model.
+    count = len(form.probes) + sum(len(each.returns.probes) for each in form.returning)
+    names = ("site", "trampoline", "instances", "missed_upcall")
+    ranges = {**dict.fromkeys(names, ""), "instance_count": ", !absolute_symbol !4"}
+    ranges |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
+    for name, range_ in ranges.items():
+        yield f"@{name} = external dso_local global i8{range_}"
 
 
 def _emit_choice(context: Context, probe: Resolved) -> None:

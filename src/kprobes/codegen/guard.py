@@ -77,10 +77,10 @@ def check(context: Context, event: str, out: str) -> None:
         out: where to go then.
     """
     f = context.out
-    check, inside, free = f.label("check"), f.label("inside"), f.label("free")
+    held, inside, free = f.label("held"), f.label("inside"), f.label("free")
     word = _word(context)
-    f.branch(f.compare("ne", word, 0), check, free, is_likely=False)
-    f.place(check)
+    f.branch(f.compare("ne", word, 0), held, free, is_likely=False)
+    f.place(held)
     f.branch(_is_taken(context, word), inside, free)
     f.place(inside)
     count(context, event, context.abi.missed)

@@ -481,11 +481,8 @@ def _mark_of(text: str) -> bytes:
 def _mark_place(marked: MarkPlace | None, allocations: AllocationLog) -> Phys | None:
     # While the guest takes the memory back nobody knows what is in it.
     returned = allocations.call.returns if allocations.call is not None else None
-    known = (each for each in allocations.live if each != returned)
-    allocated = [each for each in known if each.kind is Kind.DATA]
-    if marked is None or all(each.addr != marked.allocation for each in allocated):
-        return None
-    return marked.phys
+    data = {each.addr for each in allocations.live if each.kind is Kind.DATA and each != returned}
+    return marked.phys if marked is not None and marked.allocation in data else None
 
 
 def _guardian_of(pid: int, began: str) -> tuple[int, str]:

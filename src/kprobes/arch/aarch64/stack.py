@@ -75,8 +75,8 @@ class Saved(NamedTuple):
 #     sp, x29 ---------> | x29         |  depth = 48, frame = 48
 #                        +-------------+
 #
-# link is SIGNED until the first call, then CHANGED. At a ret that is proven depth is 0 and link is
-# RETURN again.
+# link is SIGNED until the first call, then CHANGED, and SIGNED again when x30 is loaded from where
+# it was saved. cfg.py says which of these a return or a jump may leave with.
 class Stack(NamedTuple):
     """The stack before an instruction.
 
