@@ -126,9 +126,11 @@ def _end_left(home: Path) -> None:
 def main() -> int:
     """Make every change and say what became of it; return 1 unless all were noticed."""
     parser = argparse.ArgumentParser(description="Make changes of the engine, one at a time.")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these changes only")
-    wanted = parser.parse_args().only
-    mutants = [each for each in read_mutants() if wanted is None or each.name in wanted]
+    known = {each.name: each for each in read_mutants()}
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=known, default=known, help="these changes only"
+    )
+    mutants = [known[name] for name in parser.parse_args().only]
     began, killed = time.monotonic(), 0
     with tempfile.TemporaryDirectory(prefix="kprobes-mutants-") as scratch:
         copy = Copy(Path(scratch))

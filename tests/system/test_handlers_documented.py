@@ -42,10 +42,10 @@ def booted() -> Generator[Callable[[str], Session]]:
     with ExitStack() as stack:
 
         @cache
-        def booted(arch: str) -> Session:
+        def boot(arch: str) -> Session:
             return stack.enter_context(kprobes.boot(MachineOptions(arch=arch)))
 
-        yield booted
+        yield boot
 
 
 def test_the_page_has_examples() -> None:
