@@ -1,5 +1,6 @@
 """Text given to a session with this machine's kernel, on a kernel that is not there."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,31 @@ def test_a_command_that_is_followed_runs_when_it_is_named(tracefs: FakeTracefs) 
     assert finished.output.decode() == pids[0]
     with pytest.raises(UsageError, match="give pids"):
         kernel.choose_tasks(tgids=[1])
+
+
+def test_a_command_that_is_followed_does_nothing_until_the_kernel_was_told_its_pid(
+    tracefs: FakeTracefs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, seen = tmp_path / "done", list[bool]()
+    kernel = session_of(tracefs)
+    kernel.probe("p:a vfs_read")
+    kernel.choose_tasks(follow=True)
+    follow = kernel.driver.follow
+
+    def follow_late(pid: int) -> None:
+        # Ample for a command that nothing holds; one that is held never comes.
+        deadline = time.monotonic() + 2
+        while not done.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seen.append(done.exists())
+        follow(pid)
+
+    monkeypatch.setattr(kernel.driver, "follow", follow_late)
+    with kernel.record():
+        kernel.run(f"touch {done}")
+
+    assert seen == [False]
+    assert done.exists()
 
 
 def test_nothing_is_written_before_recording(tracefs: FakeTracefs) -> None:
