@@ -1,6 +1,5 @@
 """Text given to a session with this machine's kernel, on a kernel that is not there."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from kprobes.host.driver import HostDriver, HostOptions
 from kprobes.host_session import HostSession
 from tests.build.host_machine import make_machine, open_fake
 from tests.build.tracefs import FakeTracefs
+from tests.build.waiting import becomes_true
 
 
 @pytest.fixture
@@ -70,10 +70,7 @@ def test_a_command_that_is_followed_does_nothing_until_the_kernel_was_told_its_p
 
     def follow_late(pid: int) -> None:
         # Ample for a command that nothing holds; one that is held never comes.
-        deadline = time.monotonic() + 2
-        while not done.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        seen.append(done.exists())
+        seen.append(becomes_true(done.exists, timeout_s=2))
         follow(pid)
 
     monkeypatch.setattr(kernel.driver, "follow", follow_late)
