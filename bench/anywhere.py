@@ -7,6 +7,7 @@ the kernel's own with its optimisation off, jumps beside its own optimised ones 
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from bench.guest import Rig, boot
@@ -62,7 +63,7 @@ def _definition(isa: Isa, place: str) -> str:
 
 @contextmanager
 def _ours(rig: Rig, definition: str, middle: Middle) -> Generator[None]:
-    rig.session.driver.strategy = middle.strategy
+    rig.session.options = replace(rig.session.options, strategy=middle.strategy)
     with rig.ours(f"p:ours {definition}"):
         yield
 

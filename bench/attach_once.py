@@ -4,7 +4,7 @@ import json
 import sys
 import time
 
-from kprobes.session import attach
+from kprobes.open import attach
 
 
 def main() -> None:

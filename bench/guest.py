@@ -22,7 +22,7 @@ from kprobes.lang.parser import parse_source
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.definition import NO_SYNTHETIC_FIELDS, SyntheticFields
 from kprobes.model.plan import Plan
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 
@@ -37,11 +37,12 @@ class ByHand(GuestDriver):
 
     def abi(self) -> GuestAbi:
         """Return the constants that code for this guest has."""
-        return self._abi(self._allocate()[0])
+        arena, _ = self._allocator.allocate(self.guest, self.plans, self.waiting)
+        return self._allocator.abi(self.guest, arena, self.plans, self.waiting)
 
     def arm_template(self, written: HandWritten) -> Recorder:
         """Arm what was prepared with code written by hand; else as ``arm``."""
-        arena, recorder = self._allocate()
+        arena, recorder = self._allocator.allocate(self.guest, self.plans, self.waiting)
         recorder.begin([probe.layout for plan in self.plans for probe in plan.probes])
         abi = self.abi()
         patcher = _OneTemplate(self.guest, arena, abi, self._journal)
@@ -74,7 +75,7 @@ class Rig:
     """A booted guest with its programs."""
 
     def __init__(
-        self, machine: Machine, session: Session, by_hand: ByHand, loops: Mapping[str, Loop]
+        self, machine: Machine, session: GuestSession, by_hand: ByHand, loops: Mapping[str, Loop]
     ) -> None:
         self.machine = machine
         self.session = session

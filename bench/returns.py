@@ -7,7 +7,7 @@ and kretprobe.
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from bench.guest import Rig
@@ -17,6 +17,7 @@ from bench.rounds import Turn, added, figure, in_rounds
 from bench.spread import Spread
 from bench.table import Goal, Row, compared, ns
 from kprobes.model.definition import SyntheticFields
+from kprobes.model.options import Options
 from kprobes.model.plan import ReturnMethod
 
 TITLE = "returns: nanoseconds that a return probe adds to a call"
@@ -94,15 +95,14 @@ def _native(rig: Rig, case: Case) -> Generator[None]:
 
 @contextmanager
 def _ours(rig: Rig, case: Case) -> Generator[None]:
-    driver = rig.session.driver
-    driver.return_method = case.return_method
+    rig.session.options = replace(rig.session.options, return_method=case.return_method)
     try:
         with rig.ours(
             "\n".join(case.ours), synthetic_fields=SyntheticFields(duration=case.is_timed)
         ):
             yield
     finally:
-        driver.return_method = None
+        rig.session.options = Options()
 
 
 def _slower(rig: Rig, cases: Sequence[Case]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Text given to a session, on a guest that is never armed."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,27 +11,28 @@ from kprobes.guest.arena import ArenaSize
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.journal import Journal
 from kprobes.model.plan import ReturnMethod
+from kprobes.open import GuestSession
 from kprobes.session import Session
 from tests.build.named_guest import make_named_guest
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GuestSession:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     guest = make_named_guest("vfs_read", "vfs_write").guest
     driver = GuestDriver(guest, Journal.create("fake"), ArenaSize())
     return Session(driver, ExitStack(), None)
 
 
-def commands(session: Session) -> list[str]:
+def commands(session: GuestSession) -> list[str]:
     return [definition.command for definition in session.definitions]
 
 
-def planned(session: Session) -> list[str]:
+def planned(session: GuestSession) -> list[str]:
     return [probe.layout.event for plan in session.driver.plans for probe in plan.probes]
 
 
-def test_definitions_are_added_call_by_call(session: Session) -> None:
+def test_definitions_are_added_call_by_call(session: GuestSession) -> None:
     session.probe("p:a vfs_read")
     session.probe("p:b vfs_write\np:a vfs_write")
 
@@ -49,7 +51,7 @@ def test_definitions_are_added_call_by_call(session: Session) -> None:
     ],
 )
 def test_a_later_call_minds_what_is_there_and_changes_nothing_when_it_is_wrong(
-    session: Session, text: str, code: str
+    session: GuestSession, text: str, code: str
 ) -> None:
     session.probe("p:a vfs_read")
 
@@ -60,10 +62,9 @@ def test_a_later_call_minds_what_is_there_and_changes_nothing_when_it_is_wrong(
     assert (commands(session), planned(session)) == (["p:a vfs_read"], ["a"])
 
 
-def test_what_is_being_recorded_is_not_taken_away(session: Session) -> None:
+def test_what_is_being_recorded_is_not_taken_away(session: GuestSession) -> None:
     session.probe("p:a vfs_read\np:b vfs_write")
-    engine = vars(session)["_engine"]
-    engine.recorded = tuple(session.definitions)
+    session.driver.recorded = tuple(session.definitions)
     session.probe("p:c vfs_read")
 
     with pytest.raises(RefusedError, match="a is being recorded: Device or resource busy"):
@@ -71,12 +72,12 @@ def test_what_is_being_recorded_is_not_taken_away(session: Session) -> None:
     session.probe("-:c")
     assert commands(session) == ["p:a vfs_read", "p:b vfs_write"]
 
-    engine.recorded = ()
+    session.driver.recorded = ()
     session.probe("-:a")
     assert commands(session) == ["p:b vfs_write"]
 
 
-def test_a_deletion_takes_away_what_an_earlier_call_added(session: Session) -> None:
+def test_a_deletion_takes_away_what_an_earlier_call_added(session: GuestSession) -> None:
     session.probe("p:a vfs_read\np:b vfs_write")
 
     session.probe("-:a")
@@ -86,7 +87,7 @@ def test_a_deletion_takes_away_what_an_earlier_call_added(session: Session) -> N
 
 
 def test_extra_fields_are_for_the_definitions_that_they_are_asked_for_with(
-    session: Session,
+    session: GuestSession,
 ) -> None:
     session.probe("r:a vfs_read", duration=True, exits=True)
     session.probe("r:b vfs_write")
@@ -99,7 +100,7 @@ def test_extra_fields_are_for_the_definitions_that_they_are_asked_for_with(
     assert fields == {"a": ["duration", "exit"], "b": []}
 
 
-def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(session: Session) -> None:
+def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(session: GuestSession) -> None:
     assert "closed" not in repr(session)
     session.close()
 
@@ -111,8 +112,8 @@ def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(session: Se
         session.kprobe("vfs_read")
 
 
-def test_a_return_probe_is_counted_once_however_many_places_it_has(session: Session) -> None:
-    session.driver.return_method = ReturnMethod.RETHOOK
+def test_a_return_probe_is_counted_once_however_many_places_it_has(session: GuestSession) -> None:
+    session.options = replace(session.options, return_method=ReturnMethod.RETHOOK)
     session.probe("r:a vfs_read\np:b vfs_read\nr:c vfs_read")
 
     assert sorted((hits.event, hits.function, hits.all_missed) for hits in session.hits()) == [
@@ -122,7 +123,7 @@ def test_a_return_probe_is_counted_once_however_many_places_it_has(session: Sess
     ]
 
 
-def test_nothing_is_armed_once_its_guardian_is_dead(session: Session) -> None:
+def test_nothing_is_armed_once_its_guardian_is_dead(session: GuestSession) -> None:
     session.probe("p:a vfs_read")
     session.driver.give_up(TargetError("the guardian was killed"))
 

@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     # does without it.
     from kprobes.handlers.probe import Kprobe, Kretprobe
     from kprobes.host.driver import HostOptions
-    from kprobes.host_session import host
-    from kprobes.session import attach, boot
+    from kprobes.open import attach, boot, host
     from kprobes.transport.qemu_command import MachineOptions
 
 __all__ = ["HostOptions", "Kprobe", "Kretprobe", "MachineOptions", "attach", "boot", "host"]
 _HOMES = {
-    "host": "kprobes.host_session",
     "HostOptions": "kprobes.host.driver",
     "MachineOptions": "kprobes.transport.qemu_command",
     "Kprobe": "kprobes.handlers.probe",
@@ -35,7 +33,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module(_HOMES.get(name, "kprobes.session")), name)
+        return getattr(import_module(_HOMES.get(name, "kprobes.open")), name)
     raise AttributeError(f"module 'kprobes' has no attribute {name!r}")
 
 

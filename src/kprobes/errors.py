@@ -2,6 +2,7 @@
 
     KprobesError                 exit 1
     ├── UsageError               exit 2: options that make no sense together
+    │   └── NotSupportedError    what this kernel, or this way to reach it, cannot do
     ├── UnreachableError         exit 3: no QEMU, no kernel, port closed, stub busy
     ├── DefinitionError          exit 4: a probe definition is wrong; has code, text and span
     ├── StateError               a directory or file of our own cannot be used, or is not our own
@@ -35,6 +36,10 @@ class UsageError(KprobesError):
     """Options or arguments that make no sense."""
 
     exit_code = 2
+
+
+class NotSupportedError(UsageError):
+    """What this kernel, or the way in which it is reached, cannot do; says what would work."""
 
 
 class UnreachableError(KprobesError):

@@ -1,94 +1,232 @@
 """Text in, events out: a session with one kernel owns everything between the two."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
-from typing import Any, Self, SupportsIndex, TypeVar, Unpack
+from typing import Any, Generic, Protocol, Self, SupportsIndex, TypeVar, Unpack
 
 from kprobes.drain import ROOM, Drain
-from kprobes.errors import DefinitionError, RefusedError, UsageError
-from kprobes.guest import prepare
-from kprobes.guest.arena import ArenaSize
-from kprobes.guest.attach import Access
-from kprobes.guest.driver import GuestDriver
-from kprobes.guest.kernel_abi import kretprobe_trampoline
-from kprobes.guest.open import open_driver
-from kprobes.guest.places import places_of
-from kprobes.guest.recorder import open_drain
+from kprobes.errors import NotSupportedError, RefusedError, UsageError
 from kprobes.handlers import signature
-from kprobes.handlers.engine import GuestEngine
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING
 from kprobes.handlers.probe import Probe
 from kprobes.handlers.registry import Registry
 from kprobes.lang.append import apply
-from kprobes.lang.filter import task_filter
-from kprobes.lang.parser import parse_statements
 from kprobes.model.definition import Definition, Statement, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
-from kprobes.model.kernel import Kernel, place_of
+from kprobes.model.kernel import Kernel
+from kprobes.model.options import Options, Tasks
 from kprobes.ports import Sink
 from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
-from kprobes.transport.agent import Command, Finished, Running
-from kprobes.transport.qemu import Machine
-from kprobes.transport.qemu_command import MachineOptions
+from kprobes.transport.agent import Command, Finished
 
+NO_HANDLERS = (
+    "Python cannot run inside the kernel that runs this Python: take events one by one, "
+    "`for event in kernel.events(): ...`, or boot a guest for handlers: kprobes.boot()"
+)
 _TICK_S = 0.05
-_STUB_CHECK_S = 0.25
 _AnyProbe = TypeVar("_AnyProbe", bound=Probe)
 
 
-def _ignore(words: str) -> None:
-    del words
-
-
-class Session:
-    """One kernel that can be probed: a guest that was booted, or attached to.
-
-    Attributes:
-        driver: of the guest.
-        machine: the guest that we booted, or None.
-        definitions: all that ``probe`` was given.
-        handlers: probes with Python handlers.
-        live: its memory, names and types as they are now.
-    """
-
-    def __init__(self, driver: GuestDriver, resources: ExitStack, machine: Machine | None) -> None:
-        self.driver = driver
-        self.machine = machine
-        self.definitions: list[Definition] = []
-        self.live = LiveKernel(lambda: driver.guest)
-        self._engine = GuestEngine(driver)
-        self.handlers = Registry(self._engine, self.live)
-        self._resources = resources
-        self._is_following = False
-        self._is_closed = False
-
-    def __repr__(self) -> str:
-        """Return what it is: which kernel, and how many definitions it has."""
-        how = "booted" if self.machine is not None else "attached to"
-        state = ", closed" if self._is_closed else ""
-        return f"<Session with Linux {self.kernel.release} ({self.kernel.arch}), {how}{state}>"
+class Driver(Protocol):
+    """What probes one kernel. Every method leaves it running, if it ran."""
 
     @property
     def kernel(self) -> Kernel:
         """What runs there: release, symbols, types."""
-        return self.driver.guest.kernel
+        ...
 
     @property
     def source(self) -> TraceSource:
         """What sinks need to know of it."""
-        return TraceSource(
-            version=self.kernel.version,
-            cpus=self.driver.cpus,
-            symbol_at=partial(place_of, self.kernel.symbols),
-            trampoline=kretprobe_trampoline(self.kernel),
-        )
+        ...
+
+    @property
+    def recorded(self) -> Sequence[Definition]:
+        """What is being recorded."""
+        ...
+
+    @property
+    def waiting(self) -> Sequence[Definition]:
+        """What was prepared and waits for modules that are not loaded."""
+        ...
+
+    @property
+    def left_out(self) -> Sequence[RefusedError]:
+        """Why functions that patterns match are not probed."""
+        ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the kernel stands still, and probes are armed when it goes on."""
+        ...
+
+    @property
+    def pauses(self) -> tuple[float, int] | None:
+        """For how many seconds it was paused in all, and how often; None for what never is."""
+        ...
+
+    def parse(self, text: str) -> Sequence[Statement]:
+        """Return what a text says, or raise DefinitionError."""
+        ...
+
+    def accept(self, options: Options) -> None:
+        """Let these be the options from now on, or raise NotSupportedError."""
+        ...
+
+    def prepare(self, definitions: Sequence[Definition], options: Options) -> object:
+        """Resolve and plan, or raise DefinitionError or RefusedError; the kernel is not touched."""
+        ...
+
+    def begin(self, definitions: Sequence[Definition], options: Options, *, room: float) -> Drain:
+        """Start a recording: arm definitions, all or none, and drain their records.
+
+        Raises:
+            TargetError: they could not be armed; nothing is left of any.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise what ended the recording, if something did; to be called often."""
+        ...
+
+    def disarm(self) -> None:
+        """Have no more hits recorded; what was can still be drained."""
+        ...
+
+    def rest(self) -> Iterator[Events]:
+        """Yield what was recorded and not drained; nothing is armed any more."""
+        ...
+
+    def end(self) -> None:
+        """Leave nothing of the recording armed."""
+        ...
+
+    def follow(self, pid: int) -> None:
+        """Have a task that is held followed, and what descends from it."""
+        ...
+
+    def counts(self) -> Counts:
+        """Return what was counted since the recording began, or in the last one."""
+        ...
+
+    def hits(self) -> list[Hits]:
+        """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        ...
+
+
+class Job(Protocol):
+    """A command that was started where the kernel runs."""
+
+    @property
+    def pid(self) -> int:
+        """Its number there."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> Finished:
+        """Return its end, or raise TargetError when it does not come in time."""
+        ...
+
+    def go(self) -> None:
+        """Let it begin, if it was started held."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
+
+
+class Commands(Protocol):
+    """What runs commands where the kernel runs."""
+
+    def start(self, command: Command, *, is_held: bool = False) -> Job:
+        """Start one; if it is held it begins when it is told to go."""
+        ...
+
+
+_Driver_co = TypeVar("_Driver_co", bound=Driver, covariant=True)
+_Commands_co = TypeVar("_Commands_co", bound=Commands, covariant=True)
+
+
+class Session(Generic[_Driver_co, _Commands_co]):
+    """One kernel that can be probed: of a guest that was booted, or attached to, or this machine's.
+
+    What a kernel cannot do is a ``NotSupportedError``.
+
+    Attributes:
+        driver: of the kernel.
+        machine: what runs commands there: the guest that we booted, or this machine; else None.
+        definitions: all that ``probe`` was given.
+    """
+
+    def __init__(
+        self,
+        driver: _Driver_co,
+        resources: ExitStack,
+        machine: _Commands_co | None = None,
+        handlers: Registry | None = None,
+    ) -> None:
+        self.driver = driver
+        self.machine = machine
+        self.definitions: list[Definition] = []
+        self.options = Options(warn=logging.getLogger("kprobes").warning)
+        self._handlers = handlers
+        self._resources = resources
+        self._is_closed = False
+        if handlers is not None:
+            handlers.report.warn = self._warn
+
+    def __repr__(self) -> str:
+        """Return what it is: which kernel, and whether it can still be probed."""
+        state = ", closed" if self._is_closed else ""
+        return f"<Session with Linux {self.kernel.release} ({self.kernel.arch}){state}>"
+
+    @property
+    def kernel(self) -> Kernel:
+        """What runs there: release, symbols, types."""
+        return self.driver.kernel
+
+    @property
+    def source(self) -> TraceSource:
+        """What sinks need to know of it."""
+        return self.driver.source
+
+    @property
+    def options(self) -> Options:
+        """How is recorded, from the next recording on; another value may be set.
+
+        Raises:
+            NotSupportedError: it asks for what this kernel cannot do.
+        """
+        return self._options
+
+    @options.setter
+    def options(self, options: Options) -> None:
+        self.driver.accept(options)
+        self._options = options
+
+    @property
+    def handlers(self) -> Registry:
+        """Probes with Python handlers, or NotSupportedError where there can be none."""
+        if self._handlers is None:
+            raise NotSupportedError(NO_HANDLERS)
+        return self._handlers
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """What has Python handlers, oldest first."""
+        return () if self._handlers is None else self._handlers.probes
+
+    @property
+    def live(self) -> LiveKernel:
+        """The memory, names and types as they are now, or NotSupportedError without handlers."""
+        return self.handlers.live
 
     def probe(
         self, text: str, *, filter: str = "", duration: bool = False, exits: bool = False
@@ -115,25 +253,17 @@ class Session:
             replace(each, filter=filter, synthetic_fields=synthetic_fields)
             if isinstance(each, Definition)
             else each
-            for each in self._parse(text)
+            for each in self.driver.parse(text)
         ]
         definitions = apply(statements, existing=tuple(self.definitions))
-        if busy := [each for each in self._engine.recorded if each not in definitions]:
+        if busy := [each for each in self.driver.recorded if each not in definitions]:
             # As the kernel's EBUSY for an event that is switched on.
             raise RefusedError(
                 f"{busy[0].event} is being recorded: Device or resource busy; it can be taken away "
                 "when the recording has ended"
             )
-        with self._engine.resting():
-            self.driver.prepare(definitions)
+        self.driver.prepare(definitions, self.options)
         self.definitions = [*definitions]
-
-    def _parse(self, text: str) -> Sequence[Statement]:
-        guest = self.driver.guest
-        try:
-            return parse_statements(text, registers=guest.arch.registers)
-        except DefinitionError as error:
-            raise places_of(guest).first_kernel_error(error) from error
 
     def choose_tasks(
         self,
@@ -151,9 +281,12 @@ class Session:
             tgids: of the processes that they are threads of; none means any.
             follow: whether only commands that ``run`` and ``start`` run from now on, and whatever
                 descends from them, are recorded.
+
+        Raises:
+            NotSupportedError: this machine's kernel is to filter by ``tgids``.
         """
-        self.driver.tasks = task_filter(pids, comms, tgids=tgids, follow=follow)
-        self._is_following = follow
+        tasks = Tasks(pids=tuple(pids), comms=tuple(comms), tgids=tuple(tgids), follow=follow)
+        self.options = replace(self.options, tasks=tasks)
 
     @contextmanager
     def record(self) -> Generator[Trace]:
@@ -207,17 +340,11 @@ class Session:
             room: bytes of events that may wait in it; what comes then is lost in the rings.
         """
         self._check_open()
-        if not self.definitions and not self.handlers.probes:
+        if not self.definitions and not self.probes:
             raise UsageError("nothing to probe: no definition was given")
+        drain = self.driver.begin(self.definitions, self.options, room=room)
         with ExitStack() as undo:
-            undo.callback(self._engine.resume)
-            # Handlers have been live since they were registered.
-            self.driver.disarm()
-            self.driver.prepare(self.definitions)
-            recorder = self.driver.arm()
-            self._engine.recorded = self.definitions
-            undo.callback(self.driver.disarm)
-            drain = open_drain(recorder, self.driver.guest, self.driver.free_dead_calls, room=room)
+            undo.callback(self.driver.end)
             undo.callback(drain.stop)
             yield drain
 
@@ -230,29 +357,36 @@ class Session:
         return self.driver.hits()
 
     def run(self, command: Command, timeout_s: float | None = None) -> Finished:
-        """Run a command in a guest that we booted.
+        """Run a command in a guest that we booted, or on this machine, to its end.
 
         Raises:
-            UsageError: the guest is somebody else's.
-            TargetError: it did not end in time.
+            NotSupportedError: nobody runs commands in this guest.
+            UsageError: this machine has no such program.
+            TargetError: it did not end in time; it is killed then.
         """
-        if not self._is_following:
-            return self._own().run(command, timeout_s)
-        running = self.start(command)
+        job = self.start(command)
         try:
-            return running.wait(timeout_s)
+            return job.wait(timeout_s)
         except BaseException:
-            running.kill()
+            job.kill()
             raise
 
-    def start(self, command: Command) -> Running:
-        """Start a command in a guest that we booted; errors as for ``run``."""
-        if not self._is_following:
-            return self._own().start(command)
-        running = self._own().start(command, is_held=True)
-        prepare.follow(self.driver.guest, running.pid)
-        running.go()
-        return running
+    def start(self, command: Command) -> Job:
+        """Start a command in a guest that we booted, or on this machine; errors as for ``run``."""
+        self._check_open()
+        if self.machine is None:
+            raise NotSupportedError("commands can be run only in a guest that kprobes booted")
+        if not self.options.tasks.follow:
+            return self.machine.start(command)
+        job = self.machine.start(command, is_held=True)
+        try:
+            self.driver.follow(job.pid)
+        except BaseException:
+            job.kill()
+            raise
+        finally:
+            job.go()
+        return job
 
     def register_kprobe(self, probe: _AnyProbe) -> _AnyProbe:
         """Arm a ``Kprobe`` or ``Kretprobe``; it is live until it is unregistered.
@@ -375,28 +509,16 @@ class Session:
         if self._is_closed:
             raise UsageError("this session is closed: boot or attach again")
 
-    def _own(self) -> Machine:
-        self._check_open()
-        if self.machine is None:
-            raise UsageError("commands can be run only in a guest that kprobes booted")
-        return self.machine
-
     def _pass_on(self, drain: Drain, sink: Sink, is_done: Callable[[], bool]) -> None:
         for events in self._batches(drain, is_done):
             sink.write(events)
 
     def _batches(self, drain: Drain, is_done: Callable[[], bool]) -> Iterator[Events]:
-        read_again = 0.0
         while not is_done():
             events = drain.take(_TICK_S)
             if events is not None:
                 yield events
             self.driver.check()
-            if time.monotonic() > read_again:
-                # The guest's memory outlives it; only the stub tells that it is gone.
-                self.driver.check_stub()
-                self.driver.check_guest()
-                read_again = time.monotonic() + _STUB_CHECK_S
 
     def _finish(self, drain: Drain, sink: Sink) -> None:
         drain.stop()
@@ -405,53 +527,8 @@ class Session:
         finally:
             while (events := drain.take(0)) is not None:
                 sink.write(events)
-            if self.driver.recorder is not None:
-                for events in self.driver.recorder.rest():
-                    sink.write(events)
+            for events in self.driver.rest():
+                sink.write(events)
 
-
-def boot(
-    options: MachineOptions | None = None,
-    *,
-    size: ArenaSize | None = None,
-    access: Access | None = None,
-    progress: Callable[[str], None] = _ignore,
-) -> Session:
-    """Boot a guest of our own and attach to it; it ends with the session.
-
-    Raises:
-        UnreachableError: no QEMU, no kernel, or the guest does not come up.
-    """
-    with ExitStack() as undo:
-        machine = undo.enter_context(Machine.boot(options, progress=progress))
-        progress("reading its kernel's symbols and types")
-        target = str(machine.stub_address)
-        return _session(undo, target, size, machine=machine, access=access)
-
-
-def attach(target: str, *, size: ArenaSize | None = None, access: Access | None = None) -> Session:
-    """Attach to a guest that runs already: ``HOST:PORT`` or ``/path.sock`` of its stub.
-
-    Args:
-        target: of a gdb stub, or of a monitor that can start one.
-        size: of the memory that is taken from the guest.
-        access: how it is looked at.
-
-    Raises:
-        UnreachableError: nothing answers there, or somebody else uses the stub.
-        TargetError: no Linux that we understand runs there.
-    """
-    with ExitStack() as undo:
-        return _session(undo, target, size, access=access)
-
-
-def _session(
-    undo: ExitStack,
-    target: str,
-    size: ArenaSize | None,
-    *,
-    machine: Machine | None = None,
-    access: Access | None = None,
-) -> Session:
-    driver = open_driver(undo, target, size, is_ours=machine is not None, access=access)
-    return Session(driver, undo.pop_all(), machine)
+    def _warn(self, problem: str) -> None:
+        self.options.warn(problem)

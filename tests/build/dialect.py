@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kprobes.session import Session
+from kprobes.open import GuestSession
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ DIALECTS = {
 """By Debian's name."""
 
 
-def dialect_of(session: Session) -> Dialect:
+def dialect_of(session: GuestSession) -> Dialect:
     """Return that of a guest that the session booted."""
     assert session.machine is not None
     return DIALECTS[session.machine.options.arch]

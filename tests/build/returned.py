@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kprobes.guest.places import places_of
 from kprobes.guest.text import Prover
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from tests.build import hot
 from tests.build.dialect import DIALECTS
 from tests.build.running import matching
@@ -39,7 +39,7 @@ class Ran:
     is_void: bool
 
 
-def functions_that_return(session: Session, most: int) -> list[Ran]:
+def functions_that_return(session: GuestSession, most: int) -> list[Ran]:
     """Return functions that LOAD, at ``/load.sh``, makes run, and no more than so often."""
     names = _probeable(session)
     session.definitions = []
@@ -70,7 +70,7 @@ def chosen(
     return [fitting[int(n * step)] for n in range(min(count, len(fitting)))]
 
 
-def counted(session: Session, command: str) -> Counter[int]:
+def counted(session: GuestSession, command: str) -> Counter[int]:
     """Run a command with what was defined armed, and return the records of each event."""
     worker = threading.Thread(target=lambda: session.run(command, timeout_s=120))
     is_started = False
@@ -86,7 +86,7 @@ def counted(session: Session, command: str) -> Counter[int]:
     return Counter(counts.recorded)
 
 
-def _probeable(session: Session) -> list[str]:
+def _probeable(session: GuestSession) -> list[str]:
     symbols = session.kernel.symbols
     has_site = places_of(session.driver.guest).has_site
     names = dict.fromkeys([*hot.ALL, *matching(session)])
@@ -99,13 +99,13 @@ def _probeable(session: Session) -> list[str]:
     ]
 
 
-def _is_void(session: Session, name: str) -> bool:
+def _is_void(session: GuestSession, name: str) -> bool:
     types = session.kernel.types
     prototype = types.function(name) if types is not None else None
     return prototype is not None and prototype.returned == 0
 
 
-def _ways(session: Session, names: Iterable[str]) -> dict[str, ReturnMethod]:
+def _ways(session: GuestSession, names: Iterable[str]) -> dict[str, ReturnMethod]:
     places = places_of(session.driver.guest)
     prover = Prover(places.text, session.driver.guest.arch.patch)
     symbols = session.kernel.symbols

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kprobes.guest.places import places_of
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from tests.build import hot
 from tests.build.sweep import Nothing
 
@@ -83,7 +84,7 @@ PATTERNS = (
 _PER_PATTERN = 150
 
 
-def found_running(session: Session, count: int, *, for_s: float = 2.0) -> list[str]:
+def found_running(session: GuestSession, count: int, *, for_s: float = 2.0) -> list[str]:
     """Return the names of some functions that ran within a while, the well-known ones first."""
     symbols = session.kernel.symbols
     names = list(dict.fromkeys([*hot.ALL, *matching(session)]))
@@ -93,7 +94,7 @@ def found_running(session: Session, count: int, *, for_s: float = 2.0) -> list[s
         for name in names
         if len({s.addr for s in symbols.all_named(name)}) == 1 and has_site(symbols.named(name))
     ]
-    session.driver.strategy = None
+    session.options = replace(session.options, strategy=None)
     session.definitions = []
     session.probe("\n".join(f"p:r{n} {name}" for n, name in enumerate(probed)))
     until = time.monotonic() + for_s + len(probed) / 1000
@@ -102,7 +103,7 @@ def found_running(session: Session, count: int, *, for_s: float = 2.0) -> list[s
     return _spread(ran, count)
 
 
-def matching(session: Session) -> list[str]:
+def matching(session: GuestSession) -> list[str]:
     """Return the names of functions that PATTERNS name, some of each."""
     symbols = session.kernel.symbols
     found: list[str] = []

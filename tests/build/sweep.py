@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kprobes.errors import RefusedError
 from kprobes.guest.places import Places, places_of
@@ -10,8 +10,8 @@ from kprobes.guest.text import Instructions
 from kprobes.image.tables import read_function
 from kprobes.model.events import Counts, Events
 from kprobes.model.plan import Strategy
+from kprobes.open import GuestSession
 from kprobes.plan.strategy import Wish
-from kprobes.session import Session
 from kprobes.units import Addr
 from tests.build.blocks import runs
 from tests.build.decoded import Decoded, decode
@@ -63,7 +63,7 @@ class Swept:
 class Sweeper:
     """Probes instructions of one session's guest by address."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: GuestSession) -> None:
         self.session = session
         self.guest = session.driver.guest
         self._places: Places = places_of(self.guest)
@@ -126,7 +126,7 @@ class Sweeper:
     def count(self, addrs: Sequence[Addr], strategy: Strategy | None, *, for_s: float) -> Swept:
         """Count hits of each for a while."""
         session = self.session
-        session.driver.strategy = strategy
+        session.options = replace(session.options, strategy=strategy)
         session.definitions = []
         session.probe("\n".join(f"p:e{n} {addr:#x}" for n, addr in enumerate(addrs)))
         counts = session.stream(Nothing(), is_done=lasting(for_s))

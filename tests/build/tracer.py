@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from kprobes.guest.patches import StoppedMemory
 from kprobes.guest.places import places_of
 from kprobes.model.plan import ReturnMethod, Strategy
 from kprobes.model.upcall import Upcall, WaitingVcpu
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.connection import Wire
 from kprobes.transport.stub import Stub
 from kprobes.units import MIB, Addr
@@ -76,7 +77,9 @@ def _trace(args: Any) -> None:
     size = ArenaSize(ring=args.ring or None, code=args.code * MIB)
     with kprobes.attach(args.target, size=size) as session:
         print_message("attached", release=session.kernel.release)
-        session.driver.strategy, session.driver.return_method = args.strategy, args.returns
+        session.options = replace(
+            session.options, strategy=args.strategy, return_method=args.returns
+        )
         session.probe(Path(args.definitions).read_text())
         if args.asks:
             session.driver.upcalls = [_endless(session, args.asks)]
@@ -86,7 +89,7 @@ def _trace(args: Any) -> None:
             _cycle(session)
 
 
-def _cycle(session: Session) -> None:
+def _cycle(session: GuestSession) -> None:
     with session.record() as trace:
         print_message("armed")
         sys.stdin.readline()
@@ -100,7 +103,7 @@ def _cycle(session: Session) -> None:
     )
 
 
-def _endless(session: Session, function: str) -> Upcall:
+def _endless(session: GuestSession, function: str) -> Upcall:
     def serve(vcpu: WaitingVcpu) -> None:
         print_message("waits", cpu=vcpu.cpu)
         time.sleep(3600)

@@ -8,7 +8,7 @@ import pytest
 from kprobes.cli.definitions import read_script
 from kprobes.cli.main import main
 from kprobes.errors import GuestGoneError, RefusedError, UsageError
-from kprobes.session import Session
+from kprobes.open import GuestSession
 
 
 class FakeSession:
@@ -27,7 +27,7 @@ class FakeSession:
 def run(path: Path, text: str) -> FakeSession:
     path.write_text(text)
     session = FakeSession()
-    read_script(path).run(cast("Session", session))
+    read_script(path).run(cast("GuestSession", session))
     return session
 
 

@@ -47,8 +47,14 @@ class Header(Silent):
 class Ended:
     """A command that ends at once."""
 
-    def wait(self) -> Finished:
+    pid = 1
+
+    def wait(self, timeout_s: float | None = None) -> Finished:
+        del timeout_s
         return Finished(status=0, output=b"", pid=1)
+
+    def go(self) -> None:
+        raise AssertionError("it was not held")
 
     def kill(self) -> None:
         raise AssertionError("it has ended")

@@ -12,16 +12,22 @@ from kprobes.transport.agent import Command, Finished
 class FakeJob:
     """Ends when it is told to, or killed."""
 
+    pid = 7
+
     def __init__(self, *, status: int = 0, error: KprobesError | None = None) -> None:
         self.may_end = threading.Event()
         self.was_killed = False
         self._status, self._error = status, error
 
-    def wait(self) -> Finished:
+    def wait(self, timeout_s: float | None = None) -> Finished:
+        del timeout_s
         assert self.may_end.wait(60)
         if self._error is not None:
             raise self._error
         return Finished(status=137 if self.was_killed else self._status, output=b"out", pid=7)
+
+    def go(self) -> None:
+        raise AssertionError("it was not held")
 
     def kill(self) -> None:
         self.was_killed = True

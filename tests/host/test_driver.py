@@ -8,7 +8,7 @@ import pytest
 from kprobes.errors import DefinitionError, TargetError, TracefsError
 from kprobes.host.driver import HostDriver, HostOptions
 from kprobes.host.owner import noted
-from kprobes.host.prepare import tasks_of
+from kprobes.model.options import Options, Tasks
 from tests.build.host_machine import make_machine, open_fake
 from tests.build.kernel import read
 from tests.build.tracefs import FakeTracefs
@@ -25,9 +25,14 @@ def tracefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTracefs:
     return found
 
 
-def driver_of(tracefs: FakeTracefs, *texts: str, options: HostOptions | None = None) -> HostDriver:
+def driver_of(
+    tracefs: FakeTracefs,
+    *texts: str,
+    options: HostOptions | None = None,
+    chosen: Options | None = None,
+) -> HostDriver:
     driver = HostDriver(make_machine(tracefs), options or HostOptions(), open_fake)
-    driver.prepare([read(text) for text in texts])
+    driver.prepare([read(text) for text in texts], chosen or Options())
     return driver
 
 
@@ -56,8 +61,7 @@ def test_events_are_defined_filtered_and_enabled_in_an_instance_of_our_own(
 
 
 def test_a_followed_command_is_named_before_anything_is_enabled(tracefs: FakeTracefs) -> None:
-    driver = driver_of(tracefs, "p:a vfs_read")
-    driver.tasks = tasks_of((), (), follow=True)
+    driver = driver_of(tracefs, "p:a vfs_read", chosen=Options(tasks=Tasks(follow=True)))
     driver.follow(5)
     driver.arm()
     armed = [name for name, _ in tracefs.written]
@@ -134,7 +138,7 @@ def test_a_newer_probe_has_no_hits_of_the_one_before_it(tracefs: FakeTracefs) ->
     driver.arm()
     driver.close()
 
-    driver.prepare([read("p:b many")])
+    driver.prepare([read("p:b many")], Options())
 
     assert [(hits.event, hits.recorded) for hits in driver.hits()] == [("a", 5), ("b", 0)]
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError, UsageError
-from kprobes.host.prepare import HostProbe, Tasks, prepare, tasks_of
+from kprobes.host.prepare import HostProbe, prepare
+from kprobes.model.options import Tasks
 from tests.build.host_machine import make_machine
 from tests.build.kernel import read
 
@@ -64,7 +65,7 @@ def test_a_filter_of_nothing_is_none() -> None:
 
 
 def test_tasks_are_part_of_the_filter() -> None:
-    tasks = tasks_of([7, 8], ["ls", "kworker/*", "a-name-that-is-too-long"])
+    tasks = Tasks(pids=(7, 8), comms=("ls", "kworker/*", "a-name-that-is-too-long"))
 
     (found,) = prepared("p vfs_read count", filter="count > 5", tasks=tasks)
 
@@ -75,14 +76,14 @@ def test_tasks_are_part_of_the_filter() -> None:
 
 
 def test_an_argument_called_comm_does_not_take_the_tasks_place() -> None:
-    (found,) = prepared("p vfs_read comm=%di", tasks=tasks_of([], ['q"q']))
+    (found,) = prepared("p vfs_read comm=%di", tasks=Tasks(comms=('q"q',)))
 
     assert found.filter == "COMM == 'q\"q'"
 
 
 def test_a_task_that_no_filter_can_name_is_refused() -> None:
     with pytest.raises(UsageError):
-        prepared("p vfs_read", tasks=tasks_of([], ["'\""]))
+        prepared("p vfs_read", tasks=Tasks(comms=("'\"",)))
 
 
 def test_probes_of_one_event_must_be_alike() -> None:

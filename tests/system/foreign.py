@@ -33,7 +33,7 @@ echo '-:others/back' >> kprobe_events
 RUNS = """
 import os, random, signal, sys, time
 from kprobes.cli.main import main
-import kprobes.cli.tracing, kprobes.cli.trace, kprobes.host_session
+import kprobes.cli.tracing, kprobes.cli.trace, kprobes.open, kprobes.host.driver
 
 rng = random.Random(int(sys.argv[1]))
 words = ["trace", "-q", "--target", "host", "-o", "/tmp/out.txt",

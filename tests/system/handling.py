@@ -1,9 +1,10 @@
 """Shared parts of tests of handlers: a guest that each leaves as it was, and programs."""
 
 from collections.abc import Generator
+from dataclasses import replace
 
 from kprobes.handlers.registers import Registers
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from tests.build.dialect import dialect_of
 from tests.build.victim import is_complaint
 
@@ -12,11 +13,11 @@ PARENT = ("sh", "-c", "echo $PPID $$")
 READ = ("cat", "/proc/version", "/no/such/file", "/etc/passwd")
 
 
-def emptied(session: Session, told: list[str]) -> Generator[Session]:
+def emptied(session: GuestSession, told: list[str]) -> Generator[GuestSession]:
     """Lend a session, and check that its handlers are gone and its text is as before at the end."""
     session.handlers.report.warn = told.append
     session.definitions.clear()
-    session.driver.return_method = None
+    session.options = replace(session.options, return_method=None)
     before = text_of(session)
     yield session
     session.unregister_kprobes(session.handlers.probes)
@@ -26,13 +27,13 @@ def emptied(session: Session, told: list[str]) -> Generator[Session]:
     assert [line for line in output(session, "dmesg").splitlines() if is_complaint(line)] == []
 
 
-def text_of(session: Session) -> bytes:
+def text_of(session: GuestSession) -> bytes:
     """Return the kernel's text as it is now."""
     start, stop = session.kernel.text
     return session.driver.guest.memory.read(start, stop - start)
 
 
-def output(session: Session, *command: str) -> str:
+def output(session: GuestSession, *command: str) -> str:
     """Return what a command prints in the guest."""
     return session.run(list(command), 60).output.decode(errors="replace")
 
@@ -42,12 +43,12 @@ def comm(regs: Registers) -> str:
     return str(regs.task.comm)
 
 
-def getppid(session: Session) -> str:
+def getppid(session: GuestSession) -> str:
     """Return the function of a system call that PARENT makes."""
     return f"{dialect_of(session).syscall}getppid"
 
 
-def leave(session: Session, regs: Registers, value: int) -> None:
+def leave(session: GuestSession, regs: Registers, value: int) -> None:
     """Return from the function that is entered, in its place."""
     dialect = dialect_of(session)
     regs[dialect.value] = value

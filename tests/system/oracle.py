@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kprobes.model.resolved import Field, RecordLayout, Storage
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.trace import Trace
 
 TRACING = "/sys/kernel/tracing"
@@ -100,7 +100,7 @@ class Native:
 class Tracefs:
     """The tracing files of a guest that we booted."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: GuestSession) -> None:
         self._session = session
 
     def run(self, script: str) -> str:
@@ -150,7 +150,9 @@ class Tracefs:
         }
 
 
-def record_both(session: Session, arm: Callable[[], None], *, arch: str) -> tuple[Trace, Native]:
+def record_both(
+    session: GuestSession, arm: Callable[[], None], *, arch: str
+) -> tuple[Trace, Native]:
     """Record ``/workload.sh`` by our probes and by the kernel's, which ``arm`` arms.
 
     Of one hit the kernel's come first: ours are after its function tracer's call. On arm64 its
@@ -165,7 +167,7 @@ def record_both(session: Session, arm: Callable[[], None], *, arch: str) -> tupl
     return record_arming(session, tracefs.start)
 
 
-def record_arming(session: Session, arm: Callable[[], None]) -> tuple[Trace, Native]:
+def record_arming(session: GuestSession, arm: Callable[[], None]) -> tuple[Trace, Native]:
     """Record it while the kernel's own record, by ``arm``, after ours and until before."""
     tracefs = Tracefs(session)
     with session.record() as trace:
@@ -175,7 +177,7 @@ def record_arming(session: Session, arm: Callable[[], None]) -> tuple[Trace, Nat
     return trace, tracefs.read()
 
 
-def _work(session: Session) -> None:
+def _work(session: GuestSession) -> None:
     done = session.run("sh /workload.sh", timeout_s=100)
     assert done.status == 0, done.output
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kprobes.inspect.check import checker_of_guest
 from kprobes.model.events import Counts
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from tests.build.dialect import Dialect
 from tests.build.returned import Ran
 from tests.system import oracle
@@ -82,7 +82,7 @@ class Recorded:
 class Pair:
     """Return probes of the guest's own, always armed, and the same of ours for a load each."""
 
-    def __init__(self, session: Session, lines: Sequence[str]) -> None:
+    def __init__(self, session: GuestSession, lines: Sequence[str]) -> None:
         """Arm the kernel's own; ``refused`` are the events that it does not accept."""
         self._session = session
         self._files = Tracefs(session)
@@ -102,7 +102,7 @@ class Pair:
     def record(self, load: str, *, return_method: ReturnMethod | None = None) -> Recorded:
         """Run a load with ours armed, probed in a way if one is named."""
         session, before = self._session, self._files.misses()
-        session.driver.return_method = return_method
+        session.options = replace(session.options, return_method=return_method)
         session.definitions = []
         session.probe("\n".join(self.lines))
         newest = int(self._files.run(": > trace; echo 1 > tracing_on; echo $$"))

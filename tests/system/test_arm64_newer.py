@@ -6,6 +6,7 @@ All that other tests show of 6.1 is shown of these in ``make matrix``: emulating
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -17,9 +18,9 @@ from kprobes.guest.places import FindSite, Places
 from kprobes.guest.text import text_of_image
 from kprobes.image.file import read_image
 from kprobes.model.plan import ReturnMethod
+from kprobes.open import GuestSession
 from kprobes.plan.ftrace import sites_in_image
 from kprobes.plan.strategy import Wish
-from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
 from tests.system import oracle
@@ -40,7 +41,7 @@ _RETURNS = ["r:got vfs_read got=$retval:s64", "r:put vfs_write put=$retval:s64"]
 
 
 @pytest.fixture(scope="module", params=["6.12", "7.x"], name="session")
-def _session(request: pytest.FixtureRequest) -> Iterator[Session]:
+def _session(request: pytest.FixtureRequest) -> Iterator[GuestSession]:
     files = {"/workload.sh": _WORKLOAD}
     options = MachineOptions(suite=SUITES[request.param], arch="arm64", files=files)
     with kprobes.boot(options) as session:
@@ -48,10 +49,10 @@ def _session(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 
 @pytest.fixture(autouse=True)
-def well(session: Session) -> Iterator[None]:
+def well(session: GuestSession) -> Iterator[None]:
     """The kernel's text is afterwards what it was, and it has nothing to complain of."""
     session.definitions.clear()
-    session.driver.return_method = None
+    session.options = replace(session.options, return_method=None)
     before = text_of(session)
     yield
     assert text_of(session) == before
@@ -59,7 +60,7 @@ def well(session: Session) -> Iterator[None]:
     assert re.findall("(?:WARNING:|BUG:|Oops|stalls? on|lockup).*", dmesg) == []
 
 
-def test_entries_have_the_values_that_the_kernel_s_own_probes_record(session: Session) -> None:
+def test_entries_have_the_values_that_the_kernel_s_own_probes_record(session: GuestSession) -> None:
     lines = definitions("newer_arm64.txt", session.kernel)
     session.probe("\n".join(lines))
     tracefs = Tracefs(session)
@@ -80,7 +81,7 @@ def test_entries_have_the_values_that_the_kernel_s_own_probes_record(session: Se
 
 @pytest.mark.parametrize("return_method", [ReturnMethod.RETINSN, ReturnMethod.RETHOOK])
 def test_returns_have_the_values_that_the_kernel_s_own_probes_record(
-    session: Session, return_method: ReturnMethod
+    session: GuestSession, return_method: ReturnMethod
 ) -> None:
     pair = Pair(session, _RETURNS)
 
@@ -93,7 +94,7 @@ def test_returns_have_the_values_that_the_kernel_s_own_probes_record(
     assert found.wrong_values() == found.unexplained() == found.begun_after() == []
 
 
-def test_instructions_inside_a_function_are_hit_as_its_entry_is(session: Session) -> None:
+def test_instructions_inside_a_function_are_hit_as_its_entry_is(session: GuestSession) -> None:
     """They come before anything that could lead around them, and change no argument yet."""
     session.probe("p:entry vfs_read at=%x0\np:inside vfs_read+12 at=%x0\np:on vfs_read+16 at=%x0")
 
@@ -108,7 +109,7 @@ def test_instructions_inside_a_function_are_hit_as_its_entry_is(session: Session
     assert len(by_event[0]) > 30
 
 
-def test_pointers_in_front_of_functions_are_never_taken_for_code(session: Session) -> None:
+def test_pointers_in_front_of_functions_are_never_taken_for_code(session: GuestSession) -> None:
     """They belong to the function before by its symbol's size, and their bytes are KASLR's."""
     places = session.driver.places
     find_site, sites = places.find_site(Wish()), places.sites.addrs.tolist()

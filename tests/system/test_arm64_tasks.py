@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pytest
 
-from kprobes import session
 from kprobes.guest import clock, stacks
 from kprobes.guest.guest import Guest
 from kprobes.guest.kernel_abi import task_abi
@@ -16,8 +15,8 @@ from kprobes.guest.upcalls import ticks_per_s
 from kprobes.handlers.probe import Instance, Kprobe, Kretprobe
 from kprobes.handlers.registers import Registers
 from kprobes.model.abi import TaskAbi
+from kprobes.open import GuestSession, boot
 from kprobes.ports import Text
-from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
 from tests.build.waiting import wait_until
@@ -58,12 +57,12 @@ def _is_same(theirs: _Mark, then: _Mark) -> bool:
 
 
 @pytest.fixture(scope="module")
-def arm64() -> Iterator[Session]:
-    with session.boot(MachineOptions(arch="arm64")) as found:
+def arm64() -> Iterator[GuestSession]:
+    with boot(MachineOptions(arch="arm64")) as found:
         yield found
 
 
-def _range(found: Session, name: str) -> Text:
+def _range(found: GuestSession, name: str) -> Text:
     symbol = found.kernel.symbols.named(name)
     return symbol.addr, Addr(symbol.addr + symbol.size)
 
@@ -80,7 +79,7 @@ def _running(guest: Guest, abi: TaskAbi) -> tuple[set[bytes], set[bytes]] | None
     return names, counts
 
 
-def test_the_registers_have_the_running_tasks(arm64: Session) -> None:
+def test_the_registers_have_the_running_tasks(arm64: GuestSession) -> None:
     guest, abi = arm64.driver.guest, task_abi(arm64.kernel)
     idle = {b"swapper/0", b"swapper/1"}, {bytes(4)}
 
@@ -88,7 +87,7 @@ def test_the_registers_have_the_running_tasks(arm64: Session) -> None:
     assert wait_until(lambda: _running(guest, abi) == idle) is not None
 
 
-def test_who_idles_is_inside_what_it_returns_to_and_in_nothing_else(arm64: Session) -> None:
+def test_who_idles_is_inside_what_it_returns_to_and_in_nothing_else(arm64: GuestSession) -> None:
     guest = arm64.driver.guest
     expected = {
         "cpu_do_idle": True,
@@ -110,7 +109,7 @@ def test_who_idles_is_inside_what_it_returns_to_and_in_nothing_else(arm64: Sessi
     assert wait_until(lambda: inside() == expected) is not None
 
 
-def test_its_counter_tells_the_local_clock(arm64: Session) -> None:
+def test_its_counter_tells_the_local_clock(arm64: GuestSession) -> None:
     guest = arm64.driver.guest
 
     assert clock.clock_function(guest.memory, guest.kernel) is None
@@ -120,7 +119,7 @@ def test_its_counter_tells_the_local_clock(arm64: Session) -> None:
 
 
 @pytest.mark.parametrize("name", ["global", "mono"])
-def test_another_clock_is_asked(arm64: Session, name: str) -> None:
+def test_another_clock_is_asked(arm64: GuestSession, name: str) -> None:
     guest = arm64.driver.guest
     arm64.run(f"echo {name} > {TRACE}/trace_clock")
 
@@ -133,7 +132,7 @@ def test_another_clock_is_asked(arm64: Session, name: str) -> None:
     assert name in symbol.name
 
 
-def test_hits_are_when_and_where_the_guests_own_probe_has_them(arm64: Session) -> None:
+def test_hits_are_when_and_where_the_guests_own_probe_has_them(arm64: GuestSession) -> None:
     arm64.probe(f"p:ours {OPEN} pc=%pc lr=%lr")
     with arm64.record() as trace:
         told = arm64.run(THEIRS).output.decode()
@@ -150,7 +149,7 @@ def test_hits_are_when_and_where_the_guests_own_probe_has_them(arm64: Session) -
     assert found[-1].is_ours
 
 
-def test_a_function_that_the_guests_own_probe_is_on_already(arm64: Session) -> None:
+def test_a_function_that_the_guests_own_probe_is_on_already(arm64: GuestSession) -> None:
     theirs = f"cd {TRACE}; echo 'p:theirs {OPEN}' > kprobe_events; echo 1 > events/kprobes/enable"
     arm64.run(theirs)
     arm64.probe(f"p:ours {OPEN} pc=%pc")
@@ -163,7 +162,7 @@ def test_a_function_that_the_guests_own_probe_is_on_already(arm64: Session) -> N
     assert told.output.count(b" theirs: ") >= 2
 
 
-def test_handlers_see_registers_arguments_and_what_is_returned(arm64: Session) -> None:
+def test_handlers_see_registers_arguments_and_what_is_returned(arm64: GuestSession) -> None:
     addr, seen = arm64.address(OPEN), list[tuple[object, ...]]()
 
     def before(_probe: Kprobe, regs: Registers) -> None:
@@ -188,7 +187,7 @@ def test_handlers_see_registers_arguments_and_what_is_returned(arm64: Session) -
     assert (probe.nmissed, back.nmissed) == (0, 0)
 
 
-def test_a_handler_changes_what_a_function_returns(arm64: Session) -> None:
+def test_a_handler_changes_what_a_function_returns(arm64: GuestSession) -> None:
     def refuse(_instance: Instance, regs: Registers) -> None:
         if regs.task.comm.string() == "cat":
             regs.retval = -13

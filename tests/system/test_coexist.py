@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kprobes
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from tests.build.console_guest import ConsoleGuest, console_guest
 
@@ -163,12 +163,12 @@ def open_between_marks(guest: ConsoleGuest, path: str) -> tuple[int, int]:
     return before, after
 
 
-def text_of(session: Session) -> bytes:
+def text_of(session: GuestSession) -> bytes:
     start, stop = session.kernel.text
     return session.driver.guest.memory.read(start, stop - start)
 
 
-def differing_places(session: Session, before: bytes) -> list[str]:
+def differing_places(session: GuestSession, before: bytes) -> list[str]:
     """Return the functions whose bytes are not what they were."""
     old, new = (np.frombuffer(text, np.uint8) for text in (before, text_of(session)))
     start, offsets = session.kernel.text[0], np.flatnonzero(old != new)[:100].tolist()

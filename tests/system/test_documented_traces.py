@@ -8,7 +8,7 @@ import argparse
 import re
 import shlex
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from kprobes.cli import main, trace
 from kprobes.cli.options import return_method, strategy
 from kprobes.cli.trace import grouped
 from kprobes.model.events import Event, each_event
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 
 pytestmark = pytest.mark.guest
@@ -57,7 +57,7 @@ _EXAMPLES = list(_examples())
 
 
 @pytest.fixture(scope="module")
-def session(guest: Machine) -> Generator[Session]:
+def session(guest: Machine) -> Generator[GuestSession]:
     with kprobes.attach(str(guest.stub_address)) as kernel:
         kernel.machine = guest
         yield kernel
@@ -71,7 +71,7 @@ def test_there_are_examples_with_and_without_output() -> None:
 @pytest.mark.parametrize(
     "example", [example for _, example in _EXAMPLES], ids=[name for name, _ in _EXAMPLES]
 )
-def test_an_example_records_what_it_promises(session: Session, example: Example) -> None:
+def test_an_example_records_what_it_promises(session: GuestSession, example: Example) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     trace.add_arguments(parser)
     args = parser.parse_args(example.words)
@@ -88,9 +88,11 @@ def test_an_example_records_what_it_promises(session: Session, example: Example)
         assert any(name == event.name and _has(event, fields) for event in found), (name, fields)
 
 
-def _recorded(kernel: Session, args: argparse.Namespace) -> tuple[list[Event], int]:
+def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Event], int]:
     kernel.definitions = []
-    kernel.driver.strategy, kernel.driver.return_method = strategy(args), return_method(args)
+    kernel.options = replace(
+        kernel.options, strategy=strategy(args), return_method=return_method(args)
+    )
     kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
     for texts, chosen in grouped(args.definitions, args.filters):
         wanted = "\n".join(texts)

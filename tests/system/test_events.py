@@ -22,8 +22,8 @@ import kprobes
 from kprobes.guest.arena import ArenaSize
 from kprobes.lang.listing import show
 from kprobes.model.resolved import Field, Operand, Resolved, StackValue, can_fault
+from kprobes.open import GuestSession
 from kprobes.resolve.explain import format_text
-from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
 from tests.build.programs import BASE, syscalls
@@ -111,7 +111,7 @@ def runs(request: pytest.FixtureRequest, arch: str) -> Generator[list[Run]]:
         yield [_recorded(session, group, arch) for group in split(lines, _GROUP)]
 
 
-def _recorded(session: Session, lines: list[str], arch: str) -> Run:
+def _recorded(session: GuestSession, lines: list[str], arch: str) -> Run:
     session.definitions.clear()
     session.probe("\n".join(lines))
     probes = [p for plan in session.driver.prepare(session.definitions) for p in plan.probes]

@@ -6,7 +6,7 @@ import pytest
 
 import kprobes
 from kprobes.arch.aarch64 import encode
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
@@ -36,7 +36,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     raise AssertionError(f"{BOOTS} boots have had their module near the kernel")
 
 
-def _is_far(session: Session) -> bool:
+def _is_far(session: GuestSession) -> bool:
     session.driver.refresh_modules()
     kernel = session.driver.guest.kernel
     start, stop = kernel.text
@@ -61,7 +61,7 @@ def test_far_code_records_reads_and_returns_and_is_given_back(machine: Machine) 
             work = "ip link add d0 type dummy; cat /proc/version"
             assert machine.run(work, 60).status == 0
             taken = len(_pieces(machine)) - len(allocated)
-        arena = session.driver._arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
+        arena = session.driver._allocator.arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
         assert arena is not None
         _, (first, stop) = arena.programs
         assert guest.memory.read(site, 64) == before

@@ -13,8 +13,8 @@ from kprobes.guest.arena import ArenaSize
 from kprobes.lang.filter import parse_filter
 from kprobes.lang.filter_value import Known
 from kprobes.model.events import Counts
+from kprobes.open import GuestSession
 from kprobes.resolve.resolve import filter_fields
-from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
 from tests.build.kernel import make_probe
@@ -133,7 +133,7 @@ def run(request: pytest.FixtureRequest, arch: str) -> Generator[Run]:
         yield _recorded(session, {f"e{number}": text for number, text in enumerate(texts)}, arch)
 
 
-def _recorded(session: Session, filters: dict[str, str], arch: str) -> Run:
+def _recorded(session: GuestSession, filters: dict[str, str], arch: str) -> Run:
     lines = {event: WORDS[arch].of(f"p:{event} {_SITE} {_FIELDS}") for event in filters}
     for event, text in filters.items():
         session.probe(lines[event], filter=text)

@@ -14,7 +14,7 @@ import pytest
 
 import kprobes
 from kprobes.errors import DefinitionError, RefusedError
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.sinks.text import TextSink
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
@@ -38,12 +38,12 @@ _PER_CPU = {"amd64": ("@runqueues", r"\{}"), "arm64": (_COUNTS, _COUNTS)}
 @pytest.fixture(
     scope="module", params=["bullseye", "bookworm", "bookworm-backports", "sid"], name="session"
 )
-def _session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+def _session(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     with kprobes.boot(MachineOptions(suite=request.param, arch=arch)) as session:
         yield session
 
 
-def _record(session: Session, lines: list[str]) -> Trace:
+def _record(session: GuestSession, lines: list[str]) -> Trace:
     session.definitions.clear()
     session.probe("\n".join(lines))
     with session.record() as trace:
@@ -55,7 +55,9 @@ def _events(trace: Trace) -> list[dict[str, Any]]:
     return [json.loads(line) for line in trace.to_json(numbers="number").splitlines()]
 
 
-def test_each_form_fetches_what_an_explicit_dereference_does(session: Session, arch: str) -> None:
+def test_each_form_fetches_what_an_explicit_dereference_does(
+    session: GuestSession, arch: str
+) -> None:
     names = ("forms.txt", f"forms_{arch}.txt")
     lines = [line for name in names for line in definitions(name, session.kernel)]
 
@@ -70,7 +72,9 @@ def test_each_form_fetches_what_an_explicit_dereference_does(session: Session, a
         assert all(a == b for a, b in pairs), event
 
 
-def test_the_running_task_and_the_cpu_are_those_of_the_record(session: Session, arch: str) -> None:
+def test_the_running_task_and_the_cpu_are_those_of_the_record(
+    session: GuestSession, arch: str
+) -> None:
     line = f"p exit_files pid=$current->pid cpu={_CPU[arch]}"
 
     events = _events(_record(session, [line]))
@@ -79,7 +83,9 @@ def test_the_running_task_and_the_cpu_are_those_of_the_record(session: Session, 
     assert all(e["args"] == {"pid": e["pid"], "cpu": e["cpu"]} for e in events)
 
 
-def test_a_per_cpu_object_is_where_the_kernel_s_table_says(session: Session, arch: str) -> None:
+def test_a_per_cpu_object_is_where_the_kernel_s_table_says(
+    session: GuestSession, arch: str
+) -> None:
     per_cpu, address = _PER_CPU[arch]
     line = f"p vfs_open at=this_cpu_ptr({per_cpu}) place={address} table=@__per_cpu_offset:x64[2]"
     symbol = session.kernel.symbols.find(per_cpu.removeprefix("@"))
@@ -92,7 +98,7 @@ def test_a_per_cpu_object_is_where_the_kernel_s_table_says(session: Session, arc
         assert args["at"] == args["table"][event["cpu"]] + args["place"] & (1 << 64) - 1
 
 
-def test_enums_are_numbers_or_names(session: Session) -> None:
+def test_enums_are_numbers_or_names(session: GuestSession) -> None:
     trace = _record(session, ["p complete_signal sig type"])
 
     assert re.search(r" type=1\b", trace.to_text())
@@ -104,7 +110,7 @@ def test_enums_are_numbers_or_names(session: Session) -> None:
 
 
 def test_offsets_and_addresses_are_probed_where_the_function_begins(
-    session: Session, arch: str
+    session: GuestSession, arch: str
 ) -> None:
     symbol = session.kernel.symbols.named("exit_files")
     lines = [WORDS[arch].of(f"p:raw {symbol.addr:#x} a=%di"), "p:named exit_files a=tsk"]
@@ -117,7 +123,7 @@ def test_offsets_and_addresses_are_probed_where_the_function_begins(
     assert by_event["raw"] == by_event["named"] != []
 
 
-def test_other_places_are_refused(session: Session) -> None:
+def test_other_places_are_refused(session: GuestSession) -> None:
     session.definitions.clear()
     with pytest.raises(DefinitionError, match="boundary"):
         session.probe("p vfs_read+1")

@@ -14,8 +14,8 @@ from kprobes import Kprobe
 from kprobes.errors import DefinitionError, MemoryFault, RefusedError
 from kprobes.handlers.registers import Registers
 from kprobes.model.kernel import Symbol
+from kprobes.open import GuestSession
 from kprobes.plan.strategy import Wish
-from kprobes.session import Session
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
 from tests.build.dialect import dialect_of
@@ -33,7 +33,7 @@ _SHOWN = {
 
 
 @pytest.fixture(scope="module", params=SUITES.values(), ids=list(SUITES))
-def shared(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+def shared(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     options = MachineOptions(arch=arch, suite=request.param)
     with kprobes.boot(options) as session:
         yield session
@@ -45,12 +45,12 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def kernel(shared: Session, told: list[str]) -> Generator[Session]:
+def kernel(shared: GuestSession, told: list[str]) -> Generator[GuestSession]:
     """A guest whose handlers are gone, and whose text is as before, when a test ends."""
     yield from emptied(shared, told)
 
 
-def test_arguments_are_what_a_compiled_probe_records_of_the_same_hits(kernel: Session) -> None:
+def test_arguments_are_what_a_compiled_probe_records_of_the_same_hits(kernel: GuestSession) -> None:
     seen = Counter[tuple[int, str | None, int]]()
 
     @kernel.entry("do_sys_openat2")
@@ -74,7 +74,7 @@ def test_arguments_are_what_a_compiled_probe_records_of_the_same_hits(kernel: Se
     assert (opened.nmissed, opened.errors) == (0, 0)
 
 
-def test_the_current_task_and_its_structs_are_typed(kernel: Session) -> None:
+def test_the_current_task_and_its_structs_are_typed(kernel: GuestSession) -> None:
     found: list[tuple[object, ...]] = []
 
     @kernel.kprobe(getppid(kernel))
@@ -89,7 +89,7 @@ def test_the_current_task_and_its_structs_are_typed(kernel: Session) -> None:
     assert before.errors == 0
 
 
-def test_members_are_followed_through_pointers(kernel: Session) -> None:
+def test_members_are_followed_through_pointers(kernel: GuestSession) -> None:
     names = Counter[str]()
 
     @kernel.entry("vfs_open")
@@ -105,7 +105,7 @@ def test_members_are_followed_through_pointers(kernel: Session) -> None:
     assert opened.errors == 0
 
 
-def test_registers_are_shown_as_the_kernel_shows_them(kernel: Session, arch: str) -> None:
+def test_registers_are_shown_as_the_kernel_shows_them(kernel: GuestSession, arch: str) -> None:
     shown: list[str] = []
     probe = Kprobe(symbol_name="vfs_open", pre_handler=lambda probe, regs: shown.append(repr(regs)))
 
@@ -120,7 +120,7 @@ def test_registers_are_shown_as_the_kernel_shows_them(kernel: Session, arch: str
     assert len(shown[0].splitlines()) == lines
 
 
-def test_a_changed_argument_is_what_the_function_gets(kernel: Session) -> None:
+def test_a_changed_argument_is_what_the_function_gets(kernel: GuestSession) -> None:
     @kernel.kprobe("do_group_exit")
     def before(probe: Kprobe, regs: Registers) -> None:
         if regs.args.exit_code == 1 << 8:
@@ -131,7 +131,7 @@ def test_a_changed_argument_is_what_the_function_gets(kernel: Session) -> None:
     assert kernel.run(["false"]).status == 1
 
 
-def test_an_opened_file_is_redirected_by_writing_its_name(kernel: Session) -> None:
+def test_an_opened_file_is_redirected_by_writing_its_name(kernel: GuestSession) -> None:
     kernel.run("echo one > /tmp/aaaa; echo two > /tmp/bbbb")
 
     @kernel.entry("do_sys_openat2")
@@ -146,7 +146,7 @@ def test_an_opened_file_is_redirected_by_writing_its_name(kernel: Session) -> No
     assert output(kernel, "cat", "/tmp/aaaa") == "one\n"
 
 
-def test_flags_in_a_struct_of_the_kernel_are_changed(kernel: Session) -> None:
+def test_flags_in_a_struct_of_the_kernel_are_changed(kernel: GuestSession) -> None:
     @kernel.entry("do_sys_openat2")
     def opened(filename: Any, how: Any, *, regs: Registers) -> None:
         if comm(regs) == "sh" and filename.string() == "/tmp/log":
@@ -159,7 +159,7 @@ def test_flags_in_a_struct_of_the_kernel_are_changed(kernel: Session) -> None:
     assert opened.errors == 0
 
 
-def test_a_function_is_skipped_as_override_function_with_return_does(kernel: Session) -> None:
+def test_a_function_is_skipped_as_override_function_with_return_does(kernel: GuestSession) -> None:
     after = Counter[str]()
 
     def count_after(probe: Kprobe, regs: Registers, flags: int) -> None:
@@ -177,7 +177,7 @@ def test_a_function_is_skipped_as_override_function_with_return_does(kernel: Ses
     assert before.errors == 0
 
 
-def test_a_false_handler_runs_the_instruction_whatever_ip_says(kernel: Session) -> None:
+def test_a_false_handler_runs_the_instruction_whatever_ip_says(kernel: GuestSession) -> None:
     dialect = dialect_of(kernel)
 
     def before(probe: Kprobe, regs: Registers) -> None:
@@ -195,7 +195,7 @@ def test_a_false_handler_runs_the_instruction_whatever_ip_says(kernel: Session) 
     assert probe.errors == 0
 
 
-def test_a_way_that_leads_nowhere_is_not_taken(kernel: Session, told: list[str]) -> None:
+def test_a_way_that_leads_nowhere_is_not_taken(kernel: GuestSession, told: list[str]) -> None:
     @kernel.kprobe(getppid(kernel))
     def nowhere(probe: Kprobe, regs: Registers) -> bool:
         # Its data, well after its code.
@@ -221,7 +221,9 @@ def test_a_way_that_leads_nowhere_is_not_taken(kernel: Session, told: list[str])
     assert len(told) == 3
 
 
-def test_handlers_run_before_and_after_any_instruction(kernel: Session, told: list[str]) -> None:
+def test_handlers_run_before_and_after_any_instruction(
+    kernel: GuestSession, told: list[str]
+) -> None:
     # A function's instructions one by one: after each comes the next, unless it is a jump.
     function = kernel.kernel.symbols.named(getppid(kernel))
     dialect = dialect_of(kernel)
@@ -250,7 +252,7 @@ def test_handlers_run_before_and_after_any_instruction(kernel: Session, told: li
 
 
 def probes_on_every_instruction(
-    kernel: Session, function: Symbol, before: Any, after: Any
+    kernel: GuestSession, function: Symbol, before: Any, after: Any
 ) -> list[Kprobe]:
     """Register probes wherever one can be: of a start and its ftrace site, at the site."""
     look = kernel.driver.places.find_site(Wish())
@@ -268,7 +270,7 @@ def probes_on_every_instruction(
 
 
 def test_a_register_that_is_changed_in_the_middle_is_what_the_function_goes_on_with(
-    kernel: Session,
+    kernel: GuestSession,
 ) -> None:
     # The last instruction before the return: what the function returns is changed there.
     function = kernel.kernel.symbols.named(getppid(kernel))
@@ -289,7 +291,7 @@ def test_a_register_that_is_changed_in_the_middle_is_what_the_function_goes_on_w
     assert last
 
 
-def test_kernel_data_is_written_and_code_is_not(kernel: Session) -> None:
+def test_kernel_data_is_written_and_code_is_not(kernel: GuestSession) -> None:
     found: dict[str, int] = {}
 
     @kernel.entry("vfs_open")
@@ -316,7 +318,7 @@ def test_kernel_data_is_written_and_code_is_not(kernel: Session) -> None:
 
 
 @pytest.mark.arches("amd64")
-def test_named_data_is_written(kernel: Session) -> None:
+def test_named_data_is_written(kernel: GuestSession) -> None:
     addr = kernel.address("panic_timeout")
     before = kernel.read(addr, 4)
     assert output(kernel, "cat", "/proc/sys/kernel/panic") == f"{kernel.object('int', addr)}\n"

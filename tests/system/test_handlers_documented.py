@@ -10,7 +10,7 @@ import pytest
 
 import kprobes
 from kprobes import Kprobe, Kretprobe
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.dialect import DIALECTS
 
@@ -37,12 +37,12 @@ def examples() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def booted() -> Generator[Callable[[str], Session]]:
+def booted() -> Generator[Callable[[str], GuestSession]]:
     """Return a kernel of an architecture: one for all examples, which leave it as it was."""
     with ExitStack() as stack:
 
         @cache
-        def boot(arch: str) -> Session:
+        def boot(arch: str) -> GuestSession:
             return stack.enter_context(kprobes.boot(MachineOptions(arch=arch)))
 
         yield boot
@@ -58,7 +58,7 @@ def test_the_page_has_examples() -> None:
     ("arch", "code", "printed"), list(examples()), indirect=["arch"], scope="session"
 )
 def test_an_example_does_what_it_says(
-    booted: Callable[[str], Session],
+    booted: Callable[[str], GuestSession],
     arch: str,
     code: str,
     printed: str,

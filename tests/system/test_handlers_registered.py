@@ -12,7 +12,7 @@ import kprobes
 from kprobes import Kprobe
 from kprobes.errors import DefinitionError, MemoryFault, RefusedError, UsageError
 from kprobes.handlers.registers import Registers
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.dialect import dialect_of
 from tests.build.waiting import wait_until
@@ -25,7 +25,7 @@ SUITES = {"6.1": "bookworm", "6.12": "bookworm-backports"}
 
 
 @pytest.fixture(scope="module", params=SUITES.values(), ids=list(SUITES))
-def shared(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+def shared(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     files = modules(request.param, arch)
     options = MachineOptions(arch=arch, suite=request.param, files=files)
     with kprobes.boot(options) as session:
@@ -38,7 +38,7 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def kernel(shared: Session, told: list[str]) -> Generator[Session]:
+def kernel(shared: GuestSession, told: list[str]) -> Generator[GuestSession]:
     """A guest whose handlers are gone, and whose text is as before, when a test ends."""
     yield from emptied(shared, told)
 
@@ -46,7 +46,9 @@ def kernel(shared: Session, told: list[str]) -> Generator[Session]:
 def _nothing(probe: Kprobe, regs: Registers) -> None: ...
 
 
-def test_an_exception_is_told_once_and_changes_nothing(kernel: Session, told: list[str]) -> None:
+def test_an_exception_is_told_once_and_changes_nothing(
+    kernel: GuestSession, told: list[str]
+) -> None:
     dialect = dialect_of(kernel)
 
     @kernel.kprobe(getppid(kernel))
@@ -62,7 +64,7 @@ def test_an_exception_is_told_once_and_changes_nothing(kernel: Session, told: li
     assert before.errors == before.hits >= 4
 
 
-def test_a_fault_goes_to_the_fault_handler(kernel: Session, told: list[str]) -> None:
+def test_a_fault_goes_to_the_fault_handler(kernel: GuestSession, told: list[str]) -> None:
     faults: list[int] = []
 
     def handled(probe: Kprobe, regs: Registers, fault: MemoryFault) -> bool:
@@ -81,7 +83,9 @@ def test_a_fault_goes_to_the_fault_handler(kernel: Session, told: list[str]) -> 
     assert (before.errors, len(told)) == (1, 1)
 
 
-def test_a_slow_handler_is_counted_and_the_guest_goes_on(kernel: Session, told: list[str]) -> None:
+def test_a_slow_handler_is_counted_and_the_guest_goes_on(
+    kernel: GuestSession, told: list[str]
+) -> None:
     @kernel.kprobe(getppid(kernel), timeout_s=0.05)
     def before(probe: Kprobe, regs: Registers) -> None:
         regs[dialect_of(kernel).value] = 7
@@ -96,7 +100,7 @@ def test_a_slow_handler_is_counted_and_the_guest_goes_on(kernel: Session, told: 
     assert before.nmissed >= 1
 
 
-def test_probes_are_disabled_and_enabled_by_others_and_by_themselves(kernel: Session) -> None:
+def test_probes_are_disabled_and_enabled_by_others_and_by_themselves(kernel: GuestSession) -> None:
     @kernel.kprobe(getppid(kernel))
     def once(probe: Kprobe, regs: Registers) -> None:
         probe.disable()
@@ -122,7 +126,9 @@ def test_probes_are_disabled_and_enabled_by_others_and_by_themselves(kernel: Ses
     assert once.hits == 2
 
 
-def test_several_on_one_place_run_newest_first_until_one_goes_elsewhere(kernel: Session) -> None:
+def test_several_on_one_place_run_newest_first_until_one_goes_elsewhere(
+    kernel: GuestSession,
+) -> None:
     calls: list[str] = []
 
     def named(name: str, *, is_last: bool = False) -> Kprobe:
@@ -144,7 +150,7 @@ def test_several_on_one_place_run_newest_first_until_one_goes_elsewhere(kernel: 
     assert "a" not in calls
 
 
-def test_registration_is_all_or_nothing(kernel: Session) -> None:
+def test_registration_is_all_or_nothing(kernel: GuestSession) -> None:
     before = text_of(kernel)
     fine, wrong = (
         Kprobe(symbol_name=name, pre_handler=lambda probe, regs: None)
@@ -161,7 +167,7 @@ def test_registration_is_all_or_nothing(kernel: Session) -> None:
 
 
 def test_registering_while_others_are_armed_and_recorded_loses_none_of_them(
-    kernel: Session,
+    kernel: GuestSession,
 ) -> None:
     hits = Counter[str]()
 
@@ -186,7 +192,7 @@ def test_registering_while_others_are_armed_and_recorded_loses_none_of_them(
     assert (hits["do_sys_openat2"], hits["vfs_open"]) == (3, 6)
 
 
-def test_a_wrong_signature_is_answered_with_the_true_one(kernel: Session) -> None:
+def test_a_wrong_signature_is_answered_with_the_true_one(kernel: GuestSession) -> None:
     def opened(dfd: int, filname: Any) -> None:
         del dfd, filname
 
@@ -199,7 +205,7 @@ def test_a_wrong_signature_is_answered_with_the_true_one(kernel: Session) -> Non
     )
 
 
-def test_handlers_in_a_module_go_with_it(kernel: Session) -> None:
+def test_handlers_in_a_module_go_with_it(kernel: GuestSession) -> None:
     devices: list[int] = []
     create = "ip link add d0 type dummy && ip link del d0"
 
@@ -222,7 +228,7 @@ def test_handlers_in_a_module_go_with_it(kernel: Session) -> None:
     assert (probe.errors, devices) == (0, found)
 
 
-def test_two_cpus_at_once_are_all_served(kernel: Session) -> None:
+def test_two_cpus_at_once_are_all_served(kernel: GuestSession) -> None:
     cpus = Counter[int]()
 
     @kernel.kprobe(getppid(kernel))

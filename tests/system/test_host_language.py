@@ -14,7 +14,7 @@ import kprobes
 from kprobes.arch.x86_64.registers import NAMES
 from kprobes.guest.arena import ArenaSize
 from kprobes.lang.parser import parse
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from kprobes.transport.qemu import Machine
 from kprobes.units import MIB
@@ -80,7 +80,7 @@ def both(any_host_guest: Machine) -> Iterator[Both]:
         yield _record(any_host_guest, outside)
 
 
-def _record(guest: Machine, outside: Session) -> Both:
+def _record(guest: Machine, outside: GuestSession) -> Both:
     lines = [*definitions(outside.kernel), *_TYPED.strip().splitlines()]
     _put(guest, "/tmp/definitions", "\n".join(lines).encode())
     _put(guest, "/tmp/workload.sh", _WORKLOAD.encode())

@@ -10,14 +10,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 import kprobes
 from kprobes.model.plan import Strategy
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
 from tests.build.blocks import runs
@@ -65,7 +65,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=[SUITES["6.1"], SUITES["7.x"]], ids=["6.1", "7.x"])
-def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+def session(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     with kprobes.boot(MachineOptions(suite=request.param, arch=arch)) as booted:
         # Nothing but its breakpoint: an optimised kprobe looks at what is after it.
         booted.run("echo 0 > /proc/sys/debug/kprobes-optimization")
@@ -75,9 +75,9 @@ def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
 
 
 @pytest.fixture
-def sweeper(session: Session) -> Sweeper:
+def sweeper(session: GuestSession) -> Sweeper:
     session.definitions = []
-    session.driver.strategy = None
+    session.options = replace(session.options, strategy=None)
     return Sweeper(session)
 
 
@@ -114,7 +114,7 @@ def _both(
     tracefs = Tracefs(session)
     pairs = [_nth(_pairs(sweeper, arch, name, strategy), number) for name in FUNCTIONS]
     ours, native = zip(*(_definitions(n, p) for n, p in enumerate(pairs) if p), strict=True)
-    session.driver.strategy = strategy
+    session.options = replace(session.options, strategy=strategy)
     session.definitions = []
     session.probe("\n".join(ours))
     with session.record() as trace:
@@ -170,7 +170,7 @@ def _early(sweeper: Sweeper, strategy: Strategy) -> list[Addr]:
 
 
 def test_several_probes_on_one_instruction_share_a_patch_and_are_hit_alike(
-    session: Session, sweeper: Sweeper, arch: str
+    session: GuestSession, sweeper: Sweeper, arch: str
 ) -> None:
     place, *_ = _early(sweeper, STRATEGIES[arch][-1])
     first = f"%{DIALECTS[arch].value}"
@@ -187,7 +187,7 @@ def test_several_probes_on_one_instruction_share_a_patch_and_are_hit_alike(
 
 
 def test_all_strategies_side_by_side_are_hit_alike(
-    session: Session, sweeper: Sweeper, arch: str
+    session: GuestSession, sweeper: Sweeper, arch: str
 ) -> None:
     addrs = _early(sweeper, STRATEGIES[arch][-1])
     session.probe("\n".join(f"p:n{n} {addr:#x}" for n, addr in enumerate(addrs)))
@@ -206,7 +206,11 @@ def test_all_strategies_side_by_side_are_hit_alike(
 @pytest.mark.parametrize("strategy", ["jump", "breakpoint"])
 @pytest.mark.arches("amd64", "arm64", matrix="arm64")
 def test_the_command_line_forces_a_strategy(
-    session: Session, sweeper: Sweeper, arch: str, strategy: str, request: pytest.FixtureRequest
+    session: GuestSession,
+    sweeper: Sweeper,
+    arch: str,
+    strategy: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     place, *_ = _early(sweeper, Strategy(strategy))
     offset = place - session.kernel.symbols.named("vfs_read").addr

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from kprobes.arch.insn import Syntax
 from kprobes.handlers.probe import Instance
 from kprobes.handlers.registers import Registers
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.dialect import DIALECTS, dialect_of
@@ -41,7 +42,7 @@ _CALLERS = {"amd64": {"do_syscall_64", "x64_sys_call"}, "arm64": {"invoke_syscal
 
 
 @pytest.fixture(scope="module", params=["bookworm"])
-def shared(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+def shared(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     with kprobes.boot(MachineOptions(arch=arch, suite=request.param)) as session:
         yield session
 
@@ -52,13 +53,13 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def kernel(shared: Session, told: list[str]) -> Generator[Session]:
+def kernel(shared: GuestSession, told: list[str]) -> Generator[GuestSession]:
     """A guest whose handlers are gone, and whose text is as before, when a test ends."""
     yield from emptied(shared, told)
 
 
 @pytest.fixture(scope="module", params=["bullseye", "bookworm-backports", "sid"])
-def other(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+def other(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     with kprobes.boot(MachineOptions(arch=arch, suite=request.param)) as session:
         yield session
 
@@ -66,7 +67,7 @@ def other(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
 def nothing(instance: Instance, regs: Registers) -> None: ...
 
 
-def compare_with_native(session: Session, functions: Sequence[str]) -> int:
+def compare_with_native(session: GuestSession, functions: Sequence[str]) -> int:
     """Check that handlers get what the kernel's own return probes record; return how much."""
     native, value = Tracefs(session), dialect_of(session).value
     native.arm([f"r:r{n} {f} ret=$retval:x64" for n, f in enumerate(functions)], buffer_kib=1024)
@@ -99,25 +100,25 @@ def compare_with_native(session: Session, functions: Sequence[str]) -> int:
 
 @pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_handlers_get_what_the_kernel_s_own_return_probes_record(
-    kernel: Session, return_method: ReturnMethod | None
+    kernel: GuestSession, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.return_method = return_method
+    kernel.options = replace(kernel.options, return_method=return_method)
 
     assert compare_with_native(kernel, _COMPARED) > 30
 
 
 @pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_other_kernels_agree(
-    other: Session, return_method: ReturnMethod | None, told: list[str]
+    other: GuestSession, return_method: ReturnMethod | None, told: list[str]
 ) -> None:
     for session in emptied(other, told):
-        session.driver.return_method = return_method
+        session.options = replace(session.options, return_method=return_method)
         assert compare_with_native(session, _COMPARED) > 20
         check_data(session)
     assert told == []
 
 
-def check_data(session: Session) -> None:
+def check_data(session: GuestSession) -> None:
     """Check that every call's data of its entry is there at its own return."""
     opened: list[tuple[str, bytes, int]] = []
 
@@ -151,18 +152,18 @@ def check_data(session: Session) -> None:
 
 @pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_an_entry_handler_keeps_data_and_declines(
-    kernel: Session, return_method: ReturnMethod | None
+    kernel: GuestSession, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.return_method = return_method
+    kernel.options = replace(kernel.options, return_method=return_method)
 
     check_data(kernel)
 
 
 @pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_arguments_come_with_what_is_returned(
-    kernel: Session, return_method: ReturnMethod | None
+    kernel: GuestSession, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.return_method = return_method
+    kernel.options = replace(kernel.options, return_method=return_method)
     seen: list[tuple[str, int, str]] = []
 
     @kernel.returns("do_sys_openat2")
@@ -178,8 +179,10 @@ def test_arguments_come_with_what_is_returned(
 
 
 @pytest.mark.parametrize("return_method", RETURN_METHODS)
-def test_what_is_returned_is_changed(kernel: Session, return_method: ReturnMethod | None) -> None:
-    kernel.driver.return_method = return_method
+def test_what_is_returned_is_changed(
+    kernel: GuestSession, return_method: ReturnMethod | None
+) -> None:
+    kernel.options = replace(kernel.options, return_method=return_method)
 
     @kernel.returns("do_sys_openat2")
     def opened(retval: int, filename: Any, *, regs: Registers) -> None:
@@ -195,9 +198,9 @@ def test_what_is_returned_is_changed(kernel: Session, return_method: ReturnMetho
 
 @pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_where_a_function_returns_to_is_shown_and_changed(
-    kernel: Session, arch: str, return_method: ReturnMethod | None
+    kernel: GuestSession, arch: str, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.return_method = return_method
+    kernel.options = replace(kernel.options, return_method=return_method)
     dialect, callers, kept = dialect_of(kernel), set[str](), set[int]()
 
     def entry(instance: Instance, regs: Registers) -> None:
@@ -221,7 +224,7 @@ def test_where_a_function_returns_to_is_shown_and_changed(
     assert probe.errors == 0
 
 
-def behind_store(kernel: Session, arch: str, caller: int) -> int | None:
+def behind_store(kernel: GuestSession, arch: str, caller: int) -> int | None:
     """Return where code goes on that does not store a system call's result."""
     lines = kernel.driver.guest.arch.listing.lines(kernel.read(caller, 32), caller, Syntax.INTEL)
     stores = tuple(bytes.fromhex(each) for each in _STORES[arch])
@@ -232,9 +235,9 @@ def behind_store(kernel: Session, arch: str, caller: int) -> int | None:
 
 @pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_definitions_and_handlers_share_a_function_s_returns(
-    kernel: Session, return_method: ReturnMethod | None
+    kernel: GuestSession, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.return_method = return_method
+    kernel.options = replace(kernel.options, return_method=return_method)
     seen: list[int] = []
 
     @kernel.returns("vfs_open")
@@ -253,7 +256,9 @@ def test_definitions_and_handlers_share_a_function_s_returns(
     assert opened.nmissed == 0
 
 
-def test_an_exception_is_told_once_and_changes_nothing(kernel: Session, told: list[str]) -> None:
+def test_an_exception_is_told_once_and_changes_nothing(
+    kernel: GuestSession, told: list[str]
+) -> None:
     @kernel.returns("do_sys_openat2")
     def broken(retval: int, *, regs: Registers) -> None:
         regs.retval = -1
@@ -270,7 +275,7 @@ def test_an_exception_is_told_once_and_changes_nothing(kernel: Session, told: li
 
 
 def test_a_slow_handler_is_counted_and_what_it_says_is_not_heard(
-    kernel: Session, told: list[str]
+    kernel: GuestSession, told: list[str]
 ) -> None:
     def slow(instance: Instance, regs: Registers) -> None:
         regs[dialect_of(kernel).value] = 7
@@ -287,7 +292,9 @@ def test_a_slow_handler_is_counted_and_what_it_says_is_not_heard(
     assert probe.nmissed >= 1
 
 
-def test_what_was_missed_stays_known_when_a_recording_takes_new_memory(kernel: Session) -> None:
+def test_what_was_missed_stays_known_when_a_recording_takes_new_memory(
+    kernel: GuestSession,
+) -> None:
     def slow(instance: Instance, regs: Registers) -> None:
         time.sleep(0.3)
 
@@ -304,11 +311,11 @@ def test_what_was_missed_stays_known_when_a_recording_takes_new_memory(kernel: S
     assert probe.nmissed == missed
 
 
-def test_handlers_that_come_while_one_records_have_room(kernel: Session) -> None:
+def test_handlers_that_come_while_one_records_have_room(kernel: GuestSession) -> None:
     kernel.probe("p vfs_open")
     with kernel.record() as trace:
         probes = [Kretprobe(symbol_name=name, handler=nothing) for name in _COMPARED]
-        kernel.driver.return_method = ReturnMethod.RETHOOK
+        kernel.options = replace(kernel.options, return_method=ReturnMethod.RETHOOK)
         kernel.register_kretprobes(probes)
         output(kernel, *READ)
 

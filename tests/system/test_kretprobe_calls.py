@@ -1,6 +1,7 @@
 """Python at returns of calls that go on at once: of several tasks, or one inside another."""
 
 from collections.abc import Generator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from kprobes.errors import RefusedError
 from kprobes.handlers.probe import Instance
 from kprobes.handlers.registers import Registers
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from tests.system.handling import PARENT, comm, emptied, output
 from tests.system.test_kretprobe import RETURN_METHODS, nothing
@@ -21,22 +22,22 @@ _SLEEPERS = "for i in 1 2 3 4 5; do sleep 1.$i & done; wait"
 
 
 @pytest.fixture(scope="module")
-def shared(arch: str) -> Generator[Session]:
+def shared(arch: str) -> Generator[GuestSession]:
     with kprobes.boot(MachineOptions(arch=arch)) as session:
         yield session
 
 
 @pytest.fixture
-def kernel(shared: Session) -> Generator[Session]:
+def kernel(shared: GuestSession) -> Generator[GuestSession]:
     """A guest whose handlers are gone, and whose text is as before, when a test ends."""
     yield from emptied(shared, [])
 
 
 @pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_calls_that_sleep_have_their_own_instances(
-    kernel: Session, return_method: ReturnMethod | None
+    kernel: GuestSession, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.return_method = return_method
+    kernel.options = replace(kernel.options, return_method=return_method)
     began: list[int] = []
     ended: list[tuple[int, int]] = []
 
@@ -57,7 +58,7 @@ def test_calls_that_sleep_have_their_own_instances(
     assert (probe.nmissed, probe.maxactive) == (0, 10)
 
 
-def test_more_calls_at_a_time_than_instances_are_missed(kernel: Session) -> None:
+def test_more_calls_at_a_time_than_instances_are_missed(kernel: GuestSession) -> None:
     probe = Kretprobe(symbol_name="do_nanosleep", handler=nothing, data_size=8, maxactive=2)
     every = Kretprobe(symbol_name="do_nanosleep", handler=nothing)
     kernel.register_kretprobes([probe, every])
@@ -68,7 +69,7 @@ def test_more_calls_at_a_time_than_instances_are_missed(kernel: Session) -> None
     assert (every.hits, every.nmissed) == (5, 0)
 
 
-def test_a_function_inside_itself_keeps_its_calls_apart(kernel: Session) -> None:
+def test_a_function_inside_itself_keeps_its_calls_apart(kernel: GuestSession) -> None:
     depth, found = [0], list[tuple[int, int]]()
 
     def entry(instance: Instance, regs: Registers) -> bool:
@@ -94,7 +95,7 @@ def test_a_function_inside_itself_keeps_its_calls_apart(kernel: Session) -> None
     assert (probe.errors, probe.nmissed) == (0, 0)
 
 
-def stpcpy_instead(kernel: Session) -> Kprobe:
+def stpcpy_instead(kernel: GuestSession) -> Kprobe:
     """Return a probe that has a shell's getppid() copy a text by stpcpy()."""
 
     def before(probe: Kprobe, regs: Registers) -> bool:
@@ -113,9 +114,9 @@ def stpcpy_instead(kernel: Session) -> Kprobe:
 @pytest.mark.arches("amd64")
 @pytest.mark.parametrize("return_method", RETURN_METHODS)
 def test_a_function_that_jumps_to_itself_returns_as_often_and_the_newest_call_first(
-    kernel: Session, return_method: ReturnMethod | None
+    kernel: GuestSession, return_method: ReturnMethod | None
 ) -> None:
-    kernel.driver.return_method = return_method
+    kernel.options = replace(kernel.options, return_method=return_method)
     found: list[tuple[bytes, int, str]] = []
 
     def entry(instance: Instance, regs: Registers) -> None:
@@ -143,7 +144,7 @@ def test_a_function_that_jumps_to_itself_returns_as_often_and_the_newest_call_fi
 
 @pytest.mark.arches("amd64")
 def test_a_handler_on_a_conditional_jump_out_is_refused_while_returns_are_probed(
-    kernel: Session,
+    kernel: GuestSession,
 ) -> None:
     kernel.register_kretprobe(Kretprobe(symbol_name="stpcpy", handler=nothing))
     jump = next(

@@ -3,6 +3,7 @@
 import lzma
 from collections.abc import Generator, Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,8 @@ from kprobes.guest.arena import ArenaSize
 from kprobes.guest.link import Linker, Program
 from kprobes.guest.places import places_of
 from kprobes.model.plan import Plan, Strategy
+from kprobes.open import GuestSession
 from kprobes.plan.strategy import Wish
-from kprobes.session import Session
 from kprobes.trace import Trace
 from kprobes.transport.debian import kernel_image, modules_of
 from kprobes.transport.qemu_command import MachineOptions
@@ -39,7 +40,7 @@ def dummy(suite: str, arch: str) -> bytes:
 
 
 @pytest.fixture(scope="module", params=list(SUITES))
-def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+def session(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     suite = SUITES[request.param]
     files = {"/dummy.ko": dummy(suite, arch)}
     options = MachineOptions(suite=suite, arch=arch, files=files)
@@ -48,17 +49,17 @@ def session(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
 
 
 @pytest.fixture(autouse=True)
-def well(session: Session) -> Generator[None]:
+def well(session: GuestSession) -> Generator[None]:
     """No module is loaded before and after, and the kernel has nothing to complain of."""
     session.definitions.clear()
-    session.driver.strategy = None
+    session.options = replace(session.options, strategy=None)
     yield
     session.run("rmmod dummy 2>/dev/null", 60)
     found = session.run(r"dmesg | grep -E 'BUG:|WARNING:|Oops|Call Trace'", 60).output
     assert found == b""
 
 
-def recorded(session: Session, *commands: str) -> Trace:
+def recorded(session: GuestSession, *commands: str) -> Trace:
     with session.record() as trace:
         done = session.run("; ".join(commands), 100)
         assert done.status == 0, done.output
@@ -71,7 +72,7 @@ def counts(trace: Trace) -> list[int]:
     return [trace.counts.recorded.get(number, 0) for number in sorted(trace.counts.missed)]
 
 
-def test_a_probe_waits_for_its_module_and_is_there_before_its_init(session: Session) -> None:
+def test_a_probe_waits_for_its_module_and_is_there_before_its_init(session: GuestSession) -> None:
     session.probe("p:setup dummy:dummy_setup dev=$arg1\np:open do_sys_openat2")
 
     trace = recorded(session, LOAD, UNLOAD, LOAD, UNLOAD)
@@ -87,7 +88,7 @@ def test_a_probe_waits_for_its_module_and_is_there_before_its_init(session: Sess
     assert "insmod" in next(line for line in str(trace).splitlines() if "dummy_setup" in line)
 
 
-def test_events_come_one_by_one_while_a_command_runs(session: Session) -> None:
+def test_events_come_one_by_one_while_a_command_runs(session: GuestSession) -> None:
     session.probe("p:open do_sys_openat2 path=+0($arg2):ustring")
     running = session.start("for i in 1 2 3 4 5 6 7 8 9; do cat /proc/version; sleep 1; done")
 
@@ -98,7 +99,9 @@ def test_events_come_one_by_one_while_a_command_runs(session: Session) -> None:
     assert (found.name, found.function) == ("open", "do_sys_openat2")
 
 
-def test_waiting_goes_on_in_the_next_recording_and_ends_when_it_is_there(session: Session) -> None:
+def test_waiting_goes_on_in_the_next_recording_and_ends_when_it_is_there(
+    session: GuestSession,
+) -> None:
     session.probe("p:setup dummy:dummy_setup")
 
     assert len(session.driver.waiting) == 1
@@ -109,20 +112,20 @@ def test_waiting_goes_on_in_the_next_recording_and_ends_when_it_is_there(session
     assert session.driver.waiting == ()
 
 
-def test_instructions_of_modules_are_probed_and_go_with_them(session: Session) -> None:
+def test_instructions_of_modules_are_probed_and_go_with_them(session: GuestSession) -> None:
     _probed_inside(session, Strategy.JUMP)
 
 
 @pytest.mark.arches("amd64")
-def test_so_are_they_by_breakpoints(session: Session) -> None:
+def test_so_are_they_by_breakpoints(session: GuestSession) -> None:
     _probed_inside(session, Strategy.BREAKPOINT)
 
 
-def _probed_inside(session: Session, strategy: Strategy) -> None:
+def _probed_inside(session: GuestSession, strategy: Strategy) -> None:
     assert session.run(LOAD, 60).status == 0
     session.probe("p dummy:dummy_setup")
     session.definitions.clear()
-    session.driver.strategy = strategy
+    session.options = replace(session.options, strategy=strategy)
     session.probe(f"p:inside dummy:dummy_setup+{inside(session)}")
 
     trace = recorded(session, "ip link add d1 type dummy", UNLOAD, LOAD)
@@ -132,7 +135,7 @@ def _probed_inside(session: Session, strategy: Strategy) -> None:
     assert placed == [strategy]
 
 
-def inside(session: Session) -> int:
+def inside(session: GuestSession) -> int:
     """Return the offset of the first instruction after the entry that a jump may replace."""
     guest = session.driver.guest
     look = places_of(guest).find_site(Wish(strategy=Strategy.JUMP))
@@ -144,9 +147,9 @@ def inside(session: Session) -> int:
     raise AssertionError("no jump fits into dummy_setup")
 
 
-def test_init_text_is_refused_as_it_does_not_last(session: Session) -> None:
+def test_init_text_is_refused_as_it_does_not_last(session: GuestSession) -> None:
     told: list[str] = []
-    session.driver.warn = told.append
+    session.options = replace(session.options, warn=told.append)
     session.probe("p:init dummy:dummy_init_module\np:setup dummy:dummy_setup")
 
     trace = recorded(session, LOAD)
@@ -156,7 +159,7 @@ def test_init_text_is_refused_as_it_does_not_last(session: Session) -> None:
     assert "init text" in told[0]
 
 
-def test_the_text_of_a_loaded_module_is_as_it_was(session: Session) -> None:
+def test_the_text_of_a_loaded_module_is_as_it_was(session: GuestSession) -> None:
     assert session.run(LOAD, 60).status == 0
     session.probe("p dummy:dummy_setup")
     guest = session.driver.guest
@@ -171,14 +174,14 @@ def test_the_text_of_a_loaded_module_is_as_it_was(session: Session) -> None:
 
 
 def test_a_definition_that_cannot_be_armed_is_told_and_waits_on(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: GuestSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(linker: Linker, plans: Iterable[Plan], checkpoint: object) -> list[Program]:
         del linker, checkpoint
         raise RefusedError(f"{len([*plans])} out of reach")
 
     told: list[str] = []
-    session.driver.warn = told.append
+    session.options = replace(session.options, warn=told.append)
     session.probe("p:setup dummy:dummy_setup")
 
     with session.record() as trace:

@@ -41,7 +41,7 @@ from kprobes.model.definition import (
     StackPointer,
     StackSlot,
 )
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
@@ -124,7 +124,7 @@ def run(request: pytest.FixtureRequest, arch: str) -> Run:
         return recorded(session, arch)
 
 
-def natively_armed(suite: str, arch: str) -> Session:
+def natively_armed(suite: str, arch: str) -> GuestSession:
     """Boot a guest, and arm its own kprobe events.
 
     QEMU before 8.1 may keep a translation of code that another vCPU was changing meanwhile
@@ -145,18 +145,18 @@ def natively_armed(suite: str, arch: str) -> Session:
     raise AssertionError(f"{_GUESTS} guests died while they armed their own probes")
 
 
-def booted(suite: str, arch: str) -> Session:
+def booted(suite: str, arch: str) -> GuestSession:
     """Boot a guest that has what it is to do."""
     files = {"/workload.sh": _WORKLOAD, "/bin/pointers": pointers(arch)}
     options = MachineOptions(suite=suite, arch=arch, files=files)
     return kprobes.boot(options, size=ArenaSize(ring=16 * MIB))
 
 
-def _arm(session: Session) -> None:
+def _arm(session: GuestSession) -> None:
     Tracefs(session).arm(definitions(session.kernel), buffer_kib=16384)
 
 
-def recorded(session: Session, arch: str) -> Run:
+def recorded(session: GuestSession, arch: str) -> Run:
     lines = definitions(session.kernel)
     session.probe("\n".join(lines))
     arm = partial(_arm, session) if arch == "arm64" else Tracefs(session).start

@@ -1,6 +1,7 @@
 """Our probes at functions that the guest's own ftrace traces, too: neither harms the other."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_its_tracers_may_end_and_begin_while_ours_records(
     guest = boot(suite=suite)
     guest.run(_ON, 60)
     with kprobes.attach(str(guest.stub_address)) as session:
-        session.driver.return_method = return_method
+        session.options = replace(session.options, return_method=return_method)
         session.probe("p:ours vfs_read count=$arg3:u64\nr:back vfs_read ret=$retval:s64")
         with session.record() as trace:
             for _ in range(_ROUNDS):

@@ -8,7 +8,7 @@ import pytest
 
 import kprobes
 from kprobes.inspect.check import checker_of_guest
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from tests.build.kernel import read
 from tests.build.victim import is_complaint
@@ -51,7 +51,7 @@ def accepted_by_kernel(guest: Machine) -> set[int]:
     return {int(n) for n, said in zip(words[::2], words[1::2], strict=True) if said == "yes"}
 
 
-def our_answers(session: Session) -> dict[int, str]:
+def our_answers(session: GuestSession) -> dict[int, str]:
     """Return "" or the reason, by offset."""
     checker = checker_of_guest(session.driver.guest)
     verdicts = checker.check("\n".join(f"p:e{n} vfs_read+{n}" for n in range(SPAN)))
@@ -84,7 +84,7 @@ def test_what_the_kernel_refuses_is_refused_and_only_its_own_places_besides(
         assert our_answers(session) == before
 
 
-def _ways_out(session: Session) -> list[int]:
+def _ways_out(session: GuestSession) -> list[int]:
     driver = session.driver
     probe = driver.places.resolve(read("r vfs_read"), event_id=1)
     found = driver.places.exits(probe)

@@ -5,6 +5,7 @@ Nothing crashes, nothing is lost uncounted, and what cannot work is refused.
 
 import time
 from collections.abc import Generator
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from kprobes.errors import DefinitionError, RefusedError, TargetError
 from kprobes.guest.inject import breakpoint_at, run_until_stop
 from kprobes.guest.places import places_of
 from kprobes.model.plan import Strategy
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
@@ -35,7 +36,7 @@ BOTH = [Strategy.JUMP, Strategy.BREAKPOINT]
 
 
 @pytest.fixture(scope="module", params=[SUITES["6.1"], SUITES["7.x"]], ids=["6.1", "7.x"])
-def shared(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
+def shared(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     with kprobes.boot(MachineOptions(suite=request.param, arch=arch, files=FILES)) as booted:
         # Where there is such a thing.
         booted.run("echo 0 > /proc/sys/debug/kprobes-optimization")
@@ -43,18 +44,18 @@ def shared(request: pytest.FixtureRequest, arch: str) -> Generator[Session]:
 
 
 @pytest.fixture
-def session(shared: Session) -> Generator[Session]:
+def session(shared: GuestSession) -> Generator[GuestSession]:
     """The guest, which is well afterwards, and its text as it was."""
     before = _text(shared)
     yield shared
     shared.definitions = []
-    shared.driver.strategy = None
+    shared.options = replace(shared.options, strategy=None)
     said = shared.run("dmesg").output.decode().splitlines()
     assert [line for line in said if is_complaint(line) and "int3[" not in line] == []
     assert _text(shared) == before
 
 
-def _text(session: Session) -> bytes:
+def _text(session: GuestSession) -> bytes:
     """Return the kernel's text without jump labels, which it flips as it likes."""
     guest = session.driver.guest
     start, stop = (session.kernel.symbols.named(name).addr for name in ("_stext", "_etext"))
@@ -66,7 +67,7 @@ def _text(session: Session) -> bytes:
 
 
 @pytest.fixture
-def sweeper(session: Session) -> Sweeper:
+def sweeper(session: GuestSession) -> Sweeper:
     return Sweeper(session)
 
 
@@ -77,8 +78,8 @@ def _place(sweeper: Sweeper, strategy: Strategy) -> Addr:
     return next(Addr(addr) for addr in addrs if sweeper.can_carry(Addr(addr), strategy))
 
 
-def _record(session: Session, text: str, strategy: Strategy | None, work: str = WORK) -> Trace:
-    session.driver.strategy = strategy
+def _record(session: GuestSession, text: str, strategy: Strategy | None, work: str = WORK) -> Trace:
+    session.options = replace(session.options, strategy=strategy)
     session.definitions = []
     session.probe(text)
     with session.record() as trace:
@@ -98,7 +99,7 @@ WILD = (
 
 
 def test_wild_fetches_in_interrupts_softirqs_and_page_faults_are_faults_and_nothing_else(
-    session: Session, sweeper: Sweeper, arch: str
+    session: GuestSession, sweeper: Sweeper, arch: str
 ) -> None:
     wild = WILD.format(first=f"%{DIALECTS[arch].value}")
     names = [name for name in CONTEXTS if len(session.kernel.symbols.all_named(name)) == 1]
@@ -119,7 +120,7 @@ def test_wild_fetches_in_interrupts_softirqs_and_page_faults_are_faults_and_noth
 
 
 def test_patches_in_what_our_own_readers_call_are_guarded_and_counted(
-    session: Session, sweeper: Sweeper, arch: str
+    session: GuestSession, sweeper: Sweeper, arch: str
 ) -> None:
     strategy = STRATEGIES[arch][-1]
     reader = sweeper.function("copy_from_kernel_nofault")
@@ -140,7 +141,7 @@ def test_patches_in_what_our_own_readers_call_are_guarded_and_counted(
 
 @AMD64
 def test_user_space_that_runs_into_an_int3_of_its_own_gets_its_signal(
-    session: Session, sweeper: Sweeper
+    session: GuestSession, sweeper: Sweeper
 ) -> None:
     assert session.run("/int3").status == SIGTRAP_STATUS
     place = _place(sweeper, Strategy.BREAKPOINT)
@@ -153,11 +154,11 @@ def test_user_space_that_runs_into_an_int3_of_its_own_gets_its_signal(
 
 @pytest.mark.parametrize("strategy", BOTH)
 def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
-    session: Session, sweeper: Sweeper, arch: str, strategy: Strategy
+    session: GuestSession, sweeper: Sweeper, arch: str, strategy: Strategy
 ) -> None:
     ours = _place(sweeper, strategy)
     stub, pc = session.driver.guest.stub, session.driver.guest.arch.machine.task.pc
-    session.driver.strategy = strategy
+    session.options = replace(session.options, strategy=strategy)
     session.definitions = []
     session.probe(f"p {ours:#x} first=%{DIALECTS[arch].value}")
     (plan,) = session.driver.prepare(session.definitions)
@@ -177,31 +178,31 @@ def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
     assert len(trace) >= 1
 
 
-def _natively(session: Session, line: str) -> bool:
+def _natively(session: GuestSession, line: str) -> bool:
     found = session.run(f"cd {TRACING}; echo '{line}' >> kprobe_events", 20)
     return found.status == 0
 
 
-def _switch_natively(session: Session, name: str, value: int) -> None:
+def _switch_natively(session: GuestSession, name: str, value: int) -> None:
     found = session.run(f"cd {TRACING}; echo {value} > events/kprobes/{name}/enable", 20)
     assert found.status == 0, found.output
 
 
-def _forget_natively(session: Session, name: str) -> None:
+def _forget_natively(session: GuestSession, name: str) -> None:
     _switch_natively(session, name, 0)
     assert _natively(session, f"-:{name}")
 
 
 @pytest.mark.parametrize("strategy", [None, *BOTH])
 def test_where_the_guest_has_a_kprobe_of_its_own_ours_is_refused_with_the_reason(
-    session: Session, sweeper: Sweeper, arch: str, strategy: Strategy | None
+    session: GuestSession, sweeper: Sweeper, arch: str, strategy: Strategy | None
 ) -> None:
     function = sweeper.function("vfs_read")
     place = _place(sweeper, STRATEGIES[arch][-1])
     offset = place - function.addr
     assert _natively(session, f"p:own vfs_read+{offset}")
     _switch_natively(session, "own", 1)
-    session.driver.strategy = strategy
+    session.options = replace(session.options, strategy=strategy)
     session.definitions = []
 
     try:
@@ -215,11 +216,11 @@ def test_where_the_guest_has_a_kprobe_of_its_own_ours_is_refused_with_the_reason
 
 @AMD64
 def test_the_guest_refuses_a_kprobe_where_our_breakpoint_is(
-    session: Session, sweeper: Sweeper
+    session: GuestSession, sweeper: Sweeper
 ) -> None:
     function = sweeper.function("vfs_read")
     place = _place(sweeper, Strategy.BREAKPOINT)
-    session.driver.strategy = Strategy.BREAKPOINT
+    session.options = replace(session.options, strategy=Strategy.BREAKPOINT)
     session.definitions = []
     session.probe(f"p {place:#x}")
 
@@ -231,11 +232,11 @@ def test_the_guest_refuses_a_kprobe_where_our_breakpoint_is(
 
 
 def test_a_kprobe_of_the_guest_s_over_our_jump_is_told_and_nothing_is_freed_before_it_is_gone(
-    session: Session, sweeper: Sweeper
+    session: GuestSession, sweeper: Sweeper
 ) -> None:
     function = sweeper.function("vfs_read")
     place = _place(sweeper, Strategy.JUMP)
-    session.driver.strategy = Strategy.JUMP
+    session.options = replace(session.options, strategy=Strategy.JUMP)
     session.definitions = []
     session.probe(f"p {place:#x}")
     allocations = session.driver._journal.allocations  # pyright: ignore[reportPrivateUsage] - nobody else asks

@@ -7,14 +7,14 @@ program.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 import kprobes
 from kprobes.guest.arena import ArenaSize
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
 from tests.build.dialect import dialect_of
@@ -126,7 +126,7 @@ def run(request: pytest.FixtureRequest, arch: str) -> Iterator[Run]:
         )
 
 
-def callers(session: Session) -> list[list[str]]:
+def callers(session: GuestSession) -> list[list[str]]:
     """Return the lines of one program: the kernel's own, and ours by each way.
 
     A path walk that another CPU's change disturbs begins anew, which one run may see and the next
@@ -139,7 +139,7 @@ def callers(session: Session) -> list[list[str]]:
     return found
 
 
-def _callers(session: Session) -> list[list[str]]:
+def _callers(session: GuestSession) -> list[list[str]]:
     old = session.kernel.version == _OLD
     lines = of_callers("" if old else dialect_of(session).pc)
     files = Tracefs(session)
@@ -148,7 +148,7 @@ def _callers(session: Session) -> list[list[str]]:
     found = [_lines(files.read().text)]
     files.disarm()
     for return_method in _RETURN_METHODS:
-        session.driver.return_method = return_method
+        session.options = replace(session.options, return_method=return_method)
         session.definitions = []
         session.probe("\n".join(lines))
         with session.record() as trace:

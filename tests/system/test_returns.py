@@ -19,7 +19,7 @@ import pytest
 import kprobes
 from kprobes.guest.arena import ArenaSize
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
 from tests.build.dialect import dialect_of
@@ -96,7 +96,7 @@ def run(arch: str) -> Iterator[Run]:
         yield recorded(session, _SCOPES[arch])
 
 
-def recorded(session: Session, scope: Scope) -> Run:
+def recorded(session: GuestSession, scope: Scope) -> Run:
     ran = chosen(functions_that_return(session, scope.most), int(scope.functions * _SPARE))
     pair = Pair(session, returned_values(ran, dialect_of(session)))
     proven = pair.record("sh /load.sh")

@@ -6,6 +6,7 @@ kernel looks: our code must stay until that call returns, or until there is no g
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import kprobes
 from kprobes.guest import journal
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -33,10 +34,10 @@ def _own_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def hold_a_call(machine: Machine, session: Session) -> None:
+def hold_a_call(machine: Machine, session: GuestSession) -> None:
     """Have a task asleep in a call that both took over, and ours disarmed."""
     assert machine.run(_NATIVE, 20).status == 0
-    session.driver.return_method = ReturnMethod.RETHOOK
+    session.options = replace(session.options, return_method=ReturnMethod.RETHOOK)
     session.probe("p:in do_nanosleep\nr:out do_nanosleep")
     with session.record() as trace:
         # It tells of itself before it sleeps.
@@ -96,7 +97,7 @@ def allocated_bytes() -> int:
     return found.allocations.memory
 
 
-def recorded(session: Session, definitions: str, command: str) -> Trace:
+def recorded(session: GuestSession, definitions: str, command: str) -> Trace:
     """Record some definitions alone while a command runs."""
     session.definitions.clear()
     session.probe(definitions)

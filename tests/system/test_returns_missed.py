@@ -6,6 +6,7 @@ return of a call that finds none free.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ import kprobes
 from kprobes.guest.arena import ArenaSize
 from kprobes.model.events import Batch, Counts
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
@@ -49,7 +50,7 @@ _FORKS = "for n in $(seq 50); do (true); true | cat | cat; done"
 
 
 @pytest.fixture(scope="module")
-def session(arch: str) -> Iterator[Session]:
+def session(arch: str) -> Iterator[GuestSession]:
     times = {"/loop": _TIMES, "/many": _MANY}
     files = {name: counting_loop(_CALL, count, arch=arch) for name, count in times.items()}
     options = MachineOptions(arch=arch, files=files)
@@ -59,14 +60,14 @@ def session(arch: str) -> Iterator[Session]:
 
 
 @pytest.fixture(autouse=True)
-def _the_guest_is_well_afterwards(session: Session) -> Iterator[None]:
+def _the_guest_is_well_afterwards(session: GuestSession) -> Iterator[None]:
     yield
-    session.driver.return_method = None
+    session.options = replace(session.options, return_method=None)
     dmesg = session.run("dmesg").output.decode(errors="replace")
     assert not any(word in dmesg for word in ("BUG:", "WARNING:", "Oops", "lockup"))
 
 
-def around(session: Session, *functions: str) -> list[str]:
+def around(session: GuestSession, *functions: str) -> list[str]:
     """Return a probe at the entry and at the return of each function."""
     value = dialect_of(session).value
     pairs = [
@@ -77,14 +78,14 @@ def around(session: Session, *functions: str) -> list[str]:
 
 
 def record(
-    session: Session,
+    session: GuestSession,
     lines: list[str],
     script: str,
     return_method: ReturnMethod | None = None,
     *,
     duration: bool = False,
 ) -> Trace:
-    session.driver.return_method = return_method
+    session.options = replace(session.options, return_method=return_method)
     session.definitions = []
     session.probe("\n".join(lines), duration=duration)
     with session.record() as trace:
@@ -109,7 +110,7 @@ def balanced(trace: Trace, *functions: str) -> Balance:
 
 @pytest.mark.parametrize("function", _ASLEEP)
 def test_what_64_sleeping_tasks_return_the_kernel_misses_and_we_do_not(
-    session: Session, function: str, record_property: Callable[[str, object], None]
+    session: GuestSession, function: str, record_property: Callable[[str, object], None]
 ) -> None:
     files = Tracefs(session)
     files.arm([f"r:own {function}"], buffer_kib=1024)
@@ -129,7 +130,7 @@ def test_what_64_sleeping_tasks_return_the_kernel_misses_and_we_do_not(
     assert missed >= _TASKS // 2
 
 
-def test_tasks_that_sleep_are_timed_each(session: Session) -> None:
+def test_tasks_that_sleep_are_timed_each(session: GuestSession) -> None:
     script = _ALL_AT_ONCE.format("sleep 2")
 
     trace = record(session, around(session, "do_nanosleep"), script, duration=True)
@@ -142,7 +143,7 @@ def test_tasks_that_sleep_are_timed_each(session: Session) -> None:
 
 @pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
 def test_entries_and_returns_balance_on_both_cpus(
-    session: Session, return_method: ReturnMethod | None
+    session: GuestSession, return_method: ReturnMethod | None
 ) -> None:
     check_balance(session, "loop", _TIMES, return_method)
 
@@ -150,13 +151,13 @@ def test_entries_and_returns_balance_on_both_cpus(
 @pytest.mark.sweep
 @pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
 def test_millions_of_entries_and_returns_balance(
-    session: Session, return_method: ReturnMethod | None
+    session: GuestSession, return_method: ReturnMethod | None
 ) -> None:
     check_balance(session, "many", _MANY, return_method)
 
 
 def check_balance(
-    session: Session, program: str, times: int, return_method: ReturnMethod | None
+    session: GuestSession, program: str, times: int, return_method: ReturnMethod | None
 ) -> None:
     function = f"{dialect_of(session).syscall}{_CALL}"
 
@@ -173,7 +174,7 @@ def _batches(trace: Trace, event: str) -> list[Batch]:
 
 @pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
 def test_tasks_killed_in_their_sleep_return_before_they_die(
-    session: Session, return_method: ReturnMethod | None
+    session: GuestSession, return_method: ReturnMethod | None
 ) -> None:
     maxactive = [line.replace("r:", "r128:") for line in around(session, "do_nanosleep")]
 
@@ -184,7 +185,7 @@ def test_tasks_killed_in_their_sleep_return_before_they_die(
     assert found.inside == 0
 
 
-def test_what_tasks_die_in_is_probed_on_and_on(session: Session) -> None:
+def test_what_tasks_die_in_is_probed_on_and_on(session: GuestSession) -> None:
     # get_signal() never comes back to a task that is killed: four times as many as it may keep.
     lines = ["r16:out get_signal ret=$retval:u8"]
     scripts = [_KILLED, "sleep 1", _SIGNALS]
@@ -199,7 +200,7 @@ def test_what_tasks_die_in_is_probed_on_and_on(session: Session) -> None:
 
 @pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
 def test_functions_that_return_in_another_context_balance(
-    session: Session, return_method: ReturnMethod | None
+    session: GuestSession, return_method: ReturnMethod | None
 ) -> None:
     names = _ABROAD
     if return_method is ReturnMethod.RETHOOK and dialect_of(session).are_addresses_signed:
@@ -214,7 +215,7 @@ def test_functions_that_return_in_another_context_balance(
     assert found.returns > 500
 
 
-def test_the_schedulers_heart_returns_to_whom_it_left(session: Session) -> None:
+def test_the_schedulers_heart_returns_to_whom_it_left(session: GuestSession) -> None:
     # It has no entry site; its own kernel refuses it, too.
     caller = f"caller=%{dialect_of(session).pc}:symbol"
 

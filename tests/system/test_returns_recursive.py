@@ -1,12 +1,13 @@
 """A function that calls itself: entries and returns are the kernel's own, in their order."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 import kprobes
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.dialect import dialect_of
 from tests.build.programs import nested_epolls
@@ -24,20 +25,20 @@ _RETURN_METHODS = (None, ReturnMethod.RETHOOK)
 
 
 @pytest.fixture(scope="module")
-def session(arch: str) -> Iterator[Session]:
+def session(arch: str) -> Iterator[GuestSession]:
     options = MachineOptions(arch=arch, files={"/nest": nested_epolls(_DEPTH, arch=arch)})
     with kprobes.boot(options) as booted:
         booted.run("chmod 755 /nest")
         yield booted
 
 
-def entered(session: Session) -> str:
+def entered(session: GuestSession) -> str:
     depth = dialect_of(session).arguments[1]
     return f"p:in {_FUNCTION} depth=%{depth}:u32"
 
 
 @pytest.fixture(scope="module")
-def native(session: Session) -> list[Hit]:
+def native(session: GuestSession) -> list[Hit]:
     """What the kernel's own probes record, with the same fields."""
     files = Tracefs(session)
     files.arm((entered(session), _RETURNED), buffer_kib=64)
@@ -48,8 +49,8 @@ def native(session: Session) -> list[Hit]:
     return of_program(oracle.native_hits(text, fields))
 
 
-def ours(session: Session, returned: str, return_method: ReturnMethod | None) -> list[Hit]:
-    session.driver.return_method = return_method
+def ours(session: GuestSession, returned: str, return_method: ReturnMethod | None) -> list[Hit]:
+    session.options = replace(session.options, return_method=return_method)
     session.definitions = []
     session.probe(f"{entered(session)}\n{returned}")
     with session.record() as trace:
@@ -77,14 +78,14 @@ def test_the_kernel_s_own_probes_see_calls_inside_of_calls(native: list[Hit]) ->
 
 @pytest.mark.parametrize("return_method", _RETURN_METHODS)
 def test_calls_inside_of_calls_are_the_kernel_s_with_their_callers(
-    session: Session, native: list[Hit], return_method: ReturnMethod | None
+    session: GuestSession, native: list[Hit], return_method: ReturnMethod | None
 ) -> None:
     assert told(ours(session, _RETURNED, return_method)) == told(native)
 
 
 @pytest.mark.parametrize("return_method", _RETURN_METHODS)
 def test_each_return_knows_the_argument_of_its_own_call(
-    session: Session, return_method: ReturnMethod | None
+    session: GuestSession, return_method: ReturnMethod | None
 ) -> None:
     hits = ours(session, _KEPT, return_method)
 

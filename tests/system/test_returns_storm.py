@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -20,7 +20,7 @@ from kprobes.guest.journal import read
 from kprobes.guest.places import places_of
 from kprobes.guest.text import Prover
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
@@ -81,9 +81,9 @@ class Scene:
         return DIALECTS[self.machine.options.arch]
 
     @contextmanager
-    def session(self, return_method: ReturnMethod | None = None) -> Generator[Session]:
+    def session(self, return_method: ReturnMethod | None = None) -> Generator[GuestSession]:
         with self.home.entered(), kprobes.attach(self.target, size=_SIZE) as session:
-            session.driver.return_method = return_method
+            session.options = replace(session.options, return_method=return_method)
             yield session
 
     def check(self) -> None:
@@ -125,7 +125,7 @@ def pairs_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def returning(
-    scene: Scene, session: Session, names: Sequence[str], return_method: ReturnMethod | None
+    scene: Scene, session: GuestSession, names: Sequence[str], return_method: ReturnMethod | None
 ) -> list[str]:
     """Return those whose returns can be probed so, and the guest be let alone in time."""
     is_awaited = return_method is ReturnMethod.RETHOOK and scene.dialect.are_addresses_signed
@@ -144,7 +144,7 @@ def returning(
     return [name for name in fine if name not in endless]
 
 
-def asleep(machine: Machine, session: Session) -> set[str]:
+def asleep(machine: Machine, session: GuestSession) -> set[str]:
     """Return the functions in which tasks sleep now, perhaps for good."""
     stacks = machine.run("cat /proc/[0-9]*/stack", 20).output.decode(errors="replace")
     symbols = session.kernel.symbols
@@ -154,12 +154,14 @@ def asleep(machine: Machine, session: Session) -> set[str]:
     return {*re.findall(r"([\w.]+)\+0x", stacks), *sleeping}
 
 
-def hot_functions(scene: Scene, session: Session, return_method: ReturnMethod | None) -> list[str]:
+def hot_functions(
+    scene: Scene, session: GuestSession, return_method: ReturnMethod | None
+) -> list[str]:
     names = [name for name in hot.ALL if scene.witness.is_probeable(name)]
     return returning(scene, session, names, return_method)
 
 
-def balanced(session: Session, names: Sequence[str], for_s: float) -> list[Balance]:
+def balanced(session: GuestSession, names: Sequence[str], for_s: float) -> list[Balance]:
     """Hold entries and returns of functions against each other, of so many at once as fit."""
     pairs = pairs_of(names)
     session.definitions = []
@@ -252,7 +254,7 @@ def _is_well(scene: Scene) -> bool:
     return scene.witness.is_pristine() and scene.witness.runs_within(0.1)
 
 
-def reached(scene: Scene, session: Session) -> list[str]:
+def reached(scene: Scene, session: GuestSession) -> list[str]:
     """Return all functions that the load makes run within seconds."""
     if not scene.reached:
         symbols = [s for s in session.kernel.symbols.glob("*") if s.is_text and not s.module]
@@ -262,7 +264,7 @@ def reached(scene: Scene, session: Session) -> list[str]:
     return scene.reached
 
 
-def _running(session: Session, names: Sequence[str]) -> list[str]:
+def _running(session: GuestSession, names: Sequence[str]) -> list[str]:
     session.definitions = []
     session.probe("\n".join(f"p:f{n} {name}" for n, name in enumerate(names)))
     counts = session.stream(Nothing(), is_done=lasting(_LOOK_S))

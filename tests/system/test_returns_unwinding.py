@@ -3,12 +3,13 @@
 import re
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 
 import kprobes
 from kprobes.model.plan import ReturnMethod
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.dialect import dialect_of
 
@@ -24,13 +25,13 @@ _UNKNOWN = "unknown"
 
 
 @pytest.fixture(scope="module", params=["bookworm", "bookworm-backports"])
-def session(request: pytest.FixtureRequest, arch: str) -> Iterator[Session]:
+def session(request: pytest.FixtureRequest, arch: str) -> Iterator[GuestSession]:
     with kprobes.boot(MachineOptions(arch=arch, suite=request.param)) as booted:
         yield booted
 
 
 @contextmanager
-def asleep(session: Session) -> Generator[int]:
+def asleep(session: GuestSession) -> Generator[int]:
     """Have a task sleep, and return its pid when it does."""
     script = (
         "sleep 1000 & p=$!; until grep -q nanosleep /proc/$p/stack; do usleep 9000; done; echo $p"
@@ -44,21 +45,21 @@ def asleep(session: Session) -> Generator[int]:
 
 @contextmanager
 def probed(
-    session: Session, return_method: ReturnMethod | None, *, duration: bool = False
+    session: GuestSession, return_method: ReturnMethod | None, *, duration: bool = False
 ) -> Generator[None]:
-    session.driver.return_method = return_method
+    session.options = replace(session.options, return_method=return_method)
     session.definitions = []
     session.probe(f"r:out {_PROBED} ret=$retval", duration=duration)
     with session.record():
         yield
 
 
-def stack_of(session: Session, pid: int) -> list[str]:
+def stack_of(session: GuestSession, pid: int) -> list[str]:
     """Return the functions on a sleeping task's stack, as /proc tells."""
     return _names(session.run(f"cat /proc/{pid}/stack", timeout_s=20).output.decode())
 
 
-def dumped(session: Session, pid: int) -> list[str]:
+def dumped(session: GuestSession, pid: int) -> list[str]:
     """Return the functions that sysrq shows of a task, without those that it guesses."""
     text = session.run(_DUMP, timeout_s=60).output.decode(errors="replace")
     (mine,) = re.findall(rf"task:sleep +state:S.* pid:{pid} .*\n(?:(?!.*task:).*\n)*", text)
@@ -72,7 +73,7 @@ def _names(text: str) -> list[str]:
 
 @pytest.mark.parametrize("duration", [False, True])
 def test_a_task_inside_a_function_that_is_probed_at_its_returns_has_a_true_stack(
-    session: Session, duration: bool
+    session: GuestSession, duration: bool
 ) -> None:
     with asleep(session) as pid:
         plain = stack_of(session, pid), dumped(session, pid)
@@ -86,7 +87,7 @@ def test_a_task_inside_a_function_that_is_probed_at_its_returns_has_a_true_stack
 
 
 def test_a_taken_over_call_hides_its_callers_while_its_return_address_is_ours(
-    session: Session,
+    session: GuestSession,
 ) -> None:
     is_signed = dialect_of(session).are_addresses_signed
     with ExitStack() as undo:

@@ -19,7 +19,7 @@ from kprobes.guest.guest import Guest
 from kprobes.guest.kernel_abi import per_cpu_bases
 from kprobes.model.events import Batch, Counts, Events
 from kprobes.model.resolved import CONTEXT_HARDIRQ
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -68,7 +68,7 @@ class Scene:
         self.load = load
 
     @contextmanager
-    def session(self, definitions: Iterable[str], *, ring: int = 0) -> Generator[Session]:
+    def session(self, definitions: Iterable[str], *, ring: int = 0) -> Generator[GuestSession]:
         size = ArenaSize(ring=ring) if ring else None
         with (
             self.home.entered(),
@@ -204,7 +204,7 @@ def test_timer_interrupts_on_top_of_probed_tasks_are_recorded_each(scene: Scene,
 
 
 def _record(
-    scene: Scene, session: Session, keep: Sequence[str] = ("calls",)
+    scene: Scene, session: GuestSession, keep: Sequence[str] = ("calls",)
 ) -> tuple[Counts, Trace]:
     with session.record() as trace:
         found = scene.machine.run("sh /wander.sh", 120)
@@ -248,7 +248,7 @@ def _layouts(trace: Trace) -> dict[int, str]:
     return {batch.layout.event_id: batch.layout.event for batch in _batches(trace)}
 
 
-def _names(session: Session) -> dict[int, str]:
+def _names(session: GuestSession) -> dict[int, str]:
     layouts = [probe.layout for plan in session.driver.plans for probe in plan.probes]
     return {layout.event_id: layout.function for layout in layouts}
 

@@ -5,6 +5,7 @@ Of x86 only: on arm64 a branch can replace any instruction, and there are no bre
 
 import bisect
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ import kprobes
 from kprobes.arch.x86_64.trampoline import TRAP_PATH
 from kprobes.model.kernel import TextTables
 from kprobes.model.plan import Strategy
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
@@ -25,13 +26,13 @@ WORK = "for n in 1 2 3 4 5 6 7 8 9; do cat /proc/version; done > /dev/null"
 
 
 @pytest.fixture(scope="module", params=SUITES.values(), ids=list(SUITES))
-def session(request: pytest.FixtureRequest) -> Generator[Session]:
+def session(request: pytest.FixtureRequest) -> Generator[GuestSession]:
     # One vCPU: a step is then one instruction of the guest.
     with kprobes.boot(MachineOptions(suite=request.param, cpus=1)) as booted:
         yield booted
 
 
-def _steps(session: Session) -> Sequence[int]:
+def _steps(session: GuestSession) -> Sequence[int]:
     """Return every instruction from the next hit of an armed breakpoint to its detour."""
     guest, stub = session.driver.guest, session.driver.guest.stub
     (plan,) = session.driver.plans
@@ -55,14 +56,14 @@ def _steps(session: Session) -> Sequence[int]:
     return found
 
 
-def _is_in_detour(session: Session, addr: int) -> bool:
-    arena = session.driver._arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
+def _is_in_detour(session: GuestSession, addr: int) -> bool:
+    arena = session.driver._allocator.arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
     assert arena is not None
     return any(start <= addr < stop for start, stop in arena.programs)
 
 
-def _is_ours(session: Session, addr: int) -> bool:
-    arena = session.driver._arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
+def _is_ours(session: GuestSession, addr: int) -> bool:
+    arena = session.driver._allocator.arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
     assert arena is not None
     return any(start <= addr < stop for start, stop in (arena.lookup, *arena.programs))
 
@@ -73,12 +74,12 @@ def _is_forbidden(tables: TextTables, addr: int) -> bool:
 
 
 def test_all_that_runs_before_a_detour_is_forbidden_ours_or_known_as_our_path(
-    session: Session,
+    session: GuestSession,
 ) -> None:
     sweeper = Sweeper(session)
     function = sweeper.function("vfs_read")
     place = sweeper.acceptable(function, Strategy.BREAKPOINT)[2]
-    session.driver.strategy = Strategy.BREAKPOINT
+    session.options = replace(session.options, strategy=Strategy.BREAKPOINT)
     session.definitions = []
     session.probe(f"p {place:#x}")
 
@@ -100,7 +101,7 @@ def test_all_that_runs_before_a_detour_is_forbidden_ours_or_known_as_our_path(
     assert any(_is_ours(session, a) and not _is_in_detour(session, a) for a in steps)
 
 
-def test_on_our_path_there_are_no_breakpoints_but_ftrace_probes(session: Session) -> None:
+def test_on_our_path_there_are_no_breakpoints_but_ftrace_probes(session: GuestSession) -> None:
     symbols = session.kernel.symbols
     there = sorted(name for name in TRAP_PATH if len(symbols.all_named(name)) == 1)
     sweeper = Sweeper(session)
@@ -114,7 +115,7 @@ def test_on_our_path_there_are_no_breakpoints_but_ftrace_probes(session: Session
         with_site.append(name)
     assert "notify_die" in there
     places = sweeper.only_breakpoint(sweeper.function("vfs_read"))
-    session.driver.strategy = None
+    session.options = replace(session.options, strategy=None)
     session.definitions = []
     session.probe("".join(f"p:path{n} {name}\n" for n, name in enumerate(with_site)))
     session.probe("".join(f"p:mine{n} {place:#x}\n" for n, place in enumerate(places)))

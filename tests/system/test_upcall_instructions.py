@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Generator
+from dataclasses import replace
 
 import pytest
 
@@ -45,11 +46,11 @@ def test_after_every_instruction_python_sees_where_it_leads(kernel: Kernel) -> N
 
 @pytest.mark.arches("amd64")
 def test_after_every_breakpoint_python_sees_where_it_leads(kernel: Kernel) -> None:
-    kernel.session.driver.strategy = Strategy.BREAKPOINT
+    kernel.session.options = replace(kernel.session.options, strategy=Strategy.BREAKPOINT)
     try:
         see_all(kernel)
     finally:
-        kernel.session.driver.strategy = None
+        kernel.session.options = replace(kernel.session.options, strategy=None)
 
 
 def see_all(kernel: Kernel) -> None:
@@ -120,7 +121,7 @@ def test_an_instruction_is_skipped_that_has_a_breakpoint(kernel: Kernel, arch: s
 
 def check_skipped(kernel: Kernel, arch: str, strategy: Strategy) -> None:
     """Check that what makes a function's result, just before it returns, can be left out."""
-    driver, instructions = kernel.session.driver, kernel.instructions(kernel.asked_name)
+    instructions = kernel.instructions(kernel.asked_name)
     made = (each for each in instructions.values() if re.match(_MAKES_RESULT[arch], each.code))
     skipped = next(made)
 
@@ -128,11 +129,11 @@ def check_skipped(kernel: Kernel, arch: str, strategy: Strategy) -> None:
         waiting.registers["ip"] = skipped.next
         waiting.registers[kernel.dialect.value] = 1234
 
-    driver.strategy = strategy
+    kernel.session.options = replace(kernel.session.options, strategy=strategy)
     try:
         with kernel.asked(kernel.upcall_at(skipped.addr, skip)):
             found = kernel.run(*PARENT).split()[0]
     finally:
-        driver.strategy = None
+        kernel.session.options = replace(kernel.session.options, strategy=None)
 
     assert found == "1234"

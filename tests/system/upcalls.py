@@ -11,7 +11,7 @@ from kprobes.guest.places import places_of
 from kprobes.image.tables import read_function
 from kprobes.model.kernel import TextPart
 from kprobes.model.upcall import Upcall, WaitingVcpu
-from kprobes.session import Session
+from kprobes.open import GuestSession
 from kprobes.units import Addr
 from tests.build.dialect import dialect_of
 from tests.build.programs import counting_loop
@@ -44,7 +44,7 @@ class Kernel:
         asked_name: the function that is given to Python most.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: GuestSession) -> None:
         self.session = session
         self.dialect = dialect_of(session)
         self.asked_name = f"{self.dialect.syscall}getppid"
@@ -78,7 +78,7 @@ class Kernel:
         """Have upcalls armed, and nothing else."""
         driver = self.session.driver
         driver.upcalls = upcalls
-        driver.prepare([])
+        driver.prepare([], self.session.options)
         driver.arm()
         try:
             yield

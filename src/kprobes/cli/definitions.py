@@ -116,7 +116,7 @@ def _bytes(word: str) -> bytes:
 
 if TYPE_CHECKING:
     # A third of a second to import, which reading a file does not need.
-    from kprobes.session import Session
+    from kprobes.open import AnySession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Script:
     path: Path
     code: CodeType
 
-    def run(self, session: "Session") -> None:
+    def run(self, session: "AnySession") -> None:
         """Run it with ``kernel``, ``kprobes`` and the classes of probes in its names.
 
         Raises:

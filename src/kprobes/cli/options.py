@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kprobes.cli.terminal import print_message
-from kprobes.errors import UsageError
+from kprobes.errors import NotSupportedError, UsageError
 
 if TYPE_CHECKING:
     from kprobes.model.plan import ReturnMethod, Strategy
@@ -284,9 +284,9 @@ def print_reason(args: argparse.Namespace) -> None:
 def _refuse_guests(args: argparse.Namespace) -> None:
     name = _of_guests(args)
     if name == "--python":
-        from kprobes.host.prepare import NO_HANDLERS
+        from kprobes.session import NO_HANDLERS
 
-        raise UsageError(NO_HANDLERS)
+        raise NotSupportedError(NO_HANDLERS)
     if name is not None:
         from kprobes.model.definition import INSTEAD
 

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     # The engine for guests takes a third of a second to import, and the host's does without.
     from kprobes.guest.arena import ArenaSize
     from kprobes.host.machine import HostMachine
-    from kprobes.host_session import HostSession
     from kprobes.model.kernel import Kernel
+    from kprobes.open import GuestSession, HostSession
     from kprobes.ports import Memory
-    from kprobes.session import Session
 
 ATTACHING_S = 2.0
 """How long a first Ctrl-C waits for a guest that is being looked at. An interrupt lets it go on."""
@@ -65,7 +64,7 @@ def machine_options(args: argparse.Namespace) -> MachineOptions:
 @contextmanager
 def opened(
     args: argparse.Namespace, *, stop: Stop, progress: Callable[[str], None]
-) -> Generator["Session"]:
+) -> Generator["GuestSession"]:
     """Attach to the target, or boot a guest; ``--buffer-size`` and ``--vmlinux`` are minded.
 
     From then on a first Ctrl-C is kept: ``stop.is_asked`` tells of it.
@@ -92,7 +91,7 @@ def opened_host(args: argparse.Namespace) -> Generator["HostSession"]:
         UnreachableError: it cannot be probed; says why, and what to do.
     """
     from kprobes.host.driver import DEFAULT_CLOCK, DEFAULT_RING, HostOptions
-    from kprobes.host_session import host
+    from kprobes.open import host
 
     options = HostOptions(
         ring=getattr(args, "buffer_size", None) or DEFAULT_RING,
@@ -132,9 +131,9 @@ def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
         yield memory, replace(read_kernel(), slide=next(slides, 0))
 
 
-def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Session":
+def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "GuestSession":
     from kprobes.guest.attach import Access
-    from kprobes.session import attach, boot
+    from kprobes.open import attach, boot
 
     size = _arena_size(args)
     access = Access(image=getattr(args, "vmlinux", None))

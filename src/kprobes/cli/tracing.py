@@ -11,10 +11,10 @@ import shlex
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli.definitions import Script
 from kprobes.cli.files import report_ready
@@ -24,33 +24,20 @@ from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
 from kprobes.errors import GuestGoneError, KprobesError, RefusedError
-from kprobes.model.definition import Definition
 from kprobes.model.events import Counts, Events, Hits
+from kprobes.model.options import Options, Tasks
 from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
 from kprobes.sinks import FORMATS
-from kprobes.sinks.names import TraceSource
 from kprobes.transport.agent import Command, Finished
 
 _KILL_S = 5.0
 
 
-class Job(Protocol):
-    """A command that runs in a guest."""
-
-    def wait(self) -> Finished:
-        """Return its end."""
-        ...
-
-    def kill(self) -> None:
-        """End it."""
-        ...
-
-
 class Workload:
     """A command in a guest that we booted, waited for on the side."""
 
-    def __init__(self, start: Callable[[Command], Job], words: Sequence[str]) -> None:
+    def __init__(self, start: "Callable[[Command], Job]", words: Sequence[str]) -> None:
         """Start nothing yet.
 
         Args:
@@ -176,51 +163,12 @@ def _faulted(events: Events) -> int:
 
 if TYPE_CHECKING:
     # A third of a second to import, which this machine's own kernel does not need.
-    from kprobes.session import Session
+    from kprobes.open import AnySession
+    from kprobes.session import Driver, Job
 
 _LOST = 6
 _POLL_S = 0.1
 """Between looks whether a paused guest goes on."""
-
-
-class Tracer(Protocol):
-    """A session, whatever kernel it is with."""
-
-    definitions: list[Definition]
-
-    @property
-    def source(self) -> TraceSource:
-        """What sinks need to know of the kernel."""
-        ...
-
-    def probe(
-        self, text: str, *, filter: str = "", duration: bool = False, exits: bool = False
-    ) -> None:
-        """Add definitions."""
-        ...
-
-    def choose_tasks(
-        self,
-        *,
-        pids: Collection[int] = (),
-        comms: Collection[str] = (),
-        tgids: Collection[int] = (),
-        follow: bool = False,
-    ) -> None:
-        """Record hits of some tasks only."""
-        ...
-
-    def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
-        """Write events until it is done."""
-        ...
-
-    def hits(self) -> list[Hits]:
-        """Return what was counted of every probe."""
-        ...
-
-    def start(self, command: Command) -> Job:
-        """Start a command where the kernel runs."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -277,22 +225,25 @@ def trace(
     """Trace definitions, texts each with a filter, as the options say; return the exit code."""
     check_options(args)
     with Stop() as stop, Progress(is_quiet=args.quiet) as progress, ExitStack() as undo:
-        session, guest = undo.enter_context(_opened(args, stop, progress))
+        session = undo.enter_context(_opened(args, stop, progress))
         progress("resolving the definitions")
-        if guest is not None:
-            guest.driver.strategy, guest.driver.return_method = strategy(args), return_method(args)
-            guest.driver.checkpoint = stop.check
-        _define(args, session, texts)
-        if guest is not None:
-            guest.driver.warn = guest.handlers.report.warn = _warn
-            if not args.quiet:
-                _print_waiting(guest)
-            _await_cont(guest, stop)
-            if script is not None:
-                progress("running the handlers' file")
-                script.run(guest)
+        session.options = Options(
+            strategy=strategy(args),
+            return_method=return_method(args),
+            tasks=_tasks(args),
+            warn=_warn,
+            checkpoint=stop.check,
+        )
+        for text, filter_text in texts:
+            session.probe(text, filter=filter_text, duration=args.has_duration, exits=args.exits)
+        if not args.quiet:
+            _print_waiting(session.driver)
+        _await_cont(session.driver, stop)
+        if script is not None:
+            progress("running the handlers' file")
+            script.run(session)
         stop.check()
-        run = _Run(args, session, guest, _output(args, session, out, stop))
+        run = _Run(args, session, _output(args, session, out, stop))
         run.go(stop, progress)
         try:
             # Leaving the guest stops it once more: that counts too.
@@ -305,36 +256,31 @@ def trace(
     return run.status if args.exit_status == "command" else 0
 
 
-def _define(args: argparse.Namespace, session: Tracer, texts: Sequence[tuple[str, str]]) -> None:
-    session.choose_tasks(
-        pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
+def _tasks(args: argparse.Namespace) -> Tasks:
+    return Tasks(
+        pids=tuple(args.pid or ()),
+        comms=tuple(args.comm or ()),
+        tgids=tuple(args.tgid or ()),
+        follow=args.follow,
     )
-    for text, filter_text in texts:
-        session.probe(text, filter=filter_text, duration=args.has_duration, exits=args.exits)
 
 
 @contextmanager
-def _opened(
-    args: argparse.Namespace, stop: Stop, progress: Progress
-) -> "Generator[tuple[Tracer, Session | None]]":
-    # The session, and once more what only those with guests have.
+def _opened(args: argparse.Namespace, stop: Stop, progress: Progress) -> "Generator[AnySession]":
     if is_host(args):
         progress("reading this machine's symbols and types")
         stop.defer()
-        with opened_host(args) as session:
-            yield session, None
+        with opened_host(args) as host:
+            yield host
         return
     with opened(args, stop=stop, progress=progress) as guest:
-        yield guest, guest
+        yield guest
 
 
 class _Run:
-    def __init__(
-        self, args: argparse.Namespace, session: Tracer, guest: "Session | None", output: Output
-    ) -> None:
+    def __init__(self, args: argparse.Namespace, session: "AnySession", output: Output) -> None:
         self._args = args
         self._session = session
-        self._guest = guest
         self._workload = Workload(session.start, args.command) if args.command else None
         self._output = output
         self._limit_sink = LimitSink(self._output, limit=args.max_events)
@@ -360,7 +306,7 @@ class _Run:
             self._counts = self._session.stream(self._limit_sink, is_done=until)
             self._hits = self._session.hits()
             self._end_workload()
-            self._calls = _calls(self._guest)
+            self._calls = _calls(self._session)
         self._output.check()
 
     @property
@@ -372,7 +318,6 @@ class _Run:
         """Return what was counted."""
         assert self._counts is not None
         counts = self._counts
-        stub = None if self._guest is None else self._guest.driver.guest.stub
         return Summary(
             written=self._limit_sink.events - self._output.unwritten,
             unwritten=self._output.unwritten if self._output.is_late else 0,
@@ -380,7 +325,7 @@ class _Run:
             probes=self._hits,
             lost=counts.lost,
             damaged=counts.damaged,
-            pauses=None if stub is None else (stub.paused_s, stub.stops),
+            pauses=self._session.driver.pauses,
             command=self._ending,
             status=self.status if self._ending else None,
             handlers=self._calls,
@@ -389,7 +334,7 @@ class _Run:
     def _announce(self) -> None:
         if not self._args.quiet:
             functions = {hits.function for hits in self._session.hits()}
-            functions |= {calls.place for calls in _calls(self._guest)}
+            functions |= {calls.place for calls in _calls(self._session)}
             print_message(f"tracing {counted(len(functions), 'function')}; Ctrl-C ends")
         if self._args.ready is not None:
             report_ready(self._args.ready)
@@ -402,7 +347,7 @@ class _Run:
                 print_bytes(finished.output)
 
 
-def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO, stop: Stop) -> Output:
+def _output(args: argparse.Namespace, session: "AnySession", out: BinaryIO, stop: Stop) -> Output:
     stream = out if args.output is None else open_output(args.output)
     if not session.definitions:
         return Output(stream, lambda _: NoEvents(), is_ours=stream is not out, stop=stop)
@@ -412,8 +357,7 @@ def _output(args: argparse.Namespace, session: Tracer, out: BinaryIO, stop: Stop
     return Output(stream, lambda s: sink(s, source), is_ours=stream is not out, stop=stop)
 
 
-def _calls(session: "Session | None") -> list[Calls]:
-    probes = () if session is None else session.handlers.probes
+def _calls(session: "AnySession") -> list[Calls]:
     return [
         Calls(
             name=probe.name,
@@ -422,7 +366,7 @@ def _calls(session: "Session | None") -> list[Calls]:
             missed=probe.nmissed,
             errors=probe.errors,
         )
-        for probe in probes
+        for probe in session.probes
     ]
 
 
@@ -430,20 +374,19 @@ def _warn(problem: str) -> None:
     print_message(f"kprobe: {problem}")
 
 
-def _await_cont(session: "Session", stop: Stop) -> None:
-    stub = session.driver.guest.stub
-    if stub.stands():
+def _await_cont(driver: "Driver", stop: Stop) -> None:
+    if driver.is_paused:
         _warn("the guest is paused; probes are armed when it goes on (`cont` in its monitor)")
-    while stub.stands():
+    while driver.is_paused:
         stop.check()
         time.sleep(_POLL_S)
 
 
-def _print_waiting(session: "Session") -> None:
-    for each in session.driver.waiting:
+def _print_waiting(driver: "Driver") -> None:
+    for each in driver.waiting:
         print_message(f"{each.event} waits until module {each.place.module} is loaded\n")
 
-    for reason, number in reasons(session.driver.left_out).items():
+    for reason, number in reasons(driver.left_out).items():
         print_message(f"{counted(number, 'function')} left out: {reason}\n")
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from kprobes.inspect.model import FunctionText
     from kprobes.inspect.subject import TextSnapshot
     from kprobes.model.kernel import Kernel
+    from kprobes.open import GuestSession
     from kprobes.ports import Memory
-    from kprobes.session import Session
     from kprobes.units import Addr
 
 NAME = "xray"
@@ -206,7 +206,9 @@ def _tracer(target: str) -> "Entry | None":
 
 
 @contextmanager
-def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
+def _prepared(args: argparse.Namespace, session: "GuestSession") -> Generator[None]:
+    from dataclasses import replace
+
     from kprobes.cli.terminal import print_bytes, print_message
     from kprobes.model.kernel import place_of
 
@@ -216,7 +218,7 @@ def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
     if args.arm is None:
         yield
         return
-    session.driver.strategy = options.strategy(args)
+    session.options = replace(session.options, strategy=options.strategy(args))
     session.probe(args.arm)
     with session.recording():
         if not args.quiet and args.arm.startswith("r"):
@@ -226,7 +228,7 @@ def _prepared(args: argparse.Namespace, session: "Session") -> Generator[None]:
         yield
 
 
-def _of_session(args: argparse.Namespace, session: "Session") -> "TextSnapshot":
+def _of_session(args: argparse.Namespace, session: "GuestSession") -> "TextSnapshot":
     guest = session.driver.guest
     booted = session.machine.kernel if session.machine is not None else None
     return _of_guest(args, guest.memory, guest.kernel, target=guest.address, booted=booted)

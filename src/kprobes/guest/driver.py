@@ -1,55 +1,49 @@
 """The engine for one guest: definitions to armed text, and text back to what it was."""
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
-from kprobes.drain import hits_of, nothing
-from kprobes.errors import KprobesError, RefusedError, TargetError
-from kprobes.guest import arena as arenas
+from kprobes.drain import Drain, hits_of
+from kprobes.errors import DefinitionError, KprobesError, RefusedError
+from kprobes.guest.allocate import Allocator
 from kprobes.guest.arena import Arena, ArenaSize
-from kprobes.guest.arm import TextPatcher, silence
-from kprobes.guest.clock import AnyClock, GuestClock, clock_function, open_clock
+from kprobes.guest.arm import TextPatcher
 from kprobes.guest.ftrace_records import paused_between_changes
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
-from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
-from kprobes.guest.kernel_abi import per_cpu_bases, readers, task_abi
-from kprobes.guest.link import Program, Trampoline, instance_counts, instances_size
-from kprobes.guest.notes import begin_notes, write_notes
-from kprobes.guest.places import Places, unchecked
-from kprobes.guest.prepare import Asked, Preparer, Wanted
-from kprobes.guest.recorder import Recorder
-from kprobes.guest.release import await_leaving, code_in_use, free, free_when_idle, unused
+from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
+from kprobes.guest.link import Program
+from kprobes.guest.notes import write_notes
+from kprobes.guest.places import Places, places_of, unchecked
+from kprobes.guest.prepare import Asked, Preparer, Wanted, follow
+from kprobes.guest.recorder import Recorder, open_drain
+from kprobes.guest.release import code_in_use, free_when_idle
 from kprobes.guest.stacks import find_caller, free_dead_calls, stopped_outside
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.image.module_types import module_ranges, with_loaded_modules
-from kprobes.model.abi import GuestAbi
-from kprobes.model.definition import Definition, Kind
-from kprobes.model.events import Counts, Hits
-from kprobes.model.filter import Filter
-from kprobes.model.plan import Plan, ReturnMethod, Strategy
+from kprobes.lang.filter import task_filter
+from kprobes.lang.parser import parse_statements
+from kprobes.model.definition import Definition, Statement
+from kprobes.model.events import Counts, Events, Hits
+from kprobes.model.kernel import Kernel, place_of
+from kprobes.model.options import Options
+from kprobes.model.plan import Plan
 from kprobes.model.resolved import RecordLayout, Resolved
 from kprobes.model.upcall import Upcall, UpcallGroup
 from kprobes.ports import Text
-from kprobes.units import MIB, Addr
+from kprobes.sinks.names import TraceSource
+from kprobes.units import Addr
 
-_CODE_OF_PLAN = 1024
-"""Bytes of code that a plan, or a trampoline, takes on average at most."""
-_AWAITED_INSTANCES = _SPARE_INSTANCES = 1 * MIB
-_UNDOS_OF_PLAN, _SPARE_UNDOS = 2, 1024
-"""A site and its ftrace record; what crosses pages, comes late, or has a handler."""
+_STUB_CHECK_S = 0.25
 _POLL_S = 0.5
 """Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
-
-
-_log = logging.getLogger(__name__)
+_DEFAULT = Options()
 
 
 class GuestDriver:
@@ -60,14 +54,9 @@ class GuestDriver:
     Attributes:
         guest: whose text is patched.
         plans: what is or will be armed.
-        recorder: of the records; None before the first ``arm``.
-        tasks: what every hit must pass to be recorded, whatever the probe; for ``prepare``.
+        recorded: definitions that are armed while a recording runs.
         upcalls: what Python does at hits; for ``prepare``.
         return_upcalls: what it does at all returns of functions, by their entries; likewise.
-        warn: is given what went wrong while nobody was asking, for people.
-        checkpoint: called often while probes are planned and linked; it may raise to end that.
-        strategy: that is forced on every probe, or None for the cheapest that is safe.
-        return_method: that is forced on every return probe, or None for the cheapest one.
     """
 
     def __init__(
@@ -80,25 +69,20 @@ class GuestDriver:
         """Arm nothing yet; ``check`` raises RefusedError where nothing can be probed."""
         self.guest = guest
         self.plans: Sequence[Plan] = ()
-        self.recorder: Recorder | None = None
-        self.tasks: Filter | None = None
+        self.recorded: Sequence[Definition] = ()
         self.upcalls: Sequence[Upcall] = ()
         self.return_upcalls: Sequence[Upcall] = ()
-        self.warn: Callable[[str], None] = _log.warning
-        self.checkpoint: Callable[[], None] = nothing
-        self.strategy: Strategy | None = None
-        self.return_method: ReturnMethod | None = None
+        self._options = Options()
+        self._asked: tuple[Sequence[Upcall], Sequence[Upcall]] = ((), ())
+        self._is_there: Callable[[Addr], bool] = bool
         self._journal = journal
-        self._size = size
+        self._allocator = Allocator(journal, size, self._warn)
         self._check = check
         self._preparer = Preparer(guest, check)
-        self._arena: Arena | None = None
         self._patcher: TextPatcher | None = None
-        self._clock: Addr | None = None
-        self._trampolines: Sequence[Trampoline] = ()
         self._upcall_control: UpcallControl | None = None
         self._nmissed = 0
-        self._checked_s = 0.0
+        self._checked_s = self._stub_checked_s = 0.0
         self._is_held = False
         self._jiffies = b""
         self._recorded: list[Resolved] = []
@@ -120,28 +104,153 @@ class GuestDriver:
         """What resolves definitions here."""
         return self._preparer.places
 
-    def prepare(self, definitions: Sequence[Definition]) -> Sequence[Plan]:
-        """Resolve and plan, without touching the guest.
+    @property
+    def kernel(self) -> Kernel:
+        """What runs there: release, symbols, types."""
+        return self.guest.kernel
+
+    @property
+    def source(self) -> TraceSource:
+        """What sinks need to know of it."""
+        return TraceSource(
+            version=self.kernel.version,
+            cpus=self.cpus,
+            symbol_at=partial(place_of, self.kernel.symbols),
+            trampoline=kretprobe_trampoline(self.kernel),
+        )
+
+    def parse(self, text: str) -> Sequence[Statement]:
+        """Return what a text says.
+
+        Raises:
+            DefinitionError: where the kernel would find something wrong first.
+        """
+        try:
+            return parse_statements(text, registers=self.guest.arch.registers)
+        except DefinitionError as error:
+            raise places_of(self.guest).first_kernel_error(error) from error
+
+    def accept(self, options: Options) -> None:
+        """Let these be the options from now on: a guest can be probed in every way."""
+        self._options = options
+
+    def prepare(
+        self, definitions: Sequence[Definition], options: Options = _DEFAULT
+    ) -> Sequence[Plan]:
+        """Resolve and plan, without touching the guest; what Python does besides is put back.
 
         Raises:
             DefinitionError: a definition names what this kernel has not.
             RefusedError: a function cannot be probed, or Python cannot be asked there.
         """
+        self._options = options
+        if not any(self._asked) or self.recorded:
+            return self._prepare(definitions)
+        self.disarm()
+        self.upcalls = self.return_upcalls = ()
+        try:
+            return self._prepare(definitions)
+        finally:
+            self._ask_again()
+
+    def _prepare(self, definitions: Sequence[Definition]) -> Sequence[Plan]:
         check(self.guest, [*self.upcalls, *self.return_upcalls])
         self.refresh_modules()
-        self._preparer.checkpoint = self.checkpoint
+        options, tasks = self._options, self._options.tasks
+        self._preparer.checkpoint = options.checkpoint
         self.plans = self._preparer.prepare(
             Wanted(
                 definitions=tuple(definitions),
-                tasks=self.tasks,
-                strategy=self.strategy,
-                return_method=self.return_method,
+                tasks=task_filter(tasks.pids, tasks.comms, tgids=tasks.tgids, follow=tasks.follow),
+                strategy=options.strategy,
+                return_method=options.return_method,
                 asked=Asked(
                     at_sites=self.upcalls, at_returns=self.return_upcalls, watch=self._watch
                 ),
             )
         )
         return self.plans
+
+    def begin(self, definitions: Sequence[Definition], options: Options, *, room: float) -> Drain:
+        """Start a recording: arm definitions, all or none, and drain their records.
+
+        Raises:
+            DefinitionError, RefusedError: as for ``prepare``.
+            TargetError: they could not be armed; nothing is left of any.
+        """
+        with ExitStack() as undo:
+            undo.callback(self._ask_again)
+            # Handlers have been live since they were registered.
+            self.disarm()
+            self._options = options
+            self._prepare(definitions)
+            recorder = self.arm()
+            self.recorded = definitions
+            undo.pop_all()
+        return open_drain(recorder, self.guest, self.free_dead_calls, room=room)
+
+    def end(self) -> None:
+        """Disarm what is recorded, and arm anew what else Python does."""
+        try:
+            self.disarm()
+        finally:
+            self.recorded = ()
+            self._ask_again()
+
+    def rest(self) -> Iterator[Events]:
+        """Yield what was recorded and not drained; nothing is armed any more."""
+        if self._allocator.recorder is not None:
+            yield from self._allocator.recorder.rest()
+
+    def follow(self, pid: int) -> None:
+        """Have a task that is held followed from its exec on, with all that descends from it.
+
+        Raises:
+            TargetError: there is no such task any more.
+        """
+        follow(self.guest, pid)
+
+    def ask(
+        self,
+        at_sites: Sequence[Upcall],
+        at_returns: Sequence[Upcall],
+        is_there: Callable[[Addr], bool],
+    ) -> None:
+        """Arm these upcalls and no others, beside what is recorded; those of before on an error.
+
+        Args:
+            at_sites: before or after single instructions.
+            at_returns: at all returns of functions, by their entries.
+            is_there: whether a place still is: its module may have gone.
+
+        Raises:
+            RefusedError: no probe can be there, or Python cannot be asked in this guest.
+            TargetError: the guest changed a site, or has no memory.
+        """
+        before, self._is_there = self._asked, is_there
+        self.disarm()
+        try:
+            self._ask(at_sites, at_returns)
+        except BaseException:
+            self._ask(*before)
+            raise
+
+    def _ask_again(self) -> None:
+        if any(self._asked):
+            # What was recorded is still to be told of.
+            plans = self.plans
+            self._ask(*self._asked)
+            self.plans = plans
+
+    def _ask(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
+        # What was in a module that is gone is gone with it, as in the kernel.
+        self.refresh_modules()
+        self.upcalls = [each for each in at_sites if self._is_there(each.addr)]
+        self.return_upcalls = [each for each in at_returns if self._is_there(each.addr)]
+        self._asked = (self.upcalls, self.return_upcalls)
+        if any(self._asked) or self.recorded:
+            self._prepare(self.recorded)
+            self.arm(is_new=False)
 
     @property
     def waiting(self) -> Sequence[Definition]:
@@ -152,6 +261,16 @@ class GuestDriver:
     def left_out(self) -> Sequence[RefusedError]:
         """Why functions that patterns match are not probed at their returns."""
         return self._preparer.left_out
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the guest stands still, and probes are armed when it goes on."""
+        return self.guest.stub.stands()
+
+    @property
+    def pauses(self) -> tuple[float, int]:
+        """For how many seconds it was paused in all, and how often."""
+        return self.guest.stub.paused_s, self.guest.stub.stops
 
     def arm(self, *, is_new: bool = True) -> Recorder:
         """Compile what was prepared and patch its sites: all of them, or none.
@@ -166,14 +285,16 @@ class GuestDriver:
             return self._arm(is_new=is_new)
 
     def _arm(self, *, is_new: bool) -> Recorder:
-        self.check()
+        self._check_ended()
         self._journal.check()
-        kept = self._left()
-        arena, recorder = self._allocate()
+        guest, plans, waiting, allocator = self.guest, self.plans, self.waiting, self._allocator
+        kept = allocator.keep_calls(guest, plans, waiting)
+        arena, recorder = allocator.allocate(guest, plans, waiting)
         self._journal.check()
-        patcher = TextPatcher(self.guest, arena, self._abi(arena), self._journal, kept)
+        abi = allocator.abi(guest, arena, plans, waiting)
+        patcher = TextPatcher(guest, arena, abi, self._journal, kept)
         patcher.note = partial(write_notes, self.guest.memory, arena, self._journal)
-        programs = patcher.link(self.plans, self.checkpoint)
+        programs = patcher.link(self.plans, self._options.checkpoint)
         layouts = _layouts(self.plans)
         if is_new:
             self._recorded.clear()
@@ -185,7 +306,7 @@ class GuestDriver:
         # Before: what is on the disk is struck from it by whoever disarms, however far we come.
         self._patcher = patcher
         patches = patcher.stage(programs)
-        self._trampolines = patcher.trampolines
+        self._allocator.trampolines = patcher.trampolines
         covered = [text for plan in self.plans for text in plan.site.covered]
         with (
             self._attended(arena, _groups(programs, patcher)),
@@ -207,9 +328,25 @@ class GuestDriver:
             self.disarm()
 
     def check(self) -> None:
-        """Raise what somebody has given up for, if so."""
+        """Raise what was given up for, or what has become of the guest; to be called often.
+
+        Raises:
+            GuestGoneError: it has ended.
+            GuestReplacedError: it was rebooted, or restored to an earlier state.
+        """
+        self._check_ended()
+        if time.monotonic() > self._stub_checked_s + _STUB_CHECK_S:
+            # The guest's memory outlives it; only the stub tells that it is gone.
+            self.check_stub()
+            self.check_guest()
+            self._stub_checked_s = time.monotonic()
+
+    def _check_ended(self) -> None:
         if self._ended is not None:
             raise self._ended
+
+    def _warn(self, problem: str) -> None:
+        self._options.warn(problem)
 
     def check_stub(self) -> None:
         """Notice that the guest has ended, or that somebody else has stopped it.
@@ -223,13 +360,13 @@ class GuestDriver:
         if self._is_held != was_held:
             self._journal.note_held(is_held=self._is_held)
         if self._is_held and not was_held:
-            self.warn("somebody else has paused the guest; events come again when it goes on")
+            self._warn("somebody else has paused the guest; events come again when it goes on")
 
     def counts(self) -> Counts:
         """Return what was counted since the recording began, or in the last one."""
-        if self.recorder is None:
+        if self._allocator.recorder is None:
             return Counts(recorded={}, missed={}, lost=0, damaged=0)
-        return self.recorder.counts()
+        return self._allocator.recorder.counts()
 
     def hits(self) -> list[Hits]:
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
@@ -255,7 +392,7 @@ class GuestDriver:
                 self._changing.release()
 
     def _free_dead_calls(self) -> None:
-        patcher, arena, recorder = self._patcher, self._arena, self.recorder
+        patcher, arena, recorder = self._patcher, self._allocator.arena, self._allocator.recorder
         if patcher is None or arena is None or recorder is None or not patcher.instances:
             return
         before, self._nmissed = self._nmissed, recorder.nmissed
@@ -284,7 +421,7 @@ class GuestDriver:
                     self._check_stopped()
                     count = self._patcher.disarm()
                 if count:
-                    self.warn(
+                    self._warn(
                         f"{count} places held the guest's own bytes again: somebody else has put "
                         "them back, and there was no hit from then on"
                     )
@@ -296,11 +433,11 @@ class GuestDriver:
     def close(self) -> None:
         """Disarm, and give the guest its memory back as soon as nothing runs in it."""
         self.disarm()
-        self._arena = self._upcall_control = None
+        self._allocator.arena = self._upcall_control = None
         if not self._journal.allocations.is_empty:
             with self.guest.stub.paused():
                 self._check_stopped()
-        free_when_idle(self.guest, self._journal.allocations, self.warn)
+        free_when_idle(self.guest, self._journal.allocations, self._warn)
         self.check_guest()
 
     def check_guest(self) -> None:
@@ -332,19 +469,19 @@ class GuestDriver:
     def _module_comes(self, record: int) -> None:
         del record
         with self._changing:
-            if self._patcher is None or self.recorder is None or not self.waiting:
+            if self._patcher is None or self._allocator.recorder is None or not self.waiting:
                 return
             try:
-                self._arm_late(self._patcher, self.recorder)
+                self._arm_late(self._patcher, self._allocator.recorder)
             except KprobesError as error:
-                self.warn(str(error))
+                self._warn(str(error))
 
     def _arm_late(self, patcher: TextPatcher, recorder: Recorder) -> None:
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         self.guest = replace(self.guest, kernel=kernel)
         plans, errors = self._preparer.late(self.guest)
         for error in errors:
-            self.warn(str(error))
+            self._warn(str(error))
         try:
             programs = patcher.link(plans)
         except KprobesError:
@@ -354,7 +491,7 @@ class GuestDriver:
         recorder.add(_layouts(plans))
         self._recorded += _probes(plans)
         patches = patcher.stage(programs)
-        self._trampolines = patcher.trampolines
+        self._allocator.trampolines = patcher.trampolines
         # Whoever looks a breakpoint up must not find half of another table.
         covered = [patcher.lookup, *(text for plan in plans for text in plan.site.covered)]
         with stopped_outside(self.guest, covered, otherwise=_COVERED):
@@ -372,7 +509,7 @@ class GuestDriver:
                 with paused_between_changes(self.guest):
                     self._patcher.disarm_ranges(ranges)
             except KprobesError as error:
-                self.warn(str(error))
+                self._warn(str(error))
             self.plans = [plan for plan in self.plans if plan not in gone]
             self._preparer.wait_again(gone)
 
@@ -388,110 +525,6 @@ class GuestDriver:
             yield
             undo.pop_all()
 
-    def _left(self) -> Sequence[Trampoline]:
-        # What the recording before has left: where tasks sleep in calls that return to us its code
-        # stays, and the rest is about to be overwritten.
-        arena, guest, allocations = self._arena, self.guest, self._journal.allocations
-        if arena is None:
-            return ()
-        tables = await_leaving(guest, allocations, otherwise="new probes cannot be armed yet")
-        kept = [each for each in self._trampolines if each.instances in tables]
-        new = [each.silenced for each in kept if not each.is_silent]
-        if new:
-            silence(guest, arena, self._abi(arena), new)
-        self._trampolines = [each.silenced for each in kept]
-        # Before their memory goes: there is nothing more to be looked for.
-        allocations.keep_instances([each.instances for each in self._trampolines])
-        self._free_unused(arena)
-        arenas.forget_calls(self._free(arena), guest.memory)
-        return self._trampolines
-
-    def _free_unused(self, arena: Arena) -> None:
-        guest, allocations = self.guest, self._journal.allocations
-        kept = (addr for each in self._trampolines for addr in (each.text[0], each.instances.addr))
-        live = unused(allocations, {*arena.parts, *kept})
-        if live:
-            # Else next time: no task may be there that could make the call.
-            with suppress(TargetError), guest.stub.paused(), self._injector().task() as task:
-                free(task, guest.kernel, live)
-
-    def _allocate(self) -> tuple[Arena, Recorder]:
-        guest, needed = self.guest, self._needed()
-        size = self._rounded(needed)
-        if self._arena is None or self.recorder is None:
-            with guest.stub.paused():
-                arena = arenas.allocate(
-                    self._injector(), guest.kernel, size, note=self._begin_notes
-                )
-            write_notes(guest.memory, arena, self._journal)
-            # Nobody knows of this memory yet, so the guest may run on meanwhile.
-            arenas.reset(arena, guest.memory)
-            self._arena = arena
-            self._clock = clock_function(guest.memory, guest.kernel)
-            self.recorder = Recorder(arena, guest.memory, self._open_clock(arena))
-            self.recorder.check = self._journal.check
-            self.recorder.warn = self.warn
-        if not self._free(self._arena).has_room(needed):
-            with guest.stub.paused():
-                self._arena = arenas.grow(self._injector(), guest.kernel, self._arena, size)
-            write_notes(guest.memory, self._arena, self._journal)
-        return self._free(self._arena), self.recorder
-
-    def _free(self, arena: Arena) -> Arena:
-        # What of an arena is not kept.
-        kept = self._trampolines
-        instances = [
-            (each.instances.addr, Addr(each.instances.addr + each.instances.size)) for each in kept
-        ]
-        return arena.beside([*instances, *(each.text for each in kept)])
-
-    def _injector(self) -> CallInjector:
-        guest = self.guest
-        return CallInjector(guest.stub, guest.memory, guest.kernel, self._journal.allocations)
-
-    def _rounded(self, needed: ArenaSize) -> ArenaSize:
-        code = -(-(needed.code + arenas.NOTIFIER_SIZE) // MIB) * MIB
-        instances = needed.instances + _SPARE_INSTANCES
-        return replace(needed, code=max(self._size.code, code), instances=instances)
-
-    def _begin_notes(self, addr: Addr, allocation: Addr) -> None:
-        begin_notes(self.guest.memory, addr, allocation, self._journal)
-
-    def _needed(self) -> ArenaSize:
-        # Functions that are waited for may need instances, too.
-        awaited = sum(each.kind is Kind.RETURN for each in self.waiting)
-        instances = instances_size(self.plans) + (_AWAITED_INSTANCES if awaited else 0)
-        # A function whose returns are taken over has a trampoline besides.
-        pieces = len(self.plans) + len(instance_counts(self.plans))
-        patches = _UNDOS_OF_PLAN * len(self.plans) + _SPARE_UNDOS
-        return replace(
-            self._size, code=pieces * _CODE_OF_PLAN, instances=instances, patches=patches
-        )
-
-    def _open_clock(self, arena: Arena) -> AnyClock:
-        if self._clock is not None:
-            return GuestClock()
-        return open_clock(self.guest.memory, self.guest.kernel, arena.bases)
-
-    def _abi(self, arena: Arena) -> GuestAbi:
-        guest = self.guest
-        return GuestAbi(
-            task=task_abi(guest.kernel),
-            readers=readers(guest.kernel),
-            percpu=arena.percpu,
-            missed=arena.missed,
-            nmissed=arena.nmissed,
-            code=_hull([arena.programs[0], *(each.text for each in self._trampolines)]),
-            rings=arena.rings,
-            texts=arena.texts,
-            ring_size=arena.ring_size,
-            task_size=guest.task_size,
-            thread_size=guest.arch.thread_size,
-            clock=self._clock,
-            is_guarded=bool(self.waiting)
-            or any(probe.calls_guest for plan in self.plans for probe in plan.recorded),
-        )
-
 
 def _groups(programs: Sequence[Program], patcher: TextPatcher) -> list[UpcallGroup]:
     at_sites = [group for program in programs for group in program.groups]
@@ -505,10 +538,6 @@ def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:
 
 def _probes(plans: Sequence[Plan]) -> list[Resolved]:
     return [probe for plan in plans for probe in plan.recorded]
-
-
-def _hull(texts: Sequence[Text]) -> Text:
-    return min(start for start, _ in texts), max(stop for _, stop in texts)
 
 
 def _is_inside(addr: int, ranges: Sequence[Text]) -> bool:

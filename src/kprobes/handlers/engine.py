@@ -1,13 +1,11 @@
 """Upcalls to armed sites of one guest, beside the definitions that are being recorded."""
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from kprobes.errors import RefusedError, UsageError
 from kprobes.guest.driver import GuestDriver
 from kprobes.handlers.arguments import HandlerPlace
 from kprobes.lang.parser import parse
-from kprobes.model.definition import Definition
 from kprobes.model.kernel import Symbol
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
@@ -18,15 +16,10 @@ class GuestEngine:
 
     Every change puts all sites back and arms what is wanted anew: hits in between, some tens of
     milliseconds, are those of a kernel without probes.
-
-    Attributes:
-        recorded: definitions that are armed besides, while a recording runs.
     """
 
     def __init__(self, driver: GuestDriver) -> None:
-        self.recorded: Sequence[Definition] = ()
         self._driver = driver
-        self._asked: tuple[Sequence[Upcall], Sequence[Upcall]] = ((), ())
         self._functions: dict[Addr, Symbol] = {}
 
     def find_place(self, text: str) -> HandlerPlace:
@@ -69,35 +62,7 @@ class GuestEngine:
             RefusedError: no probe can be there, or Python cannot be asked in this guest.
             TargetError: the guest changed a site, or has no memory.
         """
-        before = self._asked
-        self._driver.disarm()
-        try:
-            self._arm(at_sites, at_returns)
-        except BaseException:
-            self._arm(*before)
-            raise
-
-    def resume(self) -> None:
-        """Arm what a recording that has ended has left of them."""
-        self.recorded = ()
-        if any(self._asked):
-            # What was recorded is still to be told of.
-            plans = self._driver.plans
-            self._arm(*self._asked)
-            self._driver.plans = plans
-
-    @contextmanager
-    def resting(self) -> Generator[None]:
-        """Put sites back as long as text is planned for, unless a recording runs."""
-        if not any(self._asked) or self.recorded:
-            yield
-            return
-        self._driver.disarm()
-        self._driver.upcalls = self._driver.return_upcalls = ()
-        try:
-            yield
-        finally:
-            self.resume()
+        self._driver.ask(at_sites, at_returns, self._is_there)
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without an upcall, whoever had its number."""
@@ -106,17 +71,6 @@ class GuestEngine:
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
         return self._driver.caller_of(slot, held)
-
-    def _arm(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
-        # What was in a module that is gone is gone with it, as in the kernel.
-        self._driver.refresh_modules()
-        driver = self._driver
-        driver.upcalls = [each for each in at_sites if self._is_there(each.addr)]
-        driver.return_upcalls = [each for each in at_returns if self._is_there(each.addr)]
-        self._asked = (driver.upcalls, driver.return_upcalls)
-        if any(self._asked) or self.recorded:
-            self._driver.prepare(self.recorded)
-            self._driver.arm(is_new=False)
 
     def _function(self, addr: Addr, name: str) -> Symbol:
         symbols = self._driver.guest.kernel.symbols

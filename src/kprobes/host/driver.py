@@ -1,22 +1,36 @@
 """The engine for this machine's kernel: definitions to enabled events, and everything back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 
-from kprobes.drain import hits_of
-from kprobes.errors import TargetError, TracefsError
+from kprobes.drain import Drain, DrainThread, hits_of
+from kprobes.errors import (
+    DefinitionError,
+    NotSupportedError,
+    RefusedError,
+    TargetError,
+    TracefsError,
+)
 from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.owner import forget, new_owner, note
-from kprobes.host.prepare import HostProbe, Tasks, prepare
-from kprobes.model.definition import Definition
-from kprobes.model.events import Counts, Hits, HostReader
+from kprobes.host.prepare import HostPlaces, HostProbe, prepare
+from kprobes.lang.parser import parse_statements
+from kprobes.model.definition import Definition, Statement
+from kprobes.model.events import Counts, Events, Hits, HostReader
+from kprobes.model.kernel import Kernel, place_of
+from kprobes.model.options import Options, Tasks
+from kprobes.sinks.names import TraceSource
 from kprobes.units import KIB, MIB
 
 DEFAULT_RING = 4 * MIB
 DEFAULT_CLOCK = "local"
 """What the kernel's own traces are stamped with."""
+_COUNTERS = ("counter", "uptime", "x86-tsc")
+"""Clocks of which the kernel prints numbers as they are."""
+_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +59,13 @@ class HostDriver:
         machine: whose kernel it is.
         options: how it records.
         probes: what is or will be armed.
-        tasks: whose hits are recorded; for ``prepare``.
         reader: of its records, while something is armed or being drained; else None.
     """
 
     def __init__(self, machine: HostMachine, options: HostOptions, open_reader: OpenReader) -> None:
         self.machine = machine
         self.probes: Sequence[HostProbe] = ()
-        self.tasks = Tasks()
+        self._tasks = Tasks()
         self.reader: HostReader | None = None
         self.options = options
         self._open_reader = open_reader
@@ -63,15 +76,105 @@ class HostDriver:
         self._recorded: Sequence[HostProbe] = ()
         self._missed: dict[str, int] = {}
 
-    def prepare(self, definitions: Sequence[Definition]) -> Sequence[HostProbe]:
+    @property
+    def kernel(self) -> Kernel:
+        """What runs here: release, symbols, types."""
+        return self.machine.kernel
+
+    @property
+    def source(self) -> TraceSource:
+        """What sinks need to know of it."""
+        symbols = self.kernel.symbols
+        found = (symbols.find(name) for name in _TRAMPOLINES)
+        return TraceSource(
+            version=self.kernel.version,
+            cpus=self.machine.online,
+            symbol_at=partial(place_of, symbols),
+            trampoline=next((symbol.addr for symbol in found if symbol is not None), None),
+            has_ns=self.options.clock not in _COUNTERS,
+        )
+
+    @property
+    def recorded(self) -> Sequence[Definition]:
+        """Nothing: definitions may come and go while events are recorded that were defined."""
+        return ()
+
+    @property
+    def waiting(self) -> Sequence[Definition]:
+        """Nothing: this kernel waits for modules itself."""
+        return ()
+
+    @property
+    def left_out(self) -> Sequence[RefusedError]:
+        """Nothing: it names what it does not probe."""
+        return ()
+
+    @property
+    def is_paused(self) -> bool:
+        """Never: we run on it."""
+        return False
+
+    @property
+    def pauses(self) -> None:
+        """None: it is never paused."""
+        return
+
+    def parse(self, text: str) -> Sequence[Statement]:
+        """Return what a text says.
+
+        Raises:
+            DefinitionError: where the kernel finds something wrong first.
+        """
+        try:
+            return parse_statements(text, registers=self.machine.arch.registers)
+        except DefinitionError as error:
+            raise HostPlaces(self.machine).first_kernel_error(error) from error
+
+    def accept(self, options: Options) -> None:
+        """Refuse what this machine's kernel cannot do.
+
+        Raises:
+            NotSupportedError: processes are chosen, or how probes are placed.
+        """
+        if options.tasks.tgids:
+            raise NotSupportedError(
+                "this machine's own kernel filters by task, not by process: give pids"
+            )
+        if options.strategy is not None or options.return_method is not None:
+            raise NotSupportedError("this machine's own kernel places its probes itself")
+
+    def prepare(self, definitions: Sequence[Definition], options: Options) -> Sequence[HostProbe]:
         """Resolve and spell, without touching the kernel.
 
         Raises:
             DefinitionError: a definition names what this kernel has not, or cannot record.
             RefusedError: a function cannot be probed.
         """
-        self.probes = prepare(self.machine, definitions, self.tasks)
+        self._tasks = options.tasks
+        self.probes = prepare(self.machine, definitions, options.tasks)
         return self.probes
+
+    def begin(self, definitions: Sequence[Definition], options: Options, *, room: float) -> Drain:
+        """Start a recording: define and enable definitions, and drain their records.
+
+        Raises:
+            DefinitionError: the kernel refuses a probe; nothing is left of the others.
+            TargetError: it is out of memory.
+        """
+        self.prepare(definitions, options)
+        return DrainThread(self.arm(), room=room)
+
+    def check(self) -> None:
+        """Do nothing: what takes events away meanwhile is noticed when they are disabled."""
+
+    def rest(self) -> Iterator[Events]:
+        """Yield what was recorded and not drained; nothing is armed any more."""
+        if self.reader is not None:
+            yield from self.reader.rest()
+
+    def end(self) -> None:
+        """Take away everything of ours; errors as for ``close``."""
+        self.close()
 
     def arm(self) -> HostReader:
         """Define what was prepared and enable it: all of it, or nothing.
@@ -93,7 +196,7 @@ class HostDriver:
                 self._files.set_filter(each)
             self.reader = self._open_reader(self.machine, self._files, self.probes)
             self._is_on = True
-            if not self.tasks.follow:
+            if not self._tasks.follow:
                 self._files.enable()
             undo.pop_all()
             return self.reader

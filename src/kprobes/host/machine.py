@@ -10,6 +10,7 @@ from kprobes.arch.registry import arch
 from kprobes.errors import TracefsError
 from kprobes.image.host import HostFiles, host_kernel
 from kprobes.model.kernel import Kernel
+from kprobes.transport.agent import Child, Command, start
 from kprobes.transport.tracefs import Tracefs, open_tracefs
 
 _BTF = Path("/sys/kernel/btf")
@@ -41,6 +42,10 @@ class HostMachine:
         The kernel takes probe events in these only.
         """
         return _read_traceable(self.tracefs)
+
+    def start(self, command: Command, *, is_held: bool = False) -> Child:
+        """Start a command here, as a child of this process, or raise UsageError."""
+        return start(command, is_held=is_held)
 
 
 def open_machine() -> HostMachine:

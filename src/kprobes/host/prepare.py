@@ -4,7 +4,7 @@ What definitions mean on this machine's kernel: globs, functions, arguments.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,7 @@ from kprobes.lang.filter_value import Known
 from kprobes.lang.listing import at_function
 from kprobes.model.definition import Definition
 from kprobes.model.kernel import Symbol, span_of
+from kprobes.model.options import Tasks
 from kprobes.model.resolved import KprobeEvent, Resolved
 from kprobes.resolve.resolve import check_alike, filter_fields, resolve
 from kprobes.resolve.tracefs_event import to_kprobe_event
@@ -83,23 +84,6 @@ _MAX_EVENTS = (1 << 16) - 1
 _NAME_LENGTH = 50
 _COMM_LENGTH = 15
 _SPECIAL = re.compile(r"[*?\[]")
-NO_HANDLERS = (
-    "Python cannot run inside the kernel that runs this Python: take events one by one, "
-    "`for event in kernel.events(): ...`, or boot a guest for handlers: kprobes.boot()"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tasks:
-    """Whose hits are recorded: pids and names or patterns; none means any.
-
-    Attributes:
-        follow: whether only commands that are followed, and what descends from them.
-    """
-
-    pids: tuple[int, ...] = ()
-    comms: tuple[str, ...] = ()
-    follow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +188,3 @@ def _quoted(text: str) -> str:
         if mark not in text:
             return f"{mark}{text}{mark}"
     raise UsageError(f"the kernel's filters cannot name a task {text!r}, with both kinds of quotes")
-
-
-def tasks_of(pids: Collection[int], comms: Collection[str], *, follow: bool = False) -> Tasks:
-    """Return the tasks that a user chose."""
-    return Tasks(pids=tuple(pids), comms=tuple(comms), follow=follow)

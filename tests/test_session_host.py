@@ -1,12 +1,15 @@
 """Text given to a session with this machine's kernel, on a kernel that is not there."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from kprobes.errors import DefinitionError, UsageError
+from kprobes.errors import DefinitionError, NotSupportedError, UsageError
+from kprobes.handlers.probe import Kprobe
 from kprobes.host.driver import HostDriver, HostOptions
-from kprobes.host_session import HostSession
+from kprobes.open import HostSession
+from kprobes.session import Session
 from tests.build.host_machine import make_machine, open_fake
 from tests.build.tracefs import FakeTracefs
 from tests.build.waiting import becomes_true
@@ -19,7 +22,10 @@ def tracefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTracefs:
 
 
 def session_of(tracefs: FakeTracefs, options: HostOptions | None = None) -> HostSession:
-    return HostSession(HostDriver(make_machine(tracefs), options or HostOptions(), open_fake))
+    driver = HostDriver(make_machine(tracefs), options or HostOptions(), open_fake)
+    with ExitStack() as undo:
+        undo.callback(driver.close)
+        return Session(driver, undo.pop_all(), driver.machine)
 
 
 def test_a_recording_arms_counts_and_leaves_nothing(tracefs: FakeTracefs) -> None:
@@ -121,9 +127,13 @@ def test_events_come_one_by_one_until_the_time_is_over(tracefs: FakeTracefs) -> 
 def test_handlers_are_refused_with_what_works(tracefs: FakeTracefs) -> None:
     kernel = session_of(tracefs)
 
-    for take in (kernel.kprobe, kernel.entry, kernel.returns, kernel.register_kprobe):
-        with pytest.raises(UsageError, match=r"for event in kernel\.events"):
+    for take in (kernel.kprobe, kernel.entry, kernel.returns):
+        with pytest.raises(NotSupportedError, match=r"for event in kernel\.events"):
             take("vfs_read")
+    with pytest.raises(NotSupportedError, match=r"for event in kernel\.events"):
+        kernel.register_kprobe(Kprobe(symbol_name="vfs_read", pre_handler=print))
+    with pytest.raises(NotSupportedError, match=r"kprobes\.boot"):
+        kernel.read_u64(0)
 
 
 def test_recording_needs_a_definition(tracefs: FakeTracefs) -> None:
@@ -146,7 +156,7 @@ def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(tracefs: Fa
     kernel = session_of(tracefs)
     kernel.close()
 
-    assert repr(kernel).startswith("<HostSession with Linux")
+    assert repr(kernel).startswith("<Session with Linux")
     assert "closed" in repr(kernel)
     with pytest.raises(UsageError, match="this session is closed"):
         kernel.probe("p:a vfs_read")

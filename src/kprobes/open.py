@@ -1,0 +1,106 @@
+"""Open a session: with a guest that is booted, one that runs, or this machine's own kernel.
+
+The engine for guests takes a third of a second to import; who opens this machine's does without.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeAlias
+
+from kprobes.handlers.live import LiveKernel
+from kprobes.handlers.registry import Registry
+from kprobes.session import Session
+
+if TYPE_CHECKING:
+    from kprobes.guest.arena import ArenaSize
+    from kprobes.guest.attach import Access
+    from kprobes.guest.driver import GuestDriver
+    from kprobes.host.driver import HostDriver, HostOptions
+    from kprobes.host.machine import HostMachine
+    from kprobes.session import Commands, Driver
+    from kprobes.transport.qemu import Machine
+    from kprobes.transport.qemu_command import MachineOptions
+
+AnySession: TypeAlias = "Session[Driver, Commands]"
+GuestSession: TypeAlias = "Session[GuestDriver, Machine]"
+HostSession: TypeAlias = "Session[HostDriver, HostMachine]"
+
+
+def _ignore(words: str) -> None:
+    del words
+
+
+def boot(
+    options: "MachineOptions | None" = None,
+    *,
+    size: "ArenaSize | None" = None,
+    access: "Access | None" = None,
+    progress: Callable[[str], None] = _ignore,
+) -> GuestSession:
+    """Boot a guest of our own and attach to it; it ends with the session.
+
+    Raises:
+        UnreachableError: no QEMU, no kernel, or the guest does not come up.
+    """
+    from kprobes.transport.qemu import Machine
+
+    with ExitStack() as undo:
+        machine = undo.enter_context(Machine.boot(options, progress=progress))
+        progress("reading its kernel's symbols and types")
+        target = str(machine.stub_address)
+        return _session(undo, target, size, machine=machine, access=access)
+
+
+def attach(
+    target: str, *, size: "ArenaSize | None" = None, access: "Access | None" = None
+) -> GuestSession:
+    """Attach to a guest that runs already: ``HOST:PORT`` or ``/path.sock`` of its stub.
+
+    Args:
+        target: of a gdb stub, or of a monitor that can start one.
+        size: of the memory that is taken from the guest.
+        access: how it is looked at.
+
+    Raises:
+        UnreachableError: nothing answers there, or somebody else uses the stub.
+        TargetError: no Linux that we understand runs there.
+    """
+    with ExitStack() as undo:
+        return _session(undo, target, size, access=access)
+
+
+def host(options: "HostOptions | None" = None) -> HostSession:
+    """Return a session with the kernel that this machine runs; it needs root.
+
+    Args:
+        options: how it records.
+
+    Raises:
+        UnreachableError: it cannot be probed; says why, and what to do.
+    """
+    from kprobes.host.driver import HostDriver, HostOptions
+    from kprobes.host.machine import open_machine
+    from kprobes.host.obstacles import check_possible
+    from kprobes.host.reader import open_instance_reader
+
+    check_possible()
+    driver = HostDriver(open_machine(), options or HostOptions(), open_instance_reader)
+    with ExitStack() as undo:
+        undo.callback(driver.close)
+        return Session(driver, undo.pop_all(), driver.machine)
+
+
+def _session(
+    undo: ExitStack,
+    target: str,
+    size: "ArenaSize | None",
+    *,
+    machine: "Machine | None" = None,
+    access: "Access | None" = None,
+) -> GuestSession:
+    from kprobes.guest.open import open_driver
+    from kprobes.handlers.engine import GuestEngine
+
+    driver = open_driver(undo, target, size, is_ours=machine is not None, access=access)
+    handlers = Registry(GuestEngine(driver), LiveKernel(lambda: driver.guest))
+    return Session(driver, undo.pop_all(), machine, handlers)
