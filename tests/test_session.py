@@ -10,9 +10,10 @@ from kprobes.errors import DefinitionError, RefusedError, TargetError, UsageErro
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.journal import Journal
-from kprobes.model.plan import ReturnMethod
+from kprobes.model.plan import ReturnMethod, Strategy
 from kprobes.open import GuestSession
-from kprobes.session import Session
+from kprobes.session import Job, Session
+from kprobes.transport.agent import Command, Finished
 from tests.build.named_guest import make_named_guest
 
 
@@ -129,3 +130,35 @@ def test_nothing_is_armed_once_its_guardian_is_dead(session: GuestSession) -> No
 
     with pytest.raises(TargetError, match="the guardian was killed"):
         session.driver.arm()
+
+
+def test_options_are_those_of_every_plan_until_others_are_set(session: GuestSession) -> None:
+    session.probe("p:a vfs_read")
+
+    def strategies() -> set[Strategy]:
+        return {plan.site.strategy for plan in session.driver.prepare(session.definitions)}
+
+    assert strategies() == {Strategy.FTRACE}
+    session.options = replace(session.options, strategy=Strategy.BREAKPOINT)
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="only the ftrace strategy"):
+            strategies()
+    session.options = replace(session.options, strategy=None)
+    assert strategies() == {Strategy.FTRACE}
+
+
+class Busy:
+    """Runs no command: says how long it would be waited for."""
+
+    def run(self, command: Command, timeout_s: float | None = None) -> Finished:
+        raise TargetError(f"{command} did not end within {timeout_s}")
+
+    def start(self, command: Command, *, is_held: bool = False) -> Job:
+        raise AssertionError(f"nobody waits for {command}, held: {is_held}")
+
+
+def test_a_command_in_a_guest_has_its_time_from_its_start_on(session: GuestSession) -> None:
+    kernel = Session(session.driver, ExitStack(), Busy())
+
+    with pytest.raises(TargetError, match="sleep did not end within 7"):
+        kernel.run("sleep", timeout_s=7)

@@ -8,6 +8,8 @@ import pytest
 from kprobes.errors import DefinitionError, NotSupportedError, UsageError
 from kprobes.handlers.probe import Kprobe
 from kprobes.host.driver import HostDriver, HostOptions
+from kprobes.model.options import Options, Tasks
+from kprobes.model.plan import ReturnMethod, Strategy
 from kprobes.open import HostSession
 from kprobes.session import Session
 from tests.build.host_machine import make_machine, open_fake
@@ -160,3 +162,17 @@ def test_a_closed_session_takes_no_probes_and_says_that_it_is_closed(tracefs: Fa
     assert "closed" in repr(kernel)
     with pytest.raises(UsageError, match="this session is closed"):
         kernel.probe("p:a vfs_read")
+
+
+def test_how_probes_are_placed_is_refused_and_the_options_stay(tracefs: FakeTracefs) -> None:
+    kernel = session_of(tracefs)
+    before = kernel.options
+
+    for wrong in (
+        Options(strategy=Strategy.JUMP),
+        Options(return_method=ReturnMethod.RETHOOK),
+        Options(tasks=Tasks(tgids=(1,))),
+    ):
+        with pytest.raises(NotSupportedError, match="this machine's own kernel"):
+            kernel.options = wrong
+        assert kernel.options is before

@@ -80,11 +80,11 @@ class Driver(Protocol):
         """Let these be the options from now on, or raise NotSupportedError."""
         ...
 
-    def prepare(self, definitions: Sequence[Definition], options: Options) -> object:
+    def prepare(self, definitions: Sequence[Definition]) -> object:
         """Resolve and plan, or raise DefinitionError or RefusedError; the kernel is not touched."""
         ...
 
-    def begin(self, definitions: Sequence[Definition], options: Options, *, room: float) -> Drain:
+    def begin(self, definitions: Sequence[Definition], *, room: float) -> Drain:
         """Start a recording: arm definitions, all or none, and drain their records.
 
         Raises:
@@ -145,6 +145,10 @@ class Job(Protocol):
 class Commands(Protocol):
     """What runs commands where the kernel runs."""
 
+    def run(self, command: Command, timeout_s: float | None = None) -> Finished:
+        """Run one to its end, or kill it and raise TargetError when it does not end in time."""
+        ...
+
     def start(self, command: Command, *, is_held: bool = False) -> Job:
         """Start one; if it is held it begins when it is told to go."""
         ...
@@ -179,8 +183,6 @@ class Session(Generic[_Driver_co, _Commands_co]):
         self._handlers = handlers
         self._resources = resources
         self._is_closed = False
-        if handlers is not None:
-            handlers.report.warn = self._warn
 
     def __repr__(self) -> str:
         """Return what it is: which kernel, and whether it can still be probed."""
@@ -262,7 +264,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
                 f"{busy[0].event} is being recorded: Device or resource busy; it can be taken away "
                 "when the recording has ended"
             )
-        self.driver.prepare(definitions, self.options)
+        self.driver.prepare(definitions)
         self.definitions = [*definitions]
 
     def choose_tasks(
@@ -342,7 +344,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         self._check_open()
         if not self.definitions and not self.probes:
             raise UsageError("nothing to probe: no definition was given")
-        drain = self.driver.begin(self.definitions, self.options, room=room)
+        drain = self.driver.begin(self.definitions, room=room)
         with ExitStack() as undo:
             undo.callback(self.driver.end)
             undo.callback(drain.stop)
@@ -364,6 +366,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
             UsageError: this machine has no such program.
             TargetError: it did not end in time; it is killed then.
         """
+        if not self.options.tasks.follow:
+            return self._commands.run(command, timeout_s)
         job = self.start(command)
         try:
             return job.wait(timeout_s)
@@ -373,12 +377,9 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
     def start(self, command: Command) -> Job:
         """Start a command in a guest that we booted, or on this machine; errors as for ``run``."""
-        self._check_open()
-        if self.machine is None:
-            raise NotSupportedError("commands can be run only in a guest that kprobes booted")
         if not self.options.tasks.follow:
-            return self.machine.start(command)
-        job = self.machine.start(command, is_held=True)
+            return self._commands.start(command)
+        job = self._commands.start(command, is_held=True)
         try:
             self.driver.follow(job.pid)
         except BaseException:
@@ -505,6 +506,13 @@ class Session(Generic[_Driver_co, _Commands_co]):
         self._check_open()
         return self.handlers
 
+    @property
+    def _commands(self) -> Commands:
+        self._check_open()
+        if self.machine is None:
+            raise NotSupportedError("commands can be run only in a guest that kprobes booted")
+        return self.machine
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise UsageError("this session is closed: boot or attach again")
@@ -529,6 +537,3 @@ class Session(Generic[_Driver_co, _Commands_co]):
                 sink.write(events)
             for events in self.driver.rest():
                 sink.write(events)
-
-    def _warn(self, problem: str) -> None:
-        self.options.warn(problem)

@@ -32,7 +32,8 @@ def driver_of(
     chosen: Options | None = None,
 ) -> HostDriver:
     driver = HostDriver(make_machine(tracefs), options or HostOptions(), open_fake)
-    driver.prepare([read(text) for text in texts], chosen or Options())
+    driver.accept(chosen or Options())
+    driver.prepare([read(text) for text in texts])
     return driver
 
 
@@ -138,7 +139,7 @@ def test_a_newer_probe_has_no_hits_of_the_one_before_it(tracefs: FakeTracefs) ->
     driver.arm()
     driver.close()
 
-    driver.prepare([read("p:b many")], Options())
+    driver.prepare([read("p:b many")])
 
     assert [(hits.event, hits.recorded) for hits in driver.hits()] == [("a", 5), ("b", 0)]
 

@@ -78,7 +78,7 @@ class Kernel:
         """Have upcalls armed, and nothing else."""
         driver = self.session.driver
         driver.upcalls = upcalls
-        driver.prepare([], self.session.options)
+        driver.prepare([])
         driver.arm()
         try:
             yield

@@ -25,7 +25,7 @@ from kprobes.cli.target import check_options, opened, opened_host
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
 from kprobes.errors import GuestGoneError, KprobesError, RefusedError
 from kprobes.model.events import Counts, Events, Hits
-from kprobes.model.options import Options, Tasks
+from kprobes.model.options import Options
 from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
 from kprobes.sinks import FORMATS
@@ -230,9 +230,11 @@ def trace(
         session.options = Options(
             strategy=strategy(args),
             return_method=return_method(args),
-            tasks=_tasks(args),
             warn=_warn,
             checkpoint=stop.check,
+        )
+        session.choose_tasks(
+            pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
         )
         for text, filter_text in texts:
             session.probe(text, filter=filter_text, duration=args.has_duration, exits=args.exits)
@@ -241,6 +243,7 @@ def trace(
         _await_cont(session.driver, stop)
         if script is not None:
             progress("running the handlers' file")
+            session.handlers.report.warn = _warn
             script.run(session)
         stop.check()
         run = _Run(args, session, _output(args, session, out, stop))
@@ -254,15 +257,6 @@ def trace(
     if summary.unwritten or (args.strict and not summary.is_complete):
         return _LOST
     return run.status if args.exit_status == "command" else 0
-
-
-def _tasks(args: argparse.Namespace) -> Tasks:
-    return Tasks(
-        pids=tuple(args.pid or ()),
-        comms=tuple(args.comm or ()),
-        tgids=tuple(args.tgid or ()),
-        follow=args.follow,
-    )
 
 
 @contextmanager

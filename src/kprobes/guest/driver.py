@@ -43,7 +43,6 @@ _STUB_CHECK_S = 0.25
 _POLL_S = 0.5
 """Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
-_DEFAULT = Options()
 
 
 class GuestDriver:
@@ -134,16 +133,13 @@ class GuestDriver:
         """Let these be the options from now on: a guest can be probed in every way."""
         self._options = options
 
-    def prepare(
-        self, definitions: Sequence[Definition], options: Options = _DEFAULT
-    ) -> Sequence[Plan]:
+    def prepare(self, definitions: Sequence[Definition]) -> Sequence[Plan]:
         """Resolve and plan, without touching the guest; what Python does besides is put back.
 
         Raises:
             DefinitionError: a definition names what this kernel has not.
             RefusedError: a function cannot be probed, or Python cannot be asked there.
         """
-        self._options = options
         if not any(self._asked) or self.recorded:
             return self._prepare(definitions)
         self.disarm()
@@ -171,7 +167,7 @@ class GuestDriver:
         )
         return self.plans
 
-    def begin(self, definitions: Sequence[Definition], options: Options, *, room: float) -> Drain:
+    def begin(self, definitions: Sequence[Definition], *, room: float) -> Drain:
         """Start a recording: arm definitions, all or none, and drain their records.
 
         Raises:
@@ -182,7 +178,6 @@ class GuestDriver:
             undo.callback(self._ask_again)
             # Handlers have been live since they were registered.
             self.disarm()
-            self._options = options
             self._prepare(definitions)
             recorder = self.arm()
             self.recorded = definitions

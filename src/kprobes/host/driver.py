@@ -131,7 +131,7 @@ class HostDriver:
             raise HostPlaces(self.machine).first_kernel_error(error) from error
 
     def accept(self, options: Options) -> None:
-        """Refuse what this machine's kernel cannot do.
+        """Let these be the options from now on.
 
         Raises:
             NotSupportedError: processes are chosen, or how probes are placed.
@@ -142,26 +142,26 @@ class HostDriver:
             )
         if options.strategy is not None or options.return_method is not None:
             raise NotSupportedError("this machine's own kernel places its probes itself")
+        self._tasks = options.tasks
 
-    def prepare(self, definitions: Sequence[Definition], options: Options) -> Sequence[HostProbe]:
+    def prepare(self, definitions: Sequence[Definition]) -> Sequence[HostProbe]:
         """Resolve and spell, without touching the kernel.
 
         Raises:
             DefinitionError: a definition names what this kernel has not, or cannot record.
             RefusedError: a function cannot be probed.
         """
-        self._tasks = options.tasks
-        self.probes = prepare(self.machine, definitions, options.tasks)
+        self.probes = prepare(self.machine, definitions, self._tasks)
         return self.probes
 
-    def begin(self, definitions: Sequence[Definition], options: Options, *, room: float) -> Drain:
+    def begin(self, definitions: Sequence[Definition], *, room: float) -> Drain:
         """Start a recording: define and enable definitions, and drain their records.
 
         Raises:
             DefinitionError: the kernel refuses a probe; nothing is left of the others.
             TargetError: it is out of memory.
         """
-        self.prepare(definitions, options)
+        self.prepare(definitions)
         return DrainThread(self.arm(), room=room)
 
     def check(self) -> None:

@@ -10,7 +10,7 @@ from kprobes.arch.registry import arch
 from kprobes.errors import TracefsError
 from kprobes.image.host import HostFiles, host_kernel
 from kprobes.model.kernel import Kernel
-from kprobes.transport.agent import Child, Command, start
+from kprobes.transport.agent import Child, Command, Finished, start
 from kprobes.transport.tracefs import Tracefs, open_tracefs
 
 _BTF = Path("/sys/kernel/btf")
@@ -42,6 +42,20 @@ class HostMachine:
         The kernel takes probe events in these only.
         """
         return _read_traceable(self.tracefs)
+
+    def run(self, command: Command, timeout_s: float | None = None) -> Finished:
+        """Run a command here, to its end.
+
+        Raises:
+            UsageError: there is no such program.
+            TargetError: it did not end in time; it is killed then.
+        """
+        child = start(command)
+        try:
+            return child.wait(timeout_s)
+        except BaseException:
+            child.kill()
+            raise
 
     def start(self, command: Command, *, is_held: bool = False) -> Child:
         """Start a command here, as a child of this process, or raise UsageError."""
