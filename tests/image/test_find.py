@@ -13,11 +13,13 @@ from kprobes.errors import FormatError, TargetError
 from kprobes.image.cache import KernelCache
 from kprobes.image.find import FoundKernel, find_spaces, read_kernel
 from kprobes.model.kernel import Symbol
-from kprobes.units import Addr
+from kprobes.ports import MappedRun, Tables
+from kprobes.units import Addr, Phys
 from tests.build.kallsyms import Layout
 from tests.build.linux import (
     BANNER,
     BUILD_ID,
+    LINK,
     MODULE,
     RODATA,
     LinuxGuest,
@@ -109,6 +111,27 @@ def test_a_user_mode_cr3_under_isolation_leads_to_the_kernels() -> None:
 
     assert rows(found) == expected(guest)
     assert found.tables.root == guest.master
+
+
+@pytest.mark.parametrize("is_protected", [True, False])
+def test_code_that_is_larger_than_the_kernel_is_not_taken_for_it(is_protected: bool) -> None:
+    guest = boot(LinuxSpec(is_protected=is_protected))
+    code = MappedRun(
+        virt=Addr(LINK + 0x1000_0000),
+        phys=Phys(0),
+        size=0x10_0000,
+        is_writable=False,
+        is_executable=True,
+    )
+
+    def images(tables: Tables) -> list[tuple[MappedRun, ...]]:
+        return [(code,), *MACHINE.paging.images(tables)]
+
+    paging = replace(MACHINE.paging, images=images)
+    spaces = find_spaces(guest.ram, replace(MACHINE, paging=paging), [{"cr3": guest.cr3}])
+
+    assert rows(read_kernel(spaces)) == expected(guest)
+    assert (spaces[0].runs == (code,)) is not is_protected
 
 
 def test_without_any_cr3_the_kernels_own_note_leads_to_it() -> None:

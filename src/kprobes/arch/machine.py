@@ -158,7 +158,7 @@ class PagingInfo:
         tables: (RAM, a vCPU's registers) to the page tables that may be the kernel's.
         again: (tables) to registers that lead to them.
         noted: (RAM, a kernel's note of itself) to the page tables that it tells of.
-        image: (tables) to what they map of a kernel's image.
+        images: (tables) to what they map of each piece that may be a kernel's image.
         window: (tables) to [start, stop) of where a kernel's image can be.
         link: (tables, major and minor) to where that kernel's text is without KASLR.
         link_step: KASLR moves by multiples of it.
@@ -175,7 +175,7 @@ class PagingInfo:
     tables: Callable[[Ram, Mapping[str, int]], Sequence[Tables]]
     again: Callable[[Tables], Mapping[str, int]]
     noted: Callable[[Ram, VmcoreInfo], Sequence[Tables]]
-    image: Callable[[Tables], tuple[MappedRun, ...]]
+    images: Callable[[Tables], Sequence[tuple[MappedRun, ...]]]
     window: Callable[[Tables], tuple[int, int]]
     link: Callable[[Tables, tuple[int, int]], Addr]
     link_step: int

@@ -9,6 +9,7 @@ which can end as soon as the guest runs again.
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from kprobes.arch.machine import Machine
 from kprobes.errors import MemoryFault, TargetError
@@ -58,6 +59,7 @@ class ImageWindow:
 
 _KERNEL_HALF = 1 << 63
 _MAX_CPUS = 16
+_MAX_IMAGES = 4
 _MAX_IMAGE = 512 * MIB
 _SCAN_STEP = 16 * MIB
 _MAX_SCAN = 8192 * MIB
@@ -92,9 +94,9 @@ class Space:
     runs: tuple[MappedRun, ...]
 
     @property
-    def size(self) -> int:
-        """Bytes that are mapped."""
-        return sum(run.size for run in self.runs)
+    def rank(self) -> tuple[bool, int]:
+        """What is higher, the likelier a kernel is there: one has constant data, and is large."""
+        return bool(_constant(self)), sum(run.size for run in self.runs)
 
     @property
     def window(self) -> ImageWindow:
@@ -156,17 +158,17 @@ def _spaces(ram: Ram, machine: Machine, vcpus: Sequence[Registers]) -> Iterator[
 
 
 def _spaces_of(machine: Machine, tables: Sequence[Tables]) -> list[Space]:
-    # Some map next to nothing of the kernel, or are none. The largest first.
-    spaces = [space for each in tables if (space := _space(machine, each)) is not None]
-    return sorted(spaces, key=lambda space: space.size, reverse=True)
+    # Some map next to nothing of the kernel, or are none.
+    spaces = [space for each in tables for space in _mapped(machine, each)]
+    return sorted(spaces, key=attrgetter("rank"), reverse=True)[:_MAX_IMAGES]
 
 
-def _space(machine: Machine, tables: Tables) -> Space | None:
+def _mapped(machine: Machine, tables: Tables) -> Sequence[Space]:
     try:
-        runs = machine.paging.image(tables)
+        images = machine.paging.images(tables)
     except MemoryFault:
-        return None
-    return Space(machine=machine, tables=tables, runs=runs) if runs else None
+        return ()
+    return [Space(machine=machine, tables=tables, runs=runs) for runs in images]
 
 
 def _scan(ram: Ram) -> Iterator[VmcoreInfo]:

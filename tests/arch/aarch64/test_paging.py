@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from kprobes.arch.aarch64.machine import PAGING, image, link, signature, window
+from kprobes.arch.aarch64.machine import PAGING, images, link, signature, window
 from kprobes.arch.aarch64.paging import Layout, PageTables
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats.vmcoreinfo import parse
@@ -147,7 +147,7 @@ def test_firmware_is_told_from_a_kernel() -> None:
     PAGING.check({"cpsr": EL1, "TTBR1_EL1": ROOT, "TCR_EL1": tcr(12, 48)})
 
 
-def test_a_kernels_image_is_the_largest_code_and_what_lies_beside_it_in_memory() -> None:
+def test_a_kernels_image_is_code_and_what_lies_beside_it_in_memory() -> None:
     built = Built(12, 48)
     start, module = HALF + 0x800_0000, HALF + 0x10_0000
     for page in range(4):
@@ -157,11 +157,12 @@ def test_a_kernels_image_is_the_largest_code_and_what_lies_beside_it_in_memory()
     built.map(module, 0x90_0000, flags=READ_ONLY)
     built.map(start + 4096 * 20, 0x91_0000, flags=PXN)
 
-    runs = image(built.tables)
+    code, kernel = images(built.tables)
 
-    found = [(run.virt - start, run.size) for run in runs]
+    assert [run.virt for run in code] == [module]
+    found = [(run.virt - start, run.size) for run in kernel]
     assert found == [(0, 0x4000), (0x4000, 0x1000), (0x9000, 0x1000)]
-    assert image(Built(12, 48).tables) == ()
+    assert images(Built(12, 48).tables) == []
 
 
 @pytest.mark.parametrize(

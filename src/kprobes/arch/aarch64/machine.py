@@ -50,17 +50,16 @@ def window(layout: Layout) -> tuple[int, int]:
     return _page_end(layout), U64 + 1
 
 
-def image(tables: PageTables) -> tuple[MappedRun, ...]:
-    """Return what is mapped of the kernel's image.
+def images(tables: PageTables) -> list[tuple[MappedRun, ...]]:
+    """Return what is mapped of each piece that may be the kernel's image.
 
-    Nothing else that is executable is as large as its text, and all of it lies in physical memory
-    as it does in virtual memory.
+    All of an image lies in physical memory as it does in virtual memory. So does each piece of
+    code that was allocated, which may be larger than the kernel's text.
     """
-    runs = tables.mapped_runs(*window(tables.layout))
-    text = max((run for run in runs if run.is_executable), key=lambda run: run.size, default=None)
-    if text is None:
-        return ()
-    return tuple(run for run in runs if run.virt - run.phys == text.virt - text.phys)
+    pieces = dict[int, list[MappedRun]]()
+    for run in tables.mapped_runs(*window(tables.layout)):
+        pieces.setdefault(run.virt - run.phys, []).append(run)
+    return [tuple(runs) for runs in pieces.values() if any(run.is_executable for run in runs)]
 
 
 def link(layout: Layout, version: tuple[int, int]) -> Addr:
@@ -305,7 +304,7 @@ PAGING = PagingInfo(
     tables=_tables,
     again=_again,
     noted=_noted,
-    image=lambda tables: image(_known(tables)),
+    images=lambda tables: images(_known(tables)),
     window=lambda tables: window(_known(tables).layout),
     link=lambda tables, version: link(_known(tables).layout, version),
     link_step=LINK_STEP,

@@ -136,8 +136,9 @@ def _noted(ram: Ram, info: VmcoreInfo) -> Sequence[PageTables]:
     return _of_any_level(ram, max(virt - start + base, 0))
 
 
-def _image(tables: Tables) -> tuple[MappedRun, ...]:
-    return _known(tables).mapped_runs(*WINDOW)
+def _images(tables: Tables) -> list[tuple[MappedRun, ...]]:
+    runs = _known(tables).mapped_runs(*WINDOW)
+    return [runs] if runs else []
 
 
 def _known(tables: Tables) -> PageTables:
@@ -174,7 +175,7 @@ PAGING = PagingInfo(
     tables=_tables,
     again=_again,
     noted=_noted,
-    image=_image,
+    images=_images,
     window=_window,
     link=_link,
     link_step=1,
