@@ -2,14 +2,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kprobes.model.events import Events
-from kprobes.ring.chunk import Decoded, shapes
+from kprobes.ring.chunk import Decoded, Shapes
 from kprobes.ring.merge import Merger, in_order
 from kprobes.ring.reader import decode
 from tests.build.ring import Hit, IdentityClock, chunk_of, make_layout, stream
 
 ONE = make_layout(1, ("u64",))
 TWO = make_layout(2, ("string", "s8"), can_fault=True)
-SHAPES = shapes([ONE, TWO])
+SHAPES = Shapes([ONE, TWO])
 
 
 def drained(cpu: int, times: list[int], *, is_blocked: bool = False) -> Decoded:

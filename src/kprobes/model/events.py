@@ -12,7 +12,7 @@ turns the kernel's pages into batches of those events' layouts.
 Pages as they were taken out of the rings of this machine's kernel.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -324,6 +324,10 @@ class HostReader(Protocol):
     @property
     def lost(self) -> int:
         """Events that the kernel dropped or overwrote before they were read."""
+        ...
+
+    def add(self, events: Sequence[HostEvent]) -> None:
+        """Expect records of more events, which are not recorded yet."""
         ...
 
     def drain(self) -> Events:

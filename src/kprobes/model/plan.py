@@ -13,6 +13,7 @@ A call in progress has an instance where something must be kept for its return:
         u64 origin;     // with it: the same, but where that is a trampoline too, what it stands for
         u64 exit;       // the tail jump by which it was left, or 0
         u64 counter;    // the CPU's raw cycle counter at its entry, or the guest's clock
+        u64 generation; // ``Returns.generation`` of the code that has written it
         u64 values[];   // what its entry has left for its return: ``Returns.kept``
     };
 
@@ -140,7 +141,7 @@ def _of(exits: Iterable[Exit], *, is_return: bool) -> tuple[Exit, ...]:
 
 
 INSTANCE_SLOT, INSTANCE_CALLER, INSTANCE_ORIGIN = 0, 8, 16
-INSTANCE_EXIT, INSTANCE_COUNTER, INSTANCE_VALUES = 24, 32, 40
+INSTANCE_EXIT, INSTANCE_COUNTER, INSTANCE_GENERATION, INSTANCE_VALUES = 24, 32, 40, 48
 INSTANCE_MULTIPLIER = 0x9E37_79B9_7F4A_7C15
 TRAMPOLINE_HEADER = 16
 
@@ -193,6 +194,10 @@ class Returns:
         kept: operands, as they are at the entry, that the records of its returns tell.
         is_timed: whether the entry's time is kept.
         upcalls: what Python does at every return, after the probes.
+        room: values that an instance has room for at least.
+        generation: how often the probes have changed while calls were in progress.
+        since: by event id, the first generation whose entries keep what a probe needs; of probes
+            that are not here all do.
     """
 
     entry: Addr
@@ -201,6 +206,9 @@ class Returns:
     kept: tuple[Operand, ...] = ()
     is_timed: bool = False
     upcalls: tuple[Upcall, ...] = ()
+    room: int = 0
+    generation: int = 0
+    since: tuple[tuple[int, int], ...] = ()
 
     @property
     def keeps(self) -> bool:
@@ -215,7 +223,13 @@ class Returns:
     @property
     def stride(self) -> int:
         """Bytes of one instance."""
-        return INSTANCE_VALUES + 8 * len(self.kept)
+        return INSTANCE_VALUES + 8 * max(self.room, len(self.kept))
+
+    @property
+    def first_generations(self) -> tuple[int, ...]:
+        """For each probe the first generation of the calls that it records."""
+        since = dict(self.since)
+        return tuple(since.get(probe.layout.event_id, 0) for probe in self.probes)
 
     @property
     def maxactive(self) -> int:
@@ -245,7 +259,9 @@ class Returning:
         """What its machine code depends on: equal shapes differ in numbers only."""
         returns = self.returns
         probes = tuple(probe.shape for probe in returns.probes)
-        return self.role, returns.kept, returns.is_timed, bool(returns.upcalls), probes
+        kept = returns.kept, returns.is_timed, returns.stride
+        generations = returns.generation, returns.first_generations
+        return self.role, *kept, *generations, bool(returns.upcalls), probes
 
 
 class Strategy(StrEnum):

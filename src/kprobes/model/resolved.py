@@ -23,6 +23,7 @@ array of numbers. See docs/reference/formats/ring.md.
 A probe as a kernel's own ``kprobe_events`` file takes it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -272,6 +273,13 @@ def leaf_of(operand: Operand) -> Operand:
     return operand
 
 
+def _chain(operand: Operand | None) -> Iterator[Operand]:
+    # What an entry keeps was computed there.
+    while operand is not None:
+        yield operand
+        operand = None if isinstance(operand, EntryValue) else base_of(operand)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldFetch:
     """One field of the record and where its value comes from.
@@ -318,6 +326,16 @@ class Resolved:
     def calls_guest(self) -> bool:
         """Whether a hit runs functions of the guest, so that it must be guarded."""
         return any(fetch.calls_guest for fetch in self.fetches) or self.filters_by(Header.CPU)
+
+    @property
+    def at_entry(self) -> tuple[EntryValue | EntryCounter, ...]:
+        """What its record tells of the function's entry, of a probe at its return."""
+        return tuple(
+            operand
+            for fetch in self.fetches
+            for operand in _chain(fetch.operand)
+            if isinstance(operand, EntryValue | EntryCounter)
+        )
 
     def filters_by(self, source: Source) -> bool:
         """Whether the filter tests this."""

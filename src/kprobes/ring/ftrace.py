@@ -215,11 +215,15 @@ class HostDecoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostShapes:
-    """Everything that may be in the pages of one instance."""
+    """Everything that may be in the pages of one instance.
+
+    Attributes:
+        events: by their numbers; more may be added while others decode with it.
+    """
 
     page: PageFormat
     contexts: Contexts
-    events: Mapping[int, EventShape]
+    events: dict[int, EventShape]
     namings: Mapping[int, NamingShape]
 
 
