@@ -5,25 +5,28 @@ The longer version makes KPROBES_CHANGES changes, and begins with KPROBES_SEED.
 
 import os
 import random
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import kprobes
-from kprobes.errors import DefinitionError, RefusedError
-from kprobes.event_table import TraceProbe
-from kprobes.handlers.probe import Kprobe, Kretprobe
+from kprobes.handlers.probe import Kretprobe
 from kprobes.model.events import Counts, Events
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.changing import Changes
 from tests.build.dialect import DIALECTS
-from tests.build.hot import VFS
 from tests.build.programs import counting_loop
-from tests.build.victim import Home, is_complaint, settle
+from tests.build.victim import ROOT, Home, Witness, is_complaint, settle, witness_of
+from tests.build.waiting import wait_until
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
@@ -71,6 +74,13 @@ class Continuous:
 
     def close(self) -> None:
         pass
+
+
+@pytest.fixture
+def seed() -> int:
+    """Of what is random; shown where a test fails."""
+    sys.stdout.write(f"KPROBES_SEED={SEED}\n")
+    return SEED
 
 
 @pytest.fixture(scope="module")
@@ -135,81 +145,91 @@ def recorded(session: GuestSession, arch: str) -> Generator[Continuous]:
     assert sink.events >= _LEAST[arch]
 
 
-FORMS = (
-    "p:{name} {function}",
-    "p:{name} {function} a=$arg1 b=$arg2",
-    "p:{name} {function} text=+0($arg1):string",
-    "r:{name} {function} $retval",
-    "r:{name} {function} a=$arg1 got=$retval",
-    "r64:{name} {function} a=$arg1 b=$arg2 c=$arg3",
-    "p:{name} {function}+{offset}",
-)
-
-
-class Changes:
-    """Random changes of what is recorded."""
-
-    def __init__(self, session: GuestSession, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.done = 0
-        self._session = session
-        self._probes: list[TraceProbe] = []
-        self._functions = [
-            name for name in VFS.split() if len(session.kernel.symbols.all_named(name)) == 1
-        ]
-
-    def make(self) -> None:
-        """Make one; what is refused changes nothing."""
-        steps: list[Callable[[], None]] = [self._define, self._define, self._handle]
-        if self._probes:
-            steps += [self._delete, self._disable, self._enable, self._filter]
-        with suppress(DefinitionError, RefusedError):
-            self.random.choice(steps)()
-        self.done += 1
-
-    def _define(self) -> None:
-        text = self.random.choice(FORMS).format(
-            name=f"e{self.done}",
-            function=self.random.choice(self._functions),
-            offset=self.random.randrange(4, 64, 4),
-        )
-        self._probes.append(self._session.probe(text, enabled=self.random.random() < 0.8))
-
-    def _delete(self) -> None:
-        probe = self.random.choice(self._probes)
-        if probe.is_enabled:
-            with pytest.raises(RefusedError, match="Device or resource busy"):
-                probe.delete()
-            probe.disable()
-        probe.delete()
-        self._probes.remove(probe)
-
-    def _disable(self) -> None:
-        self.random.choice(self._probes).disable()
-
-    def _enable(self) -> None:
-        self.random.choice(self._probes).enable()
-
-    def _filter(self) -> None:
-        filter_text = self.random.choice(("", "common_pid > 10", 'comm == "cat"', "nothing == 1"))
-        self.random.choice(self._probes).set_filter(filter_text)
-
-    def _handle(self) -> None:
-        name, calls = self.random.choice(self._functions), list[int]()
-        probes = [
-            Kprobe(symbol_name=name, pre_handler=lambda probe, regs: calls.append(1)),
-            Kretprobe(symbol_name=name, handler=lambda instance, regs: calls.append(2)),
-        ]
-        self._session.register_kprobes(probes)
-        self._session.unregister_kprobes(probes)
-
-
 def test_whatever_changes_nothing_of_the_others_is_missing(
-    session: GuestSession, arch: str, record_property: Callable[[str, object], None]
+    session: GuestSession, arch: str, seed: int
 ) -> None:
-    record_property("seed", SEED)
-    print(f"KPROBES_SEED={SEED}")
-    changes = Changes(session, SEED)
+    changes = Changes(session, seed)
     with recorded(session, arch):
         for _ in range(CHANGES):
             changes.make()
+
+
+SLEEPERS = 1000
+
+
+def test_tasks_that_sleep_in_what_is_probed_keep_nothing_from_changing(
+    machine: Machine, session: GuestSession
+) -> None:
+    sleeping = "for n in $(seq {}); do sleep 1000 & done 2> /dev/null; echo there; wait"
+    slept = session.probe("r:slept do_nanosleep $retval\nr:slept2 schedule_timeout a=$arg1")
+    handled = Kretprobe(symbol_name="do_nanosleep", handler=_pass, entry_handler=_pass)
+    with session.record() as trace:
+        session.register_kretprobe(handled)
+        jobs = [machine.start(sleeping.format(SLEEPERS // 2)) for _ in range(2)]
+        assert wait_until(lambda: _sleepers(machine) >= SLEEPERS, 60) is not None
+        for n in range(5):
+            more = session.probe(f"r:more{n} do_nanosleep a=$arg1 got=$retval")
+            session.probe(f"p:entry{n} do_nanosleep a=$arg1")
+            more.disable()
+            more.delete()
+        session.unregister_kretprobe(handled)
+        slept.disable()
+        slept.delete()
+        machine.run("sleep 0.01")
+        session.select("entry0").disable()
+        again = session.probe("r:again do_nanosleep $retval")
+        machine.run("sleep 0.01")
+        for job in jobs:
+            job.kill()
+        machine.run("killall sleep; sleep 1")
+    assert again.hits >= 1
+    assert {event.args["a"] for event in trace["entry1"]} - {0}
+
+
+def _sleepers(machine: Machine) -> int:
+    return int(machine.run("ps | grep -c '[s]leep 1000'").output)
+
+
+def _pass(*_: object) -> None:
+    pass
+
+
+KILLS = int(os.environ.get("KPROBES_KILLS", "5"))
+_WELL_S = 20
+
+
+@pytest.fixture
+def victim(machine: Machine, tmp_path: Path) -> tuple[Home, Witness]:
+    home = Home(tmp_path)
+    return home, witness_of(str(machine.stub_address), home)
+
+
+def test_a_tracer_that_is_killed_between_changes_or_in_one_leaves_the_guest_well(
+    machine: Machine,
+    victim: tuple[Home, Witness],
+    seed: int,
+) -> None:
+    home, witness = victim
+    chance = random.Random(seed)
+    noise = machine.start("while :; do cat /proc/version /etc/passwd | wc -c; ls /proc; done")
+    try:
+        for number in range(KILLS):
+            command = [sys.executable, "-m", "tests.build.changing"]
+            tracer = subprocess.Popen(
+                [*command, str(machine.stub_address), str(seed + number)],
+                cwd=ROOT,
+                env=home.environment,
+                stdout=subprocess.PIPE,
+            )
+            assert tracer.stdout is not None
+            with tracer, tracer.stdout:
+                assert tracer.stdout.readline() == b"armed\n"
+                time.sleep(chance.uniform(0, 1.5))
+                tracer.kill()
+            assert wait_until(lambda: not home.journals, _WELL_S) is not None
+            assert witness.changes() == []
+            assert witness.runs_within(1)
+    finally:
+        noise.kill()
+    complaints = machine.run("dmesg").output.decode(errors="replace").splitlines()
+    assert [line for line in complaints if is_complaint(line)] == []
