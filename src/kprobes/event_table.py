@@ -185,6 +185,15 @@ class EventTable:
         with self._lock:
             return self._definitions.get(number)
 
+    def describe(self, number: int) -> str:
+        """Return an event as a line: its definition, whether it is enabled, and its filter."""
+        definition = self.definition(number)
+        if definition is None:
+            return "(deleted)"
+        state = "enabled" if self.is_enabled(number) else "disabled"
+        filter_text = f" filter={definition.filter}" if definition.filter else ""
+        return f"{definition.group}/{definition.event} {state}{filter_text}: {definition.command}"
+
     def counted(self, numbers: Collection[int]) -> tuple[int, int]:
         """Return how many hits of some events became events, and how many were missed."""
         with self._lock:

@@ -259,6 +259,10 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """
         return self._events.select(pattern)
 
+    def describe(self, number: int) -> str:
+        """Return an event as a line: its definition, its state, its filter."""
+        return self._events.describe(number)
+
     def choose_tasks(
         self,
         *,

@@ -85,6 +85,10 @@ class Allocator:
             self.recorder.warn = self._warn
         return self.arena, self.recorder
 
+    def fits(self, plans: Collection[Plan], room: int) -> bool:
+        """Whether so many bytes are enough for the code of some plans, by what plans take."""
+        return self._needed(plans, ()).code <= room
+
     def grow(self, guest: Guest, plans: Collection[Plan]) -> Arena:
         """Return more memory for the code and the calls of some plans; see ``arena.grow``.
 

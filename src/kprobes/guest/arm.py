@@ -140,9 +140,10 @@ class Change:
 
     @property
     def restored(self) -> list[ArmedPatch]:
-        """Patches that are taken back."""
+        """Patches that are taken back, those of text first."""
         kept = {patch for each in self.new for patch in each.flags}
-        return [patch for each in self.gone for patch in each.patches if patch not in kept]
+        flags = [patch for each in self.gone for patch in each.flags if patch not in kept]
+        return [*(patch for each in self.gone for patch in each.text), *flags]
 
     @property
     def made(self) -> list[ArmedPatch]:

@@ -465,6 +465,11 @@ class GuestDriver:
     def _link(
         self, patcher: TextPatcher, plans: Sequence[Plan], checkpoint: Callable[[], None]
     ) -> tuple[list[Program], list[UpcallGroup]]:
+        pool, fits = patcher.linker.pool, self._allocator.fits
+        if not fits(plans, pool.room) and pool.retired:
+            self._reclaim(patcher)
+        if not fits(plans, pool.room):
+            self._grow(patcher, plans=plans)
         for make_room in (self._reclaim, partial(self._grow, plans=plans)):
             try:
                 return patcher.linker.link(plans, checkpoint)

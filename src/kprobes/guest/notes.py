@@ -31,6 +31,7 @@ from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.arena import NOTES_PAGE, UNDO_SIZE, Arena
 from kprobes.guest.guest import Guest, GuestMemory, remembering
 from kprobes.guest.journal import FLAGS, ArmedPatch, Boot, Journal, MarkPlace
+from kprobes.guest.rings import MappedRange
 from kprobes.model.plan import InstanceTable
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Ram
@@ -79,7 +80,8 @@ class NotesWriter:
 
     def __init__(self, memory: GuestMemory, arena: Arena, journal: Journal) -> None:
         """Write nothing yet; ``arena`` has room for the notes."""
-        self._memory = memory
+        size = NOTES_PAGE + arena.patches * UNDO_SIZE
+        self._range = MappedRange(memory, arena.notes, size)
         self._arena = arena
         self._journal = journal
         self._slots: dict[tuple[Phys, bytes], int] = {}
@@ -93,39 +95,39 @@ class NotesWriter:
 
     def change(self, gone: Sequence[ArmedPatch], new: Sequence[ArmedPatch]) -> None:
         """Write what is allocated and how often patches changed, with some patches more or less."""
-        now = remembering(self._memory)
+        room = self._arena.patches
         for patch in gone:
             slot = self._slots.pop((patch.phys, patch.new), None)
             if slot is not None:
                 self._free.append(slot)
-                if slot < self._arena.patches:
-                    now.write(self._place(slot), bytes(UNDO_SIZE))
+                if slot < room:
+                    self._range.write(_offset(slot), bytes(UNDO_SIZE))
         for patch in new[: len(self._free)]:
             self._slots[patch.phys, patch.new] = slot = self._free.pop()
-            if slot < self._arena.patches:
-                now.write(self._place(slot), _record(patch))
-        self._append(now, [p for p in new if (p.phys, p.new) not in self._slots])
-        self._write_head(now)
+            if slot < room:
+                self._range.write(_offset(slot), _record(patch))
+        self._append([p for p in new if (p.phys, p.new) not in self._slots])
+        self._write_head()
 
-    def _append(self, now: GuestMemory, patches: Sequence[ArmedPatch]) -> None:
+    def _append(self, patches: Sequence[ArmedPatch]) -> None:
         first = self._count
         for patch in patches:
             self._slots[patch.phys, patch.new] = self._count
             self._count += 1
         fitting = patches[: max(self._arena.patches - first, 0)]
         if fitting:
-            now.write(self._place(first), b"".join(map(_record, fitting)))
+            self._range.write(_offset(first), b"".join(map(_record, fitting)))
 
-    def _place(self, slot: int) -> Addr:
-        return Addr(self._arena.notes + NOTES_PAGE + slot * UNDO_SIZE)
-
-    def _write_head(self, now: GuestMemory) -> None:
+    def _write_head(self) -> None:
         journal, addr = self._journal, self._arena.notes
         live = _live(journal.allocations)
         count = self._count if self._count <= self._arena.patches else _TOO_MANY
-        now.write(
-            addr, _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(live), count) + live
-        )
+        head = _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(live), count)
+        self._range.write(0, head + live)
+
+
+def _offset(slot: int) -> int:
+    return NOTES_PAGE + slot * UNDO_SIZE
 
 
 def begin_notes(memory: GuestMemory, addr: Addr, allocation: Addr, journal: Journal) -> None:

@@ -215,6 +215,8 @@ class _Change:
         # Addresses, and functions by their entries, whose reasons have changed.
         self._dirty: dict[Addr, None] = {}
         self._functions: dict[Addr, None] = {}
+        # All of them, so far.
+        self._touched: set[Addr] = set()
         if is_fresh:
             for definition, _ in list(self._state.definitions.values()):
                 self._drop(definition)
@@ -298,21 +300,30 @@ class _Change:
             strategy=self._options.strategy,
         )
         while self._functions or self._dirty:
+            self._touched |= self._functions.keys()
             self._plan_returns(planner)
+            self._touched |= self._dirty.keys()
             self._plan_sites(planner)
         if self._left_out and not state.plans:
             raise self._left_out[0]
         return Planned(
-            gone=_others(before.plans, state.plans),
-            new=_others(state.plans, before.plans),
-            old_returns=_others(before.returns, state.returns),
-            new_returns=_others(state.returns, before.returns),
+            gone=self._others(before.plans, state.plans),
+            new=self._others(state.plans, before.plans),
+            old_returns=self._others(before.returns, state.returns),
+            new_returns=self._others(state.returns, before.returns),
             come=tuple(self._come.values()),
             ended=frozenset(self._ended - self._come.keys()),
             left_out=tuple(self._left_out),
             errors=tuple(self._errors),
             state=state,
         )
+
+    def _others(self, some: Mapping[Addr, _T], others: Mapping[Addr, _T]) -> tuple[_T, ...]:
+        # Of what was looked at, in the order in which it is there.
+        if len(self._touched) > len(some):
+            return tuple(each for at, each in some.items() if others.get(at) is not each)
+        touched = [(at, some[at]) for at in sorted(self._touched) if at in some]
+        return tuple(each for at, each in touched if others.get(at) is not each)
 
     def _drop(self, definition: Definition) -> None:
         _, singles = self._state.definitions.pop(id(definition))
@@ -401,6 +412,7 @@ class _Change:
             old = state.plans.pop(addr)
             del state.addrs[old.site.addr]
             wanted.append(addr)
+            self._touched.add(addr)
         finders = self._finders(state.plans.keys() | set(wanted), planner)
         for addr in wanted:
             self._options.checkpoint()
@@ -508,10 +520,6 @@ class _Change:
                 f"{where} is a conditional jump into another function, by which a function is left "
                 "whose returns are probed: no handler can be there meanwhile"
             )
-
-
-def _others(some: Mapping[Addr, _T], others: Mapping[Addr, _T]) -> tuple[_T, ...]:
-    return tuple(each for at, each in some.items() if others.get(at) is not each)
 
 
 def _sequence(placed: _Placed) -> int:

@@ -167,8 +167,7 @@ class Resolver:
             if other.probe is not None and other.definition.command != definition.command:
                 check_alike(other.probe, probe)
                 break
-        symbol = self.places.kernel.symbols.at(probe.layout.ip)
-        single.probe, single.module = probe, symbol.module if symbol is not None else ""
+        single.probe, single.module = probe, self._module(probe.layout.ip)
 
     def forget(self, definition: Definition) -> None:
         """Let a definition go that is defined no more, and armed nowhere."""
@@ -195,6 +194,13 @@ class Resolver:
         """Give numbers of forgotten definitions to others: no record can have them any more."""
         self._free_numbers += self._old_numbers
         self._old_numbers = []
+
+    def _module(self, addr: int) -> str:
+        kernel = self.places.kernel
+        if kernel.text[0] <= addr < kernel.text[1]:
+            return ""
+        symbol = kernel.symbols.at(addr)
+        return symbol.module if symbol is not None else ""
 
     def _single(self, definition: Definition) -> Single:
         number = next(self._new_numbers, None)

@@ -31,6 +31,11 @@ class Room:
         """Have nothing free yet."""
         self._free: list[Text] = []
 
+    @property
+    def size(self) -> int:
+        """Bytes that are free."""
+        return sum(stop - start for start, stop in self._free)
+
     def find(self, size: int) -> Addr | None:
         """Return where so many bytes are free, or None; they stay free."""
         return next((start for start, stop in self._free if stop - start >= size), None)
@@ -155,6 +160,11 @@ class Pool:
         start, stop = aligned(arena.instances), arena.instances + arena.instances_size
         if stop - start >= _ALIGN:
             self._instances.give(start, (stop - start) // _ALIGN * _ALIGN)
+
+    @property
+    def room(self) -> int:
+        """Bytes that are free for code near the kernel's text."""
+        return sum(area.room.size for area in self.areas if area.text in self.near)
 
     @contextmanager
     def all_or_nothing(self) -> Generator[None]:
