@@ -114,7 +114,7 @@ class Rig:
         *,
         filter: str = "",
         synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS,
-    ) -> Generator[None]:
+    ) -> Generator[GuestDriver]:
         """Have probes of ours armed: compiled, or with code written by hand."""
         self.by_hand.written = written
         driver = self.by_hand if written else self.session.driver
@@ -127,7 +127,7 @@ class Rig:
             lambda wanted: replace(wanted, definitions=definitions, options=options), begins=True
         )
         try:
-            yield
+            yield driver
         finally:
             driver.disarm()
             deque(driver.rest(), maxlen=0)
