@@ -307,9 +307,12 @@ class TextPatcher:
         settled = records.settled(restored) if records is not None else restored
         writes = [(patch.phys, patch.old) for patch in settled]
         writes += [(patch.phys, patch.new) for patch in made]
+        before, gone, new = self._detours, _detours(change.gone), _detours(change.new)
         try:
-            self._load_table(change)
+            # Whoever dies meanwhile: a breakpoint that is still there must be found.
+            self._set_detours(before | new)
             self._stopped.write_physical_many(writes)
+            self._set_detours({a: at for a, at in before.items() if a not in gone} | new)
             # A monitor's ``loadvm`` may have come after the check before. The guest has not run
             # since: what was written into the other state goes again before it does.
             self._journal.check()
@@ -318,8 +321,8 @@ class TextPatcher:
             raise
         except BaseException:
             self._take_back(made)
+            self._set_detours(before)
             self._make_again(restored)
-            self._set_detours(change.new, change.gone)
             self._withdraw(made)
             raise
         if records is not None:
@@ -351,7 +354,9 @@ class TextPatcher:
         self._stopped.write_physical_many([(p.phys, p.new) for p, now in found if now == p.old])
 
     def _withdraw(self, made: Sequence[ArmedPatch]) -> None:
-        if made:
+        if not self._sites:
+            self._keep(())
+        elif made:
             self._journal.restored(made, ())
             self.notes.change(made, ())
 
@@ -374,22 +379,17 @@ class TextPatcher:
             if self._recorded > _MOST_GONE + 2 * live:
                 self._keep([patch for each in self._sites.values() for patch in each.patches])
 
-    def _load_table(self, change: Change) -> None:
-        if self._set_detours(change.gone, change.new):
-            table, before = hash_table(self._detours), self._table
-            self._table = where = self.linker.place(len(table))
-            self._write_code(where[0], table)
-            self._notifier.set_table(where[0], table_mask(table))
-            if before is not None:
-                # Nobody is in the code that looks there.
-                self.linker.pool.give_code(before)
-
-    def _set_detours(self, gone: Sequence[_Armed], new: Sequence[_Armed]) -> bool:
-        old, more = _detours(gone), _detours(new)
-        for addr in old:
-            self._detours.pop(addr, None)
-        self._detours |= more
-        return bool(old or more)
+    def _set_detours(self, detours: dict[Addr, Addr]) -> None:
+        if detours == self._detours:
+            return
+        table, before = hash_table(detours), self._table
+        where = self.linker.place(len(table))
+        self._write_code(where[0], table)
+        self._notifier.set_table(where[0], table_mask(table))
+        self._detours, self._table = detours, where
+        if before is not None:
+            # Nobody is in the code that looks there.
+            self.linker.pool.give_code(before)
 
     def disarm(self) -> int:
         """Put all text and records back and verify them.
