@@ -192,11 +192,13 @@ class TextPatcher:
         self._table: Text | None = None
         self._recorded = 0
         self._is_retried = False
+        # Patches of a change that failed and could not be taken back.
+        self._stuck: Sequence[ArmedPatch] = ()
 
     @property
     def is_armed(self) -> bool:
         """Whether the guest's text holds patches of ours."""
-        return bool(self._sites)
+        return bool(self._sites or self._stuck)
 
     @property
     def programs(self) -> list[Program]:
@@ -207,6 +209,18 @@ class TextPatcher:
     def lookup(self) -> Text:
         """The code that looks breakpoints up."""
         return self._arena.lookup
+
+    def check(self) -> None:
+        """Check that the guest's text is what it is taken for.
+
+        Raises:
+            TargetError: a change failed, and could not be taken back: only disarming is left.
+        """
+        if self._stuck:
+            raise TargetError(
+                f"{self._stuck[0].what}: {self._stuck[0].addr:#x} could not be put back when "
+                "arming failed: nothing is armed any more before all is disarmed"
+            )
 
     def register_notifier(self, plans: Iterable[Plan], *, more: bool = False) -> None:
         """Have the guest, which runs, tell us of breakpoints if some plans need it.
@@ -320,7 +334,9 @@ class TextPatcher:
             self._take_back(made)
             raise
         except BaseException:
+            self._stuck = made
             self._take_back(made)
+            self._stuck = ()
             self._set_detours(before)
             self._make_again(restored)
             self._withdraw(made)
@@ -406,8 +422,9 @@ class TextPatcher:
         is_first, self._is_retried = not self._is_retried, True
         patches = [patch for each in self._sites.values() for patch in each.flags]
         patches += [patch for each in self._sites.values() for patch in each.text]
-        count = self._restore(patches)
-        self._is_retried = False
+        stuck = zip(self._stuck, self._read(self._stuck), strict=True)
+        count = self._restore([*patches, *(patch for patch, now in stuck if now == patch.new)])
+        self._is_retried, self._stuck = False, ()
         self._sites, self._detours = {}, {}
         self._patched.clear()
         self._keep(())
