@@ -20,7 +20,7 @@ from bench.table import Row, times, verdict_of
 from bench.tracedat import write_trace_dat
 from kprobes.model.events import Events
 from kprobes.model.resolved import HEADER, RecordLayout
-from kprobes.ring.chunk import Bytes, Decoded, Shapes, Shapes
+from kprobes.ring.chunk import Bytes, Decoded, Shapes
 from kprobes.ring.merge import Merger, in_order
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.sinks import FORMATS

@@ -42,6 +42,7 @@ from kprobes.open import GuestSession
 from kprobes.transport.connection import Wire
 from kprobes.transport.stub import Stub
 from kprobes.units import MIB, Addr
+from tests.build.defined import ask
 
 _CALL_S = 0.002
 Fail = Callable[[], None]
@@ -82,9 +83,9 @@ def _trace(args: Any) -> None:
         )
         session.probe(Path(args.definitions).read_text())
         if args.asks:
-            session.driver.upcalls = [_endless(session, args.asks)]
+            ask(session.driver, _endless(session, args.asks))
         if args.asks_at_return:
-            session.driver.return_upcalls = [_endless(session, args.asks_at_return)]
+            ask(session.driver, at_returns=[_endless(session, args.asks_at_return)])
         for _ in range(args.cycles):
             _cycle(session)
 

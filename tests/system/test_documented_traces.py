@@ -20,6 +20,7 @@ from kprobes.cli.trace import grouped
 from kprobes.model.events import Event, each_event
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
+from tests.build.defined import delete_all
 
 pytestmark = pytest.mark.guest
 
@@ -89,7 +90,7 @@ def test_an_example_records_what_it_promises(session: GuestSession, example: Exa
 
 
 def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Event], int]:
-    kernel.definitions = []
+    delete_all(kernel)
     kernel.options = replace(
         kernel.options, strategy=strategy(args), return_method=return_method(args)
     )

@@ -21,6 +21,7 @@ from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
 from tests.build.blocks import runs
+from tests.build.defined import delete_all, plans_of
 from tests.build.dialect import DIALECTS
 from tests.build.plain_moves import kept_by
 from tests.build.sweep import Sweeper
@@ -76,7 +77,7 @@ def session(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession
 
 @pytest.fixture
 def sweeper(session: GuestSession) -> Sweeper:
-    session.definitions = []
+    delete_all(session)
     session.options = replace(session.options, strategy=None)
     return Sweeper(session)
 
@@ -115,7 +116,7 @@ def _both(
     pairs = [_nth(_pairs(sweeper, arch, name, strategy), number) for name in FUNCTIONS]
     ours, native = zip(*(_definitions(n, p) for n, p in enumerate(pairs) if p), strict=True)
     session.options = replace(session.options, strategy=strategy)
-    session.definitions = []
+    delete_all(session)
     session.probe("\n".join(ours))
     with session.record() as trace:
         # Ours come first: the guest's judgement ends before them, and ours would see its own.
@@ -123,7 +124,7 @@ def _both(
         assert session.run(WORK, 60).status == 0
         read = tracefs.read()
         tracefs.disarm()
-    assert {plan.site.strategy for plan in session.driver.plans} == {strategy}
+    assert {plan.site.strategy for plan in plans_of(session)} == {strategy}
     assert read.overwritten == 0
     hits = oracle.our_hits(trace)
     # They began and ended while both were armed.
@@ -179,10 +180,9 @@ def test_several_probes_on_one_instruction_share_a_patch_and_are_hit_alike(
     with session.record() as trace:
         assert session.run(WORK, 60).status == 0
 
-    (plan,) = session.driver.plans
+    (plan,) = plans_of(session)
     assert [probe.layout.event for probe in plan.probes] == ["c", "b", "a"]
-    assert trace.counts is not None
-    a, b, c = (trace.counts.recorded[n] for n in (1, 2, 3))
+    a, b, c = (hits.recorded for hits in trace.hits)
     assert a == b == c >= 10
 
 
@@ -195,12 +195,11 @@ def test_all_strategies_side_by_side_are_hit_alike(
     with session.record() as trace:
         assert session.run(WORK, 60).status == 0
 
-    assert trace.counts is not None
-    counts = [trace.counts.recorded[n] for n in range(1, len(addrs) + 1)]
-    assert len(counts) >= 3
+    counts = [hits.recorded for hits in trace.hits]
+    assert len(counts) == len(addrs) >= 3
     assert max(counts) - min(counts) <= IN_FLIGHT
     assert min(counts) >= 10
-    assert STRATEGIES[arch][-1] in {plan.site.strategy for plan in session.driver.plans}
+    assert STRATEGIES[arch][-1] in {plan.site.strategy for plan in plans_of(session)}
 
 
 @pytest.mark.parametrize("strategy", ["jump", "breakpoint"])

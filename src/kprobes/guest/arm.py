@@ -193,11 +193,13 @@ class TextPatcher:
         self._table: Text | None = None
         self._recorded = 0
         self._is_retried = False
+        # Patches of a change that failed and could not be taken back.
+        self._stuck: Sequence[ArmedPatch] = ()
 
     @property
     def is_armed(self) -> bool:
         """Whether the guest's text holds patches of ours."""
-        return bool(self._sites)
+        return bool(self._sites or self._stuck)
 
     @property
     def programs(self) -> list[Program]:
@@ -208,6 +210,18 @@ class TextPatcher:
     def lookup(self) -> Text:
         """The code that looks breakpoints up."""
         return self._arena.lookup
+
+    def check(self) -> None:
+        """Check that the guest's text is what it is taken for.
+
+        Raises:
+            TargetError: a change failed, and could not be taken back: only disarming is left.
+        """
+        if self._stuck:
+            raise TargetError(
+                f"{self._stuck[0].what}: {self._stuck[0].addr:#x} could not be put back when "
+                "arming failed: nothing is armed any more before all is disarmed"
+            )
 
     def register_notifier(self, plans: Iterable[Plan], *, more: bool = False) -> None:
         """Have the guest, which runs, tell us of breakpoints if some plans need it.
@@ -308,9 +322,12 @@ class TextPatcher:
         settled = records.settled(restored) if records is not None else restored
         writes = [(patch.phys, patch.old) for patch in settled]
         writes += [(patch.phys, patch.new) for patch in made]
+        before, gone, new = self._detours, _detours(change.gone), _detours(change.new)
         try:
-            self._load_table(change)
+            # Whoever dies meanwhile: a breakpoint that is still there must be found.
+            self._set_detours(before | new)
             self._stopped.write_physical_many(writes)
+            self._set_detours({a: at for a, at in before.items() if a not in gone} | new)
             # A monitor's ``loadvm`` may have come after the check before. The guest has not run
             # since: what was written into the other state goes again before it does.
             self._journal.check()
@@ -318,9 +335,11 @@ class TextPatcher:
             self._take_back(made)
             raise
         except BaseException:
+            self._stuck = made
             self._take_back(made)
+            self._stuck = ()
+            self._set_detours(before)
             self._make_again(restored)
-            self._set_detours(change.new, change.gone)
             self._withdraw(made)
             raise
         if records is not None:
@@ -352,7 +371,9 @@ class TextPatcher:
         self._stopped.write_physical_many([(p.phys, p.new) for p, now in found if now == p.old])
 
     def _withdraw(self, made: Sequence[ArmedPatch]) -> None:
-        if made:
+        if not self._sites:
+            self._keep(())
+        elif made:
             self._journal.restored(made, ())
             self.notes.change(made, ())
 
@@ -375,22 +396,17 @@ class TextPatcher:
             if self._recorded > _MOST_GONE + 2 * live:
                 self._keep([patch for each in self._sites.values() for patch in each.patches])
 
-    def _load_table(self, change: Change) -> None:
-        if self._set_detours(change.gone, change.new):
-            table, before = hash_table(self._detours), self._table
-            self._table = where = self.linker.place(len(table))
-            self._write_code(where[0], table)
-            self._notifier.set_table(where[0], table_mask(table))
-            if before is not None:
-                # Nobody is in the code that looks there.
-                self.linker.pool.give_code(before)
-
-    def _set_detours(self, gone: Sequence[_Armed], new: Sequence[_Armed]) -> bool:
-        old, more = _detours(gone), _detours(new)
-        for addr in old:
-            self._detours.pop(addr, None)
-        self._detours |= more
-        return bool(old or more)
+    def _set_detours(self, detours: dict[Addr, Addr]) -> None:
+        if detours == self._detours:
+            return
+        table, before = hash_table(detours), self._table
+        where = self.linker.place(len(table))
+        self._write_code(where[0], table)
+        self._notifier.set_table(where[0], table_mask(table))
+        self._detours, self._table = detours, where
+        if before is not None:
+            # Nobody is in the code that looks there.
+            self.linker.pool.give_code(before)
 
     def disarm(self) -> int:
         """Put all text and records back and verify them.
@@ -407,8 +423,9 @@ class TextPatcher:
         is_first, self._is_retried = not self._is_retried, True
         patches = [patch for each in self._sites.values() for patch in each.flags]
         patches += [patch for each in self._sites.values() for patch in each.text]
-        count = self._restore(patches)
-        self._is_retried = False
+        stuck = zip(self._stuck, self._read(self._stuck), strict=True)
+        count = self._restore([*patches, *(patch for patch, now in stuck if now == patch.new)])
+        self._is_retried, self._stuck = False, ()
         self._sites, self._detours = {}, {}
         self._patched.clear()
         self._keep(())

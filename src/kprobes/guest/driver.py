@@ -424,6 +424,7 @@ class GuestDriver:
         planned: Planned,
         checkpoint: Callable[[], None],
     ) -> None:
+        patcher.check()
         programs, groups = self._link(patcher, planned.new, checkpoint)
         try:
             recorder.add(probe.layout for probe in planned.come)
