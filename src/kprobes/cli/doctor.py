@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.terminal import aligned, counted, write_text
+from kprobes.cli.terminal import aligned, counted, json_lines, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +72,4 @@ def findings_as_json(findings: "Sequence[Finding]") -> str:
     """Return one JSON object per line."""
     from dataclasses import asdict
 
-    from kprobes.sinks.json import dumps
-
-    return "".join(f"{dumps(asdict(finding))}\n" for finding in findings)
+    return json_lines(map(asdict, findings))

@@ -395,7 +395,7 @@ def reasons(refusals: Sequence[RefusedError]) -> Counter[str]:
 def _print_summary(summary: Summary, args: argparse.Namespace) -> None:
     form, path = args.summary
     if form == "json":
-        text = summary.json() + "\n"
+        text = summary.json()
     else:
         text = summary.losses() if args.quiet and path is None else summary.text()
     if path is not None:
