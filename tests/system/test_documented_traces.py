@@ -94,9 +94,9 @@ def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Even
         kernel.options, strategy=strategy(args), return_method=return_method(args)
     )
     kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
-    for texts, chosen in grouped(args.definitions, args.filters):
+    for texts, chosen in grouped(args.definitions, trace.filters_of(args)):
         wanted = "\n".join(texts)
-        kernel.probe(wanted, filter=chosen, duration=args.has_duration, exits=args.exits)
+        kernel.probe(wanted, filter=chosen, duration=args.call_duration, exits=args.exits)
     command = args.command[0] if len(args.command) == 1 else args.command
     with kernel.record() as brought:
         status = kernel.run(command, 60).status

@@ -26,10 +26,8 @@ _PROBLEMS = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument(
-        "--target", metavar="T", help=f"host: this machine's own kernel; {options.TARGET_HELP}"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_target(parser, can_boot=False)
+    options.add_output(parser)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exits", action="store_true", help="say how each function's returns can be probed"
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_output(parser)
     parser.add_argument(
         "--image", type=Path, metavar="FILE", help="with --exits: the kernel in a file"
     )

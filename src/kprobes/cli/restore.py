@@ -34,9 +34,7 @@ Exit status: 0 put right, or nothing to do; 1 not everything could be put right;
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument(
-        "--target", metavar="T", help=f"host: this machine's own kernel; {options.TARGET_HELP}"
-    )
+    options.add_target(parser, can_boot=False)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:

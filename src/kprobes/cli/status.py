@@ -34,10 +34,8 @@ Exit status: 0 done, 1 error, 2 usage, 3 target unreachable."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument(
-        "--target", metavar="T", help=f"host: this machine's own kernel; {options.TARGET_HELP}"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_target(parser, can_boot=False)
+    options.add_output(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="name every site and event")
 
 

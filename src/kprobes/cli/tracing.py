@@ -237,7 +237,7 @@ def trace(
             pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
         )
         for text, filter_text in texts:
-            session.probe(text, filter=filter_text, duration=args.has_duration, exits=args.exits)
+            session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
         if not args.quiet:
             _print_waiting(session.driver)
         _await_cont(session.driver, stop)

@@ -59,8 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--arm", metavar="DEFINITION", help="arm this probe while we look")
     options.add_strategy(parser)
+    options.add_returns(parser)
     parser.add_argument("--syntax", choices=("att", "intel"), default="att")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_output(parser)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     parser.add_argument(
         "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
@@ -126,8 +127,9 @@ def _check_options(args: argparse.Namespace) -> None:
         # It is for a guest that is booted.
         args.target = GUEST
     check_options(args)
-    if args.strategy != "auto" and args.arm is None:
-        raise UsageError("--strategy says how --arm patches; nothing is armed")
+    for name in ("strategy", "returns"):
+        if getattr(args, name) != "auto" and args.arm is None:
+            raise UsageError(f"--{name} says how --arm patches; nothing is armed")
     if args.target is not None and args.command:
         raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
     if args.image is None:
@@ -218,7 +220,11 @@ def _prepared(args: argparse.Namespace, session: "GuestSession") -> Generator[No
     if args.arm is None:
         yield
         return
-    session.options = replace(session.options, strategy=options.strategy(args))
+    session.options = replace(
+        session.options,
+        strategy=options.strategy(args),
+        return_method=options.return_method(args),
+    )
     session.probe(args.arm)
     with session.recording():
         if not args.quiet and args.arm.startswith("r"):

@@ -334,7 +334,9 @@ def _addr(text: str, symbols: Symbols) -> Addr:
     found = _PLACE.fullmatch(text)
     offset = found["offset"] or "0" if found else ""
     if found is None or not _NUMBER.fullmatch(offset):
-        raise UsageError(f"{text!r} is no place: use SYM, SYM+0x4, 0xADDR, START-END or START:LEN")
+        raise UsageError(
+            f"invalid place: {text!r} (use SYM, SYM+0x4, 0xADDR, START-END or START:LEN)"
+        )
     return Addr(_symbol(found["module"], found["symbol"], symbols) + _number(offset))
 
 
