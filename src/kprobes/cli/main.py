@@ -63,6 +63,10 @@ _NEW_SPELLINGS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    if argv is None and "_ARGCOMPLETE" in os.environ:
+        from kprobes.cli.complete import complete
+
+        complete(make_parsers()[0])
     words = [*(sys.argv[1:] if argv is None else argv)]
     out = own_streams() if argv is None else sys.stdout.buffer
 
@@ -128,7 +132,7 @@ def guarded(act: Callable[[], int]) -> int:
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     own, command, has_command = _split(words)
-    parser = make_parser()
+    parser = make_parsers()[0]
     empty = next((at for at, word in enumerate(own) if _EMPTY.fullmatch(word)), None)
     if empty is not None:
         option = own[empty].strip() or "".join(own[max(empty - 1, 0) : empty])
@@ -181,8 +185,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line: of ``main``, completion and the manual pages."""
+def make_parsers() -> Sequence[argparse.ArgumentParser]:
+    """Return the parser of the command line, and after it that of each command."""
     parser = _Parser(
         prog="kprobe",
         description=_DESCRIPTION,
@@ -191,6 +195,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    made = [parser]
     for module in COMMANDS:
         own = commands.add_parser(
             module.NAME,
@@ -205,7 +210,8 @@ def make_parser() -> argparse.ArgumentParser:
         own.register("action", "store", Once)
         module.add_arguments(own)
         own.set_defaults(run=module.run, name=module.NAME, parser=own)
-    return parser
+        made.append(own)
+    return made
 
 
 def _failed(error: KprobesError) -> int:
