@@ -29,7 +29,7 @@ _NEXT = re.compile(r"^(?:[$] |```)", re.MULTILINE)
 _COMMAND = re.compile(r"^(?:[$] |  )kprobe trace ((?:.*\\\n)*.*)\n", re.MULTILINE)
 _LINE = re.compile(r"^ *\S+-\d+ +\[\d+\] .*?: (\w+): \(.*?\)(.*)$", re.MULTILINE)
 _FIELD = re.compile(r'(\w+)=("[^"]*")?')
-_ELSEWHERE = ("--target", "--python", "--kernel")
+_ELSEWHERE = ("-t", "--target", "--python", "--kernel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,8 @@ class Example:
     shown: list[tuple[str, dict[str, str]]]
 
 
-def _examples() -> Iterator[tuple[str, Example]]:
+def examples() -> Iterator[tuple[str, Example]]:
+    """Return the name of the page and the example, of all."""
     texts = [(page.name, page.read_text()) for page in _PAGES]
     for name, text in [*texts, ("trace --help", trace.EPILOG), ("--help", main.EPILOG)]:
         for found in _COMMAND.finditer(text):
@@ -53,7 +54,7 @@ def _examples() -> Iterator[tuple[str, Example]]:
                 yield name, Example(words=words[:at], command=words[at + 1 :], shown=shown)
 
 
-_EXAMPLES = list(_examples())
+_EXAMPLES = list(examples())
 
 
 @pytest.fixture(scope="module")

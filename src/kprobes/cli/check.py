@@ -19,13 +19,9 @@ HELP = "say how definitions would be probed and fetched, or why they are refused
 USAGE = "kprobe check [options] DEFINITION..."
 EPILOG = """\
 examples:
-  kprobe check 'p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring'
-  kprobe check --target host 'p vfs_read file->f_mode'  # as this machine's kernel is given it
-  kprobe check --target qemu:localhost:1234 @probes.txt
-  kprobe check --image /boot/vmlinuz-6.1.0-56-cloud-amd64 'p vfs_read file->f_mode'
-  kprobe check 'p vfs_read $arg*' --event-format       # the event's `format` file, too
-  kprobe check 'r:read vfs_read $retval file' --call-duration --exits
-  kprobe check @probes.txt --format json | jq -r 'select(.verdict == "refused") | .reason'
+  kprobe check -t qemu:localhost:1234 'p:open do_sys_openat2 path=+0($arg2):ustring'
+  kprobe check --image /boot/vmlinuz 'r vfs_read $retval file->f_mode' --call-duration --exits
+  kprobe check -t qemu:localhost:1234 @probes.txt --format json -o verdicts.json
 
 Nothing is armed, and nothing written into a guest. Definitions count as if they were all armed
 in their order. With --image no guest is needed: the kernel is a vmlinux or boot image, without

@@ -16,8 +16,8 @@ HELP = "check what this machine and a target can do, and what to install"
 EPILOG = """\
 examples:
   kprobe doctor
-  kprobe doctor --target host                    # this machine's own kernel, in detail
-  kprobe doctor --target qemu:localhost:1234     # the guest too: kernel, types, clock, ...
+  kprobe doctor -t host                       # this machine's own kernel, in detail
+  kprobe doctor -t qemu:localhost:1234        # the guest too: kernel, types, clock, ...
 
 Exit status: 0 all that is needed is there, 5 something is missing, 2 usage."""
 _MARKS = {"ok": "ok", "note": "--", "missing": "NO"}

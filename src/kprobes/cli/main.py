@@ -37,11 +37,8 @@ _DESCRIPTION = (
 EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
-  kprobe trace --target host 'p vfs_read count' -- ls /
-  kprobe trace --target qemu:localhost:1234 'p vfs_*' --duration 10s -o out.txt
   kprobe check 'p vfs_read file->f_mode' --image /boot/vmlinuz
-  kprobe list 'do_sys_*' -v
-  kprobe doctor
+  kprobe list -t qemu:localhost:1234 'do_sys_*' -v
 
 `kprobe COMMAND --help` has more. Exit status: 0 done, 1 error, 2 usage, 3 target unreachable,
 4 definition rejected, 5 a check found problems, 6 events not written, or lost or missed under

@@ -18,9 +18,9 @@ NAME = "restore"
 HELP = "put kernels back as they were before a tracer was killed"
 EPILOG = """\
 examples:
-  kprobe restore                                 # all that killed tracers left behind
-  kprobe restore --target host                   # in this machine's own kernel only
-  kprobe restore --target qemu:localhost:1234    # this one only
+  kprobe restore                              # all that killed tracers left behind
+  kprobe restore -t host                      # in this machine's own kernel only
+  kprobe restore -t qemu:localhost:1234       # this one only
 
 A tracer that is killed leaves a guardian behind, which does this within a second. This is for
 when the guardian was killed, too. The guest has run on all the while; its probes drop events.

@@ -17,10 +17,9 @@ NAME = "status"
 HELP = "show what is armed, and by whom"
 EPILOG = """\
 examples:
-  kprobe status                                  # what this machine's journals say
-  kprobe status --target host                    # in this machine's own kernel only
-  kprobe status --target qemu:localhost:1234     # look at that guest, too
-  kprobe status --format json | jq 'select(.is_at_work == false)'
+  kprobe status                               # what this machine's journals say
+  kprobe status -t qemu:localhost:1234 -v     # look at that guest, too
+  kprobe status -t host --format json
 
 Every tracer keeps a journal of what it patched. With --target, every ftrace site of the guest is
 looked at as well: what the guest's own ftrace uses and what nobody here knows of shows up, too,

@@ -28,16 +28,8 @@ USAGE = "kprobe trace [options] [DEFINITION [--filter EXPR]]... [-- COMMAND...]"
 EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
-  kprobe trace 'p vfs_*' --comm ls --max-events 100 -- 'ls / | wc -l'
-  kprobe trace --target host 'p vfs_read count' -- ls /    # this machine's own kernel
-  kprobe trace --target qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
-  kprobe trace --kernel ./bzImage --file /bin/test=./a.out 'p ksys_read' -- /bin/test
-  kprobe trace 'p:read vfs_read count' --filter 'count > 4096 && comm != "cat"' -- dd if=/init bs=1M
-  kprobe trace --python handlers.py -- ls /
-  kprobe trace 'r:read vfs_read got=$retval:s64 file' --call-duration --exits -- head /init
-  kprobe trace 'r vfs_read $retval' --returns rethook -- head /init
-  kprobe trace 'p vfs_read+0x1c ax=%ax' --strategy breakpoint -- head /init
-  kprobe trace 'p:rm do_unlinkat path=+0(+0($arg2)):string' --format json | jq .args
+  kprobe trace 'r:read vfs_read got=$retval:s64' --filter 'got > 4096' -- dd if=/bin/busybox bs=64k
+  kprobe trace -t qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
 
 A definition is what the kernel's kprobe_events file takes:
   p[:[GROUP/]EVENT] FUNCTION [NAME=FETCH[:TYPE]]...         at its entry

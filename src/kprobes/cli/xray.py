@@ -26,16 +26,9 @@ HELP = "show kernel text as in the image and as in memory, and who changed it"
 USAGE = "kprobe xray [options] PLACE [-- COMMAND...]"
 EPILOG = """\
 examples:
-  kprobe xray schedule                                # the embedded guest: a nop, once a call
-  kprobe xray schedule -- 'cd /sys/kernel/tracing; echo p schedule >kprobe_events
-                           echo 1 >events/kprobes/enable'
+  kprobe xray -t qemu:localhost:1234 vfs_read+4
   kprobe xray do_sys_openat2 --arm 'p:open do_sys_openat2 path=+0($arg2):ustring'
-  kprobe xray schedule+5 --arm 'p schedule+5' --strategy breakpoint
-  kprobe xray vfs_read --target host                  # this machine's own kernel (/proc/kcore)
-  kprobe xray vfs_read+4 --target qemu:localhost:1234
-  kprobe xray vfs_read --function --verdicts --image /boot/vmlinuz-6.1.0-56-cloud-amd64
-  kprobe xray vfs_iter_read --exits                   # every way out of it, marked and proven
-  kprobe xray 0xffffffff81000000:64 --image vmlinux --format json
+  kprobe xray vfs_read --function --verdicts --image /boot/vmlinuz
 
 PLACE is SYM, SYM+OFF, MODULE:SYM or an address; START-END or START:LENGTH for a range. A COMMAND
 runs in the guest that is booted, before anybody looks. Nothing is written into a guest, but
