@@ -1,4 +1,4 @@
-"""What the shell is offered for a command line, and from where."""
+"""Completions of a command line, and where they come from."""
 
 import os
 import re
