@@ -101,6 +101,13 @@ def test_functions_of_the_host_are_its_own() -> None:
     assert offered("kprobe list -t host vfs_") == {*names}
 
 
+def test_nothing_is_offered_for_a_guest_s_command() -> None:
+    store_kernel()
+
+    assert offered("kprobe trace --python x.py 'p v") == {"p vfs_read"}
+    assert offered("kprobe trace --python x.py -- 'p v") == set()
+
+
 def test_an_event_that_was_defined_can_be_taken_away() -> None:
     assert offered("kprobe trace 'p:open f' @more 'r g $retval' -:") == {"-:open", "-:r_g_0"}
     assert offered("kprobe trace 'p:open f' 'p:other g' -:op") == {"-:open"}

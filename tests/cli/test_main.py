@@ -185,6 +185,13 @@ def test_results_can_go_to_a_file_which_an_error_leaves_as_it_was(
     assert main(["doctor", "-o", "/nonexistent/found.json"]) == 2
 
 
+def test_a_check_of_nothing_is_refused_before_a_kernel_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "--image", "/nonexistent"]) == 2
+    assert capsys.readouterr().err == "kprobe: nothing to check: no definition was given\n"
+
+
 def test_a_deletion_is_a_definition_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "p:a f", "-:a"]) == 2
     assert capsys.readouterr().err == "kprobe: nothing to probe: no definition was given\n"
