@@ -128,6 +128,17 @@ def test_each_definition_has_a_filter_of_its_own(kprobe: Command, target: str) -
     assert set(events) == {(b"open", b"/proc/version"), (b"more", b"/none")}
 
 
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("cpu", ["0", "1"])
+def test_only_hits_on_the_wanted_cpu_are_recorded(kprobe: Command, target: str, cpu: str) -> None:
+    words = ["--cpu", cpu, OPEN, "--filter", 'path != "/none"', "p:other vfs_open"]
+
+    done = kprobe("trace", "-t", target, *words, "--duration", "1s")
+
+    found = {*re.findall(rb"\[00(\d)\] .*?: (\w+): \(", done.stdout)}
+    assert found == {(cpu.encode(), b"open"), (cpu.encode(), b"other")}
+
+
 def test_a_wrong_filter_is_refused_with_the_kernel_s_text(kprobe: Command, target: str) -> None:
     done = kprobe("trace", "--target", target, OPEN, "--filter", "mode == 1")
 

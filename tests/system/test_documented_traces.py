@@ -30,7 +30,7 @@ _NEXT = re.compile(r"^(?:[$] |```)", re.MULTILINE)
 _COMMAND = re.compile(r"^(?:[$] |  )kprobe trace ((?:.*\\\n)*.*)\n", re.MULTILINE)
 _LINE = re.compile(r"^ *\S+-\d+ +\[\d+\] .*?: (\w+): \(.*?\)(.*)$", re.MULTILINE)
 _FIELD = re.compile(r'(\w+)=("[^"]*")?')
-_ELSEWHERE = ("--target", "--python", "--kernel")
+_ELSEWHERE = ("-t", "--target", "--python", "--kernel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,8 @@ class Example:
     shown: list[tuple[str, dict[str, str]]]
 
 
-def _examples() -> Iterator[tuple[str, Example]]:
+def examples() -> Iterator[tuple[str, Example]]:
+    """Return the name of the page and the example, of all."""
     texts = [(page.name, page.read_text()) for page in _PAGES]
     for name, text in [*texts, ("trace --help", trace.EPILOG), ("--help", main.EPILOG)]:
         for found in _COMMAND.finditer(text):
@@ -54,7 +55,7 @@ def _examples() -> Iterator[tuple[str, Example]]:
                 yield name, Example(words=words[:at], command=words[at + 1 :], shown=shown)
 
 
-_EXAMPLES = list(_examples())
+_EXAMPLES = list(examples())
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +96,9 @@ def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Even
         kernel.options, strategy=strategy(args), return_method=return_method(args)
     )
     kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
-    for texts, chosen in grouped(args.definitions, args.filters):
+    for texts, chosen in grouped(args.definitions, trace.filters_of(args)):
         wanted = "\n".join(texts)
-        kernel.probe(wanted, filter=chosen, duration=args.has_duration, exits=args.exits)
+        kernel.probe(wanted, filter=chosen, duration=args.call_duration, exits=args.exits)
     command = args.command[0] if len(args.command) == 1 else args.command
     with kernel.record() as brought:
         status = kernel.run(command, 60).status

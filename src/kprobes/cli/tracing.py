@@ -237,7 +237,7 @@ def trace(
             pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
         )
         for text, filter_text in texts:
-            session.probe(text, filter=filter_text, duration=args.has_duration, exits=args.exits)
+            session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
         if not args.quiet:
             _print_waiting(session.driver)
         _await_cont(session.driver, stop)
@@ -395,7 +395,7 @@ def reasons(refusals: Sequence[RefusedError]) -> Counter[str]:
 def _print_summary(summary: Summary, args: argparse.Namespace) -> None:
     form, path = args.summary
     if form == "json":
-        text = summary.json() + "\n"
+        text = summary.json()
     else:
         text = summary.losses() if args.quiet and path is None else summary.text()
     if path is not None:
