@@ -22,6 +22,32 @@ class Syntax(StrEnum):
     INTEL = "intel"
 
 
+class Flow(StrEnum):
+    """Where an instruction goes on."""
+
+    NEXT = "next"
+    JUMP = "jump"
+    BRANCH = "branch"
+    CALL = "call"
+    INDIRECT_JUMP = "indirect jump"
+    INDIRECT_CALL = "indirect call"
+    RETURN = "return"
+    TRAP = "trap"
+    TRANSACTION = "transaction"
+    """x86: it begins or ends one."""
+    LEAVE = "leave"
+    """arm64: for another exception level."""
+    UNKNOWN = "unknown"
+
+    @property
+    def falls_through(self) -> bool:
+        """Whether the next instruction may be reached: from a callee, or after a WARN's trap."""
+        return self not in _ENDS
+
+
+_ENDS = frozenset({Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN, Flow.LEAVE})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disassembled:
     """One line of a listing.

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kprobes.arch.insn import Flow
 from kprobes.arch.x86_64.decode import decode_function
-from kprobes.arch.x86_64.insn import MAX_SIZE, Flow
+from kprobes.arch.x86_64.insn import MAX_SIZE
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.units import Addr
 from tests.build.text import COLD, START, first, function, to

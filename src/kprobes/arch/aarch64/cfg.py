@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.arch import cfg
-from kprobes.arch.aarch64.decode import FLOWS, Flow, Function, Instruction, decode_function
+from kprobes.arch.aarch64.decode import FLOWS, Function, Instruction, decode_function
 from kprobes.arch.aarch64.insn import LINK, NOP, SIZE, Kind, first_register, fits, target_register
 from kprobes.arch.aarch64.stack import ENTRY, Link, Stack, after, merged, touching
 from kprobes.arch.aarch64.verdict import hides_another, insn_verdict
-from kprobes.arch.insn import forbidden_place
+from kprobes.arch.insn import Flow, forbidden_place
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Exit, ExitKind, Exits, Unproven
 from kprobes.units import Addr

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import capstone
 
-from kprobes.arch.aarch64.decode import Flow, Instruction, decode_one
+from kprobes.arch.aarch64.decode import Instruction, decode_one
 from kprobes.arch.aarch64.insn import (
     LEADING,
     SIZE,
@@ -32,7 +32,7 @@ from kprobes.arch.aarch64.insn import (
     wide_move,
 )
 from kprobes.arch.cfg import Led, Pieces, pieces_from, states_of
-from kprobes.arch.insn import Disassembled, MemoryAccess, Read, Syntax
+from kprobes.arch.insn import Disassembled, Flow, MemoryAccess, Read, Syntax
 from kprobes.errors import MemoryFault
 from kprobes.units import U64, Addr
 

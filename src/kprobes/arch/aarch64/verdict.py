@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from kprobes.arch.aarch64.decode import Flow, Function, Instruction, decode_function, decode_one
+from kprobes.arch.aarch64.decode import Function, Instruction, decode_function, decode_one
 from kprobes.arch.aarch64.insn import (
     LINK,
     NOP,
@@ -32,7 +32,14 @@ from kprobes.arch.aarch64.insn import (
     first_register,
     is_authenticated,
 )
-from kprobes.arch.insn import Analysis, InsnVerdict, forbidden_place, in_alternative, probed_place
+from kprobes.arch.insn import (
+    Analysis,
+    Flow,
+    InsnVerdict,
+    forbidden_place,
+    in_alternative,
+    probed_place,
+)
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Displaced, PatchOptions
 from kprobes.units import Addr

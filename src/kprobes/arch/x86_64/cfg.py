@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from iced_x86 import Mnemonic
 
 from kprobes.arch import cfg
+from kprobes.arch.insn import Flow
 from kprobes.arch.x86_64.decode import decode_annex, decode_function, decode_one
-from kprobes.arch.x86_64.insn import ENTRY, UNKNOWN, Flow, Function, Instruction, Stack, after
+from kprobes.arch.x86_64.insn import ENTRY, UNKNOWN, Function, Instruction, Stack, after
 from kprobes.arch.x86_64.trampoline import TRAP_PATH
 from kprobes.arch.x86_64.verdict import forbidden, insn_verdict, jump_run
 from kprobes.errors import RefusedError

@@ -23,10 +23,10 @@ from enum import StrEnum
 from iced_x86 import Code, FlowControl, Mnemonic, OpKind, Register
 from iced_x86 import Instruction as Decoded
 
-from kprobes.arch.insn import forbidden_place, in_alternative, probed_place
+from kprobes.arch.insn import Flow, forbidden_place, in_alternative, probed_place
 from kprobes.arch.x86_64 import slot
 from kprobes.arch.x86_64.decode import decode_one
-from kprobes.arch.x86_64.insn import Flow, Function, Instruction
+from kprobes.arch.x86_64.insn import Function, Instruction
 from kprobes.arch.x86_64.slot import is_rip_relative, slots
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextTables
