@@ -153,7 +153,8 @@ class _Builder:
             is_next, stack = self._past(i, stack)
             if not is_next:
                 return
-            at, source = i.next, i
+            # Only where the path began may it be that nothing comes there.
+            at, source, is_sure = i.next, i, True
 
     def _next_halt(self, at: int, source: Instruction | None) -> Instruction | None:
         function = self._function
