@@ -144,6 +144,11 @@ class Stack(NamedTuple):
     frame: int | None = None
     caller: int | None = None
 
+    @property
+    def is_as_at_entry(self) -> bool:
+        """Whether a jump to a function would be one more call of it."""
+        return self.depth == 0
+
 
 ENTRY = Stack(0)
 UNKNOWN = Stack(None)
