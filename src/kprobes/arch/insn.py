@@ -176,6 +176,12 @@ def probed_place(addr: int, tables: TextTables) -> str | None:
 
 
 def in_alternative(start: int, stop: int, tables: TextTables) -> bool:
-    """Return whether some bytes overlap with an alternative that boot still rewrites."""
+    """Return whether some bytes overlap with an alternative that boot still rewrites.
+
+    Args:
+        start: the address of the first byte.
+        stop: the first address after them.
+        tables: what is known of the kernel's text.
+    """
     last = bisect.bisect_left(tables.alternatives, (stop,)) - 1
     return last >= 0 and start < tables.alternatives[last][1]

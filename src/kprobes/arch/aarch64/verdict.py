@@ -274,7 +274,13 @@ NO_BREAKPOINT = "one branch covers any instruction here: breakpoints are not use
 def examine(
     name: str, parts: Sequence[TextPart], tables: TextTables
 ) -> Callable[[Addr], PatchOptions]:
-    """Return what tells how a function's instructions may be patched."""
+    """Return a function from an address to how what is there may be patched.
+
+    Args:
+        name: of the symbol.
+        parts: its range, then its ``.cold`` ones.
+        tables: what is known of the kernel's text.
+    """
     function = decode_function(name, parts, tables)
 
     def options(addr: Addr) -> PatchOptions:
@@ -290,7 +296,13 @@ def examine(
 
 
 def analyse(name: str, parts: Sequence[TextPart], tables: TextTables) -> Analysis:
-    """Decode a function and be ready to judge its instructions."""
+    """Decode a function, for verdicts on its instructions.
+
+    Args:
+        name: of its symbol.
+        parts: its range, then its ``.cold`` ones.
+        tables: what is known of the kernel's text.
+    """
     function = decode_function(name, parts, tables)
     sizes = {addr: SIZE for addr in function.addrs.tolist() if _is_instruction(function, addr)}
     return Analysis(sizes=sizes, insn_verdict=lambda addr: insn_verdict(function, addr, tables))

@@ -196,7 +196,13 @@ def insn_verdict(function: Function, addr: int, tables: TextTables = _NO_TABLES)
 
 
 def forbidden(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> str | None:
-    """Return why a place may carry no probe, whatever instruction is there, or None."""
+    """Return why a place may carry no probe, whatever instruction is there, or None.
+
+    Args:
+        function: that the place is in.
+        addr: the place.
+        tables: what is known of the kernel's text.
+    """
     return forbidden_place(function.name, function.parts, addr, tables)
 
 
