@@ -199,7 +199,13 @@ def read_pages(pages: Bytes, form: PageFormat, skips: Index | None = None) -> Pa
 
 
 def set_sizes(pages: Bytes, form: PageFormat, sizes: Index) -> None:
-    """Make so many bytes of each page its records; what follows them counts as not written yet."""
+    """Make so many bytes of each page its records; what follows them counts as not written yet.
+
+    Args:
+        pages: shape (n, size of a page); changed in place.
+        form: where a page has its commit word.
+        sizes: shape (n,), bytes.
+    """
     words = pages.reshape(-1).view("<u4").reshape(len(pages), form.size // _WORD)
     commits = words[:, form.commit // _WORD]
     commits &= np.uint32(~_COMMIT & 0xFFFFFFFF)

@@ -55,6 +55,11 @@ def read_function(memory: Memory, kernel: Kernel, addr: int) -> tuple[str, tuple
 
     The part with the entry comes first, also for an address in a ``.cold`` part.
 
+    Args:
+        memory: of the kernel.
+        kernel: whose function it is.
+        addr: any in the function.
+
     Raises:
         RefusedError: no function is there, or none that could be one.
         MemoryFault: its text is not mapped.
@@ -142,6 +147,8 @@ def exceptions(info: TextOps, version: tuple[int, int]) -> Table:
 def columns(table: Table, data: bytes, start: int, text: tuple[int, int]) -> list[Addrs]:
     """Return the columns of addresses of an array whose first lies in some text.
 
+    They are copies, shape (n,).
+
     Args:
         table: how its entries look.
         data: the array.
@@ -159,7 +166,7 @@ def columns(table: Table, data: bytes, start: int, text: tuple[int, int]) -> lis
 
 
 def pairs(found: list[Addrs]) -> dict[int, int]:
-    """Return two columns as a mapping."""
+    """Return two columns, shape (n,), as a mapping."""
     return dict(zip(found[0].tolist(), found[1].tolist(), strict=True))
 
 
@@ -377,6 +384,13 @@ def table_bytes(memory: Memory, kernel: Kernel, names: tuple[str, str], size: in
 
 def relative(memory: Memory, kernel: Kernel, table: Table) -> list[Addrs]:
     """Return the columns of addresses of a table, each entry's first inside the kernel's text.
+
+    They are copies, shape (n,).
+
+    Args:
+        memory: of the kernel.
+        kernel: whose table it is.
+        table: its symbols, and how its entries look.
 
     Raises:
         TargetError: as ``table_bytes``.
