@@ -126,7 +126,14 @@ def text_of(code: str) -> str:
 
 
 def rejection(code: Code, *, command: str, column: int, hint: str = "") -> DefinitionError:
-    """Return the error for a command, with the caret at a column of it."""
+    """Return the error for a command, with the caret at a column of it.
+
+    Args:
+        code: what is wrong.
+        command: the whole text.
+        column: of the caret, from 0.
+        hint: what would be right, or "".
+    """
     return DefinitionError(code.name, code.text, command=command, column=column, hint=hint)
 
 
@@ -161,5 +168,12 @@ class FilterCode(Enum):
 
 
 def filter_error(code: FilterCode, *, text: str, column: int, hint: str = "") -> DefinitionError:
-    """Return the error for a filter's text, with the mark at a column of it."""
+    """Return the error for a filter's text, with the mark at a column of it.
+
+    Args:
+        code: what is wrong.
+        text: the whole filter.
+        column: of the mark, from 0.
+        hint: what would be right, or "".
+    """
     return DefinitionError(code.name, code.value, command=text, column=column, hint=hint)

@@ -70,7 +70,7 @@ class Batch:
         return sum(kept.values()) + sum(map(_strings, self.values))
 
     def take(self, rows: Rows) -> "Batch":
-        """Return some rows: views for a slice, copies for indices or a mask."""
+        """Return some rows: views for a slice, copies for indices, shape (m,), or a mask, (n,)."""
         return Batch(
             layout=self.layout,
             ts=self.ts[rows],

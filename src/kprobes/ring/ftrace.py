@@ -61,7 +61,7 @@ class Contexts:
         self._counts = np.array(counts, np.uint32)
 
     def of(self, flags: NDArray[np.uint8], counts: NDArray[np.uint8]) -> NDArray[np.uint32]:
-        """Return the context column."""
+        """Return the context column, a copy; all have the shape (n,)."""
         return self._flags[flags] | self._counts[counts]
 
 
@@ -125,7 +125,10 @@ class TaskNames:
             self._is_renamed[naming.pid] = True
 
     def of(self, batch: Batch) -> Column:
-        """Return the comm column of a batch, whose pids are below ``PID_LIMIT``."""
+        """Return the comm column of a batch, whose pids are below ``PID_LIMIT``.
+
+        It is a copy, shape (n,).
+        """
         # Tasks hit in bursts, so the first of every run of one pid is looked at.
         heads = np.flatnonzero(np.diff(batch.pid, prepend=-1))
         pids = batch.pid[heads]

@@ -27,6 +27,11 @@ def decode(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
 
     Decoding stops at the first record that is not committed, though others after it may be.
     Bytes that no writer of ours wrote are passed over and counted, never an error.
+
+    Args:
+        chunk: bytes of one CPU's ring.
+        shapes: layouts by the numbers in the records.
+        clock: what turns a CPU's counter into nanoseconds.
     """
     run = run_of_one(chunk, shapes)
     if run is None:

@@ -186,7 +186,7 @@ def _walk(
 
 
 def cut(blob: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Column:
-    """Return what stands from each start to its stop, or to a NUL before it.
+    """Return what stands from each start to its stop, or to a NUL before it, as copies.
 
     Args:
         blob: the bytes of all records.
@@ -253,7 +253,15 @@ def sound(records: Records) -> Records:
 
 
 def batch(records: Records, *, cpu: int, clock: Clock) -> Batch:
-    """Turn sound records into columns; numbers are views of the rows, durations are not."""
+    """Turn n sound records into columns, shape (n,).
+
+    Numbers are views of the rows, durations are copies.
+
+    Args:
+        records: with their rows and their layout.
+        cpu: that wrote them.
+        clock: what turns its counter into nanoseconds.
+    """
     rows, layout = records.rows, records.layout
     comm, ts = _comm(rows), clock.ns(rows["counter"], cpu)
     fields = [_field(records, i, field, comm) for i, field in enumerate(layout.fields)]

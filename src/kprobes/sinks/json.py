@@ -69,7 +69,14 @@ def _valid(value: object) -> object:
 
 
 def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> Shown:
-    """Return how a field of many events is shown."""
+    """Return how a field of many events is shown; arrays are only read.
+
+    Args:
+        field: from the layout.
+        values: its column, shape (n,), or (n, elements) for an array.
+        faulted: shape (n,), where its memory could not be read; None where nothing may fault.
+        names: of the kernel's symbols and enumerators.
+    """
     if field.storage is Storage.TEXT:
         return quoted(field.text).replace(b"%", b"%%"), []
     if field.storage not in (Storage.NUMBER, Storage.DURATION):

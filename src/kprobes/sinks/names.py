@@ -183,7 +183,7 @@ class Names:
         return self._symbols[addr]
 
     def callers(self, addrs: NDArray[np.uint64]) -> list[bytes]:
-        """Return what the kernel prints for return addresses: seq_print_ip_sym()."""
+        """Return what the kernel prints for return addresses, shape (n,): seq_print_ip_sym()."""
         known = self._callers
         if len(known) > _REMEMBERED:
             known.clear()

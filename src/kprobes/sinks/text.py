@@ -74,7 +74,14 @@ _CHARACTERS = [bytes((code,)) for code in range(256)]
 
 
 def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> Shown:
-    """Return how a field of many events is shown."""
+    """Return how a field of many events is shown; arrays are only read.
+
+    Args:
+        field: from the layout.
+        values: its column, shape (n,), or (n, elements) for an array.
+        faulted: shape (n,), where its memory could not be read; None where nothing may fault.
+        names: of the kernel's symbols and enumerators.
+    """
     bad = faulted if faulted is not None and faulted.any() else None
     match field.storage:
         case Storage.TEXT:
