@@ -135,9 +135,13 @@ class Scan:
         return self.text[start : self.at]
 
     def error(self, code: FilterCode, column: int | None = None, hint: str = "") -> DefinitionError:
-        """Return the error with its mark at a column; at where reading is, as inside a term.
+        """Return the error with its mark at a column.
 
-        There the kernel counts from one.
+        Args:
+            code: what is wrong.
+            column: of the mark, from 0; None for where reading is, as inside a term: there the
+                kernel counts from one.
+            hint: what would be right, or "".
         """
         at = self.at + 1 if column is None else column
         data = self.text.encode("latin-1")

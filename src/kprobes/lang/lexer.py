@@ -99,7 +99,13 @@ class Token:
         )
 
     def error(self, code: Code, at: int = 0, *, hint: str = "") -> DefinitionError:
-        """Return the error whose caret stands ``at`` columns into this piece."""
+        """Return the error with its caret in this token.
+
+        Args:
+            code: what is wrong.
+            at: columns from the token's first character.
+            hint: what would be right, or "".
+        """
         return rejection(code, command=self.command, column=self.caret + at, hint=hint)
 
 

@@ -120,7 +120,13 @@ class ResolveContext:
         return self.types.function(symbol) if self.types and symbol else None
 
     def error(self, code: Code, column: int, hint: str = "") -> DefinitionError:
-        """Return the error whose caret stands at a column of the command."""
+        """Return the error whose caret stands at a column of the command.
+
+        Args:
+            code: what is wrong.
+            column: of the caret, from 0.
+            hint: what would be right, or "".
+        """
         return rejection(code, command=self.definition.command, column=column, hint=hint)
 
 
@@ -161,6 +167,12 @@ class Start:
 def walk(context: ResolveContext, types: Types, start: Start, steps: tuple[Step, ...]) -> Value:
     """Return the member at the end of a chain.
 
+    Args:
+        context: the definition, and its kernel.
+        types: of that kernel.
+        start: what the first step begins at.
+        steps: the names, each with what leads to it.
+
     Raises:
         DefinitionError: a step goes through no pointer, or to no member.
     """
@@ -188,6 +200,12 @@ def walk(context: ResolveContext, types: Types, start: Start, steps: tuple[Step,
 
 def find_member(context: ResolveContext, types: Types, aggregate: int, step: Step) -> MemberPlace:
     """Return one member of a struct or union.
+
+    Args:
+        context: the definition, for the error.
+        types: of its kernel.
+        aggregate: the type's number.
+        step: the member's name.
 
     Raises:
         DefinitionError: the type is neither, or has no such member.
