@@ -114,7 +114,10 @@ class Agent:
     ) -> "Running":
         """Start a command and return when its pid is known; errors as for ``run``.
 
-        One that is held has not begun yet: it does when it is told to ``go``.
+        Args:
+            command: what is run.
+            timeout_s: for the start, and None for no limit.
+            is_held: it does not begin before ``go`` is called.
         """
         deadline = _deadline(timeout_s)
         with self._started_command(command, "held" if is_held else "told", deadline) as number:
@@ -135,7 +138,13 @@ class Agent:
         self._wire.write(b"stop %d\n" % number, _TURN_S)
 
     def wait(self, number: int, command: Command, timeout_s: float | None) -> Finished:
-        """Return a started command's end, or raise TargetError when it does not come in time."""
+        """Return a started command's end, or raise TargetError when it does not come in time.
+
+        Args:
+            number: of the command.
+            command: what was started.
+            timeout_s: for its end, or None for no limit.
+        """
         return self._end_of(number, command, _deadline(timeout_s))
 
     @contextmanager

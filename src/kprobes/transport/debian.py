@@ -306,6 +306,12 @@ def kernel_image(
     The package's modules are beside it: see ``modules_of``. It stays at the version that was
     downloaded until its directory below ``image_cache.images()`` is removed.
 
+    Args:
+        suite: of Debian.
+        arch: in Debian's words.
+        mirror: of the archive; "" for this machine's own.
+        progress: called with what is done.
+
     Raises:
         UnreachableError: no apt, no network, no such suite or package.
     """
@@ -329,6 +335,11 @@ def modules_of(kernel: Path) -> Path | None:
 
 def busybox(*, arch: str = DEFAULT_ARCH, mirror: str = "", progress: Progress = _quiet) -> Path:
     """Return a static busybox: the installed one, else Debian's package from the cache.
+
+    Args:
+        arch: in Debian's words.
+        mirror: of the archive; "" for this machine's own.
+        progress: called with what is done.
 
     Raises:
         UnreachableError: none is installed, and none can be downloaded.

@@ -288,7 +288,14 @@ class Places:
 def command_line(
     options: MachineOptions, *, kernel: Path, accel: Accel, places: Places
 ) -> list[str]:
-    """Return the command that boots this guest."""
+    """Return the command that boots this guest.
+
+    Args:
+        options: of the guest.
+        kernel: its boot image.
+        accel: how QEMU runs it.
+        places: its sockets and files.
+    """
     machine_type = options.machine_type
     tcg = ",thread=multi" if accel is Accel.TCG else ""
     ram = f"size={options.memory_mib}M,share=on,mem-path={_escaped(places.ram)}"

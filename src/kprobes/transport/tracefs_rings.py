@@ -57,6 +57,10 @@ class SplicedRing:
     def take(self, pages: NDArray[np.uint8], skips: NDArray[np.int64]) -> int:
         """Put the oldest pages to the front of some room, and return how many.
 
+        Args:
+            pages: the room, uint8 (n, bytes of a page); changed in place.
+            skips: left as it is, as every page begins where the one before it ends.
+
         Raises:
             TargetError: the ring is gone.
         """
