@@ -294,6 +294,11 @@ def open_instance_reader(
 ) -> HostReader:
     """Open the rings of an instance whose probes are defined; tasks are named from then on.
 
+    Args:
+        machine: this machine's kernel.
+        files: of the instance.
+        probes: all that are defined in it.
+
     Raises:
         UnreachableError: the rings cannot be opened.
         TargetError: a file of the instance cannot be read.

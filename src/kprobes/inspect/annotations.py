@@ -244,7 +244,13 @@ def _ignore(line: Disassembled) -> str:
 def read_detours(
     snapshot: TextSnapshot, changes: Sequence[TextChange], syntax: Syntax = Syntax.ATT
 ) -> tuple[Detour, ...]:
-    """Return the code that marks lead to, each once."""
+    """Return the code that changes lead to, each once.
+
+    Args:
+        snapshot: of the kernel's text.
+        changes: from ``read_changes``.
+        syntax: how operands are written.
+    """
     found: dict[Addr, Detour] = {}
     for change in changes:
         if change.leads_to is not None and change.leads_to not in found:
@@ -253,7 +259,14 @@ def read_detours(
 
 
 def row_of(kernel: Kernel, line: Disassembled, *, side: Side = Side.BOTH, note: str = "") -> Row:
-    """Return a line with the name of what it leads to or names."""
+    """Return a line with the name of what it leads to or names.
+
+    Args:
+        kernel: whose symbols name it.
+        line: of a listing.
+        side: what has it, memory or the file or both.
+        note: what is printed after it.
+    """
     return Row(line=line, side=side, name=_named(kernel, line), note=note)
 
 

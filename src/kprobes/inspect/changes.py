@@ -136,12 +136,24 @@ def _line(snapshot: TextSnapshot, addr: int) -> Disassembled:
 
 
 def holds(snapshot: TextSnapshot, addr: int, code: bytes) -> bool:
-    """Whether memory has some bytes at an address."""
+    """Return whether memory has some bytes at an address.
+
+    Args:
+        snapshot: of the kernel's text.
+        addr: where they would be.
+        code: the bytes.
+    """
     return snapshot.memory is not None and read_text(snapshot, addr, len(code)) == code
 
 
 def read_text(snapshot: TextSnapshot, addr: int, size: int) -> bytes:
-    """Return bytes of text: what runs, else what would; b"" where nothing is."""
+    """Return bytes of text: what runs, else what would; b"" where nothing is.
+
+    Args:
+        snapshot: of the kernel's text.
+        addr: where they begin.
+        size: how many there are.
+    """
     try:
         found = snapshot.now(addr, size)
     except MemoryFault:

@@ -150,8 +150,8 @@ def read_codes(
         size: bytes of each.
 
     Returns:
-        The addresses that could be read, (m,), and their bytes, (m, size). A module's go when
-        it is unloaded.
+        Copies: the addresses that could be read, (m,), and their bytes, (m, size). A module's go
+        when it is unloaded.
     """
     found: list[NDArray[np.uint64]] = [addrs[:0]]
     codes: list[NDArray[np.uint8]] = [np.zeros((0, size), np.uint8)]

@@ -29,6 +29,11 @@ _SITE = 16
 def xray(snapshot: TextSnapshot, subject: Subject, *, syntax: Syntax = Syntax.ATT) -> FunctionText:
     """Look at some text.
 
+    Args:
+        snapshot: of the kernel's text.
+        subject: a function, or other text.
+        syntax: how operands are written.
+
     Raises:
         TargetError: nothing is there, neither in memory nor in the file.
     """
