@@ -2,8 +2,6 @@
 
 Every step from one type to another is bounded: a hostile BTF may have typedefs in a circle,
 structs that contain themselves and types that do not exist.
-
-A BTF type as C writes it: ``const char *``, ``struct file *``, ``int (*)(void *)``.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
-"""The events of a tracing instance of this machine's kernel, out of its rings into batches.
+"""Reader of a tracing instance of this machine's kernel: out of its rings into batches.
 
-Pages taken out of the kernel's rings on the side: no ring waits until they are decoded.
-
-What takes the records of a session's events out of its instance.
+Pages are taken out of the rings by a thread of its own: no ring waits until they are decoded.
 """
 
 import itertools

@@ -1,13 +1,10 @@
 """The symbols of loaded modules, walked in a running kernel's memory by its own types.
 
-    LIST_HEAD(modules);                 // a ring through module.list
-    struct kernel_symbol { int value_offset, name_offset, ...; };    // each counts from itself
-
 The guest may run while its list is walked, and may be hostile: a module that does not read is
 left out, and a ring that does not close ends somewhere.
 
-Where a kernel build keeps what describes its loaded modules, looked up once in its types.
-
+LIST_HEAD(modules);             // a ring through module.list
+struct kernel_symbol { int value_offset, name_offset, ...; };    // each counts from itself
 struct module { enum module_state state; struct list_head list; char name[56]; ...
                 const struct kernel_symbol *syms; unsigned int num_syms; ... gpl_syms alike
                 struct mod_kallsyms *kallsyms;

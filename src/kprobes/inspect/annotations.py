@@ -1,9 +1,8 @@
-"""Code made at run time that changed text leads to, followed to its end.
+"""Annotated code that changed text leads to, followed to its end.
 
-Code of our probes, explained: what each instruction does, and for which fetch argument.
-
-The record's address comes into the code as a constant, and what is stored after it is a field of
-the record (``model.resolved``). Definitions are in the journal, and resolving them again gives the
+Of our probes' code it is said what each instruction does, and for which fetch argument. The
+record's address comes into the code as a constant, and what is stored after it is a field of the
+record (``model.resolved``). Definitions are in the journal, and resolving them again gives the
 layout.
 """
 

@@ -1,9 +1,8 @@
 """Changes of kernel text and their authors, by journals, the kernel's own lists and its file.
 
-Each voice is asked in turn, and bytes belong to the first that knows them. What differs from the
-file and nobody knows is said to be unknown.
-
-What the kernel itself changes in its text: by its live lists, and by boot's in its file.
+Each source is asked in turn, and bytes belong to the first that knows them. What the kernel itself
+changes is in its live lists, and in boot's, which its file has. What differs from the file and no
+source knows is said to be unknown.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
-"""The armed sites of a guest and their owners: its ftrace sites as they are, beside our journals.
+"""Armed sites of a guest and their owners, and which functions can be probed by name.
 
-Of jumps and breakpoints, which are anywhere, journals tell, and what tracers note in the guest.
-
-Which functions of a guest can be probed by name, and what their arguments are.
+Ftrace sites are read as they are, beside our journals. Of jumps and breakpoints, which are
+anywhere, journals tell, and what tracers note in the guest.
 """
 
 from collections import Counter

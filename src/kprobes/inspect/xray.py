@@ -1,8 +1,7 @@
 """X-rays of kernel text: bytes in the file and in memory, who changed them, and what that leads to.
 
-Nothing is written anywhere, and the guest runs on.
-
-X-rays of whole functions: their parts, and every way out of them.
+Whole functions are shown with their parts, and every way out of them. Nothing is written anywhere,
+and the guest runs on.
 """
 
 from collections import deque

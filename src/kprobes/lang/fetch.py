@@ -1,14 +1,8 @@
-"""Fetch expressions: one small function per form, chosen by the first character.
+"""Reader of fetch expressions: one small function per form, chosen by the first character.
 
-Expressions around another one: ``+8(...)``, ``this_cpu_ptr(...)``, ``this_cpu_read(...)``.
-
-Names that the kernel's own types know: parameters, and walks along members.
-
-Type casts: ``(STRUCT)FETCH->MEMBER`` and ``(STRUCT,FIELD)FETCH->MEMBER``.
-
-Register names that were not found: what was probably meant.
-
-``$`` expressions: what the probed code has without a register's name.
+The forms are registers, ``$`` expressions, memory and constants; ``+8(...)``, ``this_cpu_ptr(...)``
+and ``this_cpu_read(...)`` around another expression; and parameters, walks along members and type
+casts, ``(STRUCT)FETCH->MEMBER`` and ``(STRUCT,FIELD)FETCH->MEMBER``, which need the kernel's types.
 """
 
 import re

@@ -1,8 +1,6 @@
-"""The value of a filter's term, after its operator: a number, a string, CPUs, a function.
+"""Reader of the value in a filter's term: a number, a string, CPUs, a function.
 
-Lists of CPUs, ``0-3,8-31:1/4``, as bitmap_parselist() in the kernel reads them.
-
-What passes between the readers of a filter: its text, and what it may name.
+Lists of CPUs, ``0-3,8-31:1/4``, are read as by bitmap_parselist() in the kernel.
 """
 
 import re

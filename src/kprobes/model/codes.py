@@ -1,11 +1,8 @@
-"""Errors of definitions: the kernel's names and texts, and a few of our own.
+"""Errors of definitions and filters: the kernel's names and texts, and a few of our own.
 
 The texts are those of the newest release that has the error (``error_log`` shows nothing else
 of it); older releases differ in a few words, which ``docs/reference/language.md`` lists.
-
-What can be wrong with an event's filter: the kernel's names and texts, and two of our own.
-
-Where the kernel counts from one it does so here: inside a term its marks stand one column late.
+Marks in a filter stand one column late inside a term, as the kernel counts from one there.
 """
 
 from enum import Enum, unique

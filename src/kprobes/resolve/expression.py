@@ -1,12 +1,8 @@
 """Fetch expressions to operands: names become registers, addresses and offsets.
 
-``$argN`` to what has it when a function is entered, and back: one word for each argument.
-
-What all parts of resolving know of the definition at hand.
-
-Member chains: ``a->b.c->d`` to reads of memory, by the kernel's types.
-
-As parse_btf_field() in the kernel: every arrow reads the pointer before it, dots add offsets.
+``$argN`` is where the argument is when the function is entered: one word for each. Member chains,
+``a->b.c->d``, become reads of memory by the kernel's types, as in its parse_btf_field(): every
+arrow reads the pointer before it, dots add offsets.
 """
 
 from dataclasses import dataclass

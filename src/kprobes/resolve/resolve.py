@@ -1,12 +1,9 @@
 """A Definition and a Kernel to a Resolved probe: names become addresses, registers, offsets.
 
-Fields of return probes that no definition fetches: a call's duration, and where it was left.
-
-The fields that an event's filter may name: trace_find_event_field() in the kernel.
-
-Where each field of an event lies in its record; the record is drawn in ``model.resolved``.
-
-Several probes of one event: their records must agree in everything that is listed of them.
+Return probes have fields that no definition fetches: a call's duration, and where it was left. Each
+field gets its place in the record, which ``model.resolved`` draws. Probes of one event must agree
+in everything that is listed of them. A filter may name the fields that the kernel's
+trace_find_event_field() would find.
 """
 
 from collections.abc import Sequence

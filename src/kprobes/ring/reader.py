@@ -1,10 +1,8 @@
-"""One CPU's ring from where it was read last to its head: keeps the tail, minds the wrap.
+"""Reader of one CPU's ring: its bytes from where it was read last to its head, as columns.
 
 A record never wraps: one that begins before the ring's end runs on into the slack after it,
 and the next begins where the first lap's bytes would have been overwritten by it. So the end
-of the ring and its beginning are two chunks.
-
-Ring bytes of one CPU to columns. The format is docs/reference/formats/ring.md.
+of the ring and its beginning are two chunks. The format is docs/reference/formats/ring.md.
 """
 
 from collections.abc import Callable, Iterator

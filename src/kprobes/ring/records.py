@@ -1,12 +1,9 @@
-"""The committed records of a chunk: commit words checked, sizes chained.
+"""Records of a chunk: commit words checked, sizes chained, and those of one layout as columns.
 
 The first u64 of a record says ``position << 16 | event id`` once the record is whole; see
 docs/reference/formats/ring.md. Nothing read here is trusted: a size is taken only when it is one
-that a writer of ours could have written and the record ends inside the bytes at hand.
-
-Strings of many records cut out of the bytes that hold them.
-
-Records of one layout to columns.
+that a writer of ours could have written and the record ends inside the bytes at hand. Strings of
+many records are cut out of the bytes at once.
 """
 
 from bisect import bisect_left

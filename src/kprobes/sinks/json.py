@@ -10,9 +10,8 @@ from, with the symbol that the address lies in and as a number:
      "caller": "ksys_read+0x6a/0xa0", "caller_ip": "0xffffffff8130125a",
 
 A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. For readers:
-docs/reference/formats/json.md.
-
-One field's column as JSON: a %-format, and the columns that go into it; text of any bytes.
+docs/reference/formats/json.md. A field's column is shown by a %-format and the columns that go into
+it; text may have any bytes.
 """
 
 import json

@@ -1,11 +1,8 @@
 """Events as the kernel's ``trace`` file prints them, byte for byte.
 
-A line is made by one %-format per layout; comm, pid, cpu and context, which repeat, are
-formatted once each and remembered.
-
-The lines above the events of a kernel's trace file, as its ``nop`` tracer prints them.
-
-One field's column as the trace file shows it: a %-format, and the columns that go into it.
+The lines above them are those of its ``nop`` tracer. A line is made by one %-format per layout;
+comm, pid, cpu and context, which repeat, are formatted once each and remembered. A field's column
+is a %-format and the columns that go into it.
 """
 
 from typing import Any, BinaryIO

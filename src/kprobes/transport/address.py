@@ -1,8 +1,7 @@
-"""The address of a stub or a monitor, from its text to a connected socket.
+"""Address of a stub or a monitor: from its text to a connected socket, and the process at its end.
 
-The process at the other end of a connection, when it runs on this machine.
-
-``/proc/net/tcp`` is written down in proc(5) and Documentation/networking/proc_net_tcp.rst.
+The process is looked up when it runs on this machine. ``/proc/net/tcp`` is written down in proc(5)
+and Documentation/networking/proc_net_tcp.rst.
 """
 
 import contextlib

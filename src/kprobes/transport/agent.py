@@ -1,4 +1,4 @@
-"""Commands in the guest: requests to the agent of transport/guest/agent.sh, and its answers.
+"""Commands in the guest, by its agent (transport/guest/agent.sh), and on this machine.
 
 A request is one line that the agent's shell evaluates:
 
@@ -11,7 +11,7 @@ An answer is one line, and after ``done`` all that the command wrote:
     done ID PID STATUS PACKED SIZE SENT     then SENT bytes: the output, or when PACKED is 1
                                             its gzip, which unpacks to SIZE bytes
 
-Commands on this machine: children of ours whose output is kept until they end.
+On this machine they are children of ours, whose output is kept until they end.
 """
 
 import ctypes

@@ -1,11 +1,8 @@
-"""Debian packages by name, through an apt whose state is its own.
+"""Debian's kernels and its static busybox, by package name, unpacked into a cache.
 
-The host's suite, pins, hooks and package lists do not matter here; its mirrors and its proxy
-do. Nothing is installed: packages are downloaded into a directory, signatures checked by apt.
-
-Directories that are made once: slow to fill, then found at once by every later process.
-
-Debian's kernels and its static busybox, by package name, unpacked into a cache.
+apt has a state of its own here: the host's suite, pins, hooks and package lists do not matter; its
+mirrors and its proxy do. Nothing is installed: packages are downloaded into a directory, signatures
+checked by apt. Directories of the cache are slow to fill, and then found by every later process.
 
 A kernel's meta package (linux-image-cloud-amd64) leads to the package that holds its image:
 linux-image-VERSION up to 6.x, at boot/vmlinuz-VERSION; since 7.x linux-binary-VERSION, at

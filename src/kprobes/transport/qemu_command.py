@@ -1,8 +1,6 @@
-"""Options of a guest, and the QEMU command line that follows from them.
+"""QEMU's command line: a guest's options, the machine that is emulated, and KVM where it truly is.
 
-How QEMU runs the guest's instructions: with KVM where it truly is, else translated.
-
-The machines that QEMU emulates for us: all that differs between architectures when booting.
+All that differs between architectures when booting is in a machine type.
 """
 
 import os

@@ -1,9 +1,8 @@
-"""A tracing instance's rings: pages out of ``per_cpu/cpuN/trace_pipe_raw``, taken for good.
+"""Rings of a tracing instance: pages out of ``per_cpu/cpuN/trace_pipe_raw``, taken for good.
 
-One CPU's ring by splice(2) and read(2): whole pages many at once, the one being written copied.
-
-The kernel gives whole pages away and puts new ones in their place. Of the page that is being
-written it copies what is new into a page of its own, with a time stamp of its own.
+By splice(2) the kernel gives whole pages away, many at once, and puts new ones in their place. Of
+the page that is being written read(2) copies what is new into a page of its own, with a time stamp
+of its own.
 """
 
 import fcntl

@@ -1,10 +1,8 @@
-"""A function's bytes to its instructions: columns of words, where they lead, what is data.
+"""Decoder of aarch64 functions: columns of words, what each does to the path, which are data.
 
 Every instruction is four bytes at a multiple of four (Arm ARM, B2.6.2), so that boundaries need
-no proof; what is no instruction at all may still lie between them: constants that are loaded
-relative to the instruction pointer, and padding.
-
-A decoded function: its words by address, and what each of them does to the way through it.
+no proof. What is no instruction may still lie between them: constants that are loaded relative to
+the instruction pointer, and padding.
 """
 
 import itertools

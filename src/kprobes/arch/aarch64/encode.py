@@ -1,12 +1,8 @@
-"""The instructions that our own code is written in, as bytes.
+"""Instructions of our own code as bytes, and veneers for calls that are far away.
 
 Arm ARM (DDI 0487), C6.2, by each one's name there. Register 31 is the zero register or the stack
-pointer, as the instruction has it.
-
-Veneers: calls of what is further away than the 128 MB that ``bl`` goes.
-
-Any call may change x16 and x17, as linkers use them for this (AAPCS64, 6.1.1), and a branch by x16
-may land on ``bti c``.
+pointer, as the instruction has it. ``bl`` goes 128 MB far; any call may change x16 and x17, as
+linkers use them for this (AAPCS64, 6.1.1), and a branch by x16 may land on ``bti c``.
 """
 
 from kprobes.arch.aarch64.insn import LINK, SIZE, SP_OR_ZR, code_of

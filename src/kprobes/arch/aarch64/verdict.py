@@ -1,21 +1,13 @@
-"""May an instruction carry a probe, and how does its slot come about: a verdict with a reason.
+"""Verdicts on aarch64 instructions: whether one may carry a probe, and what its slot does with it.
 
-The order of the questions is that of the kernel's check_kprobe_address_safe() and
-arm_kprobe_decode_insn() (arch/arm64/kernel/probes/decode-insn.c).
-
-What is between an exclusive load and its store: a probe there makes the store fail for ever.
-
-Exact where the kernel's is_probed_address_atomic() (arch/arm64/kernel/probes/decode-insn.c) looks
-back through 32 words only, whatever they are: here are the ways from a load to a store.
-Arm ARM, B2.17 "Synchronization and semaphores".
-
-Instructions that no slot may run, whatever is around them, each with the reason.
-
-What the kernel's own aarch64_insn_is_steppable() refuses (arch/arm64/kernel/probes/decode-insn.c,
-insn.c) is here, but for what it refuses because a single step would be wrong and a detour is not:
-signatures are checked in a detour with the stack pointer and x30 that they were made with.
-
-How a function's instructions may be patched: one branch covers exactly one of them.
+The order of the checks is that of the kernel's check_kprobe_address_safe() and
+arm_kprobe_decode_insn() (arch/arm64/kernel/probes/decode-insn.c). What its
+aarch64_insn_is_steppable() refuses is refused here, but for what a single step would do wrong and a
+detour does not: signatures are checked in a detour with the stack pointer and x30 that they were
+made with. Between an exclusive load and its store (Arm ARM, B2.17 "Synchronization and semaphores")
+a probe makes the store fail for ever. The kernel's is_probed_address_atomic() looks back through 32
+words, whatever they are; here the ways from a load to a store are followed. One branch covers
+exactly one instruction.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

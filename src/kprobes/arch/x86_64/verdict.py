@@ -1,18 +1,14 @@
-"""May an instruction carry a probe, and how does its slot come about: a verdict with a reason.
+"""Verdicts on x86-64 instructions: whether one may carry a probe, and what its slot does with it.
 
-The order of the questions is that of the kernel's check_kprobe_address_safe(), can_probe() and
+The order of the checks is that of the kernel's check_kprobe_address_safe(), can_probe() and
 arch_copy_kprobe(); where the answers differ from its own, docs/internals/patching.md says why.
-
-Instructions that no slot may run, whatever is around them, each with the reason.
-
-What the kernel's own prepare_emulation() and insn_masking_exception() refuse is here
+Refused is what its prepare_emulation() and insn_masking_exception() refuse
 (arch/x86/kernel/kprobes/core.c), and what would be wrong out of line without its noticing.
 
-A run of instructions that one five-byte jump may replace, as far as static facts go.
-
-As the kernel's can_optimize() and copy_optimized_instructions() (arch/x86/kernel/kprobes/opt.c),
-but exact where those refuse a whole function. What no table tells stays with the caller: saved
-instruction pointers of sleeping or interrupted tasks inside the run.
+Several instructions that one five-byte jump may replace are a run, as for can_optimize() and
+copy_optimized_instructions() (arch/x86/kernel/kprobes/opt.c), but exact where those refuse a whole
+function. What no table tells stays with the caller: saved instruction pointers of sleeping or
+interrupted tasks inside the run.
 """
 
 import itertools
