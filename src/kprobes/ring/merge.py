@@ -79,11 +79,6 @@ class Merger:
         self._shown = 0
         self.late = 0
 
-    @property
-    def held(self) -> int:
-        """How many events wait."""
-        return sum(len(held.batch) for held in self._held)
-
     def push(self, decoded: Iterable[Decoded]) -> Events:
         """Take one round, all CPUs of it, each in ring order, and return what is safe.
 

@@ -107,14 +107,6 @@ def test_a_branch_into_an_instruction_leaves_doubts() -> None:
     assert "middle" in (found.doubt(START + 2) or "")
 
 
-def test_what_leaves_a_function_is_told() -> None:
-    jump = function("7403" + "90" + "e9" + to(OUTSIDE, 5, place=START + 3))
-    falls = function("90" + "e8" + to(OUTSIDE, 5, place=START + 1) + "cccc")
-
-    assert jump.exits == {OUTSIDE}
-    assert falls.exits == frozenset()
-
-
 def test_a_forced_emulation_prefix_belongs_to_its_instruction() -> None:
     found = function("0f0b78656e" + "0fa2" + "c3").instructions
 

@@ -102,12 +102,6 @@ class Function:
         """Return an address as ``name+0x12``."""
         return f"{self.name}+{addr - self.parts[0].addr:#x}"
 
-    @property
-    def exits(self) -> frozenset[int]:
-        """Addresses outside that its jumps and branches lead to: tail calls and thunks."""
-        found = (i.target for i in self.instructions.values() if i.mnemonic != Mnemonic.CALL)
-        return frozenset(t for t in found if t is not None and self.part_of(t) is None)
-
 
 _CALLS = frozenset({FlowControl.CALL, FlowControl.INDIRECT_CALL})
 _STACK = frozenset({Register.RSP, Register.ESP, Register.SP})
