@@ -29,8 +29,8 @@ from kprobes.arch.insn import (
     Flow,
     InsnVerdict,
     forbidden_place,
-    in_alternative,
     probed_place,
+    reserved_place,
 )
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Displaced, PatchOptions
@@ -209,13 +209,7 @@ def _no_instruction(function: Function, addr: int, tables: TextTables) -> str | 
 def _reserved(instruction: Instruction, tables: TextTables) -> str | None:
     if _is_traced(instruction, tables):
         return "the kernel's function tracer changes it: the ftrace strategy probes it"
-    if instruction.addr in tables.jump_labels:
-        return "it is a jump label, which the kernel flips between nop and jump"
-    if instruction.addr in tables.exceptions:
-        return "the exception table repairs its faults, and knows it by its address"
-    if in_alternative(instruction.addr, instruction.next, tables):
-        return "it is an alternative, which boot rewrites"
-    return None
+    return reserved_place(instruction.addr, instruction.next, tables)
 
 
 def _is_traced(instruction: Instruction, tables: TextTables) -> bool:

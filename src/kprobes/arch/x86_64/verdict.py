@@ -19,7 +19,7 @@ from enum import StrEnum
 from iced_x86 import Code, FlowControl, Mnemonic, OpKind, Register
 from iced_x86 import Instruction as Decoded
 
-from kprobes.arch.insn import Flow, forbidden_place, in_alternative, probed_place
+from kprobes.arch.insn import Flow, forbidden_place, probed_place, reserved_place
 from kprobes.arch.x86_64 import slot
 from kprobes.arch.x86_64.decode import decode_one
 from kprobes.arch.x86_64.insn import Function, Instruction
@@ -220,13 +220,7 @@ def _reserved(instruction: Instruction, tables: TextTables) -> str | None:
         return "the kernel's function tracer changes it: the ftrace strategy probes it"
     if not tables.static_calls.isdisjoint(around):
         return "it is a static call, which the kernel points elsewhere while it runs"
-    if instruction.addr in tables.jump_labels:
-        return "it is a jump label, which the kernel flips between nop and jump"
-    if instruction.addr in tables.exceptions:
-        return "the exception table repairs its faults, and knows it by its address"
-    if in_alternative(instruction.addr, instruction.next, tables):
-        return "it is an alternative, which boot rewrites"
-    return None
+    return reserved_place(instruction.addr, instruction.next, tables)
 
 
 def _beside(function: Function, instruction: Instruction) -> str | None:
