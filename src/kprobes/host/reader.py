@@ -314,6 +314,11 @@ def read_events(
 ) -> list[HostEvent]:
     """Read what records of some probes look like, which are defined.
 
+    Args:
+        machine: this machine's kernel.
+        files: of the instance.
+        probes: some that are defined in it.
+
     Raises:
         TargetError: a file of the instance cannot be read.
     """
