@@ -1,8 +1,6 @@
-"""An architecture as seen when a guest is reached: its memory, its tasks and its clock.
+"""Machine: an architecture's memory, tasks, clock and calls, as needed to reach a guest.
 
-These facts need no kernel's symbols to be chosen: a stub names the architecture that it serves.
-
-What an architecture is to whoever calls functions of a guest in one of its tasks.
+Nothing here needs a kernel's symbols to be chosen: a stub names the architecture that it serves.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

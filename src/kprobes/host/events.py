@@ -1,10 +1,10 @@
-"""Our instance and our events in this machine's tracefs: made, switched, and taken away again.
+"""Instance and events of ours in this machine's tracefs: made, switched, and taken away again.
 
-What the kernel says to a line that it refuses: the last entry of its ``error_log``.
+Where the kernel refuses a line, the last entry of its ``error_log`` says why:
 
-[  1234.567890] trace_kprobe: error: Invalid probed address or symbol
-  Command: p:kprobes_1_2_3/open nothing
-                                ^
+    [  1234.567890] trace_kprobe: error: Invalid probed address or symbol
+      Command: p:kprobes_1_2_3/open nothing
+                                    ^
 """
 
 import errno

@@ -1,8 +1,6 @@
-"""The events of a tracing instance of this machine's kernel, out of its rings into batches.
+"""Reader of a tracing instance of this machine's kernel: out of its rings into batches.
 
-Pages taken out of the kernel's rings on the side: no ring waits until they are decoded.
-
-What takes the records of a session's events out of its instance.
+Pages are taken out of the rings by a thread of its own: no ring waits until they are decoded.
 """
 
 import itertools
@@ -294,6 +292,11 @@ def open_instance_reader(
 ) -> HostReader:
     """Open the rings of an instance whose probes are defined; tasks are named from then on.
 
+    Args:
+        machine: this machine's kernel.
+        files: of the instance.
+        probes: all that are defined in it.
+
     Raises:
         UnreachableError: the rings cannot be opened.
         TargetError: a file of the instance cannot be read.
@@ -310,6 +313,11 @@ def read_events(
     machine: HostMachine, files: HostFiles, probes: Sequence[HostProbe]
 ) -> list[HostEvent]:
     """Read what records of some probes look like, which are defined.
+
+    Args:
+        machine: this machine's kernel.
+        files: of the instance.
+        probes: some that are defined in it.
 
     Raises:
         TargetError: a file of the instance cannot be read.

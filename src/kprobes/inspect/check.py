@@ -354,7 +354,10 @@ def checker_of_guest(
 ) -> Checker:
     """Return a checker of definitions to be armed on these terms in a running guest.
 
-    ``check`` raises RefusedError where nothing can be probed.
+    Args:
+        guest: that is only read.
+        terms: of arming.
+        check: raises RefusedError where nothing can be probed.
     """
     cpus = possible_cpus(guest.memory, guest.kernel)
     return Checker(_ByPatching(places_of(guest, check), terms, cpus=cpus), terms)

@@ -1,10 +1,7 @@
-"""The plan for one site: what to write where, and which probes run there.
+"""Plan for one site: what to write where, which probes run there, and how returns are probed.
 
-How a function is left: every return and tail jump of it, or why they are not all known.
-
-How a function's returns are probed: what is done at its entry, at its exits, and in between.
-
-A call in progress has an instance where something must be kept for its return:
+A function is left by every return and tail jump of it, or it is said why they are not all known. A
+call in progress has an instance where something must be kept for its return:
 
     struct instance {
         u64 slot;       // where its return address is on its stack, 0: free; written first;

@@ -1,6 +1,6 @@
-"""A definition whose every name has become an address, a register or an offset.
+"""Resolved probe: every name has become an address, a register or an offset of the record.
 
-How one event's record lies in the ring: written once, for code generator and decoder.
+The record's layout is made once, for code generator and decoder:
 
     struct record {            // little endian, 8-byte aligned, at ring position `position`
         u64 commit;            // position << 16 | event id; written last
@@ -19,8 +19,6 @@ How one event's record lies in the ring: written once, for code generator and de
 A string field is a u32 ``length << 16 | offset``: offset from the record's start, length with
 its NUL; length 0 is a fault. Arrays are their elements in a row, with one fault bit for a whole
 array of numbers. See docs/reference/formats/ring.md.
-
-A probe as a kernel's own ``kprobe_events`` file takes it.
 """
 
 from collections.abc import Iterator

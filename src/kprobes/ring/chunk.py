@@ -66,7 +66,6 @@ class Decoded:
         is_lost: whether damage left no sound record to go on with; ``position`` is then
             the end of what was searched and need not be where a record begins.
         damaged: how many times a record had to be passed over.
-        last_counter: of the record that was written last, or None when there is none.
     """
 
     cpu: int
@@ -75,7 +74,6 @@ class Decoded:
     is_blocked: bool
     is_lost: bool
     damaged: int
-    last_counter: int | None
 
     def __len__(self) -> int:
         """Return the number of events."""

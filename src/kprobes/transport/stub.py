@@ -345,7 +345,13 @@ class Stub:
         return self._memory.read(addr, size)
 
     def write(self, addr: int, data: bytes, *, cpu: int | None = None) -> None:
-        """Write to virtual addresses; see ``read``."""
+        """Write to virtual addresses; see ``read``.
+
+        Args:
+            addr: of the first byte.
+            data: what is written.
+            cpu: the vCPU, as for ``read``.
+        """
         self._choose(cpu)
         self._memory.write([(addr, data)])
 
