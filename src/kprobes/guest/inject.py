@@ -261,6 +261,11 @@ class CallInjector:
     @contextmanager
     def _borrowed(self, thread: int) -> Generator[Task]:
         task = self._frame(thread)
+        # As if a call had come back, from where resuming is right, too: after our death the first
+        # call can be told from the one before it by its number, as any other.
+        at_trap = self._info.at_trap(self._return_path, task.trap.frame)
+        number = {self._info.number: self.allocations.calls}
+        self._debugger.set_registers(thread, {**at_trap, **number})
         with breakpoint_at(self._debugger, self._return_path.trap):
             yield task
 
