@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -207,6 +209,22 @@ def test_functions_are_listed_with_their_typed_arguments(kprobe: Command, target
         "do_sys_open     (int dfd, const char *filename, int flags, umode_t mode) -> long int",
         "do_sys_openat2  (int dfd, const char *filename, struct open_how *how) -> long int",
     ]
+
+
+def test_every_function_is_listed_without_a_compiler(target: str) -> None:
+    code = (
+        "import sys\n"
+        "from kprobes.cli.main import main\n"
+        "code = main(['list', '--target', sys.argv[1], '*'])\n"
+        "sys.exit(code or int('llvmlite' in sys.modules))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, target], capture_output=True, timeout=WAIT_S, check=False
+    )
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(done.stdout.splitlines()) > 30_000
 
 
 def test_a_list_of_nothing_says_so(kprobe: Command, target: str) -> None:
