@@ -102,7 +102,7 @@ class InjectOps:
         save_frame: (way, a task's registers) to its frame, and what is written there.
         set_up_call: (way, frame, function with its numbers) to how that begins.
         set_up_jump: (way, frame, function with its numbers) to the same without a return trap.
-        at_trap: (way, frame) to registers of a task that stands at the return trap, as after a call.
+        at_trap: (way, frame) to registers of a task at the return trap, as after a call.
         returned_frame: (registers at a trap) to the frame of the call that returned.
         skip_trap: (memory, registers at a trap) to those after it.
         raise_timer: what gives the CPU that calls it a timer interrupt at once, or None.

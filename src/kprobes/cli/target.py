@@ -169,7 +169,6 @@ def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Gues
 
 def _arena_size(args: argparse.Namespace) -> "ArenaSize | None":
     from kprobes.guest.arena import ArenaSize
-    from kprobes.guest.guest import Guest
 
     ring = getattr(args, "buffer_size", None)
     return None if ring is None else ArenaSize(ring=ring)
