@@ -299,6 +299,52 @@ def test_a_paused_guest_stays_so_when_it_is_only_read(
 
 
 @pytest.mark.usefixtures("busy")
+def test_what_was_recorded_is_summed_up_where_a_paused_guest_keeps_the_probes_armed(
+    kprobe: Command, target: str, monitor: Monitor, tmp_path: Path
+) -> None:
+    tracer = _start_with_a_handler(kprobe, target, tmp_path)
+
+    monitor.command("stop")
+    wait_for_words(tracer, b"somebody else has paused the guest")
+    tracer.send_signal(signal.SIGINT)
+    _, said = tracer.communicate(timeout=WAIT_S)
+
+    assert monitor.command("info status") == "VM status: paused\n"
+    monitor.command("cont")
+    assert kprobe("restore", "--target", target).returncode == 0
+    assert kprobe.is_idle(target)
+    assert tracer.returncode == 1
+    assert re.search(rb"\n[1-9]\d* events?, ", said), said.decode()
+    assert b"the guest is paused" in said, said.decode()
+
+
+@pytest.mark.usefixtures("busy")
+def test_an_interrupt_ends_a_trace_with_handlers_as_any_other(
+    kprobe: Command, target: str, tmp_path: Path
+) -> None:
+    tracer = _start_with_a_handler(kprobe, target, tmp_path)
+
+    tracer.send_signal(signal.SIGINT)
+    _, said = tracer.communicate(timeout=WAIT_S)
+
+    assert tracer.returncode == 0, said.decode()
+    assert re.search(rb"\n[1-9]\d* events?, ", said), said.decode()
+    assert re.search(rb"\n  opened +[1-9]\d*  vfs_open", said), said.decode()
+
+
+def _start_with_a_handler(kprobe: Command, target: str, folder: Path) -> subprocess.Popen[bytes]:
+    # There is nearly always a task inside the probes' code.
+    slow = folder / "slow.py"
+    slow.write_text(
+        "import time\n@kernel.entry('vfs_open')\ndef opened(path, *, regs):\n    time.sleep(0.05)\n"
+    )
+    tracer = kprobe.start("trace", "--target", target, "--python", str(slow), OPEN)
+    for _ in range(10):
+        wait_for_event(tracer)
+    return tracer
+
+
+@pytest.mark.usefixtures("busy")
 def test_a_trace_waits_for_who_has_paused_its_guest(
     kprobe: Command, target: str, monitor: Monitor
 ) -> None:
