@@ -450,3 +450,33 @@ def test_who_is_caught_in_a_guest_that_is_another_one_is_let_go() -> None:
 
     assert memory.read(STACK - 0x400, 0x400) == stack
     assert cpus.breakpoints == set()
+
+
+@pytest.mark.parametrize("look", [1, 2, 3])
+def test_a_guest_that_is_put_back_right_after_a_look_is_left_as_it_was_put_back(look: int) -> None:
+    cpus, memory, _ = _guest()
+    allocations = AllocationLog()
+    injector = CallInjector(cast("Stub", cpus), memory, KERNEL, allocations)
+    # Its stack is in use where the task's frame would be.
+    other, stack = _vcpu(TIMER, STACK - 0x380), b"\xab" * 0x400
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks > look:
+            raise GuestReplacedError("the guest was restored to an earlier state")
+        if looks == look:
+            cpus.vcpus[1] = dict(other)
+            memory.write(STACK - 0x400, stack)
+
+    allocations.check = check
+    _caught(cpus)
+    with pytest.raises(GuestReplacedError), injector.task() as task:
+        task.call(Addr(FUNCTION), 1)
+
+    assert cpus.vcpus[1] == other
+    assert memory.read(STACK - 0x400, 0x400) == stack
+    assert cpus.breakpoints == set()
+    # Nothing ran but to catch it.
+    assert len(cpus.seen) == 1
