@@ -11,6 +11,7 @@ raises KeyboardInterrupt there:
     write   before the n-th place is written, by the stub or past it, those before it being written
     record  before (n even) or after (n odd) a group of undos reaches the disk
     begun   before the n-th call of a guest's function, which the journal tells of already
+    frees   the same, of those that give something back
     call    in the n-th call of a guest's function, while the guest runs it
     sent    after n bytes of all that is ever sent to the stub, be it in the middle of a packet
 """
@@ -180,16 +181,22 @@ def _fail_at_record(number: int, fail: Fail) -> None:
     Journal.record = told
 
 
-def _fail_at_beginning(number: int, fail: Fail) -> None:
+def _fail_at_beginning(
+    number: int, fail: Fail, is_counted: Callable[[Call], bool] = lambda _call: True
+) -> None:
     begin = AllocationLog.begin
     left = itertools.count(number, -1)
 
     def told(self: AllocationLog, call: Call) -> None:
         begin(self, call)
-        if next(left) == 0:
+        if is_counted(call) and next(left) == 0:
             fail()
 
     AllocationLog.begin = told
+
+
+def _fail_at_freeing(number: int, fail: Fail) -> None:
+    _fail_at_beginning(number, fail, lambda call: call.returns is not None)
 
 
 def _fail_in_call(number: int, fail: Fail) -> None:
@@ -240,6 +247,7 @@ _POINTS: dict[str, Callable[[int, Fail], None]] = {
     "write": _fail_at_write,
     "record": _fail_at_record,
     "begun": _fail_at_beginning,
+    "frees": _fail_at_freeing,
     "call": _fail_in_call,
     "sent": _fail_when_sent,
 }

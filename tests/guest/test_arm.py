@@ -383,3 +383,21 @@ def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -
         patcher.apply(change)
 
     assert made.text() == before
+
+
+def test_code_that_a_loadvm_let_into_somebody_elses_memory_is_taken_out_again() -> None:
+    made, patcher, written = _make()
+    programs = patcher.link(made.plans)
+    size = 1024
+    before = made.guest.memory.read(CODE, size)
+
+    def load(addr: int, data: bytes) -> None:
+        del addr, data
+        made.stub.before_write = lambda _addr, _data: None
+        written.watch(_is_another)
+
+    made.stub.before_write = load
+    with pytest.raises(GuestReplacedError):
+        patcher.load(programs)
+
+    assert made.guest.memory.read(CODE, size) == before

@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -220,6 +222,22 @@ def test_functions_are_listed_with_their_typed_arguments(kprobe: Command, target
     ]
 
 
+def test_every_function_is_listed_without_a_compiler(target: str) -> None:
+    code = (
+        "import sys\n"
+        "from kprobes.cli.main import main\n"
+        "code = main(['list', '--target', sys.argv[1], '*'])\n"
+        "sys.exit(code or int('llvmlite' in sys.modules))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, target], capture_output=True, timeout=WAIT_S, check=False
+    )
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(done.stdout.splitlines()) > 30_000
+
+
 def test_a_list_of_nothing_says_so(kprobe: Command, target: str) -> None:
     done = kprobe("list", "--target", target, "no_such_*")
 
@@ -289,6 +307,52 @@ def test_a_paused_guest_stays_so_when_it_is_only_read(
 
     assert done.returncode == 0, done.stderr.decode()
     assert monitor.command("info status") == "VM status: paused\n"
+
+
+@pytest.mark.usefixtures("busy")
+def test_what_was_recorded_is_summed_up_where_a_paused_guest_keeps_the_probes_armed(
+    kprobe: Command, target: str, monitor: Monitor, tmp_path: Path
+) -> None:
+    tracer = _start_with_a_handler(kprobe, target, tmp_path)
+
+    monitor.command("stop")
+    wait_for_words(tracer, b"somebody else has paused the guest")
+    tracer.send_signal(signal.SIGINT)
+    _, said = tracer.communicate(timeout=WAIT_S)
+
+    assert monitor.command("info status") == "VM status: paused\n"
+    monitor.command("cont")
+    assert kprobe("restore", "--target", target).returncode == 0
+    assert kprobe.is_idle(target)
+    assert tracer.returncode == 1
+    assert re.search(rb"\n[1-9]\d* events?, ", said), said.decode()
+    assert b"the guest is paused" in said, said.decode()
+
+
+@pytest.mark.usefixtures("busy")
+def test_an_interrupt_ends_a_trace_with_handlers_as_any_other(
+    kprobe: Command, target: str, tmp_path: Path
+) -> None:
+    tracer = _start_with_a_handler(kprobe, target, tmp_path)
+
+    tracer.send_signal(signal.SIGINT)
+    _, said = tracer.communicate(timeout=WAIT_S)
+
+    assert tracer.returncode == 0, said.decode()
+    assert re.search(rb"\n[1-9]\d* events?, ", said), said.decode()
+    assert re.search(rb"\n  opened +[1-9]\d*  vfs_open", said), said.decode()
+
+
+def _start_with_a_handler(kprobe: Command, target: str, folder: Path) -> subprocess.Popen[bytes]:
+    # There is nearly always a task inside the probes' code.
+    slow = folder / "slow.py"
+    slow.write_text(
+        "import time\n@kernel.entry('vfs_open')\ndef opened(path, *, regs):\n    time.sleep(0.05)\n"
+    )
+    tracer = kprobe.start("trace", "--target", target, "--python", str(slow), OPEN)
+    for _ in range(10):
+        wait_for_event(tracer)
+    return tracer
 
 
 @pytest.mark.usefixtures("busy")

@@ -123,15 +123,15 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
 
 @contextmanager
 def _guest(args: argparse.Namespace) -> Generator["Guest"]:
-    from kprobes.cli.target import opened
+    from kprobes.cli.target import looked_at
     from kprobes.cli.terminal import Progress, Stop
 
     with (
         Stop() as stop,
         Progress(is_quiet=args.quiet) as progress,
-        opened(args, stop=stop, progress=progress) as session,
+        looked_at(args, stop=stop, progress=progress) as guest,
     ):
-        yield session.driver.guest
+        yield guest
         stop.check()
 
 

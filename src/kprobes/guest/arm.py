@@ -475,7 +475,16 @@ class TextPatcher:
                 )
 
     def _write_code(self, addr: Addr, code: bytes) -> None:
-        write_code(self._guest.stub, self._guest.memory, addr, code)
+        stub, memory = self._guest.stub, self._guest.memory
+        before = remembering(memory).read(addr, len(code))
+        write_code(stub, memory, addr, code)
+        try:
+            self._journal.check()
+        except GuestReplacedError:
+            # As in ``_check_written``: this memory belongs to somebody else there.
+            if remembering(memory).read(addr, len(code)) == code:
+                write_code(stub, memory, addr, before)
+            raise
 
 
 def _detours(sites: Sequence[_Armed]) -> dict[Addr, Addr]:

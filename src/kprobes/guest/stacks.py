@@ -172,10 +172,12 @@ def _vcpus(guest: Guest) -> _Vcpus:
     names = [info.register, info.excepted[0] if info.excepted else None]
     more = [name for name in names if name is not None]
     stub = guest.stub
-    return [
-        {**stub.registers(cpu), **{name: stub.register(cpu, name) for name in more}}
-        for cpu in stub.ids()
-    ]
+    found: list[dict[str, int]] = []
+    for cpu in stub.ids():
+        values = stub.registers(cpu)
+        values |= {name: stub.register(cpu, name) for name in more}
+        found.append(values)
+    return found
 
 
 def _held(guest: Guest, vcpus: _Vcpus) -> Iterator[int]:

@@ -298,8 +298,11 @@ class Stub:
                 raise FormatError(f"a gdb stub with more than {len(ids)} vCPUs")
         return ids
 
-    def registers(self, cpu: int) -> Mapping[str, int]:
-        """Return a vCPU's registers by the stub's names: those of its g packet."""
+    def registers(self, cpu: int) -> dict[str, int]:
+        """Return a vCPU's registers by the stub's names: those of its g packet.
+
+        To ask the dictionary for one that is not there is a TargetError.
+        """
         self._must_be_stopped()
         return self._registers.read(cpu)
 
