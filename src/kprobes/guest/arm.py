@@ -36,7 +36,7 @@ from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
-from kprobes.units import Addr
+from kprobes.units import Addr, Phys
 
 _CALLBACK, _NEXT, _PRIORITY = 0, 8, 16
 _INT = 0xFFFF_FFFF
@@ -329,7 +329,15 @@ class TextPatcher:
         made = change.made
         writes = [(patch.phys, patch.old) for patch in settled]
         writes += [(patch.phys, patch.new) for patch in made]
-        before, gone, new = self._detours, _detours(change.gone), _detours(change.new)
+        self._write_all(change, writes)
+        if records is not None:
+            records.make_calls([patch for patch in restored if patch.what == FLAGS])
+        self._commit(change)
+        return put_back
+
+    def _write_all(self, change: Change, writes: Sequence[tuple[Phys, bytes]]) -> None:
+        made, before = change.made, self._detours
+        gone, new = _detours(change.gone), _detours(change.new)
         try:
             # Whoever dies meanwhile: a breakpoint that is still there must be found.
             self._set_detours(before | new)
@@ -351,18 +359,18 @@ class TextPatcher:
             raise
 
     def _verify_change(self, made: Sequence[ArmedPatch], restored: Sequence[ArmedPatch]) -> int:
-        # Where a patch is taken back, what was there before is known.
-        ours = {at for each in restored for at in range(each.addr, each.addr + len(each.new))}
-        self._verify([patch for patch in made if patch.addr not in ours])
         text = [patch for patch in restored if patch.what != FLAGS]
         put_back = 0
+        before: dict[int, int] = {}
         for patch, now in zip(text, self._read(text), strict=True):
             put_back += now == patch.old != patch.new
+            before |= enumerate(patch.old, patch.phys)
             if now not in (patch.old, patch.new):
                 raise TargetError(
                     f"{patch.what}: {patch.addr:#x} holds {now.hex()}, which is neither ours nor "
                     "the kernel's: somebody else has changed it; nothing was changed"
                 )
+        self._verify(made, before)
         return put_back
 
     def _take_back(self, patches: Sequence[ArmedPatch]) -> None:
@@ -469,8 +477,10 @@ class TextPatcher:
     def _read(self, patches: Sequence[ArmedPatch]) -> list[bytes]:
         return self._stopped.read_physical_many([(patch.phys, len(patch.old)) for patch in patches])
 
-    def _verify(self, patches: Sequence[ArmedPatch]) -> None:
-        for undo, now in zip(patches, self._read(patches), strict=True):
+    def _verify(self, patches: Sequence[ArmedPatch], before: Mapping[int, int]) -> None:
+        # Where a patch is taken back, what was there before is known.
+        for undo, found in zip(patches, self._read(patches), strict=True):
+            now = bytes(before.get(at, byte) for at, byte in enumerate(found, undo.phys))
             if now != undo.old:
                 raise TargetError(
                     f"{undo.what}: {undo.addr:#x} holds {now.hex()}, not {undo.old.hex()} as "

@@ -1,0 +1,341 @@
+"""Changes of what is armed: all of one or nothing, journal first, and breakpoints always found."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from kprobes.arch.x86_64 import slot
+from kprobes.codegen.breakpoint import BLOCK_MASK, BLOCK_TABLE, first_entry
+from kprobes.errors import GuestGoneError, KprobesError, MemoryFault, TargetError
+from kprobes.guest import arm, journal
+from kprobes.guest.allocations import Allocation, Call, Kind
+from kprobes.guest.arm import Change, TextPatcher
+from kprobes.guest.journal import ArmedPatch, Journal
+from kprobes.guest.notes import find_notes
+from kprobes.guest.patches import restore_text
+from kprobes.model.plan import Displaced, Plan, Site, Strategy
+from kprobes.plan.ftrace import DISABLED
+from kprobes.units import Addr
+from tests.build.guest import DATA, NOP, GuestWithSites, make_arena, make_guest
+from tests.build.kernel import TEXT, make_probe
+from tests.build.machine import ABI
+
+ARENA = replace(make_arena(), patches=32)
+CODE = bytes.fromhex("4883c001 4883c002 4883c003 4883c004")
+"""Four times ``add $n,%rax``, at FIRST, SECOND, ..."""
+FIRST, SECOND, THIRD = (Addr(TEXT + 0x2000 + 4 * n) for n in range(3))
+INT3 = b"\xcc"
+ENTRY = 16
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def _plan(addr: Addr, strategy: Strategy, event_id: int) -> Plan:
+    count = 2 if strategy is Strategy.JUMP else 1
+    at = addr - FIRST
+    code = CODE[at : at + 4 * count]
+    displaced = Displaced(addr=addr, code=code, count=count, stop=Addr(addr + len(code)))
+    site = Site(strategy=strategy, addr=addr, old=code, displaced=displaced)
+    return Plan(site=site, probes=(make_probe("p f a=%bx", event_id=event_id, addr=addr),))
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """A guest with four ftrace sites, a jump and a breakpoint armed, and what comes next.
+
+    Attributes:
+        at_first: its text before anything was armed.
+        armed: the text before the change.
+        gone, new: plans of the change.
+    """
+
+    made: GuestWithSites
+    patcher: TextPatcher
+    written: Journal
+    at_first: bytes
+    armed: bytes
+    gone: list[Plan]
+    new: list[Plan]
+
+    def stage(self) -> Change:
+        programs, _ = self.patcher.linker.link(self.new)
+        self.patcher.load(programs)
+        return self.patcher.stage(programs, self.gone)
+
+    def patches(self) -> set[ArmedPatch]:
+        return set(journal.read(self.written.path).patches)
+
+    def detour(self, addr: Addr) -> int | None:
+        """Look a breakpoint up as the guest does."""
+        memory, block = self.made.guest.memory, ARENA.block
+        table, mask = memory.u64(block + BLOCK_TABLE), memory.u64(block + BLOCK_MASK)
+        at = first_entry(addr, mask)
+        while found := memory.u64(table + ENTRY * (at & mask)):
+            if found == addr:
+                return memory.u64(table + ENTRY * (at & mask) + 8)
+            at += 1
+        return None
+
+    def breakpoints(self) -> dict[Addr, int | None]:
+        """Return where breakpoints are, and where they lead."""
+        memory = self.made.guest.memory
+        return {a: self.detour(a) for a in (FIRST, SECOND, THIRD) if memory.read(a, 1) == INT3}
+
+
+def _scene() -> Scene:
+    """Of the sites one changes and one goes; the jump gives way to two breakpoints, one goes."""
+    made, written = make_guest(["p f a=$arg1"] * 4), Journal.create("fake")
+    allocation = Allocation(kind=Kind.DATA, addr=DATA, size=1 << 22)
+    written.allocations.begin(Call(frame=1, trap=2, allocates=allocation))
+    written.allocations.end(0)
+    made.guest.memory.write(FIRST, CODE)
+    at_first = made.text()
+    patcher = TextPatcher(made.guest, ARENA, ABI, written)
+    jump, breakpoint_ = _plan(FIRST, Strategy.JUMP, 5), _plan(THIRD, Strategy.BREAKPOINT, 6)
+    programs, _ = patcher.linker.link([*made.plans, jump, breakpoint_])
+    patcher.load(programs)
+    patcher.apply(patcher.stage(programs))
+    changing, going, *_ = made.plans
+    changed = replace(changing, probes=(*changing.probes, make_probe("p f", event_id=7)))
+    between = [_plan(addr, Strategy.BREAKPOINT, n) for n, addr in ((5, FIRST), (8, SECOND))]
+    return Scene(
+        made=made,
+        patcher=patcher,
+        written=written,
+        at_first=at_first,
+        armed=made.text(),
+        gone=[changing, going, jump, breakpoint_],
+        new=[changed, *between],
+    )
+
+
+def _flags(made: GuestWithSites, number: int) -> int:
+    record = made.plans[number].site.record
+    assert record is not None
+    return made.guest.memory.u64(record + 8)
+
+
+WRITES = 14
+"""Of text, records of ftrace and where breakpoints lead: those of notes, which come last, aside."""
+
+
+def test_a_change_is_made_at_every_site_and_nowhere_else() -> None:
+    scene = _scene()
+    memory, sites = scene.made.guest.memory, scene.made.sites
+    before = memory.read(sites[2], 0x40)
+
+    change = scene.stage()
+    scene.patcher.apply(change)
+
+    changed, *between = change.programs
+    assert slot.call_target(sites[0], memory.read(sites[0], slot.SIZE)) == changed.entry
+    assert memory.read(sites[1], slot.SIZE) == NOP
+    assert [_flags(scene.made, n) for n in range(4)] == [DISABLED, 0, DISABLED, DISABLED]
+    assert memory.read(sites[2], 0x40) == before
+    assert memory.read(FIRST, len(CODE)) == INT3 + CODE[1:4] + INT3 + CODE[5:]
+    assert scene.breakpoints() == {p.plan.site.addr: p.entry for p in between}
+    assert scene.detour(THIRD) is None
+    assert {p.plan.site.addr for p in scene.patcher.programs} == {
+        *(sites[0], sites[2], sites[3]),
+        *(FIRST, SECOND),
+    }
+
+
+def test_after_a_change_the_journal_and_the_notes_have_what_is_armed_and_no_more() -> None:
+    scene = _scene()
+
+    change = scene.stage()
+    scene.patcher.apply(change)
+
+    found = scene.patches()
+    assert found.issuperset(change.made)
+    assert found.isdisjoint(change.restored)
+    assert len(found) == 2 * 3 + 2
+    (notes,) = find_notes(scene.made.guest)
+    assert notes.patches is not None
+    assert {(p.phys, p.new) for p in notes.patches} == {(p.phys, p.new[:8]) for p in found}
+    assert scene.patcher.disarm() == 0
+    assert scene.made.text() == scene.at_first
+
+
+def test_every_patch_of_a_change_is_in_the_journal_on_disk_before_it_is_made() -> None:
+    scene = _scene()
+    change, seen = scene.stage(), list[bool]()
+    made = {(patch.phys, patch.new) for patch in change.made}
+
+    def look(addr: int, data: bytes) -> None:
+        if (addr, data) in made:
+            seen.append((addr, data) in {(p.phys, p.new) for p in scene.patches()})
+
+    scene.made.stub.before_write = look
+    scene.patcher.apply(change)
+
+    assert seen == [True] * len(made)
+
+
+def test_the_writes_of_the_change_are_as_many_as_these_tests_think() -> None:
+    scene = _scene()
+    change, before = scene.stage(), scene.made.stub.writes
+
+    scene.patcher.apply(change)
+
+    assert scene.made.stub.writes - before == WRITES + len(change.restored) + 1
+
+
+@pytest.mark.parametrize("n", range(WRITES))
+def test_a_write_that_fails_in_a_change_leaves_all_as_before(n: int) -> None:
+    scene = _scene()
+    change = scene.stage()
+    patches = scene.patches() - set(change.made)
+    breakpoints = scene.breakpoints()
+    scene.made.stub.fails_at = scene.made.stub.writes + n
+
+    with pytest.raises(MemoryFault):
+        scene.patcher.apply(change)
+
+    assert scene.made.text() == scene.armed
+    assert scene.breakpoints() == breakpoints
+    assert scene.patches() == patches
+    assert len(scene.patcher.programs) == 6
+    assert scene.patcher.disarm() == 0
+    assert scene.made.text() == scene.at_first
+    assert scene.written.is_clear
+
+
+@pytest.mark.parametrize("n", range(WRITES))
+def test_a_tracer_that_dies_in_a_change_leaves_a_guest_that_runs_and_can_be_put_right(
+    n: int,
+) -> None:
+    scene = _scene()
+    change = scene.stage()
+    scene.made.stub.dies_at = scene.made.stub.writes + n
+
+    with pytest.raises(GuestGoneError):
+        scene.patcher.apply(change)
+
+    # It runs until the guardian has put it right.
+    assert None not in scene.breakpoints().values()
+    scene.made.stub.dies_at = None
+    restore_text(journal.read(scene.written.path).patches, scene.made.stub)
+    assert scene.made.text() == scene.at_first
+
+
+def test_what_is_new_may_be_where_something_goes() -> None:
+    scene = _scene()
+    scene.patcher.apply(scene.patcher.stage((), [_plan(FIRST, Strategy.JUMP, 5)]))
+    scene.gone = [_plan(THIRD, Strategy.BREAKPOINT, 6)]
+    scene.new = [_plan(SECOND, Strategy.JUMP, 9)]
+
+    scene.patcher.apply(scene.stage())
+
+    text = scene.made.guest.memory.read(FIRST, len(CODE))
+    assert (text[:4], text[9:]) == (CODE[:4], CODE[9:])
+    assert text[4:9] != CODE[4:9]
+    scene.patcher.disarm()
+    assert scene.made.text() == scene.at_first
+
+
+Harm = Callable[[Scene], None]
+
+
+def _harm_new(scene: Scene) -> None:
+    scene.made.guest.memory.write(SECOND, b"\x90")
+
+
+def _harm_gone(scene: Scene) -> None:
+    scene.made.guest.memory.write(scene.made.sites[1], b"\xe8what")
+
+
+@pytest.mark.parametrize("harm", [_harm_new, _harm_gone])
+def test_a_place_that_somebody_else_changed_stops_the_change(harm: Harm) -> None:
+    scene = _scene()
+    change = scene.stage()
+    patches = scene.patches() - set(change.made)
+    harm(scene)
+    before = scene.made.text()
+
+    with pytest.raises(TargetError, match="holds"):
+        scene.patcher.apply(change)
+
+    assert scene.made.text() == before
+    assert scene.patches() == patches
+
+
+def test_a_place_that_somebody_else_put_back_is_counted_when_it_goes() -> None:
+    scene = _scene()
+    change = scene.stage()
+    scene.made.guest.memory.write(scene.made.sites[1], NOP)
+
+    assert scene.patcher.apply(change) == 1
+
+
+def test_when_the_last_one_goes_the_journal_has_nothing_to_undo() -> None:
+    scene = _scene()
+    plans = [each.plan for each in scene.patcher.programs]
+
+    scene.patcher.apply(scene.patcher.stage((), plans))
+
+    assert scene.made.text() == scene.at_first
+    assert not scene.patcher.is_armed
+    assert scene.written.is_clear
+    assert scene.patches() == set()
+
+
+def _again_and_again(scene: Scene, times: int) -> None:
+    """Have a site lead elsewhere so often."""
+    plan = scene.made.plans[0]
+    for n in range(times):
+        new = replace(plan, probes=(make_probe("p f", event_id=100 + n),))
+        programs, _ = scene.patcher.linker.link([new])
+        scene.patcher.load(programs)
+        change = scene.patcher.stage(programs, [plan])
+        scene.patcher.apply(change)
+        linker = scene.patcher.linker
+        linker.retire(change.left)
+        linker.reclaim([False] * len(linker.pool.retired), ())
+        plan = new
+    scene.made.plans[0] = plan
+
+
+def test_the_journal_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arm, "_MOST_GONE", 4)
+    scene = _scene()
+    _again_and_again(scene, 20)
+    before = len(scene.written.path.read_bytes().split(b"\n"))
+
+    _again_and_again(scene, 40)
+
+    assert len(scene.written.path.read_bytes().split(b"\n")) <= before + 3 * 2 * 12
+    assert len(scene.patches()) == 2 * 4 + 2
+    scene.patcher.disarm()
+    assert scene.made.text() == scene.at_first
+
+
+def test_notes_in_the_guest_take_the_room_of_what_is_gone() -> None:
+    scene = _scene()
+
+    _again_and_again(scene, ARENA.patches)
+
+    (notes,) = find_notes(scene.made.guest)
+    assert notes.patches is not None
+    found = {(patch.phys, patch.new) for patch in notes.patches}
+    assert found == {(patch.phys, patch.new[:8]) for patch in scene.patches()}
+    assert notes.state == scene.written.state
+
+
+def test_what_cannot_be_staged_leaves_all_as_before() -> None:
+    scene = _scene()
+
+    def refuse() -> None:
+        raise KprobesError("the guest was rebooted")
+
+    scene.written.watch(refuse)
+    with pytest.raises(KprobesError, match="rebooted"):
+        scene.stage()
+
+    assert scene.made.text() == scene.armed
