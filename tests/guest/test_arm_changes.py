@@ -328,6 +328,21 @@ def test_notes_in_the_guest_take_the_room_of_what_is_gone() -> None:
     assert notes.state == scene.written.state
 
 
+def test_what_is_staged_and_not_made_is_forgotten() -> None:
+    scene = _scene()
+    patches = scene.patches()
+    change = scene.stage()
+    assert scene.patches() == patches | set(change.made)
+
+    for _ in range(2):
+        scene.patcher.withdraw()
+
+    assert scene.patches() == patches
+    (notes,) = find_notes(scene.made.guest)
+    assert notes.patches is not None
+    assert len(notes.patches) == len(patches)
+
+
 def test_what_cannot_be_staged_leaves_all_as_before() -> None:
     scene = _scene()
 

@@ -8,6 +8,7 @@ Breakpoints of ours in a guest: its own exception chain is told whose they are.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kprobes.codegen.breakpoint import (
@@ -19,7 +20,7 @@ from kprobes.codegen.breakpoint import (
     hash_table,
     table_mask,
 )
-from kprobes.errors import GuestReplacedError, TargetError
+from kprobes.errors import GuestReplacedError, KprobesError, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import NOTIFIER_SIZE, Arena
 from kprobes.guest.ftrace_records import Records
@@ -195,6 +196,7 @@ class TextPatcher:
         self._is_retried = False
         # Patches of a change that failed and could not be taken back.
         self._stuck: Sequence[ArmedPatch] = ()
+        self._staged: Sequence[ArmedPatch] = ()
 
     @property
     def is_armed(self) -> bool:
@@ -267,6 +269,7 @@ class TextPatcher:
             self._journal.allocations.keep_instances(trampolines)
         self._journal.describe(_described(programs))
         if made:
+            self._staged = made
             self._journal.record(made)
             self._recorded += len(made)
             self._journal.check()
@@ -283,6 +286,14 @@ class TextPatcher:
             # Who looks a breakpoint up must not find half of another table.
             found.append(self.lookup)
         return tuple(found)
+
+    def withdraw(self) -> None:
+        """Forget what was staged and is not made; of a guest that is gone nothing matters."""
+        staged, self._staged = self._staged, ()
+        if staged and not self._stuck:
+            with suppress(KprobesError):
+                self._journal.check()
+                self._withdraw(staged)
 
     def load(self, programs: Sequence[Program]) -> None:
         """Write code to the arena, where nothing calls it yet."""
@@ -316,7 +327,7 @@ class TextPatcher:
         try:
             put_back = self._verify_change(made, restored)
         except TargetError:
-            self._withdraw(made)
+            self.withdraw()
             raise
         records = Records(self._guest, self._stopped) if any(e.flags for e in change.gone) else None
         self._write(change, restored if records is None else records.settled(restored))
@@ -330,6 +341,7 @@ class TextPatcher:
         writes = [(patch.phys, patch.old) for patch in settled]
         writes += [(patch.phys, patch.new) for patch in made]
         self._write_all(change, writes)
+        self._staged = ()
         if records is not None:
             records.make_calls([patch for patch in restored if patch.what == FLAGS])
         self._commit(change)
@@ -355,7 +367,7 @@ class TextPatcher:
             self._stuck = ()
             self._set_detours(before)
             self._make_again(change.restored)
-            self._withdraw(made)
+            self.withdraw()
             raise
 
     def _verify_change(self, made: Sequence[ArmedPatch], restored: Sequence[ArmedPatch]) -> int:

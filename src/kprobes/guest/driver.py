@@ -436,6 +436,7 @@ class GuestDriver:
                 count = patcher.apply(change)
                 self._let_return(patcher, planned)
         except BaseException:
+            patcher.withdraw()
             self._serve_no_more(patcher.linker.retire(programs, planned.new_returns))
             raise
         self._serve_no_more(patcher.linker.retire(change.left, planned.old_returns))
