@@ -6,12 +6,11 @@ import pytest
 from iced_x86 import Decoder, Mnemonic
 
 from kprobes.arch.x86_64.arch import X86_64
-from kprobes.errors import RefusedError
+from kprobes.errors import NoRoomError, RefusedError
 from kprobes.guest.link import Linker, Program, instance_counts, instances_size
 from kprobes.guest.release import CodeMemory
 from kprobes.model.abi import Readers
-from kprobes.model.plan import TRAMPOLINE_HEADER, Plan, Returning, ReturnMethod, Returns, Role
-from kprobes.model.resolved import Operand, RegisterValue
+from kprobes.model.plan import Plan, Returning, ReturnMethod, Returns, Role
 from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.units import MIB, Addr
 from tests.build.guest import make_arena, make_guest
@@ -43,7 +42,9 @@ def test_every_place_asks_by_a_number_of_its_own_whoever_is_asked() -> None:
     after = _upcall(9, plans[0].site.addr, is_after=True)
     asking = [replace(plan, upcalls=(shared, after)) for plan in plans]
 
-    groups = [each for p in _linker(asking).link(asking) for each in p.groups]
+    programs, groups = _linker(asking).link(asking)
+
+    assert [each for program in programs for each in program.groups] == groups
 
     assert [each.number for each in groups] == [0, 1, 2, 3]
     assert [each.upcalls for each in groups] == [(shared,), (after,)] * 2
@@ -55,9 +56,9 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
     plans = [_hooked(plan, upcall)]
     linker = _linker(plans)
 
-    (program,) = linker.link(plans)
+    (program,), (group,) = linker.link(plans)
 
-    (group,), (instances,) = linker.trampoline_upcalls, linker.instances
+    (instances,) = linker.instances
     assert (program.groups, group.upcalls) == ((), (upcall,))
     # It is shown at the trampoline, and goes on after what that has called.
     assert list(group.copies) == [instances.trampoline]
@@ -65,37 +66,6 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
     (start,) = (addr for addr in code if addr < instances.trampoline < addr + len(code[addr]))
     at = group.copies[instances.trampoline] - start
     assert code[start][at : at + 1] == b"\xc3"
-
-
-@pytest.mark.parametrize("kept", [(), (RegisterValue(name="di"),)])
-@pytest.mark.parametrize("makes_upcall", [False, True])
-def test_a_silent_trampoline_fits_its_place_and_leads_to_the_same_instances(
-    makes_upcall: bool, kept: tuple[Operand, ...]
-) -> None:
-    (plan,) = make_guest(["r f"]).plans
-    upcalls = (_upcall(3, plan.site.addr),) if makes_upcall else ()
-    returns = Returns(
-        entry=plan.site.addr,
-        return_method=ReturnMethod.RETHOOK,
-        probes=plan.probes,
-        upcalls=upcalls,
-        kept=kept,
-        is_timed=True,
-    )
-    plans = [replace(plan, probes=(), returning=(Returning(role=Role.HOOK, returns=returns),))]
-    linker = _linker(plans)
-    linker.link(plans)
-    (trampoline,) = linker.trampolines
-    loud = dict(linker.take_routines())[trampoline.text[0]]
-
-    code = _linker(plans).silent(trampoline.silenced)
-
-    assert trampoline.silenced.is_silent
-    assert not trampoline.is_silent
-    assert len(code) < trampoline.text[1] - trampoline.text[0] == len(loud)
-    # The words that lead to the instances, and what tells a trampoline from other code of ours.
-    start = TRAMPOLINE_HEADER + len(X86_64.returns.mark)
-    assert code[:start] == loud[:start]
 
 
 def _far_linker(plans: list[Plan]) -> tuple[Linker, CodeMemory, CodeMemory]:
@@ -132,7 +102,7 @@ def test_code_is_where_branches_of_its_site_reach_it_and_shares_nothing_with_far
     plans = [_returning(plan) for plan in make_guest(["p f"] * 2).plans]
     linker, near, far = _far_linker(plans)
 
-    here, there = linker.link([_moved(plans[0], near), _moved(plans[1], far)])
+    (here, there), _ = linker.link([_moved(plans[0], near), _moved(plans[1], far)])
 
     assert near.addr <= here.entry < near.stop
     assert far.addr <= there.entry < far.stop
@@ -145,7 +115,7 @@ def test_far_code_calls_functions_of_the_kernel_by_veneers_of_its_own() -> None:
     plans = list(make_guest(["p f +0(%di):ustring"] * 2).plans)
     linker, near, far = _far_linker(plans)
 
-    here, there = linker.link([_moved(plans[0], near), _moved(plans[1], far)])
+    (here, there), _ = linker.link([_moved(plans[0], near), _moved(plans[1], far)])
 
     veneers = dict(linker.take_routines())
     assert set(veneers.values()) == {_veneer(near.addr)}
@@ -162,7 +132,7 @@ def test_every_piece_of_code_memory_has_an_entry_stub_and_trampolines_are_in_the
     asking = replace(plan, upcalls=(_upcall(1, plan.site.addr),))
     taking = _hooked(plan, _upcall(2, plan.site.addr))
 
-    here, there = linker.link([asking, taking])
+    (here, there), _ = linker.link([asking, taking])
 
     assert far.addr <= here.entry < there.entry < far.stop
     (instances,) = linker.instances
@@ -206,3 +176,118 @@ def test_linking_ends_where_its_checkpoint_raises() -> None:
     plans = make_guest(["p f"] * 2).plans
     with pytest.raises(KeyboardInterrupt):
         _linker(plans).link(plans, checkpoint)
+
+
+def _keeping(plan: Plan, *, generation: int = 0, stride: int = 0) -> Plan:
+    """Return a plan whose returns are taken over, in one version of its function."""
+    returns = Returns(
+        entry=plan.site.addr,
+        return_method=ReturnMethod.RETHOOK,
+        probes=plan.probes,
+        is_timed=True,
+        generation=generation,
+        room=stride,
+    )
+    return replace(plan, probes=(), returning=(Returning(role=Role.HOOK, returns=returns),))
+
+
+def _returns(plan: Plan) -> Returns:
+    return plan.returning[0].returns
+
+
+def test_a_function_that_changes_keeps_its_table_and_has_another_trampoline() -> None:
+    (plan,) = make_guest(["r f"]).plans
+    older, newer = _keeping(plan), _keeping(plan, generation=1)
+    linker = _linker([older])
+
+    linker.link([older])
+    linker.take_routines()
+    programs, _ = linker.link([newer])
+
+    first, second = linker.live
+    assert replace(first, trampoline=second.trampoline) == second
+    assert first.trampoline != second.trampoline
+    code = dict(linker.take_routines())
+    (trampoline,) = (c for at, c in code.items() if at < second.trampoline < at + len(c))
+    assert trampoline[:8] == first.addr.to_bytes(8, "little")
+    assert linker.tables_of([plan.site.addr]) == [first, second]
+    linker.retire((), [_returns(older)])
+    assert linker.live == [second]
+    assert linker.instances == [second, first]
+    # Calls in progress are in the table still.
+    assert linker.reclaim([False] * len(linker.pool.retired), ()) == []
+    linker.retire(programs, [_returns(newer)])
+    assert linker.reclaim([False] * len(linker.pool.retired), ()) == [second]
+
+
+def test_a_function_that_keeps_more_gets_another_table() -> None:
+    (plan,) = make_guest(["r f"]).plans
+    plans = [_keeping(plan), _keeping(plan, generation=1, stride=2)]
+    size = sum(instances_size([each]) for each in plans)
+    linker = Linker(X86_64, ABI, replace(make_arena(), instances_size=size))
+
+    for each in plans:
+        linker.link([each])
+
+    first, second = linker.live
+    assert first.addr + first.size <= second.addr
+    assert (first.stride, second.stride) == tuple(_returns(each).stride for each in plans)
+
+
+def test_what_one_version_of_a_function_has_is_made_once() -> None:
+    first, second = map(_keeping, make_guest(["r f"] * 2).plans)
+    again = replace(second, returning=first.returning)
+    linker = _linker([first, second])
+
+    linker.link([first])
+    assert linker.take_routines()
+    linker.link([again])
+
+    assert linker.take_routines() == []
+    assert len(linker.live) == 1
+
+
+def test_of_a_link_that_fails_nothing_is_left() -> None:
+    plans = make_guest(["r f"] * 4).plans
+    hooked = [_hooked(plan, _upcall(3, plan.site.addr)) for plan in plans]
+    arena = replace(make_arena(), instances_size=instances_size(hooked))
+    linker = Linker(X86_64, ABI, replace(arena, code=CodeMemory(addr=arena.code.addr, size=0x1400)))
+
+    with pytest.raises(NoRoomError):
+        linker.link(hooked)
+
+    assert (linker.live, linker.instances, linker.pool.retired) == ([], [], [])
+    assert linker.take_routines() == []
+    fresh = _linker(hooked)
+    assert linker.link(hooked[:1]) == fresh.link(hooked[:1])
+    assert linker.take_routines() == fresh.take_routines()
+
+
+def test_numbers_that_are_let_go_of_are_told_and_free_when_nobody_is_in_their_code() -> None:
+    plans = make_guest(["p f"] * 3).plans
+    first, second, third = (replace(p, upcalls=(_upcall(9, p.site.addr),)) for p in plans)
+    linker = _linker([])
+
+    programs, _ = linker.link([first, second])
+    assert linker.retire(programs[:1]) == [0]
+    (program,), (group,) = linker.link([third])
+    assert group.number == 2
+    linker.retire([program])
+    linker.reclaim([False, True], ())
+    _, (group,) = linker.link([third])
+
+    assert group.number == 0
+
+
+def test_code_for_what_is_known_anew_is_compiled_anew() -> None:
+    (plan,) = make_guest(["p f"]).plans
+    linker = _linker([plan])
+    ((before,), _), same = linker.link([plan]), replace(ABI)
+
+    linker.set_abi(same)
+    ((after,), _) = linker.link([plan])
+    assert len(after.code) == len(before.code)
+    linker.set_abi(replace(ABI, is_guarded=not ABI.is_guarded))
+    ((guarded,), _) = linker.link([plan])
+
+    assert guarded.code != after.code
