@@ -1,7 +1,6 @@
 """The arena's map: nothing overlaps, and a guest's own numbers are not believed blindly."""
 
 import struct
-from dataclasses import replace
 
 import pytest
 
@@ -9,10 +8,9 @@ from kprobes.codegen.breakpoint import BLOCK_SIZE
 from kprobes.errors import TargetError
 from kprobes.guest.arena import ArenaSize, data_size, fitting_ring
 from kprobes.guest.kernel_abi import per_cpu_bases
-from kprobes.guest.release import CodeMemory
 from kprobes.model.abi import MAX_STRING, SLACK, TEXT_SLOTS
 from kprobes.transport.qemu_command import MACHINE_TYPES
-from kprobes.units import GIB, MIB, Addr
+from kprobes.units import GIB, MIB
 from tests.build.guest import CPUS, DATA, PERCPU, RING, make_arena, make_memory
 from tests.build.kernel import make_kernel, symbol
 
@@ -85,28 +83,3 @@ def test_what_the_firmware_takes_does_not_halve_the_rings(memory_mib: int) -> No
 
 def test_the_ring_s_size_is_the_guest_s_by_default() -> None:
     assert not ArenaSize().ring
-
-
-def test_new_code_and_calls_go_where_nothing_is_kept() -> None:
-    arena = replace(make_arena(), instances_size=0x1000)
-    code, instances = arena.code, arena.instances
-    text = Addr(code.addr + 0x100), Addr(code.addr + 0x1F1)
-    kept = [text, (Addr(instances + 0xC00), Addr(instances + 0xD00)), (Addr(8), Addr(16))]
-
-    free = arena.beside(kept)
-
-    assert free.code == CodeMemory(addr=Addr(code.addr + 0x200), size=code.size - 0x200)
-    assert (free.instances, free.instances_size) == (instances, 0xC00)
-    assert (free.notifier, free.lookup) == (arena.notifier, arena.lookup)
-    assert arena.has_room(ArenaSize(code=code.size, instances=0x1000))
-    assert not free.has_room(ArenaSize(code=code.size))
-    assert not free.has_room(ArenaSize(code=0, instances=0xC01))
-
-
-def test_an_arena_that_is_full_has_no_room() -> None:
-    arena = make_arena()
-
-    free = arena.beside([(arena.code.addr, arena.code.stop)])
-
-    assert (free.code.size, free.instances_size) == (0, 0)
-    assert arena.beside([]) == arena

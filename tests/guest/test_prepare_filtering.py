@@ -6,9 +6,11 @@ import pytest
 
 from kprobes.errors import DefinitionError
 from kprobes.guest.guest import Guest
-from kprobes.guest.prepare import Preparer, Wanted, with_filter
+from kprobes.guest.planner import Planner
+from kprobes.guest.prepare import with_filter
 from kprobes.lang.filter import task_filter
 from kprobes.model.filter import Always, Filter, Header, Within
+from kprobes.model.options import Options, Tasks, Wanted
 from kprobes.model.resolved import Resolved
 from tests.build.guest import make_guest
 from tests.build.kernel import TEXT, make_kernel, make_probe, read, symbol
@@ -69,9 +71,8 @@ def test_a_probe_without_a_filter_has_none(filter_text: str) -> None:
 def test_what_is_prepared_has_its_filter() -> None:
     definition = replace(read("p f n=$arg2:u8"), filter="n == 1")
 
-    (plan,) = Preparer(_guest()).prepare(
-        Wanted(definitions=[definition], tasks=task_filter(comms=["ls"]))
-    )
+    options = Options(tasks=Tasks(comms=("ls",)))
+    (plan,) = Planner(_guest()).plan(Wanted(definitions=[definition], options=options)).new
 
     chosen = plan.probes[0].filter
     assert chosen is not None

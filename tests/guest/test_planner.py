@@ -7,9 +7,9 @@ from itertools import count
 import pytest
 
 from kprobes.arch.x86_64.arch import X86_64
-from kprobes.drain import nothing
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
-from kprobes.guest.prepare import Asked, Preparer, Wanted
+from kprobes.guest.planner import Planner
+from kprobes.model.options import Options, Wanted
 from kprobes.model.plan import Plan, ReturnMethod, Role, Strategy
 from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.units import Addr
@@ -33,19 +33,20 @@ def _guest() -> GuestWithSites:
     return made
 
 
-def wanted(*texts: str) -> Wanted:
-    return Wanted(definitions=[read(text) for text in texts])
+def wanted(*texts: str, options: Options | None = None) -> Wanted:
+    return Wanted(definitions=[read(text) for text in texts], options=options or Options())
 
 
 def _prepare(*texts: str) -> Sequence[Plan]:
-    return Preparer(_guest().guest).prepare(wanted(*texts))
+    return Planner(_guest().guest).plan(wanted(*texts)).new
 
 
 def test_each_definition_gets_a_number_of_its_own_from_one_on() -> None:
     plans = _prepare("p vfs_read", "p do_exit", "p vfs_write")
 
     probes = [probe for plan in plans for probe in plan.probes]
-    assert [probe.layout.event_id for probe in probes] == [1, 2, 3]
+    ids = {probe.layout.function: probe.layout.event_id for probe in probes}
+    assert ids == {"vfs_read": 1, "do_exit": 2, "vfs_write": 3}
     assert [plan.site.addr for plan in plans] == [probe.function for probe in probes]
 
 
@@ -96,7 +97,7 @@ def test_preparing_changes_nothing_in_the_guest() -> None:
     made = _guest()
     before, events = made.text(), list(made.stub.events)
 
-    Preparer(made.guest).prepare(wanted("p vfs_*"))
+    Planner(made.guest).plan(wanted("p vfs_*"))
 
     assert made.text() == before
     assert made.stub.events == events
@@ -104,12 +105,12 @@ def test_preparing_changes_nothing_in_the_guest() -> None:
 
 def test_preparing_the_same_again_looks_at_the_sites_again() -> None:
     made = _guest()
-    preparer, texts = Preparer(made.guest), ["p vfs_read", "p do_exit"]
-    before = preparer.prepare(wanted(*texts))
+    planner, both = Planner(made.guest), wanted("p vfs_read", "p do_exit")
+    before = planner.plan(both).new
     call = X86_64.site.branch(made.sites[0], Addr(made.sites[0] + 0x1000))
     made.guest.memory.write(made.sites[0], call)
 
-    after = preparer.prepare(wanted(*texts))
+    after = planner.plan(both).new
 
     assert [plan.site.strategy for plan in before] == [Strategy.FTRACE] * 2
     # Nothing of ours where the guest's own ftrace writes.
@@ -122,27 +123,27 @@ def test_preparing_the_same_again_looks_at_the_sites_again() -> None:
 def test_a_pattern_leaves_out_where_nothing_can_be_and_a_name_does_not() -> None:
     made = _guest()
     made.guest.memory.write(made.sites[0], b"\xcc")
-    preparer = Preparer(made.guest)
+    planner = Planner(made.guest)
 
-    plans = preparer.prepare(wanted("p vfs_*", "r:back vfs_*"))
+    planned = planner.plan(wanted("p vfs_*", "r:back vfs_*"))
 
-    assert {plan.site.addr for plan in plans} & {made.sites[0]} == set()
-    assert len(preparer.left_out) >= 1
-    assert "neither a nop nor a call" in str(preparer.left_out[0])
+    assert {plan.site.addr for plan in planned.new} & {made.sites[0]} == set()
+    assert len(planned.left_out) >= 1
+    assert "neither a nop nor a call" in str(planned.left_out[0])
     with pytest.raises(RefusedError, match="neither a nop nor a call"):
-        Preparer(made.guest).prepare(wanted("p vfs_*", "p vfs_read"))
+        Planner(made.guest).plan(wanted("p vfs_*", "p vfs_read"))
 
 
 def test_where_the_guests_ftrace_leads_elsewhere_nothing_is_probed_after_it() -> None:
     made = _guest()
     call = X86_64.site.branch(made.sites[0], Addr(made.sites[0] + 0x1000))
     made.guest.memory.write(made.sites[0], call)
-    record = Preparer(made.guest).places.sites.find(made.sites[0])
+    record = Planner(made.guest).places.sites.find(made.sites[0])
     assert record is not None
     made.guest.memory.write(Addr(record + 8), (1 << 31 | 1 << 26 | 1).to_bytes(8, "little"))
 
     with pytest.raises(RefusedError, match="may go on elsewhere"):
-        Preparer(made.guest).prepare(wanted("p vfs_read"))
+        Planner(made.guest).plan(wanted("p vfs_read"))
 
 
 def test_the_ftrace_strategy_is_refused_where_the_guests_own_ftrace_is() -> None:
@@ -150,17 +151,9 @@ def test_the_ftrace_strategy_is_refused_where_the_guests_own_ftrace_is() -> None
     call = X86_64.site.branch(made.sites[0], Addr(made.sites[0] + 0x1000))
     made.guest.memory.write(made.sites[0], call)
 
+    options = Options(strategy=Strategy.FTRACE)
     with pytest.raises(RefusedError, match="that the guest's own ftrace uses"):
-        Preparer(made.guest).prepare(replace(wanted("p vfs_read"), strategy=Strategy.FTRACE))
-
-
-def test_preparing_something_else_forgets_what_was_before() -> None:
-    preparer = Preparer(_guest().guest)
-    preparer.prepare(wanted("p vfs_read"))
-
-    (plan,) = preparer.prepare(wanted("p do_exit"))
-
-    assert plan.probes[0].layout.function == "do_exit"
+        Planner(made.guest).plan(wanted("p vfs_read", options=options))
 
 
 def test_probes_of_one_event_must_have_the_same_records() -> None:
@@ -172,13 +165,11 @@ def test_probes_of_one_event_must_have_the_same_records() -> None:
 
 
 def test_probes_at_returns_share_every_place_of_their_function_and_the_newest_runs_first() -> None:
-    plans = Preparer(_guest().guest).prepare(
-        replace(
-            wanted("r:a do_exit", "p:b do_exit", "r:c do_exit"), return_method=ReturnMethod.RETHOOK
-        )
-    )
+    options = Options(return_method=ReturnMethod.RETHOOK)
+    texts = "r:a do_exit", "p:b do_exit", "r:c do_exit"
 
-    (plan,) = plans
+    (plan,) = Planner(_guest().guest).plan(wanted(*texts, options=options)).new
+
     (here,) = plan.returning
     assert here.role is Role.HOOK
     assert [probe.layout.event for probe in plan.recorded] == ["b", "c", "a"]
@@ -206,15 +197,21 @@ def _upcall(addr: int) -> Upcall:
     return Upcall(number=1, addr=Addr(addr), is_after=False, serve=_nothing)
 
 
-def _plans(made: GuestWithSites, asked: Asked, *texts: str) -> Sequence[Plan]:
-    return Preparer(made.guest).prepare(replace(wanted(*texts), asked=asked))
+def _plans(
+    made: GuestWithSites,
+    *texts: str,
+    upcalls: Sequence[Upcall] = (),
+    return_upcalls: Sequence[Upcall] = (),
+) -> Sequence[Plan]:
+    some = replace(wanted(*texts), upcalls=upcalls, return_upcalls=return_upcalls)
+    return Planner(made.guest).plan(some).new
 
 
 def test_python_at_returns_is_asked_at_return_instructions_and_no_code_is_there() -> None:
     made = _with_body(bytes.fromhex("90 c3"))
     upcall = _upcall(made.sites[0])
 
-    (plan,) = _plans(made, Asked(at_returns=[upcall]))
+    (plan,) = _plans(made, return_upcalls=[upcall])
 
     assert plan.site.addr == made.sites[0] + 6
     assert (plan.before, plan.returning, plan.probes) == ((upcall,), (), ())
@@ -224,10 +221,10 @@ def test_python_at_returns_that_are_taken_over_leaves_the_rest_to_the_code() -> 
     made = _with_body(bytes.fromhex("90 c3"))
     upcall = _upcall(made.sites[0])
 
-    return_method = replace(
-        wanted(), asked=Asked(at_returns=[upcall]), return_method=ReturnMethod.RETHOOK
+    some = replace(
+        wanted(options=Options(return_method=ReturnMethod.RETHOOK)), return_upcalls=[upcall]
     )
-    (plan,) = Preparer(made.guest).prepare(return_method)
+    (plan,) = Planner(made.guest).plan(some).new
 
     assert (plan.site.addr, plan.upcalls) == (made.sites[0], ())
     assert [(each.role, each.returns.upcalls) for each in plan.returning] == [
@@ -239,8 +236,7 @@ def test_handlers_of_the_instruction_come_before_those_of_the_return() -> None:
     made = _with_body(bytes.fromhex("90 c3"))
     at_site, at_return = _upcall(made.sites[0] + 6), _upcall(made.sites[0])
 
-    asked = Asked(at_sites=[at_site], at_returns=[at_return])
-    (plan,) = _plans(made, asked, "r vfs_read")
+    (plan,) = _plans(made, "r vfs_read", upcalls=[at_site], return_upcalls=[at_return])
 
     assert plan.before == (at_site, at_return)
     assert [each.role for each in plan.returning] == [Role.RETURN]
@@ -250,15 +246,12 @@ def test_a_handler_on_a_conditional_jump_by_which_a_probed_function_is_left_is_r
     made = _with_body(TAILED)
     branch = _upcall(made.sites[0] + 7)
 
-    (alone,) = _plans(made, Asked(at_sites=[branch]))
+    (alone,) = _plans(made, upcalls=[branch])
 
     assert alone.site.addr == branch.addr
-    for asked, texts in (
-        (Asked(at_sites=[branch]), ["r vfs_read"]),
-        (Asked(at_sites=[branch], at_returns=[_upcall(made.sites[0])]), []),
-    ):
+    for texts, return_upcalls in ((["r vfs_read"], []), ([], [_upcall(made.sites[0])])):
         with pytest.raises(RefusedError, match=r"vfs_read\+0x7/0x20 is a conditional jump into"):
-            _plans(made, asked, *texts)
+            _plans(made, *texts, upcalls=[branch], return_upcalls=return_upcalls)
 
 
 def test_a_module_that_is_not_loaded_is_refused_where_nobody_can_wait() -> None:
@@ -266,48 +259,53 @@ def test_a_module_that_is_not_loaded_is_refused_where_nobody_can_wait() -> None:
         _prepare("p absent:f")
 
 
+def _watched(made: GuestWithSites) -> tuple[Planner, Sequence[Upcall]]:
+    planner = Planner(made.guest)
+    planner.watch = watch = (replace(WATCH[0], addr=made.sites[0]),)
+    return planner, watch
+
+
 def test_what_is_in_a_module_that_is_not_loaded_waits_and_keeps_its_number() -> None:
-    made = _guest()
-    preparer = Preparer(made.guest)
-    watch = (replace(WATCH[0], addr=made.sites[0]),)
+    planner, watch = _watched(_guest())
+    both = wanted("p absent:f", "p vfs_write")
 
-    plans = preparer.prepare(replace(wanted("p absent:f", "p vfs_write"), asked=Asked(watch=watch)))
+    planned = planner.plan(both)
 
-    assert list(preparer.waiting) == [1]
-    assert [probe.layout.event_id for plan in plans for probe in plan.probes] == [2]
-    assert [plan.upcalls for plan in plans] == [(), watch]
+    assert planned.waiting == list(both.definitions[:1])
+    assert [probe.layout.event_id for probe in planned.come] == [2]
+    assert [plan.upcalls for plan in planned.new] == [watch, ()]
+    assert planner.resolver.numbers_of(both.definitions[0]) == [1]
 
 
 def test_who_waits_in_vain_goes_on_waiting() -> None:
     made = _guest()
-    preparer = Preparer(made.guest)
-    watch = (replace(WATCH[0], addr=made.sites[0]),)
-    preparer.prepare(replace(wanted("p absent:f"), asked=Asked(watch=watch)))
+    planner, _ = _watched(made)
+    one = wanted("p absent:f")
+    planner.keep(planner.plan(one), one.options)
 
-    assert preparer.late(made.guest) == ([], [])
-    assert list(preparer.waiting) == [1]
+    planner.use(made.guest)
+    planned = planner.plan(one)
+
+    assert (planned.new, planned.gone, planned.errors) == ((), (), ())
+    assert planned.waiting == planner.waiting == list(one.definitions)
 
 
 def test_nobody_is_told_of_modules_that_no_probe_is_in() -> None:
-    plans = Preparer(_guest().guest).prepare(
-        replace(wanted("p vfs_read"), asked=Asked(watch=WATCH))
-    )
+    planner, _ = _watched(_guest())
 
-    assert [plan.upcalls for plan in plans] == [()]
+    assert [plan.upcalls for plan in planner.plan(wanted("p vfs_read")).new] == [()]
 
 
 @pytest.mark.parametrize("calls", [1, 3])
 def test_planning_ends_where_its_checkpoint_raises(calls: int) -> None:
-    preparer = Preparer(_guest().guest)
+    planner = Planner(_guest().guest)
     text, asked = "p vfs_*", count(1)
 
     def checkpoint() -> None:
         if next(asked) == calls:
             raise KeyboardInterrupt
 
-    preparer.checkpoint = checkpoint
     with pytest.raises(KeyboardInterrupt):
-        preparer.prepare(wanted(text))
+        planner.plan(wanted(text, options=Options(checkpoint=checkpoint)))
 
-    preparer.checkpoint = nothing
-    assert preparer.prepare(wanted(text))
+    assert planner.plan(wanted(text)).new
