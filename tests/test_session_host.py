@@ -12,7 +12,7 @@ from kprobes.model.options import Options, Tasks
 from kprobes.model.plan import ReturnMethod, Strategy
 from kprobes.open import HostSession
 from kprobes.session import Session
-from tests.build.host_machine import make_machine, open_fake
+from tests.build.host_machine import make_machine, open_fake, read_fake
 from tests.build.tracefs import FakeTracefs
 from tests.build.waiting import becomes_true
 
@@ -24,7 +24,7 @@ def tracefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTracefs:
 
 
 def session_of(tracefs: FakeTracefs, options: HostOptions | None = None) -> HostSession:
-    driver = HostDriver(make_machine(tracefs), options or HostOptions(), open_fake)
+    driver = HostDriver(make_machine(tracefs), options or HostOptions(), open_fake, read_fake)
     with ExitStack() as undo:
         undo.callback(driver.close)
         return Session(driver, undo.pop_all(), driver.machine)

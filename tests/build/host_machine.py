@@ -8,7 +8,7 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.prepare import HostProbe
-from kprobes.model.events import Events
+from kprobes.model.events import EventFormat, Events, HostEvent
 from tests.build.kernel import make_kernel
 from tests.build.tracefs import FakeTracefs
 from tests.build.typed import SYMBOLS, types
@@ -24,6 +24,10 @@ class FakeReader:
         self._instance.is_open = True
         self.recorded: Mapping[int, int] = {1: 5}
         self.lost = 2
+        self.added: list[str] = []
+
+    def add(self, events: Sequence[HostEvent]) -> None:
+        self.added += [event.layouts[0].event for event in events]
 
     def drain(self) -> Events:
         return NO_EVENTS
@@ -56,3 +60,13 @@ def open_fake(machine: HostMachine, files: HostFiles, probes: Sequence[HostProbe
     del probes
     assert isinstance(machine.tracefs, FakeTracefs)
     return FakeReader(machine.tracefs, files)
+
+
+def read_fake(
+    machine: HostMachine, files: HostFiles, probes: Sequence[HostProbe]
+) -> list[HostEvent]:
+    """Read what nobody will decode; a ``ReadEvents``."""
+    defined = {line.split(maxsplit=1)[0].partition(":")[2] for line in files.lines()}
+    assert defined.issuperset(map(files.name_of, probes)), machine
+    none = EventFormat(name="", number=0, common=(), fields=())
+    return [HostEvent(format=none, layouts=(each.resolved.layout,)) for each in probes]

@@ -1,15 +1,17 @@
 """Arming and taking away, with a kernel that refuses, fails and loses things."""
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kprobes.errors import DefinitionError, TargetError, TracefsError
+from kprobes.errors import DefinitionError, RefusedError, TargetError, TracefsError
 from kprobes.host.driver import HostDriver, HostOptions
 from kprobes.host.owner import noted
-from kprobes.model.options import Options, Tasks
-from tests.build.host_machine import make_machine, open_fake
+from kprobes.model.definition import Definition
+from kprobes.model.options import Options, Tasks, Wanted
+from tests.build.host_machine import FakeReader, make_machine, open_fake, read_fake
 from tests.build.kernel import read
 from tests.build.tracefs import FakeTracefs
 
@@ -31,10 +33,19 @@ def driver_of(
     options: HostOptions | None = None,
     chosen: Options | None = None,
 ) -> HostDriver:
-    driver = HostDriver(make_machine(tracefs), options or HostOptions(), open_fake)
-    driver.accept(chosen or Options())
-    driver.prepare([read(text) for text in texts])
+    machine = make_machine(tracefs)
+    driver = HostDriver(machine, options or HostOptions(), open_fake, read_fake)
+    begin(driver, *map(read, texts), chosen=chosen)
     return driver
+
+
+def begin(driver: HostDriver, *definitions: Definition, chosen: Options | None = None) -> None:
+    wanted = Wanted(definitions=definitions, options=chosen or Options())
+    driver.apply(lambda _: wanted, begins=True)
+
+
+def change(driver: HostDriver, *definitions: Definition) -> None:
+    driver.apply(lambda before: replace(before, definitions=definitions))
 
 
 def is_clean(tracefs: FakeTracefs) -> bool:
@@ -45,7 +56,6 @@ def test_events_are_defined_filtered_and_enabled_in_an_instance_of_our_own(
     tracefs: FakeTracefs,
 ) -> None:
     driver = driver_of(tracefs, "p:a vfs_read count", "r3:b many $retval")
-    driver.arm()
 
     (own,) = set(tracefs.instances) - {"theirs"}
     group = own.replace("-", "_")
@@ -62,9 +72,10 @@ def test_events_are_defined_filtered_and_enabled_in_an_instance_of_our_own(
 
 
 def test_a_followed_command_is_named_before_anything_is_enabled(tracefs: FakeTracefs) -> None:
-    driver = driver_of(tracefs, "p:a vfs_read", chosen=Options(tasks=Tasks(follow=True)))
+    machine = make_machine(tracefs)
+    driver = HostDriver(machine, HostOptions(), open_fake, read_fake)
     driver.follow(5)
-    driver.arm()
+    begin(driver, read("p:a vfs_read"), chosen=Options(tasks=Tasks(follow=True)))
     armed = [name for name, _ in tracefs.written]
     driver.follow(77)
 
@@ -77,7 +88,7 @@ def test_a_followed_command_is_named_before_anything_is_enabled(tracefs: FakeTra
 
 
 def test_options_reach_the_instance(tracefs: FakeTracefs) -> None:
-    driver_of(tracefs, "p vfs_read", options=HostOptions(ring=1 << 20, clock="mono")).arm()
+    driver_of(tracefs, "p vfs_read", options=HostOptions(ring=1 << 20, clock="mono"))
 
     (own,) = set(tracefs.instances) - {"theirs"}
     files = tracefs.instances[own].files
@@ -86,10 +97,9 @@ def test_options_reach_the_instance(tracefs: FakeTracefs) -> None:
 
 def test_a_refusal_in_the_middle_takes_the_earlier_ones_back(tracefs: FakeTracefs) -> None:
     tracefs.refused["many"] = ("Failed to register probe event", 2)
-    driver = driver_of(tracefs, "p:a vfs_read", "p:b many", "p:c void_fn")
 
     with pytest.raises(DefinitionError, match="Failed to register"):
-        driver.arm()
+        driver_of(tracefs, "p:a vfs_read", "p:b many", "p:c void_fn")
 
     assert is_clean(tracefs)
 
@@ -97,21 +107,18 @@ def test_a_refusal_in_the_middle_takes_the_earlier_ones_back(tracefs: FakeTracef
 @pytest.mark.parametrize("name", ["buffer_size_kb", "trace_clock", "enable", "instances", "filter"])
 def test_nothing_is_left_when_a_write_fails(tracefs: FakeTracefs, name: str) -> None:
     tracefs.failing[name] = errno.ENOMEM
-    driver = driver_of(tracefs, "p:a vfs_read", "p:b many")
 
     if name == "filter":
-        driver.arm()
-        driver.close()
+        driver_of(tracefs, "p:a vfs_read", "p:b many").close()
     else:
         with pytest.raises(TargetError):
-            driver.arm()
+            driver_of(tracefs, "p:a vfs_read", "p:b many")
 
     assert is_clean(tracefs)
 
 
 def test_the_journal_knows_of_it_while_it_is_there(tracefs: FakeTracefs) -> None:
     driver = driver_of(tracefs, "p vfs_read")
-    driver.arm()
 
     assert [owner.label for owner in noted()] == sorted(set(tracefs.instances) - {"theirs"})
     driver.close()
@@ -120,7 +127,6 @@ def test_the_journal_knows_of_it_while_it_is_there(tracefs: FakeTracefs) -> None
 
 def test_what_was_counted_can_be_had_when_all_is_gone(tracefs: FakeTracefs) -> None:
     driver = driver_of(tracefs, "p:a vfs_read", "p:b many")
-    driver.arm()
     tracefs.misses["a"] = 3
 
     driver.disarm()
@@ -136,10 +142,9 @@ def test_what_was_counted_can_be_had_when_all_is_gone(tracefs: FakeTracefs) -> N
 
 def test_a_newer_probe_has_no_hits_of_the_one_before_it(tracefs: FakeTracefs) -> None:
     driver = driver_of(tracefs, "p:a vfs_read")
-    driver.arm()
     driver.close()
 
-    driver.prepare([read("p:b many")])
+    driver.prepare(Wanted(definitions=[read("p:b many")]))
 
     assert [(hits.event, hits.recorded) for hits in driver.hits()] == [("a", 5), ("b", 0)]
 
@@ -147,7 +152,6 @@ def test_a_newer_probe_has_no_hits_of_the_one_before_it(tracefs: FakeTracefs) ->
 def test_misses_are_ours_though_others_have_events_of_the_same_name(tracefs: FakeTracefs) -> None:
     tracefs.lines.append("p:theirs/a many")
     driver = driver_of(tracefs, "p:a vfs_read")
-    driver.arm()
     tracefs.lines.append("p:theirs/b many")
     tracefs.misses["b"] = 9
 
@@ -158,7 +162,6 @@ def test_misses_are_ours_though_others_have_events_of_the_same_name(tracefs: Fak
 
 def test_events_that_somebody_took_away_are_told(tracefs: FakeTracefs) -> None:
     driver = driver_of(tracefs, "p:a vfs_read")
-    driver.arm()
     tracefs.lines.remove(tracefs.lines[1])
 
     with pytest.raises(TargetError, match="somebody else took"):
@@ -170,7 +173,6 @@ def test_events_that_somebody_took_away_are_told(tracefs: FakeTracefs) -> None:
 
 def test_events_that_somebody_uses_stay_in_the_journal(tracefs: FakeTracefs) -> None:
     driver = driver_of(tracefs, "p:a vfs_read")
-    driver.arm()
     tracefs.failing["kprobe_events"] = errno.EBUSY
 
     with pytest.raises(TracefsError):
@@ -183,8 +185,134 @@ def test_it_can_be_armed_again(tracefs: FakeTracefs) -> None:
     driver = driver_of(tracefs, "p:a vfs_read")
 
     for _ in range(2):
-        driver.arm()
         driver.disarm()
         driver.close()
+        begin(driver, read("p:a vfs_read"))
+    driver.close()
+
+    assert is_clean(tracefs)
+
+
+def enabled(tracefs: FakeTracefs) -> dict[str, str]:
+    """Return what was written last to the enable files of our events, by their names."""
+    (own,) = set(tracefs.instances) - {"theirs"}
+    group = own.replace("-", "_")
+    files = tracefs.instances[own].files
+    return {
+        name.split("/")[2]: text
+        for name, text in files.items()
+        if name.startswith(f"events/{group}/") and name.count("/") == 3 and "enable" in name
+    }
+
+
+def names(tracefs: FakeTracefs) -> list[str]:
+    return [line.split()[0].rpartition("/")[2] for line in tracefs.lines if line != THEIRS]
+
+
+def test_a_change_enables_and_disables_what_differs_and_nothing_else(
+    tracefs: FakeTracefs,
+) -> None:
+    a, b, c = map(read, ("p:a vfs_read", "p:b many", "p:c void_fn"))
+    driver = driver_of(tracefs)
+    begin(driver, a, b)
+    written = len(tracefs.written)
+
+    change(driver, b, c)
+    assert enabled(tracefs) == {"a": "0", "c": "1"}
+    change(driver, a, b)
+
+    assert enabled(tracefs) == {"a": "1", "c": "0"}
+    assert names(tracefs) == ["a", "b", "c"]
+    assert not [name for name, _ in tracefs.written[written:] if name.endswith("/b/enable")]
+    assert driver.reader is not None
+    driver.close()
+    assert is_clean(tracefs)
+
+
+def test_a_definition_that_comes_while_it_records_is_known_to_the_reader_before_its_hits(
+    tracefs: FakeTracefs,
+) -> None:
+    driver = driver_of(tracefs)
+    begin(driver, a := read("p:a vfs_read"))
+
+    change(driver, a, read("p:b many"))
+
+    assert isinstance(driver.reader, FakeReader)
+    assert driver.reader.added == ["b"]
+    assert [hits.event for hits in driver.hits()] == ["a", "b"]
+
+
+def test_another_filter_is_written_while_the_event_records(tracefs: FakeTracefs) -> None:
+    driver = driver_of(tracefs)
+    begin(driver, a := read("p:a vfs_read count"))
+    new = replace(a, filter="count > 5")
+
+    driver.replace_filter(a, new)
+    change(driver, new)
+    filters = [text for name, text in tracefs.written if name.endswith("/filter")]
+    driver.replace_filter(new, a)
+    change(driver, a)
+
+    assert filters == ["count > 5"]
+    assert tracefs.written[-1][1] == "0"
+    assert names(tracefs) == ["a"]
+    assert enabled(tracefs) == {}
+
+
+@pytest.mark.parametrize("word", ["kprobe_events", "/b/filter", "/a/filter", "/a/enable", "/b/en"])
+def test_a_change_that_the_kernel_refuses_leaves_all_as_before(
+    tracefs: FakeTracefs, word: str
+) -> None:
+    driver = driver_of(tracefs)
+    a, b, c = (
+        read("p:a vfs_read count"),
+        replace(read("p:b many"), filter="p1 > 1"),
+        read("p:c many"),
+    )
+    begin(driver, a, c)
+    (own,) = set(tracefs.instances) - {"theirs"}
+    new = replace(a, filter="count > 5")
+    driver.replace_filter(a, new)
+    tracefs.failing[word] = errno.ENOMEM
+
+    with pytest.raises((DefinitionError, TargetError, RefusedError)):
+        change(driver, *((new, b) if "a/e" not in word else (b,)))
+
+    tracefs.failing.clear()
+    assert names(tracefs) == ["a", "c"]
+    assert set(enabled(tracefs).items()) <= {("a", "1"), ("b", "0"), ("c", "1")}
+    files = tracefs.instances[own].files
+    assert {text for name, text in files.items() if name.endswith("/a/filter")} <= {"0"}
+    assert driver.wanted.definitions == (a, c)
+    change(driver, new, b, c)
+    assert names(tracefs) == ["a", "c", "b"]
+    driver.close()
+    assert is_clean(tracefs)
+
+
+def test_a_name_that_the_kernel_still_has_is_given_to_no_other_event(tracefs: FakeTracefs) -> None:
+    driver = driver_of(tracefs)
+    a, b = read("p:a vfs_read"), read("p:b many")
+    begin(driver, a, b)
+    change(driver, b)
+    driver.forget(a)
+
+    change(driver, b, again := read("p:a many"))
+
+    assert names(tracefs) == ["a", "b", "a_2"]
+    driver.close()
+    begin(driver, again, read("p:c vfs_read"))
+    assert names(tracefs) == ["a_2", "c"]
+
+
+def test_when_all_is_disabled_the_rings_are_drained_and_then_all_goes(
+    tracefs: FakeTracefs,
+) -> None:
+    driver = driver_of(tracefs, "p:a vfs_read")
+
+    change(driver)
+    assert len(list(driver.rest())) == 1
+    assert names(tracefs) == ["a"]
+    change(driver)
 
     assert is_clean(tracefs)
