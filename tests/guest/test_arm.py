@@ -387,7 +387,7 @@ def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -
 
 def test_code_that_a_loadvm_let_into_somebody_elses_memory_is_taken_out_again() -> None:
     made, patcher, written = _make()
-    programs = patcher.link(made.plans)
+    programs, _ = patcher.linker.link(made.plans)
     size = 1024
     before = made.guest.memory.read(CODE, size)
 
