@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from kprobes.guest.attach import attach
 from kprobes.guest.journal import ArmedPatch, ArmedProbe, Entry, Journal, RamMap
 from kprobes.units import Addr, Phys
 from tests.build.journals import make_entry
+from tests.build.turns import short_switch_interval
 
 TARGET = "/run/guest.sock"
 
@@ -502,3 +504,22 @@ def test_another_tracer_of_the_same_guest_is_found_and_refused_with_what_it_trac
             attach(f"qemu:{TARGET}")
 
     assert journal.at_work(lambda target: target == TARGET) is None
+
+
+def test_no_line_of_one_thread_is_lost_while_another_replaces_the_file() -> None:
+    # As when somebody pauses the guest while a module's probes are armed.
+    made = _written()
+    with short_switch_interval():
+        for number in range(1, 201):
+            turns = threading.Barrier(2)
+
+            def note(turns: threading.Barrier = turns) -> None:
+                turns.wait()
+                made.note_held(is_held=True)
+
+            other = threading.Thread(target=note)
+            other.start()
+            turns.wait()
+            made.keep(UNDOS)
+            other.join()
+            assert made.path.read_text().count('"held"') == number

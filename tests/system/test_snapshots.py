@@ -1,6 +1,8 @@
 """A guest that is put back to a snapshot, or rebooted, while it is traced or afterwards."""
 
 import json
+import os
+import random
 import re
 import subprocess
 import time
@@ -14,11 +16,13 @@ from tests.build.command import WAIT_S, Command
 from tests.build.plain_guest import PlainGuest, plain_guest
 from tests.build.qcow2 import write_qcow2
 
-pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", sweep="arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 _COMPLAINTS = re.compile(r"BUG|WARNING|Oops|cut here|Call Trace|vfree|bad page|panic")
 _PROBES = ("p vfs_write", "r:done vfs_write n=$retval", "p:inside ksys_write+{offset}")
 _OFFSETS = {"amd64": 5, "arm64": 16}
+_ROUNDS = int(os.environ.get("KPROBES_ROUNDS", "4"))
+"""Of what is tried at moments drawn by lot."""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +89,29 @@ def test_what_was_restored_to_a_moment_before_it_was_traced_is_not_touched(
     assert kprobe("status").stdout.startswith(b"no journal")
     assert kprobe.is_idle(target)
     assert _is_well(victim)
+
+
+@pytest.mark.arches("amd64", matrix="amd64")
+def test_whenever_it_is_restored_while_a_tracer_comes_and_goes_it_is_well(
+    victim: PlainGuest, kprobe: Command, target: str
+) -> None:
+    words = ("trace", "--target", target, *(each.format(offset=5) for each in _PROBES[:2]))
+    start = time.monotonic()
+    assert kprobe(*words, "--duration", "1ms").returncode == 0
+    longest = time.monotonic() - start
+    chance = random.Random()
+    for number in range(_ROUNDS):
+        process = kprobe.start(*words, "--duration", "1ms")
+        time.sleep(delay := chance.uniform(0, longest))
+
+        _monitor(victim, "loadvm before")
+
+        _, said = process.communicate(timeout=WAIT_S)
+        told = f"round {number}, after {delay:.3f} s: {said.decode()}"
+        assert process.returncode in (0, 1), told
+        assert kprobe("status").stdout.startswith(b"no journal"), told
+        assert kprobe.is_idle(target), told
+        assert _is_well(victim), told
 
 
 def test_a_snapshot_with_probes_is_put_right_without_their_journal(

@@ -330,14 +330,7 @@ class TextPatcher:
             self.withdraw()
             raise
         records = Records(self._guest, self._stopped) if any(e.flags for e in change.gone) else None
-        self._write(change, restored if records is None else records.settled(restored))
-        if records is not None:
-            records.make_calls([patch for patch in restored if patch.what == FLAGS])
-        self._commit(change)
-        return put_back
-
-    def _write(self, change: Change, settled: Sequence[ArmedPatch]) -> None:
-        made = change.made
+        settled = restored if records is None else records.settled(restored)
         writes = [(patch.phys, patch.old) for patch in settled]
         writes += [(patch.phys, patch.new) for patch in made]
         self._write_all(change, writes)

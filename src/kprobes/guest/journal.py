@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -207,6 +208,8 @@ class Journal:
         self.allocations = AllocationLog(self._note)
         self.check: Callable[[], None] = nothing
         self._marked: MarkPlace | None = None
+        # The file and its head: whoever notices a pause writes here beside whoever arms.
+        self._lock = threading.RLock()
         self._head = b""
         self._probes: dict[Addr, list[ArmedProbe]] = {}
         self._is_clear = True
@@ -348,21 +351,23 @@ class Journal:
 
     def _keep(self, value: dict[str, Any], *, is_synced: bool) -> None:
         line = _line(value)
-        self._append(line, is_synced=is_synced)
-        self._head += line
+        with self._lock:
+            self._append(line, is_synced=is_synced)
+            self._head += line
 
     def _replace(self, lines: bytes, *, is_synced: bool) -> None:
         # In one step: a journal without its first lines would help nobody.
         new = self.path.with_suffix(".new")
-        with directories.create_own(new) as file:
-            file.write(self._head + lines)
-            if is_synced:
-                file.flush()
-                os.fsync(file.fileno())
-        new.replace(self.path)
+        with self._lock:
+            with directories.create_own(new) as file:
+                file.write(self._head + lines)
+                if is_synced:
+                    file.flush()
+                    os.fsync(file.fileno())
+            new.replace(self.path)
 
     def _append(self, line: bytes, *, is_synced: bool) -> None:
-        with self.path.open("ab") as file:
+        with self._lock, self.path.open("ab") as file:
             file.write(line)
             if is_synced:
                 file.flush()
