@@ -133,8 +133,7 @@ class Allocator:
             task_size=guest.task_size,
             thread_size=guest.arch.thread_size,
             clock=self._clock,
-            is_guarded=bool(waiting)
-            or any(probe.calls_guest for plan in plans for probe in plan.recorded),
+            is_guarded=bool(waiting) or any(plan.calls_guest for plan in plans),
         )
 
     def _free_unused(self, guest: Guest, arena: Arena) -> None:

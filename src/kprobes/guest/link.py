@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kprobes.arch.arch import Arch, Restored
-from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame, saved_reads
+from kprobes.codegen.compile import Form, calls_guest, compile_form, needs_frame, saved_reads
 from kprobes.codegen.upcall import compile_upcall
 from kprobes.drain import nothing
 from kprobes.errors import RefusedError, TargetError, UsageError
 from kprobes.guest.arena import Area, Arena, aligned
 from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.override import OVERRIDE_SIZE
 from kprobes.model.plan import (
     TRAMPOLINE_HEADER,
     InstanceTable,
@@ -22,7 +23,6 @@ from kprobes.model.plan import (
     ReturnMethod,
     Returns,
     Role,
-    Site,
 )
 from kprobes.model.resolved import ExitAddress, Resolved
 from kprobes.model.upcall import MAX_UPCALLS, Detour, SiteUpcalls, Upcall, UpcallGroup
@@ -257,7 +257,8 @@ class Linker:
         header = instances.addr.to_bytes(8, "little")
         header += (instances.stride << 32 | instances.count).to_bytes(8, "little")
         here = Returning(role=Role.TRAMPOLINE, returns=returns)
-        body = self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
+        form = Form(probes=(), returning=(here,), is_framed=True, is_patched=True)
+        body = self._body(returns.entry, form)
         place, flags = instances.trampoline, self._changed((), (here,))
 
         def detour(at: Addr) -> Detour:
@@ -296,8 +297,9 @@ class Linker:
         site, displaced = plan.site, plan.site.displaced
         if displaced is None:
             raise ValueError(f"{site.addr:#x} is a conditional jump, and no instruction")
-        tail = self._body(site.addr, (), plan.returning, is_framed=True, is_patched=True)
-        always = self._body(site.addr, plan.probes, (), is_framed=True, is_patched=True)
+        whole = Form(probes=(), returning=plan.returning, is_framed=True, is_patched=True)
+        tail = self._body(site.addr, whole)
+        always = self._body(site.addr, replace(whole, probes=plan.probes, returning=()))
         bodies = [tail, always] if plan.probes else [tail]
         detour, flags = self._arch.returns.branch_detour, self._changed(plan.probes, plan.returning)
 
@@ -307,17 +309,17 @@ class Linker:
         return _program(area, plan, self._assembled(area, head, bodies)[0])
 
     def _link_upcall(self, area: Area, plan: Plan) -> Program:
-        bodies = [self._body_of(plan, is_framed=True)] if plan.probes or plan.returning else []
-        detour = self._detour
+        has_body = plan.probes or plan.returning or plan.overrides
+        bodies = [self._body_of(plan, is_framed=True)] if has_body else []
         groups = (plan.before, plan.after)
         before, after = map(self._number, groups)
         asked = _groups(area, before, after)
 
         def head(place: Addr, body: Addr | None = None) -> bytes:
-            return detour(plan.site, place, asked, body).code
+            return self._detour(plan, place, asked, body).code
 
         code, places = self._assembled(area, head, bodies)
-        copies = detour(plan.site, area.next, asked, *places).copies
+        copies = self._detour(plan, area.next, asked, *places).copies
         groups = tuple(
             UpcallGroup(number=number, upcalls=upcalls, copies=copies)
             for number, upcalls in zip((before, after), groups, strict=True)
@@ -334,26 +336,30 @@ class Linker:
         return number
 
     def _detour(
-        self, site: Site, entry: Addr, groups: SiteUpcalls, body: Addr | None = None
+        self, plan: Plan, entry: Addr, groups: SiteUpcalls, body: Addr | None = None
     ) -> Detour:
-        arch = self._arch
+        upcall, site, skips = self._arch.upcall, plan.site, bool(plan.overrides)
         if site.displaced is not None:
-            return arch.upcall.at_instruction(entry, body, groups, site.displaced)
-        back = Addr(site.addr + arch.site.size)
-        return arch.upcall.at_call(entry, body, groups, back)
+            return upcall.at_instruction(entry, body, groups, site.displaced, skips=skips)
+        back = Addr(site.addr + self._arch.site.size)
+        return upcall.at_call(entry, body, groups, back, skips=skips)
 
     def _is_framed(self, plan: Plan) -> bool:
-        is_called = plan.site.displaced is None
-        return not is_called or needs_frame(self._arch, plan.probes, plan.returning)
+        if plan.site.displaced is not None or plan.overrides:
+            return True
+        return needs_frame(self._arch, plan.probes, plan.returning)
 
     def _head(self, plan: Plan) -> "_Head":
-        arch, site, flags = self._arch, plan.site, self._changed(plan.probes, plan.returning)
-        reads = saved_reads(arch, plan.probes, plan.returning)
+        arch, site = self._arch, plan.site
+        probes = (*plan.probes, *(override.probe for override in plan.overrides))
+        flags = self._changed(probes, plan.returning)
+        reads = saved_reads(arch, probes, plan.returning)
+        skips = bool(plan.overrides)
 
         def head(place: Addr, body: Addr) -> bytes:
             if site.displaced is not None:
-                return arch.patch.detour(place, body, site.displaced, flags=flags)
-            return arch.site.entry(place, body, flags=flags, reads=reads)
+                return arch.patch.detour(place, body, site.displaced, flags=flags, skips=skips)
+            return arch.site.entry(place, body, flags=flags, reads=reads, skips=skips)
 
         return head
 
@@ -378,46 +384,30 @@ class Linker:
         return Restored.ALL if calls else Restored.ARITHMETIC
 
     def _body_of(self, plan: Plan, *, is_framed: bool) -> "_Body":
-        is_patched = plan.site.displaced is not None
-        return self._body(
-            plan.site.ip,
-            plan.probes,
-            plan.returning,
+        form = Form(
+            probes=plan.probes,
+            returning=plan.returning,
+            overrides=plan.overrides,
             is_framed=is_framed,
-            is_patched=is_patched,
+            is_patched=plan.site.displaced is not None,
         )
+        return self._body(plan.site.ip, form)
 
-    def _body(
-        self,
-        site: Addr,
-        probes: Sequence[Resolved],
-        returning: Sequence[Returning],
-        *,
-        is_framed: bool,
-        is_patched: bool,
-    ) -> "_Body":
-        shapes = tuple(each.shape for each in (*probes, *returning))
-        key = (is_framed, is_patched, len(probes), shapes)
-        if key not in self._templates:
-            self._templates[key] = compile_probes(
-                self._arch,
-                self._abi,
-                probes,
-                returning=returning,
-                is_framed=is_framed,
-                is_patched=is_patched,
-            )
-        recorded = (*probes, *(p for each in returning for p in each.returns.probes))
-        numbers = self._numbers(site, recorded, returning)
-        return _Body(template=self._templates[key], numbers=numbers)
+    def _body(self, site: Addr, form: Form) -> "_Body":
+        if form.shape not in self._templates:
+            self._templates[form.shape] = compile_form(self._arch, self._abi, form)
+        return _Body(template=self._templates[form.shape], numbers=self._numbers(site, form))
 
-    def _numbers(
-        self, site: Addr, recorded: Sequence[Resolved], returning: Sequence[Returning]
-    ) -> dict[str, int]:
+    def _numbers(self, site: Addr, form: Form) -> dict[str, int]:
+        recorded = (*form.probes, *(p for each in form.returning for p in each.returns.probes))
         numbers: dict[str, int] = {
             f"event{n}": probe.layout.event_id for n, probe in enumerate(recorded)
         }
-        entries = {each.returns.entry for each in returning}
+        numbers |= {
+            f"override{n}": self._arena.overrides + OVERRIDE_SIZE * each.number
+            for n, each in enumerate(form.overrides)
+        }
+        entries = {each.returns.entry for each in form.returning}
         # What is left here belongs to one function.
         instances = next(
             (self._instances_of[e] for e in entries if e in self._instances_of), _NO_INSTANCES
@@ -451,7 +441,7 @@ def _makes_upcall(plan: Plan) -> bool:
 
 
 def _is_shared(plan: Plan) -> bool:
-    if plan.probes or [each.role for each in plan.returning] != [Role.RETURN]:
+    if plan.probes or plan.overrides or [each.role for each in plan.returning] != [Role.RETURN]:
         return False
     fetches = (fetch for probe in plan.recorded for fetch in probe.fetches)
     return not any(isinstance(fetch.operand, ExitAddress) for fetch in fetches)
