@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, Self, SupportsIndex, TypeVar, Unpack
 
 from kprobes.drain import ROOM, Drain
 from kprobes.errors import NotSupportedError, RefusedError, UsageError
+from kprobes.guest.override import ActiveOverride, Overrides
 from kprobes.handlers import signature
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING
@@ -21,6 +22,7 @@ from kprobes.model.definition import Definition, Statement, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import Options, Tasks
+from kprobes.model.override import MAX_ERRNO, OverrideOptions, OverrideWords
 from kprobes.ports import Sink
 from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
@@ -118,6 +120,11 @@ class Driver(Protocol):
 
     def hits(self) -> list[Hits]:
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        ...
+
+    @property
+    def overrides(self) -> Overrides:
+        """What skips calls, or NotSupportedError where no call can be skipped."""
         ...
 
 
@@ -455,6 +462,48 @@ class Session(Generic[_Driver_co, _Commands_co]):
             UsageError: the handler takes what the function has not.
         """
         return signature.returns(self._registry, place, others)
+
+    def override(
+        self, function: str, *, returns: int, **options: Unpack[OverrideWords]
+    ) -> ActiveOverride:
+        """Have calls of a kernel function return a value, and its code not run, from now on.
+
+        The condition is looked at inside the guest, by machine code: ``kernel.override(
+        "should_failslab", returns=-12, filter='comm == "stress"', every=100, times=5)``. See
+        docs/howto/fail.md.
+
+        Args:
+            function: its name, or ``MODULE:FUNCTION``.
+            returns: the value; 0 for a function that returns nothing.
+            options: ``filter``, ``every``, ``probability``, ``times`` and ``force``, as of
+                ``OverrideOptions``.
+
+        Raises:
+            DefinitionError: there is no such function, or the filter is wrong.
+            RefusedError: it must not be skipped, or must not return that.
+            NotSupportedError: this is no guest.
+        """
+        self._check_open()
+        return self.driver.overrides.add(function, returns, OverrideOptions(**options))
+
+    def fail(
+        self, function: str, *, errno: int, comm: str = "", **options: Unpack[OverrideWords]
+    ) -> ActiveOverride:
+        """Have calls of a kernel function fail with an errno; else as ``override``.
+
+        Args:
+            function: its name, or ``MODULE:FUNCTION``.
+            errno: such as ``errno.ENOMEM``; with or without a minus.
+            comm: only calls by tasks of this name, or of names that this pattern matches.
+            options: as of ``override``.
+        """
+        if not 1 <= abs(errno) <= MAX_ERRNO:
+            raise UsageError(f"{errno} is no errno: must be from 1 to {MAX_ERRNO}")
+        if comm:
+            own = options.get("filter")
+            by_name = f'comm ~ "{comm}"'
+            options["filter"] = f"{by_name} && ({own})" if own else by_name
+        return self.override(function, returns=-abs(errno), **options)
 
     def read(self, addr: SupportsIndex, size: int) -> bytes:
         """Return exactly ``size`` bytes of the kernel's memory, or raise MemoryFault."""

@@ -19,6 +19,7 @@ from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
 from kprobes.guest.link import Program
 from kprobes.guest.notes import write_notes
+from kprobes.guest.override import OverrideResolver, Overrides, read_counts
 from kprobes.guest.places import Places, places_of, unchecked
 from kprobes.guest.prepare import Asked, Preparer, Wanted, follow
 from kprobes.guest.recorder import Recorder, open_drain
@@ -32,6 +33,7 @@ from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Options
+from kprobes.model.override import OverrideCounts
 from kprobes.model.plan import Plan
 from kprobes.model.resolved import RecordLayout, Resolved
 from kprobes.model.upcall import Upcall, UpcallGroup
@@ -56,6 +58,7 @@ class GuestDriver:
         recorded: definitions that are armed while a recording runs.
         upcalls: what Python does at hits; for ``prepare``.
         return_upcalls: what it does at all returns of functions, by their entries; likewise.
+        overrides: what skips calls.
     """
 
     def __init__(
@@ -78,6 +81,11 @@ class GuestDriver:
         self._allocator = Allocator(journal, size, self._warn)
         self._check = check
         self._preparer = Preparer(guest, check)
+        self.overrides = Overrides(
+            find=self._find_overridden,
+            read=self._read_counts,
+            arm_again=self._arm_again,
+        )
         self._patcher: TextPatcher | None = None
         self._upcall_control: UpcallControl | None = None
         self._nmissed = 0
@@ -140,7 +148,7 @@ class GuestDriver:
             DefinitionError: a definition names what this kernel has not.
             RefusedError: a function cannot be probed, or Python cannot be asked there.
         """
-        if not any(self._asked) or self.recorded:
+        if not self._is_live or self.recorded:
             return self._prepare(definitions)
         self.disarm()
         self.upcalls = self.return_upcalls = ()
@@ -163,6 +171,7 @@ class GuestDriver:
                 asked=Asked(
                     at_sites=self.upcalls, at_returns=self.return_upcalls, watch=self._watch
                 ),
+                overrides=self.overrides.armed,
             )
         )
         return self.plans
@@ -230,8 +239,21 @@ class GuestDriver:
             self._ask(*before)
             raise
 
+    def _find_overridden(self) -> OverrideResolver:
+        self.refresh_modules()
+        return OverrideResolver(self.guest, self.places)
+
+    def _arm_again(self) -> None:
+        self.disarm()
+        self._ask(*self._asked)
+
+    @property
+    def _is_live(self) -> bool:
+        # Whether something is armed besides what is recorded.
+        return any(self._asked) or bool(self.overrides.armed)
+
     def _ask_again(self) -> None:
-        if any(self._asked):
+        if self._is_live:
             # What was recorded is still to be told of.
             plans = self.plans
             self._ask(*self._asked)
@@ -243,7 +265,7 @@ class GuestDriver:
         self.upcalls = [each for each in at_sites if self._is_there(each.addr)]
         self.return_upcalls = [each for each in at_returns if self._is_there(each.addr)]
         self._asked = (self.upcalls, self.return_upcalls)
-        if any(self._asked) or self.recorded:
+        if self._is_live or self.recorded:
             self._prepare(self.recorded)
             self.arm(is_new=False)
 
@@ -428,12 +450,17 @@ class GuestDriver:
     def close(self) -> None:
         """Disarm, and give the guest its memory back as soon as nothing runs in it."""
         self.disarm()
+        self.overrides.keep_counts()
         self._allocator.arena = self._upcall_control = None
         if not self._journal.allocations.is_empty:
             with self.guest.stub.paused():
                 self._check_stopped()
         free_when_idle(self.guest, self._journal.allocations, self._warn)
         self.check_guest()
+
+    def _read_counts(self, number: int) -> OverrideCounts | None:
+        arena = self._allocator.arena
+        return None if arena is None else read_counts(self.guest.memory, arena, number)
 
     def check_guest(self) -> None:
         """Check that the guest is still the one that was attached to; to be called often.
@@ -498,6 +525,7 @@ class GuestDriver:
         with self._changing:
             ranges = module_ranges(self.guest.kernel, record)
             gone = [plan for plan in self.plans if _is_inside(plan.site.addr, ranges)]
+            self.overrides.forget(ranges)
             if self._patcher is None or not gone:
                 return
             try:

@@ -31,6 +31,7 @@ from kprobes.lang.listing import is_of_pattern
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.filter import Filter, every
 from kprobes.model.kernel import Symbol, place_of, span_of
+from kprobes.model.override import Override
 from kprobes.model.plan import Exits, Plan, Returning, ReturnMethod, Role, Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import Upcall
@@ -98,14 +99,27 @@ class ReturnPlanner:
     """
 
     def __init__(
-        self, places: Places, *, return_method: ReturnMethod | None, strategy: Strategy | None
+        self,
+        places: Places,
+        *,
+        return_method: ReturnMethod | None,
+        strategy: Strategy | None,
+        overridden: Set[Addr] = frozenset(),
     ) -> None:
-        """Plan so; ``return_method`` and ``strategy`` are forced unless they are None."""
+        """Plan so; ``return_method`` and ``strategy`` are forced unless they are None.
+
+        Args:
+            places: of the guest.
+            return_method: as forced.
+            strategy: likewise.
+            overridden: entries of functions whose calls may be skipped.
+        """
         self.text = places.instructions()
         self.left_out: list[RefusedError] = []
         self._places = places
         self._return_method = forced_return_method(return_method, strategy)
         self._strategy = strategy
+        self._overridden = overridden
 
     def plan(
         self,
@@ -150,7 +164,7 @@ class ReturnPlanner:
             raise RefusedError(f"{entry:#x}: no function is known there")
         exits = self._prover.classify(function).exits
         name = probes[0].layout.function if probes else function.name
-        return_method = choose_return_method(name, exits, self._return_method)
+        return_method = choose_return_method(name, exits, self._wish(entry, name))
         if (
             return_method is not ReturnMethod.RETHOOK
             and (why := self._in_the_way(exits)) is not None
@@ -159,6 +173,18 @@ class ReturnPlanner:
                 raise RefusedError(f"{name}: not by {self._return_method}: {why}")
             return_method = ReturnMethod.RETHOOK
         yield from roles(make_returns(entry, return_method, probes, upcalls), exits)
+
+    def _wish(self, entry: Addr, name: str) -> ReturnMethod | None:
+        # A call that is skipped comes to no return instruction; its return is the override's value.
+        wish = self._return_method
+        if entry not in self._overridden:
+            return wish
+        if wish not in (None, ReturnMethod.RETHOOK):
+            raise RefusedError(
+                f"{name}: not by {wish}: its calls may be skipped, and come to no return "
+                f"instruction then; {ReturnMethod.RETHOOK} works"
+            )
+        return ReturnMethod.RETHOOK
 
     @cached_property
     def _prover(self) -> Prover:
@@ -211,6 +237,8 @@ class Wanted:
         strategy: for all definitions; the cheapest that is safe for each when it is None.
         return_method: for all return probes; the cheapest that is proven for each when it is None.
         asked: what Python does, after the probes of the same site.
+        overrides: what skips calls, after the probes of the same site and before Python; those of
+            one function in the order in which they are asked.
     """
 
     definitions: Sequence[Definition] = ()
@@ -218,6 +246,7 @@ class Wanted:
     strategy: Strategy | None = None
     return_method: ReturnMethod | None = None
     asked: Asked = Asked()
+    overrides: Sequence[Override] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -310,7 +339,7 @@ class Preparer:
         # What a site holds may have changed since the last time; what a name is has not.
         is_watched = self.waiting or self._is_in_module()
         asked = wanted.asked if is_watched else replace(wanted.asked, watch=())
-        return self._plans(self._probes, asked)
+        return self._plans(self._probes, asked, wanted.overrides)
 
     def late(self, guest: Guest) -> tuple[list[Plan], list[KprobesError]]:
         """Return plans for what waited and can be placed now, and what is wrong with the rest.
@@ -352,6 +381,7 @@ class Preparer:
             *probes.by_site,
             *probes.by_return,
             *(upcall.addr for upcall in (*asked.at_sites, *asked.at_returns)),
+            *(override.probe.layout.ip for override in self._wanted.overrides),
         ]
         symbols = (self._guest.kernel.symbols.at(addr) for addr in addrs)
         return any(symbol is not None and symbol.module for symbol in symbols)
@@ -384,12 +414,14 @@ class Preparer:
         group = probes.by_return if is_return else probes.by_site
         group.setdefault(probe.layout.ip, []).append(found)
 
-    def _plans(self, probes: _Probes, asked: Asked) -> list[Plan]:
+    def _plans(
+        self, probes: _Probes, asked: Asked, overrides: Sequence[Override] = ()
+    ) -> list[Plan]:
         # Of patterns, functions that cannot be probed are left out: with all their places.
         left = _LeftOut()
         while True:
             known = len(left)
-            plans = list(self._planned(left.rest(probes), asked, left))
+            plans = list(self._planned(left.rest(probes), (asked, overrides), left))
             if len(left) == known:
                 break
         if left and not plans:
@@ -397,10 +429,15 @@ class Preparer:
         self.left_out = [*self.left_out, *left.errors()]
         return plans
 
-    def _planned(self, probes: _Probes, asked: Asked, left: _LeftOut) -> Iterator[Plan]:
-        wanted = self._wanted
+    def _planned(
+        self, probes: _Probes, beside: tuple[Asked, Sequence[Override]], left: _LeftOut
+    ) -> Iterator[Plan]:
+        wanted, (asked, overrides) = self._wanted, beside
         planner = ReturnPlanner(
-            self.places, return_method=wanted.return_method, strategy=wanted.strategy
+            self.places,
+            return_method=wanted.return_method,
+            strategy=wanted.strategy,
+            overridden={override.probe.layout.ip for override in wanted.overrides},
         )
         # Every hit runs them in this order: add_new_kprobe() puts the new one first.
         returns = {addr: found[::-1] for addr, found in probes.by_return.items()}
@@ -409,10 +446,11 @@ class Preparer:
         upcalls_at = _by_addr([*asked.at_sites, *asked.watch])
         for addr, upcalls in _at_exits(roles):
             upcalls_at.setdefault(addr, []).extend(upcalls)
-        others = {*self._probes.by_site, *probes.by_site, *roles, *upcalls_at}
+        overrides_at = _by_entry(overrides)
+        others = {*self._probes.by_site, *probes.by_site, *roles, *upcalls_at, *overrides_at}
         at_entry, at_exit, freely = self._finders(others, planner.text)
         patched: dict[Addr, Plan] = {}
-        for addr in dict.fromkeys((*probes.by_site, *roles, *upcalls_at)):
+        for addr in dict.fromkeys((*probes.by_site, *roles, *upcalls_at, *overrides_at)):
             self.checkpoint()
             found, returning = probes.by_site.get(addr, ()), roles.get(addr, ())
             definition = found[0].definition if found else None
@@ -425,11 +463,13 @@ class Preparer:
                     probes=tuple(reversed(found)),
                     upcalls=tuple(upcalls_at.get(addr, ())),
                     returning=tuple(each for each in returning if each.is_compiled),
+                    overrides=tuple(overrides_at.get(addr, ())),
                 )
                 self._check_upcall(plan)
                 self._check_alone(plan, patched)
             except RefusedError as error:
-                if addr in upcalls_at or not left.take(addr, found, returning, error):
+                is_fixed = addr in upcalls_at or addr in overrides_at
+                if is_fixed or not left.take(addr, found, returning, error):
                     raise
                 continue
             yield plan
@@ -465,6 +505,13 @@ def _by_addr(upcalls: Iterable[Upcall]) -> dict[Addr, list[Upcall]]:
     found: dict[Addr, list[Upcall]] = {}
     for upcall in upcalls:
         found.setdefault(upcall.addr, []).append(upcall)
+    return found
+
+
+def _by_entry(overrides: Iterable[Override]) -> dict[Addr, list[Override]]:
+    found: dict[Addr, list[Override]] = {}
+    for override in overrides:
+        found.setdefault(override.probe.layout.ip, []).append(override)
     return found
 
 

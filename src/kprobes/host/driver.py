@@ -13,6 +13,7 @@ from kprobes.errors import (
     TargetError,
     TracefsError,
 )
+from kprobes.guest.override import Overrides
 from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.owner import forget, new_owner, note
@@ -143,6 +144,14 @@ class HostDriver:
         if options.strategy is not None or options.return_method is not None:
             raise NotSupportedError("this machine's own kernel places its probes itself")
         self._tasks = options.tasks
+
+    @property
+    def overrides(self) -> Overrides:
+        """Raise NotSupportedError."""
+        raise NotSupportedError(
+            "calls are skipped in guests only: kprobes does not patch this machine's own kernel; "
+            "its fail_function (CONFIG_FAIL_FUNCTION) can"
+        )
 
     def prepare(self, definitions: Sequence[Definition]) -> Sequence[HostProbe]:
         """Resolve and spell, without touching the kernel.

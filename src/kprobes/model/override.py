@@ -15,6 +15,7 @@ The words of one override in the guest, which its code counts in:
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypedDict
 
 from kprobes.errors import UsageError
 from kprobes.model.resolved import Resolved
@@ -81,6 +82,16 @@ class OverrideOptions:
             raise UsageError(f"a probability of {self.probability:g}: must be from 0 to 1")
         if self.times is not None and not 0 <= self.times < ALWAYS:
             raise UsageError(f"{self.times} times: must be 0 or more")
+
+
+class OverrideWords(TypedDict, total=False):
+    """``OverrideOptions`` as keywords."""
+
+    filter: str
+    every: int
+    probability: float | None
+    times: int | None
+    force: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -377,5 +377,5 @@ class Plan:
         if self.recorded:
             return self.recorded[0].layout.event
         if self.overrides:
-            return f"override of {self.overrides[0].probe.layout.function}"
+            return f"override of {self.overrides[0].probe.definition.place.symbol}"
         return f"handler at {self.site.addr:#x}"
