@@ -2,6 +2,7 @@
 
     python -m tests.build.tracer TARGET DEFINITIONS [--cycles N] [--fail POINT:N] [--interrupt]
         [--with-guardian] [--strategy STRATEGY] [--returns WAY] [--asks FUNCTION]
+        [--fails FUNCTION]
 
 Words go to standard output, one JSON object per line. A line of standard input ends a cycle.
 
@@ -16,6 +17,7 @@ raises KeyboardInterrupt there:
 """
 
 import argparse
+import errno
 import itertools
 import json
 import os
@@ -81,6 +83,8 @@ def _trace(args: Any) -> None:
             session.options, strategy=args.strategy, return_method=args.returns
         )
         session.probe(Path(args.definitions).read_text())
+        if args.fails:
+            session.fail(args.fails, errno=errno.ENOMEM, force=True)
         if args.asks:
             session.driver.upcalls = [_endless(session, args.asks)]
         if args.asks_at_return:
@@ -125,6 +129,7 @@ def _arguments() -> Any:
     parser.add_argument("--code", type=int, default=1, help="MiB for the code of probes")
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
     parser.add_argument("--asks-at-return", default="", help="one whose returns wait for ever")
+    parser.add_argument("--fails", default="", help="a function whose calls all fail")
     parser.add_argument("--strategy", type=Strategy)
     parser.add_argument("--returns", type=ReturnMethod)
     return parser.parse_args()

@@ -140,7 +140,7 @@ class OverrideResolver:
             raise UsageError(f"too many overrides: at most {MAX_OVERRIDES} in a session")
         probe = self._probe(place, options)
         function = self._kernel.symbols.at(probe.function)
-        if function is None or function.addr != probe.function:
+        if function is None or self._places.locate(function) != probe.layout.ip:
             raise RefusedError(f"{place} is not where a function begins: only there it is skipped")
         # Of the names that the function has the one that was given is meant.
         function = replace(function, name=probe.definition.place.symbol or function.name)
