@@ -128,6 +128,29 @@ def test_a_tracer_whose_guardian_is_killed_puts_the_guest_right_and_says_so(scen
     assert scene.home.journals == []
 
 
+def test_calls_that_are_skipped_run_again_when_their_tracer_is_dead(
+    scene: Scene, arch: str
+) -> None:
+    # -12, as the shell prints a pid.
+    ask, failed = "sh -c 'echo $PPID'", b"4294967284\n"
+    failing = f"__{'x64' if arch == 'amd64' else 'arm64'}_sys_getppid"
+    for is_guarded in (True, False):
+        with scene.tracer(ONE, "--fails", failing) as tracer:
+            tracer.wait_for("armed")
+            assert scene.machine.run(ask, 20).output == failed
+            if is_guarded:
+                tracer.kill()
+                assert scene.is_well_within(AGAIN_S) is not None, scene.witness.changes()
+            else:
+                tracer.kill_with_guardian()
+                # Nobody is there, and nobody is needed.
+                assert scene.machine.run(ask, 20).output == failed
+                assert scene.load.goes_on()
+                (journal,) = scene.home.journals
+                rescue(scene.target, journal)
+        assert scene.machine.run(ask, 20).output != failed
+
+
 @ONCE
 def test_a_guest_without_the_dead_tracers_mark_is_left_alone(scene: Scene) -> None:
     with scene.tracer() as tracer:
