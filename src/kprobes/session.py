@@ -22,7 +22,7 @@ from kprobes.model.definition import Definition, Statement, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import Options, Tasks
-from kprobes.model.override import MAX_ERRNO, OverrideOptions, OverrideWords
+from kprobes.model.override import OverrideOptions, OverrideWords, errno_value, with_comm
 from kprobes.ports import Sink
 from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
@@ -120,6 +120,12 @@ class Driver(Protocol):
 
     def hits(self) -> list[Hits]:
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        ...
+
+    def call(
+        self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
+    ) -> int | bool | None:
+        """Call a function of the kernel's."""
         ...
 
     @property
@@ -463,14 +469,27 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """
         return signature.returns(self._registry, place, others)
 
+    def call(
+        self, function: str, *arguments: SupportsIndex, timeout_s: float = 10.0
+    ) -> int | bool | None:
+        """Call a function, ``kernel.call("int_sqrt", 144)``, and return what it returns.
+
+        Args:
+            function: its name, or ``MODULE:FUNCTION``.
+            arguments: numbers, and addresses, as many as the kernel's types say.
+            timeout_s: how long it may take; then its task goes on with it, alone.
+
+        Raises:
+            UsageError, RefusedError: the arguments are not its, or it must not be called.
+            TargetError: there is none, or it did not come back in time.
+        """
+        self._check_open()
+        return self.driver.call(function, arguments, timeout_s=timeout_s)
+
     def override(
         self, function: str, *, returns: int, **options: Unpack[OverrideWords]
     ) -> ActiveOverride:
-        """Have calls of a kernel function return a value, and its code not run, from now on.
-
-        The condition is looked at inside the guest, by machine code: ``kernel.override(
-        "should_failslab", returns=-12, filter='comm == "stress"', every=100, times=5)``. See
-        docs/howto/fail.md.
+        """Have calls of a kernel function return a value and its code not run: howto/fail.md.
 
         Args:
             function: its name, or ``MODULE:FUNCTION``.
@@ -481,7 +500,6 @@ class Session(Generic[_Driver_co, _Commands_co]):
         Raises:
             DefinitionError: there is no such function, or the filter is wrong.
             RefusedError: it must not be skipped, or must not return that.
-            NotSupportedError: this is no guest.
         """
         self._check_open()
         return self.driver.overrides.add(function, returns, OverrideOptions(**options))
@@ -497,13 +515,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             comm: only calls by tasks of this name, or of names that this pattern matches.
             options: as of ``override``.
         """
-        if not 1 <= abs(errno) <= MAX_ERRNO:
-            raise UsageError(f"{errno} is no errno: must be from 1 to {MAX_ERRNO}")
-        if comm:
-            own = options.get("filter")
-            by_name = f'comm ~ "{comm}"'
-            options["filter"] = f"{by_name} && ({own})" if own else by_name
-        return self.override(function, returns=-abs(errno), **options)
+        return self.override(function, returns=errno_value(errno), **with_comm(options, comm))
 
     def read(self, addr: SupportsIndex, size: int) -> bytes:
         """Return exactly ``size`` bytes of the kernel's memory, or raise MemoryFault."""

@@ -2,7 +2,7 @@
 
     python -m tests.build.tracer TARGET DEFINITIONS [--cycles N] [--fail POINT:N] [--interrupt]
         [--with-guardian] [--strategy STRATEGY] [--returns WAY] [--asks FUNCTION]
-        [--fails FUNCTION]
+        [--fails FUNCTION] [--sleeps MS]
 
 Words go to standard output, one JSON object per line. A line of standard input ends a cycle.
 
@@ -85,6 +85,9 @@ def _trace(args: Any) -> None:
         session.probe(Path(args.definitions).read_text())
         if args.fails:
             session.fail(args.fails, errno=errno.ENOMEM, force=True)
+        if args.sleeps:
+            print_message("calling")
+            session.call("msleep", args.sleeps)
         if args.asks:
             session.driver.upcalls = [_endless(session, args.asks)]
         if args.asks_at_return:
@@ -130,6 +133,7 @@ def _arguments() -> Any:
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
     parser.add_argument("--asks-at-return", default="", help="one whose returns wait for ever")
     parser.add_argument("--fails", default="", help="a function whose calls all fail")
+    parser.add_argument("--sleeps", type=int, default=0, help="ms that it calls msleep with")
     parser.add_argument("--strategy", type=Strategy)
     parser.add_argument("--returns", type=ReturnMethod)
     return parser.parse_args()

@@ -15,12 +15,10 @@ from kprobes.guest.override import (
     Overrides,
     read_counts,
     read_injectable,
-    value_range,
 )
 from kprobes.guest.places import places_of
 from kprobes.image.types import parse_types
 from kprobes.model.filter import Compare, Header
-from kprobes.model.kernel import CType, TypeKind
 from kprobes.model.override import (
     ALWAYS,
     MAX_OVERRIDES,
@@ -227,23 +225,6 @@ def test_there_is_an_end_of_numbers() -> None:
 
     with pytest.raises(UsageError, match="too many"):
         resolver.resolve("fails", -12, OverrideOptions(), number=MAX_OVERRIDES)
-
-
-@pytest.mark.parametrize(
-    ("type_", "allowed"),
-    [
-        (CType(kind=TypeKind.INT, number=1, size=4, is_signed=True), range(-(1 << 31), 1 << 31)),
-        (CType(kind=TypeKind.INT, number=1, size=8), range(1 << 64)),
-        (CType(kind=TypeKind.INT, number=1, size=16), None),
-        (CType(kind=TypeKind.INT, number=1, size=1, name="_Bool"), range(2)),
-        (CType(kind=TypeKind.ENUM, number=1, size=4), range(-(1 << 31), 1 << 32)),
-        (CType(kind=TypeKind.POINTER, number=1, size=8), range(-(1 << 63), 1 << 64)),
-        (CType(kind=TypeKind.AGGREGATE, number=1, size=16), None),
-        (CType(kind=TypeKind.OTHER, number=1), None),
-    ],
-)
-def test_numbers_of_a_type(type_: CType, allowed: range | None) -> None:
-    assert value_range(type_) == allowed
 
 
 def test_counts_are_read_by_number() -> None:

@@ -151,6 +151,22 @@ def test_calls_that_are_skipped_run_again_when_their_tracer_is_dead(
         assert scene.machine.run(ask, 20).output != failed
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_tracer_that_dies_in_a_call_of_its_user_s_leaves_a_guest_that_is_well(
+    scene: Scene, is_late: bool
+) -> None:
+    # Whoever comes after it waits two seconds for the call.
+    sleep_ms = 8000 if is_late else 1500
+    with scene.tracer(ONE, "--sleeps", str(sleep_ms)) as tracer:
+        tracer.wait_for("calling")
+        time.sleep(0.7)
+
+        tracer.kill()
+
+        assert scene.is_let_go_within(SETTLED_S)
+    time.sleep(sleep_ms / 1000)
+
+
 @ONCE
 def test_a_guest_without_the_dead_tracers_mark_is_left_alone(scene: Scene) -> None:
     with scene.tracer() as tracer:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import SupportsIndex
 
 from kprobes.drain import Drain, hits_of
-from kprobes.errors import DefinitionError, KprobesError, RefusedError
+from kprobes.errors import DefinitionError, KprobesError, RefusedError, UsageError
 from kprobes.guest.allocate import Allocator
 from kprobes.guest.arena import Arena, ArenaSize
 from kprobes.guest.arm import TextPatcher
+from kprobes.guest.call import Callee, call_function
 from kprobes.guest.ftrace_records import paused_between_changes
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
@@ -238,6 +240,30 @@ class GuestDriver:
         except BaseException:
             self._ask(*before)
             raise
+
+    def call(
+        self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
+    ) -> int | bool | None:
+        """Call a function of the guest, in a task of its that may sleep, and return its result.
+
+        Args:
+            function: its name, or ``MODULE:FUNCTION``.
+            arguments: numbers, and addresses.
+            timeout_s: how long it may take.
+
+        Raises:
+            UsageError: the arguments are not its, or a handler asks, while a vCPU waits for it.
+            RefusedError: it must not be called.
+            TargetError: there is no such function, or it did not come back in time.
+        """
+        if self._upcall_control is not None and self._upcall_control.is_current:
+            raise UsageError("a handler cannot call functions of the guest: a vCPU waits for it")
+        self.refresh_modules()
+        callee = Callee(self.guest, self.places, function)
+        registers = callee.arguments(arguments)
+        allocations = self._journal.allocations
+        with self._changing:
+            return call_function(self.guest, allocations, callee, registers, timeout_s=timeout_s)
 
     def _find_overridden(self) -> OverrideResolver:
         self.refresh_modules()

@@ -129,6 +129,7 @@ class Task:
         *args: int,
         allocates: Allocation | None = None,
         returns: Allocation | None = None,
+        timeout_s: float = _CALL_S,
     ) -> int:
         """Call a function of the guest with some numbers and return its result.
 
@@ -137,6 +138,7 @@ class Task:
             args: for it.
             allocates: what it allocates, at address 0 when the result will be the address.
             returns: what it frees.
+            timeout_s: how long it may take.
 
         Raises:
             TargetError: it did not come back in time.
@@ -160,7 +162,7 @@ class Task:
         self.is_calling = True
         registers = {**setup.registers, trap.info.number: self.allocations.calls}
         trap.debugger.set_registers(self.thread, registers)
-        return self.finish(_CALL_S)
+        return self.finish(timeout_s)
 
     def finish(self, timeout_s: float) -> int:
         """Wait for the call that is under way and return its result.

@@ -26,7 +26,7 @@ from kprobes.guest.text import Prover
 from kprobes.lang.filter import parse_filter
 from kprobes.lang.filter_value import Known
 from kprobes.lang.parser import parse
-from kprobes.model.kernel import CType, Kernel, Prototype, Symbol, TypeKind, Types, span_of
+from kprobes.model.kernel import Kernel, Prototype, Symbol, TypeKind, Types, span_of, value_range
 from kprobes.model.override import (
     ALWAYS,
     MAX_OVERRIDES,
@@ -403,22 +403,3 @@ def check_value(name: str, types: Types, prototype: Prototype, value: int) -> No
             f"{name} returns {prototype.returns}, and {value} is not from {allowed.start} to "
             f"{allowed.stop - 1}"
         )
-
-
-def value_range(type_: CType) -> range | None:
-    """Return the numbers that a type's values are, or None where they are no numbers.
-
-    A pointer may be written as a negative errno, too.
-    """
-    match type_.kind:
-        case TypeKind.INT if type_.name == "_Bool":
-            return range(2)
-        case TypeKind.INT | TypeKind.ENUM if 0 < type_.size <= 8:
-            bits = 8 * type_.size
-            if type_.kind is TypeKind.ENUM:
-                return range(-(1 << bits - 1), 1 << bits)
-            return range(-(1 << bits - 1), 1 << bits - 1) if type_.is_signed else range(1 << bits)
-        case TypeKind.POINTER:
-            return range(-(1 << 63), 1 << 64)
-        case _:
-            return None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import SupportsIndex
 
 from kprobes.drain import Drain, DrainThread, hits_of
 from kprobes.errors import (
@@ -144,6 +145,13 @@ class HostDriver:
         if options.strategy is not None or options.return_method is not None:
             raise NotSupportedError("this machine's own kernel places its probes itself")
         self._tasks = options.tasks
+
+    def call(
+        self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
+    ) -> int | bool | None:
+        """Raise NotSupportedError."""
+        del function, arguments, timeout_s
+        raise NotSupportedError("functions are called in guests only, not in this machine's kernel")
 
     @property
     def overrides(self) -> Overrides:

@@ -94,6 +94,26 @@ class OverrideWords(TypedDict, total=False):
     force: bool
 
 
+def errno_value(errno: int) -> int:
+    """Return what a function returns that fails with an errno, given with or without a minus."""
+    if not 1 <= abs(errno) <= MAX_ERRNO:
+        raise UsageError(f"{errno} is no errno: must be from 1 to {MAX_ERRNO}")
+    return -abs(errno)
+
+
+def with_comm(options: OverrideWords, comm: str) -> OverrideWords:
+    """Return options by which only tasks of such a name are chosen, if it is not empty.
+
+    Args:
+        options: as they were.
+        comm: a name, or a pattern.
+    """
+    if not comm:
+        return options
+    own, by_name = options.get("filter"), f'comm ~ "{comm}"'
+    return {**options, "filter": f"{by_name} && ({own})" if own else by_name}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
     """One override at the entry of one function.
