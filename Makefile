@@ -7,7 +7,7 @@ PYTHON ?= python3
 # Not from the environment, where a kernel developer may have another word of that name.
 ARCH := amd64
 QEMU_PACKAGES := qemu-system-x86 qemu-system-arm
-APT_PACKAGES := $(QEMU_PACKAGES) busybox-static
+APT_PACKAGES := $(QEMU_PACKAGES) busybox-static fish man-db zsh
 APT := $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get -qq
 APT_INSTALL := $(APT) update && $(APT) install -y --no-install-recommends
 # Tests and benchmarks mean guests, also on a machine whose own kernel can be probed.
@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Container images set it; every `kprobe` that a test starts would compile all its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check docs storm fuzz matrix mutants sweep bench runtime fmt dist changelog clean
+.PHONY: help demo test check docs storm fuzz matrix mutants sweep bench runtime fmt dist install changelog clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -125,9 +125,16 @@ fmt: $(STAMPS)/venv ## format the source
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
+PREFIX := /usr/local
+# A packager's staging directory has no dependencies. Debian's Python would put "local" below any prefix.
+STAGED := $(if $(DESTDIR),--root '$(DESTDIR)' --no-deps --ignore-installed)
+install: dist ## kprobe, its manual pages and completion for PYTHON, below PREFIX; DESTDIR before it to stage
+	@DEB_PYTHON_INSTALL_LAYOUT=deb $(BIN)/pip --quiet --python "$$(command -v $(PYTHON))" install --root-user-action ignore --prefix '$(PREFIX)' $(STAGED) $(DIST)/*.whl
+
+DIST := dist
 dist: $(STAMPS)/venv ## a wheel and a source package, in dist/
-	@rm -rf dist
-	@$(BIN)/python -m build --no-isolation
+	@rm -rf $(DIST)
+	@$(BIN)/python -m build --no-isolation --outdir $(DIST)
 
 # For a new version, after it was set in pyproject.toml.
 changelog: $(STAMPS)/venv ## move the fragments of changelog/ into CHANGELOG.md, as this version's

@@ -126,7 +126,8 @@ def _probes(prefix: str, names: Sequence[str]) -> list[str]:
 
 def _timing(rig: Rig, text: str) -> Timing:
     session, stub = rig.session, rig.guest.stub
-    session.definitions = []
+    if session.definitions:
+        session.select().delete()
     start, pause = time.perf_counter(), stub.paused_s
     session.probe(text)
     with session.recording():

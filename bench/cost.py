@@ -20,6 +20,7 @@ from bench.table import Goal, Row, compared, ns
 from kprobes.codegen.compile import compile_probes, needs_frame, saved_reads
 from kprobes.lang.parser import parse_source
 from kprobes.model.abi import GuestAbi
+from kprobes.model.options import Wanted
 
 TITLE = "cost: nanoseconds that a probe adds to a hit"
 
@@ -160,7 +161,8 @@ def _in_loops(
 def _compiled(rig: Rig, isa: Isa, case: Case, abi: GuestAbi) -> in_user_space.Linked:
     arch = isa.alone.arch(rig.guest.arch)
     (definition,) = parse_source(f"p:alone {case.where}", registers=arch.registers)
-    (plan,) = rig.by_hand.prepare([replace(definition, filter=case.filter)])
+    wanted = Wanted(definitions=[replace(definition, filter=case.filter)])
+    (plan,) = rig.by_hand.prepare(wanted).new
     is_framed, reads = needs_frame(arch, plan.probes), saved_reads(arch, plan.probes)
     template = compile_probes(arch, abi, plan.probes, is_framed=is_framed)
     if not is_framed:

@@ -20,7 +20,7 @@ from bench.table import Row, times, verdict_of
 from bench.tracedat import write_trace_dat
 from kprobes.model.events import Events
 from kprobes.model.resolved import HEADER, RecordLayout
-from kprobes.ring.chunk import Bytes, Decoded, Shapes, shapes
+from kprobes.ring.chunk import Bytes, Decoded, Shapes
 from kprobes.ring.merge import Merger, in_order
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.sinks import FORMATS
@@ -111,7 +111,7 @@ def _decoding(runs: int) -> list[Rate]:
         ("ring to columns: 4 events of 40 to 72 bytes in turn", four),
     ):
         memory, head = _ring(layouts)
-        known = shapes(layouts)
+        known = Shapes(layouts)
         rows.append(_best(name, runs, lambda m=memory, h=head, k=known: _count(_read(m, h, k))))
         rows.append(
             _best(
@@ -121,7 +121,7 @@ def _decoding(runs: int) -> list[Rate]:
             )
         )
     memory, head = _ring([one])
-    known = shapes([one])
+    known = Shapes([one])
     both = [*_read(memory, head, known), *_read(memory, head, known, cpu=1)]
     rows.append(
         _best("two CPUs' events merged by time, all interleaved", runs, lambda: _merge(both))
@@ -138,7 +138,7 @@ def _strings(runs: int) -> list[Rate]:
 def _writing(runs: int) -> list[Rate]:
     layout = make_layout(1, ("x64", "u64"), event="read", names=("file", "count"))
     memory, head = _ring([layout], limit=250_000 * layout.size)
-    numbers = _events(_read(memory, head, shapes([layout])))
+    numbers = _events(_read(memory, head, Shapes([layout])))
     memory, head, known = _string_ring()
     strings = _events(_read(memory, head, known))
     return [
@@ -211,7 +211,7 @@ def _string_ring() -> tuple[Bytes, int, Shapes]:
     offset = layout.fields[0].offset
     rows[:, offset : offset + 4] = np.frombuffer(located, np.uint8)
     rows[:, layout.size : layout.size + len(text)] = np.frombuffer(text, np.uint8)
-    return memory, len(starts) * size, shapes([layout])
+    return memory, len(starts) * size, Shapes([layout])
 
 
 def _read(memory: Bytes, head: int, known: Shapes, *, cpu: int = 0) -> list[Decoded]:

@@ -1,27 +1,25 @@
 """A guest to measure in: programs to run, the kernel's own probes and ours to arm."""
 
 import base64
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 
 import kprobes
 from bench.elf_program import Loop
 from bench.isa import Isa
-from kprobes.drain import nothing
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.arm import TextPatcher
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.guest import Guest
 from kprobes.guest.journal import Journal
 from kprobes.guest.link import Program
-from kprobes.guest.notes import write_notes
-from kprobes.guest.recorder import Recorder
 from kprobes.lang.parser import parse_source
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.definition import NO_SYNTHETIC_FIELDS, SyntheticFields
 from kprobes.model.plan import Plan
+from kprobes.model.upcall import UpcallGroup
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -33,42 +31,28 @@ HandWritten = Callable[[GuestAbi], Template]
 
 
 class ByHand(GuestDriver):
-    """The engine with code that it did not compile."""
+    """The engine with code that it did not compile, while there is any."""
+
+    written: HandWritten | None = None
 
     def abi(self) -> GuestAbi:
         """Return the constants that code for this guest has."""
-        arena, _ = self._allocator.allocate(self.guest, self.plans, self.waiting)
-        return self._allocator.abi(self.guest, arena, self.plans, self.waiting)
+        arena, _ = self._allocator.allocate(self.guest, (), ())
+        return self._allocator.abi(self.guest, arena.programs[:1], is_guarded=False)
 
-    def arm_template(self, written: HandWritten) -> Recorder:
-        """Arm what was prepared with code written by hand; else as ``arm``."""
-        arena, recorder = self._allocator.allocate(self.guest, self.plans, self.waiting)
-        recorder.begin([probe.layout for plan in self.plans for probe in plan.probes])
-        abi = self.abi()
-        patcher = _OneTemplate(self.guest, arena, abi, self._journal)
-        patcher.template = written(abi)
-        patcher.note = partial(write_notes, self.guest.memory, arena, self._journal)
-        programs = patcher.link(self.plans)
-        with self.guest.stub.paused():
-            patcher.load(programs)
-            self._patcher = patcher
-            patcher.arm(patcher.stage(programs))
-        return recorder
+    def _link(
+        self, patcher: TextPatcher, plans: Sequence[Plan], checkpoint: Callable[[], None]
+    ) -> tuple[list[Program], list[UpcallGroup]]:
+        if self.written is None:
+            return super()._link(patcher, plans, checkpoint)
+        template = self.written(patcher.linker.abi)
+        return [_placed(patcher, template, plan) for plan in plans], []
 
 
-class _OneTemplate(TextPatcher):
-    template: Template
-
-    def link(
-        self, plans: Iterable[Plan], checkpoint: Callable[[], None] = nothing
-    ) -> list[Program]:
-        del checkpoint
-        return [self._written(plan) for plan in plans]
-
-    def _written(self, plan: Plan) -> Program:
-        entry = self._linker.place(len(self.template.code))
-        code = self.template.link(entry, {"event0": plan.probes[0].layout.event_id})
-        return Program(plan=plan, entry=entry, code=code)
+def _placed(patcher: TextPatcher, template: Template, plan: Plan) -> Program:
+    entry, _ = patcher.linker.place(len(template.code))
+    code = template.link(entry, {"event0": plan.probes[0].layout.event_id})
+    return Program(plan=plan, entry=entry, code=code)
 
 
 class Rig:
@@ -130,23 +114,26 @@ class Rig:
         *,
         filter: str = "",
         synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS,
-    ) -> Generator[Recorder]:
+    ) -> Generator[GuestDriver]:
         """Have probes of ours armed: compiled, or with code written by hand."""
+        self.by_hand.written = written
         driver = self.by_hand if written else self.session.driver
-        definitions = parse_source(text, registers=self.guest.arch.registers)
-        driver.prepare(
-            [
-                replace(each, filter=filter, synthetic_fields=synthetic_fields)
-                for each in definitions
-            ]
+        parsed = parse_source(text, registers=self.guest.arch.registers)
+        definitions = [
+            replace(each, filter=filter, synthetic_fields=synthetic_fields) for each in parsed
+        ]
+        options = self.session.options
+        driver.apply(
+            lambda wanted: replace(wanted, definitions=definitions, options=options), begins=True
         )
-        recorder = self.by_hand.arm_template(written) if written else driver.arm()
         try:
-            yield recorder
+            yield driver
         finally:
             driver.disarm()
-            recorder.drain()
-        if lost := recorder.counts().lost:
+            deque(driver.rest(), maxlen=0)
+            for definition in definitions:
+                driver.forget(definition)
+        if lost := driver.counts().lost:
             raise RuntimeError(f"{lost} hits found no room, which costs something else")
 
 

@@ -87,9 +87,8 @@ def _ours(driver: GuestDriver, isa: Isa, site: Addr, *, is_return: bool = False)
         seen.append(waiting.registers[isa.first])
 
     upcall = Upcall(number=0, addr=site, is_after=False, serve=serve)
-    driver.upcalls, driver.return_upcalls = ([], [upcall]) if is_return else ([upcall], [])
-    driver.prepare([])
-    driver.arm()
+    upcalls, return_upcalls = ([], [upcall]) if is_return else ([upcall], [])
+    driver.apply(lambda wanted: replace(wanted, upcalls=upcalls, return_upcalls=return_upcalls))
     try:
         yield
     finally:

@@ -28,7 +28,12 @@ SHORT, LONG = 60, 600
 OWN_LINES = 150
 """A file with one importer and fewer lines belongs to its importer."""
 _QUESTION = re.compile(r"(What|How|Where|Who|Whoever|When|Whether|Why)\b")
+_ARRAYS = frozenset({"NDArray", "ndarray"})
+_SHAPE = re.compile(r"\bshape\b|\([a-z],( [\w ]+)?\)", re.IGNORECASE)
+_COPY_OR_VIEW = re.compile(r"\b(cop(y|ies|ied)|new|views?)\b", re.IGNORECASE)
 _PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+_ARGS = 3
+"""Parameters from which a docstring explains them."""
 _COMMENTED = ("codegen/*", "guest/link.py", "arch/*/stack.py")
 """The hardest code: what it does cannot be read from it alone."""
 
@@ -63,6 +68,20 @@ class File:
             if isinstance(node, ast.FunctionDef):
                 docstring = node.body[0] if ast.get_docstring(node) is not None else None
                 yield _lines(node) - (0 if docstring is None else _lines(docstring))
+
+    def documented(self) -> Iterator[tuple[str, ast.FunctionDef]]:
+        """Yield the public functions and methods of public classes: name and definition."""
+        classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
+        for owner, body in (("", self.tree.body), *((f"{c.name}.", c.body) for c in classes)):
+            for node in body if not owner.startswith("_") else ():
+                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                    yield f"{owner}{node.name}", node
+
+    def arrays(self) -> Iterator[str]:
+        """Yield the names that the file gives to types of arrays."""
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and _names(node.value) & _ARRAYS:
+                yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
     def imported(self, modules: Collection[str]) -> Iterator[str]:
         """Yield those of ``modules`` that this file imports, by ``from ... import`` as all here."""
@@ -112,7 +131,24 @@ class Structure:
             "private_word": [word for word, n in self.private_words.items() if n],
             "untested": [file.name for file in self._modules if not self._has_test(file.name)],
             "mutual_folders": [f"{a} {b}" for a, b in self._mutual_folders()],
+            "args": [
+                f"{file.name} {name}"
+                for file in self.source
+                for name, node in file.documented()
+                if _lacks_args(node)
+            ],
+            "arrays": [*self._without_shapes()],
         }
+
+    def _without_shapes(self) -> Iterator[str]:
+        known = {f"{each.module}.{name}" for each in self.source for name in each.arrays()}
+        for file in self.source:
+            # What it calls types of arrays, also where another file has named them.
+            imported = known.intersection(file.imported(known))
+            arrays = _ARRAYS.union(file.arrays(), (n.rpartition(".")[2] for n in imported))
+            for name, node in file.documented():
+                if _lacks_shapes(node, arrays):
+                    yield f"{file.name} {name}"
 
     @cached_property
     def importers(self) -> Mapping[str, set[str]]:
@@ -181,6 +217,11 @@ class Structure:
         yield "identifiers with private words", sum(self.private_words.values())
         yield "docstrings that begin with a question word", len(found["question"])
         yield "modules without a test of their name", len(found["untested"])
+        yield f"public functions of {_ARGS} parameters without Args", len(found["args"])
+        yield (
+            "public functions of arrays without their shape, or copy or view",
+            len(found["arrays"]),
+        )
         yield "folders that need each other", len(found["mutual_folders"])
         percent = 100 * comments / sum(file.lines for file in commented)
         yield f"% of comments in {', '.join(_COMMENTED)}", round(percent, 1)
@@ -224,6 +265,33 @@ def _matches(name: str, pattern: str) -> bool:
 def _read(path: Path, folder: Path) -> File:
     text = path.read_text()
     return File(name=path.relative_to(folder).as_posix(), text=text, tree=ast.parse(text))
+
+
+def _lacks_args(node: ast.FunctionDef) -> bool:
+    return len(_parameters(node)) >= _ARGS and "Args:\n" not in (ast.get_docstring(node) or "")
+
+
+def _lacks_shapes(node: ast.FunctionDef, arrays: Collection[str]) -> bool:
+    # Their shape; of those that are returned, whether they are copies.
+    text = ast.get_docstring(node) or ""
+    is_returned = not _names(node.returns).isdisjoint(arrays)
+    is_taken = any(not _names(p.annotation).isdisjoint(arrays) for p in _parameters(node))
+    if not (is_returned or is_taken):
+        return False
+    return not _SHAPE.search(text) or (is_returned and not _COPY_OR_VIEW.search(text))
+
+
+def _parameters(node: ast.FunctionDef) -> list[ast.arg]:
+    found = node.args
+    named = [*found.posonlyargs, *found.args, *found.kwonlyargs, found.vararg, found.kwarg]
+    return [each for each in named if each is not None and each.arg not in ("self", "cls")]
+
+
+def _names(node: ast.expr | None) -> set[str]:
+    # Of a name its own, of np.ndarray the last.
+    parts = [] if node is None else [*ast.walk(node)]
+    named = {part.id for part in parts if isinstance(part, ast.Name)}
+    return named | {part.attr for part in parts if isinstance(part, ast.Attribute)}
 
 
 def _lines(node: ast.stmt) -> int:

@@ -15,7 +15,7 @@ import ctypes
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -25,26 +25,14 @@ from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.resolved import Resolved
 
 
-def hits_of(recorded: Iterable[Resolved], fresh: Iterable[Resolved], counts: Counts) -> list[Hits]:
+def hits_of(probes: Mapping[int, Resolved], counts: Counts) -> list[Hits]:
     """Return every probe's numbers.
 
     Args:
-        recorded: probes of the recording, those of modules that are gone included.
-        fresh: probes that may have been added since; of these nothing is counted yet, whatever
-            had their numbers in the recording.
+        probes: by event id, those of modules that are gone included.
         counts: of the recording.
     """
-    # A return probe is at every exit of its function, one of a module wherever that is loaded.
-    counted = {(_name(probe), probe.layout.event_id): probe for probe in recorded}
-    names = {name for name, _ in counted}
-    newer = {_name(probe): probe for probe in fresh if _name(probe) not in names}
-    none = Counts(recorded={}, missed={}, lost=0, damaged=0)
-    found = [_hits(probe, counts) for probe in counted.values()]
-    return found + [_hits(probe, none) for probe in newer.values()]
-
-
-def _name(probe: Resolved) -> tuple[str, str, str]:
-    return probe.layout.group, probe.layout.event, place_as_given(probe.definition)
+    return [_hits(probes[number], counts) for number in sorted(probes)]
 
 
 def _hits(probe: Resolved, counts: Counts) -> Hits:

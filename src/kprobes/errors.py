@@ -13,6 +13,7 @@
         ├── UnknownSymbolError   no such symbol; carries near names
         ├── AmbiguousSymbolError several symbols of one name
         ├── UnknownTypeError     no such struct, member or function in the types
+        ├── NoRoomError          the memory that was taken from a guest is full
         ├── RefusedError         exit 4: a probe that cannot be placed, with the reason
         ├── TracefsError         a file of this machine's tracefs cannot be read or written
         └── GuestGoneError       the guest died or its stub hung up
@@ -134,6 +135,10 @@ class RefusedError(TargetError):
     """A probe that cannot be placed safely; the message says why and what would work."""
 
     exit_code = 4
+
+
+class NoRoomError(TargetError):
+    """The memory that was taken from a guest is full."""
 
 
 class NotLoadedError(RefusedError):

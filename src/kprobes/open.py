@@ -81,10 +81,10 @@ def host(options: "HostOptions | None" = None) -> HostSession:
     from kprobes.host.driver import HostDriver, HostOptions
     from kprobes.host.machine import open_machine
     from kprobes.host.obstacles import check_possible
-    from kprobes.host.reader import open_instance_reader
+    from kprobes.host.reader import open_instance_reader, read_events
 
     check_possible()
-    driver = HostDriver(open_machine(), options or HostOptions(), open_instance_reader)
+    driver = HostDriver(open_machine(), options or HostOptions(), open_instance_reader, read_events)
     with ExitStack() as undo:
         undo.callback(driver.close)
         return Session(driver, undo.pop_all(), driver.machine)

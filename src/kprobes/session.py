@@ -9,15 +9,16 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, SupportsIndex, TypeVar, Unpack
 
+from kprobes import event_table
 from kprobes.drain import ROOM, Drain
 from kprobes.errors import NotSupportedError, RefusedError, UsageError
+from kprobes.event_table import EventTable, TraceProbe
 from kprobes.guest.override import ActiveOverride, Overrides
 from kprobes.handlers import signature
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING
 from kprobes.handlers.probe import Probe
 from kprobes.handlers.registry import Registry
-from kprobes.lang.append import apply
 from kprobes.model.definition import Definition, Statement, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.model.kernel import Kernel
@@ -36,7 +37,7 @@ _TICK_S = 0.05
 _AnyProbe = TypeVar("_AnyProbe", bound=Probe)
 
 
-class Driver(Protocol):
+class Driver(event_table.Driver, Protocol):
     """What probes one kernel. Every method leaves it running, if it ran."""
 
     @property
@@ -50,13 +51,8 @@ class Driver(Protocol):
         ...
 
     @property
-    def recorded(self) -> Sequence[Definition]:
-        """What is being recorded."""
-        ...
-
-    @property
     def waiting(self) -> Sequence[Definition]:
-        """What was prepared and waits for modules that are not loaded."""
+        """What is defined and waits for modules that are not loaded."""
         ...
 
     @property
@@ -79,19 +75,11 @@ class Driver(Protocol):
         ...
 
     def accept(self, options: Options) -> None:
-        """Let these be the options from now on, or raise NotSupportedError."""
+        """Check options that recordings are to have, or raise NotSupportedError."""
         ...
 
-    def prepare(self, definitions: Sequence[Definition]) -> object:
-        """Resolve and plan, or raise DefinitionError or RefusedError; the kernel is not touched."""
-        ...
-
-    def begin(self, definitions: Sequence[Definition], *, room: float) -> Drain:
-        """Start a recording: arm definitions, all or none, and drain their records.
-
-        Raises:
-            TargetError: they could not be armed; nothing is left of any.
-        """
+    def drain(self, *, room: float) -> Drain:
+        """Begin to drain what is recorded, with so many bytes that may wait to be taken."""
         ...
 
     def check(self) -> None:
@@ -106,16 +94,8 @@ class Driver(Protocol):
         """Yield what was recorded and not drained; nothing is armed any more."""
         ...
 
-    def end(self) -> None:
-        """Leave nothing of the recording armed."""
-        ...
-
     def follow(self, pid: int) -> None:
         """Have a task that is held followed, and what descends from it."""
-        ...
-
-    def counts(self) -> Counts:
-        """Return what was counted since the recording began, or in the last one."""
         ...
 
     def hits(self) -> list[Hits]:
@@ -179,7 +159,6 @@ class Session(Generic[_Driver_co, _Commands_co]):
     Attributes:
         driver: of the kernel.
         machine: what runs commands there: the guest that we booted, or this machine; else None.
-        definitions: all that ``probe`` was given.
     """
 
     def __init__(
@@ -191,7 +170,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
     ) -> None:
         self.driver = driver
         self.machine = machine
-        self.definitions: list[Definition] = []
+        self._events = EventTable(driver)
         self.options = Options(warn=logging.getLogger("kprobes").warning)
         self._handlers = handlers
         self._resources = resources
@@ -213,18 +192,23 @@ class Session(Generic[_Driver_co, _Commands_co]):
         return self.driver.source
 
     @property
+    def definitions(self) -> list[Definition]:
+        """All that is defined, oldest first."""
+        return self._events.definitions
+
+    @property
     def options(self) -> Options:
         """How is recorded, from the next recording on; another value may be set.
 
         Raises:
             NotSupportedError: it asks for what this kernel cannot do.
         """
-        return self._options
+        return self._events.options
 
     @options.setter
     def options(self, options: Options) -> None:
         self.driver.accept(options)
-        self._options = options
+        self._events.options = options
 
     @property
     def handlers(self) -> Registry:
@@ -244,12 +228,19 @@ class Session(Generic[_Driver_co, _Commands_co]):
         return self.handlers.live
 
     def probe(
-        self, text: str, *, filter: str = "", duration: bool = False, exits: bool = False
-    ) -> None:
-        """Add the definitions in a text, which ``record`` or ``stream`` will arm.
+        self,
+        text: str,
+        *,
+        filter: str = "",
+        duration: bool = False,
+        exits: bool = False,
+        enabled: bool = True,
+    ) -> TraceProbe:
+        """Define events, which recordings arm as long as they are enabled, and return them.
 
         A text is what is written to the kernel's ``kprobe_events``: a definition may join an event
         that is there already, and ``-:EVENT`` takes one away. If anything is wrong, all stays.
+        While a recording runs this changes what is recorded, and all others go on.
 
         Args:
             text: definitions and deletions, one per line.
@@ -257,10 +248,11 @@ class Session(Generic[_Driver_co, _Commands_co]):
                 kernel's event filters: ``count > 100 && comm != "cat"``.
             duration: whether events of returns have a field ``duration``, the ns of the call.
             exits: whether they have a field ``exit``, the instruction by which it was left.
+            enabled: whether they are enabled at once.
 
         Raises:
             DefinitionError: one is wrong, or names what this kernel has not.
-            RefusedError: a function cannot be probed, or what goes is being recorded.
+            RefusedError: a function cannot be probed, or what goes is being recorded (EBUSY).
         """
         self._check_open()
         synthetic_fields = SyntheticFields(duration=duration, exit=exits)
@@ -270,15 +262,19 @@ class Session(Generic[_Driver_co, _Commands_co]):
             else each
             for each in self.driver.parse(text)
         ]
-        definitions = apply(statements, existing=tuple(self.definitions))
-        if busy := [each for each in self.driver.recorded if each not in definitions]:
-            # As the kernel's EBUSY for an event that is switched on.
-            raise RefusedError(
-                f"{busy[0].event} is being recorded: Device or resource busy; it can be taken away "
-                "when the recording has ended"
-            )
-        self.driver.prepare(definitions)
-        self.definitions = [*definitions]
+        return self._events.define(statements, is_enabled=enabled)
+
+    def select(self, pattern: str = "*") -> TraceProbe:
+        """Return events by a shell pattern of their names: ``EVENT`` or ``GROUP/EVENT``.
+
+        Raises:
+            UsageError: there is no such event.
+        """
+        return self._events.select(pattern)
+
+    def describe(self, number: int) -> str:
+        """Return an event as a line: its definition, its state, its filter."""
+        return self._events.describe(number)
 
     def choose_tasks(
         self,
@@ -304,16 +300,26 @@ class Session(Generic[_Driver_co, _Commands_co]):
         self.options = replace(self.options, tasks=tasks)
 
     @contextmanager
-    def record(self) -> Generator[Trace]:
-        """Arm what was added, record until the block ends, and disarm.
+    def record(self, *probes: TraceProbe, timeout_s: float | None = None) -> Generator[Trace]:
+        """Arm what is enabled, record until the block ends, and disarm.
+
+        Inside the block the trace yields events as they come; after it, it has all of them.
+
+        Args:
+            probes: that are to be recorded, with what is defined or enabled meanwhile; all by
+                default.
+            timeout_s: when iterating over it ends; None for as long as it is iterated.
 
         Raises:
             TargetError: it could not be armed, or the guest died.
         """
-        trace = Trace(self.source)
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         # The trace keeps all events: it is no matter where they wait for it.
-        with self.recording(room=math.inf) as drain:
+        with self.recording(*probes, room=math.inf) as drain:
+            batches = self._batches(drain, lambda: time.monotonic() >= until)
+            trace = Trace(self.source, batches)
             yield trace
+            batches.close()
             self._finish(drain, trace)
             self.driver.check()
         trace.counts, trace.hits = self.counts(), self.hits()
@@ -348,18 +354,20 @@ class Session(Generic[_Driver_co, _Commands_co]):
             yield from rest
 
     @contextmanager
-    def recording(self, *, room: float = ROOM) -> Generator[Drain]:
-        """Keep probes armed and their records flowing into the pump that is yielded.
+    def recording(self, *probes: TraceProbe, room: float = ROOM) -> Generator[Drain]:
+        """Keep probes armed and their records flowing into what is yielded.
 
         Args:
+            probes: see ``record``.
             room: bytes of events that may wait in it; what comes then is lost in the rings.
         """
         self._check_open()
-        if not self.definitions and not self.probes:
+        if not len(self._events) and not self.probes:
             raise UsageError("nothing to probe: no definition was given")
-        drain = self.driver.begin(self.definitions, room=room)
         with ExitStack() as undo:
-            undo.callback(self.driver.end)
+            self._events.begin(probes)
+            undo.callback(self._events.end)
+            drain = self.driver.drain(room=room)
             undo.callback(drain.stop)
             yield drain
 
@@ -476,7 +484,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
         Args:
             function: its name, or ``MODULE:FUNCTION``.
-            arguments: numbers, and addresses, as many as the kernel's types say.
+            arguments: numbers, and addresses.
             timeout_s: how long it may take; then its task goes on with it, alone.
 
         Raises:
@@ -489,17 +497,15 @@ class Session(Generic[_Driver_co, _Commands_co]):
     def override(
         self, function: str, *, returns: int, **options: Unpack[OverrideWords]
     ) -> ActiveOverride:
-        """Have calls of a kernel function return a value and its code not run: howto/fail.md.
+        """Have calls of a function return a value and its code not run: howto/fail.md.
 
         Args:
             function: its name, or ``MODULE:FUNCTION``.
             returns: the value; 0 for a function that returns nothing.
-            options: ``filter``, ``every``, ``probability``, ``times`` and ``force``, as of
-                ``OverrideOptions``.
+            options: those of ``OverrideOptions``.
 
         Raises:
-            DefinitionError: there is no such function, or the filter is wrong.
-            RefusedError: it must not be skipped, or must not return that.
+            DefinitionError, RefusedError: there is none, or it must not return that.
         """
         self._check_open()
         return self.driver.overrides.add(function, returns, OverrideOptions(**options))
@@ -507,13 +513,9 @@ class Session(Generic[_Driver_co, _Commands_co]):
     def fail(
         self, function: str, *, errno: int, comm: str = "", **options: Unpack[OverrideWords]
     ) -> ActiveOverride:
-        """Have calls of a kernel function fail with an errno; else as ``override``.
+        """Have calls fail with an errno, with or without a minus; else as ``override``.
 
-        Args:
-            function: its name, or ``MODULE:FUNCTION``.
-            errno: such as ``errno.ENOMEM``; with or without a minus.
-            comm: only calls by tasks of this name, or of names that this pattern matches.
-            options: as of ``override``.
+        With ``comm`` only those by tasks whose name matches this pattern.
         """
         return self.override(function, returns=errno_value(errno), **with_comm(options, comm))
 
@@ -582,7 +584,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         for events in self._batches(drain, is_done):
             sink.write(events)
 
-    def _batches(self, drain: Drain, is_done: Callable[[], bool]) -> Iterator[Events]:
+    def _batches(self, drain: Drain, is_done: Callable[[], bool]) -> Generator[Events]:
         while not is_done():
             events = drain.take(_TICK_S)
             if events is not None:
@@ -592,7 +594,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
     def _finish(self, drain: Drain, sink: Sink) -> None:
         drain.stop()
         try:
-            self.driver.disarm()
+            self._events.end()
         finally:
             while (events := drain.take(0)) is not None:
                 sink.write(events)

@@ -23,8 +23,10 @@ class Trace:
         hits: of each probe, when it has ended.
     """
 
-    def __init__(self, source: TraceSource) -> None:
+    def __init__(self, source: TraceSource, batches: Iterator[Events] | None = None) -> None:
+        """Have no event yet; ``batches`` brings them as they come, while it is recorded."""
         self.events: list[Events] = []
+        self._batches = iter(()) if batches is None else batches
         self.counts: Counts | None = None
         self.hits: Sequence[Hits] = ()
         self._source = source
@@ -34,8 +36,15 @@ class Trace:
         return sum(map(len, self.events))
 
     def __iter__(self) -> Iterator[Event]:
-        """Yield the events one by one, oldest first."""
-        return chain.from_iterable(map(each_event, self.events))
+        """Yield the events one by one, oldest first; while it is recorded, as they come."""
+        return chain.from_iterable(map(each_event, self.batches()))
+
+    def batches(self) -> Iterator[Events]:
+        """Yield the events as columns, oldest first; while it is recorded, as they come."""
+        yield from self.events
+        for events in self._batches:
+            self.events.append(events)
+            yield events
 
     def __getitem__(self, name: str) -> list[Event]:
         """Return the events of one name, oldest first.

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterator, Sequence
 
-from kprobes.arch.x86_64.insn import Flow
+from kprobes.arch.insn import Flow
 from tests.build.decoded import Decoded, Instruction
 
 

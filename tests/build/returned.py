@@ -1,7 +1,6 @@
 """Functions that a load makes run and return, found by probing their entries while it runs."""
 
 import threading
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from kprobes.guest.text import Prover
 from kprobes.model.plan import ReturnMethod
 from kprobes.open import GuestSession
 from tests.build import hot
+from tests.build.defined import delete_all, recorded_by_event
 from tests.build.dialect import DIALECTS
 from tests.build.running import matching
 from tests.build.sweep import Nothing
@@ -42,21 +42,20 @@ class Ran:
 def functions_that_return(session: GuestSession, most: int) -> list[Ran]:
     """Return functions that LOAD, at ``/load.sh``, makes run, and no more than so often."""
     names = _probeable(session)
-    session.definitions = []
+    delete_all(session)
     session.probe("\n".join(f"p:r{n} {name}" for n, name in enumerate(names)))
     counts = counted(session, "sh /load.sh")
-    session.definitions = []
-    return_methods = _ways(
-        session, (names[n - 1] for n, count in counts.items() if 0 < count <= most)
-    )
+    delete_all(session)
+    ran = {name: counts[f"r{n}"] for n, name in enumerate(names)}
+    return_methods = _ways(session, (name for name, count in ran.items() if 0 < count <= most))
     return [
         Ran(
             name=name,
-            count=counts[n],
+            count=ran[name],
             return_method=return_methods[name],
             is_void=_is_void(session, name),
         )
-        for n, name in enumerate(names, 1)
+        for name in names
         if name in return_methods and return_methods[name] is not ReturnMethod.REFUSED
     ]
 
@@ -70,8 +69,8 @@ def chosen(
     return [fitting[int(n * step)] for n in range(min(count, len(fitting)))]
 
 
-def counted(session: GuestSession, command: str) -> Counter[int]:
-    """Run a command with what was defined armed, and return the records of each event."""
+def counted(session: GuestSession, command: str) -> dict[str, int]:
+    """Run a command with what was defined armed, and return how often each event was recorded."""
     worker = threading.Thread(target=lambda: session.run(command, timeout_s=120))
     is_started = False
 
@@ -82,8 +81,8 @@ def counted(session: GuestSession, command: str) -> Counter[int]:
             worker.start()
         return not worker.is_alive()
 
-    counts = session.stream(Nothing(), is_done=is_done)
-    return Counter(counts.recorded)
+    session.stream(Nothing(), is_done=is_done)
+    return recorded_by_event(session)
 
 
 def _probeable(session: GuestSession) -> list[str]:

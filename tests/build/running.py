@@ -7,6 +7,7 @@ from dataclasses import replace
 from kprobes.guest.places import places_of
 from kprobes.open import GuestSession
 from tests.build import hot
+from tests.build.defined import delete_all, recorded_by_event
 from tests.build.sweep import Nothing
 
 NET_FILES = {
@@ -95,11 +96,12 @@ def found_running(session: GuestSession, count: int, *, for_s: float = 2.0) -> l
         if len({s.addr for s in symbols.all_named(name)}) == 1 and has_site(symbols.named(name))
     ]
     session.options = replace(session.options, strategy=None)
-    session.definitions = []
+    delete_all(session)
     session.probe("\n".join(f"p:r{n} {name}" for n, name in enumerate(probed)))
     until = time.monotonic() + for_s + len(probed) / 1000
-    counts = session.stream(Nothing(), is_done=lambda: time.monotonic() > until)
-    ran = [name for n, name in enumerate(probed, 1) if counts.recorded.get(n, 0)]
+    session.stream(Nothing(), is_done=lambda: time.monotonic() > until)
+    counts = recorded_by_event(session)
+    ran = [name for n, name in enumerate(probed) if counts[f"r{n}"]]
     return _spread(ran, count)
 
 

@@ -15,6 +15,7 @@ from kprobes.plan.strategy import Wish
 from kprobes.units import Addr
 from tests.build.blocks import runs
 from tests.build.decoded import Decoded, decode
+from tests.build.defined import delete_all, plans_of, recorded_by_event
 
 
 class Nothing:
@@ -127,9 +128,10 @@ class Sweeper:
         """Count hits of each for a while."""
         session = self.session
         session.options = replace(session.options, strategy=strategy)
-        session.definitions = []
+        delete_all(session)
         session.probe("\n".join(f"p:e{n} {addr:#x}" for n, addr in enumerate(addrs)))
         counts = session.stream(Nothing(), is_done=lasting(for_s))
-        hits = {addr: counts.recorded.get(n, 0) for n, addr in enumerate(addrs, 1)}
-        strategies = {Addr(p.probes[0].layout.ip): p.site.strategy for p in session.driver.plans}
+        recorded, plans = recorded_by_event(session), plans_of(session)
+        hits = {addr: recorded[f"e{n}"] for n, addr in enumerate(addrs)}
+        strategies = {Addr(p.probes[0].layout.ip): p.site.strategy for p in plans}
         return Swept(hits=hits, strategies=strategies, counts=counts)

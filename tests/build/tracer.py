@@ -12,6 +12,7 @@ raises KeyboardInterrupt there:
     write   before the n-th place is written, by the stub or past it, those before it being written
     record  before (n even) or after (n odd) a group of undos reaches the disk
     begun   before the n-th call of a guest's function, which the journal tells of already
+    frees   the same, of those that give something back
     call    in the n-th call of a guest's function, while the guest runs it
     sent    after n bytes of all that is ever sent to the stub, be it in the middle of a packet
 """
@@ -44,8 +45,10 @@ from kprobes.open import GuestSession
 from kprobes.transport.connection import Wire
 from kprobes.transport.stub import Stub
 from kprobes.units import MIB, Addr
+from tests.build.defined import ask
 
 _CALL_S = 0.002
+_DEADLINE_S = 10.0
 Fail = Callable[[], None]
 
 
@@ -89,9 +92,9 @@ def _trace(args: Any) -> None:
             print_message("calling")
             session.call("msleep", args.sleeps)
         if args.asks:
-            session.driver.upcalls = [_endless(session, args.asks)]
+            ask(session.driver, _endless(session, args.asks))
         if args.asks_at_return:
-            session.driver.return_upcalls = [_endless(session, args.asks_at_return)]
+            ask(session.driver, at_returns=[_endless(session, args.asks_at_return)])
         for _ in range(args.cycles):
             _cycle(session)
 
@@ -188,16 +191,22 @@ def _fail_at_record(number: int, fail: Fail) -> None:
     Journal.record = told
 
 
-def _fail_at_beginning(number: int, fail: Fail) -> None:
+def _fail_at_beginning(
+    number: int, fail: Fail, is_counted: Callable[[Call], bool] = lambda _call: True
+) -> None:
     begin = AllocationLog.begin
     left = itertools.count(number, -1)
 
     def told(self: AllocationLog, call: Call) -> None:
         begin(self, call)
-        if next(left) == 0:
+        if is_counted(call) and next(left) == 0:
             fail()
 
     AllocationLog.begin = told
+
+
+def _fail_at_freeing(number: int, fail: Fail) -> None:
+    _fail_at_beginning(number, fail, lambda call: call.returns is not None)
 
 
 def _fail_in_call(number: int, fail: Fail) -> None:
@@ -211,10 +220,12 @@ def _fail_in_call(number: int, fail: Fail) -> None:
         *args: int,
         allocates: Allocation | None = None,
         returns: Allocation | None = None,
+        timeout_s: float = _DEADLINE_S,
     ) -> int:
         nonlocal is_it
         is_it = next(left) == 0
-        return call(self, function, *args, allocates=allocates, returns=returns)
+        what = {"allocates": allocates, "returns": returns}
+        return call(self, function, *args, **what, timeout_s=timeout_s)
 
     def told(self: Stub, timeout_s: float) -> StopReply | None:
         nonlocal is_it
@@ -248,6 +259,7 @@ _POINTS: dict[str, Callable[[int, Fail], None]] = {
     "write": _fail_at_write,
     "record": _fail_at_record,
     "begun": _fail_at_beginning,
+    "frees": _fail_at_freeing,
     "call": _fail_in_call,
     "sent": _fail_when_sent,
 }

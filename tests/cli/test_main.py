@@ -114,7 +114,6 @@ def test_a_version_that_is_not_known_is_no_error(
         ["trace", "p vfs_read", "--format", "xml"],
         ["trace", "p vfs_read", "--durat", "1s"],
         ["list", "vfs_*", "--", "ls"],
-        ["trace", "p f", "--follow", "--all-tasks", "--", "ls"],
     ],
 )
 def test_wrong_usage_exits_with_2(words: list[str]) -> None:
@@ -128,19 +127,21 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
     ("words", "why"),
     [
         (["--nosuch"], "usage: kprobe trace [options]"),
-        (["--exits", "p g"], "unrecognized arguments: p g; definitions stand before the options"),
-        (["--"], "kprobe trace: error: no command stands after --"),
+        (["--exits", "--nosuch", "p g"], "kprobe trace: error: unrecognized arguments: --nosuch"),
+        (["--"], "kprobe trace: error: no command given after '--'"),
         (["--duration", "0"], "argument --duration: invalid duration: '0' (use 10s, 500ms or 2m)"),
-        (["--duration", "-5s"], "argument --duration: invalid duration: '-5s' (use 10s,"),
+        (["--duration", "-5s"], "argument --duration: expected one argument"),
+        (["--max-events", "0"], "invalid number: '0' (must be a positive integer)"),
+        (["--buffer-size", "1K"], "invalid size: '1K' (must be 64K to 1G)"),
         (["--duration", "5 minutes"], "argument --duration: invalid duration: '5 minutes' (use"),
         (["--duration", "5s", "--duration", "5s"], "argument --duration: given twice"),
-        (["--target", ""], "argument --target: expected a text that is not empty"),
-        (["--target="], "argument --target: expected a text that is not empty"),
-        (["--filter", ""], "argument --filter: expected a text that is not empty"),
-        (["--comm", ""], "argument --comm: expected a text that is not empty"),
-        ([""], "error: expected a text that is not empty"),
-        (["--target", "guest", "--target", "host"], "argument --target: given twice"),
-        (["-o", "a", "-o", "b"], "argument -o: given twice"),
+        (["--target", ""], "argument --target: must not be empty"),
+        (["--target="], "argument --target: must not be empty"),
+        (["--filter", ""], "argument --filter: must not be empty"),
+        (["--comm", ""], "argument --comm: must not be empty"),
+        ([""], "error: an argument must not be empty"),
+        (["--target", "guest", "--target", "host"], "argument -t/--target: given twice"),
+        (["-o", "a", "-o", "b"], "argument -o/--output: given twice"),
         (["--max-events", "1", "--max-events=1"], "argument --max-events: given twice"),
     ],
 )
@@ -152,6 +153,51 @@ def test_values_that_make_no_sense_are_refused(
 
     assert caught.value.code == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "restore", "doctor"])
+@pytest.mark.parametrize("target", ["qemu:localhost:1234", "host"])
+def test_a_target_without_its_option_leads_to_it(
+    command: str, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command, target])
+
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"kprobe {command}: error: unrecognized arguments: {target}; "
+        f"a target is named by -t {target}"
+    )
+
+
+def test_results_can_go_to_a_file_which_an_error_leaves_as_it_was(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    file = tmp_path / "found.json"
+    words = ["--format", "json", "-t", "host", "-o", str(file)]
+    shown = main(["doctor", *words[:-2]]), capsysbinary.readouterr().out
+
+    assert (main(["doctor", *words]), file.read_bytes()) == shown
+    assert capsysbinary.readouterr().out == b""
+
+    assert main(["check", "p f", "--image", "/nonexistent", "-o", str(file)]) == 1
+    assert file.read_bytes() == shown[1]
+
+    assert main(["doctor", "-o", "/nonexistent/found.json"]) == 2
+
+
+def test_a_check_of_nothing_is_refused_before_a_kernel_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "--image", "/nonexistent"]) == 2
+    assert capsys.readouterr().err == "kprobe: nothing to check: no definition was given\n"
+
+
+def test_a_deletion_is_a_definition_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "p:a f", "-:a"]) == 2
+    assert capsys.readouterr().err == "kprobe: nothing to probe: no definition was given\n"
+
+    assert main(["trace", "-:a", "p:a f", "-o", "/nonexistent/out"]) == 4
+    assert "-:a\n" in capsys.readouterr().err
 
 
 def test_an_option_of_another_command_is_given_once_too() -> None:
@@ -171,6 +217,8 @@ def test_an_option_of_another_command_is_given_once_too() -> None:
         ["--memory", "1M"],
         ["-o", "/nonexistent/directory/out.txt"],
         ["--follow"],
+        ["--follow", "p f", "--all-tasks", "--", "ls"],
+        ["--cpu", "1", "--python", "handlers.py"],
         ["--target", "host", "--tgid", "7"],
     ],
 )

@@ -71,10 +71,9 @@ def test_a_way_to_probe_returns_can_be_forced() -> None:
 
     assert options.return_method(parser.parse_args([])) is None
     assert options.return_method(parser.parse_args(["--returns", "tail"])) is ReturnMethod.TAIL
-    assert parser.parse_args(["--exits"]).exits
 
 
 def test_guests_of_known_architectures_can_be_booted() -> None:
     assert options.arch("arm64") == "arm64"
-    with pytest.raises(ArgumentTypeError, match="'mips' is none of amd64, arm64"):
+    with pytest.raises(ArgumentTypeError, match="must be amd64 or arm64"):
         options.arch("mips")

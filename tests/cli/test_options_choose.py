@@ -98,7 +98,7 @@ def test_a_running_guest_is_what_it_is() -> None:
         (["--suite", "sid"], "--suite"),
         (["--strategy", "jump"], "--strategy"),
         (["--exits"], "here `p FUNCTION+OFFSET` probes each of its returns"),
-        (["--duration"], "here `p FUNCTION` and `r FUNCTION` give the times of both"),
+        (["--call-duration"], "here `p FUNCTION` and `r FUNCTION` give the times of both"),
         (["--python", "x.py"], "kernel.events()"),
     ],
 )

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from kprobes.cli.terminal import aligned, counted, print_bytes, print_message, write_text
+from kprobes.cli.terminal import (
+    aligned,
+    counted,
+    json_lines,
+    print_bytes,
+    print_message,
+    write_text,
+)
 
 
 def test_columns_begin_below_each_other_and_lines_have_no_blanks_at_their_end() -> None:
@@ -21,6 +28,19 @@ def test_a_name_is_no_row_of_its_own() -> None:
 def test_rows_may_be_of_different_lengths_or_none() -> None:
     assert aligned([("a",), ("bb", "c")]) == "a\nbb  c\n"
     assert aligned([]) == ""
+
+
+def test_rows_that_are_too_many_are_counted() -> None:
+    rows = [(str(number),) for number in range(1500)]
+
+    assert (
+        aligned(rows, indent=" ", most=1, more="{} rows more") == " 0\n ... and 1,499 rows more\n"
+    )
+    assert aligned(rows[:1], most=1, more="{} rows more") == "0\n"
+
+
+def test_json_is_one_line_for_each_value() -> None:
+    assert json_lines([{"a": "1\n2"}, None]) == '{"a": "1\\n2"}\nnull\n'
 
 
 class Screen(io.TextIOWrapper):

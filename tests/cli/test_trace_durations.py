@@ -1,10 +1,11 @@
-"""``--duration`` with a time and without one, before, between and after definitions."""
+"""``--duration TIME`` ends a trace, ``--call-duration`` adds a field; what they were before."""
 
 import argparse
 
 import pytest
 
 from kprobes.cli import trace
+from kprobes.cli.main import main
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -14,27 +15,23 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize(
-    ("words", "definitions", "seconds", "has_duration"),
+    ("words", "definitions", "seconds", "has_field"),
     [
-        (["r f", "--duration", "10s"], ["r f"], 10.0, False),
-        (["--duration", "500ms", "r f", "p g"], ["r f", "p g"], 0.5, False),
-        (["r f", "--duration"], ["r f"], None, True),
-        (["--duration", "r f", "@more.txt"], ["r f", "@more.txt"], None, True),
-        (["--duration", "@more.txt"], ["@more.txt"], None, True),
-        (["--duration", "--exits", "r f"], ["r f"], None, True),
-        (["--duration", "r f", "--exits", "p g"], ["r f", "p g"], None, True),
-        (["r f", "--duration", "--duration", "2m"], ["r f"], 120.0, True),
-        (["r f"], ["r f"], None, False),
-        ([], [], None, False),
+        (["r f", "--duration", "10s"], ("r f",), 10.0, False),
+        (["--duration", "500ms", "r f", "p g"], ("r f", "p g"), 0.5, False),
+        (["r f", "--call-duration"], ("r f",), None, True),
+        (["--call-duration", "r f", "@more.txt"], ("r f", "@more.txt"), None, True),
+        (["r f", "--call-duration", "p g", "--duration", "2m"], ("r f", "p g"), 120.0, True),
+        ([], (), None, False),
     ],
 )
-def test_a_time_ends_the_trace_and_none_adds_the_field(
-    words: list[str], definitions: list[str], seconds: float | None, has_duration: bool
+def test_a_time_ends_the_trace_and_the_other_option_adds_the_field(
+    words: list[str], definitions: tuple[str, ...], seconds: float | None, *, has_field: bool
 ) -> None:
     args = parsed(*words)
 
     assert args.definitions == definitions
-    assert (args.duration, args.has_duration) == (seconds, has_duration)
+    assert (args.duration, args.call_duration) == (seconds, has_field)
 
 
 @pytest.mark.parametrize("word", ["soon", "0", "0ms", "-5", " -5s", "5 minutes", "1e3"])
@@ -45,12 +42,22 @@ def test_what_is_no_time_is_said_to_be_none(word: str) -> None:
         parsed("r f", "--duration", word)
 
 
-def test_a_time_is_given_once() -> None:
-    with pytest.raises(argparse.ArgumentError, match="given twice"):
-        parsed("r f", "--duration", "5s", "--duration", "6s")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trace", "r f", "--duration"],
+        ["trace", "r f", "--duration", "--exits"],
+        ["trace", "--duration", "r f"],
+        ["trace", "--duration", "@more.txt"],
+        ["check", "r f", "--duration"],
+        ["check", "--duration", "r f"],
+    ],
+)
+def test_a_duration_without_a_time_leads_to_its_new_name(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
 
-
-def test_a_filter_is_for_the_definition_before_it() -> None:
-    args = parsed("--duration", "r f", "--filter", "exit != 0", "p g")
-
-    assert (args.definitions, args.filters) == (["r f", "p g"], {0: "exit != 0"})
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.endswith("; --call-duration records how long calls take")

@@ -5,6 +5,7 @@ import argparse
 import pytest
 
 from kprobes.cli import trace
+from kprobes.cli.options import cpus
 from kprobes.cli.trace import grouped
 
 
@@ -17,16 +18,18 @@ def _parsed(*words: str) -> argparse.Namespace:
 @pytest.mark.parametrize(
     ("words", "definitions", "filters"),
     [
-        (["p a"], ["p a"], {}),
-        (["p a", "--filter", "x == 1"], ["p a"], {0: "x == 1"}),
-        (["p a", "--filter=x == 1"], ["p a"], {0: "x == 1"}),
-        (["p a", "p b", "--filter", "x", "p c"], ["p a", "p b", "p c"], {1: "x"}),
-        (["p a", "--filter", "x", "p b", "--filter", "y"], ["p a", "p b"], {0: "x", 1: "y"}),
-        (["--pid", "3", "p a", "--filter", "!x", "--comm", "ls"], ["p a"], {0: "!x"}),
+        (["p a"], ("p a",), {}),
+        (["p a", "--filter", "x == 1"], ("p a",), {0: "x == 1"}),
+        (["p a", "--filter=-1 == x"], ("p a",), {0: "-1 == x"}),
+        (["p a", "p b", "--filter", "x", "p c"], ("p a", "p b", "p c"), {1: "x"}),
+        (["p a", "--filter", "x", "p b", "--filter", "y"], ("p a", "p b"), {0: "x", 1: "y"}),
+        (["--pid", "3", "p a", "--filter", "!x", "--comm", "ls"], ("p a",), {0: "!x"}),
+        (["p a", "--exits", "--filter", "x"], ("p a",), {0: "x"}),
+        (["-", "--filter", "x", "-:a", "@f", "-:g/b"], ("-", "-:a", "@f", "-:g/b"), {0: "x"}),
     ],
 )
 def test_a_filter_is_for_the_definition_before_it(
-    words: list[str], definitions: list[str], filters: dict[int, str]
+    words: list[str], definitions: tuple[str, ...], filters: dict[int, str]
 ) -> None:
     args = _parsed(*words)
 
@@ -70,6 +73,35 @@ def test_a_filter_without_a_definition_of_its_own_is_refused(
         _parsed(*words)
 
     assert "filter" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_many_definitions_have_filters_of_their_own() -> None:
+    words = [word for at in range(400) for word in (f"p f{at}", "--filter", f"x == {at}")]
+
+    args = _parsed(*words)
+
+    assert len(args.definitions) == 400
+    assert args.filters == {at: f"x == {at}" for at in range(400)}
+
+
+@pytest.mark.parametrize(
+    ("words", "filters"),
+    [
+        (["-C", "1", "p a"], ["CPU == 1"]),
+        (["p a", "--filter", "x || y", "p b", "--cpu", "0-2,5"],
+         ["(x || y) && (CPU >= 0 && CPU <= 2 || CPU == 5)", "CPU >= 0 && CPU <= 2 || CPU == 5"]),
+    ],
+)  # fmt: skip
+def test_cpus_are_part_of_every_filter(words: list[str], filters: list[str]) -> None:
+    args = _parsed(*words)
+
+    assert [each for _, each in grouped(args.definitions, trace.filters_of(args))] == filters
+
+
+@pytest.mark.parametrize("text", ["", "1,", "a", "3-1", "-1", "1--2", "0 1"])
+def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="invalid list of CPUs"):
+        cpus(text)
 
 
 def test_one_parse_does_not_know_of_the_other() -> None:

@@ -38,10 +38,10 @@ def test_a_place_or_a_range_is_read(text: str, start: int, stop: int | None) -> 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "is no place"),
-        ("g+", "is no place"),
-        ("g+x", "is no place"),
-        ("g h", "is no place"),
+        ("", "invalid place"),
+        ("g+", "invalid place"),
+        ("g+x", "invalid place"),
+        ("g h", "invalid place"),
         ("g:0", "ends before it begins"),
         ("h-g", "ends before it begins"),
         ("g:0x10001", "64 KiB at most"),

@@ -8,7 +8,7 @@ import numpy as np
 from kprobes.model.abi import CPU_SHIFT, SLACK
 from kprobes.model.events import Batch
 from kprobes.model.resolved import Field, Storage
-from kprobes.ring.chunk import Bytes, shapes
+from kprobes.ring.chunk import Bytes, Shapes
 from kprobes.ring.reader import Geometry, RingReader
 from tests.build import reference
 from tests.build.kernel import make_probe
@@ -29,7 +29,7 @@ def test_the_decoder_reads_what_the_code_wrote() -> None:
         pointers = {name: reference.address(random) for name in ("di", "si", "dx", "cx", "bx")}
         machine.hit(random.choice(sites), random_state(random, **pointers))
     assert machine.lost(0) == 0
-    known = shapes([probe.layout for site in sites for probe in site.probes])
+    known = Shapes([probe.layout for site in sites for probe in site.probes])
     ring = machine.ring(0)
 
     def copy(offset: int, size: int) -> Bytes:

@@ -16,8 +16,8 @@ from kprobes.errors import (
 )
 from kprobes.guest import journal
 from kprobes.guest.arena import NOTIFIER_SIZE
-from kprobes.guest.arm import TextPatcher
-from kprobes.guest.journal import ArmedPatch, Journal
+from kprobes.guest.arm import Change, TextPatcher
+from kprobes.guest.journal import Journal
 from kprobes.guest.patches import restore_text
 from kprobes.guest.release import CodeMemory
 from kprobes.model.plan import Plan
@@ -40,20 +40,14 @@ def _make() -> tuple[GuestWithSites, TextPatcher, Journal]:
     return made, TextPatcher(made.guest, make_arena(), ABI, written), written
 
 
-def _arm(made: GuestWithSites, patcher: TextPatcher) -> None:
-    programs = patcher.link(made.plans)
+def _staged(made: GuestWithSites, patcher: TextPatcher) -> Change:
+    programs, _ = patcher.linker.link(made.plans)
     patcher.load(programs)
-    patcher.arm(patcher.stage(programs))
+    return patcher.stage(programs)
 
 
-def _count_of_writes() -> int:
-    made, patcher, _ = _make()
-    _arm(made, patcher)
-    return made.stub.writes
-
-
-WRITES_OF_LOADING = 1
-"""The code of all programs lies in one page here."""
+def _arm(made: GuestWithSites, patcher: TextPatcher) -> None:
+    patcher.apply(_staged(made, patcher))
 
 
 def _flags(plan: Plan) -> int:
@@ -63,10 +57,10 @@ def _flags(plan: Plan) -> int:
 
 def test_every_site_calls_the_code_that_was_made_for_it() -> None:
     made, patcher, _ = _make()
-    programs = patcher.link(made.plans)
+    programs, _ = patcher.linker.link(made.plans)
 
     patcher.load(programs)
-    patcher.arm(patcher.stage(programs))
+    patcher.apply(patcher.stage(programs))
 
     for addr, program in zip(made.sites, programs, strict=True):
         call = made.guest.memory.read(addr, slot.SIZE)
@@ -78,7 +72,7 @@ def test_every_site_calls_the_code_that_was_made_for_it() -> None:
 def test_programs_lie_aligned_one_after_the_other() -> None:
     made, patcher, _ = _make()
 
-    programs = patcher.link(made.plans)
+    programs, _ = patcher.linker.link(made.plans)
 
     end = CODE + NOTIFIER_SIZE
     for program in programs:
@@ -98,11 +92,10 @@ def test_the_guest_s_ftrace_is_told_to_leave_the_sites_alone() -> None:
 
 def test_flags_are_set_before_any_site_is_patched() -> None:
     made, patcher, _ = _make()
-    programs = patcher.link(made.plans)
-    patcher.load(programs)
+    change = _staged(made, patcher)
     made.stub.events.clear()
 
-    patcher.arm(patcher.stage(programs))
+    patcher.apply(change)
 
     sizes = [len(data) for _, _, data in made.stub.events]
     assert sizes == [8] * len(TEXTS) + [slot.SIZE] * len(TEXTS)
@@ -124,8 +117,7 @@ def test_disarming_leaves_text_and_records_as_they_were() -> None:
 
 def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
     made, patcher, written = _make()
-    programs = patcher.link(made.plans)
-    patcher.load(programs)
+    change = _staged(made, patcher)
     seen: list[bool] = []
 
     def look(addr: int, data: bytes) -> None:
@@ -133,7 +125,7 @@ def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
         seen.append(any((u.phys, u.new) == (addr, data) for u in patches))
 
     made.stub.before_write = look
-    patcher.arm(patcher.stage(programs))
+    patcher.apply(change)
 
     assert seen == [True] * (2 * len(TEXTS))
 
@@ -141,13 +133,13 @@ def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
 @pytest.mark.parametrize("changed", range(len(TEXTS)))
 def test_a_site_that_changed_since_planning_stops_everything(changed: int) -> None:
     made, patcher, written = _make()
-    programs = patcher.link(made.plans)
+    programs, _ = patcher.linker.link(made.plans)
     patcher.load(programs)
     made.guest.memory.write(made.sites[changed], b"\xe8what")
     before = made.text()
 
     with pytest.raises(TargetError, match=r"holds e877686174, not .* nothing was patched"):
-        patcher.arm(patcher.stage(programs))
+        patcher.apply(patcher.stage(programs))
 
     assert made.text() == before
     assert journal.read(written.path).patches == ()
@@ -156,13 +148,13 @@ def test_a_site_that_changed_since_planning_stops_everything(changed: int) -> No
 
 def test_a_record_whose_flags_changed_since_planning_stops_everything() -> None:
     made, patcher, _ = _make()
-    programs = patcher.link(made.plans)
+    programs, _ = patcher.linker.link(made.plans)
     patcher.load(programs)
     made.guest.memory.set_u64(_flags(made.plans[0]), 1 << 31)
     before = made.text()
 
     with pytest.raises(TargetError, match=r"dyn_ftrace\.flags"):
-        patcher.arm(patcher.stage(programs))
+        patcher.apply(patcher.stage(programs))
 
     assert made.text() == before
 
@@ -170,11 +162,11 @@ def test_a_record_whose_flags_changed_since_planning_stops_everything() -> None:
 @pytest.mark.parametrize("n", range(2 * len(TEXTS)))
 def test_a_write_that_fails_while_arming_leaves_nothing_patched(n: int) -> None:
     made, patcher, _ = _make()
-    before = made.text()
-    made.stub.fails_at = WRITES_OF_LOADING + n
+    before, change = made.text(), _staged(made, patcher)
+    made.stub.fails_at = made.stub.writes + n
 
     with pytest.raises(MemoryFault):
-        _arm(made, patcher)
+        patcher.apply(change)
 
     assert made.text() == before
     assert not patcher.is_armed
@@ -189,43 +181,54 @@ def test_what_could_not_be_taken_back_after_a_failure_is_not_forgotten() -> None
         if addr == stuck and data == NOP:
             raise MemoryFault(addr, len(data), "no RAM", verb="write")
 
+    change = _staged(made, patcher)
     made.stub.before_write = refuse
-    made.stub.fails_at = made.stub.writes + WRITES_OF_LOADING + 2 * len(TEXTS) - 1
+    made.stub.fails_at = made.stub.writes + 2 * len(TEXTS) - 1
     with pytest.raises(MemoryFault):
-        _arm(made, patcher)
+        patcher.apply(change)
 
     assert not written.is_clear
     assert patcher.is_armed
+    with pytest.raises(TargetError, match="could not be put back when arming failed"):
+        patcher.check()
     made.stub.before_write = lambda _addr, _data: None
-    patcher.disarm()
+    assert patcher.disarm() == 0
+    patcher.check()
     assert made.text() == before
     assert written.is_clear
 
 
 def test_a_failure_that_was_taken_back_leaves_nothing_in_the_journal() -> None:
     made, patcher, written = _make()
-    made.stub.fails_at = WRITES_OF_LOADING + 3
+    change = _staged(made, patcher)
+    made.stub.fails_at = made.stub.writes + 3
 
     with pytest.raises(MemoryFault):
-        _arm(made, patcher)
+        patcher.apply(change)
 
     assert written.is_clear
     assert journal.read(written.path).patches == ()
 
 
 def test_the_writes_of_arming_are_as_many_as_these_tests_think() -> None:
-    assert _count_of_writes() == WRITES_OF_LOADING + 2 * len(TEXTS)
+    made, patcher, _ = _make()
+    change = _staged(made, patcher)
+    before = made.stub.writes
+
+    patcher.apply(change)
+
+    assert made.stub.writes - before == 2 * len(TEXTS)
 
 
 @pytest.mark.parametrize("n", range(2 * len(TEXTS) + 1))
 def test_a_tracer_that_dies_while_arming_leaves_a_journal_that_puts_all_back(n: int) -> None:
     made, patcher, written = _make()
-    before = made.text()
-    made.stub.dies_at = WRITES_OF_LOADING + n
+    before, change = made.text(), _staged(made, patcher)
+    made.stub.dies_at = made.stub.writes + n
 
     # After the last write nothing more goes wrong.
     try:
-        _arm(made, patcher)
+        patcher.apply(change)
     except GuestGoneError:
         assert n < 2 * len(TEXTS)
 
@@ -292,7 +295,7 @@ def test_code_that_does_not_fit_the_arena_is_refused_before_anything_is_written(
     patcher = TextPatcher(made.guest, small, ABI, written)
 
     with pytest.raises(TargetError, match="no room is left"):
-        patcher.link(made.plans)
+        patcher.linker.link(made.plans)
 
     assert made.stub.writes == 0
 
@@ -300,7 +303,7 @@ def test_code_that_does_not_fit_the_arena_is_refused_before_anything_is_written(
 def test_probes_of_one_shape_are_compiled_once() -> None:
     made, patcher, _ = _make()
 
-    first, second, *_ = patcher.link([made.plans[0], replace(made.plans[0])])
+    (first, second), _ = patcher.linker.link([made.plans[0], replace(made.plans[0])])
 
     assert first.code == second.code
     assert first.entry != second.entry
@@ -309,11 +312,13 @@ def test_probes_of_one_shape_are_compiled_once() -> None:
 def test_no_programs_are_armed_without_a_word() -> None:
     made, patcher, _ = _make()
 
+    before = made.text()
+
     patcher.load([])
-    patcher.arm(patcher.stage([]))
+    patcher.apply(patcher.stage([]))
     patcher.disarm()
 
-    assert made.stub.writes == 0
+    assert made.text() == before
 
 
 def test_a_site_across_a_page_border_is_patched_and_put_back() -> None:
@@ -333,19 +338,19 @@ def _is_another() -> None:
     raise GuestReplacedError("the guest was rebooted")
 
 
-@pytest.mark.parametrize("step", ["load", "stage", "arm", "disarm", "withdraw"])
+@pytest.mark.parametrize("step", ["load", "stage", "apply", "change", "disarm"])
 def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
     made, patcher, written = _make()
-    programs = patcher.link(made.plans)
+    programs, _ = patcher.linker.link(made.plans)
     steps: dict[str, Callable[[], object]] = {
         "load": lambda: patcher.load(programs),
-        "stage": lambda: staged.extend(patcher.stage(programs)),
-        "arm": lambda: patcher.arm(staged),
-        "withdraw": lambda: patcher.disarm_ranges([(Addr(0), Addr(1 << 64))]),
+        "stage": lambda: staged.append(patcher.stage(programs)),
+        "apply": lambda: patcher.apply(staged[-1]),
+        "change": lambda: patcher.apply(patcher.stage((), made.plans)),
         "disarm": patcher.disarm,
     }
-    staged: list[ArmedPatch] = []
-    before = ["load", "stage", "arm"]
+    staged: list[Change] = []
+    before = ["load", "stage", "apply"]
     for each in before[: before.index(step) if step in before else None]:
         steps[each]()
     writes = made.stub.writes
@@ -360,21 +365,39 @@ def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
 @pytest.mark.parametrize("number", range(2 * len(TEXTS)))
 def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -> None:
     made, patcher, written = _make()
-    programs = patcher.link(made.plans)
+    programs, _ = patcher.linker.link(made.plans)
     patcher.load(programs)
-    patches = patcher.stage(programs)
+    change = patcher.stage(programs)
     before = made.text()
     made.stub.writes = 0
 
     def load(addr: int, data: bytes) -> None:
         del addr, data
         if made.stub.writes == number:
-            for undo in patches:
+            for undo in change.made:
                 made.stub.ram.write(undo.phys, undo.old)
             written.watch(_is_another)
 
     made.stub.before_write = load
     with pytest.raises(GuestReplacedError):
-        patcher.arm(patches)
+        patcher.apply(change)
 
     assert made.text() == before
+
+
+def test_code_that_a_loadvm_let_into_somebody_elses_memory_is_taken_out_again() -> None:
+    made, patcher, written = _make()
+    programs = patcher.link(made.plans)
+    size = 1024
+    before = made.guest.memory.read(CODE, size)
+
+    def load(addr: int, data: bytes) -> None:
+        del addr, data
+        made.stub.before_write = lambda _addr, _data: None
+        written.watch(_is_another)
+
+    made.stub.before_write = load
+    with pytest.raises(GuestReplacedError):
+        patcher.load(programs)
+
+    assert made.guest.memory.read(CODE, size) == before

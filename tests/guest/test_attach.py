@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from kprobes.arch.registry import machine
 from kprobes.errors import TargetError
-from kprobes.guest.attach import attach_readonly, tracer_at_work
+from kprobes.guest.attach import attach_readonly, registers_of, tracer_at_work
 from kprobes.guest.journal import RamMap, process_start
 from tests.build.journals import dead_pid, make_entry
+from tests.build.stub import FakeStub
+from tests.build.stub_client import opened
 
 WINDOW = RamMap(
     pid=os.getpid(),
@@ -58,3 +61,11 @@ def test_memory_without_a_kernel_is_told() -> None:
         attach_readonly(replace(WINDOW, runs=((0, 0x1000, at & -0x1000),))),
     ):
         pass
+
+
+def test_a_stub_without_the_register_that_leads_to_the_page_tables_is_told() -> None:
+    with opened(FakeStub()) as stub:
+        first, _ = registers_of(stub, machine("x86_64"))
+
+    with pytest.raises(TargetError, match="does not show register cr3 of vCPU 1"):
+        first["cr3"]

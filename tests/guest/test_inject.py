@@ -172,16 +172,35 @@ def test_the_task_s_own_registers_lie_on_its_stack_as_the_kernel_returns_from_in
     assert task.trap.frame + 8 * len(words) <= before["rsp"] - 128
 
 
-def test_a_task_that_nothing_was_called_in_goes_on_as_if_nothing_had_been() -> None:
-    cpus, _, injector = _guest()
-    before = dict(cpus.vcpus[1])
+def test_a_task_that_nothing_was_called_in_goes_the_way_back_from_a_call() -> None:
+    cpus, memory, injector = _guest()
     _caught(cpus)
 
-    with injector.task():
+    with injector.task() as task:
         pass
 
-    assert cpus.vcpus[1] == before
+    at = cpus.vcpus[1]["rsp"]
+    assert cpus.vcpus[1]["rip"] == TRAP
+    assert (memory.u64(at), memory.u64(at + 8)) == (IRQS_OFF, FINISH)
+    assert at == task.trap.frame + 8
     assert cpus.breakpoints == set()
+
+
+def test_a_first_call_that_was_noted_and_not_made_is_told_from_the_one_before() -> None:
+    cpus, _, injector = _guest()
+    _caught(cpus)
+    cpus.script.append(_returns(cpus, 1, 42))
+    with injector.task() as task:
+        task.call(Addr(FUNCTION))
+    # Another task, later.
+    cpus.vcpus[1] |= {"rip": SYSCALL, "rsp": STACK - 0x800}
+    _caught(cpus)
+
+    with injector.task() as task:
+        found = task.trap.poll()
+
+    assert found is not None
+    assert (found.thread, found.number) == (1, 1)
 
 
 def test_a_call_may_end_on_another_vcpu() -> None:
@@ -431,3 +450,33 @@ def test_who_is_caught_in_a_guest_that_is_another_one_is_let_go() -> None:
 
     assert memory.read(STACK - 0x400, 0x400) == stack
     assert cpus.breakpoints == set()
+
+
+@pytest.mark.parametrize("look", [1, 2, 3])
+def test_a_guest_that_is_put_back_right_after_a_look_is_left_as_it_was_put_back(look: int) -> None:
+    cpus, memory, _ = _guest()
+    allocations = AllocationLog()
+    injector = CallInjector(cast("Stub", cpus), memory, KERNEL, allocations)
+    # Its stack is in use where the task's frame would be.
+    other, stack = _vcpu(TIMER, STACK - 0x380), b"\xab" * 0x400
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks > look:
+            raise GuestReplacedError("the guest was restored to an earlier state")
+        if looks == look:
+            cpus.vcpus[1] = dict(other)
+            memory.write(STACK - 0x400, stack)
+
+    allocations.check = check
+    _caught(cpus)
+    with pytest.raises(GuestReplacedError), injector.task() as task:
+        task.call(Addr(FUNCTION), 1)
+
+    assert cpus.vcpus[1] == other
+    assert memory.read(STACK - 0x400, 0x400) == stack
+    assert cpus.breakpoints == set()
+    # Nothing ran but to catch it.
+    assert len(cpus.seen) == 1

@@ -8,7 +8,7 @@ import pytest
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.journal import FLAGS, ArmedPatch, Boot, Journal
-from kprobes.guest.notes import as_journal, begin_notes, find_notes, write_notes
+from kprobes.guest.notes import NotesWriter, as_journal, begin_notes, find_notes
 from kprobes.model.plan import InstanceTable
 from kprobes.plan.ftrace import DISABLED
 from kprobes.units import Addr, Phys
@@ -61,7 +61,7 @@ def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithS
     begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
     written.allocations.keep_instances([INSTANCES])
     written.record(patches)
-    write_notes(made.guest.memory, ARENA, written, patches)
+    NotesWriter(made.guest.memory, ARENA, written).write(patches)
 
     (notes,) = find_notes(made.guest)
     again = journal.read(as_journal(notes, "fake", BOOT).path)
@@ -98,7 +98,7 @@ def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:
     written, patches = _allocated(), _patches(made)
     written.allocations.keep_instances([INSTANCES] * 1000)
 
-    write_notes(made.guest.memory, replace(ARENA, patches=2), written, patches)
+    NotesWriter(made.guest.memory, replace(ARENA, patches=2), written).write(patches)
 
     (notes,) = find_notes(made.guest)
     assert (notes.patches, notes.instances, len(notes.live)) == (None, None, 2)
@@ -107,7 +107,7 @@ def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:
 @pytest.mark.parametrize("at", [32, 40, 48, 56, 64, 70])
 def test_notes_that_a_guest_forged_are_passed_over(made: GuestWithSites, at: int) -> None:
     written = _allocated()
-    write_notes(made.guest.memory, ARENA, written)
+    NotesWriter(made.guest.memory, ARENA, written).write()
     made.guest.memory.write(ARENA.notes + at, b"\xfe" * 8)
 
     found = list(find_notes(made.guest))

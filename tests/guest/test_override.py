@@ -244,14 +244,13 @@ class Session:
         self.armings: list[list[int]] = []
         guest = make_listing()
         resolver = OverrideResolver(guest, places_of(guest))
-        self.overrides = Overrides(find=lambda: resolver, read=self._read, arm_again=self._arm)
+        self.overrides = Overrides(find=lambda: resolver, read=self._read, arm=self._arm)
 
     def _read(self, number: int) -> OverrideCounts | None:
         return None if self.counts is None else self.counts.get(number, OverrideCounts())
 
-    def _arm(self) -> None:
-        numbers = [each.number for each in self.overrides.armed]
-        self.armings.append(numbers)
+    def _arm(self, overrides: Sequence[Override]) -> None:
+        self.armings.append([each.number for each in overrides])
         if self.is_failing:
             self.is_failing = False
             raise TargetError("the guest changed a site")
@@ -276,7 +275,8 @@ def test_what_cannot_be_armed_leaves_those_of_before() -> None:
     with pytest.raises(TargetError, match="changed a site"):
         session.overrides.add("fails", -5, OverrideOptions())
 
-    assert session.armings == [[0], [1, 0], [0]]
+    assert session.armings == [[0], [1, 0]]
+    assert [each.number for each in session.overrides.armed] == [0]
 
 
 def test_counts_stay_when_the_guest_is_let_go_of() -> None:

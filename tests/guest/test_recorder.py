@@ -40,7 +40,7 @@ def _guest(*layouts: RecordLayout) -> tuple[Recorder, list[Writer], GuestMemory,
     memory, arena = make_memory(), make_arena()
     reset(arena, memory)
     recorder = Recorder(arena, memory, GuestClock())
-    recorder.begin(layouts)
+    recorder.add(layouts)
     return recorder, [Writer(memory, arena, cpu) for cpu in range(CPUS)], memory, arena
 
 
@@ -119,15 +119,16 @@ def test_lost_and_missed_are_counted() -> None:
     assert (counts.lost, counts.damaged) == (5, 0)
 
 
-def test_calls_without_an_instance_are_counted_from_when_their_event_is_recorded() -> None:
+def test_calls_without_an_instance_are_counted_from_when_the_recording_began() -> None:
     recorder, _, memory, arena = _guest(PLAIN)
     memory.set_u64(arena.nmissed + 8 * PLAIN.event_id, 3)
-    memory.set_u64(arena.nmissed + 8 * TEXT.event_id, 5)
+    recorder.begin()
+    memory.set_u64(arena.nmissed + 8 * PLAIN.event_id, 7)
     recorder.add([TEXT])
-    memory.set_u64(arena.nmissed + 8 * TEXT.event_id, 7)
+    memory.set_u64(arena.nmissed + 8 * TEXT.event_id, 2)
 
-    assert recorder.counts().nmissed == {PLAIN.event_id: 3, TEXT.event_id: 2}
-    recorder.begin([PLAIN, TEXT])
+    assert recorder.counts().nmissed == {PLAIN.event_id: 4, TEXT.event_id: 2}
+    recorder.begin()
     assert recorder.counts().nmissed == {PLAIN.event_id: 0, TEXT.event_id: 0}
 
 
@@ -205,3 +206,75 @@ def test_one_time_on_two_cpus_is_no_clock_that_stands() -> None:
         writer.write(Hit(layout=PLAIN, counter=5, values=(1,)))
 
     assert len(recorder.drain()) + len(_rest(recorder)) == CPUS
+
+
+def _hit(layout: RecordLayout, ts: int) -> Hit:
+    return Hit(layout=layout, counter=ts, values=(ts,) if layout is not TEXT else (b"", ts))
+
+
+def test_what_comes_later_is_recorded_beside_what_was_there() -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    writer.write(_hit(PLAIN, 1))
+    early = _times(recorder.drain())
+    recorder.add([TEXT])
+    writer.write(_hit(TEXT, 2))
+    writer.write(_hit(PLAIN, 3))
+
+    assert early + _rest(recorder) == [1, 2, 3]
+    assert recorder.counts().recorded == {PLAIN.event_id: 2, TEXT.event_id: 1}
+
+
+def test_of_what_is_ignored_all_that_was_there_is_taken_and_nothing_that_comes_later() -> None:
+    recorder, (writer, other), _, _ = _guest(PLAIN, TEXT)
+    writer.write(_hit(PLAIN, 1))
+    recorder.ignore([PLAIN.event_id])
+    found = _times(recorder.drain())
+
+    # Somebody was still in its code.
+    writer.write(_hit(PLAIN, 2))
+    other.write(_hit(TEXT, 3))
+    found += _rest(recorder)
+
+    assert found == [1, 3]
+    assert recorder.counts().recorded == {PLAIN.event_id: 1, TEXT.event_id: 1}
+
+
+def test_a_record_that_was_reserved_when_its_event_was_ignored_is_waited_for() -> None:
+    recorder, (writer, _), memory, arena = _guest(PLAIN)
+    hit = _hit(PLAIN, 5)
+    writer.write(hit, is_committed=False)
+    recorder.ignore([PLAIN.event_id])
+    early = _times(recorder.drain())
+
+    head, writer.head = writer.head, 0
+    writer.write(hit)
+    assert writer.head == head
+    found = early + _times(recorder.drain())
+    writer.write(_hit(PLAIN, 6))
+
+    assert found + _rest(recorder) == [5]
+    assert memory.u64(arena.words(0) + PERCPU_LIMIT) == writer.head + RING
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_an_event_that_comes_again_is_taken_again(is_drained: bool) -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    recorder.ignore([PLAIN.event_id])
+    if is_drained:
+        recorder.drain()
+    recorder.add([PLAIN])
+    recorder.drain()
+
+    writer.write(_hit(PLAIN, 1))
+
+    assert _rest(recorder) == [1]
+
+
+def test_a_recording_passes_over_what_the_one_before_left() -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    writer.write(_hit(PLAIN, 1))
+    recorder.begin()
+    writer.write(_hit(PLAIN, 2))
+
+    assert _rest(recorder) == [2]
+    assert recorder.counts().recorded == {PLAIN.event_id: 1}

@@ -11,7 +11,7 @@ from kprobes.arch.x86_64.inject import INJECT_OPS
 from kprobes.guest import release
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.inject import Task
-from kprobes.guest.release import free, reporting, unused
+from kprobes.guest.release import free, reporting
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
 
@@ -127,23 +127,3 @@ def test_who_does_not_wait_is_told_nothing() -> None:
         pass
 
     assert said == []
-
-
-@pytest.mark.parametrize(
-    ("used", "called"),
-    [
-        ((CODE + 8, 0x1FFF), []),
-        ((0x1000,), ["set_memory_nx", "set_memory_rw", "module_memfree"]),
-        ((CODE,), ["vfree"]),
-    ],
-)
-def test_memory_that_nothing_is_in_goes_back_and_what_every_recording_needs_stays(
-    used: tuple[int, ...], called: list[str]
-) -> None:
-    task = FakeTask(-1)
-
-    free(cast("Task", task), KERNEL, unused(task.allocations, used))
-
-    assert task.called == called
-    kinds = {allocation.kind for allocation in task.allocations.live}
-    assert {Kind.PER_CPU, Kind.NOTIFIER} < kinds

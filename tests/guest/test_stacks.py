@@ -13,8 +13,15 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.guest import Guest, GuestMemory
-from kprobes.guest.release import await_exit, await_leaving
-from kprobes.guest.stacks import awaited, free_dead_calls, home, is_anyone_inside
+from kprobes.guest.release import await_exit
+from kprobes.guest.stacks import (
+    are_inside,
+    awaited,
+    free_dead_calls,
+    home,
+    is_anyone_inside,
+    returned_to,
+)
 from kprobes.model.plan import INSTANCE_VALUES, InstanceTable
 from kprobes.ports import Tables
 from kprobes.transport.stub import Stub
@@ -118,6 +125,15 @@ def _is_inside(guest: Guest) -> bool:
 
 RANGES = [(CODE + 0x800, CODE + 0x805), (CODE + 0x10, CODE + 0x13), (CODE + 0x13, CODE + 0x20)]
 """In no order, and two of them side by side."""
+
+
+def test_of_several_ranges_those_are_told_that_somebody_is_in() -> None:
+    guest, vcpus, _ = _guest()
+    vcpus.all[1]["rip"], vcpus.all[2]["rip"] = CODE + 0x12, CODE + 0x804
+    ranges = [(Addr(start), Addr(stop)) for start, stop in RANGES]
+
+    assert are_inside(guest, ranges).tolist() == [True, True, False]
+    assert are_inside(guest, []).tolist() == []
 
 
 @pytest.mark.parametrize("at", [0x10, 0x12, 0x13, 0x1F, 0x800, 0x804])
@@ -410,17 +426,9 @@ def test_what_a_call_that_has_returned_left_on_a_stack_or_in_a_register_is_not_w
     assert not awaited(guest, [TAKEN])
 
 
-def test_a_task_that_sleeps_in_a_call_that_returns_to_us_keeps_nobody_waiting() -> None:
+def test_a_task_that_sleeps_in_a_call_that_returns_to_us_keeps_its_own_table_only() -> None:
     guest, _, memory = _waiting_guest()
     other = replace(TAKEN, addr=Addr(TAKEN.addr + TAKEN.size))
     _enter(memory, Addr(_stack(3) + SIZE - 128))
-    allocations = AllocationLog()
-    allocation = Allocation(kind=Kind.CODE, addr=CODE, size=0x1000)
-    allocations.begin(Call(frame=1, trap=2, allocates=allocation))
-    allocations.end(0)
-    allocations.keep_instances([other, TAKEN])
 
-    stub = cast("Stub", Wanderer([TEXT]))
-    left = await_leaving(replace(guest, stub=stub), allocations, otherwise="")
-
-    assert left == [TAKEN]
+    assert returned_to(guest, [other, TAKEN], []) == [TAKEN]

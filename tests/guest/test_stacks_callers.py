@@ -4,7 +4,7 @@ import struct
 from dataclasses import replace
 
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.stacks import awaited, find_caller, home, restore_callers
+from kprobes.guest.stacks import awaited, find_caller, home, restore_callers, returned_to
 from kprobes.model.plan import INSTANCE_VALUES, InstanceTable
 from kprobes.units import Addr
 from tests.build.guest import DATA, make_guest, make_memory
@@ -94,6 +94,18 @@ def test_a_call_that_is_only_kept_and_not_taken_over_says_nothing_of_its_slot() 
     assert memory.u64(STACK) == CALLER
 
 
+def test_only_what_is_probed_no_more_is_given_back() -> None:
+    memory = make_memory()
+    enter(memory, F, STACK, CALLER)
+    enter(memory, G, STACK, F.trampoline, CALLER)
+    memory.set_u64(STACK, G.trampoline)
+
+    # F took it over before G did, and goes on.
+    assert restore_callers(memory, [G], kept={F.trampoline}) == 1
+
+    assert memory.u64(STACK) == F.trampoline
+
+
 def test_a_slot_that_holds_something_else_is_left_alone() -> None:
     memory = make_memory()
     enter(memory, F, STACK, CALLER)
@@ -133,6 +145,21 @@ def test_a_call_that_the_kernels_own_return_probe_has_taken_from_us_is_waited_fo
 
     named.memory.set_u64(STACK, CALLER)
     assert not awaited(named, [F])
+
+
+def test_a_trampoline_is_kept_as_long_as_a_slot_or_another_call_leads_to_it() -> None:
+    guest = make_guest(["p f"]).guest
+    enter(guest.memory, F, STACK, CALLER)
+    guest.memory.set_u64(STACK, F.trampoline)
+    assert returned_to(guest, [F, G], []) == [F]
+
+    enter(guest.memory, G, STACK, F.trampoline, CALLER)
+    guest.memory.set_u64(STACK, G.trampoline)
+    assert returned_to(guest, [F], [G]) == [F]
+    assert returned_to(guest, [F], []) == []
+
+    guest.memory.set_u64(STACK, CALLER)
+    assert returned_to(guest, [G], [F]) == []
 
 
 def test_the_caller_is_found_whoever_has_taken_the_return_over() -> None:

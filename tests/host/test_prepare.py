@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError, UsageError
-from kprobes.host.prepare import HostProbe, prepare
+from kprobes.host.prepare import HostPreparer, HostProbe
 from kprobes.model.options import Tasks
 from tests.build.host_machine import make_machine
 from tests.build.kernel import read
@@ -15,7 +15,8 @@ MACHINE = make_machine()
 
 def prepared(*texts: str, filter: str = "", tasks: Tasks | None = None) -> list[HostProbe]:
     definitions = [replace(read(text), filter=filter) for text in texts]
-    return prepare(MACHINE, definitions, tasks or Tasks())
+    preparer = HostPreparer(MACHINE)
+    return [each for one in definitions for each in preparer.prepare(one, tasks or Tasks())]
 
 
 def test_every_probe_is_an_event_of_its_own() -> None:

@@ -55,6 +55,19 @@ def test_kernels_without_types_or_build_id_are_kept_too(tmp_path: Path, spec: Li
     assert (found.btf, found.build_id) == (build.btf, build.build_id)
 
 
+def test_the_newest_is_known_without_its_guest(tmp_path: Path) -> None:
+    assert KernelCache(tmp_path).newest() is None
+
+    cache, path, _, build = stored(tmp_path)
+    found = cache.newest()
+
+    assert found is not None
+    assert (found.blob, found.types) == (build.table.blob, build.table.types)
+
+    path.write_bytes(b"damaged")
+    assert cache.newest() is None
+
+
 def test_a_kernel_at_another_slide_comes_back_moved(tmp_path: Path) -> None:
     cache, _, _, build = stored(tmp_path)
     memory, moved = guest(LinuxSpec(slide=0))

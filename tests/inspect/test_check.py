@@ -6,8 +6,9 @@ import pytest
 
 from kprobes.errors import DefinitionError, RefusedError, TargetError
 from kprobes.guest.guest import Guest
-from kprobes.guest.prepare import Preparer, Wanted
+from kprobes.guest.planner import Planner
 from kprobes.inspect.check import Checker, CheckResult, checker_of_guest, checker_of_image
+from kprobes.model.options import Wanted
 from tests.build.definitions import read
 from tests.build.guest import GuestWithSites
 from tests.build.named_guest import make_named_guest
@@ -141,7 +142,7 @@ def test_check_and_trace_refuse_alike_where_nothing_can_be_probed() -> None:
 
     result = only(checker_of_guest(guest, check=refuse).check("p vfs_read"))
     with pytest.raises(RefusedError) as caught:
-        Preparer(guest, refuse).prepare(Wanted(definitions=(read("p vfs_read"),)))
+        Planner(guest, refuse).plan(Wanted(definitions=(read("p vfs_read"),)))
 
     assert str(result.error) == str(caught.value)
     assert result.advice == ""

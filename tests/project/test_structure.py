@@ -9,10 +9,31 @@ from tools.structure import TOP, Structure, read_reasons, read_words, stale, une
 _FOUND = Structure(TOP, read_words()).findings()
 _REASONS = read_reasons()
 _LONG = "\n" * 601
+_WORDS = "from numpy.typing import NDArray\nWords = NDArray[int]\n"
+_ARRAYS = '''"""Arrays."""
+from kprobes.b.three import Words
+def copied(one: Words, two: Words) -> Words:
+    """Return a copy, shape (n,)."""
+def shaped(one: int, two: int, *three: int) -> Words:
+    """Return shape (n,)."""
+class Named:
+    def add(self, one: Words, two: int, *, three: int) -> None:
+        """Add.
+
+        Args:
+            one: uint64 (n,).
+        """
+    def undescribed(self, one: int, two: int, three: Words) -> None: ...
+    def _own(self, one: int, two: int, three: Words) -> None: ...
+class _Own:
+    def undescribed(self, one: int, two: int, three: Words) -> None: ...
+'''
 _FILES = {
     "a/one.py": '"""What one is."""\nclass Same:\n    is_behind = 1\n',
     "a/two.py": f'"""Two."""\nfrom kprobes.b import three\nclass Same:\n    pass{_LONG}',
-    "b/three.py": f'"""Three."""\nfrom kprobes.a.two import Same\nclass Undo:\n    pass{_LONG}',
+    "b/arrays.py": _ARRAYS,
+    "b/three.py": '"""Three."""\nfrom kprobes.a.two import Same\n'
+    f"{_WORDS}class Undo:\n    pass{_LONG}",
 }
 
 
@@ -35,14 +56,16 @@ def test_every_rule_finds_what_breaks_it(tmp_path: Path) -> None:
     (tmp_path / "tests" / "b" / "test_three_more.py").write_text("")
 
     assert Structure(tmp_path, ["behind", "Undo", "undo_all"]).findings() == {
-        "short": ["a/one.py"],
+        "short": ["a/one.py", "b/arrays.py"],
         "long": ["a/two.py", "b/three.py"],
-        "one_importer": ["a/one.py"],
+        "one_importer": ["a/one.py", "b/arrays.py"],
         "same_name": ["Same a/one.py a/two.py"],
         "question": ["a/one.py"],
         "private_word": ["behind", "Undo"],
-        "untested": ["a/one.py", "a/two.py"],
+        "untested": ["a/one.py", "a/two.py", "b/arrays.py"],
         "mutual_folders": ["a b"],
+        "args": ["b/arrays.py shaped", "b/arrays.py Named.undescribed"],
+        "arrays": ["b/arrays.py shaped", "b/arrays.py Named.undescribed"],
     }
 
 

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kprobes.errors import RingError
-from kprobes.ring.chunk import Decoded, shapes
+from kprobes.ring.chunk import Decoded, Shapes
 from kprobes.ring.reader import Geometry, RingReader
 from tests.build.ring import GuestRing, Hit, IdentityClock, make_layout, record
 
 FIXED = make_layout(1, ("u64",))
 EMPTY = make_layout(2)
 TEXT = make_layout(3, ("u64", "string"))
-SHAPES = shapes([FIXED, EMPTY, TEXT])
+SHAPES = Shapes([FIXED, EMPTY, TEXT])
 CLOCK = IdentityClock()
 
 

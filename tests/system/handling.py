@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kprobes.handlers.registers import Registers
 from kprobes.open import GuestSession
+from tests.build.defined import delete_all
 from tests.build.dialect import dialect_of
 from tests.build.victim import is_complaint
 
@@ -16,7 +17,7 @@ READ = ("cat", "/proc/version", "/no/such/file", "/etc/passwd")
 def emptied(session: GuestSession, told: list[str]) -> Generator[GuestSession]:
     """Lend a session, and check that its handlers are gone and its text is as before at the end."""
     session.handlers.report.warn = told.append
-    session.definitions.clear()
+    delete_all(session)
     session.options = replace(session.options, return_method=None)
     before = text_of(session)
     yield session

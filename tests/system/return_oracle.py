@@ -14,6 +14,7 @@ from kprobes.inspect.check import checker_of_guest
 from kprobes.model.events import Counts
 from kprobes.model.plan import ReturnMethod
 from kprobes.open import GuestSession
+from tests.build.defined import delete_all, plans_of
 from tests.build.dialect import Dialect
 from tests.build.returned import Ran
 from tests.system import oracle
@@ -103,14 +104,14 @@ class Pair:
         """Run a load with ours armed, probed in a way if one is named."""
         session, before = self._session, self._files.misses()
         session.options = replace(session.options, return_method=return_method)
-        session.definitions = []
+        delete_all(session)
         session.probe("\n".join(self.lines))
         newest = int(self._files.run(": > trace; echo 1 > tracing_on; echo $$"))
         with session.record() as trace:
             assert session.run(load, timeout_s=120).status == 0
             self._files.run(f"sleep 0.05; echo {_END} > trace_marker; sleep 0.05")
         end_us, native = _cut(self._files.read())
-        plans = session.driver.plans
+        plans = plans_of(session)
         fields = oracle.fields_of_layouts(p.layout for plan in plans for p in plan.recorded)
         ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
         assert trace.counts is not None

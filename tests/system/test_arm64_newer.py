@@ -23,6 +23,7 @@ from kprobes.plan.ftrace import sites_in_image
 from kprobes.plan.strategy import Wish
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
+from tests.build.defined import delete_all
 from tests.system import oracle
 from tests.system.conftest import SUITES
 from tests.system.event_definitions import definitions, event_of
@@ -51,7 +52,7 @@ def _session(request: pytest.FixtureRequest) -> Iterator[GuestSession]:
 @pytest.fixture(autouse=True)
 def well(session: GuestSession) -> Iterator[None]:
     """The kernel's text is afterwards what it was, and it has nothing to complain of."""
-    session.definitions.clear()
+    delete_all(session)
     session.options = replace(session.options, return_method=None)
     before = text_of(session)
     yield

@@ -28,8 +28,8 @@ def test_every_element_of_a_call_is_one_hit(boot: Boot, arch: str) -> None:
 
     with attached(machine, loops) as rig:
         for program, where, chosen, _ in hits:
-            with rig.ours(f"p:hit {where}", filter=chosen) as recorder:
+            with rig.ours(f"p:hit {where}", filter=chosen) as driver:
                 rig.run(program)
-            found.append(sum(recorder.counts().recorded.values()))
+            found.append(sum(driver.counts().recorded.values()))
 
     assert found == [wanted for *_, wanted in hits]

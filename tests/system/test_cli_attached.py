@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +130,17 @@ def test_each_definition_has_a_filter_of_its_own(kprobe: Command, target: str) -
     assert set(events) == {(b"open", b"/proc/version"), (b"more", b"/none")}
 
 
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("cpu", ["0", "1"])
+def test_only_hits_on_the_wanted_cpu_are_recorded(kprobe: Command, target: str, cpu: str) -> None:
+    words = ["--cpu", cpu, OPEN, "--filter", 'path != "/none"', "p:other vfs_open"]
+
+    done = kprobe("trace", "-t", target, *words, "--duration", "1s")
+
+    found = {*re.findall(rb"\[00(\d)\] .*?: (\w+): \(", done.stdout)}
+    assert found == {(cpu.encode(), b"open"), (cpu.encode(), b"other")}
+
+
 def test_a_wrong_filter_is_refused_with_the_kernel_s_text(kprobe: Command, target: str) -> None:
     done = kprobe("trace", "--target", target, OPEN, "--filter", "mode == 1")
 
@@ -209,6 +222,22 @@ def test_functions_are_listed_with_their_typed_arguments(kprobe: Command, target
     ]
 
 
+def test_every_function_is_listed_without_a_compiler(target: str) -> None:
+    code = (
+        "import sys\n"
+        "from kprobes.cli.main import main\n"
+        "code = main(['list', '--target', sys.argv[1], '*'])\n"
+        "sys.exit(code or int('llvmlite' in sys.modules))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, target], capture_output=True, timeout=WAIT_S, check=False
+    )
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(done.stdout.splitlines()) > 30_000
+
+
 def test_a_list_of_nothing_says_so(kprobe: Command, target: str) -> None:
     done = kprobe("list", "--target", target, "no_such_*")
 
@@ -278,6 +307,52 @@ def test_a_paused_guest_stays_so_when_it_is_only_read(
 
     assert done.returncode == 0, done.stderr.decode()
     assert monitor.command("info status") == "VM status: paused\n"
+
+
+@pytest.mark.usefixtures("busy")
+def test_what_was_recorded_is_summed_up_where_a_paused_guest_keeps_the_probes_armed(
+    kprobe: Command, target: str, monitor: Monitor, tmp_path: Path
+) -> None:
+    tracer = _start_with_a_handler(kprobe, target, tmp_path)
+
+    monitor.command("stop")
+    wait_for_words(tracer, b"somebody else has paused the guest")
+    tracer.send_signal(signal.SIGINT)
+    _, said = tracer.communicate(timeout=WAIT_S)
+
+    assert monitor.command("info status") == "VM status: paused\n"
+    monitor.command("cont")
+    assert kprobe("restore", "--target", target).returncode == 0
+    assert kprobe.is_idle(target)
+    assert tracer.returncode == 1
+    assert re.search(rb"\n[1-9]\d* events?, ", said), said.decode()
+    assert b"the guest is paused" in said, said.decode()
+
+
+@pytest.mark.usefixtures("busy")
+def test_an_interrupt_ends_a_trace_with_handlers_as_any_other(
+    kprobe: Command, target: str, tmp_path: Path
+) -> None:
+    tracer = _start_with_a_handler(kprobe, target, tmp_path)
+
+    tracer.send_signal(signal.SIGINT)
+    _, said = tracer.communicate(timeout=WAIT_S)
+
+    assert tracer.returncode == 0, said.decode()
+    assert re.search(rb"\n[1-9]\d* events?, ", said), said.decode()
+    assert re.search(rb"\n  opened +[1-9]\d*  vfs_open", said), said.decode()
+
+
+def _start_with_a_handler(kprobe: Command, target: str, folder: Path) -> subprocess.Popen[bytes]:
+    # There is nearly always a task inside the probes' code.
+    slow = folder / "slow.py"
+    slow.write_text(
+        "import time\n@kernel.entry('vfs_open')\ndef opened(path, *, regs):\n    time.sleep(0.05)\n"
+    )
+    tracer = kprobe.start("trace", "--target", target, "--python", str(slow), OPEN)
+    for _ in range(10):
+        wait_for_event(tracer)
+    return tracer
 
 
 @pytest.mark.usefixtures("busy")

@@ -20,6 +20,7 @@ from kprobes.cli.trace import grouped
 from kprobes.model.events import Event, each_event
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
+from tests.build.defined import delete_all
 
 pytestmark = pytest.mark.guest
 
@@ -29,7 +30,7 @@ _NEXT = re.compile(r"^(?:[$] |```)", re.MULTILINE)
 _COMMAND = re.compile(r"^(?:[$] |  )kprobe trace ((?:.*\\\n)*.*)\n", re.MULTILINE)
 _LINE = re.compile(r"^ *\S+-\d+ +\[\d+\] .*?: (\w+): \(.*?\)(.*)$", re.MULTILINE)
 _FIELD = re.compile(r'(\w+)=("[^"]*")?')
-_ELSEWHERE = ("--target", "--python", "--kernel")
+_ELSEWHERE = ("-t", "--target", "--python", "--kernel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,8 @@ class Example:
     shown: list[tuple[str, dict[str, str]]]
 
 
-def _examples() -> Iterator[tuple[str, Example]]:
+def examples() -> Iterator[tuple[str, Example]]:
+    """Return the name of the page and the example, of all."""
     texts = [(page.name, page.read_text()) for page in _PAGES]
     for name, text in [*texts, ("trace --help", trace.EPILOG), ("--help", main.EPILOG)]:
         for found in _COMMAND.finditer(text):
@@ -53,7 +55,7 @@ def _examples() -> Iterator[tuple[str, Example]]:
                 yield name, Example(words=words[:at], command=words[at + 1 :], shown=shown)
 
 
-_EXAMPLES = list(_examples())
+_EXAMPLES = list(examples())
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +91,14 @@ def test_an_example_records_what_it_promises(session: GuestSession, example: Exa
 
 
 def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Event], int]:
-    kernel.definitions = []
+    delete_all(kernel)
     kernel.options = replace(
         kernel.options, strategy=strategy(args), return_method=return_method(args)
     )
     kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
-    for texts, chosen in grouped(args.definitions, args.filters):
+    for texts, chosen in grouped(args.definitions, trace.filters_of(args)):
         wanted = "\n".join(texts)
-        kernel.probe(wanted, filter=chosen, duration=args.has_duration, exits=args.exits)
+        kernel.probe(wanted, filter=chosen, duration=args.call_duration, exits=args.exits)
     command = args.command[0] if len(args.command) == 1 else args.command
     with kernel.record() as brought:
         status = kernel.run(command, 60).status

@@ -26,6 +26,7 @@ from kprobes.open import GuestSession
 from kprobes.resolve.explain import format_text
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
+from tests.build.defined import delete_all, plans_of
 from tests.build.programs import BASE, syscalls
 from tests.system import oracle
 from tests.system.event_definitions import definitions, event_of, split
@@ -112,9 +113,9 @@ def runs(request: pytest.FixtureRequest, arch: str) -> Generator[list[Run]]:
 
 
 def _recorded(session: GuestSession, lines: list[str], arch: str) -> Run:
-    session.definitions.clear()
+    delete_all(session)
     session.probe("\n".join(lines))
-    probes = [p for plan in session.driver.prepare(session.definitions) for p in plan.probes]
+    probes = [p for plan in plans_of(session) for p in plan.probes]
     tracefs = Tracefs(session)
     arm = partial(tracefs.arm, lines, buffer_kib=16384)
     trace, native = oracle.record_both(session, arm, arch=arch)

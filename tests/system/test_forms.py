@@ -18,6 +18,7 @@ from kprobes.open import GuestSession
 from kprobes.sinks.text import TextSink
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.defined import delete_all
 from tests.build.words import WORDS
 from tests.system.conftest import Boot
 from tests.system.event_definitions import definitions, event_of
@@ -44,7 +45,7 @@ def _session(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSessio
 
 
 def _record(session: GuestSession, lines: list[str]) -> Trace:
-    session.definitions.clear()
+    delete_all(session)
     session.probe("\n".join(lines))
     with session.record() as trace:
         session.run("cat /etc/passwd | head -c 20; ls /proc/self/; usleep 300000; kill -WINCH $$")
@@ -124,7 +125,7 @@ def test_offsets_and_addresses_are_probed_where_the_function_begins(
 
 
 def test_other_places_are_refused(session: GuestSession) -> None:
-    session.definitions.clear()
+    delete_all(session)
     with pytest.raises(DefinitionError, match="boundary"):
         session.probe("p vfs_read+1")
     with pytest.raises(RefusedError, match="never returns"):

@@ -9,10 +9,11 @@ import itertools
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import iced_x86
 import pytest
 
 import kprobes
@@ -21,13 +22,78 @@ from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
 from tests.build.blocks import runs
+from tests.build.defined import delete_all, plans_of
 from tests.build.dialect import DIALECTS
-from tests.build.plain_moves import kept_by
 from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
 from tests.system import oracle
 from tests.system.conftest import STRATEGIES, SUITES
 from tests.system.oracle import Hit, Tracefs
+
+_X86 = (
+    *("ax", "bx", "cx", "dx", "si", "di", "bp", "sp"),
+    *("r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"),
+)
+_MOVES = frozenset(
+    {
+        iced_x86.Mnemonic.MOV,
+        iced_x86.Mnemonic.LEA,
+        iced_x86.Mnemonic.MOVZX,
+        iced_x86.Mnemonic.MOVSXD,
+    }
+)
+"""They change no flag."""
+_NAMES = {
+    getattr(iced_x86.Register, name.upper() if name[0] == "r" else f"R{name.upper()}"): name
+    for name in _X86
+}
+_STORES = ((0xFFC00000, 0xF9000000), (0xFFC00000, 0xA9000000))
+"""Mask and bits of str and stp of 64-bit registers with an offset."""
+_LOADS = (
+    (0x7FE0FFE0, 0x2A0003E0),
+    (0x7F800000, 0x52800000),
+    (0x7F800000, 0x11000000),
+    (0xFFC00000, 0xF9400000),
+)
+"""mov of a register, movz, add of a number, ldr of 64 bits with an offset: they change Rd or Rt."""
+_SP = 31
+
+REGISTERS: Mapping[str, tuple[str, ...]] = {
+    "amd64": (*_X86, "flags", "cs", "ss"),
+    "arm64": (*(f"x{n}" for n in range(31)), "sp"),
+}
+"""By Debian's name of the architecture."""
+
+
+def kept_by(arch: str, code: bytes) -> tuple[str, ...] | None:
+    """Return the registers that an instruction leaves alone, or None when it is no plain move."""
+    changed = _CHANGED[arch](code)
+    if changed is None:
+        return None
+    return tuple(name for name in REGISTERS[arch] if name != changed)
+
+
+def _x86(code: bytes) -> str | None:
+    decoded = next(iter(iced_x86.Decoder(64, code)))
+    if decoded.mnemonic not in _MOVES:
+        return None
+    if decoded.op0_kind != iced_x86.OpKind.REGISTER:
+        return ""
+    return _NAMES.get(iced_x86.RegisterExt.full_register(decoded.op0_register))
+
+
+def _a64(code: bytes) -> str | None:
+    word = int.from_bytes(code, "little")
+    if any(word & mask == bits for mask, bits in _STORES):
+        return ""
+    if all(word & mask != bits for mask, bits in _LOADS):
+        return None
+    return "sp" if word & 31 == _SP else f"x{word & 31}"
+
+
+_CHANGED: Mapping[str, Callable[[bytes], str | None]] = {"amd64": _x86, "arm64": _a64}
+"""The one register that a plain move changes, "" for none, None for what is no such."""
+
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
@@ -76,7 +142,7 @@ def session(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession
 
 @pytest.fixture
 def sweeper(session: GuestSession) -> Sweeper:
-    session.definitions = []
+    delete_all(session)
     session.options = replace(session.options, strategy=None)
     return Sweeper(session)
 
@@ -115,7 +181,7 @@ def _both(
     pairs = [_nth(_pairs(sweeper, arch, name, strategy), number) for name in FUNCTIONS]
     ours, native = zip(*(_definitions(n, p) for n, p in enumerate(pairs) if p), strict=True)
     session.options = replace(session.options, strategy=strategy)
-    session.definitions = []
+    delete_all(session)
     session.probe("\n".join(ours))
     with session.record() as trace:
         # Ours come first: the guest's judgement ends before them, and ours would see its own.
@@ -123,7 +189,7 @@ def _both(
         assert session.run(WORK, 60).status == 0
         read = tracefs.read()
         tracefs.disarm()
-    assert {plan.site.strategy for plan in session.driver.plans} == {strategy}
+    assert {plan.site.strategy for plan in plans_of(session)} == {strategy}
     assert read.overwritten == 0
     hits = oracle.our_hits(trace)
     # They began and ended while both were armed.
@@ -179,10 +245,9 @@ def test_several_probes_on_one_instruction_share_a_patch_and_are_hit_alike(
     with session.record() as trace:
         assert session.run(WORK, 60).status == 0
 
-    (plan,) = session.driver.plans
+    (plan,) = plans_of(session)
     assert [probe.layout.event for probe in plan.probes] == ["c", "b", "a"]
-    assert trace.counts is not None
-    a, b, c = (trace.counts.recorded[n] for n in (1, 2, 3))
+    a, b, c = (hits.recorded for hits in trace.hits)
     assert a == b == c >= 10
 
 
@@ -195,12 +260,11 @@ def test_all_strategies_side_by_side_are_hit_alike(
     with session.record() as trace:
         assert session.run(WORK, 60).status == 0
 
-    assert trace.counts is not None
-    counts = [trace.counts.recorded[n] for n in range(1, len(addrs) + 1)]
-    assert len(counts) >= 3
+    counts = [hits.recorded for hits in trace.hits]
+    assert len(counts) == len(addrs) >= 3
     assert max(counts) - min(counts) <= IN_FLIGHT
     assert min(counts) >= 10
-    assert STRATEGIES[arch][-1] in {plan.site.strategy for plan in session.driver.plans}
+    assert STRATEGIES[arch][-1] in {plan.site.strategy for plan in plans_of(session)}
 
 
 @pytest.mark.parametrize("strategy", ["jump", "breakpoint"])

@@ -3,6 +3,7 @@
 The guest is QEMU with a gdb stub, and outlives its tracers. What must hold is DESIGN section 8.
 """
 
+import json
 import os
 import random
 import re
@@ -13,8 +14,11 @@ from collections.abc import Callable, Generator
 import pytest
 
 from kprobes.errors import GuestReplacedError
+from kprobes.guest.allocations import Kind
 from kprobes.guest.guardian import rescue
-from kprobes.guest.journal import read
+from kprobes.guest.journal import Journal, read
+from kprobes.guest.recovery import free_after_crash
+from kprobes.transport.connect import connect
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.harmed import (
@@ -281,6 +285,30 @@ def test_killed_before_and_after_the_journal_is_written_it_is_rolled_back(scene:
 def test_killed_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
     # Three or more allocations; the same freed.
     assert fail_everywhere(scene, "call") >= 6
+
+
+def test_killed_before_the_first_call_of_a_task_that_call_is_made_after_all(scene: Scene) -> None:
+    with scene.tracer(ONE, "--fail", "frees:0", "--with-guardian") as tracer:
+        tracer.go_on()
+        tracer.wait()
+    (path,) = scene.home.journals
+    entry = read(path)
+    call = entry.allocations.call
+    assert call is not None
+    assert call.returns is not None
+    # With breakpoints it would be the callback for exceptions, which may be taken back twice.
+    assert call.returns.kind is Kind.PER_CPU
+
+    with connect(scene.target) as stub:
+        # It was its tracer that left it stopped.
+        stub.is_held = False
+        free_after_crash(stub, Journal.reopen(entry), [], image="")
+
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    begun = [line["begin"]["returns"] for line in lines if "begin" in line]
+    assert [line for line in lines if "cancel" in line] == [{"cancel": True}]
+    assert [each["kind"] for each in begun if each].count(Kind.PER_CPU) == 2
+    path.unlink()
 
 
 # The task stands where the call before came back to: that one's result is not this one's. Killed

@@ -19,6 +19,7 @@ from kprobes.trace import Trace
 from kprobes.transport.debian import kernel_image, modules_of
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
+from tests.build.defined import delete_all, plans_of
 from tests.system.conftest import SUITES
 
 pytestmark = [
@@ -51,7 +52,7 @@ def session(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession
 @pytest.fixture(autouse=True)
 def well(session: GuestSession) -> Generator[None]:
     """No module is loaded before and after, and the kernel has nothing to complain of."""
-    session.definitions.clear()
+    delete_all(session)
     session.options = replace(session.options, strategy=None)
     yield
     session.run("rmmod dummy 2>/dev/null", 60)
@@ -69,7 +70,7 @@ def recorded(session: GuestSession, *commands: str) -> Trace:
 def counts(trace: Trace) -> list[int]:
     assert trace.counts is not None
     assert (trace.counts.lost, trace.counts.damaged) == (0, 0)
-    return [trace.counts.recorded.get(number, 0) for number in sorted(trace.counts.missed)]
+    return [hits.recorded for hits in trace.hits]
 
 
 def test_a_probe_waits_for_its_module_and_is_there_before_its_init(session: GuestSession) -> None:
@@ -124,14 +125,14 @@ def test_so_are_they_by_breakpoints(session: GuestSession) -> None:
 def _probed_inside(session: GuestSession, strategy: Strategy) -> None:
     assert session.run(LOAD, 60).status == 0
     session.probe("p dummy:dummy_setup")
-    session.definitions.clear()
+    delete_all(session)
     session.options = replace(session.options, strategy=strategy)
     session.probe(f"p:inside dummy:dummy_setup+{inside(session)}")
 
     trace = recorded(session, "ip link add d1 type dummy", UNLOAD, LOAD)
 
     assert counts(trace) == [2]
-    placed = [plan.site.strategy for plan in session.driver.plans if plan.probes]
+    placed = [plan.site.strategy for plan in plans_of(session) if plan.probes]
     assert placed == [strategy]
 
 

@@ -18,6 +18,7 @@ from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
+from tests.build.defined import delete_all, plans_of
 from tests.build.dialect import DIALECTS
 from tests.build.programs import program
 from tests.build.sweep import Sweeper
@@ -48,7 +49,7 @@ def session(shared: GuestSession) -> Generator[GuestSession]:
     """The guest, which is well afterwards, and its text as it was."""
     before = _text(shared)
     yield shared
-    shared.definitions = []
+    delete_all(shared)
     shared.options = replace(shared.options, strategy=None)
     said = shared.run("dmesg").output.decode().splitlines()
     assert [line for line in said if is_complaint(line) and "int3[" not in line] == []
@@ -80,7 +81,7 @@ def _place(sweeper: Sweeper, strategy: Strategy) -> Addr:
 
 def _record(session: GuestSession, text: str, strategy: Strategy | None, work: str = WORK) -> Trace:
     session.options = replace(session.options, strategy=strategy)
-    session.definitions = []
+    delete_all(session)
     session.probe(text)
     with session.record() as trace:
         assert session.run(work, 60).status == 0
@@ -109,7 +110,7 @@ def test_wild_fetches_in_interrupts_softirqs_and_page_faults_are_faults_and_noth
 
     trace = _record(session, "\n".join(f"p:f{n} {a:#x} {wild}" for n, a in enumerate(addrs)), None)
 
-    used = {plan.site.strategy for plan in session.driver.plans}
+    used = {plan.site.strategy for plan in plans_of(session)}
     assert used >= {*STRATEGIES[arch]}
     assert trace.counts is not None
     assert sum(map(bool, trace.counts.recorded.values())) > len(addrs) // 5
@@ -130,13 +131,12 @@ def test_patches_in_what_our_own_readers_call_are_guarded_and_counted(
 
     trace = _record(session, f"p:out {place:#x} there=+0(%sp):x64\n{text}", strategy)
 
-    assert trace.counts is not None
-    hits = trace.counts.recorded.get(1, 0)
+    found = {each.event: each for each in trace.hits}
+    hits = found["out"].recorded
     assert hits >= 9
     # Each read of ours came by: its hits are counted, not recorded, and harm nothing.
-    missed = [trace.counts.missed[n] for n in range(2, len(inside) + 2)]
-    assert max(missed) >= hits
-    assert trace.counts.missed[1] == 0
+    assert max(found[f"in{n}"].missed for n in range(len(inside))) >= hits
+    assert found["out"].missed == 0
 
 
 @AMD64
@@ -159,9 +159,9 @@ def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
     ours = _place(sweeper, strategy)
     stub, pc = session.driver.guest.stub, session.driver.guest.arch.machine.task.pc
     session.options = replace(session.options, strategy=strategy)
-    session.definitions = []
+    delete_all(session)
     session.probe(f"p {ours:#x} first=%{DIALECTS[arch].value}")
-    (plan,) = session.driver.prepare(session.definitions)
+    (plan,) = plans_of(session)
     assert plan.site.displaced is not None
     nearby = plan.site.displaced.stop
 
@@ -203,7 +203,7 @@ def test_where_the_guest_has_a_kprobe_of_its_own_ours_is_refused_with_the_reason
     assert _natively(session, f"p:own vfs_read+{offset}")
     _switch_natively(session, "own", 1)
     session.options = replace(session.options, strategy=strategy)
-    session.definitions = []
+    delete_all(session)
 
     try:
         with pytest.raises(
@@ -221,7 +221,7 @@ def test_the_guest_refuses_a_kprobe_where_our_breakpoint_is(
     function = sweeper.function("vfs_read")
     place = _place(sweeper, Strategy.BREAKPOINT)
     session.options = replace(session.options, strategy=Strategy.BREAKPOINT)
-    session.definitions = []
+    delete_all(session)
     session.probe(f"p {place:#x}")
 
     with session.record() as trace:
@@ -237,12 +237,15 @@ def test_a_kprobe_of_the_guest_s_over_our_jump_is_told_and_nothing_is_freed_befo
     function = sweeper.function("vfs_read")
     place = _place(sweeper, Strategy.JUMP)
     session.options = replace(session.options, strategy=Strategy.JUMP)
-    session.definitions = []
+    delete_all(session)
     session.probe(f"p {place:#x}")
     allocations = session.driver._journal.allocations  # pyright: ignore[reportPrivateUsage] - nobody else asks
 
-    session.driver.prepare(session.definitions)
-    session.driver.arm()
+    definitions = session.definitions
+    session.driver.apply(
+        lambda wanted: replace(wanted, definitions=definitions, options=session.options),
+        begins=True,
+    )
     assert _natively(session, f"p:own vfs_read+{place - function.addr}")
     _switch_natively(session, "own", 1)
     assert session.run(WORK, 60).status == 0

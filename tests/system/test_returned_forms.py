@@ -17,6 +17,7 @@ from kprobes.model.plan import ReturnMethod
 from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
+from tests.build.defined import delete_all
 from tests.build.dialect import dialect_of
 from tests.build.returned import LOAD
 from tests.system.oracle import INTERRUPT, RESCHED, Hit, Tracefs, event_of
@@ -149,7 +150,7 @@ def _callers(session: GuestSession) -> list[list[str]]:
     files.disarm()
     for return_method in _RETURN_METHODS:
         session.options = replace(session.options, return_method=return_method)
-        session.definitions = []
+        delete_all(session)
         session.probe("\n".join(lines))
         with session.record() as trace:
             session.run(_PROGRAM)

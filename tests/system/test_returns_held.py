@@ -18,6 +18,7 @@ from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.defined import delete_all
 from tests.build.victim import is_complaint
 from tests.system.oracle import TRACING
 
@@ -99,7 +100,7 @@ def allocated_bytes() -> int:
 
 def recorded(session: GuestSession, definitions: str, command: str) -> Trace:
     """Record some definitions alone while a command runs."""
-    session.definitions.clear()
+    delete_all(session)
     session.probe(definitions)
     with session.record() as trace:
         session.run(["sh", "-c", command], 20)

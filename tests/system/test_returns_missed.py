@@ -19,6 +19,7 @@ from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
 from tests.build.balance import Balance, balance
+from tests.build.defined import delete_all
 from tests.build.dialect import dialect_of
 from tests.build.programs import counting_loop
 from tests.system.oracle import Tracefs
@@ -86,7 +87,7 @@ def record(
     duration: bool = False,
 ) -> Trace:
     session.options = replace(session.options, return_method=return_method)
-    session.definitions = []
+    delete_all(session)
     session.probe("\n".join(lines), duration=duration)
     with session.record() as trace:
         assert session.run(script, timeout_s=180).status == 0

@@ -9,6 +9,7 @@ import kprobes
 from kprobes.model.plan import ReturnMethod
 from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.defined import delete_all
 from tests.build.dialect import dialect_of
 from tests.build.programs import nested_epolls
 from tests.system import oracle
@@ -51,7 +52,7 @@ def native(session: GuestSession) -> list[Hit]:
 
 def ours(session: GuestSession, returned: str, return_method: ReturnMethod | None) -> list[Hit]:
     session.options = replace(session.options, return_method=return_method)
-    session.definitions = []
+    delete_all(session)
     session.probe(f"{entered(session)}\n{returned}")
     with session.record() as trace:
         session.run("/nest")

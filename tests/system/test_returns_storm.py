@@ -26,6 +26,7 @@ from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
 from tests.build import hot
 from tests.build.balance import Balance, balance
+from tests.build.defined import delete_all, recorded_by_event
 from tests.build.dialect import DIALECTS, Dialect
 from tests.build.running import NET_FILES, VARIETY_FILES
 from tests.build.sweep import Nothing, lasting
@@ -164,7 +165,7 @@ def hot_functions(
 def balanced(session: GuestSession, names: Sequence[str], for_s: float) -> list[Balance]:
     """Hold entries and returns of functions against each other, of so many at once as fit."""
     pairs = pairs_of(names)
-    session.definitions = []
+    delete_all(session)
     lines = [f"p:{into} {name}\nr:{out} {name}" for name, (into, out) in pairs.items()]
     session.probe("\n".join(lines))
     with session.record() as trace:
@@ -265,10 +266,11 @@ def reached(scene: Scene, session: GuestSession) -> list[str]:
 
 
 def _running(session: GuestSession, names: Sequence[str]) -> list[str]:
-    session.definitions = []
+    delete_all(session)
     session.probe("\n".join(f"p:f{n} {name}" for n, name in enumerate(names)))
-    counts = session.stream(Nothing(), is_done=lasting(_LOOK_S))
-    return [name for n, name in enumerate(names, 1) if counts.recorded.get(n, 0)]
+    session.stream(Nothing(), is_done=lasting(_LOOK_S))
+    counts = recorded_by_event(session)
+    return [name for n, name in enumerate(names) if counts[f"f{n}"]]
 
 
 @pytest.mark.sweep
@@ -301,7 +303,7 @@ def test_two_thousand_functions_at_once_for_two_minutes(
         names = returning(scene, session, reached(scene, session), return_method)[:AT_ONCE]
         assert len(names) == AT_ONCE
         lines = [f"r:out{n} {name} ret=%{scene.dialect.value}" for n, name in enumerate(names)]
-        session.definitions = []
+        delete_all(session)
         session.probe("\n".join(lines))
         counts = session.stream(Nothing(), is_done=lasting(TWO_MINUTES_S))
         returned = sum(count > 0 for count in counts.recorded.values())

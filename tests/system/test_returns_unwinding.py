@@ -11,6 +11,7 @@ import kprobes
 from kprobes.model.plan import ReturnMethod
 from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.defined import delete_all
 from tests.build.dialect import dialect_of
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -48,7 +49,7 @@ def probed(
     session: GuestSession, return_method: ReturnMethod | None, *, duration: bool = False
 ) -> Generator[None]:
     session.options = replace(session.options, return_method=return_method)
-    session.definitions = []
+    delete_all(session)
     session.probe(f"r:out {_PROBED} ret=$retval", duration=duration)
     with session.record():
         yield

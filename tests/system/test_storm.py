@@ -24,6 +24,7 @@ from kprobes.trace import Trace
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build import hot
+from tests.build.defined import plans_of
 from tests.build.dialect import DIALECTS
 from tests.build.programs import counting_loop
 from tests.build.victim import LOAD_FILES, Home, Load, Witness, named_kernel, settle, witness_of
@@ -249,7 +250,7 @@ def _layouts(trace: Trace) -> dict[int, str]:
 
 
 def _names(session: GuestSession) -> dict[int, str]:
-    layouts = [probe.layout for plan in session.driver.plans for probe in plan.probes]
+    layouts = [probe.layout for plan in plans_of(session) for probe in plan.probes]
     return {layout.event_id: layout.function for layout in layouts}
 
 

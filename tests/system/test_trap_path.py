@@ -15,6 +15,7 @@ from kprobes.model.kernel import TextTables
 from kprobes.model.plan import Strategy
 from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.defined import delete_all, plans_of
 from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
 from tests.system.conftest import SUITES
@@ -80,7 +81,7 @@ def test_all_that_runs_before_a_detour_is_forbidden_ours_or_known_as_our_path(
     function = sweeper.function("vfs_read")
     place = sweeper.acceptable(function, Strategy.BREAKPOINT)[2]
     session.options = replace(session.options, strategy=Strategy.BREAKPOINT)
-    session.definitions = []
+    delete_all(session)
     session.probe(f"p {place:#x}")
 
     with session.record() as trace:
@@ -116,7 +117,7 @@ def test_on_our_path_there_are_no_breakpoints_but_ftrace_probes(session: GuestSe
     assert "notify_die" in there
     places = sweeper.only_breakpoint(sweeper.function("vfs_read"))
     session.options = replace(session.options, strategy=None)
-    session.definitions = []
+    delete_all(session)
     session.probe("".join(f"p:path{n} {name}\n" for n, name in enumerate(with_site)))
     session.probe("".join(f"p:mine{n} {place:#x}\n" for n, place in enumerate(places)))
 
@@ -124,8 +125,8 @@ def test_on_our_path_there_are_no_breakpoints_but_ftrace_probes(session: GuestSe
         assert session.run(WORK, 60).status == 0
 
     assert trace.counts is not None
-    assert {plan.site.strategy for plan in session.driver.plans} == {"ftrace", "breakpoint"}
-    hits = [trace.counts.recorded.get(n, 0) for n in range(1, len(with_site) + len(places) + 1)]
+    assert {plan.site.strategy for plan in plans_of(session)} == {"ftrace", "breakpoint"}
+    hits = [each.recorded for each in trace.hits]
     mine = sum(hits[len(with_site) :])
     assert mine >= 9
     # Each hit of ours came through some of them, which hits of ours do not keep from recording.

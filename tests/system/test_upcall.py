@@ -16,6 +16,7 @@ from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Addr
 from tests.build import hot
+from tests.build.defined import ask, delete_all
 from tests.build.dialect import DIALECTS
 from tests.build.victim import Home, Load, Tracer, is_complaint, settle, witness_of
 from tests.build.waiting import PATIENCE_S, wait_until
@@ -54,14 +55,13 @@ def _nothing(waiting: WaitingVcpu) -> None:
 def test_python_sees_every_hit_that_a_compiled_probe_records(kernel: Kernel) -> None:
     session, seen = kernel.session, Counter[int]()
     upcall = kernel.upcall(kernel.asked_name, lambda w: seen.update([w.registers["sp"]]))
-    session.driver.upcalls = [upcall]
     session.probe(f"p:asked {kernel.asked_name} sp=%sp")
 
     try:
-        with session.record() as trace:
+        with kernel.asked(upcall), session.record() as trace:
             kernel.run("/two")
     finally:
-        session.definitions = []
+        delete_all(session)
 
     assert kernel.missed(upcall) == 0
     recorded = Counter(re.findall(r"sp=(\w+)", str(trace)))
@@ -130,14 +130,14 @@ def test_compiled_probes_of_the_same_site_record_what_python_has_not_yet_changed
         kernel.leave(waiting, 4242)
         seen.append(waiting.cpu)
 
-    session.driver.upcalls = [kernel.upcall(kernel.asked_name, change)]
+    upcall = kernel.upcall(kernel.asked_name, change)
     session.probe(f"p:asked {kernel.asked_name} sp=%sp got=%{kernel.dialect.value}")
     try:
-        with session.record() as trace:
+        with kernel.asked(upcall), session.record() as trace:
             kernel.run("/one")
             found = kernel.run(*PARENT).split()[0]
     finally:
-        session.definitions = []
+        delete_all(session)
 
     assert found == "4242"
     assert len(trace) == len(seen) >= 1000
@@ -286,10 +286,10 @@ def test_hits_wait_where_ram_is_read_through_qemu_s_own_memory(arch: str) -> Non
 def test_a_guest_whose_ram_is_behind_its_stub_only_is_refused(arch: str) -> None:
     with kprobes.boot(MachineOptions(arch=arch), access=Access(backends=("stub",))) as session:
         kernel = Kernel(session)
-        session.driver.upcalls = [kernel.upcall(kernel.asked_name, _nothing)]
+        upcall = kernel.upcall(kernel.asked_name, _nothing)
 
         with pytest.raises(RefusedError, match="share=on"):
-            session.driver.prepare([])
+            ask(session.driver, upcall)
 
 
 @pytest.mark.alone

@@ -1,5 +1,6 @@
 """The real ``kprobe xray`` on real kernels: what the articles show with gdb, and what we add."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,14 +14,59 @@ import kprobes
 from kprobes.transport.debian import kernel_image
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
-from tests.build.xrayed import held, look, mark_by, notes, shown_at, xray
 from tests.system.conftest import SUITES, boot_or_skip
+
+KPROBE = Path(sys.executable).with_name("kprobe")
+
+
+def xray(*words: str) -> dict[str, Any]:
+    """Return what ``kprobe xray`` says."""
+    done = subprocess.run(
+        [KPROBE, "xray", "--format", "json", *words], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    return json.loads(done.stdout)
+
+
+def look(machine: Machine, *words: str) -> dict[str, Any]:
+    """Return what it says of a guest."""
+    return xray("--target", f"qemu:{machine.stub_address}", *words)
+
+
+def held(seen: dict[str, Any], mark: dict[str, Any], side: str) -> str:
+    """Return the bytes that a side has of a mark."""
+    start, stop = (int(mark[edge], 16) for edge in ("start", "stop"))
+    rows = [row for row in seen["text"] if row["side"] in (side, "both")]
+    found = {int(row["address"], 16): row["bytes"] for row in rows}
+    return "".join(code for at, code in sorted(found.items()) if start <= at < stop)
+
+
+def shown_at(seen: dict[str, Any], mark: dict[str, Any]) -> str:
+    """Return the instruction in memory that a mark begins at."""
+    (text,) = (
+        row["text"]
+        for row in seen["text"]
+        if row["address"] == mark["start"] and row["side"] in ("memory", "both")
+    )
+    return text
+
+
+def mark_by(seen: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the one mark that somebody left."""
+    (mark,) = [mark for mark in seen["marks"] if mark["author"] == source]
+    return mark
+
+
+def notes(seen: dict[str, Any], title: str) -> list[str]:
+    """Return what is noted in the one detour whose title begins so."""
+    (detour,) = [d for d in seen["detours"] if d["title"].startswith(title)]
+    return [row["note"] for row in detour["text"] if "note" in row]
+
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 AMD64 = pytest.mark.arches("amd64")
 ONCE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
 
-KPROBE = Path(sys.executable).with_name("kprobe")
 EVENTS = "cd /sys/kernel/tracing; echo '{}' >kprobe_events; echo 1 >events/kprobes/enable"
 TRACED = "cd /sys/kernel/tracing; echo schedule >set_ftrace_filter; echo function >current_tracer"
 UNTRACED = "cd /sys/kernel/tracing; echo nop >current_tracer; echo >set_ftrace_filter"

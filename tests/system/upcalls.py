@@ -13,6 +13,7 @@ from kprobes.model.kernel import TextPart
 from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.open import GuestSession
 from kprobes.units import Addr
+from tests.build.defined import ask
 from tests.build.dialect import dialect_of
 from tests.build.programs import counting_loop
 from tests.build.victim import LOAD_FILES, is_complaint
@@ -77,13 +78,11 @@ class Kernel:
     def asked(self, *upcalls: Upcall) -> Generator[None]:
         """Have upcalls armed, and nothing else."""
         driver = self.session.driver
-        driver.upcalls = upcalls
-        driver.prepare([])
-        driver.arm()
+        ask(driver, *upcalls)
         try:
             yield
         finally:
-            driver.disarm()
+            ask(driver)
 
     def missed(self, upcall: Upcall) -> int:
         return self.session.driver.missed_upcall(upcall.number)

@@ -36,6 +36,31 @@ def test_written_registers_are_read_back_on_that_vcpu_only() -> None:
     assert sum(asked[:1] in (b"G", b"P") for asked in fake.asked) == 1
 
 
+def test_a_register_beyond_the_g_packet_is_not_written() -> None:
+    fake = FakeStub()
+    with opened(fake) as stub:
+        before = stub.registers(1)
+
+        with pytest.raises(TargetError, match=r"register ttbr1 of vCPU 1 .* cannot be written"):
+            stub.set_registers(1, {"rip": 1, "ttbr1": 2})
+
+        assert stub.registers(1) == before
+    assert not any(asked[:1] in (b"G", b"P") for asked in fake.asked)
+
+
+def test_a_register_that_the_stub_does_not_show_is_named() -> None:
+    fake = FakeStub(answers={b"g": b"x" * 16 + b"01" * 8})
+
+    with opened(fake) as stub:
+        shown = stub.registers(1)
+        with pytest.raises(TargetError, match="does not show register rax of vCPU 1"):
+            shown["rax"]
+        with pytest.raises(TargetError, match=r"register rax of vCPU 1 .* cannot be written"):
+            stub.set_registers(1, {"rax": 1})
+
+    assert shown == {"rip": 0x0101010101010101}
+
+
 def test_what_the_stub_does_not_have_is_named() -> None:
     with opened(FakeStub()) as stub:
         with pytest.raises(TargetError, match="vCPU 9"):

@@ -22,6 +22,32 @@ class Syntax(StrEnum):
     INTEL = "intel"
 
 
+class Flow(StrEnum):
+    """Where an instruction goes on."""
+
+    NEXT = "next"
+    JUMP = "jump"
+    BRANCH = "branch"
+    CALL = "call"
+    INDIRECT_JUMP = "indirect jump"
+    INDIRECT_CALL = "indirect call"
+    RETURN = "return"
+    TRAP = "trap"
+    TRANSACTION = "transaction"
+    """x86: it begins or ends one."""
+    LEAVE = "leave"
+    """arm64: for another exception level."""
+    UNKNOWN = "unknown"
+
+    @property
+    def falls_through(self) -> bool:
+        """Whether the next instruction may be reached: from a callee, or after a WARN's trap."""
+        return self not in _ENDS
+
+
+_ENDS = frozenset({Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN, Flow.LEAVE})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disassembled:
     """One line of a listing.
@@ -149,7 +175,19 @@ def probed_place(addr: int, tables: TextTables) -> str | None:
     return next((each.why for each in tables.probed if each.start <= addr < each.stop), None)
 
 
-def in_alternative(start: int, stop: int, tables: TextTables) -> bool:
-    """Return whether some bytes overlap with an alternative that boot still rewrites."""
+def reserved_place(start: int, stop: int, tables: TextTables) -> str | None:
+    """Return why the kernel itself needs an instruction to stay where and as it is, or None.
+
+    Args:
+        start: the instruction's address.
+        stop: the first address after it.
+        tables: what is known of the kernel's text.
+    """
+    if start in tables.jump_labels:
+        return "it is a jump label, which the kernel flips between nop and jump"
+    if start in tables.exceptions:
+        return "the exception table repairs its faults, and knows it by its address"
     last = bisect.bisect_left(tables.alternatives, (stop,)) - 1
-    return last >= 0 and start < tables.alternatives[last][1]
+    if last >= 0 and start < tables.alternatives[last][1]:
+        return "it is an alternative, which boot rewrites"
+    return None

@@ -1,8 +1,6 @@
-"""An architecture as seen when a guest is reached: its memory, its tasks and its clock.
+"""Machine: an architecture's memory, tasks, clock and calls, as needed to reach a guest.
 
-These facts need no kernel's symbols to be chosen: a stub names the architecture that it serves.
-
-What an architecture is to whoever calls functions of a guest in one of its tasks.
+Nothing here needs a kernel's symbols to be chosen: a stub names the architecture that it serves.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -102,6 +100,7 @@ class InjectOps:
         save_frame: (way, a task's registers) to its frame, and what is written there.
         set_up_call: (way, frame, function with its numbers) to how that begins.
         set_up_jump: (way, frame, function with its numbers) to the same without a return trap.
+        at_trap: (way, frame) to registers of a task at the return trap, as after a call.
         returned_frame: (registers at a trap) to the frame of the call that returned.
         skip_trap: (memory, registers at a trap) to those after it.
         raise_timer: what gives the CPU that calls it a timer interrupt at once, or None.
@@ -122,6 +121,7 @@ class InjectOps:
     save_frame: Callable[[ReturnPath, Mapping[str, int]], tuple[int, bytes]]
     set_up_call: Callable[[ReturnPath, int, FunctionCall], CallSetup]
     set_up_jump: Callable[[ReturnPath, int, FunctionCall], CallSetup]
+    at_trap: Callable[[ReturnPath, int], Mapping[str, int]]
     returned_frame: Callable[[Mapping[str, int]], int]
     skip_trap: Callable[[Read, Mapping[str, int]], Mapping[str, int]]
     raise_timer: Callable[[MappedMemory, Kernel], FunctionCall | None]

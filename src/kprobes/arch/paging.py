@@ -41,7 +41,14 @@ class Pieces:
         self._columns: list[tuple[Words, Words, Words, Words]] = []
 
     def add(self, virt: Words, phys: Words, size: int, rights: Words) -> None:
-        """Take pages of one size, with WRITABLE and EXECUTABLE in their rights."""
+        """Take pages of one size; the arrays, each of shape (n,), are kept and not copied.
+
+        Args:
+            virt: where each page is mapped.
+            phys: where each lies in RAM.
+            size: bytes of each.
+            rights: WRITABLE and EXECUTABLE of each.
+        """
         self._columns.append((virt, phys, np.full(len(virt), size, np.uint64), rights))
 
     def runs(self) -> tuple[MappedRun, ...]:
@@ -86,7 +93,13 @@ def physical(entries: Entries, addr: int) -> Phys:
 
 
 def pieces(entries: Entries, addr: int, size: int) -> Iterator[tuple[Phys, int]]:
-    """Cut a range into (phys, size) at page borders, in order, or raise MemoryFault."""
+    """Cut a range into (phys, size) at page borders, in order, or raise MemoryFault.
+
+    Args:
+        entries: of the page tables.
+        addr: where the range begins.
+        size: its bytes.
+    """
     stop = addr + size
     while addr < stop:
         entry = entries(addr)
@@ -99,12 +112,28 @@ def pieces(entries: Entries, addr: int, size: int) -> Iterator[tuple[Phys, int]]
 
 
 def read(ram: Ram, entries: Entries, addr: int, size: int) -> bytes:
-    """Return exactly ``size`` bytes, or raise MemoryFault."""
+    """Return exactly ``size`` bytes, or raise MemoryFault.
+
+    Args:
+        ram: what the addresses that are found lie in.
+        entries: of the page tables.
+        addr: virtual.
+        size: bytes.
+    """
     return b"".join(ram.read(phys, length) for phys, length in pieces(entries, addr, size))
 
 
 def table_words(ram: Ram, addr: int, count: int) -> Words:
-    """Return a table's entries, as a copy: the guest may write to it while it is looked at."""
+    """Return a table's entries, as a copy: the guest may write to it meanwhile.
+
+    Args:
+        ram: of the guest.
+        addr: where the table is in it.
+        count: entries.
+
+    Returns:
+        Shape (count,).
+    """
     view = ram.view(addr, 8 * count)
     if view is None:
         return np.frombuffer(ram.read(addr, 8 * count), "<u8").astype(np.uint64)

@@ -19,13 +19,9 @@ HELP = "say how definitions would be probed and fetched, or why they are refused
 USAGE = "kprobe check [options] DEFINITION..."
 EPILOG = """\
 examples:
-  kprobe check 'p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring'
-  kprobe check --target host 'p vfs_read file->f_mode'  # as this machine's kernel is given it
-  kprobe check --target qemu:localhost:1234 @probes.txt
-  kprobe check --image /boot/vmlinuz-6.1.0-56-cloud-amd64 'p vfs_read file->f_mode'
-  kprobe check 'p vfs_read $arg*' --event-format       # the event's `format` file, too
-  kprobe check 'r:read vfs_read $retval file' --duration --exits
-  kprobe check @probes.txt --format json | jq -r 'select(.verdict == "refused") | .reason'
+  kprobe check -t qemu:localhost:1234 'p:open do_sys_openat2 path=+0($arg2):ustring'
+  kprobe check --image /boot/vmlinuz 'r vfs_read $retval file->f_mode' --call-duration --exits
+  kprobe check -t qemu:localhost:1234 @probes.txt --format json -o verdicts.json
 
 Nothing is armed, and nothing written into a guest. Definitions count as if they were all armed
 in their order. With --image no guest is needed: the kernel is a vmlinux or boot image, without
@@ -38,13 +34,8 @@ _PROBLEMS = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument(
-        "definitions",
-        nargs="+",
-        metavar="DEFINITION",
-        help="a probe, @FILE with one per line, or - for standard input",
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_definitions(parser)
+    options.add_output(parser)
     parser.add_argument(
         "--event-format", action="store_true", help="with each event's `format` file"
     )
@@ -57,13 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="the file of the guest's kernel: types are taken from it if need be",
     )
-    options.add_strategy(parser)
-    options.add_returns(parser)
-    parser.add_argument(
-        "--duration",
-        action="store_true",
-        help="with how long calls took: a field `duration` of every return",
-    )
+    options.add_recording(parser)
     options.add_target(parser)
     options.add_quiet(parser)
     options.add_boot(parser)
@@ -75,6 +60,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.cli.target import check_options
     from kprobes.cli.verdicts import as_json, as_text
 
+    if not args.definitions:
+        raise UsageError("nothing to check: no definition was given")
     texts = read_texts(args.definitions)
     check_options(args)
     options.check_image(args)
@@ -99,7 +86,7 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
     terms = Terms(
         strategy=options.strategy(args),
         return_method=options.return_method(args),
-        synthetic_fields=SyntheticFields(duration=args.duration, exit=args.exits),
+        synthetic_fields=SyntheticFields(duration=args.call_duration, exit=args.exits),
     )
     if args.image is not None:
         yield checker_of_image(args.image, terms)

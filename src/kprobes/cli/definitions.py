@@ -94,13 +94,12 @@ def _source(word: str) -> str:
 
 def _read(word: str) -> str:
     if word != "-" and not word.startswith("@"):
-        # A word is no line of a file, where a deletion may not be indented.
-        return word.lstrip(" ")
+        return word
     try:
         data = _bytes(word)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"cannot read definitions from {word.removeprefix('@')}: {why}") from error
     if len(data) > _MAX_SIZE:
         raise UsageError(f"{word}: more than {_MAX_SIZE >> 20} MiB of definitions")
@@ -181,7 +180,7 @@ def read_script(path: Path) -> Script:
     except SyntaxError as error:
         raise UsageError(f"{path}:{error.lineno or 0}: {error.msg}") from error
     except ValueError as error:
-        raise UsageError(f"{path} is no Python: {error}") from error
+        raise UsageError(f"{path}: not Python: {error}") from error
 
 
 def _words(error: Exception) -> str:

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.terminal import aligned, counted, write_text
+from kprobes.cli.terminal import aligned, counted, json_lines, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +16,8 @@ HELP = "check what this machine and a target can do, and what to install"
 EPILOG = """\
 examples:
   kprobe doctor
-  kprobe doctor --target host                    # this machine's own kernel, in detail
-  kprobe doctor --target qemu:localhost:1234     # the guest too: kernel, types, clock, ...
+  kprobe doctor -t host                       # this machine's own kernel, in detail
+  kprobe doctor -t qemu:localhost:1234        # the guest too: kernel, types, clock, ...
 
 Exit status: 0 all that is needed is there, 5 something is missing, 2 usage."""
 _MARKS = {"ok": "ok", "note": "--", "missing": "NO"}
@@ -26,10 +26,8 @@ _PROBLEMS = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument(
-        "--target", metavar="T", help=f"host: this machine's own kernel; {options.TARGET_HELP}"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_target(parser, can_boot=False)
+    options.add_output(parser)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
@@ -72,6 +70,4 @@ def findings_as_json(findings: "Sequence[Finding]") -> str:
     """Return one JSON object per line."""
     from dataclasses import asdict
 
-    from kprobes.sinks.json import dumps
-
-    return "".join(f"{dumps(asdict(finding))}\n" for finding in findings)
+    return json_lines(map(asdict, findings))

@@ -12,11 +12,9 @@ NAME = "guest"
 HELP = "boot a guest to attach to, with a shell in it"
 EPILOG = """\
 examples:
-  kprobe guest                                   # a shell in it; Ctrl-] or poweroff ends it
-  kprobe guest --suite sid --memory 1G --cpus 4
-  kprobe guest --kernel ./bzImage --append 'nokaslr' --file /bin/test=./a.out
-  kprobe guest --no-shell &                      # until it is killed
-  kprobe trace --target qemu:/run/user/1000/kprobes-x7y1/gdb.sock 'p vfs_read'
+  kprobe guest                                # a shell in it; Ctrl-] or poweroff ends it
+  kprobe guest --memory 1G --cpus 4 --no-shell
+  kprobe guest --append nokaslr --file /bin/test=./a.out
 
 The first line on standard output is the target to attach to, with this and any other debugger.
 Nothing is left behind when the guest ends.
@@ -45,13 +43,15 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         Machine.boot(machine_options(args), progress=progress) as machine,
     ):
         progress.done()
+        if not has_shell:
+            # Whoever reads the target may end us at once.
+            stop.defer()
         out.write(f"qemu:{machine.stub_address}\n".encode())
         out.flush()
         if has_shell:
             print_message("Ctrl-] leaves the guest's shell and ends the guest")
             machine.shell()
             return 0
-        stop.defer()
         while machine.is_alive and not stop.is_asked:
             time.sleep(_POLL_S)
     return 0

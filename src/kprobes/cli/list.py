@@ -22,12 +22,8 @@ HELP = "list the functions that can be probed"
 EPILOG = """\
 examples:
   kprobe list 'vfs_*'
-  kprobe list 'do_sys_*' -v              # with arguments: $arg1 is the first
-  kprobe list --target host 'tcp_*'      # what this machine's own kernel takes probes in
-  kprobe list --target qemu:localhost:1234 '*' | wc -l
-  kprobe list --exits 'vfs_*' -v         # how their returns can be probed, and each exit
-  kprobe list --exits --image vmlinux    # every function of the kernel in a file
-  kprobe list 'tcp_*' --format json | jq -r '.function + " " + .args[0].type'
+  kprobe list -t qemu:localhost:1234 'do_sys_*' -v       # with arguments: $arg1 is the first
+  kprobe list --exits --image /boot/vmlinuz 'vfs_*' -v   # how their returns can be probed
 
 Exit status: 0 done, 1 nothing matches, 2 usage, 3 target unreachable."""
 
@@ -41,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exits", action="store_true", help="say how each function's returns can be probed"
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_output(parser)
     parser.add_argument(
         "--image", type=Path, metavar="FILE", help="with --exits: the kernel in a file"
     )
@@ -127,15 +123,15 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
 
 @contextmanager
 def _guest(args: argparse.Namespace) -> Generator["Guest"]:
-    from kprobes.cli.target import opened
+    from kprobes.cli.target import looked_at
     from kprobes.cli.terminal import Progress, Stop
 
     with (
         Stop() as stop,
         Progress(is_quiet=args.quiet) as progress,
-        opened(args, stop=stop, progress=progress) as session,
+        looked_at(args, stop=stop, progress=progress) as guest,
     ):
-        yield session.driver.guest
+        yield guest
         stop.check()
 
 

@@ -1,6 +1,7 @@
 """The ``kprobe`` command: parse, dispatch, show errors, and the exit codes (exit-status.md)."""
 
 import argparse
+import io
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TypeVar
+from typing import BinaryIO, NoReturn, TypeVar
 
 from kprobes.cli import check, doctor, guest, list, restore, status, trace, xray
 from kprobes.cli.files import UnwrittenError, WholeFile, own_streams
@@ -36,11 +37,8 @@ _DESCRIPTION = (
 EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
-  kprobe trace --target host 'p vfs_read count' -- ls /
-  kprobe trace --target qemu:localhost:1234 'p vfs_*' --duration 10s -o out.txt
   kprobe check 'p vfs_read file->f_mode' --image /boot/vmlinuz
-  kprobe list 'do_sys_*' -v
-  kprobe doctor
+  kprobe list -t qemu:localhost:1234 'do_sys_*' -v
 
 `kprobe COMMAND --help` has more. Exit status: 0 done, 1 error, 2 usage, 3 target unreachable,
 4 definition rejected, 5 a check found problems, 6 events not written, or lost or missed under
@@ -53,11 +51,19 @@ _GUEST_LEFT = (
 )
 _MEMORY_LEFT = "has ended; that guest's memory is still allocated: `kprobe restore` frees it"
 _EMPTY = re.compile(r"(--[a-z-]+=)?\s*")
-_NO_OPTION = re.compile(r"-(:|\d+[a-z])")
+_NEW_SPELLINGS = (
+    (r"arguments?:? .*--duration\b(?!.*twice)", "--call-duration records how long calls take"),
+    (r"unrecognized arguments: (qemu:\S+|host|guest|auto)", r"a target is named by -t \1"),
+)
+"""Messages that what the last version took leads to, and what to use instead."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    if argv is None and "_ARGCOMPLETE" in os.environ:
+        from kprobes.cli.complete import complete
+
+        complete(make_parsers()[0])
     words = [*(sys.argv[1:] if argv is None else argv)]
     out = own_streams() if argv is None else sys.stdout.buffer
 
@@ -65,13 +71,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parse(words)
         if args.name not in _SAYING_THEMSELVES:
             _warn()
-        return args.run(args, out)
+        return _run(args, out)
 
     before, threading.excepthook = threading.excepthook, _on_thread_error
     try:
         return guarded(act)
     finally:
         threading.excepthook = before
+
+
+def _run(args: argparse.Namespace, out: BinaryIO) -> int:
+    path = getattr(args, "output", None)
+    if path is None or args.name == trace.NAME:
+        return args.run(args, out)
+    from kprobes.cli.output import check_writable, open_output
+
+    check_writable(path)
+    # What the file holds stays until there is something else.
+    results = io.BytesIO()
+    code = args.run(args, results)
+    with open_output(path) as file:
+        file.write(results.getvalue())
+    return code
 
 
 def _warn() -> None:
@@ -108,25 +129,20 @@ def guarded(act: Callable[[], int]) -> int:
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     own, command, has_command = _split(words)
-    parser = _parser()
+    parser = make_parsers()[0]
     empty = next((at for at, word in enumerate(own) if _EMPTY.fullmatch(word)), None)
     if empty is not None:
         option = own[empty].strip() or "".join(own[max(empty - 1, 0) : empty])
-        where = f"argument {option.rstrip('=')}: " if option.startswith("-") else ""
-        parser.error(f"{where}expected a text that is not empty")
-    # argparse takes -:EVENT, a deletion, and -5s for options; what begins with a blank never is.
-    args, rest = parser.parse_known_args(
-        [f" {word}" if _NO_OPTION.match(word) else word for word in own]
-    )
+        where = f"argument {option.rstrip('=')}: " if option.startswith("-") else "an argument "
+        parser.error(f"{where}must not be empty")
+    args, rest = parser.parse_known_args(own)
     if rest:
-        is_late = hasattr(args, "definitions") and not any(word.startswith("-") for word in rest)
-        hint = "; definitions stand before the options" if is_late else ""
-        args.parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if has_command:
         if not hasattr(args, "command"):
-            args.parser.error("no command can stand after --")
+            args.parser.error("no command can be given after '--'")
         if not command:
-            args.parser.error("no command stands after --")
+            args.parser.error("no command given after '--'")
         args.command = command
     return args
 
@@ -137,6 +153,14 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str], bool]:
         return words, (), False
     at = words.index("--")
     return words[:at], words[at + 1 :], True
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and what the last version's spelling has become."""
+        matches = ((re.search(old, message), new) for old, new in _NEW_SPELLINGS)
+        new = "".join(f"; {found.expand(new)}" for found, new in matches if found is not None)
+        super().error(message + new)
 
 
 class _Version(argparse.Action):
@@ -158,8 +182,9 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parsers() -> Sequence[argparse.ArgumentParser]:
+    """Return the parser of the command line, and after it that of each command."""
+    parser = _Parser(
         prog="kprobe",
         description=_DESCRIPTION,
         epilog=EPILOG,
@@ -167,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    made = [parser]
     for module in COMMANDS:
         own = commands.add_parser(
             module.NAME,
@@ -181,7 +207,8 @@ def _parser() -> argparse.ArgumentParser:
         own.register("action", "store", Once)
         module.add_arguments(own)
         own.set_defaults(run=module.run, name=module.NAME, parser=own)
-    return parser
+        made.append(own)
+    return made
 
 
 def _failed(error: KprobesError) -> int:

@@ -9,9 +9,9 @@ asked for that only guests have; else a guest that is booted.
 import argparse
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kprobes.cli.terminal import print_message
 from kprobes.errors import NotSupportedError, UsageError
@@ -25,7 +25,9 @@ _SIZE = re.compile(r"([0-9]+)([KMG]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _LEAST_RING, _LARGEST_RING = 1 << 16, 1 << 30
 _MIB = 1 << 20
-TWICE = "given twice"
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_CPUS = re.compile(rf"{_RANGE.pattern}(?:,{_RANGE.pattern})*")
+_TWICE = "given twice"
 TARGET_HELP = "a running guest: qemu:HOST:PORT or qemu:/path.sock of its gdb stub or monitor"
 _TARGETS = (
     f"host: this machine's own kernel; guest: one that is booted; {TARGET_HELP}; "
@@ -47,9 +49,79 @@ class Once(argparse.Action):
         del parser
         given = namespace.__dict__.setdefault("given", set())
         if option_string is not None and self.dest in given:
-            raise argparse.ArgumentError(self, TWICE)
+            raise argparse.ArgumentError(self, _TWICE)
         given.add(self.dest)
         setattr(namespace, self.dest, values)
+
+
+class DefinitionAction(argparse.Action):
+    """``DEFINITION...``, anywhere among the options; ``definitions`` has them in their order.
+
+    argparse takes positional arguments in one run only. A subcommand's takes all that follows, and
+    parses it: so does this one.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **names: Any) -> None:
+        super().__init__(option_strings, dest, nargs=argparse.PARSER, default=(), **names)
+        self.required = False
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the definitions up to the next option, then what follows."""
+        del option_string
+        words = [str(word) for word in values or ()]
+        options = (at for at, word in enumerate(words) if at and word[:1] == "-" != word)
+        end = next(options, len(words))
+        namespace.definitions = (*namespace.definitions, *words[:end])
+        is_inner = hasattr(namespace, "rest")
+        namespace.rest = words[end:]
+        if is_inner:
+            return
+        # A loop, as hundreds of definitions would be too deep for calls in calls.
+        while namespace.rest:
+            words, namespace.rest = namespace.rest, ()
+            parser.parse_args(words, namespace)
+        del vars(namespace)["rest"]
+
+
+class DeletionAction(argparse.Action):
+    """``-:EVENT``, a definition that is also an option with a value."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the definition."""
+        del parser
+        namespace.definitions = (*namespace.definitions, f"{option_string}{values}")
+
+
+class FilterAction(argparse.Action):
+    """``--filter EXPR``, for the definition before it; ``filters`` has it by that one's index."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the filter."""
+        del parser, option_string
+        last = len(namespace.definitions) - 1
+        if last < 0:
+            raise argparse.ArgumentError(self, "must follow the definition that it is for")
+        if last in namespace.filters:
+            raise argparse.ArgumentError(self, "this definition has one already: use &&")
+        namespace.filters = {**namespace.filters, last: str(values)}
 
 
 def duration(text: str) -> float:
@@ -67,7 +139,7 @@ def size(text: str) -> int:
     """Return the bytes in ``8M``, ``512K``, ``1G`` or ``4096``."""
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: use 512K, 8M or 1G")
+        raise argparse.ArgumentTypeError(f"invalid size: {text!r} (use 512K, 8M or 1G)")
     return int(found[1]) << _UNITS[found[2].upper()]
 
 
@@ -75,7 +147,7 @@ def ring_size(text: str) -> int:
     """Return a ring's bytes: a size, made a power of two by rounding up."""
     wanted = size(text)
     if not _LEAST_RING <= wanted <= _LARGEST_RING:
-        raise argparse.ArgumentTypeError(f"{text!r}: a ring has 64K to 1G")
+        raise argparse.ArgumentTypeError(f"invalid size: {text!r} (must be 64K to 1G)")
     return 1 << (wanted - 1).bit_length()
 
 
@@ -89,14 +161,15 @@ def arch(text: str) -> str:
     from kprobes.transport.qemu_command import MACHINE_TYPES
 
     if text not in MACHINE_TYPES:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(MACHINE_TYPES)}")
+        known = " or ".join(MACHINE_TYPES)
+        raise argparse.ArgumentTypeError(f"invalid architecture: {text!r} (must be {known})")
     return text
 
 
 def count(text: str) -> int:
     """Return a whole number from 1 on."""
     if not (text.isascii() and text.isdigit()) or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"invalid number: {text!r} (must be a positive integer)")
     return int(text)
 
 
@@ -104,13 +177,70 @@ def guest_file(text: str) -> tuple[str, Path]:
     """Return the guest's path and ours in ``/GUEST=HOST``."""
     guest, _, host = text.partition("=")
     if not guest.startswith("/") or not host:
-        raise argparse.ArgumentTypeError(f"{text!r}: use /path/in/guest=path/on/this/machine")
+        raise argparse.ArgumentTypeError(f"invalid file: {text!r} (use /GUEST/PATH=PATH)")
     return guest, Path(host)
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names a running guest."""
-    parser.add_argument("--target", metavar="T", help=_TARGETS)
+def cpus(text: str) -> str:
+    """Return the filter for a list of CPUs such as ``0-2,5``."""
+    found = _CPUS.fullmatch(text)
+    if found is None or any(
+        int(first) > int(last or first) for first, last in _RANGE.findall(text)
+    ):
+        raise argparse.ArgumentTypeError(f"invalid list of CPUs: {text!r} (use 0-2,5)")
+    terms = [
+        f"CPU >= {first} && CPU <= {last}" if last else f"CPU == {first}"
+        for first, last in _RANGE.findall(text)
+    ]
+    return " || ".join(terms)
+
+
+def add_definitions(parser: argparse.ArgumentParser) -> None:
+    """Add definitions, and deletions, which are options by their form."""
+    parser.add_argument(
+        "definitions",
+        action=DefinitionAction,
+        metavar="DEFINITION",
+        help="a probe, @FILE with one per line, or - for standard input; options may stand between",
+    )
+    parser.add_argument(
+        "-:",
+        dest="definitions",
+        action=DeletionAction,
+        default=(),
+        metavar="[GROUP/]EVENT",
+        help="a definition, too: take away an event that those before it have made",
+    )
+
+
+def add_target(parser: argparse.ArgumentParser, *, can_boot: bool = True) -> None:
+    """Add the option that says which kernel is meant."""
+    known = _TARGETS if can_boot else f"host: this machine's own kernel; {TARGET_HELP}"
+    parser.add_argument("-t", "--target", metavar="TARGET", help=known)
+
+
+def add_recording(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how definitions are armed, and what they record besides."""
+    add_strategy(parser)
+    add_returns(parser)
+    parser.add_argument(
+        "--exits",
+        action="store_true",
+        help="tell by which instruction a function was left: a field `exit` of every return",
+    )
+    parser.add_argument(
+        "--call-duration",
+        action="store_true",
+        help="tell how long calls took: a field `duration` of every return",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where results go, and in which form."""
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="of the results (default: text)"
+    )
 
 
 def add_strategy(parser: argparse.ArgumentParser) -> None:
@@ -124,17 +254,12 @@ def add_strategy(parser: argparse.ArgumentParser) -> None:
 
 
 def add_returns(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how returns are probed, and what is told of them."""
+    """Add the option that says how returns are probed."""
     parser.add_argument(
         "--returns",
         choices=("auto", "retinsn", "tail", "rethook"),
         default="auto",
         help="how returns are probed (default: the cheapest that is proven for each function)",
-    )
-    parser.add_argument(
-        "--exits",
-        action="store_true",
-        help="tell by which instruction a function was left: a field `exit` of every return",
     )
 
 
@@ -222,10 +347,10 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "strategy": ("auto", "--strategy"),
     "returns": ("auto", "--returns"),
     "exits": (False, "--exits"),
-    "has_duration": (False, "--duration of calls"),
+    "call_duration": (False, "--call-duration"),
 }
 """What only guests have: by attribute, its value when it is not asked for, and its name."""
-_FIELDS = {_GUESTS["exits"][1]: "exit", _GUESTS["has_duration"][1]: "duration"}
+_FIELDS = {_GUESTS["exits"][1]: "exit", _GUESTS["call_duration"][1]: "duration"}
 """The names of those that add a field, and the field."""
 
 

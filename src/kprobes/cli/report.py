@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
-from kprobes.cli.terminal import aligned, counted, print_message
+from kprobes.cli.terminal import aligned, counted, json_lines, print_message
 from kprobes.errors import KprobesError
 from kprobes.guest.journal import FLAGS, ArmedPatch, Entry
 from kprobes.guest.recovery import Outcome, Restored, has_ended
 from kprobes.host.sessions import Removed, Session
 from kprobes.inspect.status import ArmedSite, Function, Owner, Status
 from kprobes.model.kernel import Parameter, Prototype
-from kprobes.sinks.json import dumps
 
 _MAX_SITES = 20
 _WHO = {
@@ -100,10 +99,8 @@ def _sites(sites: Sequence[ArmedSite], *, is_verbose: bool) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]], *, is_verbose: bool) -> str:
-    shown = rows if is_verbose else rows[:_MAX_SITES]
-    rest = len(rows) - len(shown)
-    more = f"    ... and {rest:,} more (-v shows all)\n" if rest else ""
-    return aligned(shown, indent="    ") + more
+    most = None if is_verbose else _MAX_SITES
+    return aligned(rows, indent="    ", most=most, more="{} more (-v shows all)")
 
 
 def journal_as_json(entry: Entry, *, is_brief: bool, is_verbose: bool) -> str:
@@ -149,7 +146,7 @@ def guest_as_json(status: Status, *, is_verbose: bool) -> str:
 
 
 def _line(**members: object) -> str:
-    return f"{dumps(members)}\n"
+    return json_lines([members])
 
 
 def functions_as_names(functions: Sequence[Function]) -> str:
@@ -164,7 +161,7 @@ def functions_as_prototypes(functions: Sequence[Function]) -> str:
 
 def functions_as_json(functions: Sequence[Function]) -> str:
     """Return one JSON object per line."""
-    return "".join(f"{dumps(_object(function))}\n" for function in functions)
+    return json_lines(map(_object, functions))
 
 
 def declare(parameter: Parameter) -> str:

@@ -18,9 +18,9 @@ NAME = "restore"
 HELP = "put kernels back as they were before a tracer was killed"
 EPILOG = """\
 examples:
-  kprobe restore                                 # all that killed tracers left behind
-  kprobe restore --target host                   # in this machine's own kernel only
-  kprobe restore --target qemu:localhost:1234    # this one only
+  kprobe restore                              # all that killed tracers left behind
+  kprobe restore -t host                      # in this machine's own kernel only
+  kprobe restore -t qemu:localhost:1234       # this one only
 
 A tracer that is killed leaves a guardian behind, which does this within a second. This is for
 when the guardian was killed, too. The guest has run on all the while; its probes drop events.
@@ -34,9 +34,7 @@ Exit status: 0 put right, or nothing to do; 1 not everything could be put right;
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument(
-        "--target", metavar="T", help=f"host: this machine's own kernel; {options.TARGET_HELP}"
-    )
+    options.add_target(parser, can_boot=False)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:

@@ -17,10 +17,9 @@ NAME = "status"
 HELP = "show what is armed, and by whom"
 EPILOG = """\
 examples:
-  kprobe status                                  # what this machine's journals say
-  kprobe status --target host                    # in this machine's own kernel only
-  kprobe status --target qemu:localhost:1234     # look at that guest, too
-  kprobe status --format json | jq 'select(.is_at_work == false)'
+  kprobe status                               # what this machine's journals say
+  kprobe status -t qemu:localhost:1234 -v     # look at that guest, too
+  kprobe status -t host --format json
 
 Every tracer keeps a journal of what it patched. With --target, every ftrace site of the guest is
 looked at as well: what the guest's own ftrace uses and what nobody here knows of shows up, too,
@@ -34,10 +33,8 @@ Exit status: 0 done, 1 error, 2 usage, 3 target unreachable."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument(
-        "--target", metavar="T", help=f"host: this machine's own kernel; {options.TARGET_HELP}"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_target(parser, can_boot=False)
+    options.add_output(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="name every site and event")
 
 

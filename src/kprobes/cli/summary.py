@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kprobes.cli.terminal import aligned, counted
+from kprobes.cli.terminal import aligned, counted, json_lines
 from kprobes.model.events import Hits
-from kprobes.sinks.json import dumps
 
 _MAX_PROBES = 20
 _NO_ROOM = "more calls were in progress than there was room for; rN makes room for N"
@@ -96,7 +95,7 @@ class Summary:
         )
         figures = ("recorded", "missed", "nmissed", "unserved", "is_complete")
         shown = [(name, getattr(self, name)) for name in figures]
-        return dumps(asdict(self, dict_factory=_json) | {"pauses": pauses} | _json(shown))
+        return json_lines([asdict(self, dict_factory=_json) | {"pauses": pauses} | _json(shown)])
 
     def losses(self) -> str:
         """Return what is missing in the events, which nobody may keep quiet about, or ""."""
@@ -135,12 +134,12 @@ def _json(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _table(probes: Sequence[Hits]) -> str:
     hit = sorted((p for p in probes if p.recorded or p.all_missed), key=lambda p: -p.recorded)
-    rows = [(p.event, f"{p.recorded:>9,}", p.function, _missed(p)) for p in hit[:_MAX_PROBES]]
-    text = aligned(rows, indent="  ")
-    if len(hit) > _MAX_PROBES:
-        rest = hit[_MAX_PROBES:]
-        hits = counted(sum(p.recorded for p in rest), "hit")
-        text += f"  ... and {counted(len(rest), 'probe')} more with {hits}\n"
+    rows = [(p.event, f"{p.recorded:>9,}", p.function, _missed(p)) for p in hit]
+    rest = hit[_MAX_PROBES:]
+    more = (
+        f"{counted(len(rest), 'probe')} more with {counted(sum(p.recorded for p in rest), 'hit')}"
+    )
+    text = aligned(rows, indent="  ", most=_MAX_PROBES, more=more)
     if len(probes) > len(hit):
         text += f"  {counted(len(probes) - len(hit), 'probe')} without a hit\n"
     return text

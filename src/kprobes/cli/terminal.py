@@ -63,14 +63,34 @@ def is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def aligned(rows: Iterable[Sequence[str]], *, indent: str = "") -> str:
-    """Return rows of words as lines whose columns begin below each other."""
+def aligned(
+    rows: Iterable[Sequence[str]], *, indent: str = "", most: int | None = None, more: str = ""
+) -> str:
+    """Return rows of words as lines whose columns begin below each other.
+
+    Args:
+        rows: with as many columns as each has.
+        indent: of each line.
+        most: so many rows are shown, or None for all.
+        more: the last line in place of the others; ``{}`` in it becomes their number.
+    """
     # A name of a guest's must not look like another row.
-    table = [tuple(map(visible, row)) for row in rows]
+    every = [tuple(map(visible, row)) for row in rows]
+    table = every[:most]
+    rest = f"{indent}... and {more.format(f'{len(every) - len(table):,}')}\n"
     count = max(map(len, table), default=0)
     widths = [max((len(r[i]) for r in table if len(r) > i + 1), default=0) for i in range(count)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
-    return "".join(f"{indent}{line}\n" for line in lines)
+    text = "".join(f"{indent}{line}\n" for line in lines)
+    return text + rest if len(table) < len(every) else text
+
+
+def json_lines(values: Iterable[object]) -> str:
+    """Return values as JSON, each on one line."""
+    # numpy takes a tenth of a second to import, which text does without.
+    from kprobes.sinks.json import dumps
+
+    return "".join(f"{dumps(value)}\n" for value in values)
 
 
 def counted(count: int, thing: str) -> str:

@@ -1,86 +1,13 @@
-"""``kprobe trace``: arm definitions, print their events as they come, and put everything back.
-
-``--duration``: with a time, how long to trace; without one, tell how long calls take.
-
-Filters on a command line: each stands after the definition that it is for.
-"""
+"""``kprobe trace``: arm definitions, print their events as they come, and put everything back."""
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.options import choose_target, is_host
+from kprobes.cli.options import FilterAction, choose_target, is_host
 from kprobes.errors import DefinitionError, UsageError
-
-_NUMBER = re.compile(r"\s*[-+]?[.\d]")
-
-
-class DurationAction(argparse.Action):
-    """``--duration [TIME] [DEFINITION...]``.
-
-    ``duration`` becomes the TIME in seconds; without one, ``has_duration`` becomes true.
-    ``definitions`` grows by those after it.
-    """
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> None:
-        """Take one option's words."""
-        del parser, option_string
-        words = [str(word) for word in values or ()]
-        if not words or _is_definition(words[0]):
-            namespace.has_duration = True
-        elif namespace.duration is not None:
-            raise argparse.ArgumentError(self, options.TWICE)
-        else:
-            namespace.duration = self._seconds(words.pop(0))
-        namespace.definitions = [*(namespace.definitions or ()), *words]
-
-    def _seconds(self, word: str) -> float:
-        try:
-            return options.duration(word)
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentError(self, str(error)) from error
-
-
-def _is_definition(word: str) -> bool:
-    # A statement has a blank, as "5 minutes" has; a file's name follows an @.
-    return word == "-" or word.startswith("@") or (" " in word and _NUMBER.match(word) is None)
-
-
-class FilterAction(argparse.Action):
-    """``--filter EXPRESSION [DEFINITION...]``: a filter for the definition before it.
-
-    ``definitions`` grows by those after it, and ``filters`` has the expressions by the index of
-    their definition: argparse takes definitions in one run, and the option's words are more.
-    """
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> None:
-        """Take one option's words."""
-        del option_string
-        words = [str(word) for word in values or ()]
-        definitions: list[str] = namespace.definitions or []
-        filters: dict[int, str] = dict(namespace.filters)
-        if not definitions:
-            parser.error("--filter stands after the definition that it is for")
-        if len(definitions) - 1 in filters:
-            parser.error("this definition has a filter already: join them with &&")
-        filters[len(definitions) - 1] = words[0]
-        namespace.definitions = [*definitions, *words[1:]]
-        namespace.filters = filters
 
 
 def grouped(words: Sequence[str], filters: Mapping[int, str]) -> list[tuple[list[str], str]]:
@@ -97,20 +24,12 @@ def grouped(words: Sequence[str], filters: Mapping[int, str]) -> list[tuple[list
 
 NAME = "trace"
 HELP = "arm probes and print their events"
-USAGE = "kprobe trace [options] [--python FILE] DEFINITION... [-- COMMAND...]"
+USAGE = "kprobe trace [options] [DEFINITION [--filter EXPR]]... [-- COMMAND...]"
 EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
-  kprobe trace 'p vfs_*' --comm ls --max-events 100 -- 'ls / | wc -l'
-  kprobe trace --target host 'p vfs_read count' -- ls /    # this machine's own kernel
-  kprobe trace --target qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
-  kprobe trace --kernel ./bzImage --file /bin/test=./a.out 'p ksys_read' -- /bin/test
-  kprobe trace 'p:read vfs_read count' --filter 'count > 4096 && comm != "cat"' -- dd if=/init bs=1M
-  kprobe trace --python handlers.py -- ls /
-  kprobe trace 'r:read vfs_read got=$retval:s64 file' --duration --exits -- head /init
-  kprobe trace 'r vfs_read $retval' --returns rethook -- head /init
-  kprobe trace 'p vfs_read+0x1c ax=%ax' --strategy breakpoint -- head /init
-  kprobe trace 'p:rm do_unlinkat path=+0(+0($arg2)):string' --format json | jq .args
+  kprobe trace 'r:read vfs_read got=$retval:s64' --filter 'got > 4096' -- dd if=/bin/busybox bs=64k
+  kprobe trace -t qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
 
 A definition is what the kernel's kprobe_events file takes:
   p[:[GROUP/]EVENT] FUNCTION [NAME=FETCH[:TYPE]]...         at its entry
@@ -132,19 +51,13 @@ _ONLY = "record only hits of tasks %s; can be given again"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument(
-        "definitions",
-        nargs="*",
-        action="extend",
-        metavar="DEFINITION",
-        help="a probe, @FILE with one per line, or - for standard input",
-    )
+    options.add_definitions(parser)
     parser.add_argument(
         "--filter",
-        nargs="+",
         action=FilterAction,
-        metavar=("EXPRESSION", "DEFINITION"),
-        help="record only hits of the definition before it for which this holds; more may follow",
+        metavar="EXPR",
+        help="record only hits for which this holds: of the definition before it, which is all of "
+        "a @FILE or of a pattern; once for each",
     )
     parser.add_argument(
         "--python",
@@ -152,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="run this file first: its handlers are called at hits (kernel, Kprobe are defined)",
     )
-    parser.set_defaults(command=(), filters={}, has_duration=False)
+    parser.set_defaults(command=(), filters={})
     options.add_target(parser)
     _add_choice(parser)
     _add_output(parser)
@@ -167,30 +80,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
-    options.add_strategy(parser)
-    options.add_returns(parser)
+    options.add_recording(parser)
     parser.add_argument(
-        "--duration",
-        nargs="*",
-        action=DurationAction,
-        metavar=("TIME", "DEFINITION"),
-        help="stop after TIME; without one: tell how long calls took, `duration` of every return",
+        "--duration", type=options.duration, metavar="TIME", help="stop after TIME: 10s, 500ms, 2m"
     )
     parser.add_argument("--max-events", type=options.count, metavar="N", help="stop after N events")
-    tasks = parser.add_mutually_exclusive_group()
-    tasks.add_argument(
+    parser.add_argument(
         "--follow",
         action="store_true",
         help="record only what COMMAND and its children do, from its exec on: the default with a "
         "COMMAND, but for --pid and --tgid",
     )
-    tasks.add_argument("--all-tasks", action="store_true", help="record all tasks, also with one")
-    parser.add_argument("--pid", type=options.count, action="append", help=_ONLY % "with this pid")
+    parser.add_argument("--all-tasks", action="store_true", help="record all tasks, also with one")
+    parser.add_argument(
+        "-p", "--pid", type=options.count, action="append", help=_ONLY % "with this pid"
+    )
     parser.add_argument(
         "--tgid", type=options.count, action="append", help=_ONLY % "of this process (its pid)"
     )
     parser.add_argument(
         "--comm", action="append", metavar="NAME", help=_ONLY % "of this name (or pattern)"
+    )
+    parser.add_argument(
+        "-C", "--cpu", type=options.cpus, metavar="LIST", help="record only hits on these: 0-2,5"
     )
     parser.add_argument(
         "--exit-status",
@@ -201,8 +113,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write events there")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_output(parser)
     parser.add_argument(
         "--json-numbers",
         choices=("string", "number"),
@@ -213,13 +124,17 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--enum", action="store_true", help="print enums by name, where the kernel prints numbers"
     )
     parser.add_argument(
+        "-m",
         "--buffer-size",
         type=options.ring_size,
         metavar="SIZE",
         help="of each CPU's ring, a power of two, or rounded up to one (default: up to 16M)",
     )
     parser.add_argument(
-        "--clock", metavar="NAME", help="of time stamps on this machine: local, mono, boot, ..."
+        "-k",
+        "--clock",
+        metavar="NAME",
+        help="of time stamps on this machine: local, mono, boot, ...",
     )
     parser.add_argument(
         "--ready",
@@ -240,7 +155,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _summary(text: str) -> tuple[str, Path | None]:
     form, _, path = text.partition(":")
     if form not in ("text", "json"):
-        raise argparse.ArgumentTypeError(f"not a form of the summary: {form!r} (text, json)")
+        raise argparse.ArgumentTypeError(f"invalid form: {form!r} (must be text or json)")
     return form, Path(path) if path else None
 
 
@@ -258,8 +173,10 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
     if args.clock is not None and not is_host(args):
         raise UsageError("--clock is for this machine's own kernel: --target host")
+    if args.cpu is not None and args.python is not None:
+        raise UsageError("--cpu is for definitions, not for the handlers of --python")
     args.follow = is_following(args)
-    groups = grouped(args.definitions, args.filters)
+    groups = grouped(args.definitions, filters_of(args))
     arch = DEFAULT_ARCH if args.target is None and args.arch is None else args.arch
     texts = [(read_definitions(words, arch=arch), filter_text) for words, filter_text in groups]
     if args.output is not None:
@@ -277,12 +194,22 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         raise
 
 
+def filters_of(args: argparse.Namespace) -> dict[int, str]:
+    """Return the filters by the index of their definition, ``--cpu`` among them."""
+    if args.cpu is None:
+        return args.filters
+    chosen = (args.filters.get(at, "") for at in range(len(args.definitions)))
+    return {at: f"({own}) && ({args.cpu})" if own else args.cpu for at, own in enumerate(chosen)}
+
+
 def is_following(args: argparse.Namespace) -> bool:
     """Whether only what the command does is to be recorded.
 
     Raises:
-        UsageError: it is wanted, and there is no command.
+        UsageError: it is wanted, and there is no command, or all tasks are wanted, too.
     """
+    if args.follow and args.all_tasks:
+        raise UsageError("--follow and --all-tasks exclude each other")
     if args.follow and not args.command:
         raise UsageError("--follow is for a command: kprobe trace ... -- COMMAND")
     # Who names tasks means those, and not the command's.

@@ -194,6 +194,11 @@ class Until:
     announce: Callable[[], None] = lambda: None
     _deadline: float | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether everything was armed."""
+        return self._deadline is not None
+
     def __call__(self) -> bool:
         """Whether it is over."""
         if self.stop.is_asked:
@@ -237,7 +242,7 @@ def trace(
             pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
         )
         for text, filter_text in texts:
-            session.probe(text, filter=filter_text, duration=args.has_duration, exits=args.exits)
+            session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
         if not args.quiet:
             _print_waiting(session.driver)
         _await_cont(session.driver, stop)
@@ -247,14 +252,15 @@ def trace(
             script.run(session)
         stop.check()
         run = _Run(args, session, _output(args, session, out, stop))
-        run.go(stop, progress)
         try:
+            run.go(stop, progress)
             # Leaving the guest stops it once more: that counts too.
             undo.close()
         finally:
             summary = run.summary()
-            _print_summary(summary, args)
-    if summary.unwritten or (args.strict and not summary.is_complete):
+            if summary is not None:
+                _print_summary(summary, args)
+    if summary is not None and (summary.unwritten or (args.strict and not summary.is_complete)):
         return _LOST
     return run.status if args.exit_status == "command" else 0
 
@@ -297,21 +303,32 @@ class _Run:
         progress("arming")
         with ExitStack() as undo:
             undo.callback(self._output.close)
-            self._counts = self._session.stream(self._limit_sink, is_done=until)
-            self._hits = self._session.hits()
+            try:
+                self._session.stream(self._limit_sink, is_done=until)
+            except KprobesError:
+                # As where the guest was paused meanwhile. One that is gone cannot be asked.
+                with suppress(KprobesError):
+                    if until.has_begun:
+                        self._count()
+                raise
+            self._count()
             self._end_workload()
-            self._calls = _calls(self._session)
         self._output.check()
+
+    def _count(self) -> None:
+        self._hits, self._calls = self._session.hits(), _calls(self._session)
+        self._counts = self._session.counts()
 
     @property
     def status(self) -> int:
         """What the command ended with by itself, else 0."""
         return self._workload.status if self._workload is not None else 0
 
-    def summary(self) -> Summary:
-        """Return what was counted."""
-        assert self._counts is not None
+    def summary(self) -> Summary | None:
+        """Return what was counted; None before anything was armed, or if nobody can tell."""
         counts = self._counts
+        if counts is None:
+            return None
         return Summary(
             written=self._limit_sink.events - self._output.unwritten,
             unwritten=self._output.unwritten if self._output.is_late else 0,
@@ -326,6 +343,8 @@ class _Run:
         )
 
     def _announce(self) -> None:
+        # From now on an interrupt ends the trace, and not what must be done at its end.
+        self._session.options = replace(self._session.options, checkpoint=lambda: None)
         if not self._args.quiet:
             functions = {hits.function for hits in self._session.hits()}
             functions |= {calls.place for calls in _calls(self._session)}
@@ -395,7 +414,7 @@ def reasons(refusals: Sequence[RefusedError]) -> Counter[str]:
 def _print_summary(summary: Summary, args: argparse.Namespace) -> None:
     form, path = args.summary
     if form == "json":
-        text = summary.json() + "\n"
+        text = summary.json()
     else:
         text = summary.losses() if args.quiet and path is None else summary.text()
     if path is not None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kprobes.cli.terminal import aligned, counted
+from kprobes.cli.terminal import aligned, counted, json_lines
 from kprobes.errors import DefinitionError
 from kprobes.guest.text import Classified
 from kprobes.inspect.check import CheckResult, Placed
@@ -15,7 +15,6 @@ from kprobes.lang.listing import show
 from kprobes.model.plan import Exit, ReturnMethod, Returns, Site, Strategy
 from kprobes.model.resolved import Field, FieldFetch, Resolved, Storage, can_fault
 from kprobes.resolve.explain import explain, explain_kept, format_text
-from kprobes.sinks.json import dumps
 
 
 def as_table(found: Sequence[Classified], *, has_exits: bool) -> str:
@@ -29,7 +28,7 @@ def as_table(found: Sequence[Classified], *, has_exits: bool) -> str:
 
 def exits_as_json(found: Sequence[Classified]) -> str:
     """Return one JSON object per line."""
-    return "".join(f"{dumps(_exit_object(each))}\n" for each in found)
+    return json_lines(map(_exit_object, found))
 
 
 def sum_up(found: Sequence[Classified]) -> str:
@@ -142,7 +141,7 @@ def as_text(found: Found, *, has_format: bool) -> str:
 
 def as_json(found: Found, *, has_format: bool) -> str:
     """Return one JSON object per line."""
-    return "".join(f"{dumps(_object(*each, has_format=has_format))}\n" for each in found)
+    return json_lines(_object(*each, has_format=has_format) for each in found)
 
 
 def _paragraph(source: str, result: CheckResult, *, has_format: bool) -> Iterator[str]:

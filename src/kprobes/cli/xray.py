@@ -26,16 +26,9 @@ HELP = "show kernel text as in the image and as in memory, and who changed it"
 USAGE = "kprobe xray [options] PLACE [-- COMMAND...]"
 EPILOG = """\
 examples:
-  kprobe xray schedule                                # the embedded guest: a nop, once a call
-  kprobe xray schedule -- 'cd /sys/kernel/tracing; echo p schedule >kprobe_events
-                           echo 1 >events/kprobes/enable'
+  kprobe xray -t qemu:localhost:1234 vfs_read+4
   kprobe xray do_sys_openat2 --arm 'p:open do_sys_openat2 path=+0($arg2):ustring'
-  kprobe xray schedule+5 --arm 'p schedule+5' --strategy breakpoint
-  kprobe xray vfs_read --target host                  # this machine's own kernel (/proc/kcore)
-  kprobe xray vfs_read+4 --target qemu:localhost:1234
-  kprobe xray vfs_read --function --verdicts --image /boot/vmlinuz-6.1.0-56-cloud-amd64
-  kprobe xray vfs_iter_read --exits                   # every way out of it, marked and proven
-  kprobe xray 0xffffffff81000000:64 --image vmlinux --format json
+  kprobe xray vfs_read --function --verdicts --image /boot/vmlinuz
 
 PLACE is SYM, SYM+OFF, MODULE:SYM or an address; START-END or START:LENGTH for a range. A COMMAND
 runs in the guest that is booted, before anybody looks. Nothing is written into a guest, but
@@ -59,8 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--arm", metavar="DEFINITION", help="arm this probe while we look")
     options.add_strategy(parser)
+    options.add_returns(parser)
     parser.add_argument("--syntax", choices=("att", "intel"), default="att")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    options.add_output(parser)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     parser.add_argument(
         "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
@@ -126,8 +120,9 @@ def _check_options(args: argparse.Namespace) -> None:
         # It is for a guest that is booted.
         args.target = GUEST
     check_options(args)
-    if args.strategy != "auto" and args.arm is None:
-        raise UsageError("--strategy says how --arm patches; nothing is armed")
+    for name in ("strategy", "returns"):
+        if getattr(args, name) != "auto" and args.arm is None:
+            raise UsageError(f"--{name} says how --arm patches; nothing is armed")
     if args.target is not None and args.command:
         raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
     if args.image is None:
@@ -218,7 +213,11 @@ def _prepared(args: argparse.Namespace, session: "GuestSession") -> Generator[No
     if args.arm is None:
         yield
         return
-    session.options = replace(session.options, strategy=options.strategy(args))
+    session.options = replace(
+        session.options,
+        strategy=options.strategy(args),
+        return_method=options.return_method(args),
+    )
     session.probe(args.arm)
     with session.recording():
         if not args.quiet and args.arm.startswith("r"):

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kprobes.cli.terminal import json_lines
 from kprobes.cli.verdicts import exit_as_text, exits_as_object, exits_as_text, proof
 from kprobes.errors import UsageError
 from kprobes.guest.text import Classified
 from kprobes.inspect.model import ChangeSource, Detour, FunctionText, Row, Side, TextChange
 from kprobes.model.kernel import Symbols, name_of
 from kprobes.model.visible import visible
-from kprobes.sinks.json import dumps
 from kprobes.units import U64, Addr
 
 Piece = tuple[str, str]
@@ -168,7 +168,7 @@ def as_colors(lines: Sequence[Line]) -> str:
 
 def as_json(function_text: FunctionText) -> str:
     """Return an x-ray as a line of JSON."""
-    return dumps(as_object(function_text)) + "\n"
+    return json_lines([as_object(function_text)])
 
 
 def as_object(function_text: FunctionText) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def exits_as_lines(
 def exits_as_json(parts: Sequence[FunctionText], found: Classified) -> str:
     """Return a function's x-ray as a line of JSON."""
     whole, *colds = (as_object(with_exits(part, found)) for part in parts)
-    return dumps(whole | {"exits": exits_as_object(found), "cold": colds}) + "\n"
+    return json_lines([whole | {"exits": exits_as_object(found), "cold": colds}])
 
 
 def _notes(found: Classified) -> dict[Addr, str]:
@@ -334,7 +334,9 @@ def _addr(text: str, symbols: Symbols) -> Addr:
     found = _PLACE.fullmatch(text)
     offset = found["offset"] or "0" if found else ""
     if found is None or not _NUMBER.fullmatch(offset):
-        raise UsageError(f"{text!r} is no place: use SYM, SYM+0x4, 0xADDR, START-END or START:LEN")
+        raise UsageError(
+            f"invalid place: {text!r} (use SYM, SYM+0x4, 0xADDR, START-END or START:LEN)"
+        )
     return Addr(_symbol(found["module"], found["symbol"], symbols) + _number(offset))
 
 

@@ -16,6 +16,7 @@ from kprobes.model.plan import (
     INSTANCE_CALLER,
     INSTANCE_COUNTER,
     INSTANCE_EXIT,
+    INSTANCE_GENERATION,
     INSTANCE_ORIGIN,
     INSTANCE_VALUES,
     Returning,
@@ -60,8 +61,9 @@ def emit(context: Context, returning: Sequence[Returning], first: int) -> None:
 # RETURN       slot                   found, read, released         as it is
 # TRAMPOLINE   slot, and a word (x86) found, read, released         put back from the instance
 #
-# Where the entry keeps nothing a RETURN needs no instance. That there is none is not an error: the
-# call began before the probes were armed, or found no room and was counted.
+# A RETURN needs an instance only for probes that need something of the entry. That there is none is
+# not an error: the call began before these were armed, or found no room and was counted. A probe
+# that came when others were there already does not record calls whose entry kept nothing for it.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Roles:
     context: Context
@@ -71,7 +73,7 @@ class _Roles:
     def enter(self, *, is_hooked: bool) -> None:
         f = self.context.out
         out = f.label("out")
-        instance = self._inserted(out, is_seen=not is_hooked)
+        instance = self._inserted(out, is_hooked=is_hooked)
         f.store(f.op("add", instance, INSTANCE_EXIT), const(0))
         self._keep(instance)
         if is_hooked:
@@ -87,27 +89,34 @@ class _Roles:
             instance = instances.find(context, context.stack, absent, is_taken=False)
             f.jump(kept)
             f.place(absent)
+            self._count_nmissed(needs_entry=False)
             self._count_missed_upcall()
             f.jump(out)
             f.place(kept)
         else:
-            instance = self._inserted(out, is_seen=False)
+            instance = self._inserted(out, is_hooked=True)
         f.store(f.op("add", instance, INSTANCE_EXIT), f.address_of("site"))
         instances.take_over(context, instance, context.stack)
         f.jump(out)
         f.place(out)
 
     def at_return(self) -> None:
-        f, slot, instance = self.context.out, self.context.stack, None
-        out = f.label("out")
+        f, slot = self.context.out, self.context.stack
+        out, absent = f.label("out"), f.label("absent")
         if self.returns.keeps:
-            instance = instances.find(self.context, slot, out, is_taken=False)
-        caller = instances.origin(self.context, self._caller(slot), slot)
-        self._record(slot, (caller, f.address_of("site")), instance)
-        if instance is not None:
+            instance = instances.find(self.context, slot, absent, is_taken=False)
+            self._record(slot, self._left_here(slot), instance)
             instances.release(self.context, instance)
+            f.jump(out)
+            f.place(absent)
+        if not all(probe.at_entry for probe in self.returns.probes):
+            self._record(slot, self._left_here(slot), None)
         f.jump(out)
         f.place(out)
+
+    def _left_here(self, slot: Value) -> tuple[Value, Value]:
+        caller = instances.origin(self.context, self._caller(slot), slot)
+        return caller, self.context.out.address_of("site")
 
     def at_trampoline(self) -> None:
         f, context = self.context.out, self.context
@@ -127,7 +136,7 @@ class _Roles:
         f.emit("unreachable")
         f.place(put_back)
 
-    def _inserted(self, out: str, *, is_seen: bool) -> Value:
+    def _inserted(self, out: str, *, is_hooked: bool) -> Value:
         # Where there is no room Python does not see the return, unless it does so without an
         # instance.
         f, context = self.context.out, self.context
@@ -135,13 +144,22 @@ class _Roles:
         instance = instances.insert(context, context.stack, full)
         f.jump(inserted)
         f.place(full)
-        for index in range(self.first, self.first + len(self.returns.probes)):
-            guard.count(context, f"event{index}", context.abi.nmissed)
-        if not is_seen:
+        # At a return instruction a probe that needs nothing of the entry sees it all the same.
+        self._count_nmissed(needs_entry=True)
+        if is_hooked:
+            self._count_nmissed(needs_entry=False)
+        if is_hooked:
             self._count_missed_upcall()
         f.jump(out)
         f.place(inserted)
+        place = f.op("add", instance, INSTANCE_GENERATION)
+        f.store(place, const(self.returns.generation))
         return instance
+
+    def _count_nmissed(self, *, needs_entry: bool) -> None:
+        for index, probe in enumerate(self.returns.probes, self.first):
+            if bool(probe.at_entry) == needs_entry:
+                guard.count(self.context, f"event{index}", self.context.abi.nmissed)
 
     def _count_missed_upcall(self) -> None:
         context = self.context
@@ -185,4 +203,23 @@ class _Roles:
             stack=stack,
             returned=Returned(caller=caller, exit=left, instance=instance, kept=self.returns.kept),
         )
-        record.emit_probes(shown, self.returns.probes, self.first)
+        for index, probe in enumerate(self.returns.probes):
+            if instance is None and probe.at_entry:
+                continue
+            generation = self.returns.first_generations[index]
+            older = self._unless_older(instance, generation) if generation else None
+            record.emit_probes(shown, (probe,), self.first + index)
+            if older is not None:
+                context.out.jump(older)
+                context.out.place(older)
+
+    def _unless_older(self, instance: Value | None, generation: int) -> str:
+        # What a probe that came later needs, the entries of calls in progress have not kept.
+        f = self.context.out
+        if instance is None:
+            raise ValueError("a probe needs what no entry keeps")
+        found = f.load(f.op("add", instance, INSTANCE_GENERATION))
+        older, newer = f.label("older"), f.label("newer")
+        f.branch(f.compare("ult", found, generation), older, newer, is_likely=False)
+        f.place(newer)
+        return older

@@ -1,16 +1,16 @@
-"""Compressed kernel files to the kernel inside: a vmlinux, or arm64's flat Image.
+"""Kernel files as they are booted: x86's bzImage, EFI's zboot, and arm64's flat Image.
 
-x86's bzImage (Documentation/arch/x86/boot.rst): a real-mode part of ``setup_sects + 1`` sectors,
+bzImage (Documentation/arch/x86/boot.rst): a real-mode part of ``setup_sects + 1`` sectors,
 then the protected-mode part in which the compressed vmlinux lies ``payload_offset`` bytes in.
 Which compression it is, only its first bytes say. Debian's 5.10 and 6.1 use LZ4's legacy frame,
 6.12 and 7.2 Zstandard; both need a library that Python 3.11 does not have itself.
 
-EFI's, of arm64 and others (drivers/firmware/efi/libstub/zboot-header.S):
+zboot, of arm64 and others (drivers/firmware/efi/libstub/zboot-header.S):
 
     u32 "MZ\0\0"; char type[4] "zimg"; u32 payload_offset, payload_size; u32 reserved[2];
     char compression[];
 
-arm64's flat kernel file to what it loads where, as an ELF file would say it.
+The flat Image, which is read as an ELF file that loads the same:
 
     u32 code0, code1; u64 text_offset, image_size, flags, res2, res3, res4; u32 magic, res5;
 

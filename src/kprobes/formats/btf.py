@@ -2,8 +2,6 @@
 
 Every step from one type to another is bounded: a hostile BTF may have typedefs in a circle,
 structs that contain themselves and types that do not exist.
-
-A BTF type as C writes it: ``const char *``, ``struct file *``, ``int (*)(void *)``.
 """
 
 from collections.abc import Iterator
@@ -110,7 +108,10 @@ class Btf:
         )
 
     def extra(self, kind: Type) -> NDArray[Any]:
-        """Return the uint32 words after a type's header, one row per member if it has any."""
+        """Return the uint32 words after a type's header: a view of the BTF.
+
+        Its shape is (members, words of each), or (words,) for a kind without members.
+        """
         at = int(self.index.at[kind.number]) + 3
         each = EACH.get(kind.kind)
         if each is None:
@@ -293,7 +294,13 @@ def _parameters(btf: Btf, proto: Type, *, nested: bool) -> str:
 
 
 def parameter_types(btf: Btf, proto: Type, *, nested: bool = False) -> list[str]:
-    """Return how C writes the type of each parameter; a final ``...`` for any number more."""
+    """Return how C writes the type of each parameter; a final ``...`` for any number more.
+
+    Args:
+        btf: that the types are in.
+        proto: the function's prototype.
+        nested: as for ``type_name``.
+    """
     if proto.vlen > _MAX_PARAMETERS:
         raise FormatError(f"BTF: a function of {proto.vlen} parameters")
     return [

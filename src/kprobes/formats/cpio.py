@@ -54,7 +54,13 @@ def directory(path: str) -> Entry:
 
 
 def file(path: str, data: bytes, *, mode: int = 0o644) -> Entry:
-    """Return a regular file; ``mode`` is its permission bits."""
+    """Return a regular file.
+
+    Args:
+        path: in the archive, without a leading slash.
+        data: what is in it.
+        mode: its permission bits.
+    """
     return Entry(path=path, mode=stat.S_IFREG | stat.S_IMODE(mode), data=data)
 
 
@@ -65,7 +71,13 @@ def link(path: str, target: str) -> Entry:
 
 
 def character_device(path: str, major: int, minor: int) -> Entry:
-    """Return a character device that only root may open."""
+    """Return a character device that only root may open.
+
+    Args:
+        path: in the archive, without a leading slash.
+        major: the number of its driver.
+        minor: its number in that driver.
+    """
     return Entry(path=path, mode=stat.S_IFCHR | 0o600, device=(major, minor))
 
 

@@ -1,19 +1,15 @@
-"""ELF: what a 64-bit file loads where, and the build id among its notes.
+"""ELF of 64 bits: what a file loads where, its build id, and the parts of a relocatable object.
 
     Elf64_Phdr: u32 type, u32 flags, u64 offset, u64 vaddr, u64 paddr, u64 filesz, u64 memsz, ...
     Elf64_Nhdr: u32 namesz, u32 descsz, u32 type; then name and desc, each padded to 4 bytes
-
-Written down in the System V ABI, chapter 5.
-
-A relocatable ELF object's sections, symbols and relocations, as a compiler writes them.
 
     Elf64_Shdr: u32 name, u32 type, u64 flags, u64 addr, u64 offset, u64 size, u32 link, u32 info,
                 u64 addralign, u64 entsize
     Elf64_Sym:  u32 name, u8 info, u8 other, u16 shndx, u64 value, u64 size
     Elf64_Rela: u64 offset, u64 info (symbol << 32 | type), s64 addend
 
-Written down in the System V ABI, chapter 4. Reading one takes 0.1 ms; importing a library that
-could takes 50, of a guest's first armed probe.
+Written down in the System V ABI, chapters 4 and 5. Reading an object takes 0.1 ms; importing a
+library that could takes 50, of a guest's first armed probe.
 """
 
 import re

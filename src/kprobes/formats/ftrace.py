@@ -1,4 +1,6 @@
-r"""Pages of the kernel's trace rings into records: kernel/trace/ring_buffer.c.
+r"""Pages of the kernel's trace rings, and the ``format`` files that describe what is in them.
+
+kernel/trace/ring_buffer.c:
 
     struct buffer_data_page {
         u64 time_stamp;        // of the first record, whose delta is 0 or counts from here
@@ -21,7 +23,7 @@ r"""Pages of the kernel's trace rings into records: kernel/trace/ring_buffer.c.
 A record's place is known only from the one before it. So all pages are walked at once, one record
 of each per step: a page of 4 KiB holds some hundred records, thousands of pages a million.
 
-An event's ``format`` file and the page's own, ``events/header_page``, into facts.
+An event's ``format`` file:
 
     name: open
     ID: 1740
@@ -30,7 +32,8 @@ An event's ``format`` file and the page's own, ``events/header_page``, into fact
     ...                          // an empty line between the common fields and the event's
     print fmt: ...               // not looked at: kernel/trace/trace_events.c, f_show
 
-``header_page`` has lines of the same kind only (ring_buffer_print_page_header).
+The page's own, ``events/header_page``, has lines of the same kind only
+(ring_buffer_print_page_header).
 """
 
 import re
@@ -199,7 +202,13 @@ def read_pages(pages: Bytes, form: PageFormat, skips: Index | None = None) -> Pa
 
 
 def set_sizes(pages: Bytes, form: PageFormat, sizes: Index) -> None:
-    """Make so many bytes of each page its records; what follows them counts as not written yet."""
+    """Make so many bytes of each page its records; what follows them counts as not written yet.
+
+    Args:
+        pages: shape (n, size of a page); changed in place.
+        form: where a page has its commit word.
+        sizes: shape (n,), bytes.
+    """
     words = pages.reshape(-1).view("<u4").reshape(len(pages), form.size // _WORD)
     commits = words[:, form.commit // _WORD]
     commits &= np.uint32(~_COMMIT & 0xFFFFFFFF)

@@ -105,9 +105,17 @@ def _tokens_at(data: bytes, zero: int, end: int, index_at: int) -> Tokens | None
 
 
 def walk(names: Bytes, markers: NDArray[np.int64], n: int) -> NDArray[np.int64] | None:
-    """Return where every symbol begins, n + 1 of them, or None when markers and names differ.
+    """Return where every symbol begins, or None when markers and names differ.
 
     All chunks are walked in lockstep: 256 steps of array operations, not ``n`` of Python.
+
+    Args:
+        names: shape (bytes,), the stream.
+        markers: shape (chunks,), where each chunk begins in it.
+        n: symbols.
+
+    Returns:
+        A new column, shape (n + 1,): where each symbol begins, and where the last ends.
     """
     at = markers.copy()
     places = np.empty((CHUNK, len(markers)), np.int64)
@@ -133,11 +141,11 @@ def _sizes(names: Bytes, at: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def expand(names: Bytes, places: NDArray[np.int64], tokens: Tokens) -> Expanded:
-    """Turn compressed names into one blob.
+    """Turn compressed names into one blob, a copy.
 
     Args:
-        names: the stream.
-        places: from ``walk``.
+        names: shape (bytes,), the stream.
+        places: shape (n + 1,), from ``walk``.
         tokens: its tables.
 
     Raises:

@@ -46,7 +46,7 @@ class Names:
         return self.blob[start : self.blob.index(0, start)]
 
     def some(self, numbers: NDArray[np.intp]) -> Iterator[bytes]:
-        """Yield some names: faster than one by one."""
+        """Yield the names of some numbers, shape (n,): faster than one by one."""
         starts = self.starts[numbers].astype(np.int64)
         for start, size in zip(starts.tolist(), self._sizes[numbers].tolist(), strict=True):
             yield self.blob[start : start + size]
@@ -72,21 +72,24 @@ class Names:
     def matching(self, pattern: bytes) -> NDArray[np.intp]:
         """Return the numbers of the names that a regular expression matches as a whole.
 
-        The expression must not match a NUL.
+        The expression must not match a NUL. The numbers are a copy, shape (n,), ascending.
         """
         found = re.finditer(rb"\0(?=(?:" + pattern + rb")\0)", self.blob, re.DOTALL)
         starts = np.fromiter((match.start() for match in found), np.uint32) + np.uint32(1)
         return np.searchsorted(self.starts, starts[starts < len(self.blob)])
 
     def around(self, literal: bytes) -> NDArray[np.intp]:
-        """Return the numbers of the names in which some bytes are; a NUL stands for an end."""
+        """Return the numbers of the names in which some bytes are; a NUL stands for an end.
+
+        The numbers are a copy, shape (n,), ascending.
+        """
         found = re.finditer(re.escape(literal), self.blob)
         places = np.fromiter((match.start() for match in found), np.uint32)
         places += np.uint32(literal.startswith(b"\0"))
         return np.unique(np.searchsorted(self.starts, places, "right")) - 1
 
     def lengths(self, numbers: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Return how long some names are."""
+        """Return how long some names are: a copy of the shape of their numbers, (n,)."""
         return self._sizes[numbers]
 
     def _scan(self, name: bytes) -> Iterator[int]:

@@ -75,7 +75,13 @@ def decode_registers(description: Description, payload: bytes) -> dict[str, int]
 
 
 def encode_registers(description: Description, payload: bytes, values: Mapping[str, int]) -> bytes:
-    """Return a g packet with some registers replaced, for ``G``."""
+    """Return a g packet with some registers replaced, for ``G``.
+
+    Args:
+        description: where each register is in the packet.
+        payload: the packet, as hexadecimal digits.
+        values: numbers by the stub's names; names that it has not are left out.
+    """
     out = bytearray(payload)
     for slot in description.slots:
         if slot.name in values:

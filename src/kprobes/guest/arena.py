@@ -1,13 +1,11 @@
 """The session's memory in the guest: code, counters, rings and a few per-CPU words.
 
 Allocated once, by injected calls; arming afterwards is only memory writes.
-
-Code memory that a linker fills, one piece of code after the other.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from kprobes.codegen.breakpoint import BLOCK_SIZE
 from kprobes.errors import TargetError, UsageError
@@ -32,78 +30,6 @@ from kprobes.model.override import MAX_OVERRIDES, OVERRIDE_SIZE
 from kprobes.model.upcall import MailboxLayout
 from kprobes.ports import Text
 from kprobes.units import KIB, MIB, U64, Addr
-
-_ALIGN = 16
-
-
-@dataclass(slots=True, kw_only=True)
-class Area:
-    """What is where in one piece of code memory. Nothing is written yet.
-
-    Attributes:
-        text: [start, stop) that may be filled.
-        next: where the next code goes.
-        entry_stub: where hits of sites near this go that wait for Python; None before there are
-            any.
-        called: where code here calls the guest's own functions, by what it calls them; empty before
-            there is any.
-        bodies: by functions' entries, what their exits near this share.
-        routines: code besides that of plans, by address: to be written before it is called.
-    """
-
-    text: Text
-    next: Addr = field(init=False)
-    entry_stub: Addr | None = None
-    called: dict[str, Addr] = field(default_factory=dict[str, Addr])
-    bodies: dict[Addr, Addr] = field(default_factory=dict[Addr, Addr])
-    routines: list[tuple[Addr, bytes]] = field(default_factory=list[tuple[Addr, bytes]])
-
-    def __post_init__(self) -> None:
-        """Begin at its start."""
-        self.next = self.text[0]
-
-    def place(self, size: int) -> Addr:
-        """Return where so many bytes of code may be.
-
-        Raises:
-            TargetError: no room is left.
-        """
-        place = self.next
-        end = aligned(place + size)
-        if end > self.text[1]:
-            raise TargetError("no room is left for the probes' code; probe fewer functions")
-        self.next = end
-        return place
-
-    def add(self, code: bytes) -> Addr:
-        """Have code here that is no plan's, and return where.
-
-        Raises:
-            TargetError: no room is left.
-        """
-        place = self.place(len(code))
-        self.routines.append((place, code))
-        return place
-
-    def away(self, addr: Addr) -> int:
-        """Return how far a branch must go at most between here and an address, in bytes."""
-        return max(abs(end - addr) for end in self.text)
-
-
-def largest_gap(text: Text, taken: Iterable[Text]) -> Text:
-    """Return the largest part of a range that some others leave free."""
-    start, stop = text
-    unproven = [(start, start)]
-    for first, end in sorted(each for each in taken if start <= each[0] < stop):
-        unproven.append((start, first))
-        start = aligned(end)
-    return max([*unproven, (start, max(start, stop))], key=lambda gap: gap[1] - gap[0])
-
-
-def aligned(addr: int) -> Addr:
-    """Return the first address from this one on where code may begin."""
-    return Addr(-(-addr // _ALIGN) * _ALIGN)
-
 
 _GFP_KERNEL = 0xCC0
 MISSED_SIZE = 8 * (1 << 16)
@@ -173,28 +99,6 @@ class Arena:
     instances_size: int = 0
     module_code: CodeMemory | None = None
     patches: int = 0
-
-    def beside(self, taken: Collection[Text]) -> "Arena":
-        """Return it with what some ranges leave of its room for code and for calls."""
-        code = largest_gap((self.code.addr, self.code.stop), taken)
-        stop = Addr(self.instances + self.instances_size)
-        instances = largest_gap((self.instances, stop), taken)
-        return replace(
-            self,
-            code=CodeMemory(addr=code[0], size=code[1] - code[0]),
-            instances=instances[0],
-            instances_size=instances[1] - instances[0],
-        )
-
-    def has_room(self, size: ArenaSize) -> bool:
-        """Whether it is at least as large, its rings left aside."""
-        return self.code.size >= size.code and self.instances_size >= size.instances
-
-    @property
-    def parts(self) -> tuple[Addr, ...]:
-        """An address of each piece of memory that it is made of."""
-        far = () if self.module_code is None else (self.module_code.addr,)
-        return self.data, self.notifier, self.code.addr, self.instances, *far
 
     @property
     def cpus(self) -> int:
@@ -316,15 +220,16 @@ def allocate(
 
 
 def grow(injector: CallInjector, kernel: Kernel, arena: Arena, size: ArenaSize) -> Arena:
-    """Return an arena with new memory for code and for calls; the guest is stopped.
-
-    What it had for them stays allocated: a task may return there.
+    """Return an arena with more memory for code and for calls; the guest is stopped.
 
     Args:
         injector: of tasks of the guest.
         kernel: that runs there.
-        arena: whose rings and counters go on.
+        arena: whose rings and counters go on, as does its code.
         size: of what is new.
+
+    Returns:
+        The same, but for ``code``, ``module_code`` and ``instances``: these are the new memory.
 
     Raises:
         TargetError: as for ``allocate``; then nothing is new.
@@ -336,7 +241,7 @@ def grow(injector: CallInjector, kernel: Kernel, arena: Arena, size: ArenaSize) 
             free(task, kernel, [each for each in task.allocations.live if each not in before])
 
         undo.callback(give_new_back)
-        instances = _allocate_data(task, kernel, size.instances)
+        instances = _allocate_data(task, kernel, size.instances) if size.instances else Addr(0)
         code = allocate_code(task, kernel, size.code, like=arena.data)
         module_code = allocate_module_code(task, kernel, size.code)
         undo.pop_all()
@@ -364,11 +269,6 @@ def reset(arena: Arena, memory: GuestMemory) -> None:
         memory.set_u64(words + PERCPU_LOST, 0)
         memory.set_u64(words + PERCPU_GUARD, 0)
         memory.set_u64(words + PERCPU_WORD, name)
-
-
-def forget_calls(arena: Arena, memory: GuestMemory) -> None:
-    """Make every instance free; nobody may be inside the code that uses them, or return to it."""
-    memory.write(arena.instances, bytes(arena.instances_size))
 
 
 def _notes(end: int) -> int:

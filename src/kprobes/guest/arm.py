@@ -7,8 +7,8 @@ saw at the moment of writing.
 Breakpoints of ours in a guest: its own exception chain is told whose they are.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from kprobes.codegen.breakpoint import (
     BLOCK_MASK,
@@ -19,7 +19,6 @@ from kprobes.codegen.breakpoint import (
     hash_table,
     table_mask,
 )
-from kprobes.drain import nothing
 from kprobes.errors import GuestReplacedError, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import NOTIFIER_SIZE, Arena
@@ -28,15 +27,16 @@ from kprobes.guest.guest import Guest, GuestMemory, remembering, write_code
 from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import FLAGS, ArmedPatch, ArmedProbe, Journal
 from kprobes.guest.kernel_abi import first_of
-from kprobes.guest.link import Linker, Program, Trampoline
+from kprobes.guest.link import Linker, Program
+from kprobes.guest.notes import NotesWriter
 from kprobes.guest.patches import StoppedMemory, restore_text
-from kprobes.guest.stacks import restore_callers, stopped_outside
+from kprobes.guest.room import aligned
+from kprobes.guest.stacks import restore_callers
 from kprobes.model.abi import GuestAbi
-from kprobes.model.plan import InstanceTable, Patch, Plan, Site, Strategy
-from kprobes.model.upcall import UpcallGroup
+from kprobes.model.plan import Patch, Plan, Site, Strategy
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
-from kprobes.units import Addr, Phys
+from kprobes.units import Addr
 
 _CALLBACK, _NEXT, _PRIORITY = 0, 8, 16
 _INT = 0xFFFF_FFFF
@@ -94,26 +94,73 @@ class BreakpointNotifier:
 
 _FLAGS = 8
 """Offset of dyn_ftrace.flags."""
+_MOST_GONE = 4096
+"""Patches that are gone, in the journal beside as many as are there: it is written anew then."""
 
 
-def _nothing(patches: Sequence[ArmedPatch]) -> None:
-    del patches
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Armed:
+    # One site: its program, and the patches of text and of its ftrace record.
+    program: Program
+    text: tuple[ArmedPatch, ...]
+    flags: tuple[ArmedPatch, ...] = ()
+
+    @property
+    def addr(self) -> Addr:
+        return self.program.plan.site.addr
+
+    @property
+    def patches(self) -> tuple[ArmedPatch, ...]:
+        return *self.flags, *self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of a guest's text that is in the journal, and not made yet.
+
+    Attributes:
+        gone: sites that are as they were, or lead elsewhere, afterwards.
+        new: sites that lead to new programs.
+        covered: text that nobody may be inside when it is made.
+    """
+
+    gone: tuple[_Armed, ...]
+    new: tuple[_Armed, ...]
+    covered: tuple[Text, ...]
+
+    @property
+    def programs(self) -> list[Program]:
+        """What is new."""
+        return [each.program for each in self.new]
+
+    @property
+    def left(self) -> list[Program]:
+        """What nothing leads to any more."""
+        return [each.program for each in self.gone]
+
+    @property
+    def restored(self) -> list[ArmedPatch]:
+        """Patches that are taken back, those of text first."""
+        kept = {patch for each in self.new for patch in each.flags}
+        flags = [patch for each in self.gone for patch in each.flags if patch not in kept]
+        return [*(patch for each in self.gone for patch in each.text), *flags]
+
+    @property
+    def made(self) -> list[ArmedPatch]:
+        """Patches that are made, those of ftrace records first."""
+        kept = {patch for each in self.gone for patch in each.flags}
+        flags = [patch for each in self.new for patch in each.flags if patch not in kept]
+        return [*flags, *(patch for each in self.new for patch in each.text)]
 
 
 class TextPatcher:
-    """Puts programs into a guest's arena and its text, and takes them out.
+    """Puts programs into a guest's arena and leads its text to them, and takes that back.
 
-    ``load``, ``arm``, ``disarm_ranges`` and ``disarm`` need a stopped guest.
-
-    Args:
-        guest: whose text is patched.
-        arena: for the code; nothing in it is in use.
-        abi: what the code knows of the guest.
-        journal: of what is done.
-        kept: that calls of earlier recordings will return to.
+    ``load``, ``apply`` and ``disarm`` need a stopped guest.
 
     Attributes:
-        note: writes into the guest, beside the journal, how it is put right.
+        linker: of the programs.
+        notes: in the guest, beside the journal, how it is put right.
     """
 
     def __init__(
@@ -122,59 +169,59 @@ class TextPatcher:
         arena: Arena,
         abi: GuestAbi,
         journal: Journal,
-        kept: Sequence[Trampoline] = (),
+        patched: dict[Addr, bytes] | None = None,
     ) -> None:
-        self._kept = kept
-        self.note: Callable[[Sequence[ArmedPatch]], None] = _nothing
+        """Patch nothing yet.
+
+        Args:
+            guest: whose text is patched.
+            arena: for the code.
+            abi: what the code knows of the guest.
+            journal: of what is done.
+            patched: is kept: what was there before at addresses that are patched.
+        """
+        self.linker = Linker(guest.arch, abi, arena)
+        self.notes = NotesWriter(guest.memory, arena, journal)
         self._guest = guest
         self._arena = arena
         self._journal = journal
         self._notifier = BreakpointNotifier(guest, arena, journal.allocations)
         self._stopped = StoppedMemory(guest.stub, guest.memory.ram)
-        self._linker = Linker(guest.arch, abi, arena)
-        self._patches: list[ArmedPatch] = []
-        self._owners: dict[Phys, Addr] = {}
+        self._sites: dict[Addr, _Armed] = {}
+        self._patched = {} if patched is None else patched
         self._detours: dict[Addr, Addr] = {}
+        self._table: Text | None = None
+        self._recorded = 0
         self._is_retried = False
+        # Patches of a change that failed and could not be taken back.
+        self._stuck: Sequence[ArmedPatch] = ()
 
     @property
     def is_armed(self) -> bool:
         """Whether the guest's text holds patches of ours."""
-        return bool(self._patches)
+        return bool(self._sites or self._stuck)
 
     @property
-    def instances(self) -> Sequence[InstanceTable]:
-        """Where calls in progress are kept, also those of earlier recordings."""
-        return [*(each.instances for each in self._kept), *self._linker.instances]
-
-    @property
-    def trampolines(self) -> Sequence[Trampoline]:
-        """What calls in progress may return to, also those of earlier recordings."""
-        return [*self._kept, *self._linker.trampolines]
-
-    @property
-    def trampoline_upcalls(self) -> Sequence[UpcallGroup]:
-        """What is asked when a call returns that was taken over."""
-        return self._linker.trampoline_upcalls
+    def programs(self) -> list[Program]:
+        """What the guest's text leads to."""
+        return [each.program for each in self._sites.values()]
 
     @property
     def lookup(self) -> Text:
         """The code that looks breakpoints up."""
         return self._arena.lookup
 
-    def link(
-        self, plans: Iterable[Plan], checkpoint: Callable[[], None] = nothing
-    ) -> list[Program]:
-        """Compile and place the code of some plans; nothing is written yet.
-
-        Args:
-            plans: to be armed.
-            checkpoint: called for every one; what it raises ends the linking.
+    def check(self) -> None:
+        """Check that the guest's text is what it is taken for.
 
         Raises:
-            TargetError: the arena is full.
+            TargetError: a change failed, and could not be taken back: only disarming is left.
         """
-        return self._linker.link(plans, checkpoint)
+        if self._stuck:
+            raise TargetError(
+                f"{self._stuck[0].what}: {self._stuck[0].addr:#x} could not be put back when "
+                "arming failed: nothing is armed any more before all is disarmed"
+            )
 
     def register_notifier(self, plans: Iterable[Plan], *, more: bool = False) -> None:
         """Have the guest, which runs, tell us of breakpoints if some plans need it.
@@ -192,92 +239,174 @@ class TextPatcher:
             with self._guest.stub.paused():
                 self._notifier.register()
 
+    def stage(self, programs: Sequence[Program], gone: Sequence[Plan] = ()) -> Change:
+        """Put on the disk what leading sites to some programs will write; the guest may run.
+
+        Args:
+            programs: that are linked.
+            gone: whose sites are to be as they were, or to lead to one of the programs.
+        """
+        memory = remembering(self._guest.memory)
+        before = {plan.site.addr: self._sites[plan.site.addr] for plan in gone}
+        new: list[_Armed] = []
+        for program in programs:
+            site, text = program.plan.site, tuple(self._undo(program, memory))
+            flags = before[site.addr].flags if site.addr in before else ()
+            if site.strategy is not Strategy.FTRACE:
+                flags = ()
+            elif not flags:
+                flags = tuple(_flag_patch(site, memory))
+            new.append(_Armed(program=program, text=text, flags=flags))
+        change = Change(
+            gone=tuple(before.values()), new=tuple(new), covered=self._covered(programs, before)
+        )
+        made = change.made
+        self._stopped.note_data(undo.phys for each in new for undo in each.flags)
+        trampolines = [table for table in self.linker.instances if table.trampoline]
+        if trampolines != list(self._journal.allocations.instances):
+            self._journal.allocations.keep_instances(trampolines)
+        self._journal.describe(_described(programs))
+        if made:
+            self._journal.record(made)
+            self._recorded += len(made)
+            self._journal.check()
+            self.notes.change((), made)
+        return change
+
+    def _covered(
+        self, programs: Sequence[Program], before: Mapping[Addr, _Armed]
+    ) -> tuple[Text, ...]:
+        found = [text for each in programs for text in each.plan.site.covered]
+        sites = [each.program.plan.site for each in before.values()]
+        sites += [program.plan.site for program in programs]
+        if any(site.strategy is Strategy.BREAKPOINT for site in sites):
+            # Who looks a breakpoint up must not find half of another table.
+            found.append(self.lookup)
+        return tuple(found)
+
     def load(self, programs: Sequence[Program]) -> None:
         """Write code to the arena, where nothing calls it yet."""
-        if not programs:
-            return
         self._journal.check()
-        codes = [*self._linker.take_routines(), *((p.entry, p.code) for p in programs)]
-        for first, stop in self._arena.programs:
-            self._load(sorted(code for code in codes if first <= code[0] < stop))
-        self._load_table(programs)
+        codes = sorted(
+            [*self.linker.take_routines(), *((each.entry, each.code) for each in programs)]
+        )
+        for run in _runs(codes):
+            self._load(run)
 
     def _load(self, codes: Sequence[tuple[Addr, bytes]]) -> None:
-        # Many pieces, one write.
-        if not codes:
-            return
+        # Many pieces, one write: what lies between them is nobody's.
         start, _ = codes[0]
         blob = bytearray()
         for addr, code in codes:
             blob += bytes(addr - start - len(blob)) + code
         self._write_code(start, bytes(blob))
 
-    def _load_table(self, programs: Sequence[Program]) -> None:
-        more = {
-            program.plan.site.addr: program.entry
-            for program in programs
-            if program.plan.site.strategy is Strategy.BREAKPOINT
-        }
-        if not more:
-            return
-        self._detours |= more
-        table = hash_table(self._detours)
-        where = self._linker.place(len(table))
-        self._write_code(where, table)
-        self._notifier.set_table(where, table_mask(table))
+    def apply(self, change: Change) -> int:
+        """Make a change: all of it, or nothing.
 
-    def stage(self, programs: Sequence[Program]) -> list[ArmedPatch]:
-        """Put on the disk what arming some programs will write; the guest may run meanwhile."""
-        memory = remembering(self._guest.memory)
-        patches = [(p.plan.site, undo) for p in programs for undo in self._undo(p, memory)]
-        sites = [program.plan.site for program in programs]
-        idle = [site for site in sites if site.strategy is Strategy.FTRACE]
-        flags = [(site, undo) for site in idle for undo in _flag_patch(site, memory)]
-        self._stopped.note_data(undo.phys for _, undo in flags)
-        self._owners |= {undo.phys: site.addr for site, undo in flags + patches}
-        patches = [undo for _, undo in flags + patches]
-        self._journal.allocations.keep_instances([f for f in self.instances if f.trampoline])
-        self._journal.describe(_described(programs))
-        self._journal.record(patches)
-        self._journal.check()
-        self.note([*self._patches, *patches])
-        return patches
-
-    def arm(self, patches: Sequence[ArmedPatch]) -> None:
-        """Patch the sites of loaded and staged programs: all of them, or none.
+        Returns:
+            How many places that are taken back somebody else has put back before.
 
         Raises:
-            TargetError: a site no longer holds what planning saw; nothing is left patched.
+            TargetError: a place no longer holds what it must; nothing has changed.
+            GuestReplacedError: another guest runs there, or another state of it.
         """
         self._journal.check()
+        made, restored = change.made, change.restored
         try:
-            self._verify(patches)
+            put_back = self._verify_change(made, restored)
         except TargetError:
-            self._keep(self._patches)
+            self._withdraw(made)
             raise
-        # Before the writes: what cannot be taken back now is for the next attempt to disarm.
-        self._patches += patches
-        with ExitStack() as undo:
-            undo.callback(self.disarm)
-            self._stopped.write_physical_many([(u.phys, u.new) for u in patches])
-            self._check_written(patches)
-            undo.pop_all()
+        records = Records(self._guest, self._stopped) if any(e.flags for e in change.gone) else None
+        settled = records.settled(restored) if records is not None else restored
+        writes = [(patch.phys, patch.old) for patch in settled]
+        writes += [(patch.phys, patch.new) for patch in made]
+        before, gone, new = self._detours, _detours(change.gone), _detours(change.new)
+        try:
+            # Whoever dies meanwhile: a breakpoint that is still there must be found.
+            self._set_detours(before | new)
+            self._stopped.write_physical_many(writes)
+            self._set_detours({a: at for a, at in before.items() if a not in gone} | new)
+            # A monitor's ``loadvm`` may have come after the check before. The guest has not run
+            # since: what was written into the other state goes again before it does.
+            self._journal.check()
+        except GuestReplacedError:
+            self._take_back(made)
+            raise
+        except BaseException:
+            self._stuck = made
+            self._take_back(made)
+            self._stuck = ()
+            self._set_detours(before)
+            self._make_again(restored)
+            self._withdraw(made)
+            raise
+        if records is not None:
+            records.make_calls([patch for patch in restored if patch.what == FLAGS])
+        self._commit(change)
+        return put_back
 
-    def disarm_ranges(self, ranges: Sequence[Text]) -> None:
-        """Put the sites in some ranges of text back, and what belongs to them, and verify them.
+    def _verify_change(self, made: Sequence[ArmedPatch], restored: Sequence[ArmedPatch]) -> int:
+        # Where a patch is taken back, what was there before is known.
+        ours = {at for each in restored for at in range(each.addr, each.addr + len(each.new))}
+        self._verify([patch for patch in made if patch.addr not in ours])
+        text = [patch for patch in restored if patch.what != FLAGS]
+        put_back = 0
+        for patch, now in zip(text, self._read(text), strict=True):
+            put_back += now == patch.old != patch.new
+            if now not in (patch.old, patch.new):
+                raise TargetError(
+                    f"{patch.what}: {patch.addr:#x} holds {now.hex()}, which is neither ours nor "
+                    "the kernel's: somebody else has changed it; nothing was changed"
+                )
+        return put_back
 
-        Raises:
-            TargetError: somebody else has changed one meanwhile; the rest is as it was.
-        """
+    def _take_back(self, patches: Sequence[ArmedPatch]) -> None:
+        found = zip(patches, self._read(patches), strict=True)
+        self._stopped.write_physical_many([(p.phys, p.old) for p, now in found if now == p.new])
 
-        def is_gone(undo: ArmedPatch) -> bool:
-            return any(start <= self._owners[undo.phys] < stop for start, stop in ranges)
+    def _make_again(self, patches: Sequence[ArmedPatch]) -> None:
+        found = zip(patches, self._read(patches), strict=True)
+        self._stopped.write_physical_many([(p.phys, p.new) for p, now in found if now == p.old])
 
-        self._journal.check()
-        gone = [undo for undo in self._patches if is_gone(undo)]
-        self._restore(gone)
-        self._patches = [undo for undo in self._patches if not is_gone(undo)]
-        self._keep(self._patches)
+    def _withdraw(self, made: Sequence[ArmedPatch]) -> None:
+        if not self._sites:
+            self._keep(())
+        elif made:
+            self._journal.restored(made, ())
+            self.notes.change(made, ())
+
+    def _commit(self, change: Change) -> None:
+        restored = change.restored
+        for each in change.gone:
+            del self._sites[each.addr]
+            for patch in each.patches:
+                self._patched.pop(patch.addr, None)
+        for each in change.new:
+            self._sites[each.addr] = each
+            self._patched |= {patch.addr: patch.old for patch in each.patches}
+        if not self._sites:
+            self._keep(())
+        elif restored:
+            sites = {each.addr for each in change.gone} - {each.addr for each in change.new}
+            self._journal.restored(restored, sites)
+            self.notes.change(restored, ())
+            live = 2 * len(self._sites)
+            if self._recorded > _MOST_GONE + 2 * live:
+                self._keep([patch for each in self._sites.values() for patch in each.patches])
+
+    def _set_detours(self, detours: dict[Addr, Addr]) -> None:
+        if detours == self._detours:
+            return
+        table, before = hash_table(detours), self._table
+        where = self.linker.place(len(table))
+        self._write_code(where[0], table)
+        self._notifier.set_table(where[0], table_mask(table))
+        self._detours, self._table = detours, where
+        if before is not None:
+            # Nobody is in the code that looks there.
+            self.linker.pool.give_code(before)
 
     def disarm(self) -> int:
         """Put all text and records back and verify them.
@@ -292,12 +421,16 @@ class TextPatcher:
         self._journal.check()
         # What an attempt that failed has put back, nobody else has.
         is_first, self._is_retried = not self._is_retried, True
-        count = self._restore(self._patches)
-        self._is_retried = False
-        self._patches = []
+        patches = [patch for each in self._sites.values() for patch in each.flags]
+        patches += [patch for each in self._sites.values() for patch in each.text]
+        stuck = zip(self._stuck, self._read(self._stuck), strict=True)
+        count = self._restore([*patches, *(patch for patch, now in stuck if now == patch.new)])
+        self._is_retried, self._stuck = False, ()
+        self._sites, self._detours = {}, {}
+        self._patched.clear()
         self._keep(())
         if self._guest.arch.returns.comes_back:
-            restore_callers(self._guest.memory, self.instances)
+            restore_callers(self._guest.memory, self.linker.instances)
         return count if is_first else 0
 
     def _restore(self, patches: Sequence[ArmedPatch]) -> int:
@@ -309,18 +442,10 @@ class TextPatcher:
         records.make_calls(patches)
         return count
 
-    def _check_written(self, patches: Sequence[ArmedPatch]) -> None:
-        # A monitor's ``loadvm`` may have come after the check before. The guest has not run since:
-        # what was written into the other state goes again before it does.
-        try:
-            self._journal.check()
-        except GuestReplacedError:
-            restore_text(patches, self._stopped)
-            raise
-
     def _keep(self, patches: Sequence[ArmedPatch]) -> None:
+        self._recorded = len(patches)
         self._journal.keep(patches)
-        self.note(patches)
+        self.notes.write(patches)
 
     def _undo(self, program: Program, memory: GuestMemory) -> list[ArmedPatch]:
         site = program.plan.site
@@ -338,9 +463,11 @@ class TextPatcher:
             case Strategy.BREAKPOINT:
                 return arch.patch.breakpoint
 
+    def _read(self, patches: Sequence[ArmedPatch]) -> list[bytes]:
+        return self._stopped.read_physical_many([(patch.phys, len(patch.old)) for patch in patches])
+
     def _verify(self, patches: Sequence[ArmedPatch]) -> None:
-        found = self._stopped.read_physical_many([(undo.phys, len(undo.old)) for undo in patches])
-        for undo, now in zip(patches, found, strict=True):
+        for undo, now in zip(patches, self._read(patches), strict=True):
             if now != undo.old:
                 raise TargetError(
                     f"{undo.what}: {undo.addr:#x} holds {now.hex()}, not {undo.old.hex()} as "
@@ -348,27 +475,36 @@ class TextPatcher:
                 )
 
     def _write_code(self, addr: Addr, code: bytes) -> None:
-        write_code(self._guest.stub, self._guest.memory, addr, code)
+        stub, memory = self._guest.stub, self._guest.memory
+        before = remembering(memory).read(addr, len(code))
+        write_code(stub, memory, addr, code)
+        try:
+            self._journal.check()
+        except GuestReplacedError:
+            # As in ``_check_written``: this memory belongs to somebody else there.
+            if remembering(memory).read(addr, len(code)) == code:
+                write_code(stub, memory, addr, before)
+            raise
 
 
-def silence(guest: Guest, arena: Arena, abi: GuestAbi, trampolines: Sequence[Trampoline]) -> None:
-    """Have calls only return from trampolines: what a recording before this did there is over.
+def _detours(sites: Sequence[_Armed]) -> dict[Addr, Addr]:
+    return {
+        each.addr: each.program.entry
+        for each in sites
+        if each.program.plan.site.strategy is Strategy.BREAKPOINT
+    }
 
-    Args:
-        guest: which runs, and runs on; nothing is armed.
-        arena: of the session.
-        abi: what the code knows of the guest.
-        trampolines: that are to be silent.
 
-    Raises:
-        TargetError: somebody stays in their code for seconds.
-    """
-    linker = Linker(guest.arch, abi, arena)
-    codes = [(each.text[0], linker.silent(each)) for each in trampolines]
-    texts = [each.text for each in trampolines]
-    with stopped_outside(guest, texts, otherwise="new probes cannot be armed yet"):
-        for addr, code in codes:
-            write_code(guest.stub, guest.memory, addr, code)
+def _runs(codes: Sequence[tuple[Addr, bytes]]) -> Iterator[list[tuple[Addr, bytes]]]:
+    # Codes with nothing of anybody else's between them.
+    run: list[tuple[Addr, bytes]] = []
+    for addr, code in codes:
+        if run and addr != aligned(run[-1][0] + len(run[-1][1])):
+            yield run
+            run = []
+        run.append((addr, code))
+    if run:
+        yield run
 
 
 def _described(programs: Sequence[Program]) -> list[ArmedProbe]:

@@ -118,9 +118,11 @@ def registers_of(stub: Stub, machine: Machine) -> list[Registers]:
     """Return every vCPU's registers, those that lead to the kernel's memory among them."""
     found = list[Registers]()
     for cpu in stub.ids():
-        more = {name: stub.register(cpu, name) for name in machine.paging.registers}
-        rare = _rare(stub, cpu, machine.paging.rare)
-        found.append({**stub.registers(cpu), **more, **rare})
+        # Added to, not copied: it tells which register a stub does not show.
+        values = stub.registers(cpu)
+        values |= {name: stub.register(cpu, name) for name in machine.paging.registers}
+        values |= _rare(stub, cpu, machine.paging.rare)
+        found.append(values)
     return found
 
 

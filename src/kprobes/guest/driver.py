@@ -2,43 +2,49 @@
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import SupportsIndex
 
 from kprobes.drain import Drain, hits_of
-from kprobes.errors import DefinitionError, KprobesError, RefusedError, UsageError
+from kprobes.errors import DefinitionError, KprobesError, NoRoomError, RefusedError, UsageError
 from kprobes.guest.allocate import Allocator
-from kprobes.guest.arena import Arena, ArenaSize
-from kprobes.guest.arm import TextPatcher
+from kprobes.guest.arena import ArenaSize
+from kprobes.guest.arm import Change, TextPatcher
 from kprobes.guest.call import Callee, call_function
-from kprobes.guest.ftrace_records import paused_between_changes
+from kprobes.guest.ftrace_records import paused_between_changes, when_tracers_stay
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
 from kprobes.guest.link import Program
-from kprobes.guest.notes import write_notes
 from kprobes.guest.override import OverrideResolver, Overrides, read_counts
 from kprobes.guest.places import Places, places_of, unchecked
-from kprobes.guest.prepare import Asked, Preparer, Wanted, follow
+from kprobes.guest.planner import Planned, Planner
+from kprobes.guest.prepare import follow
 from kprobes.guest.recorder import Recorder, open_drain
-from kprobes.guest.release import code_in_use, free_when_idle
-from kprobes.guest.stacks import find_caller, free_dead_calls, stopped_outside
+from kprobes.guest.release import code_in_use, free_when_idle, trap_text
+from kprobes.guest.stacks import (
+    are_inside,
+    find_caller,
+    free_dead_calls,
+    restore_callers,
+    returned_to,
+    stopped_outside,
+)
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.image.module_types import module_ranges, with_loaded_modules
-from kprobes.lang.filter import task_filter
 from kprobes.lang.parser import parse_statements
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.kernel import Kernel, place_of
-from kprobes.model.options import Options
-from kprobes.model.override import OverrideCounts
+from kprobes.model.options import Options, Wanted
+from kprobes.model.override import Override, OverrideCounts
 from kprobes.model.plan import Plan
-from kprobes.model.resolved import RecordLayout, Resolved
-from kprobes.model.upcall import Upcall, UpcallGroup
+from kprobes.model.resolved import Resolved
+from kprobes.model.upcall import UpcallGroup
 from kprobes.ports import Text
 from kprobes.sinks.names import TraceSource
 from kprobes.units import Addr
@@ -56,10 +62,7 @@ class GuestDriver:
 
     Attributes:
         guest: whose text is patched.
-        plans: what is or will be armed.
-        recorded: definitions that are armed while a recording runs.
-        upcalls: what Python does at hits; for ``prepare``.
-        return_upcalls: what it does at all returns of functions, by their entries; likewise.
+        wanted: what is armed now.
         overrides: what skips calls.
     """
 
@@ -72,36 +75,29 @@ class GuestDriver:
     ) -> None:
         """Arm nothing yet; ``check`` raises RefusedError where nothing can be probed."""
         self.guest = guest
-        self.plans: Sequence[Plan] = ()
-        self.recorded: Sequence[Definition] = ()
-        self.upcalls: Sequence[Upcall] = ()
-        self.return_upcalls: Sequence[Upcall] = ()
+        self.wanted = Wanted()
         self._options = Options()
-        self._asked: tuple[Sequence[Upcall], Sequence[Upcall]] = ((), ())
-        self._is_there: Callable[[Addr], bool] = bool
         self._journal = journal
         self._allocator = Allocator(journal, size, self._warn)
-        self._check = check
-        self._preparer = Preparer(guest, check)
+        self._patched: dict[Addr, bytes] = {}
+        self._planner = Planner(guest, check, self._patched)
         self.overrides = Overrides(
-            find=self._find_overridden,
-            read=self._read_counts,
-            arm_again=self._arm_again,
+            find=self._find_overridden, read=self._read_counts, arm=self._arm_overrides
         )
         self._patcher: TextPatcher | None = None
         self._upcall_control: UpcallControl | None = None
+        self._left_out: Sequence[RefusedError] = ()
+        self._is_guarded = False
         self._nmissed = 0
         self._checked_s = self._stub_checked_s = 0.0
         self._is_held = False
         self._jiffies = b""
-        self._recorded: list[Resolved] = []
+        self._recorded: dict[int, Resolved] = {}
         self._changing = threading.RLock()
         self._ended: KprobesError | None = None
-        self._watch = (
-            watching(guest, self._preparer.locate, (self._module_comes, self._module_goes))
-            if can_watch(guest)
-            else ()
-        )
+        if can_watch(guest):
+            steps = self._module_comes, self._module_goes
+            self._planner.watch = watching(guest, self.places.locate, steps)
 
     @property
     def cpus(self) -> int:
@@ -111,7 +107,7 @@ class GuestDriver:
     @property
     def places(self) -> Places:
         """What resolves definitions here."""
-        return self._preparer.places
+        return self._planner.places
 
     @property
     def kernel(self) -> Kernel:
@@ -140,106 +136,64 @@ class GuestDriver:
             raise places_of(self.guest).first_kernel_error(error) from error
 
     def accept(self, options: Options) -> None:
-        """Let these be the options from now on: a guest can be probed in every way."""
+        """Take any: a guest can be probed in every way."""
         self._options = options
 
-    def prepare(self, definitions: Sequence[Definition]) -> Sequence[Plan]:
-        """Resolve and plan, without touching the guest; what Python does besides is put back.
+    def prepare(self, wanted: Wanted) -> Planned:
+        """Resolve and plan what would change, without touching the guest.
 
         Raises:
             DefinitionError: a definition names what this kernel has not.
             RefusedError: a function cannot be probed, or Python cannot be asked there.
         """
-        if not self._is_live or self.recorded:
-            return self._prepare(definitions)
-        self.disarm()
-        self.upcalls = self.return_upcalls = ()
-        try:
-            return self._prepare(definitions)
-        finally:
-            self._ask_again()
+        with self._changing:
+            check(self.guest, [*wanted.upcalls, *wanted.return_upcalls])
+            self.refresh_modules()
+            planned = self._planner.plan(wanted)
+            self._left_out = [*self._left_out, *planned.left_out]
+            return planned
 
-    def _prepare(self, definitions: Sequence[Definition]) -> Sequence[Plan]:
-        check(self.guest, [*self.upcalls, *self.return_upcalls])
-        self.refresh_modules()
-        options, tasks = self._options, self._options.tasks
-        self._preparer.checkpoint = options.checkpoint
-        self.plans = self._preparer.prepare(
-            Wanted(
-                definitions=tuple(definitions),
-                tasks=task_filter(tasks.pids, tasks.comms, tgids=tasks.tgids, follow=tasks.follow),
-                strategy=options.strategy,
-                return_method=options.return_method,
-                asked=Asked(
-                    at_sites=self.upcalls, at_returns=self.return_upcalls, watch=self._watch
-                ),
-                overrides=self.overrides.armed,
-            )
-        )
-        return self.plans
+    def forget(self, definition: Definition) -> None:
+        """Let a definition go that will not be wanted again."""
+        self._planner.resolver.forget(definition)
 
-    def begin(self, definitions: Sequence[Definition], *, room: float) -> Drain:
-        """Start a recording: arm definitions, all or none, and drain their records.
+    def event_ids(self, definition: Definition) -> list[int]:
+        """Return the numbers of a definition's events in what is counted."""
+        return self._planner.resolver.numbers_of(definition)
+
+    def replace_filter(self, old: Definition, new: Definition) -> None:
+        """Take a definition for another one, which differs in its filter, and goes on counting."""
+        self._planner.resolver.replace_filter(old, new)
+
+    def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> Planned:
+        """Arm and disarm what differs from what is armed, while the rest goes on; all, or nothing.
+
+        Args:
+            change: what is armed to what is wanted; no other thread changes that meanwhile.
+            begins: whether a recording begins with it: counting begins at zero.
+
+        Returns:
+            What has changed.
 
         Raises:
             DefinitionError, RefusedError: as for ``prepare``.
-            TargetError: they could not be armed; nothing is left of any.
+            TargetError: the guest changed a site, or has no memory. Nothing has changed.
         """
-        with ExitStack() as undo:
-            undo.callback(self._ask_again)
-            # Handlers have been live since they were registered.
-            self.disarm()
-            self._prepare(definitions)
-            recorder = self.arm()
-            self.recorded = definitions
-            undo.pop_all()
-        return open_drain(recorder, self.guest, self.free_dead_calls, room=room)
-
-    def end(self) -> None:
-        """Disarm what is recorded, and arm anew what else Python does."""
-        try:
-            self.disarm()
-        finally:
-            self.recorded = ()
-            self._ask_again()
-
-    def rest(self) -> Iterator[Events]:
-        """Yield what was recorded and not drained; nothing is armed any more."""
-        if self._allocator.recorder is not None:
-            yield from self._allocator.recorder.rest()
-
-    def follow(self, pid: int) -> None:
-        """Have a task that is held followed from its exec on, with all that descends from it.
-
-        Raises:
-            TargetError: there is no such task any more.
-        """
-        follow(self.guest, pid)
-
-    def ask(
-        self,
-        at_sites: Sequence[Upcall],
-        at_returns: Sequence[Upcall],
-        is_there: Callable[[Addr], bool],
-    ) -> None:
-        """Arm these upcalls and no others, beside what is recorded; those of before on an error.
-
-        Args:
-            at_sites: before or after single instructions.
-            at_returns: at all returns of functions, by their entries.
-            is_there: whether a place still is: its module may have gone.
-
-        Raises:
-            RefusedError: no probe can be there, or Python cannot be asked in this guest.
-            TargetError: the guest changed a site, or has no memory.
-        """
-        before, self._is_there = self._asked, is_there
-        self.disarm()
-        try:
-            self._ask(at_sites, at_returns)
-        except BaseException:
-            self._ask(*before)
-            raise
+        with self._changing:
+            self._check_ended()
+            self._journal.check()
+            wanted = change(self.wanted)
+            if begins:
+                self._left_out = ()
+            planned = self.prepare(wanted)
+            if begins:
+                self._begin(planned)
+            planned = self._change(planned, wanted)
+            if self._ended is not None:
+                # Since we began; whoever gave up may have found nothing to disarm.
+                self.disarm()
+                raise self._ended
+            return planned
 
     def call(
         self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
@@ -269,41 +223,51 @@ class GuestDriver:
         self.refresh_modules()
         return OverrideResolver(self.guest, self.places)
 
-    def _arm_again(self) -> None:
-        self.disarm()
-        self._ask(*self._asked)
+    def _read_counts(self, number: int) -> OverrideCounts | None:
+        arena = self._allocator.arena
+        return None if arena is None else read_counts(self.guest.memory, arena, number)
+
+    def _arm_overrides(self, overrides: Sequence[Override]) -> None:
+        self.apply(partial(replace, overrides=overrides))
+
+    def drain(self, *, room: float) -> Drain:
+        """Drain what is recorded; it began with ``apply``.
+
+        Args:
+            room: bytes of events that may wait to be taken.
+        """
+        recorder = self._allocator.recorder
+        if recorder is None:
+            raise ValueError("nothing is recorded that could be drained")
+        return open_drain(recorder, self.guest, self.free_dead_calls, room=room)
+
+    def rest(self) -> Iterator[Events]:
+        """Yield what was recorded and not drained; nothing is armed any more."""
+        if self._allocator.recorder is not None:
+            yield from self._allocator.recorder.rest()
+
+    def follow(self, pid: int) -> None:
+        """Have a task that is held followed from its exec on, with all that descends from it.
+
+        Raises:
+            TargetError: there is no such task any more.
+        """
+        follow(self.guest, pid)
 
     @property
-    def _is_live(self) -> bool:
-        # Whether something is armed besides what is recorded.
-        return any(self._asked) or bool(self.overrides.armed)
-
-    def _ask_again(self) -> None:
-        if self._is_live:
-            # What was recorded is still to be told of.
-            plans = self.plans
-            self._ask(*self._asked)
-            self.plans = plans
-
-    def _ask(self, at_sites: Sequence[Upcall], at_returns: Sequence[Upcall]) -> None:
-        # What was in a module that is gone is gone with it, as in the kernel.
-        self.refresh_modules()
-        self.upcalls = [each for each in at_sites if self._is_there(each.addr)]
-        self.return_upcalls = [each for each in at_returns if self._is_there(each.addr)]
-        self._asked = (self.upcalls, self.return_upcalls)
-        if self._is_live or self.recorded:
-            self._prepare(self.recorded)
-            self.arm(is_new=False)
+    def plans(self) -> Collection[Plan]:
+        """What is armed, by site."""
+        return self._planner.plans
 
     @property
     def waiting(self) -> Sequence[Definition]:
-        """What was prepared and waits for modules that are not loaded."""
-        return tuple(self._preparer.waiting.values())
+        """What is defined and waits for modules that are not loaded."""
+        return self._planner.resolver.waiting
 
     @property
     def left_out(self) -> Sequence[RefusedError]:
-        """Why functions that patterns match are not probed at their returns."""
-        return self._preparer.left_out
+        """Why functions that patterns match are not probed, by what was planned last."""
+        return self._left_out
 
     @property
     def is_paused(self) -> bool:
@@ -314,54 +278,6 @@ class GuestDriver:
     def pauses(self) -> tuple[float, int]:
         """For how many seconds it was paused in all, and how often."""
         return self.guest.stub.paused_s, self.guest.stub.stops
-
-    def arm(self, *, is_new: bool = True) -> Recorder:
-        """Compile what was prepared and patch its sites: all of them, or none.
-
-        Args:
-            is_new: whether a recording begins. Else the one that goes on has the same definitions.
-
-        Raises:
-            TargetError: the guest changed a site, or has no memory; nothing is left patched.
-        """
-        with self._changing:
-            return self._arm(is_new=is_new)
-
-    def _arm(self, *, is_new: bool) -> Recorder:
-        self._check_ended()
-        self._journal.check()
-        guest, plans, waiting, allocator = self.guest, self.plans, self.waiting, self._allocator
-        kept = allocator.keep_calls(guest, plans, waiting)
-        arena, recorder = allocator.allocate(guest, plans, waiting)
-        self._journal.check()
-        abi = allocator.abi(guest, arena, plans, waiting)
-        patcher = TextPatcher(guest, arena, abi, self._journal, kept)
-        patcher.note = partial(write_notes, self.guest.memory, arena, self._journal)
-        programs = patcher.link(self.plans, self._options.checkpoint)
-        layouts = _layouts(self.plans)
-        if is_new:
-            self._recorded.clear()
-            recorder.begin(layouts)
-        else:
-            recorder.add(layouts)
-        self._recorded += _probes(self.plans)
-        patcher.register_notifier(self.plans, more=bool(self.waiting))
-        # Before: what is on the disk is struck from it by whoever disarms, however far we come.
-        self._patcher = patcher
-        patches = patcher.stage(programs)
-        self._allocator.trampolines = patcher.trampolines
-        covered = [text for plan in self.plans for text in plan.site.covered]
-        with (
-            self._attended(arena, _groups(programs, patcher)),
-            stopped_outside(self.guest, covered, otherwise=_COVERED),
-        ):
-            patcher.load(programs)
-            patcher.arm(patches)
-        if self._ended is not None:
-            # Since we began; whoever gave up may have found nothing to disarm.
-            self.disarm()
-            raise self._ended
-        return recorder
 
     def give_up(self, why: KprobesError) -> None:
         """Disarm for good, from any thread; ``check`` and ``arm`` raise why."""
@@ -413,7 +329,8 @@ class GuestDriver:
 
     def hits(self) -> list[Hits]:
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
-        return hits_of(self._recorded, _probes(self.plans), self.counts())
+        defined = {probe.layout.event_id: probe for probe in self._planner.resolver.probes}
+        return hits_of({**self._recorded, **defined}, self.counts())
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
@@ -435,22 +352,21 @@ class GuestDriver:
                 self._changing.release()
 
     def _free_dead_calls(self) -> None:
-        patcher, arena, recorder = self._patcher, self._allocator.arena, self._allocator.recorder
-        if patcher is None or arena is None or recorder is None or not patcher.instances:
+        patcher, recorder = self._patcher, self._allocator.recorder
+        if patcher is None or recorder is None or not patcher.linker.instances:
             return
         before, self._nmissed = self._nmissed, recorder.nmissed
         if self._nmissed != before:
             with self.guest.stub.paused():
                 self._journal.check()
                 ranges = list(code_in_use(self.guest, self._journal.allocations))
-                free_dead_calls(self.guest, patcher.instances, ranges)
+                free_dead_calls(self.guest, patcher.linker.instances, ranges)
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
         patcher = self._patcher
-        return find_caller(
-            self.guest.memory, () if patcher is None else patcher.instances, slot, held
-        )
+        tables = () if patcher is None else patcher.linker.instances
+        return find_caller(self.guest.memory, tables, slot, held)
 
     def disarm(self) -> None:
         """Put the guest's text back, verified; its records can still be drained.
@@ -459,17 +375,15 @@ class GuestDriver:
             TargetError: somebody else changed a patched site.
         """
         with self._changing:
-            if self._patcher is not None:
+            patcher = self._patcher
+            if patcher is not None and patcher.is_armed:
+                programs = patcher.programs
                 with paused_between_changes(self.guest):
                     self._check_stopped()
-                    count = self._patcher.disarm()
-                if count:
-                    self._warn(
-                        f"{count} places held the guest's own bytes again: somebody else has put "
-                        "them back, and there was no hit from then on"
-                    )
-            # Not before: what an exception has left armed is for the next attempt.
-            self._patcher = None
+                    count = patcher.disarm()
+                self._warn_put_back(count)
+                patcher.linker.retire(programs, self._planner.reset())
+            self.wanted = Wanted(options=self.wanted.options)
         if self._upcall_control is not None:
             self._upcall_control.end()
 
@@ -477,16 +391,12 @@ class GuestDriver:
         """Disarm, and give the guest its memory back as soon as nothing runs in it."""
         self.disarm()
         self.overrides.keep_counts()
-        self._allocator.arena = self._upcall_control = None
+        self._allocator.arena = self._upcall_control = self._patcher = None
         if not self._journal.allocations.is_empty:
             with self.guest.stub.paused():
                 self._check_stopped()
         free_when_idle(self.guest, self._journal.allocations, self._warn)
         self.check_guest()
-
-    def _read_counts(self, number: int) -> OverrideCounts | None:
-        arena = self._allocator.arena
-        return None if arena is None else read_counts(self.guest.memory, arena, number)
 
     def check_guest(self) -> None:
         """Check that the guest is still the one that was attached to; to be called often.
@@ -512,82 +422,163 @@ class GuestDriver:
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
         if kernel is not self.guest.kernel:
             self.guest = replace(self.guest, kernel=kernel)
-            self._preparer = Preparer(self.guest, self._check)
+            self._planner.use(self.guest)
 
     def _module_comes(self, record: int) -> None:
         del record
         with self._changing:
-            if self._patcher is None or self._allocator.recorder is None or not self.waiting:
-                return
-            try:
-                self._arm_late(self._patcher, self._allocator.recorder)
-            except KprobesError as error:
-                self._warn(str(error))
-
-    def _arm_late(self, patcher: TextPatcher, recorder: Recorder) -> None:
-        kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
-        self.guest = replace(self.guest, kernel=kernel)
-        plans, errors = self._preparer.late(self.guest)
-        for error in errors:
-            self._warn(str(error))
-        try:
-            programs = patcher.link(plans)
-        except KprobesError:
-            # Their module may come again, to another place.
-            self._preparer.wait_again(plans)
-            raise
-        recorder.add(_layouts(plans))
-        self._recorded += _probes(plans)
-        patches = patcher.stage(programs)
-        self._allocator.trampolines = patcher.trampolines
-        # Whoever looks a breakpoint up must not find half of another table.
-        covered = [patcher.lookup, *(text for plan in plans for text in plan.site.covered)]
-        with stopped_outside(self.guest, covered, otherwise=_COVERED):
-            patcher.load(programs)
-            patcher.arm(patches)
-        self.plans = [*self.plans, *plans]
+            if self._planner.waiting:
+                self._change_modules()
 
     def _module_goes(self, record: int) -> None:
         with self._changing:
-            ranges = module_ranges(self.guest.kernel, record)
-            gone = [plan for plan in self.plans if _is_inside(plan.site.addr, ranges)]
-            self.overrides.forget(ranges)
-            if self._patcher is None or not gone:
-                return
+            lost = module_ranges(self.guest.kernel, record)
+            self.overrides.forget(lost)
+            self.wanted = replace(self.wanted, overrides=self.overrides.armed)
+            self._change_modules(lost)
+
+    def _change_modules(self, lost: Sequence[Text] = ()) -> None:
+        # A vCPU waits for it.
+        try:
+            self.refresh_modules()
+            self._change(self._planner.plan(self.wanted, lost), self.wanted, lost)
+        except KprobesError as error:
+            self._warn(str(error))
+
+    def _begin(self, planned: Planned) -> None:
+        _, recorder = self._allocator.allocate(self.guest, planned.new, planned.waiting)
+        recorder.begin()
+        self._recorded = {}
+
+    def _change(self, planned: Planned, wanted: Wanted, lost: Sequence[Text] = ()) -> Planned:
+        if planned.new or planned.gone:
+            patcher, recorder = self._opened(planned)
+            if self._guard(planned, patcher):
+                # Everything must look at the guard from now on, also what stays.
+                planned = self._planner.plan(wanted, lost, is_anew=True)
+            self._patch(patcher, recorder, planned, wanted.options.checkpoint)
+        for error in planned.errors:
+            self._warn(str(error))
+        self._recorded |= {probe.layout.event_id: probe for probe in planned.come}
+        self._planner.keep(planned, wanted.options)
+        self.wanted = wanted
+        return planned
+
+    def _patch(
+        self,
+        patcher: TextPatcher,
+        recorder: Recorder,
+        planned: Planned,
+        checkpoint: Callable[[], None],
+    ) -> None:
+        patcher.check()
+        programs, groups = self._link(patcher, planned.new, checkpoint)
+        try:
+            recorder.add(probe.layout for probe in planned.come)
+            patcher.register_notifier(planned.new, more=bool(planned.waiting))
+            change = patcher.stage(programs, planned.gone)
+            self._serve(groups)
+            with self._stopped_for(change):
+                patcher.load(programs)
+                count = patcher.apply(change)
+                self._let_return(patcher, planned)
+        except BaseException:
+            self._serve_no_more(patcher.linker.retire(programs, planned.new_returns))
+            raise
+        self._serve_no_more(patcher.linker.retire(change.left, planned.old_returns))
+        recorder.ignore(planned.ended)
+        self._warn_put_back(count)
+
+    def _opened(self, planned: Planned) -> tuple[TextPatcher, Recorder]:
+        guest, allocator = self.guest, self._allocator
+        arena, recorder = allocator.allocate(guest, planned.new, planned.waiting)
+        if self._patcher is None:
+            abi = allocator.abi(guest, arena.programs[:1], is_guarded=self._is_guarded)
+            self._patcher = TextPatcher(guest, arena, abi, self._journal, self._patched)
+        return self._patcher, recorder
+
+    def _guard(self, planned: Planned, patcher: TextPatcher) -> bool:
+        # Return whether what is armed has to be linked anew.
+        was_guarded = self._is_guarded and patcher.is_armed
+        calls_guest = any(plan.calls_guest for plan in planned.new)
+        self._is_guarded = was_guarded or bool(planned.waiting) or calls_guest
+        self._set_abi(patcher)
+        return self._is_guarded and not was_guarded and patcher.is_armed
+
+    def _set_abi(self, patcher: TextPatcher) -> None:
+        linker = patcher.linker
+        near = linker.pool.near
+        linker.set_abi(self._allocator.abi(self.guest, near, is_guarded=self._is_guarded))
+
+    def _link(
+        self, patcher: TextPatcher, plans: Sequence[Plan], checkpoint: Callable[[], None]
+    ) -> tuple[list[Program], list[UpcallGroup]]:
+        pool, fits = patcher.linker.pool, self._allocator.fits
+        if not fits(plans, pool.room) and pool.retired:
+            self._reclaim(patcher)
+        if not fits(plans, pool.room):
+            self._grow(patcher, plans=plans)
+        for make_room in (self._reclaim, partial(self._grow, plans=plans)):
             try:
-                with paused_between_changes(self.guest):
-                    self._patcher.disarm_ranges(ranges)
-            except KprobesError as error:
-                self._warn(str(error))
-            self.plans = [plan for plan in self.plans if plan not in gone]
-            self._preparer.wait_again(gone)
+                return patcher.linker.link(plans, checkpoint)
+            except NoRoomError:
+                make_room(patcher)
+        return patcher.linker.link(plans, checkpoint)
 
-    @contextmanager
-    def _attended(self, arena: Arena, groups: Sequence[UpcallGroup]) -> Generator[None]:
+    def _reclaim(self, patcher: TextPatcher) -> None:
+        # Have the memory again of what nothing leads to, and nobody is inside.
+        linker = patcher.linker
+        retired = linker.pool.retired
+        with self.guest.stub.paused():
+            self._check_stopped()
+            on_the_way = trap_text(self.guest, self._journal.allocations)
+            inside = are_inside(self.guest, [*(each.text for each in retired), *on_the_way])
+            if inside[len(retired) :].any():
+                return
+            tables = [each.instances for each in retired if each.instances is not None]
+            in_use = returned_to(self.guest, tables, linker.live)
+            for table in linker.reclaim(inside[: len(retired)].tolist(), in_use):
+                self.guest.memory.write(table.addr, bytes(table.size))
+
+    def _grow(self, patcher: TextPatcher, *, plans: Sequence[Plan]) -> None:
+        patcher.linker.pool.grow(self._allocator.grow(self.guest, plans))
+        patcher.notes.change((), ())
+        self._set_abi(patcher)
+
+    def _stopped_for(self, change: Change) -> AbstractContextManager[None]:
+        if any(each.flags for each in change.gone):
+            return stopped_outside(
+                self.guest,
+                change.covered,
+                otherwise=_COVERED,
+                also=when_tracers_stay(self.guest),
+            )
+        return stopped_outside(self.guest, change.covered, otherwise=_COVERED)
+
+    def _let_return(self, patcher: TextPatcher, planned: Planned) -> None:
+        # Calls of functions whose returns are probed no more return to their callers again.
+        if not self.guest.arch.returns.comes_back:
+            return
+        tables = patcher.linker.tables_of(planned.left_functions)
+        if tables:
+            kept = {t.trampoline for t in patcher.linker.instances if t not in tables}
+            restore_callers(self.guest.memory, tables, kept)
+
+    def _serve(self, groups: Sequence[UpcallGroup]) -> None:
         # From before the first hit on; not when there will be none.
-        if groups and self._upcall_control is None:
+        arena = self._allocator.arena
+        if groups and self._upcall_control is None and arena is not None:
             self._upcall_control = UpcallControl(self.guest, arena, self._journal.check)
-        with ExitStack() as undo:
-            if self._upcall_control is not None:
-                undo.callback(self._upcall_control.end)
-                self._upcall_control.begin(groups)
-            yield
-            undo.pop_all()
+        if self._upcall_control is not None:
+            self._upcall_control.add(groups)
 
+    def _serve_no_more(self, numbers: Sequence[int]) -> None:
+        if self._upcall_control is not None:
+            self._upcall_control.remove(numbers)
 
-def _groups(programs: Sequence[Program], patcher: TextPatcher) -> list[UpcallGroup]:
-    at_sites = [group for program in programs for group in program.groups]
-    return [*at_sites, *patcher.trampoline_upcalls]
-
-
-def _layouts(plans: Sequence[Plan]) -> list[RecordLayout]:
-    # A return probe is in as many plans as its function has exits.
-    return list({probe.layout.event_id: probe.layout for probe in _probes(plans)}.values())
-
-
-def _probes(plans: Sequence[Plan]) -> list[Resolved]:
-    return [probe for plan in plans for probe in plan.recorded]
-
-
-def _is_inside(addr: int, ranges: Sequence[Text]) -> bool:
-    return any(start <= addr < stop for start, stop in ranges)
+    def _warn_put_back(self, count: int) -> None:
+        if count:
+            self._warn(
+                f"{count} places held the guest's own bytes again: somebody else has put "
+                "them back, and there was no hit from then on"
+            )

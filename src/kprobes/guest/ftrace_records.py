@@ -9,7 +9,7 @@ at the guest's next change of a tracer, as between ``ftrace_hash_rec_enable()`` 
 """
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 from kprobes.guest.guest import Guest
@@ -35,16 +35,30 @@ _BETWEEN_S = 0.002
 @contextmanager
 def paused_between_changes(guest: Guest) -> Generator[None]:
     """Stop a guest that is not just about to change its own tracers, if that is to be had."""
-    # Before it stands still; its memory is read only then, as the stub tells who has ended.
-    offsets(guest.kernel)
-    deadline = time.monotonic() + _CHANGE_S
+    # Its memory is read only while it stands still, as the stub tells who has ended.
+    stay = when_tracers_stay(guest)
     while True:
         with guest.stub.paused():
-            tracers = Tracers(guest.memory, guest.kernel)
-            if not tracers.are_changing or time.monotonic() > deadline:
+            if stay():
                 yield
                 return
         time.sleep(_BETWEEN_S)
+
+
+def when_tracers_stay(guest: Guest) -> Callable[[], bool]:
+    """Return what tells, of a stopped guest, whether it is not just about to change its tracers.
+
+    After a second it says so in any case.
+    """
+    # Before the guest stands still.
+    offsets(guest.kernel)
+    deadline = time.monotonic() + _CHANGE_S
+
+    def stay() -> bool:
+        are_changing = Tracers(guest.memory, guest.kernel).are_changing
+        return not are_changing or time.monotonic() > deadline
+
+    return stay
 
 
 class Records:

@@ -15,12 +15,12 @@ from functools import partial
 
 from kprobes.arch.machine import CallSetup, FunctionCall, InjectOps, ReturnPath, address_of
 from kprobes.arch.registry import machine
-from kprobes.errors import TargetError
+from kprobes.errors import GuestReplacedError, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Call
 from kprobes.guest.guest import GuestMemory
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
-from kprobes.units import Addr
+from kprobes.units import U64, Addr
 
 _WORD = 8
 _PAUSED = "the guest is paused, and must run for this: let it go on (`cont` in its monitor)"
@@ -157,12 +157,32 @@ class Task:
             allocates=allocates,
             returns=returns,
         )
-        self.memory.write(trap.frame, _bytes(setup))
         self.allocations.begin(call)
         self.is_calling = True
         registers = {**setup.registers, trap.info.number: self.allocations.calls}
-        trap.debugger.set_registers(self.thread, registers)
+        self.change(_bytes(setup), registers)
         return self.finish(timeout_s)
+
+    def change(self, frame: bytes, registers: Mapping[str, int]) -> None:
+        """Write to the task's frame and its registers.
+
+        Raises:
+            GuestReplacedError: another guest runs there, or another state of it. What was written
+                after that came is taken back: the guest has stood still.
+        """
+        debugger, place = self.trap.debugger, self.trap.frame
+        before, frame_before = debugger.registers(self.thread), self.memory.read(place, len(frame))
+        self.memory.write(place, frame)
+        debugger.set_registers(self.thread, registers)
+        try:
+            self.allocations.check()
+        except GuestReplacedError:
+            now = debugger.registers(self.thread)
+            if all(now[name] == value & U64 for name, value in registers.items()):
+                debugger.set_registers(self.thread, before)
+            if self.memory.read(place, len(frame)) == frame:
+                self.memory.write(place, frame_before)
+            raise
 
     def finish(self, timeout_s: float) -> int:
         """Wait for the call that is under way and return its result.
@@ -262,25 +282,30 @@ class CallInjector:
 
     @contextmanager
     def _borrowed(self, thread: int) -> Generator[Task]:
-        task = self._frame(thread)
+        task, data = self._frame(thread)
+        # As if a call had come back, from where resuming is right, too: after our death the first
+        # call can be told from the one before it by its number, as any other.
+        at_trap = self._info.at_trap(self._return_path, task.trap.frame)
+        number = {self._info.number: self.allocations.calls}
+        task.change(data, {**at_trap, **number})
         with breakpoint_at(self._debugger, self._return_path.trap):
             yield task
 
-    def _frame(self, thread: int) -> Task:
+    def _frame(self, thread: int) -> tuple[Task, bytes]:
+        # And what must be in its frame.
         self.allocations.check()
         frame, data = self._info.save_frame(self._return_path, self._debugger.registers(thread))
-        self.memory.write(frame, data)
-        # Nothing may have been called yet when the caller fails: resuming must then be right.
         trap = ReturnTrap(
             debugger=self._debugger, place=self._return_path.trap, frame=frame, info=self._info
         )
-        return Task(
+        task = Task(
             trap=trap,
             return_path=self._return_path,
             memory=self.memory,
             allocations=self.allocations,
             thread=thread,
         )
+        return task, data
 
     def _stop_at(self, places: Sequence[Addr], timeout_s: float) -> int | None:
         """Stop somebody who comes to one of these places."""
@@ -325,9 +350,9 @@ class CallInjector:
             if not self._is_idle(self._debugger.registers(thread)):
                 continue
             # Straight back to what it was doing: the trap may carry a breakpoint by then.
-            frame = self._frame(thread).trap.frame
-            setup = self._info.set_up_jump(self._return_path, frame, called)
-            self._debugger.set_registers(thread, setup.registers)
+            task, data = self._frame(thread)
+            setup = self._info.set_up_jump(self._return_path, task.trap.frame, called)
+            task.change(data, setup.registers)
             return
 
     def _is_idle(self, registers: Mapping[str, int]) -> bool:

@@ -26,7 +26,7 @@ _VERSION = 1
 _MAX_SIZE = 256 << 20
 _LONGEST_LINE = 1 << 16
 _MARK = 16
-_OF_PATCHES = (b'{"undos"', b'{"probes"')
+_OF_PATCHES = (b'{"undos"', b'{"probes"', b'{"restored"')
 """How lines begin that are dropped with the patches."""
 _BROKEN = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError),
@@ -208,7 +208,7 @@ class Journal:
         self.check: Callable[[], None] = nothing
         self._marked: MarkPlace | None = None
         self._head = b""
-        self._probes: list[ArmedProbe] = []
+        self._probes: dict[Addr, list[ArmedProbe]] = {}
         self._is_clear = True
 
     @classmethod
@@ -292,9 +292,9 @@ class Journal:
         self._note({"window": asdict(window)})
 
     def describe(self, probes: Iterable[ArmedProbe]) -> None:
-        """Say which probes the next patches are for."""
+        """Say which probes the next patches are for, all that their sites will have."""
         found = list(probes)
-        self._probes += found
+        self._probes |= _by_site(found)
         # What is to be put back does not depend on it: the next record takes it to the disk.
         self._append(_probes_line(found), is_synced=False)
 
@@ -304,6 +304,17 @@ class Journal:
         self.state += 1
         self._append(_patches_line(patches, self.state), is_synced=True)
 
+    def restored(self, patches: Sequence[ArmedPatch], sites: Iterable[Addr]) -> None:
+        """Forget some undos: what they were for is as it was, and nothing is at some sites."""
+        gone = list(sites)
+        for site in gone:
+            self._probes.pop(site, None)
+        self.state += 1
+        places = {"phys": [p.phys for p in patches], "new": [p.new.hex() for p in patches]}
+        line = {"restored": places, "sites": gone, "state": self.state}
+        # Who puts them back once more finds them as they were.
+        self._append(_line(line), is_synced=False)
+
     def clear(self) -> None:
         """Forget all undos: the guest's text is as it was. More may be recorded."""
         self.keep(())
@@ -311,9 +322,10 @@ class Journal:
     def keep(self, patches: Sequence[ArmedPatch]) -> None:
         """Forget all undos but some: what the others were for is as it was."""
         sites = {patch.addr for patch in patches}
-        self._probes = [each for each in self._probes if each.site in sites]
+        self._probes = {site: each for site, each in self._probes.items() if site in sites}
         self.state += bool(patches or not self._is_clear)
-        lines = _probes_line(self._probes) + _patches_line(patches, self.state)
+        probes = (probe for each in self._probes.values() for probe in each)
+        lines = _probes_line(probes) + _patches_line(patches, self.state)
         self._replace(lines, is_synced=bool(patches))
         self._is_clear = not patches
 
@@ -431,6 +443,7 @@ def read(path: Path) -> Entry:
     """
     try:
         values = _lines(path)
+        patches, probes = _armed(values)
         info = {key: value for line in values for key, value in line.items()}
         return Entry(
             path=path,
@@ -439,7 +452,7 @@ def read(path: Path) -> Entry:
             release=str(info.get("release", "")),
             pid=int(info["pid"]),
             started=str(info["started"]),
-            patches=tuple(patch for line in values for patch in _patches_of(line.get("undos", []))),
+            patches=patches,
             mark=_mark_of(info["mark"]),
             marked=_marked_of(info["marked"]) if "marked" in info else None,
             state=int(info.get("state", 0)),
@@ -449,13 +462,37 @@ def read(path: Path) -> Entry:
             is_closed="closed" in info,
             image=str(info.get("image", "")),
             allocations=AllocationLog.replayed(values),
-            probes=tuple(_described(item) for line in values for item in line.get("probes", ())),
+            probes=probes,
             window=_window(info["window"]) if "window" in info else None,
         )
     except FileNotFoundError:
         raise
     except _BROKEN as error:
         raise FormatError(f"{path} is no journal of ours: {_reason(error)}") from error
+
+
+def _armed(
+    lines: Iterable[dict[str, Any]],
+) -> tuple[tuple[ArmedPatch, ...], tuple[ArmedProbe, ...]]:
+    patches: dict[tuple[int, bytes], ArmedPatch] = {}
+    probes: dict[Addr, list[ArmedProbe]] = {}
+    for line in lines:
+        probes |= _by_site(_described(item) for item in line.get("probes", ()))
+        patches |= {(patch.phys, patch.new): patch for patch in _patches_of(line.get("undos", []))}
+        if "restored" in line:
+            places = line["restored"]
+            for phys, new in zip(places["phys"], places["new"], strict=True):
+                patches.pop((int(phys), bytes.fromhex(new)), None)
+            for site in line["sites"]:
+                probes.pop(Addr(int(site)), None)
+    return tuple(patches.values()), tuple(probe for each in probes.values() for probe in each)
+
+
+def _by_site(probes: Iterable[ArmedProbe]) -> dict[Addr, list[ArmedProbe]]:
+    found: dict[Addr, list[ArmedProbe]] = {}
+    for probe in probes:
+        found.setdefault(probe.site, []).append(probe)
+    return found
 
 
 def _reason(error: Exception) -> str:

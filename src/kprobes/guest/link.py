@@ -3,16 +3,17 @@
 The upcall entry stub of an arena: the code through which all hits go that wait for Python.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kprobes.arch.arch import Arch, Restored
 from kprobes.codegen.compile import Form, calls_guest, compile_form, needs_frame, saved_reads
 from kprobes.codegen.upcall import compile_upcall
 from kprobes.drain import nothing
-from kprobes.errors import RefusedError, TargetError, UsageError
-from kprobes.guest.arena import Area, Arena, aligned
+from kprobes.errors import NoRoomError, RefusedError
+from kprobes.guest.arena import Arena
+from kprobes.guest.room import NOWHERE, Area, Pool, Retired, aligned
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.override import OVERRIDE_SIZE
 from kprobes.model.plan import (
@@ -25,7 +26,7 @@ from kprobes.model.plan import (
     Role,
 )
 from kprobes.model.resolved import ExitAddress, Resolved
-from kprobes.model.upcall import MAX_UPCALLS, Detour, SiteUpcalls, Upcall, UpcallGroup
+from kprobes.model.upcall import Detour, SiteUpcalls, Upcall, UpcallGroup
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
@@ -53,6 +54,8 @@ _LEAST_INSTANCES, _MOST_INSTANCES = 64, 1024
 _UPCALL_INSTANCES = 256
 """Of one function whose returns only Python looks at: there may be many, registered one by one."""
 _NO_INSTANCES = InstanceTable(addr=Addr(0), count=0, stride=8, trampoline=Addr(0))
+_HEAD_ROOM, _STUB_ROOM, _ALIGNMENT = 1024, 4096, 16
+"""Bytes that are enough: for what comes before a site's bodies, for the entry stub, for padding."""
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
 
 
@@ -65,30 +68,26 @@ class Program:
     code: bytes
     groups: tuple[UpcallGroup, ...] = ()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trampoline:
-    """Code that the calls of a function return to, and the words before it.
-
-    Attributes:
-        returns: what is done there.
-        instances: of its calls.
-        text: where the code is, with those words.
-    """
-
-    returns: Returns
-    instances: InstanceTable
-    text: Text
-
     @property
-    def is_silent(self) -> bool:
-        """Whether calls only return from it."""
-        return not (self.returns.probes or self.returns.upcalls)
+    def text(self) -> Text:
+        """Where it is: [start, stop)."""
+        return self.entry, Addr(self.entry + len(self.code))
 
-    @property
-    def silenced(self) -> "Trampoline":
-        """The same, when nothing but that is done there."""
-        return replace(self, returns=replace(self.returns, probes=(), upcalls=()))
+
+@dataclass(slots=True, kw_only=True)
+class _Function:
+    # What one version of a function's return probes has: its bodies by area, the trampoline's text
+    # with the words before it, and what is asked there.
+    instances: InstanceTable | None = None
+    trampoline: Text | None = None
+    bodies: dict[Text, Text] = field(default_factory=dict[Text, Text])
+    group: UpcallGroup | None = None
+    missed_upcall: int = 0
+
+    def retired(self) -> list[Retired]:
+        numbers = () if self.group is None else (self.group.number,)
+        end = Retired(text=self.trampoline or NOWHERE, numbers=numbers, instances=self.instances)
+        return [*(Retired(text=text) for text in self.bodies.values()), end]
 
 
 def instance_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
@@ -115,151 +114,227 @@ def instances_size(plans: Iterable[Plan]) -> int:
 
 
 class Linker:
-    """Gives the code of plans its places in an arena, where branches of their sites reach it.
+    """Gives the code of plans its places in a session's memory, where branches of sites reach it.
 
     Attributes:
-        instances: of all functions whose calls need any.
-        trampoline_upcalls: what is asked in trampolines.
-        trampolines: that calls in progress may return to.
+        abi: what code that is linked from now on knows of the guest.
+        pool: the memory.
     """
 
     def __init__(self, arch: Arch, abi: GuestAbi, arena: Arena) -> None:
-        self.instances: list[InstanceTable] = []
-        self.trampoline_upcalls: list[UpcallGroup] = []
-        self.trampolines: list[Trampoline] = []
+        self.abi = abi
+        self.pool = Pool(arena)
         self._arch = arch
-        self._abi = abi
         self._arena = arena
-        self._areas = [Area(text=text) for text in arena.programs]
-        self._next_instance = arena.instances
         self._templates: dict[object, Template] = {}
-        self._instances_of: dict[Addr, InstanceTable] = {}
-        self._missed_upcalls: dict[Addr, Addr] = {}
-        self._numbers_left = iter(range(MAX_UPCALLS))
+        # By a function's entry, and the generation of its return probes.
+        self._functions: dict[Addr, dict[int, _Function]] = {}
+
+    def set_abi(self, abi: GuestAbi) -> None:
+        """Let this be what code knows of the guest that is linked from now on."""
+        if abi != self.abi:
+            self.abi = abi
+            self._templates.clear()
+
+    @property
+    def live(self) -> list[InstanceTable]:
+        """Tables of calls of functions whose returns are probed."""
+        versions = (each for found in self._functions.values() for each in found.values())
+        return [each.instances for each in versions if each.instances is not None]
+
+    @property
+    def instances(self) -> list[InstanceTable]:
+        """Tables of all calls that may be in progress, one for each trampoline that they have."""
+        retired = (each.instances for each in self.pool.retired)
+        return [*self.live, *(table for table in retired if table is not None)]
+
+    def tables_of(self, entries: Collection[Addr]) -> list[InstanceTable]:
+        """Return the tables of all calls of some functions that may be in progress."""
+        found = (each for entry in entries for each in self._functions.get(entry, {}).values())
+        addrs = {each.instances.addr for each in found if each.instances is not None}
+        return [table for table in self.instances if table.addr in addrs and table.trampoline]
 
     def link(
-        self, plans: Iterable[Plan], checkpoint: Callable[[], None] = nothing
-    ) -> list[Program]:
-        """Compile and place the code of some plans.
+        self, plans: Sequence[Plan], checkpoint: Callable[[], None] = nothing
+    ) -> tuple[list[Program], list[UpcallGroup]]:
+        """Compile and place the code of some plans: of all of them, or of none.
 
         Args:
             plans: whose code it is.
             checkpoint: called for every one; what it raises ends the linking.
 
+        Returns:
+            Their programs, and all that Python is asked there and in their trampolines.
+
         Raises:
-            TargetError: the arena's code memory, or its room for instances, is full.
+            NoRoomError: the memory for code, or for instances, is full.
             RefusedError: a site is out of a branch's reach.
             UsageError: Python is asked at too many places.
         """
-        found = [(self._area_of(plan), plan) for plan in plans]
-        for area, plan in found:
-            self._open(area, makes_upcall=_makes_upcall(plan))
-        self._make_room([plan for _, plan in found])
-        programs: list[Program] = []
-        for area, plan in found:
-            checkpoint()
-            link = self._link_upcall if plan.upcalls else self._link
-            programs.append(link(area, plan))
-        return programs
+        functions = {entry: dict(found) for entry, found in self._functions.items()}
+        try:
+            with self.pool.all_or_nothing():
+                new = self._make_room(plans)
+                programs: list[Program] = []
+                for plan in plans:
+                    checkpoint()
+                    programs.append(self._link_near(plan))
+        except BaseException:
+            self._functions = functions
+            raise
+        groups = [group for program in programs for group in program.groups]
+        return programs, [*groups, *(each.group for each in new if each.group is not None)]
 
-    def silent(self, trampoline: Trampoline) -> bytes:
-        """Return code for a silent trampoline's place; this linker links nothing besides."""
-        self._instances_of = {trampoline.returns.entry: trampoline.instances}
-        area = Area(text=trampoline.text)
-        code, _ = self._trampoline_code(area, trampoline.returns)
-        area.place(len(code))
-        return code
+    def retire(self, programs: Iterable[Program], returns: Iterable[Returns] = ()) -> list[int]:
+        """Let code go that no site leads to any more, and return the numbers that it asks by.
+
+        Args:
+            programs: of sites that are as they were, or lead elsewhere.
+            returns: return probes, all of whose sites are so.
+        """
+        gone = [
+            Retired(text=each.text, numbers=tuple(group.number for group in each.groups))
+            for each in programs
+        ]
+        for each in returns:
+            versions = self._functions.get(each.entry, {})
+            function = versions.pop(each.generation, None)
+            if function is not None:
+                gone += function.retired()
+            if not versions:
+                self._functions.pop(each.entry, None)
+        self.pool.retired += gone
+        return [number for each in gone for number in each.numbers]
+
+    def reclaim(
+        self, are_inside: Sequence[bool], in_use: Collection[InstanceTable]
+    ) -> list[InstanceTable]:
+        """Have room again where code was let go of; see ``Pool.reclaim``."""
+        return self.pool.reclaim(are_inside, in_use, self.live)
 
     def take_routines(self) -> list[tuple[Addr, bytes]]:
         """Return code besides that of plans, by address: to be written before it is called."""
-        found = [routine for area in self._areas for routine in area.routines]
-        for area in self._areas:
+        found = [routine for area in self.pool.areas for routine in area.routines]
+        for area in self.pool.areas:
             area.routines = []
         return found
 
-    def place(self, size: int) -> Addr:
-        """Return where so many bytes may be that are looked up, wherever they are.
+    def place(self, size: int) -> Text:
+        """Take so many bytes of code memory that are looked up, wherever they are.
 
         Raises:
-            TargetError: no room is left.
+            NoRoomError: no room is left.
         """
-        return self._first.place(size)
+        place, _ = self.pool.take_code(self._first, size, lambda _: bytes(size))
+        return place, Addr(place + size)
 
     @property
     def _first(self) -> Area:
-        # Trampolines are here, too: a function returns to them, however far away.
-        return self._areas[0]
+        return self.pool.areas[0]
 
-    def _area_of(self, plan: Plan) -> Area:
+    def _link_near(self, plan: Plan) -> Program:
         # From its code a branch leads after the site.
         reach = self._arch.reach
-        aways = [(area.away(plan.site.addr), area) for area in self._areas]
-        found = next((area for away, area in aways if away <= reach), None)
-        if found is None:
-            away = min(away for away, _ in aways)
+        aways = [area.away(plan.site.addr) for area in self.pool.areas]
+        near = [area for area, away in zip(self.pool.areas, aways, strict=True) if away <= reach]
+        if not near:
             raise RefusedError(
-                f"{plan.name} cannot be probed: it is {away // MIB} MiB away from the memory for "
-                f"probes' code, and branches reach {reach // MIB + 1} MiB"
+                f"{plan.name} cannot be probed: it is {min(aways) // MIB} MiB away from the memory "
+                f"for probes' code, and branches reach {reach // MIB + 1} MiB"
             )
-        return found
+        for area in near[:-1]:
+            try:
+                return self._link(area, plan)
+            except NoRoomError:
+                continue
+        return self._link(near[-1], plan)
 
     def _open(self, area: Area, *, makes_upcall: bool) -> None:
-        # The first one, too: trampolines are there.
-        for each in (self._first, area):
-            if not each.called:
-                readers = {name: getattr(self._abi.readers, name) for name in _READERS}
-                functions = {**readers, "clock": self._abi.clock or Addr(0)}
-                each.called = {n: self._callable(each, at) for n, at in functions.items()}
-            if makes_upcall and each.entry_stub is None:
-                each.entry_stub = each.add(
-                    build_entry_stub(self._arch, self._abi, self._arena, each.next)
-                )
+        if not area.called:
+            readers = {name: getattr(self.abi.readers, name) for name in _READERS}
+            functions = {**readers, "clock": self.abi.clock or Addr(0)}
+            area.called = {n: self._callable(area, at) for n, at in functions.items()}
+        if makes_upcall and area.entry_stub is None:
+
+            def make(place: Addr) -> bytes:
+                return build_entry_stub(self._arch, self.abi, self._arena, place)
+
+            area.entry_stub = self.pool.take_routine(area, _STUB_ROOM, make)[0]
 
     def _callable(self, area: Area, function: Addr) -> Addr:
         make = self._arch.code.veneer
         if make is None or not function or area.away(function) <= self._arch.reach:
             return function
-        return area.add(make(function))
+        code = make(function)
+        return self.pool.take_routine(area, len(code), lambda _: code)[0]
 
-    def _make_room(self, plans: Sequence[Plan]) -> None:
-        for returns, count in instance_counts(plans):
-            trampoline = self._first.next + TRAMPOLINE_HEADER if returns.takes_over else 0
-            instances = InstanceTable(
-                addr=self._next_instance,
-                count=count,
-                stride=returns.stride,
-                trampoline=Addr(trampoline),
-            )
-            self._next_instance = Addr(instances.addr + instances.size)
-            if self._next_instance > self._arena.instances + self._arena.instances_size:
-                raise TargetError("no room is left for calls in progress; probe fewer functions")
-            self._instances_of[returns.entry] = instances
-            self.instances.append(instances)
+    def _make_room(self, plans: Sequence[Plan]) -> "list[_Function]":
+        all_returns = {e.returns.entry: e.returns for plan in plans for e in plan.returning}
+        counts = {returns.entry: n for returns, n in instance_counts(plans)}
+        found: list[_Function] = []
+        for entry, returns in all_returns.items():
+            versions = self._functions.setdefault(entry, {})
+            if returns.generation in versions:
+                continue
+            function = _Function()
+            if entry in counts:
+                function.instances = self._table(returns, counts[entry], versions)
+            versions[returns.generation] = function
+            found.append(function)
             if returns.takes_over:
-                self._add_trampoline(returns, instances)
+                self._add_trampoline(returns, function)
+        return found
 
-    def _add_trampoline(self, returns: Returns, instances: InstanceTable) -> None:
+    def _table(
+        self, returns: Returns, count: int, versions: "Mapping[int, _Function]"
+    ) -> InstanceTable:
+        # Calls in progress stay where they are when other probes come, or some go.
+        tables = [each.instances for each in versions.values() if each.instances is not None]
+        if tables and tables[-1].stride == returns.stride:
+            return tables[-1]
+        addr = self.pool.take_instances(returns.stride * count)
+        return InstanceTable(addr=addr, count=count, stride=returns.stride, trampoline=Addr(0))
+
+    def _add_trampoline(self, returns: Returns, function: "_Function") -> None:
+        # Who finds the trampoline on a stack finds the instances through the words before it.
+        table = function.instances
+        if table is None:
+            raise ValueError("a trampoline without instances")
+        self._open(self._first, makes_upcall=bool(returns.upcalls))
         number = self._number(returns.upcalls)
-        code, copies = self._trampoline_code(self._first, returns, number)
-        start = self._first.add(code)
-        text = start, Addr(start + len(code))
-        self.trampolines.append(Trampoline(returns=returns, instances=instances, text=text))
         if number is not None:
-            group = UpcallGroup(number=number, upcalls=returns.upcalls, copies=copies)
-            self.trampoline_upcalls.append(group)
-            self._missed_upcalls[instances.trampoline] = self._arena.missed_upcall(number)
+            function.missed_upcall = self._arena.missed_upcall(number)
+        copies: dict[Addr, Addr] = {}
 
-    def _trampoline_code(
-        self, area: Area, returns: Returns, number: int | None = None
-    ) -> tuple[bytes, Mapping[Addr, Addr]]:
-        # Whoever finds the trampoline on a stack finds the instances through the words before it.
-        instances = self._instances_of[returns.entry]
-        header = instances.addr.to_bytes(8, "little")
-        header += (instances.stride << 32 | instances.count).to_bytes(8, "little")
+        def make(start: Addr) -> bytes:
+            place = Addr(start + TRAMPOLINE_HEADER)
+            function.instances = replace(table, trampoline=place)
+            code, found = self._trampoline_code(returns, function, place, number)
+            copies.update(found)
+            return code
+
+        most = self._trampoline_body(returns).most + _HEAD_ROOM
+        function.trampoline = self.pool.take_routine(self._first, most, make)
+        if number is not None:
+            function.group = UpcallGroup(number=number, upcalls=returns.upcalls, copies=copies)
+
+    def _function(self, returns: Returns) -> "_Function":
+        return self._functions[returns.entry][returns.generation]
+
+    def _trampoline_body(self, returns: Returns) -> "_Body":
         here = Returning(role=Role.TRAMPOLINE, returns=returns)
         form = Form(probes=(), returning=(here,), is_framed=True, is_patched=True)
-        body = self._body(returns.entry, form)
-        place, flags = instances.trampoline, self._changed((), (here,))
+        return self._body(returns.entry, form)
+
+    def _trampoline_code(
+        self, returns: Returns, function: "_Function", place: Addr, number: int | None
+    ) -> tuple[bytes, Mapping[Addr, Addr]]:
+        table, area = function.instances, self._first
+        assert table is not None
+        header = table.addr.to_bytes(8, "little")
+        header += (table.stride << 32 | table.count).to_bytes(8, "little")
+        body = self._trampoline_body(returns)
+        flags = self._changed((), (Returning(role=Role.TRAMPOLINE, returns=returns),))
 
         def detour(at: Addr) -> Detour:
             if number is None:
@@ -271,27 +346,34 @@ class Linker:
         def head(_: Addr, at: Addr) -> bytes:
             return header + detour(at).code
 
-        code, (at,) = self._assembled(area, head, [body])
+        start = Addr(place - TRAMPOLINE_HEADER)
+        code, (at,) = self._assembled(area, head, [body], start)
         return code, {} if number is None else detour(at).copies
 
     def _link(self, area: Area, plan: Plan) -> Program:
+        self._open(area, makes_upcall=_makes_upcall(plan))
+        if plan.upcalls:
+            return self._link_upcall(area, plan)
         if _is_shared(plan):
             return self._link_shared(area, plan)
         if any(each.is_conditional for each in plan.returning):
             return self._link_conditional(area, plan)
         body = self._body_of(plan, is_framed=self._is_framed(plan))
         if not self._is_framed(plan):
-            return _program(area, plan, body.link(area))
-        code, _ = self._assembled(area, self._head(plan), [body])
-        return _program(area, plan, code)
+            return self._program(area, plan, body.most, lambda place: body.link(area, place))
+        return self._headed(area, plan, self._head(plan), [body])
 
     def _link_shared(self, area: Area, plan: Plan) -> Program:
         # Where a function is left does not matter to what its return records.
         (here,) = plan.returning
-        entry = here.returns.entry
-        if entry not in area.bodies:
-            area.bodies[entry] = area.add(self._body_of(plan, is_framed=True).link(area))
-        return _program(area, plan, self._head(plan)(area.next, area.bodies[entry]))
+        function = self._function(here.returns)
+        if area.text not in function.bodies:
+            body = self._body_of(plan, is_framed=True)
+            function.bodies[area.text] = self.pool.take_routine(
+                area, body.most, lambda place: body.link(area, place)
+            )
+        shared, head = function.bodies[area.text][0], self._head(plan)
+        return self._program(area, plan, _HEAD_ROOM, lambda place: head(place, shared))
 
     def _link_conditional(self, area: Area, plan: Plan) -> Program:
         site, displaced = plan.site, plan.site.displaced
@@ -306,34 +388,44 @@ class Linker:
         def head(place: Addr, tail: Addr, always: Addr | None = None) -> bytes:
             return detour(place, always, tail, displaced, flags=flags)
 
-        return _program(area, plan, self._assembled(area, head, bodies)[0])
+        return self._headed(area, plan, head, bodies)
 
     def _link_upcall(self, area: Area, plan: Plan) -> Program:
         has_body = plan.probes or plan.returning or plan.overrides
         bodies = [self._body_of(plan, is_framed=True)] if has_body else []
-        groups = (plan.before, plan.after)
-        before, after = map(self._number, groups)
+        upcalls = (plan.before, plan.after)
+        before, after = map(self._number, upcalls)
         asked = _groups(area, before, after)
+        copies: dict[Addr, Addr] = {}
 
         def head(place: Addr, body: Addr | None = None) -> bytes:
-            return self._detour(plan, place, asked, body).code
+            found = self._detour(plan, place, asked, body)
+            copies.clear()
+            copies.update(found.copies)
+            return found.code
 
-        code, places = self._assembled(area, head, bodies)
-        copies = self._detour(plan, area.next, asked, *places).copies
+        program = self._headed(area, plan, head, bodies)
         groups = tuple(
-            UpcallGroup(number=number, upcalls=upcalls, copies=copies)
-            for number, upcalls in zip((before, after), groups, strict=True)
+            UpcallGroup(number=number, upcalls=found, copies=copies)
+            for number, found in zip((before, after), upcalls, strict=True)
             if number is not None
         )
-        return _program(area, plan, code, groups)
+        return replace(program, groups=groups)
+
+    def _headed(
+        self, area: Area, plan: Plan, head: Callable[..., bytes], bodies: "Sequence[_Body]"
+    ) -> Program:
+        most = _HEAD_ROOM + sum(body.most for body in bodies)
+        return self._program(
+            area, plan, most, lambda place: self._assembled(area, head, bodies, place)[0]
+        )
+
+    def _program(self, area: Area, plan: Plan, most: int, make: Callable[[Addr], bytes]) -> Program:
+        entry, code = self.pool.take_code(area, most, make)
+        return Program(plan=plan, entry=entry, code=code)
 
     def _number(self, upcalls: Sequence[Upcall]) -> int | None:
-        if not upcalls:
-            return None
-        number = next(self._numbers_left, None)
-        if number is None:
-            raise UsageError(f"Python handlers at too many places: at most {MAX_UPCALLS}")
-        return number
+        return self.pool.take_number() if upcalls else None
 
     def _detour(
         self, plan: Plan, entry: Addr, groups: SiteUpcalls, body: Addr | None = None
@@ -364,10 +456,10 @@ class Linker:
         return head
 
     def _assembled(
-        self, area: Area, head: Callable[..., bytes], bodies: "Sequence[_Body]"
+        self, area: Area, head: Callable[..., bytes], bodies: "Sequence[_Body]", entry: Addr
     ) -> tuple[bytes, list[Addr]]:
         # How long the head is does not depend on what it calls.
-        entry, padding = area.next, self._arch.code.call.padding
+        padding = self._arch.code.call.padding
         at = aligned(entry + len(head(entry, *(entry for _ in bodies))))
         places: list[Addr] = []
         code = b""
@@ -380,7 +472,7 @@ class Linker:
 
     def _changed(self, probes: Sequence[Resolved], returning: Sequence[Returning]) -> Restored:
         # A function of the guest's may set and clear more than a body itself does.
-        calls = calls_guest(self._abi, probes, returning)
+        calls = calls_guest(self.abi, probes, returning)
         return Restored.ALL if calls else Restored.ARITHMETIC
 
     def _body_of(self, plan: Plan, *, is_framed: bool) -> "_Body":
@@ -395,7 +487,7 @@ class Linker:
 
     def _body(self, site: Addr, form: Form) -> "_Body":
         if form.shape not in self._templates:
-            self._templates[form.shape] = compile_form(self._arch, self._abi, form)
+            self._templates[form.shape] = compile_form(self._arch, self.abi, form)
         return _Body(template=self._templates[form.shape], numbers=self._numbers(site, form))
 
     def _numbers(self, site: Addr, form: Form) -> dict[str, int]:
@@ -407,13 +499,12 @@ class Linker:
             f"override{n}": self._arena.overrides + OVERRIDE_SIZE * each.number
             for n, each in enumerate(form.overrides)
         }
-        entries = {each.returns.entry for each in form.returning}
         # What is left here belongs to one function.
-        instances = next(
-            (self._instances_of[e] for e in entries if e in self._instances_of), _NO_INSTANCES
-        )
+        functions = [self._function(each.returns) for each in form.returning]
+        function = next((each for each in functions if each.instances is not None), _Function())
+        instances = function.instances or _NO_INSTANCES
         numbers |= {
-            "missed_upcall": self._missed_upcalls.get(instances.trampoline, 0),
+            "missed_upcall": function.missed_upcall,
             "instances": instances.addr,
             "instance_count": instances.count,
             "trampoline": instances.trampoline,
@@ -432,8 +523,13 @@ class _Body:
     template: Template
     numbers: Mapping[str, int]
 
-    def link(self, area: Area, place: Addr | None = None) -> bytes:
-        return self.template.link(place or area.next, {**self.numbers, **area.called})
+    @property
+    def most(self) -> int:
+        """Bytes that it takes at most, wherever it is."""
+        return aligned(len(self.template.code) + _ALIGNMENT)
+
+    def link(self, area: Area, place: Addr) -> bytes:
+        return self.template.link(place, {**self.numbers, **area.called})
 
 
 def _makes_upcall(plan: Plan) -> bool:
@@ -451,7 +547,3 @@ def _groups(area: Area, before: int | None, after: int | None) -> SiteUpcalls:
     if area.entry_stub is None:
         raise ValueError("upcalls without an entry stub")
     return SiteUpcalls(entry_stub=area.entry_stub, before=before, after=after)
-
-
-def _program(area: Area, plan: Plan, code: bytes, groups: tuple[UpcallGroup, ...] = ()) -> Program:
-    return Program(plan=plan, entry=area.place(len(code)), code=code, groups=groups)

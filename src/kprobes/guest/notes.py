@@ -11,7 +11,7 @@ guest, too, after the arena's data; little endian, and on a page of its own:
         u64  live_size, undos;  // undos is ~0 where they did not fit
         char loans[];            // a JSON object; "frames" is null where they did not fit
     };                           // one page
-    struct { u64 addr, size; char old[8], new[8]; } undo[];
+    struct { u64 addr, size; char old[8], new[8]; } undo[];      // size 0: of none
 
 The guest may be hostile, and have written this itself: what it says is used for this guest alone.
 """
@@ -31,6 +31,7 @@ from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.arena import NOTES_PAGE, UNDO_SIZE, Arena
 from kprobes.guest.guest import Guest, GuestMemory, remembering
 from kprobes.guest.journal import FLAGS, ArmedPatch, Boot, Journal, MarkPlace
+from kprobes.guest.rings import MappedRange
 from kprobes.model.plan import InstanceTable
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Ram
@@ -74,19 +75,59 @@ class Notes:
         )
 
 
-def write_notes(
-    memory: GuestMemory, arena: Arena, journal: Journal, patches: Sequence[ArmedPatch] = ()
-) -> None:
-    """Write a session's notes into its arena."""
-    now = remembering(memory)
-    data = b"".join(_record(patch) for patch in patches) if len(patches) <= arena.patches else b""
-    count = len(patches) if len(patches) <= arena.patches else _TOO_MANY
-    now.write(arena.notes + NOTES_PAGE, data)
-    live = _live(journal.allocations)
-    now.write(
-        arena.notes,
-        _HEAD.pack(MAGIC, journal.mark, journal.state, arena.notes, len(live), count) + live,
-    )
+class NotesWriter:
+    """Writes a session's notes into its arena: of patches only what changes."""
+
+    def __init__(self, memory: GuestMemory, arena: Arena, journal: Journal) -> None:
+        """Write nothing yet; ``arena`` has room for the notes."""
+        size = NOTES_PAGE + arena.patches * UNDO_SIZE
+        self._range = MappedRange(memory, arena.notes, size)
+        self._arena = arena
+        self._journal = journal
+        self._slots: dict[tuple[Phys, bytes], int] = {}
+        self._free: list[int] = []
+        self._count = 0
+
+    def write(self, patches: Sequence[ArmedPatch] = ()) -> None:
+        """Write all of it, with these patches and no others."""
+        self._slots, self._free, self._count = {}, [], 0
+        self.change((), patches)
+
+    def change(self, gone: Sequence[ArmedPatch], new: Sequence[ArmedPatch]) -> None:
+        """Write what is allocated and how often patches changed, with some patches more or less."""
+        room = self._arena.patches
+        for patch in gone:
+            slot = self._slots.pop((patch.phys, patch.new), None)
+            if slot is not None:
+                self._free.append(slot)
+                if slot < room:
+                    self._range.write(_offset(slot), bytes(UNDO_SIZE))
+        for patch in new[: len(self._free)]:
+            self._slots[patch.phys, patch.new] = slot = self._free.pop()
+            if slot < room:
+                self._range.write(_offset(slot), _record(patch))
+        self._append([p for p in new if (p.phys, p.new) not in self._slots])
+        self._write_head()
+
+    def _append(self, patches: Sequence[ArmedPatch]) -> None:
+        first = self._count
+        for patch in patches:
+            self._slots[patch.phys, patch.new] = self._count
+            self._count += 1
+        fitting = patches[: max(self._arena.patches - first, 0)]
+        if fitting:
+            self._range.write(_offset(first), b"".join(map(_record, fitting)))
+
+    def _write_head(self) -> None:
+        journal, addr = self._journal, self._arena.notes
+        live = _live(journal.allocations)
+        count = self._count if self._count <= self._arena.patches else _TOO_MANY
+        head = _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(live), count)
+        self._range.write(0, head + live)
+
+
+def _offset(slot: int) -> int:
+    return NOTES_PAGE + slot * UNDO_SIZE
 
 
 def begin_notes(memory: GuestMemory, addr: Addr, allocation: Addr, journal: Journal) -> None:
@@ -199,6 +240,9 @@ def _patches(memory: GuestMemory, addr: int, count: int) -> Iterator[ArmedPatch]
         raise ValueError(f"notes of {count} patches")
     now = remembering(memory)
     for where, size, old, new in _UNDO.iter_unpack(now.read(addr, count * UNDO_SIZE)):
+        if not size:
+            # Of a patch that is gone.
+            continue
         is_flags = size == _WIDEST and _differ_by_flag(old, new)
         yield ArmedPatch(
             phys=now.physical(where),

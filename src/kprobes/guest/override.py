@@ -256,18 +256,18 @@ class Overrides:
         *,
         find: Callable[[], OverrideResolver],
         read: Callable[[int], OverrideCounts | None],
-        arm_again: Callable[[], None],
+        arm: Callable[[Sequence[Override]], None],
     ) -> None:
         """Have none yet.
 
         Args:
             find: returns what resolves them in the guest as it is now.
             read: returns what was counted under a number; None while nothing is counted.
-            arm_again: arms what is wanted in the place of what is armed.
+            arm: arms these in the place of those that are armed; all, or nothing changes.
         """
         self.armed: Sequence[Override] = ()
         self._counts: list[OverrideCounts] = []
-        self._find, self._read, self._arm_again = find, read, arm_again
+        self._find, self._read, self._arm = find, read, arm
 
     def add(self, place: str, value: int, options: OverrideOptions) -> "ActiveOverride":
         """Have calls of a function skipped from now on; on an error nothing has changed.
@@ -312,13 +312,8 @@ class Overrides:
         ]
 
     def _set(self, overrides: Sequence[Override]) -> None:
-        before, self.armed = self.armed, overrides
-        try:
-            self._arm_again()
-        except BaseException:
-            self.armed = before
-            self._arm_again()
-            raise
+        self._arm(overrides)
+        self.armed = overrides
 
 
 class ActiveOverride:

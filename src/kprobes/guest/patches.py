@@ -40,14 +40,15 @@ def restore_text(patches: Sequence[ArmedPatch], memory: PhysicalMemory) -> int:
     Raises:
         TargetError: a place holds neither the old bytes nor ours; all others were put back.
     """
-    count, strange = 0, list[ArmedPatch]()
+    count = 0
     for group in _groups(patches):
         found = _now(group, memory)
         ours = [u for u, now in zip(group, found, strict=True) if now == u.new != u.old]
         memory.write_physical_many([(patch.phys, patch.old) for patch in ours])
-        found = _now(group, memory) if ours else found
         count += len(ours)
-        strange += [patch for patch, now in zip(group, found, strict=True) if now != patch.old]
+    # Not before: of several patches of one place only one is there.
+    found = _now(patches, memory)
+    strange = [patch for patch, now in zip(patches, found, strict=True) if now != patch.old]
     if strange:
         first = strange[0]
         raise TargetError(

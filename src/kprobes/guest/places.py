@@ -14,9 +14,10 @@ what does not read is left out, and a ring that does not close ends somewhere.
 Which of several errors of a definition the kernel tells: the first that it comes to.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Protocol
 
 from kprobes.arch.arch import Arch
@@ -43,6 +44,8 @@ from kprobes.units import Addr
 
 _MAX_EVENTS = 1 << 16
 _MAX_NAME = 64
+_LONGEST = 32
+"""Bytes of a patch at most."""
 _TRACEPOINT, _KPROBE = "TRACE_EVENT_FL_TRACEPOINT", "TRACE_EVENT_FL_KPROBE"
 _CALL, _CLASS, _POINT = "trace_event_call", "trace_event_class", "tracepoint"
 
@@ -378,19 +381,61 @@ def unchecked(guest: Guest) -> None:
     del guest
 
 
-def places_of(guest: Guest, check: Callable[[Guest], None] = unchecked) -> Places:
-    """Return the places of a running guest; ``check`` raises where nothing can be probed."""
+class Unpatched:
+    """A guest's memory, as it was before it was patched. Implements ``ports.Memory``."""
+
+    def __init__(self, memory: Memory, patched: Mapping[Addr, bytes]) -> None:
+        """Take back what is there of patches; ``patched`` has the bytes before, by address."""
+        self._memory = memory
+        self._patched = patched
+
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes, or raise MemoryFault."""
+        found = self._memory.read(addr, size)
+        if not self._patched:
+            return found
+        near = [at for at in range(addr - _LONGEST, addr + size) if at in self._patched]
+        if not near:
+            return found
+        code = bytearray(_LONGEST) + found + bytes(_LONGEST)
+        for at in near:
+            old, start = self._patched[Addr(at)], at - addr + _LONGEST
+            code[start : start + len(old)] = old
+        return bytes(code[_LONGEST : _LONGEST + size])
+
+
+def places_of(
+    guest: Guest,
+    check: Callable[[Guest], None] = unchecked,
+    patched: Mapping[Addr, bytes] = MappingProxyType({}),
+) -> Places:
+    """Return the places of a running guest.
+
+    Args:
+        guest: whose places.
+        check: raises RefusedError where nothing can be probed.
+        patched: what was there before at addresses that are patched now.
+    """
     sites = ftrace.known_sites(guest.memory, guest.kernel)
     events = partial(read_events, guest.memory, guest.kernel)
     may_probe = partial(check, guest)
-    return Places(text_of(guest, sites), guest.arch, sites, events=events, check=may_probe)
+    text = text_of(guest, sites, patched)
+    return Places(text, guest.arch, sites, events=events, check=may_probe)
 
 
-def text_of(guest: Guest, sites: Sites) -> Text:
-    """Return the text of a running guest."""
+def text_of(
+    guest: Guest, sites: Sites, patched: Mapping[Addr, bytes] = MappingProxyType({})
+) -> Text:
+    """Return the text of a running guest.
+
+    Args:
+        guest: whose text.
+        sites: of its function tracer.
+        patched: what was there before at addresses that are patched now.
+    """
     return Text(
         kernel=guest.kernel,
-        open_memory=partial(remembering, guest.memory),
+        open_memory=lambda: Unpatched(remembering(guest.memory), patched),
         read_tables=partial(
             read_tables, remembering(guest.memory), guest.kernel, ftrace=sites.addrs.tolist()
         ),

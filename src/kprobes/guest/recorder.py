@@ -6,10 +6,12 @@ The pump that suits a guest's memory.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kprobes.drain import ROOM, Drain, DrainThread, nothing
 from kprobes.errors import GuestReplacedError
@@ -20,7 +22,7 @@ from kprobes.guest.rings import MappedRange, open_rings
 from kprobes.model.abi import SLACK
 from kprobes.model.events import Counts, Events
 from kprobes.model.resolved import RecordLayout
-from kprobes.ring.chunk import Decoded, shapes
+from kprobes.ring.chunk import POSITION_MASK, Decoded, Shapes
 from kprobes.ring.merge import Merger
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.transport.ram import StubRam
@@ -44,11 +46,10 @@ def _ignore(words: str) -> None:
 class Recorder:
     """Reads every ring of one arena, whether the guest runs or not.
 
-    One thread at a time drains. Others may ``add`` and count meanwhile: what is expected, and all
-    that is counted, is under ``_lock``.
+    One thread at a time drains. Others may ``add``, ``ignore`` and count meanwhile: what is
+    expected, and all that is counted, is under ``_lock``.
 
     Attributes:
-        layouts: of all records that may come.
         check: raises GuestReplacedError unless the rings are still ours.
         warn: is given, once, what is wrong with the guest's clock, for people.
     """
@@ -58,45 +59,54 @@ class Recorder:
         self._nmissed = MappedRange(memory, arena.nmissed, MISSED_SIZE)
         self._clock = clock
         self._lock = threading.RLock()
-        self.layouts: Sequence[RecordLayout] = ()
         self.check: Callable[[], None] = _nothing
         self.warn: Callable[[str], None] = _ignore
         # Raw counters do not stand; a guest's function may give the time of its last tick.
         self._may_stand = isinstance(clock, GuestClock)
+        self._shapes = Shapes()
+        self._merger = Merger()
         self._recorded: Counter[int] = Counter()
+        # Events whose records are ours no more; and those that will be, with the heads up to which
+        # their records still are.
+        self._ignored: set[int] = set()
+        self._ending: list[tuple[list[int], set[int]]] = []
         self._rings = open_rings(arena, memory)
         self._readers = [
             RingReader(Geometry(cpu=ring.cpu, size=ring.size, slack=SLACK), ring.data.read)
             for ring in self._rings
         ]
-        self.begin(())
+        self.begin()
 
-    def begin(self, layouts: Sequence[RecordLayout]) -> None:
-        """Start a recording; nobody may be in the code of the one before.
+    def begin(self) -> None:
+        """Start a recording: what the one before left in the rings is passed over.
 
-        What that one left in the rings is passed over, and counting begins at zero.
-
-        Args:
-            layouts: of all records that may come.
+        Counting begins at zero; nobody drains meanwhile.
         """
-        if self.layouts:
+        if self._shapes.layouts:
             self._read()
         with self._lock:
-            self.layouts = layouts
-            self._shapes = shapes(layouts)
             self._merger = Merger()
             self._recorded.clear()
             self._before = self._totals()
 
-    def add(self, layouts: Sequence[RecordLayout]) -> None:
+    def add(self, layouts: Iterable[RecordLayout]) -> None:
         """Expect records of more layouts, which nobody writes yet; another thread may drain."""
+        new = {layout.event_id: layout for layout in layouts}
         with self._lock:
-            known = {layout.event_id for layout in self.layouts}
-            self.layouts = [*self.layouts, *(at for at in layouts if at.event_id not in known)]
-            self._shapes = shapes(self.layouts)
-            now, before = self._totals(), self._before
-            before.missed.update({at: n for at, n in now.missed.items() if at not in known})
-            before.nmissed.update({at: n for at, n in now.nmissed.items() if at not in known})
+            self._ignored -= new.keys()
+            for _, ending in self._ending:
+                ending.difference_update(new)
+            for number, layout in new.items():
+                if self._shapes.layouts.get(number) != layout:
+                    self._shapes.add(layout)
+
+    def ignore(self, event_ids: Iterable[int]) -> None:
+        """Take no more records of some events, which are armed no more.
+
+        What has been reserved in the rings by now is still taken.
+        """
+        with self._lock:
+            self._ending.append(([ring.head for ring in self._rings], set(event_ids)))
 
     def drain(self) -> Events:
         """Return what is safe to show of all that the guest has recorded so far."""
@@ -112,18 +122,20 @@ class Recorder:
         """Return what was counted since the recording began."""
         with self._lock:
             now, before, recorded = self._totals(), self._before, dict(self._recorded)
-            return Counts(
-                recorded=recorded,
-                missed={number: n - before.missed[number] for number, n in now.missed.items()},
-                lost=now.lost - before.lost,
-                damaged=now.damaged - before.damaged,
-                nmissed={number: n - before.nmissed[number] for number, n in now.nmissed.items()},
-            )
+            ids = list(self._shapes.layouts)
+        missed, nmissed = now.missed - before.missed, now.nmissed - before.nmissed
+        return Counts(
+            recorded=recorded,
+            missed={number: int(missed[number]) for number in ids},
+            lost=now.lost - before.lost,
+            damaged=now.damaged - before.damaged,
+            nmissed={number: int(nmissed[number]) for number in ids},
+        )
 
     @property
     def nmissed(self) -> int:
         """How many calls of all probes had no instance free for them, ever."""
-        return sum(self._nmissed.u64(8 * layout.event_id) for layout in self.layouts)
+        return int(_u64s(self._nmissed).sum())
 
     def _check_clock(self, found: Sequence[Decoded]) -> None:
         # Nothing is hit twice on one CPU at one time.
@@ -133,14 +145,12 @@ class Recorder:
             self._may_stand = False
             self.warn(_STANDS)
 
-    def _totals(self) -> Counts:
-        ids = [layout.event_id for layout in self.layouts]
-        return Counts(
-            recorded={},
-            missed={n: self._missed.u64(8 * n) for n in ids},
+    def _totals(self) -> "_Totals":
+        return _Totals(
+            missed=_u64s(self._missed),
+            nmissed=_u64s(self._nmissed),
             lost=sum(reader.lost for reader in self._readers),
             damaged=sum(reader.damaged for reader in self._readers),
-            nmissed={n: self._nmissed.u64(8 * n) for n in ids},
         )
 
     def _read(self) -> list[Decoded]:
@@ -148,7 +158,7 @@ class Recorder:
         self._clock.refresh()
         found: list[Decoded] = []
         for ring, reader in zip(self._rings, self._readers, strict=True):
-            # The shapes after the head: whatever stands before it was expected already.
+            # Who is expected is added before the first record, so before this head.
             parts = reader.read(ring.head, self._shapes, self._clock)
             if parts:
                 ring.free(reader.tail)
@@ -156,10 +166,41 @@ class Recorder:
             found += parts
         self._check_clock(found)
         with self._lock:
+            found = [self._without_ignored(decoded) for decoded in found]
             for decoded in found:
                 for batch in decoded.batches:
                     self._recorded[batch.layout.event_id] += len(batch)
+            self._end_events()
         return found
+
+    def _without_ignored(self, decoded: Decoded) -> Decoded:
+        if not self._ignored:
+            return decoded
+        kept = (b for b in decoded.batches if b.layout.event_id not in self._ignored)
+        return replace(decoded, batches=tuple(kept))
+
+    def _end_events(self) -> None:
+        tails = [reader.tail for reader in self._readers]
+        for heads, ending in list(self._ending):
+            passed = (
+                (tail - head) & POSITION_MASK for tail, head in zip(tails, heads, strict=True)
+            )
+            if all(distance <= POSITION_MASK // 2 for distance in passed):
+                self._ignored |= ending
+                self._ending.remove((heads, ending))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Totals:
+    # Per event id, uint64 (65536,), of hits and calls; and of all.
+    missed: NDArray[np.uint64]
+    nmissed: NDArray[np.uint64]
+    lost: int
+    damaged: int
+
+
+def _u64s(counters: MappedRange) -> NDArray[np.uint64]:
+    return counters.read(0, MISSED_SIZE).view(np.uint64)
 
 
 _PAUSING_S = 0.25

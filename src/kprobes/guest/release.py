@@ -8,7 +8,7 @@ from a cache of large pages, 2e45474ab14f ("execmem: add support for cache of la
 """
 
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import assert_never
@@ -21,7 +21,6 @@ from kprobes.guest.inject import CallInjector, Task
 from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.stacks import awaited, restore_callers, stopped_outside
 from kprobes.model.kernel import Kernel
-from kprobes.model.plan import InstanceTable
 from kprobes.ports import Text
 from kprobes.units import Addr
 
@@ -195,49 +194,22 @@ def await_exit(guest: Guest, allocations: AllocationLog, *, otherwise: str) -> N
         pass
 
 
-def await_leaving(
-    guest: Guest, allocations: AllocationLog, *, otherwise: str
-) -> list[InstanceTable]:
-    """Return the tables of calls that will still return to us, when nobody else is in our code.
-
-    The guest may run, and runs on. No probe may be armed: from now on they only become fewer.
-
-    Raises:
-        TargetError: somebody stays for seconds; ``otherwise`` says what cannot be done then.
-    """
-
-    def restore_what_can_be() -> bool:
-        if guest.arch.returns.comes_back:
-            restore_callers(guest.memory, allocations.instances)
-        return True
-
-    in_use = list(code_in_use(guest, allocations))
-    with stopped_outside(guest, in_use, otherwise=otherwise, also=restore_what_can_be):
-        return awaited(guest, allocations.instances)
-
-
-def unused(allocations: AllocationLog, used: Collection[int]) -> list[Allocation]:
-    """Return the memory for code and data in which none of some addresses is."""
-    pieces = (Kind.CODE, Kind.ROX, Kind.DATA)
-    return [
-        allocation
-        for allocation in allocations.live
-        if allocation.kind in pieces
-        and not any(0 <= addr - allocation.addr < allocation.size for addr in used)
-    ]
-
-
 def code_in_use(guest: Guest, allocations: AllocationLog) -> Iterator[Text]:
     """Yield the ranges of code that nobody may be inside when it is changed or given back."""
     # All at once: who is still on the way to our callback would be in the code a moment later.
-    info = guest.arch.patch.trap
-    trap = None if info is None else guest.kernel.symbols.find(info.symbol)
     for allocation in allocations.live:
         if allocation.kind is Kind.CODE:
             yield Addr(allocation.addr), Addr(allocation.addr + allocation.size)
-        if allocation.kind is Kind.NOTIFIER and trap is not None:
-            # Who ran into a breakpoint before it went must still find who takes it for theirs.
-            yield trap.addr, Addr(trap.addr + trap.size)
+    yield from trap_text(guest, allocations)
+
+
+def trap_text(guest: Guest, allocations: AllocationLog) -> list[Text]:
+    """Return the code in which who ran into a breakpoint of ours is on the way to our callback."""
+    info = guest.arch.patch.trap
+    trap = None if info is None else guest.kernel.symbols.find(info.symbol)
+    is_registered = any(each.kind is Kind.NOTIFIER for each in allocations.live)
+    # Who ran into a breakpoint before it went must still find who takes it for theirs.
+    return [(trap.addr, Addr(trap.addr + trap.size))] if trap and is_registered else []
 
 
 def free(task: Task, kernel: Kernel, live: Iterable[Allocation] | None = None) -> None:

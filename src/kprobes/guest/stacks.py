@@ -23,7 +23,7 @@ has just returned to the trampoline still looks for it.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -113,33 +113,48 @@ def stopped_outside(
 
 
 def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
-    """Whether a stopped guest runs in, or will return into, some ranges of addresses.
+    """Whether a stopped guest runs in, or will return into, some ranges; see ``are_inside``."""
+    return bool(are_inside(guest, ranges).any())
+
+
+def are_inside(guest: Guest, ranges: Sequence[Text]) -> NDArray[np.bool_]:
+    """Return for each of some ranges of addresses whether a stopped guest is in it, or will be.
 
     Args:
         guest: stopped.
         ranges: [start, stop) each; none overlaps another.
 
+    Returns:
+        A new array of shape (len(ranges),).
+
     Raises:
         TargetError: the guest's task list has no end.
     """
     vcpus = _vcpus(guest)
-    starts, stops = np.array(sorted(ranges), np.uint64).reshape(-1, 2).T
+    found = np.zeros(len(ranges), np.bool_)
+    if not ranges:
+        return found
+    pairs = np.array(ranges, np.uint64).reshape(-1, 2)
+    order = np.argsort(pairs[:, 0], kind="stable")
+    starts, stops = pairs[order].T
+
+    def note(words: _Words) -> None:
+        at = np.searchsorted(starts, words, side="right")
+        at = at[(at > 0) & (words < stops[at - 1])]
+        found[order[at - 1]] = True
+
     signature = np.uint64(guest.arch.machine.paging.signature(guest.tables))
-    held = np.array([*_held(guest, vcpus)], np.uint64)
-    if np.any(_inside(held | signature, starts, stops)):
-        return True
+    note(np.array([*_held(guest, vcpus)], np.uint64) | signature)
     memory = remembering(guest.memory)
     for stack in _live(guest, memory, vcpus):
         if not (stack.is_running or stack.is_queued):
             continue
         words = np.frombuffer(_read_mapped(memory, stack.start, stack.stop), np.uint64)
-        if stack.is_running and np.any(_inside(words | signature, starts, stops)):
-            return True
+        if stack.is_running:
+            note(words | signature)
         # struct pt_regs has what was interrupted as it is, not signed.
-        names = _inside(words, starts, stops)
-        if np.any(names[:-1] & _follow(guest, words[1:])):
-            return True
-    return False
+        note(words[:-1][_follow(guest, words[1:])])
+    return found
 
 
 def live_stacks(guest: Guest, memory: GuestMemory) -> list[Text]:
@@ -157,10 +172,12 @@ def _vcpus(guest: Guest) -> _Vcpus:
     names = [info.register, info.excepted[0] if info.excepted else None]
     more = [name for name in names if name is not None]
     stub = guest.stub
-    return [
-        {**stub.registers(cpu), **{name: stub.register(cpu, name) for name in more}}
-        for cpu in stub.ids()
-    ]
+    found: list[dict[str, int]] = []
+    for cpu in stub.ids():
+        values = stub.registers(cpu)
+        values |= {name: stub.register(cpu, name) for name in more}
+        found.append(values)
+    return found
 
 
 def _held(guest: Guest, vcpus: _Vcpus) -> Iterator[int]:
@@ -186,11 +203,6 @@ def _pointers(guest: Guest, vcpus: _Vcpus) -> list[int]:
     # In user mode a task's kernel stack is empty.
     info = guest.arch.machine.task
     return [found[info.sp] for found in vcpus if found[info.pc] >= _KERNEL_HALF]
-
-
-def _inside(words: _Words, starts: _Words, stops: _Words) -> NDArray[np.bool_]:
-    at = np.searchsorted(starts, words, side="right")
-    return (at > 0) & (words < stops[at - 1])
 
 
 def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[_Stack]:
@@ -300,12 +312,15 @@ _GUESTS_OWN = (
 """What the kernel's own return probes and its function graph tracer put into slots."""
 
 
-def restore_callers(memory: GuestMemory, tables: Sequence[InstanceTable]) -> int:
+def restore_callers(
+    memory: GuestMemory, tables: Sequence[InstanceTable], kept: Collection[int] = ()
+) -> int:
     """Have every call in progress return to its caller, not to us.
 
     Args:
         memory: of a guest that stands still.
-        tables: all that the session has; a return address may have been taken over several times.
+        tables: of the calls; a return address may have been taken over several times.
+        kept: trampolines of other tables, to which calls go on returning.
 
     Returns:
         How many return addresses were put back.
@@ -313,7 +328,7 @@ def restore_callers(memory: GuestMemory, tables: Sequence[InstanceTable]) -> int
     now = remembering(memory)
     origins: dict[int, Mapping[int, int]]
     origins = {
-        instances.trampoline: _origins(now, instances)
+        instances.trampoline: _origins(now, instances, kept)
         for instances in tables
         if instances.trampoline
     }
@@ -336,13 +351,49 @@ def awaited(guest: Guest, tables: Sequence[InstanceTable]) -> list[InstanceTable
     if not guest.arch.returns.comes_back:
         live = np.array(live_stacks(guest, now), np.uint64).reshape(-1, 2)
         return [instances for instances in hooked if _is_in_progress(now, instances, live)]
-    theirs = [guest.kernel.symbols.find(name) for name in _GUESTS_OWN]
-    addrs = {symbol.addr for symbol in theirs if symbol is not None}
+    theirs = _guests_own(guest)
 
     def is_held(instances: InstanceTable) -> bool:
-        return any(_content(now, slot) in addrs for slot in _origins(now, instances))
+        return any(_content(now, slot) in theirs for slot in _origins(now, instances))
 
     return [instances for instances in hooked if is_held(instances)]
+
+
+def returned_to(
+    guest: Guest, tables: Sequence[InstanceTable], others: Sequence[InstanceTable]
+) -> list[InstanceTable]:
+    """Return the tables whose trampolines calls in progress will still return to.
+
+    Args:
+        guest: that stands still.
+        tables: of which nothing new is taken over.
+        others: all others, whose calls may have been taken over after those.
+    """
+    if not guest.arch.returns.comes_back:
+        return awaited(guest, tables)
+    now, theirs = remembering(guest.memory), _guests_own(guest)
+    callers = {caller for each in (*tables, *others) for caller in _callers(now, each)}
+
+    def is_held(instances: InstanceTable) -> bool:
+        held = {instances.trampoline, *theirs}
+        return any(_content(now, slot) in held for slot in _origins(now, instances))
+
+    hooked = [instances for instances in tables if instances.trampoline]
+    return [each for each in hooked if each.trampoline in callers or is_held(each)]
+
+
+def _guests_own(guest: Guest) -> set[int]:
+    found = (guest.kernel.symbols.find(name) for name in _GUESTS_OWN)
+    return {symbol.addr for symbol in found if symbol is not None}
+
+
+def _callers(memory: GuestMemory, instances: InstanceTable) -> set[int]:
+    # Where calls in progress go from the trampoline.
+    if not instances.trampoline:
+        return set()
+    table = _table(memory, instances)
+    is_live = table[:, INSTANCE_SLOT // _SLOT_SIZE] != 0
+    return set(table[is_live, INSTANCE_CALLER // _SLOT_SIZE].tolist())
 
 
 def free_dead_calls(guest: Guest, tables: Sequence[InstanceTable], ranges: Sequence[Text]) -> int:
@@ -397,8 +448,10 @@ def _is_live(slots: NDArray[np.uint64], live: NDArray[np.uint64]) -> NDArray[np.
     return np.asarray((above & below).any(axis=1), np.bool_)
 
 
-def _origins(memory: GuestMemory, instances: InstanceTable) -> dict[int, int]:
-    # By slot: where its calls came from that were taken over.
+def _origins(
+    memory: GuestMemory, instances: InstanceTable, kept: Collection[int] = ()
+) -> dict[int, int]:
+    # By slot: where its calls came from that were taken over, or a trampoline that is kept.
     table = _table(memory, instances)
     slots = table[:, INSTANCE_SLOT // _SLOT_SIZE]
     is_taken = (slots != 0) & (table[:, INSTANCE_CALLER // _SLOT_SIZE] != 0)
@@ -408,7 +461,9 @@ def _origins(memory: GuestMemory, instances: InstanceTable) -> dict[int, int]:
         start = home(instances.count, slot)
         order = (np.flatnonzero(is_taken & (slots == slot)) - start) % instances.count
         newest = (int(order.min()) + start) % instances.count
-        found[slot] = int(table[newest, INSTANCE_ORIGIN // _SLOT_SIZE])
+        caller = int(table[newest, INSTANCE_CALLER // _SLOT_SIZE])
+        origin = int(table[newest, INSTANCE_ORIGIN // _SLOT_SIZE])
+        found[slot] = caller if caller in kept else origin
     return found
 
 

@@ -25,7 +25,7 @@ import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -238,16 +238,18 @@ class UpcallServer:
     """Answers some questions until it is stopped.
 
     Attributes:
+        groups: what is asked, by number: others may add some, and take some away.
         served: hits that were answered.
         error: what ended it, or None: the guest is gone.
     """
 
     def __init__(self, mailbox: Mailbox, groups: Mapping[int, UpcallGroup]) -> None:
         """Start: from now on vCPUs wait."""
+        self.groups = dict(groups)
         self.served = 0
         self.error: KprobesError | None = None
         self._mailbox = mailbox
-        self._groups = groups
+        self._serving: int | None = None
         self._last = self._checked = time.monotonic()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -270,6 +272,19 @@ class UpcallServer:
         if not self.is_current:
             self._thread.join(_LEAVE_S)
         self._leave()
+
+    def await_end(self, numbers: Collection[int]) -> None:
+        """Return when none of some groups is being served, or it has lasted for a second.
+
+        They must have been taken away before.
+        """
+        deadline = time.monotonic() + _LEAVE_S
+        while (
+            self._serving in numbers
+            and threading.current_thread() is not self._thread
+            and time.monotonic() < deadline
+        ):
+            time.sleep(_REST_S)
 
     def _run(self) -> None:
         try:
@@ -309,11 +324,14 @@ class UpcallServer:
         vcpu = self._mailbox.read(slot)
         if vcpu is None:
             return
-        group, stack = self._groups.get(vcpu.upcall), vcpu.registers["sp"]
+        # Before the look: who takes a group away waits for what is served then.
+        self._serving = vcpu.upcall
+        group, stack = self.groups.get(vcpu.upcall), vcpu.registers["sp"]
         try:
             if group is not None:
                 group.serve(vcpu)
         finally:
+            self._serving = None
             # Below the stack are the words that it goes on with.
             vcpu.registers["sp"] = max(vcpu.registers["sp"], stack)
             self._answer(slot, vcpu)
@@ -333,7 +351,7 @@ _PLAUSIBLE = range(1_000_000, 10_000_000_000)
 
 
 class UpcallControl:
-    """Serves one arena's upcalls between ``begin`` and ``end``."""
+    """Serves one arena's upcalls, as long as there are any."""
 
     def __init__(
         self, guest: Guest, arena: Arena, check_guest: Callable[[], None] = nothing
@@ -341,22 +359,47 @@ class UpcallControl:
         self._mailbox = Mailbox(arena, guest.memory, guest.arch.upcall.saved, check_guest)
         self._ticks_per_s = ticks_per_s(guest)
         self._server: UpcallServer | None = None
-        self._groups: tuple[UpcallGroup, ...] = ()
+        self._groups: dict[int, UpcallGroup] = {}
         self._before: dict[int, int] = {}
+        # By upcall: the groups that have it, and what was missed in those that are gone.
+        self._numbers: dict[int, set[int]] = {}
         self._missed: Counter[int] = Counter()
 
-    def begin(self, groups: Sequence[UpcallGroup]) -> None:
-        """Serve upcalls whose sites are about to be patched."""
-        self.end()
-        self._groups = tuple(groups)
-        if not groups:
-            return
-        for group in groups:
+    def add(self, groups: Iterable[UpcallGroup]) -> None:
+        """Serve more upcalls, whose sites are about to be patched."""
+        new = {group.number: group for group in groups}
+        for number, group in new.items():
             # Who waits, waits for all of them.
             timeout_s = min(sum(each.timeout_s for each in group.upcalls), MAX_TIMEOUT_S)
-            self._mailbox.set_ticks(group.number, int(timeout_s * self._ticks_per_s))
-            self._before[group.number] = self._mailbox.missed(group.number)
-        self._server = UpcallServer(self._mailbox, {each.number: each for each in groups})
+            self._mailbox.set_ticks(number, int(timeout_s * self._ticks_per_s))
+            self._before[number] = self._mailbox.missed(number)
+            for upcall in group.upcalls:
+                self._numbers.setdefault(upcall.number, set()).add(number)
+        self._groups |= new
+        if self._server is not None:
+            self._server.groups.update(new)
+        elif new:
+            self._server = UpcallServer(self._mailbox, new)
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Serve some no more, whose sites lead there no more; who still asks goes on at once.
+
+        What is being served comes to its end before this returns.
+        """
+        gone = [number for number in numbers if number in self._groups]
+        server = self._server
+        for number in gone:
+            if server is not None:
+                server.groups.pop(number, None)
+            group = self._groups[number]
+            for upcall in group.upcalls:
+                self._missed[upcall.number] += self._lately(number)
+                self._numbers[upcall.number].discard(number)
+            del self._groups[number]
+        if server is not None and gone:
+            server.await_end(gone)
+        if not self._groups:
+            self.end()
 
     @property
     def is_current(self) -> bool:
@@ -368,18 +411,16 @@ class UpcallControl:
         if self._server is not None:
             self._server.stop()
             self._server = None
-        for group in self._groups:
-            for upcall in group.upcalls:
-                self._missed[upcall.number] += self._lately(group)
-        self._groups = ()
+        if self._groups:
+            self.remove(list(self._groups))
 
     def missed(self, upcall: int) -> int:
         """Return how many hits went on without an upcall since the arena was allocated."""
-        found = [q for q in self._groups if any(upcall == each.number for each in q.upcalls)]
-        return self._missed[upcall] + sum(map(self._lately, found))
+        numbers = self._numbers.get(upcall, ())
+        return self._missed[upcall] + sum(map(self._lately, numbers))
 
-    def _lately(self, group: UpcallGroup) -> int:
-        return self._mailbox.missed(group.number) - self._before[group.number]
+    def _lately(self, number: int) -> int:
+        return self._mailbox.missed(number) - self._before[number]
 
 
 def can_ask(guest: Guest) -> bool:

@@ -1,6 +1,8 @@
 """Upcalls to armed sites of one guest, beside the definitions that are being recorded."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from kprobes.errors import RefusedError, UsageError
 from kprobes.guest.driver import GuestDriver
@@ -14,8 +16,7 @@ from kprobes.units import Addr
 class GuestEngine:
     """Arms upcalls by a guest's driver. Implements ``registry.Engine``.
 
-    Every change puts all sites back and arms what is wanted anew: hits in between, some tens of
-    milliseconds, are those of a kernel without probes.
+    A change arms and disarms the difference: everything else goes on.
     """
 
     def __init__(self, driver: GuestDriver) -> None:
@@ -62,7 +63,9 @@ class GuestEngine:
             RefusedError: no probe can be there, or Python cannot be asked in this guest.
             TargetError: the guest changed a site, or has no memory.
         """
-        self._driver.ask(at_sites, at_returns, self._is_there)
+        self._driver.apply(
+            partial(replace, upcalls=at_sites, return_upcalls=at_returns, is_there=self._is_there)
+        )
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without an upcall, whoever had its number."""

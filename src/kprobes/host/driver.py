@@ -1,5 +1,6 @@
 """The engine for this machine's kernel: definitions to enabled events, and everything back."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ from kprobes.guest.override import Overrides
 from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.owner import forget, new_owner, note
-from kprobes.host.prepare import HostPlaces, HostProbe, prepare
+from kprobes.host.prepare import HostPlaces, HostPreparer, HostProbe
 from kprobes.lang.parser import parse_statements
 from kprobes.model.definition import Definition, Statement
-from kprobes.model.events import Counts, Events, Hits, HostReader
+from kprobes.model.events import Counts, Events, Hits, HostEvent, HostReader
 from kprobes.model.kernel import Kernel, place_of
-from kprobes.model.options import Options, Tasks
+from kprobes.model.options import Options, Tasks, Wanted
 from kprobes.sinks.names import TraceSource
 from kprobes.units import KIB, MIB
 
@@ -52,6 +53,8 @@ NO_COUNTS = Counts(recorded={}, missed={}, lost=0, damaged=0)
 
 OpenReader = Callable[[HostMachine, HostFiles, Sequence[HostProbe]], HostReader]
 """Opens what takes the records out of a session's instance, whose events are defined."""
+ReadEvents = Callable[[HostMachine, HostFiles, Sequence[HostProbe]], Sequence[HostEvent]]
+"""Reads what records of events look like that are defined later."""
 
 
 class HostDriver:
@@ -60,23 +63,34 @@ class HostDriver:
     Attributes:
         machine: whose kernel it is.
         options: how it records.
-        probes: what is or will be armed.
+        wanted: what is recorded now.
         reader: of its records, while something is armed or being drained; else None.
     """
 
-    def __init__(self, machine: HostMachine, options: HostOptions, open_reader: OpenReader) -> None:
+    def __init__(
+        self,
+        machine: HostMachine,
+        options: HostOptions,
+        open_reader: OpenReader,
+        read_events: ReadEvents,
+    ) -> None:
         self.machine = machine
-        self.probes: Sequence[HostProbe] = ()
-        self._tasks = Tasks()
+        self.wanted = Wanted()
         self.reader: HostReader | None = None
         self.options = options
         self._open_reader = open_reader
+        self._read_events = read_events
+        self._preparer = HostPreparer(machine)
         self._owner = new_owner()
         self._files = HostFiles(machine.tracefs, self._owner)
         self._counts = NO_COUNTS
-        self._is_on = False
-        self._recorded: Sequence[HostProbe] = ()
+        self._is_on = self._is_enabled = False
+        # What the kernel has of ours, by event id; and what of it is enabled.
+        self._defined: dict[int, HostProbe] = {}
+        self._enabled: set[int] = set()
+        self._recorded: dict[int, HostProbe] = {}
         self._missed: dict[str, int] = {}
+        self._changing = threading.RLock()
 
     @property
     def kernel(self) -> Kernel:
@@ -95,11 +109,6 @@ class HostDriver:
             trampoline=next((symbol.addr for symbol in found if symbol is not None), None),
             has_ns=self.options.clock not in _COUNTERS,
         )
-
-    @property
-    def recorded(self) -> Sequence[Definition]:
-        """Nothing: definitions may come and go while events are recorded that were defined."""
-        return ()
 
     @property
     def waiting(self) -> Sequence[Definition]:
@@ -144,7 +153,6 @@ class HostDriver:
             )
         if options.strategy is not None or options.return_method is not None:
             raise NotSupportedError("this machine's own kernel places its probes itself")
-        self._tasks = options.tasks
 
     def call(
         self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
@@ -161,25 +169,61 @@ class HostDriver:
             "its fail_function (CONFIG_FAIL_FUNCTION) can"
         )
 
-    def prepare(self, definitions: Sequence[Definition]) -> Sequence[HostProbe]:
+    def prepare(self, wanted: Wanted) -> Sequence[HostProbe]:
         """Resolve and spell, without touching the kernel.
 
         Raises:
             DefinitionError: a definition names what this kernel has not, or cannot record.
             RefusedError: a function cannot be probed.
         """
-        self.probes = prepare(self.machine, definitions, self._tasks)
-        return self.probes
+        tasks = wanted.options.tasks
+        with self._changing:
+            prepared = (self._preparer.prepare(each, tasks) for each in wanted.definitions)
+            return [probe for some in prepared for probe in some]
 
-    def begin(self, definitions: Sequence[Definition], *, room: float) -> Drain:
-        """Start a recording: define and enable definitions, and drain their records.
+    def forget(self, definition: Definition) -> None:
+        """Let a definition go that will not be wanted again; its event goes at the end."""
+        self._preparer.forget(definition)
+
+    def replace_filter(self, old: Definition, new: Definition) -> None:
+        """Take a definition for another one, which differs in its filter."""
+        self._preparer.replace_filter(old, new)
+
+    def event_ids(self, definition: Definition) -> list[int]:
+        """Return the numbers of a definition's events in what is counted."""
+        return self._preparer.event_ids(definition)
+
+    def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> None:
+        """Record from now on what differs from what is recorded: all of it, or nothing.
+
+        Args:
+            change: what is recorded to what is wanted.
+            begins: whether a recording begins with it.
 
         Raises:
             DefinitionError: the kernel refuses a probe; nothing is left of the others.
+            NotSupportedError: it is to call Python.
             TargetError: it is out of memory.
         """
-        self.prepare(definitions)
-        return DrainThread(self.arm(), room=room)
+        with self._changing:
+            wanted = change(self.wanted)
+            probes = self.prepare(wanted)
+            if begins:
+                self._arm(probes, wanted.options.tasks)
+            elif self._is_on and wanted.definitions:
+                self._change(probes)
+            elif self._is_on:
+                self.disarm()
+            elif not wanted.definitions:
+                # What was recorded has been drained.
+                self.close()
+            self.wanted = wanted
+
+    def drain(self, *, room: float) -> Drain:
+        """Drain what is recorded; it began with ``apply``."""
+        if self.reader is None:
+            raise ValueError("nothing is recorded that could be drained")
+        return DrainThread(self.reader, room=room)
 
     def check(self) -> None:
         """Do nothing: what takes events away meanwhile is noticed when they are disabled."""
@@ -189,34 +233,70 @@ class HostDriver:
         if self.reader is not None:
             yield from self.reader.rest()
 
-    def end(self) -> None:
-        """Take away everything of ours; errors as for ``close``."""
-        self.close()
-
-    def arm(self) -> HostReader:
-        """Define what was prepared and enable it: all of it, or nothing.
-
-        Raises:
-            DefinitionError: the kernel refuses a probe; nothing is left of the others.
-            TargetError: it is out of memory.
-        """
+    def _arm(self, probes: Sequence[HostProbe], tasks: Tasks) -> None:
         self.close()
         with ExitStack() as undo:
             # Before the act: taking away what is not there yet is harmless.
             undo.callback(self.close)
-            self._missed, self._counts, self._recorded = {}, NO_COUNTS, self.probes
+            self._missed, self._counts = {}, NO_COUNTS
             note(self._owner)
             options = self.options
             self._files.make_instance(buffer_kib=-(-options.ring // KIB), clock=options.clock)
-            for each in self.probes:
-                self._files.define(each)
-                self._files.set_filter(each)
-            self.reader = self._open_reader(self.machine, self._files, self.probes)
+            self._define(probes)
+            self._recorded = dict(self._defined)
+            self.reader = self._open_reader(self.machine, self._files, probes)
             self._is_on = True
-            if not self._tasks.follow:
-                self._files.enable()
+            self._enabled = set(self._defined)
+            if not tasks.follow:
+                self._enable()
             undo.pop_all()
-            return self.reader
+
+    def _define(self, probes: Sequence[HostProbe]) -> None:
+        for each in probes:
+            self._files.define(each)
+            self._defined[_id(each)] = each
+            if each.filter:
+                self._files.set_filter(each)
+
+    def _change(self, probes: Sequence[HostProbe]) -> None:
+        wanted = {_id(probe): probe for probe in probes}
+        new = [probe for number, probe in wanted.items() if number not in self._defined]
+        filtered = [
+            probe
+            for number, probe in wanted.items()
+            if number in self._defined and self._defined[number].filter != probe.filter
+        ]
+        with ExitStack() as undo:
+            for each in new:
+                undo.callback(self._delete, each)
+            self._define(new)
+            for each in filtered:
+                undo.callback(self._files.set_filter, self._defined[_id(each)])
+                self._files.set_filter(each)
+            if new and self.reader is not None:
+                self.reader.add(self._read_events(self.machine, self._files, new))
+            for number in wanted.keys() ^ self._enabled:
+                self._set_enabled(self._defined[number], is_enabled=number in wanted)
+            undo.pop_all()
+        self._defined |= wanted
+        self._recorded |= wanted
+        self._enabled = set(wanted)
+
+    def _delete(self, probe: HostProbe) -> None:
+        if self._defined.pop(_id(probe), None) is not None:
+            self._files.delete(probe)
+
+    def _set_enabled(self, probe: HostProbe, *, is_enabled: bool) -> None:
+        if self._is_enabled:
+            self._files.set_enabled(probe, is_enabled=is_enabled)
+
+    def _enable(self) -> None:
+        self._is_enabled = True
+        if len(self._enabled) == len(self._defined):
+            self._files.enable()
+            return
+        for number in self._enabled:
+            self._files.set_enabled(self._defined[number], is_enabled=True)
 
     def follow(self, pid: int) -> None:
         """Record what a task does that waits to begin, and what descends from it.
@@ -225,7 +305,7 @@ class HostDriver:
         """
         if self._is_on:
             self._files.follow(pid)
-            self._files.enable()
+            self._enable()
 
     def disarm(self) -> None:
         """Disable the events; what was recorded can still be drained.
@@ -235,7 +315,7 @@ class HostDriver:
         """
         if not self._is_on:
             return
-        self._is_on = False
+        self._is_on = self._is_enabled = False
         try:
             self._files.disable()
             self._missed = self._files.missed()
@@ -253,6 +333,7 @@ class HostDriver:
         with suppress(TargetError):
             self.disarm()
         self._let_go()
+        self._defined, self._enabled = {}, set()
         self._files.remove()
         forget(self._owner)
 
@@ -264,14 +345,13 @@ class HostDriver:
 
     def hits(self) -> list[Hits]:
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
-        fresh = [each.resolved for each in self.probes]
-        return hits_of([each.resolved for each in self._recorded], fresh, self.counts())
+        recorded = {number: each.resolved for number, each in self._recorded.items()}
+        return hits_of({**recorded, **self._preparer.probes}, self.counts())
 
     def _count(self, reader: HostReader) -> Counts:
-        layouts = [(each.resolved.layout.event_id, each.name) for each in self._recorded]
         return Counts(
             recorded=dict(reader.recorded),
-            missed={event_id: self._missed.get(name, 0) for event_id, name in layouts},
+            missed={n: self._missed.get(each.name, 0) for n, each in self._recorded.items()},
             lost=reader.lost,
             damaged=0,
         )
@@ -285,3 +365,7 @@ class HostDriver:
         # The instance cannot go while its rings are open.
         self.reader = None
         reader.close()
+
+
+def _id(probe: HostProbe) -> int:
+    return probe.resolved.layout.event_id

@@ -1,10 +1,10 @@
-"""Our instance and our events in this machine's tracefs: made, switched, and taken away again.
+"""Instance and events of ours in this machine's tracefs: made, switched, and taken away again.
 
-What the kernel says to a line that it refuses: the last entry of its ``error_log``.
+Where the kernel refuses a line, the last entry of its ``error_log`` says why:
 
-[  1234.567890] trace_kprobe: error: Invalid probed address or symbol
-  Command: p:kprobes_1_2_3/open nothing
-                                ^
+    [  1234.567890] trace_kprobe: error: Invalid probed address or symbol
+      Command: p:kprobes_1_2_3/open nothing
+                                    ^
 """
 
 import errno
@@ -88,6 +88,8 @@ PROBES = "kprobe_events"
 _PROFILE = "kprobe_profile"
 _LOG = "error_log"
 _ATTEMPTS = 5
+_NO_FILTER = "0"
+"""Written to a filter file, takes the filter away."""
 
 
 class HostFiles:
@@ -138,11 +140,9 @@ class HostFiles:
         Raises:
             DefinitionError: the kernel refuses it.
         """
-        if not probe.filter:
-            return
         name = f"{self._event(probe)}/filter"
         try:
-            self._tracefs.write(name, probe.filter)
+            self._tracefs.write(name, probe.filter or _NO_FILTER)
         except TracefsError as error:
             shown = self._tracefs.read(name)
             raise filter_refusal(probe.declaration, probe.filter, shown) from error
@@ -167,6 +167,14 @@ class HostFiles:
     def enable(self) -> None:
         """Record our events."""
         self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "1")
+
+    def set_enabled(self, probe: HostProbe, *, is_enabled: bool) -> None:
+        """Record one event from now on, or no more."""
+        self._tracefs.write(f"{self._event(probe)}/enable", str(int(is_enabled)))
+
+    def delete(self, probe: HostProbe) -> None:
+        """Take an event away that is not recorded."""
+        self._delete(self._owner.group, probe.name)
 
     def disable(self) -> None:
         """Record nothing more."""

@@ -4,10 +4,9 @@ An instance is called ``kprobes-PID-START-N``, its events' group ``kprobes_PID_S
 when the process began, in clock ticks since boot, so that another one that gets its number later
 is not taken for it; N counts its sessions.
 
-Which sessions have something in this machine's tracefs, on disk before it is there.
-
-One empty file per session beside the guests' journals, which is called as its instance is. The
-names in tracefs tell as much: the journal is for what neither lists, and for people.
+A session's journal is an empty file beside the guests' journals, named as its instance is, and on
+disk before anything is in tracefs. The names there tell as much: the journal is for what neither
+lists, and for people.
 """
 
 import itertools

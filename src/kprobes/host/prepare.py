@@ -5,8 +5,9 @@ What definitions mean on this machine's kernel: globs, functions, arguments.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.guest.places import first_kernel_error
@@ -106,24 +107,77 @@ class HostProbe:
         return self.declaration.probe
 
 
-def prepare(
-    machine: HostMachine, definitions: Sequence[Definition], tasks: Tasks
-) -> list[HostProbe]:
-    """Return the events of some definitions, without touching the kernel.
+class HostPreparer:
+    """Definitions to events of this kernel, each prepared once, without touching the kernel."""
 
-    Raises:
-        DefinitionError: a definition names what this kernel has not, its release cannot record
-            it, or its filter is wrong.
-        RefusedError: a pattern names no function, or a module is not loaded.
-    """
-    places = HostPlaces(machine)
-    singles = [single for definition in definitions for single in places.expand(definition)]
-    if len(singles) > _MAX_EVENTS:
-        raise RefusedError(f"{len(singles)} probes are too many: at most {_MAX_EVENTS}")
-    probes = [places.resolve(single, event_id=n) for n, single in enumerate(singles, 1)]
-    _check_same_event(probes)
-    names = _names(probes)
-    return [_event(machine, probe, name, tasks) for probe, name in zip(probes, names, strict=True)]
+    def __init__(self, machine: HostMachine) -> None:
+        self._machine = machine
+        self._places = HostPlaces(machine)
+        self._known: dict[int, tuple[Definition, tuple[_Named, ...]]] = {}
+        self._next = count(1)
+        self._names: set[str] = set()
+
+    @property
+    def probes(self) -> dict[int, Resolved]:
+        """All that is known, by event id."""
+        found = (named for _, known in self._known.values() for named in known)
+        return {named.probe.layout.event_id: named.probe for named in found}
+
+    def prepare(self, definition: Definition, tasks: Tasks) -> list[HostProbe]:
+        """Return the events of a definition: with the same names for the same object.
+
+        Raises:
+            DefinitionError: it names what this kernel has not, its release cannot record it, or its
+                filter is wrong.
+            RefusedError: a pattern names no function, or a module is not loaded.
+        """
+        if id(definition) not in self._known:
+            self._known[id(definition)] = definition, self._named(definition)
+        _, known = self._known[id(definition)]
+        return [_event(self._machine, each.probe, each.name, tasks) for each in known]
+
+    def forget(self, definition: Definition) -> None:
+        """Let a definition go that is defined no more."""
+        _, known = self._known.pop(id(definition), (definition, ()))
+        self._names.difference_update(each.name for each in known)
+
+    def replace_filter(self, old: Definition, new: Definition) -> None:
+        """Take a definition for another one that differs in its filter."""
+        if id(old) in self._known:
+            _, known = self._known.pop(id(old))
+            self._known[id(new)] = new, tuple(each.with_filter(new.filter) for each in known)
+
+    def event_ids(self, definition: Definition) -> list[int]:
+        """Return the numbers of a definition's events."""
+        _, known = self._known.get(id(definition), (definition, ()))
+        return [each.probe.layout.event_id for each in known]
+
+    def _named(self, definition: Definition) -> "tuple[_Named, ...]":
+        singles = self._places.expand(definition)
+        if len(singles) + len(self._names) > _MAX_EVENTS:
+            raise RefusedError(f"too many probes: at most {_MAX_EVENTS}")
+        probes = [self._places.resolve(single, event_id=next(self._next)) for single in singles]
+        _check_same_event([*self.probes.values(), *probes])
+        # Each probe is an event of its own, so that records and counts tell which one was hit.
+        return tuple(_Named(probe=probe, name=self._name(probe)) for probe in probes)
+
+    def _name(self, probe: Resolved) -> str:
+        wanted = probe.definition.event[:_NAME_LENGTH]
+        name, numbers = wanted, count(2)
+        while name in self._names:
+            name = f"{wanted}_{next(numbers)}"
+        self._names.add(name)
+        return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    probe: Resolved
+    name: str
+
+    def with_filter(self, text: str) -> "_Named":
+        definition = replace(self.probe.definition, filter=text)
+        return replace(self, probe=replace(self.probe, definition=definition))
 
 
 def _event(machine: HostMachine, probe: Resolved, name: str, tasks: Tasks) -> HostProbe:
@@ -146,20 +200,6 @@ def _check_same_event(probes: Sequence[Resolved]) -> None:
         # A pattern's functions may differ: each is an event of its own.
         if other.definition.command != definition.command:
             check_alike(other, probe)
-
-
-def _names(probes: Sequence[Resolved]) -> Iterator[str]:
-    # Each probe is an event of its own, so that records and counts tell which one was hit.
-    used: set[str] = set()
-    numbers: dict[str, int] = {}
-    for probe in probes:
-        wanted = probe.definition.event[:_NAME_LENGTH]
-        name = wanted
-        while name in used:
-            numbers[wanted] = numbers.get(wanted, 1) + 1
-            name = f"{wanted}_{numbers[wanted]}"
-        used.add(name)
-        yield name
 
 
 def _known(machine: HostMachine, probe: Resolved) -> Known:

@@ -1,8 +1,6 @@
-"""The events of a tracing instance of this machine's kernel, out of its rings into batches.
+"""Reader of a tracing instance of this machine's kernel: out of its rings into batches.
 
-Pages taken out of the kernel's rings on the side: no ring waits until they are decoded.
-
-What takes the records of a session's events out of its instance.
+Pages are taken out of the rings by a thread of its own: no ring waits until they are decoded.
 """
 
 import itertools
@@ -30,6 +28,9 @@ _BUSY_S = 0.001
 _IDLE_S = 0.02
 _ROOM = 64 << 20
 """Bytes of pages that may wait to be decoded. Beyond, the rings fill, and the kernel counts."""
+
+
+_FRESH = 1 << 30
 
 
 class Collector:
@@ -140,9 +141,14 @@ class TracefsReader:
     One thread at a time drains; others may ask what was recorded, which is under ``_lock``.
     """
 
-    def __init__(self, rings: Rings, shapes: HostShapes, names: TaskNames) -> None:
+    def __init__(
+        self, rings: Rings, shapes: HostShapes, names: TaskNames, symbol_at: Callable[[int], str]
+    ) -> None:
         self._rings = rings
         self._shapes = shapes
+        self._symbol_at = symbol_at
+        # Numbers of what records show at other addresses.
+        self._fresh = itertools.count(_FRESH).__next__
         self._names = names
         self._merger = HostMerger()
         self._lock = threading.Lock()
@@ -189,6 +195,12 @@ class TracefsReader:
         yield self._named(self._merger.finish())
         if error is not None:
             raise error
+
+    def add(self, events: Sequence[HostEvent]) -> None:
+        """Expect records of more events, which are not recorded yet; another thread may drain."""
+        for event in events:
+            shape = EventShape(event, self._symbol_at, self._fresh)
+            self._shapes.events[shape.number] = shape
 
     def close(self) -> None:
         """Let go of the instance, which could not be removed before."""
@@ -241,10 +253,12 @@ def open_reader(
     rings = open_rings(instance, page, is_mapped=is_mapped)
     try:
         names = TaskNames(running_comms(), lambda: saved_comms(instance.parent.parent))
-        return TracefsReader(rings, _shapes(instance, events, kernel, page), names)
+        reader = TracefsReader(rings, _shapes(instance, kernel, page), names, kernel.symbol_at)
+        reader.add(events)
     except BaseException:
         rings.close()
         raise
+    return reader
 
 
 def read_format(instance: Path, event: str) -> EventFormat:
@@ -252,17 +266,12 @@ def read_format(instance: Path, event: str) -> EventFormat:
     return parse_event(read_text(instance / "events" / event / "format"))
 
 
-def _shapes(
-    instance: Path, events: Sequence[HostEvent], kernel: HostKernel, page: PageFormat
-) -> HostShapes:
-    ids = (layout.event_id for event in events for layout in event.layouts)
-    fresh = itertools.count(max(ids, default=0) + 1)
-    shapes = [EventShape(event, kernel.symbol_at, lambda: next(fresh)) for event in events]
+def _shapes(instance: Path, kernel: HostKernel, page: PageFormat) -> HostShapes:
     namings = [naming_shape(read_format(instance, event)) for event in _naming_events(instance)]
     return HostShapes(
         page=page,
         contexts=Contexts(kernel.version),
-        events={shape.number: shape for shape in shapes},
+        events={},
         namings={shape.number: shape for shape in namings},
     )
 
@@ -283,20 +292,41 @@ def open_instance_reader(
 ) -> HostReader:
     """Open the rings of an instance whose probes are defined; tasks are named from then on.
 
+    Args:
+        machine: this machine's kernel.
+        files: of the instance.
+        probes: all that are defined in it.
+
     Raises:
         UnreachableError: the rings cannot be opened.
         TargetError: a file of the instance cannot be read.
     """
-    instance = machine.tracefs.path(files.instance)
     files.name_tasks(NAMING_EVENTS)
-    events = [
+    kernel = HostKernel(
+        version=machine.kernel.version, symbol_at=partial(place_of, machine.kernel.symbols)
+    )
+    instance = machine.tracefs.path(files.instance)
+    return open_reader(instance, read_events(machine, files, probes), kernel)
+
+
+def read_events(
+    machine: HostMachine, files: HostFiles, probes: Sequence[HostProbe]
+) -> list[HostEvent]:
+    """Read what records of some probes look like, which are defined.
+
+    Args:
+        machine: this machine's kernel.
+        files: of the instance.
+        probes: some that are defined in it.
+
+    Raises:
+        TargetError: a file of the instance cannot be read.
+    """
+    instance = machine.tracefs.path(files.instance)
+    return [
         HostEvent(
             format=read_format(instance, files.name_of(probe)),
             layouts=(probe.resolved.layout,),
         )
         for probe in probes
     ]
-    kernel = HostKernel(
-        version=machine.kernel.version, symbol_at=partial(place_of, machine.kernel.symbols)
-    )
-    return open_reader(instance, events, kernel)

@@ -210,6 +210,13 @@ def kernel_of(
 ) -> Kernel:
     """Return the kernel that a build is, at the addresses of its table.
 
+    Args:
+        build: what was found in an image or in RAM.
+        types: its BTF, or None.
+        arch: of the kernel.
+        slide: what KASLR has added to its addresses.
+        modules: symbols of those that are loaded.
+
     Raises:
         TargetError: its symbols do not say where its text is.
     """

@@ -82,6 +82,11 @@ class KernelCache:
                 return found
         return None
 
+    def newest(self) -> SymbolTable | None:
+        """Return the symbols of the kernel that was stored last, or None; no guest is read."""
+        builds = (_load(path, b"") for path in self._files())
+        return next((build.table for build in builds if build is not None), None)
+
     def store(self, build: Build) -> None:
         """Keep a build; a cache that cannot be written is none."""
         link = build.text

@@ -2,9 +2,7 @@
 
 Some are exported to modules, and so have a name after all. The others are found by a function that
 works with little else: of the addresses that its instructions name, the one that looks right. What
-looks like none of them stays unknown.
-
-The names that a kernel exports to modules, found by their looks.
+looks like none of them stays unknown. The exported names are found by their looks, too:
 
     struct kernel_symbol { int value_offset, name_offset, namespace_offset; };   // linux/export.h
 

@@ -1,9 +1,8 @@
-"""Guest RAM to the kernel that runs in it: no file, no agent, no symbol needed.
+"""Finder of the kernel that runs in a guest's RAM: no file, no agent, no symbol needed.
 
-A kernel's own image in RAM, by the places where its pages were when the guest stood still.
-
-The kernel's image never moves, but the page table through which it was seen may be a process's,
-which can end as soon as the guest runs again.
+The image is kept by the places where its pages were when the guest stood still: it never moves, but
+the page table through which it was seen may be a process's, which can end as soon as the guest runs
+again.
 """
 
 from bisect import bisect_right

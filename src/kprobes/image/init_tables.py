@@ -1,13 +1,8 @@
 """Tables of a kernel's text that are in its file alone: boot uses them and then frees them.
 
-struct alt_instr { s32 instr_offset, repl_offset; ...; u8 instrlen, replacementlen; };
-                                                           // asm/alternative.h, packed
-s32 __smp_locks[];                     // lock prefixes, each counts from itself
-unsigned long __start_mcount_loc[], __start_kprobe_blacklist[];
-
-What boot rewrites in a kernel's text, by lists in its file that are freed afterwards.
-
 struct alt_instr { s32 instr_offset, repl_offset; u16 cpuid; ...; u8 instrlen, replacementlen; };
+                                                               // asm/alternative.h, packed
+unsigned long __start_mcount_loc[], __start_kprobe_blacklist[];
 struct paravirt_patch_site { u8 *instr; u8 type, len; };       // until 6.8, aligned to 8
 s32 __return_sites[], __retpoline_sites[], __call_sites[], __ibt_endbr_seal[], __cfi_sites[],
     __smp_locks[], __start_runtime_ptr_NAME[], __start_runtime_shift_NAME[];

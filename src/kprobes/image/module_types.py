@@ -5,10 +5,8 @@
     struct btf { void *data; ...; u32 data_size; ...; char name[MODULE_NAME_LEN]; ... };
 
 A module's BTF is split: its numbers and strings go on where the kernel's end. Both together are
-read as one when somebody asks for them. The guest may be hostile: what does not read is left out,
+read as one when they are first needed. The guest may be hostile: what does not read is left out,
 and a ring that does not close ends somewhere.
-
-A running kernel whose modules have changed since it was found.
 """
 
 from collections.abc import Iterator, Mapping

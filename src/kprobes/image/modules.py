@@ -1,13 +1,10 @@
 """The symbols of loaded modules, walked in a running kernel's memory by its own types.
 
-    LIST_HEAD(modules);                 // a ring through module.list
-    struct kernel_symbol { int value_offset, name_offset, ...; };    // each counts from itself
-
 The guest may run while its list is walked, and may be hostile: a module that does not read is
 left out, and a ring that does not close ends somewhere.
 
-Where a kernel build keeps what describes its loaded modules, looked up once in its types.
-
+LIST_HEAD(modules);             // a ring through module.list
+struct kernel_symbol { int value_offset, name_offset, ...; };    // each counts from itself
 struct module { enum module_state state; struct list_head list; char name[56]; ...
                 const struct kernel_symbol *syms; unsigned int num_syms; ... gpl_syms alike
                 struct mod_kallsyms *kallsyms;
@@ -197,6 +194,11 @@ def list_modules(memory: Memory, head: int | None, types: Types | None) -> list[
     """Return where the ``struct module`` of every module is that ``read_modules`` would read.
 
     With each its name: memory of one may serve another later.
+
+    Args:
+        memory: of the kernel.
+        head: where its list of modules is, or None.
+        types: of the kernel, or None.
     """
     if types is None or head is None:
         return []
@@ -313,7 +315,13 @@ def _name_at(strings: bytes, at: int) -> bytes:
 
 
 def table_of(names: Sequence[bytes], addrs: NDArray[np.uint64], types: bytes) -> SymbolTable:
-    """Return names, addresses and types as a table."""
+    """Return names, addresses and types as a table.
+
+    Args:
+        names: n of them, without a NUL.
+        addrs: shape (n,), of each name; kept, not copied.
+        types: n letters, as nm(1) has them.
+    """
     sizes = np.array([len(name) + 1 for name in names], np.int64)
     starts = (np.cumsum(sizes) - sizes + 1).astype(np.uint32)
     blob = b"\0" + b"".join(name + b"\0" for name in names)

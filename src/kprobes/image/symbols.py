@@ -1,8 +1,7 @@
-"""All names of a kernel and its modules: an implementation of ``model.kernel.Symbols``.
+"""Symbols of a kernel and its modules: an implementation of ``model.kernel.Symbols``.
 
-Nothing is made per symbol until a symbol is asked for: a kernel has some 100,000.
-
-A shell pattern as one regular expression over many names that NULs keep apart.
+Nothing is made per symbol until a symbol is asked for: a kernel has some 100,000. A shell pattern
+is one regular expression over all their names, which NULs keep apart.
 """
 
 import difflib

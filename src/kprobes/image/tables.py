@@ -1,34 +1,20 @@
-"""A kernel's own tables of its text, read from its memory or its file.
-
-    struct exception_table_entry { int insn, fixup, data; };      // include: asm/extable.h
-    struct jump_entry { s32 code, target; long key; };            // linux/jump_label.h
-    struct static_call_site { s32 addr, key; };                   // linux/static_call_types.h
-    struct kprobe_blacklist_entry { struct list_head list; unsigned long start_addr, end_addr; };
-                                                                  // linux/kprobes.h
-
-Each s32 counts from itself. Loaded modules have tables of their own. Memory is hostile: what does
-not fit into the text is left out, and what has no end ends somewhere.
-
-An address to its whole function: its bytes and those of its ``.cold`` parts.
-
-Arrays in which kernels and their modules say something of their text.
+"""Tables of a kernel's text, its own and its modules', and the bytes of its functions.
 
     struct exception_table_entry { int insn, fixup, data; };      // include: asm/extable.h; arm64
                                                                   // has no data until 5.15
     struct jump_entry { s32 code, target; long key; };            // linux/jump_label.h
     struct static_call_site { s32 addr, key; };                   // linux/static_call_types.h
-
-Each s32 that is an address counts from itself.
-
-What loaded modules' own tables say of their text.
+    struct kprobe_blacklist_entry { struct list_head list; unsigned long start_addr, end_addr; };
+                                                                  // linux/kprobes.h
 
     struct module { ...; unsigned int num_exentries; struct exception_table_entry *extable; ...
                     struct jump_entry *jump_entries; unsigned int num_jump_entries; ...
                     struct static_call_site *static_call_sites; int num_static_call_sites; ...
                     void *kprobes_text_start; unsigned int kprobes_text_size; noinstr_text alike };
 
-Their blacklists are in the kernel's own. Memory is hostile: a module whose tables do not read can
-carry no probe but at its ftrace sites.
+Each s32 that is an address counts from itself. Modules' blacklists are in the kernel's own. Memory
+is hostile: what does not fit into the text is left out, what has no end ends somewhere, and a
+module whose tables do not read can carry no probe but at its ftrace sites.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,6 +40,11 @@ def read_function(memory: Memory, kernel: Kernel, addr: int) -> tuple[str, tuple
     """Return the name and the parts of the function that an address lies in.
 
     The part with the entry comes first, also for an address in a ``.cold`` part.
+
+    Args:
+        memory: of the kernel.
+        kernel: whose function it is.
+        addr: any in the function.
 
     Raises:
         RefusedError: no function is there, or none that could be one.
@@ -142,6 +133,8 @@ def exceptions(info: TextOps, version: tuple[int, int]) -> Table:
 def columns(table: Table, data: bytes, start: int, text: tuple[int, int]) -> list[Addrs]:
     """Return the columns of addresses of an array whose first lies in some text.
 
+    They are copies, shape (n,).
+
     Args:
         table: how its entries look.
         data: the array.
@@ -159,7 +152,7 @@ def columns(table: Table, data: bytes, start: int, text: tuple[int, int]) -> lis
 
 
 def pairs(found: list[Addrs]) -> dict[int, int]:
-    """Return two columns as a mapping."""
+    """Return two columns, shape (n,), as a mapping."""
     return dict(zip(found[0].tolist(), found[1].tolist(), strict=True))
 
 
@@ -377,6 +370,13 @@ def table_bytes(memory: Memory, kernel: Kernel, names: tuple[str, str], size: in
 
 def relative(memory: Memory, kernel: Kernel, table: Table) -> list[Addrs]:
     """Return the columns of addresses of a table, each entry's first inside the kernel's text.
+
+    They are copies, shape (n,).
+
+    Args:
+        memory: of the kernel.
+        kernel: whose table it is.
+        table: its symbols, and how its entries look.
 
     Raises:
         TargetError: as ``table_bytes``.

@@ -1,9 +1,8 @@
-"""Code made at run time that changed text leads to, followed to its end.
+"""Annotated code that changed text leads to, followed to its end.
 
-Code of our probes, explained: what each instruction does, and for which fetch argument.
-
-The record's address comes into the code as a constant, and what is stored after it is a field of
-the record (``model.resolved``). Definitions are in the journal, and resolving them again gives the
+Of our probes' code it is said what each instruction does, and for which fetch argument. The
+record's address comes into the code as a constant, and what is stored after it is a field of the
+record (``model.resolved``). Definitions are in the journal, and resolving them again gives the
 layout.
 """
 
@@ -246,7 +245,13 @@ def _ignore(line: Disassembled) -> str:
 def read_detours(
     snapshot: TextSnapshot, changes: Sequence[TextChange], syntax: Syntax = Syntax.ATT
 ) -> tuple[Detour, ...]:
-    """Return the code that marks lead to, each once."""
+    """Return the code that changes lead to, each once.
+
+    Args:
+        snapshot: of the kernel's text.
+        changes: from ``read_changes``.
+        syntax: how operands are written.
+    """
     found: dict[Addr, Detour] = {}
     for change in changes:
         if change.leads_to is not None and change.leads_to not in found:
@@ -255,7 +260,14 @@ def read_detours(
 
 
 def row_of(kernel: Kernel, line: Disassembled, *, side: Side = Side.BOTH, note: str = "") -> Row:
-    """Return a line with the name of what it leads to or names."""
+    """Return a line with the name of what it leads to or names.
+
+    Args:
+        kernel: whose symbols name it.
+        line: of a listing.
+        side: what has it, memory or the file or both.
+        note: what is printed after it.
+    """
     return Row(line=line, side=side, name=_named(kernel, line), note=note)
 
 

@@ -1,9 +1,8 @@
 """Changes of kernel text and their authors, by journals, the kernel's own lists and its file.
 
-Each voice is asked in turn, and bytes belong to the first that knows them. What differs from the
-file and nobody knows is said to be unknown.
-
-What the kernel itself changes in its text: by its live lists, and by boot's in its file.
+Each source is asked in turn, and bytes belong to the first that knows them. What the kernel itself
+changes is in its live lists, and in boot's, which its file has. What differs from the file and no
+source knows is said to be unknown.
 """
 
 from collections.abc import Iterator
@@ -136,12 +135,24 @@ def _line(snapshot: TextSnapshot, addr: int) -> Disassembled:
 
 
 def holds(snapshot: TextSnapshot, addr: int, code: bytes) -> bool:
-    """Whether memory has some bytes at an address."""
+    """Return whether memory has some bytes at an address.
+
+    Args:
+        snapshot: of the kernel's text.
+        addr: where they would be.
+        code: the bytes.
+    """
     return snapshot.memory is not None and read_text(snapshot, addr, len(code)) == code
 
 
 def read_text(snapshot: TextSnapshot, addr: int, size: int) -> bytes:
-    """Return bytes of text: what runs, else what would; b"" where nothing is."""
+    """Return bytes of text: what runs, else what would; b"" where nothing is.
+
+    Args:
+        snapshot: of the kernel's text.
+        addr: where they begin.
+        size: how many there are.
+    """
     try:
         found = snapshot.now(addr, size)
     except MemoryFault:

@@ -11,7 +11,7 @@ from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.guest.guest import Guest
 from kprobes.guest.kernel_abi import possible_cpus
 from kprobes.guest.places import Places, places_of, unchecked
-from kprobes.guest.prepare import ReturnPlanner
+from kprobes.guest.returns import ReturnPlanner
 from kprobes.guest.text import Classified, text_of_image
 from kprobes.image.file import read_image
 from kprobes.lang.append import Definitions
@@ -196,7 +196,7 @@ class Checker:
 
     def _accepted(self, statement: Statement, number: int) -> CheckResult:
         if isinstance(statement, Deletion):
-            gone = self._definitions.delete(statement)
+            gone = tuple(self._definitions.delete(statement).values())
             self._forget(gone)
             cpus = self._backend.cpus
             return CheckResult(command=statement.command, line=number, cpus=cpus, deleted=gone)
@@ -341,11 +341,11 @@ class _ByPatching:
 
     def _place_return(self, probe: Resolved, planner: ReturnPlanner) -> Placed:
         entry = probe.layout.ip
-        roles = planner.plan({entry: [probe]})
-        returns = next((each.returns for some in roles.values() for each in some), None)
-        if returns is None:
-            raise RefusedError(f"{probe.layout.function}: it is never left")
-        site = self._find_site(entry, probe.definition) if entry in roles else None
+        returns, roles = planner.plan(entry, [probe])
+        if not roles:
+            raise RefusedError(f"{probe.layout.function} never returns")
+        is_entry = any(addr == entry for addr, _ in roles)
+        site = self._find_site(entry, probe.definition) if is_entry else None
         return Placed(probe=probe, site=site, returns=returns, exits=self._places.exits(probe))
 
 
@@ -354,7 +354,10 @@ def checker_of_guest(
 ) -> Checker:
     """Return a checker of definitions to be armed on these terms in a running guest.
 
-    ``check`` raises RefusedError where nothing can be probed.
+    Args:
+        guest: that is only read.
+        terms: of arming.
+        check: raises RefusedError where nothing can be probed.
     """
     cpus = possible_cpus(guest.memory, guest.kernel)
     return Checker(_ByPatching(places_of(guest, check), terms, cpus=cpus), terms)

@@ -1,8 +1,7 @@
-"""The armed sites of a guest and their owners: its ftrace sites as they are, beside our journals.
+"""Armed sites of a guest and their owners, and which functions can be probed by name.
 
-Of jumps and breakpoints, which are anywhere, journals tell, and what tracers note in the guest.
-
-Which functions of a guest can be probed by name, and what their arguments are.
+Ftrace sites are read as they are, beside our journals. Of jumps and breakpoints, which are
+anywhere, journals tell, and what tracers note in the guest.
 """
 
 from collections import Counter
@@ -150,8 +149,8 @@ def read_codes(
         size: bytes of each.
 
     Returns:
-        The addresses that could be read, (m,), and their bytes, (m, size). A module's go when
-        it is unloaded.
+        Copies: the addresses that could be read, (m,), and their bytes, (m, size). A module's go
+        when it is unloaded.
     """
     found: list[NDArray[np.uint64]] = [addrs[:0]]
     codes: list[NDArray[np.uint8]] = [np.zeros((0, size), np.uint8)]

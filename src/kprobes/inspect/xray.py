@@ -1,8 +1,7 @@
 """X-rays of kernel text: bytes in the file and in memory, who changed them, and what that leads to.
 
-Nothing is written anywhere, and the guest runs on.
-
-X-rays of whole functions: their parts, and every way out of them.
+Whole functions are shown with their parts, and every way out of them. Nothing is written anywhere,
+and the guest runs on.
 """
 
 from collections import deque
@@ -28,6 +27,11 @@ _SITE = 16
 
 def xray(snapshot: TextSnapshot, subject: Subject, *, syntax: Syntax = Syntax.ATT) -> FunctionText:
     """Look at some text.
+
+    Args:
+        snapshot: of the kernel's text.
+        subject: a function, or other text.
+        syntax: how operands are written.
 
     Raises:
         TargetError: nothing is there, neither in memory nor in the file.

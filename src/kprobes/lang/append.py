@@ -31,7 +31,7 @@ class Definitions:
         # By event, by group: the place and arguments of each, and its number.
         self._events: dict[str, dict[str, dict[_Identity, int]]] = {}
         for definition in existing:
-            self._add(definition)
+            self._add(definition, next(self._next))
 
     def __iter__(self) -> Iterator[Definition]:
         """Yield them, oldest first."""
@@ -58,8 +58,8 @@ class Definitions:
             hint = f"for a second one give it a name of its own: {_with_name(new)}"
             raise rejection(Code.SAME_PROBE, command=new.command, column=0, hint=hint)
 
-    def append(self, new: Definition) -> None:
-        """Add a definition.
+    def append(self, new: Definition) -> int:
+        """Add a definition, and return its number.
 
         Definitions of one event probe several places, and must agree in all that its records have.
 
@@ -67,10 +67,10 @@ class Definitions:
             DefinitionError: DIFF_PROBE_TYPE, DIFF_ARG_TYPE or SAME_PROBE.
         """
         self.check(new)
-        self._add(new)
+        return self._add(new, next(self._next))
 
-    def delete(self, deletion: Deletion) -> tuple[Definition, ...]:
-        """Take away the definitions that match, and return them.
+    def delete(self, deletion: Deletion) -> dict[int, Definition]:
+        """Take away the definitions that match, and return them by their numbers.
 
         Raises:
             DefinitionError: NO_EVENT, when none does.
@@ -78,7 +78,53 @@ class Definitions:
         gone = [at for at in self._candidates(deletion) if _matches(self._all[at], deletion)]
         if not gone:
             raise rejection(Code.NO_EVENT, command=deletion.command, column=0)
-        return tuple(map(self._remove, sorted(gone)))
+        return {number: self._remove(number) for number in sorted(gone)}
+
+    def apply(self, statements: Iterable[Statement]) -> tuple[list[int], dict[int, Definition]]:
+        """Add and delete; all of it, or nothing.
+
+        Returns:
+            The numbers of what was added and is there, and what was deleted by its numbers.
+
+        Raises:
+            DefinitionError: from ``append`` and ``delete``, for the first that is wrong.
+        """
+        added: list[int] = []
+        deleted: dict[int, Definition] = {}
+        try:
+            for statement in statements:
+                if isinstance(statement, Deletion):
+                    deleted |= self.delete(statement)
+                else:
+                    added.append(self.append(statement))
+        except BaseException:
+            self.undo(added, deleted)
+            raise
+        left = [number for number in added if number not in deleted]
+        return left, {n: each for n, each in deleted.items() if n not in added}
+
+    def undo(self, added: Iterable[int], deleted: Mapping[int, Definition]) -> None:
+        """Have everything as it was before ``apply``."""
+        new = set(added)
+        for number in new & self._all.keys():
+            self._remove(number)
+        for number, definition in deleted.items():
+            if number not in new:
+                self._add(definition, number)
+        self._all = dict(sorted(self._all.items()))
+
+    def get(self, number: int) -> Definition | None:
+        """Return the definition that has a number, or None when it was deleted."""
+        return self._all.get(number)
+
+    def items(self) -> Iterator[tuple[int, Definition]]:
+        """Yield numbers and definitions, oldest first."""
+        return iter(self._all.items())
+
+    def replace(self, number: int, definition: Definition) -> Definition:
+        """Have another filter for a definition; return what was there."""
+        before, self._all[number] = self._all[number], definition
+        return before
 
     def _same(self, group: str, event: str) -> Mapping[_Identity, int]:
         return self._events.get(event, {}).get(group, {})
@@ -90,11 +136,11 @@ class Definitions:
         chosen = groups.values() if deletion.group is None else [groups.get(deletion.group, {})]
         return [at for same in chosen for at in same.values()]
 
-    def _add(self, new: Definition) -> None:
-        number = next(self._next)
+    def _add(self, new: Definition, number: int) -> int:
         self._all[number] = new
         groups = self._events.setdefault(new.event, {})
         groups.setdefault(new.group, {})[_key(new, number)] = number
+        return number
 
     def _remove(self, number: int) -> Definition:
         gone = self._all.pop(number)
@@ -119,11 +165,7 @@ def apply(
         DefinitionError: from ``Definitions``, for the first that is wrong.
     """
     found = Definitions(existing)
-    for statement in statements:
-        if isinstance(statement, Deletion):
-            found.delete(statement)
-        else:
-            found.append(statement)
+    found.apply(statements)
     return tuple(found)
 
 

@@ -1,14 +1,8 @@
-"""Fetch expressions: one small function per form, chosen by the first character.
+"""Reader of fetch expressions: one small function per form, chosen by the first character.
 
-Expressions around another one: ``+8(...)``, ``this_cpu_ptr(...)``, ``this_cpu_read(...)``.
-
-Names that the kernel's own types know: parameters, and walks along members.
-
-Type casts: ``(STRUCT)FETCH->MEMBER`` and ``(STRUCT,FIELD)FETCH->MEMBER``.
-
-Register names that were not found: what was probably meant.
-
-``$`` expressions: what the probed code has without a register's name.
+The forms are registers, ``$`` expressions, memory and constants; ``+8(...)``, ``this_cpu_ptr(...)``
+and ``this_cpu_read(...)`` around another expression; and parameters, walks along members and type
+casts, ``(STRUCT)FETCH->MEMBER`` and ``(STRUCT,FIELD)FETCH->MEMBER``, which need the kernel's types.
 """
 
 import re
@@ -53,7 +47,12 @@ def is_per_cpu(text: str) -> bool:
 
 
 def read_deref(token: Token, context: ParseContext, read: Reader) -> Reading:
-    """Read ``+|-[u]OFF(FETCH)``, the inner expression by ``read``.
+    """Read ``+|-[u]OFF(FETCH)``.
+
+    Args:
+        token: the whole of it.
+        context: what is parsed, and how deep.
+        read: reads the inner expression.
 
     Raises:
         DefinitionError: the kernel's error for it.
@@ -81,6 +80,11 @@ def read_deref(token: Token, context: ParseContext, read: Reader) -> Reading:
 
 def read_per_cpu(token: Token, context: ParseContext, read: Reader) -> Reading:
     """Read ``this_cpu_ptr(FETCH)`` or ``this_cpu_read(FETCH)``.
+
+    Args:
+        token: the whole of it.
+        context: what is parsed, and how deep.
+        read: reads the inner expression.
 
     Raises:
         DefinitionError: the kernel's error for it.
@@ -148,7 +152,12 @@ def split_walk(token: Token) -> tuple[Token, Token | None]:
 
 
 def walk(base: Reading, rest: Token, whole: Token) -> Reading:
-    """Read the members after an arrow, ``rest``, and walk along them from ``base``.
+    """Read the members after an arrow, and walk along them.
+
+    Args:
+        base: where the walk begins.
+        rest: the members, after the first arrow.
+        whole: the whole expression.
 
     Raises:
         DefinitionError: a member cannot have such a name, or the walk is too long.
@@ -201,7 +210,12 @@ _REQUIRED = "a cast is followed by a member, such as (task_struct)%di->pid"
 
 
 def read_cast(token: Token, context: ParseContext, read: Reader) -> Reading:
-    """Read a cast and the member after it, the expression that is cast by ``read``.
+    """Read a cast and the member after it.
+
+    Args:
+        token: the whole of it.
+        context: what is parsed, and how deep.
+        read: reads the expression that is cast.
 
     Raises:
         DefinitionError: the kernel's error for it.

@@ -1,14 +1,11 @@
-"""An event's filter: text to a program of tests, with the kernel's errors and marks.
+"""Parser of an event's filter: text to a program of tests, with the kernel's errors and marks.
 
     filter := or ; or := and ('||' and)* ; and := not ('&&' not)* ; not := '!'* ('(' or ')' | term)
     term   := FIELD OPERATOR VALUE
 
 As kernel/trace/trace_events_filter.c reads it: parentheses and quotes are looked at before
-anything else, then everything from left to right.
-
-One term of a filter, ``FIELD OPERATOR VALUE``, to a test; parse_pred() in the kernel.
-
-Tasks to a filter: what ``kprobe trace --follow --pid --tgid --comm`` means.
+anything else, then everything from left to right; a term is read as by its parse_pred(). Tasks
+that are named by ``kprobe trace --follow --pid --tgid --comm`` are a filter, too.
 """
 
 import re

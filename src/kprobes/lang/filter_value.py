@@ -1,8 +1,6 @@
-"""The value of a filter's term, after its operator: a number, a string, CPUs, a function.
+"""Reader of the value in a filter's term: a number, a string, CPUs, a function.
 
-Lists of CPUs, ``0-3,8-31:1/4``, as bitmap_parselist() in the kernel reads them.
-
-What passes between the readers of a filter: its text, and what it may name.
+Lists of CPUs, ``0-3,8-31:1/4``, are read as by bitmap_parselist() in the kernel.
 """
 
 import re
@@ -135,9 +133,13 @@ class Scan:
         return self.text[start : self.at]
 
     def error(self, code: FilterCode, column: int | None = None, hint: str = "") -> DefinitionError:
-        """Return the error with its mark at a column; at where reading is, as inside a term.
+        """Return the error with its mark at a column.
 
-        There the kernel counts from one.
+        Args:
+            code: what is wrong.
+            column: of the mark, from 0; None for where reading is, as inside a term: there the
+                kernel counts from one.
+            hint: what would be right, or "".
         """
         at = self.at + 1 if column is None else column
         data = self.text.encode("latin-1")

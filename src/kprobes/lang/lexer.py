@@ -1,12 +1,9 @@
-"""Text to statements: lines, comments and words, as the kernel splits what is written to it.
-
-Numbers as the kernel's kstrtoul and kstrtol read them: whole words, base by prefix, 64 bits.
-
-The cursor: a run of a command's columns that is cut into smaller runs, form by form.
+"""Lexer: text to statements of lines, comments and words, and the tokens that they are cut into.
 
 The kernel parses by cutting its copy of a word at separators that it searches (the first ``=``,
-the first ``:``, the last ``)``), not from left to right. A piece is cut the same way and never
-loses where it stands in the command.
+the first ``:``, the last ``)``), not from left to right. A token is cut the same way and never
+loses where it stands in the command. Numbers are whole words, read as by the kernel's kstrtoul and
+kstrtol: base by prefix, 64 bits.
 """
 
 import re
@@ -99,7 +96,13 @@ class Token:
         )
 
     def error(self, code: Code, at: int = 0, *, hint: str = "") -> DefinitionError:
-        """Return the error whose caret stands ``at`` columns into this piece."""
+        """Return the error with its caret in this token.
+
+        Args:
+            code: what is wrong.
+            at: columns from the token's first character.
+            hint: what would be right, or "".
+        """
         return rejection(code, command=self.command, column=self.caret + at, hint=hint)
 
 

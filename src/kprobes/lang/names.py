@@ -53,7 +53,13 @@ def read_names(head: Token) -> tuple[str, str]:
 
 
 def default_event(kind: Kind, symbol: str, offset: int) -> str:
-    """Return the name that the kernel gives to an event at a symbol without one."""
+    """Return the name that the kernel gives to an event at a symbol without one.
+
+    Args:
+        kind: entry or return.
+        symbol: its name.
+        offset: bytes after it.
+    """
     return _tidy(f"{kind.value}_{symbol}_{offset}")
 
 

@@ -1,8 +1,6 @@
-"""Statements to Definitions, with the errors, carets and order of checks of the kernel.
+"""Parser: statements to Definitions, with the errors, carets and order of checks of the kernel.
 
-Deletions: ``-:[GRP/]EVENT [PLACE [ARGS]]``.
-
-The second word of a statement: where the probe goes.
+A statement that begins with ``-:`` deletes: ``-:[GRP/]EVENT [PLACE [ARGS]]``.
 """
 
 import re

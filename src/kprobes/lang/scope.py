@@ -55,7 +55,13 @@ Reader = Callable[[Token, ParseContext], Reading]
 
 
 def leaf(fetch: Fetch, token: Token, *, ops: int = 0) -> Reading:
-    """Return the reading of an expression without another one inside."""
+    """Return the reading of an expression without another one inside.
+
+    Args:
+        fetch: the expression.
+        token: what it was read from.
+        ops: operations of the kernel's that it takes.
+    """
     return Reading(fetch=fetch, caret=token.caret, ops=ops)
 
 

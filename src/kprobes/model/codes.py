@@ -1,11 +1,8 @@
-"""Errors of definitions: the kernel's names and texts, and a few of our own.
+"""Errors of definitions and filters: the kernel's names and texts, and a few of our own.
 
 The texts are those of the newest release that has the error (``error_log`` shows nothing else
 of it); older releases differ in a few words, which ``docs/reference/language.md`` lists.
-
-What can be wrong with an event's filter: the kernel's names and texts, and two of our own.
-
-Where the kernel counts from one it does so here: inside a term its marks stand one column late.
+Marks in a filter stand one column late inside a term, as the kernel counts from one there.
 """
 
 from enum import Enum, unique
@@ -126,7 +123,14 @@ def text_of(code: str) -> str:
 
 
 def rejection(code: Code, *, command: str, column: int, hint: str = "") -> DefinitionError:
-    """Return the error for a command, with the caret at a column of it."""
+    """Return the error for a command, with the caret at a column of it.
+
+    Args:
+        code: what is wrong.
+        command: the whole text.
+        column: of the caret, from 0.
+        hint: what would be right, or "".
+    """
     return DefinitionError(code.name, code.text, command=command, column=column, hint=hint)
 
 
@@ -161,5 +165,12 @@ class FilterCode(Enum):
 
 
 def filter_error(code: FilterCode, *, text: str, column: int, hint: str = "") -> DefinitionError:
-    """Return the error for a filter's text, with the mark at a column of it."""
+    """Return the error for a filter's text, with the mark at a column of it.
+
+    Args:
+        code: what is wrong.
+        text: the whole filter.
+        column: of the mark, from 0.
+        hint: what would be right, or "".
+    """
     return DefinitionError(code.name, code.value, command=text, column=column, hint=hint)

@@ -1,8 +1,7 @@
-"""A probe definition as written: what ``lang`` makes of text, before any kernel is known.
+"""Probe definition as written: what ``lang`` makes of text, before any kernel is known.
 
-Fields that the records of return probes have beside what their definitions fetch.
-
-A type word of the language: ``u8``, ``b4@2/32``, ``string``, ``x16[4]``.
+It has the types of its fields (``u8``, ``b4@2/32``, ``string``, ``x16[4]``), and names the fields
+that the records of return probes have beside what their definitions fetch.
 """
 
 from dataclasses import dataclass

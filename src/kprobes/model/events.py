@@ -1,18 +1,11 @@
-"""Events as columns: what a drained ring becomes, and all that a sink sees.
+"""Events as columns: what a drained ring becomes, what was counted, and all that a sink sees.
 
-One event with its values by name, for programs that take them one by one.
-
-What was counted of a run, and of one probe's hits.
-
-What a kernel's own event looks like in its ring, and which of our layouts it is shown by.
-
-A driver of tracefs makes a ``HostEvent`` of every event that it has defined; a ``HostReader``
-turns the kernel's pages into batches of those events' layouts.
-
-Pages as they were taken out of the rings of this machine's kernel.
+Programs that take events one by one get each with its values by name. Of this machine's kernel,
+tracefs makes a ``HostEvent`` of every event that is defined; a ``HostReader`` turns the pages that
+were taken out of the kernel's rings into batches of those events' layouts.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -70,7 +63,7 @@ class Batch:
         return sum(kept.values()) + sum(map(_strings, self.values))
 
     def take(self, rows: Rows) -> "Batch":
-        """Return some rows: views for a slice, copies for indices or a mask."""
+        """Return some rows: views for a slice, copies for indices, shape (m,), or a mask, (n,)."""
         return Batch(
             layout=self.layout,
             ts=self.ts[rows],
@@ -324,6 +317,10 @@ class HostReader(Protocol):
     @property
     def lost(self) -> int:
         """Events that the kernel dropped or overwrote before they were read."""
+        ...
+
+    def add(self, events: Sequence[HostEvent]) -> None:
+        """Expect records of more events, which are not recorded yet."""
         ...
 
     def drain(self) -> Events:

@@ -1,11 +1,4 @@
-"""One running kernel, as found in its memory or its image.
-
-A named address of a kernel.
-
-Kernel text and what else is known of it, besides its bytes.
-
-What a kernel's own type information says: structs, members, functions.
-"""
+"""One running kernel, as found in its memory or its image: symbols, text and types."""
 
 import re
 from collections.abc import Mapping

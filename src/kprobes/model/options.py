@@ -1,9 +1,13 @@
-"""The options of a recording as one value, which drivers are given with its definitions."""
+"""What is wanted of a driver, and how: all that is to be armed as one value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kprobes.model.definition import Definition
+from kprobes.model.override import Override
 from kprobes.model.plan import ReturnMethod, Strategy
+from kprobes.model.upcall import Upcall
+from kprobes.units import Addr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,11 @@ def _nothing() -> None:
     pass
 
 
+def _always(addr: Addr) -> bool:
+    del addr
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Options of a recording.
@@ -48,3 +57,25 @@ class Options:
     tasks: Tasks = Tasks()
     warn: Callable[[str], None] = _ignore
     checkpoint: Callable[[], None] = _nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Wanted:
+    """What is to be armed: a site is armed as long as something here is a reason for it.
+
+    Attributes:
+        definitions: whose events are recorded; what was wanted before is the same object.
+        options: of the recording.
+        upcalls: what Python does before or after single instructions.
+        return_upcalls: what it does at all returns of functions, by their entries.
+        is_there: whether the place of an upcall still is: its module may have gone.
+        overrides: what skips calls, after the probes of the same site and before Python; those of
+            one function in the order in which they are asked.
+    """
+
+    definitions: Sequence[Definition] = ()
+    options: Options = Options()
+    upcalls: Sequence[Upcall] = ()
+    return_upcalls: Sequence[Upcall] = ()
+    is_there: Callable[[Addr], bool] = _always
+    overrides: Sequence[Override] = ()

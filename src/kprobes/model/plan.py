@@ -1,10 +1,7 @@
-"""The plan for one site: what to write where, and which probes run there.
+"""Plan for one site: what to write where, which probes run there, and how returns are probed.
 
-How a function is left: every return and tail jump of it, or why they are not all known.
-
-How a function's returns are probed: what is done at its entry, at its exits, and in between.
-
-A call in progress has an instance where something must be kept for its return:
+A function is left by every return and tail jump of it, or it is said why they are not all known. A
+call in progress has an instance where something must be kept for its return:
 
     struct instance {
         u64 slot;       // where its return address is on its stack, 0: free; written first;
@@ -13,6 +10,7 @@ A call in progress has an instance where something must be kept for its return:
         u64 origin;     // with it: the same, but where that is a trampoline too, what it stands for
         u64 exit;       // the tail jump by which it was left, or 0
         u64 counter;    // the CPU's raw cycle counter at its entry, or the guest's clock
+        u64 generation; // ``Returns.generation`` of the code that has written it
         u64 values[];   // what its entry has left for its return: ``Returns.kept``
     };
 
@@ -141,7 +139,7 @@ def _of(exits: Iterable[Exit], *, is_return: bool) -> tuple[Exit, ...]:
 
 
 INSTANCE_SLOT, INSTANCE_CALLER, INSTANCE_ORIGIN = 0, 8, 16
-INSTANCE_EXIT, INSTANCE_COUNTER, INSTANCE_VALUES = 24, 32, 40
+INSTANCE_EXIT, INSTANCE_COUNTER, INSTANCE_GENERATION, INSTANCE_VALUES = 24, 32, 40, 48
 INSTANCE_MULTIPLIER = 0x9E37_79B9_7F4A_7C15
 TRAMPOLINE_HEADER = 16
 
@@ -194,6 +192,10 @@ class Returns:
         kept: operands, as they are at the entry, that the records of its returns tell.
         is_timed: whether the entry's time is kept.
         upcalls: what Python does at every return, after the probes.
+        room: values that an instance has room for at least.
+        generation: how often the probes have changed while calls were in progress.
+        since: by event id, the first generation whose entries keep what a probe needs; of probes
+            that are not here all do.
     """
 
     entry: Addr
@@ -202,6 +204,9 @@ class Returns:
     kept: tuple[Operand, ...] = ()
     is_timed: bool = False
     upcalls: tuple[Upcall, ...] = ()
+    room: int = 0
+    generation: int = 0
+    since: tuple[tuple[int, int], ...] = ()
 
     @property
     def keeps(self) -> bool:
@@ -216,7 +221,13 @@ class Returns:
     @property
     def stride(self) -> int:
         """Bytes of one instance."""
-        return INSTANCE_VALUES + 8 * len(self.kept)
+        return INSTANCE_VALUES + 8 * max(self.room, len(self.kept))
+
+    @property
+    def first_generations(self) -> tuple[int, ...]:
+        """For each probe the first generation of the calls that it records."""
+        since = dict(self.since)
+        return tuple(since.get(probe.layout.event_id, 0) for probe in self.probes)
 
     @property
     def maxactive(self) -> int:
@@ -246,7 +257,9 @@ class Returning:
         """What its machine code depends on: equal shapes differ in numbers only."""
         returns = self.returns
         probes = tuple(probe.shape for probe in returns.probes)
-        return self.role, returns.kept, returns.is_timed, bool(returns.upcalls), probes
+        kept = returns.kept, returns.is_timed, returns.stride
+        generations = returns.generation, returns.first_generations
+        return self.role, *kept, *generations, bool(returns.upcalls), probes
 
 
 class Strategy(StrEnum):

@@ -1,6 +1,6 @@
-"""A definition whose every name has become an address, a register or an offset.
+"""Resolved probe: every name has become an address, a register or an offset of the record.
 
-How one event's record lies in the ring: written once, for code generator and decoder.
+The record's layout is made once, for code generator and decoder:
 
     struct record {            // little endian, 8-byte aligned, at ring position `position`
         u64 commit;            // position << 16 | event id; written last
@@ -19,10 +19,9 @@ How one event's record lies in the ring: written once, for code generator and de
 A string field is a u32 ``length << 16 | offset``: offset from the record's start, length with
 its NUL; length 0 is a fault. Arrays are their elements in a row, with one fault bit for a whole
 array of numbers. See docs/reference/formats/ring.md.
-
-A probe as a kernel's own ``kprobe_events`` file takes it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -272,6 +271,13 @@ def leaf_of(operand: Operand) -> Operand:
     return operand
 
 
+def _chain(operand: Operand | None) -> Iterator[Operand]:
+    # What an entry keeps was computed there.
+    while operand is not None:
+        yield operand
+        operand = None if isinstance(operand, EntryValue) else base_of(operand)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldFetch:
     """One field of the record and where its value comes from.
@@ -318,6 +324,16 @@ class Resolved:
     def calls_guest(self) -> bool:
         """Whether a hit runs functions of the guest, so that it must be guarded."""
         return any(fetch.calls_guest for fetch in self.fetches) or self.filters_by(Header.CPU)
+
+    @property
+    def at_entry(self) -> tuple[EntryValue | EntryCounter, ...]:
+        """What its record tells of the function's entry, of a probe at its return."""
+        return tuple(
+            operand
+            for fetch in self.fetches
+            for operand in _chain(fetch.operand)
+            if isinstance(operand, EntryValue | EntryCounter)
+        )
 
     def filters_by(self, source: Source) -> bool:
         """Whether the filter tests this."""

@@ -5,7 +5,7 @@ How the returns of a function are probed: the cheapest way that is proven, and w
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import Symbols, place_of
@@ -21,7 +21,7 @@ from kprobes.model.plan import (
     Site,
     Strategy,
 )
-from kprobes.model.resolved import EntryCounter, EntryValue, Operand, Resolved, base_of
+from kprobes.model.resolved import EntryCounter, EntryValue, Operand, Resolved
 from kprobes.model.upcall import Upcall
 from kprobes.ports import Memory
 from kprobes.units import Addr
@@ -137,23 +137,90 @@ def choose_return_method(place: str, exits: Exits, wish: ReturnMethod | None) ->
     raise RefusedError(f"{place}: not by {wish}: {_why_not(exits)}; {exits.return_method} works")
 
 
+SPARE_VALUES = 4
+"""More values than a function's instances need at first, where there are few functions."""
+
+
 def make_returns(
     entry: Addr,
     return_method: ReturnMethod,
     probes: Sequence[Resolved],
     upcalls: Sequence[Upcall] = (),
 ) -> Returns:
-    """Return all return probes of one function with what they need of its entry."""
-    operands = [operand for probe in probes for operand in _operands(probe)]
-    kept = [operand.base for operand in operands if isinstance(operand, EntryValue)]
+    """Return all return probes of one function with what they need of its entry.
+
+    Args:
+        entry: the address of the function's probe.
+        return_method: how its returns are probed.
+        probes: newest first.
+        upcalls: what Python does at every return.
+    """
+    kept, is_timed = _kept(probes)
     return Returns(
         entry=entry,
         return_method=return_method,
         probes=tuple(probes),
-        kept=tuple(dict.fromkeys(kept)),
-        is_timed=any(isinstance(operand, EntryCounter) for operand in operands),
+        kept=kept,
+        is_timed=is_timed,
         upcalls=tuple(upcalls),
+        room=len(kept) + SPARE_VALUES if kept or is_timed else 0,
     )
+
+
+def change_returns(
+    returns: Returns,
+    name: str,
+    return_method: ReturnMethod,
+    probes: Sequence[Resolved],
+    upcalls: Sequence[Upcall] = (),
+) -> Returns:
+    """Return what becomes of a function's return probes when others come or some go.
+
+    Calls in progress stay what they are: what they keep stays where it is.
+
+    Args:
+        returns: as they were.
+        name: of the function, for messages.
+        return_method: how they are probed from now on.
+        probes: newest first, from now on.
+        upcalls: from now on.
+
+    Raises:
+        RefusedError: instances have no room for what new ones need of the entry.
+    """
+    generation = returns.generation + 1
+    before = {probe.layout.event_id for probe in returns.probes}
+    has_instances = returns.keeps or returns.takes_over
+    if return_method is not returns.return_method or not has_instances:
+        # Nothing that calls in progress keep is of use.
+        changed = make_returns(returns.entry, return_method, probes, upcalls)
+        ids = [probe.layout.event_id for probe in probes if probe.at_entry and has_instances]
+        return replace(changed, generation=generation, since=tuple((n, generation) for n in ids))
+    new = {probe.layout.event_id for probe in probes if probe.at_entry} - before
+    since = {**dict(returns.since), **dict.fromkeys(new, generation)}
+    left = {probe.layout.event_id for probe in probes}
+    kept, is_timed = _kept(probes)
+    kept = tuple(dict.fromkeys((*returns.kept, *kept)))
+    if len(kept) > max(returns.room, len(returns.kept)):
+        raise RefusedError(
+            f"{name}: probes of its returns are armed, and what their calls in progress keep has "
+            f"no room for {len(kept) - returns.room} more values: delete them first"
+        )
+    return replace(
+        returns,
+        probes=tuple(probes),
+        kept=kept,
+        is_timed=is_timed or returns.is_timed,
+        upcalls=tuple(upcalls),
+        generation=generation,
+        since=tuple((number, at) for number, at in since.items() if number in left),
+    )
+
+
+def _kept(probes: Sequence[Resolved]) -> tuple[tuple[Operand, ...], bool]:
+    operands = [operand for probe in probes for operand in probe.at_entry]
+    kept = [operand.base for operand in operands if isinstance(operand, EntryValue)]
+    return tuple(dict.fromkeys(kept)), any(isinstance(each, EntryCounter) for each in operands)
 
 
 def roles(returns: Returns, exits: Exits) -> Iterable[tuple[Addr, Returning]]:
@@ -188,16 +255,6 @@ def forced_return_method(
 def at_exits(strategy: Strategy | None) -> Strategy | None:
     """Return what is forced on exits, where there is no ftrace site."""
     return None if strategy is Strategy.FTRACE else strategy
-
-
-def _operands(probe: Resolved) -> Iterable[Operand]:
-    for fetch in probe.fetches:
-        operand: Operand | None = fetch.operand
-        while operand is not None:
-            yield operand
-            if isinstance(operand, EntryValue):
-                break
-            operand = base_of(operand)
 
 
 def _why_not(exits: Exits) -> str:

@@ -1,6 +1,6 @@
-"""The fetching of a field in words: registers, addresses, their arithmetic as C writes them.
+"""Explanations of an event: how each field is fetched, in words, and its ``format`` file.
 
-The ``format`` file of an event: how the kernel's own record of it would lie.
+The file says how the kernel's own record of the event would lie:
 
     struct {    // packed; include/linux/trace_events.h, kernel/trace/trace_probe.h
         unsigned short common_type; unsigned char common_flags, common_preempt_count;

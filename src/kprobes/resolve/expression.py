@@ -1,12 +1,8 @@
 """Fetch expressions to operands: names become registers, addresses and offsets.
 
-``$argN`` to what has it when a function is entered, and back: one word for each argument.
-
-What all parts of resolving know of the definition at hand.
-
-Member chains: ``a->b.c->d`` to reads of memory, by the kernel's types.
-
-As parse_btf_field() in the kernel: every arrow reads the pointer before it, dots add offsets.
+``$argN`` is where the argument is when the function is entered: one word for each. Member chains,
+``a->b.c->d``, become reads of memory by the kernel's types, as in its parse_btf_field(): every
+arrow reads the pointer before it, dots add offsets.
 """
 
 from dataclasses import dataclass
@@ -120,7 +116,13 @@ class ResolveContext:
         return self.types.function(symbol) if self.types and symbol else None
 
     def error(self, code: Code, column: int, hint: str = "") -> DefinitionError:
-        """Return the error whose caret stands at a column of the command."""
+        """Return the error whose caret stands at a column of the command.
+
+        Args:
+            code: what is wrong.
+            column: of the caret, from 0.
+            hint: what would be right, or "".
+        """
         return rejection(code, command=self.definition.command, column=column, hint=hint)
 
 
@@ -161,6 +163,12 @@ class Start:
 def walk(context: ResolveContext, types: Types, start: Start, steps: tuple[Step, ...]) -> Value:
     """Return the member at the end of a chain.
 
+    Args:
+        context: the definition, and its kernel.
+        types: of that kernel.
+        start: what the first step begins at.
+        steps: the names, each with what leads to it.
+
     Raises:
         DefinitionError: a step goes through no pointer, or to no member.
     """
@@ -188,6 +196,12 @@ def walk(context: ResolveContext, types: Types, start: Start, steps: tuple[Step,
 
 def find_member(context: ResolveContext, types: Types, aggregate: int, step: Step) -> MemberPlace:
     """Return one member of a struct or union.
+
+    Args:
+        context: the definition, for the error.
+        types: of its kernel.
+        aggregate: the type's number.
+        step: the member's name.
 
     Raises:
         DefinitionError: the type is neither, or has no such member.

@@ -41,6 +41,11 @@ class Target:
 def find_target(definition: Definition, kernel: Kernel, locate: Locate) -> Target:
     """Return the place that a definition names.
 
+    Args:
+        definition: as it was parsed.
+        kernel: that it is for.
+        locate: finds where a probe at a function's entry is.
+
     Raises:
         DefinitionError: there is no such place (with near names), or there are several.
         NotLoadedError: its module is not loaded.

@@ -1,12 +1,9 @@
 """A Definition and a Kernel to a Resolved probe: names become addresses, registers, offsets.
 
-Fields of return probes that no definition fetches: a call's duration, and where it was left.
-
-The fields that an event's filter may name: trace_find_event_field() in the kernel.
-
-Where each field of an event lies in its record; the record is drawn in ``model.resolved``.
-
-Several probes of one event: their records must agree in everything that is listed of them.
+Return probes have fields that no definition fetches: a call's duration, and where it was left. Each
+field gets its place in the record, which ``model.resolved`` draws. Probes of one event must agree
+in everything that is listed of them. A filter may name the fields that the kernel's
+trace_find_event_field() would find.
 """
 
 from collections.abc import Sequence
@@ -159,7 +156,15 @@ def lay_out(args: Sequence[Fetched], *, has_caller: bool = False) -> Shape:
 def record_layout(
     definition: Definition, shape: Shape, *, event_id: int, ip: Addr, symbol: Symbol
 ) -> RecordLayout:
-    """Give a shape its event's names and place; ``symbol`` is what the kernel prints for ``ip``."""
+    """Give a shape its event's names and place.
+
+    Args:
+        definition: of the event.
+        shape: of its record.
+        event_id: its number in the ring.
+        ip: what the kernel prints as the event's address.
+        symbol: what it prints for ``ip``.
+    """
     return RecordLayout(
         event_id=event_id,
         group=definition.group,
@@ -246,6 +251,12 @@ def resolve_arguments(
 
     Symbols whose memory is read need not exist: these it looks up at registration.
 
+    Args:
+        definition: as it was parsed.
+        kernel: that it is for.
+        arch: of that kernel.
+        target: where the probe is.
+
     Returns:
         The definition with everything expanded, and its arguments.
 
@@ -269,6 +280,12 @@ def resolve_arguments(
 def check_parameters(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> None:
     """Check the words that stand for a function's parameters, which the kernel replaces first.
 
+    Args:
+        definition: as it was parsed.
+        kernel: that it is for.
+        arch: of that kernel.
+        target: where the probe is.
+
     Raises:
         DefinitionError: the function has not so many, or they are not known.
     """
@@ -277,6 +294,12 @@ def check_parameters(definition: Definition, kernel: Kernel, arch: Arch, target:
 
 def check_variables(definition: Definition, kernel: Kernel, arch: Arch, target: Target) -> None:
     """Check that there are the variables that a definition names, whatever their types.
+
+    Args:
+        definition: as it was parsed.
+        kernel: that it is for.
+        arch: of that kernel.
+        target: where the probe is.
 
     Raises:
         DefinitionError: one is not found.

@@ -3,7 +3,7 @@
 Layouts as lookup tables: what finding records needs to know of every event id at once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,6 @@ class Decoded:
         is_lost: whether damage left no sound record to go on with; ``position`` is then
             the end of what was searched and need not be where a record begins.
         damaged: how many times a record had to be passed over.
-        last_counter: of the record that was written last, or None when there is none.
     """
 
     cpu: int
@@ -75,16 +74,14 @@ class Decoded:
     is_blocked: bool
     is_lost: bool
     damaged: int
-    last_counter: int | None
 
     def __len__(self) -> int:
         """Return the number of events."""
         return sum(map(len, self.batches))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
-    """All layouts that may occur in a ring. Keep one while its records may still be there.
+    """All layouts that may occur in a ring; more may be added while others read with it.
 
     Attributes:
         layouts: by event id.
@@ -95,23 +92,21 @@ class Shapes:
         size_offsets: int64 per event id: where the record's own size is, 0 when it has none.
     """
 
-    layouts: Mapping[int, RecordLayout]
-    dtypes: Mapping[int, np.dtype[np.void]]
-    sizes: NDArray[np.int64]
-    size_offsets: NDArray[np.int64]
+    def __init__(self, layouts: Iterable[RecordLayout] = ()) -> None:
+        self.layouts: dict[int, RecordLayout] = {}
+        self.dtypes: dict[int, np.dtype[np.void]] = {}
+        self.sizes = np.zeros(1 << EVENT_BITS, np.int64)
+        self.size_offsets = np.zeros(1 << EVENT_BITS, np.int64)
+        for layout in layouts:
+            self.add(layout)
 
-
-def shapes(layouts: Iterable[RecordLayout]) -> Shapes:
-    """Tabulate layouts by event id."""
-    by_id = {layout.event_id: layout for layout in layouts}
-    sizes = np.zeros(1 << EVENT_BITS, np.int64)
-    size_offsets = np.zeros(1 << EVENT_BITS, np.int64)
-    for event_id, layout in by_id.items():
+    def add(self, layout: RecordLayout) -> None:
+        """Add a layout; its event id last, by which readers find it."""
         _check(layout)
-        sizes[event_id] = layout.size
-        size_offsets[event_id] = layout.size_offset if layout.is_dynamic else 0
-    dtypes = {event_id: _row_dtype(layout) for event_id, layout in by_id.items()}
-    return Shapes(layouts=by_id, dtypes=dtypes, sizes=sizes, size_offsets=size_offsets)
+        number = layout.event_id
+        self.layouts[number], self.dtypes[number] = layout, _row_dtype(layout)
+        self.size_offsets[number] = layout.size_offset if layout.is_dynamic else 0
+        self.sizes[number] = layout.size
 
 
 def _check(layout: RecordLayout) -> None:

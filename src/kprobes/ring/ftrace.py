@@ -1,16 +1,15 @@
-"""Pages of the kernel's trace rings to columns, by the events' own ``format``.
+"""Decoder of the kernel's trace rings: pages to columns, by the events' own ``format``.
 
-The context of a hit as ``struct trace_entry`` has it, in the words of ``model.resolved``.
+The context of a hit, in ``struct trace_entry``, is flags
 
     TRACE_FLAG_IRQS_OFF 0x01, NEED_RESCHED_LAZY 0x02 (6.13), NEED_RESCHED 0x04, HARDIRQ 0x08,
     SOFTIRQ 0x10, PREEMPT_RESCHED 0x20, NMI 0x40, BH_OFF 0x80
 
 and a count: of preemption, of which since 5.15 the high half counts migrate_disable.
 
-What tasks were called when they were hit, from what the kernel tells of new names.
-
-Its own trace shows a task by the last name noted for its pid; here a name counts from its time on.
-Told are ``task:task_newtask`` and ``task:task_rename``, whose records lie in the same rings.
+The kernel's own trace shows a task by the last name noted for its pid; here a name counts from its
+time on. New names are in ``task:task_newtask`` and ``task:task_rename``, whose records lie in the
+same rings.
 """
 
 from collections import defaultdict
@@ -61,7 +60,7 @@ class Contexts:
         self._counts = np.array(counts, np.uint32)
 
     def of(self, flags: NDArray[np.uint8], counts: NDArray[np.uint8]) -> NDArray[np.uint32]:
-        """Return the context column."""
+        """Return the context column, a copy; all have the shape (n,)."""
         return self._flags[flags] | self._counts[counts]
 
 
@@ -125,7 +124,10 @@ class TaskNames:
             self._is_renamed[naming.pid] = True
 
     def of(self, batch: Batch) -> Column:
-        """Return the comm column of a batch, whose pids are below ``PID_LIMIT``."""
+        """Return the comm column of a batch, whose pids are below ``PID_LIMIT``.
+
+        It is a copy, shape (n,).
+        """
         # Tasks hit in bursts, so the first of every run of one pid is looked at.
         heads = np.flatnonzero(np.diff(batch.pid, prepend=-1))
         pids = batch.pid[heads]
@@ -215,11 +217,15 @@ class HostDecoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostShapes:
-    """Everything that may be in the pages of one instance."""
+    """Everything that may be in the pages of one instance.
+
+    Attributes:
+        events: by their numbers; more may be added while others decode with it.
+    """
 
     page: PageFormat
     contexts: Contexts
-    events: Mapping[int, EventShape]
+    events: dict[int, EventShape]
     namings: Mapping[int, NamingShape]
 
 

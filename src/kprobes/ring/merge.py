@@ -1,12 +1,10 @@
-"""Streams of several CPUs to one, in the order of time, while they go on.
+"""Merger of the streams of several CPUs into one, in the order of time, while they go on.
 
 A record is reserved before it is stamped, so once a round of draining has seen all heads,
 every event stamped before the round began is either drained or stands in a ring uncommitted.
 With M the latest time of the round before, events up to M can have no earlier one missing,
 unless a CPU's ring is blocked by an uncommitted record: then that record is later than what
 was drained from the ring before it.
-
-Batches of one layout put together.
 """
 
 from collections import defaultdict
@@ -80,11 +78,6 @@ class Merger:
         self._drained: dict[int, int] = {}  # latest time by CPU
         self._shown = 0
         self.late = 0
-
-    @property
-    def held(self) -> int:
-        """How many events wait."""
-        return sum(len(held.batch) for held in self._held)
 
     def push(self, decoded: Iterable[Decoded]) -> Events:
         """Take one round, all CPUs of it, each in ring order, and return what is safe.

@@ -1,10 +1,8 @@
-"""One CPU's ring from where it was read last to its head: keeps the tail, minds the wrap.
+"""Reader of one CPU's ring: its bytes from where it was read last to its head, as columns.
 
 A record never wraps: one that begins before the ring's end runs on into the slack after it,
 and the next begins where the first lap's bytes would have been overwritten by it. So the end
-of the ring and its beginning are two chunks.
-
-Ring bytes of one CPU to columns. The format is docs/reference/formats/ring.md.
+of the ring and its beginning are two chunks. The format is docs/reference/formats/ring.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +12,7 @@ import numpy as np
 
 from kprobes.errors import RingError
 from kprobes.model.events import Batch
-from kprobes.model.resolved import ALIGN, COUNTER
+from kprobes.model.resolved import ALIGN
 from kprobes.ports import Clock
 from kprobes.ring.chunk import POSITION_MASK, Bytes, Chunk, Decoded, Shapes
 from kprobes.ring.records import FoundRecords, Records, Rows, batch, find, run_of_one, sound
@@ -27,6 +25,11 @@ def decode(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
 
     Decoding stops at the first record that is not committed, though others after it may be.
     Bytes that no writer of ours wrote are passed over and counted, never an error.
+
+    Args:
+        chunk: bytes of one CPU's ring.
+        shapes: layouts by the numbers in the records.
+        clock: what turns a CPU's counter into nanoseconds.
     """
     run = run_of_one(chunk, shapes)
     if run is None:
@@ -50,7 +53,6 @@ def _decode_run(chunk: Chunk, shapes: Shapes, clock: Clock, *, run: tuple[int, i
         is_blocked=end < chunk.limit,
         is_lost=False,
         damaged=0,
-        last_counter=int(records.rows["counter"][-1]),
     )
 
 
@@ -66,7 +68,6 @@ def _decode_mix(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
         is_blocked=found.is_blocked,
         is_lost=found.is_lost,
         damaged=found.damaged + dropped,
-        last_counter=_last_counter(chunk, found),
     )
 
 
@@ -94,13 +95,6 @@ def _rows(chunk: Chunk, starts: np.ndarray, dtype: np.dtype[np.void]) -> Rows:
 
 def _batches(found: list[Records], cpu: int, clock: Clock) -> list[Batch]:
     return [batch(records, cpu=cpu, clock=clock) for records in found if len(records.rows)]
-
-
-def _last_counter(chunk: Chunk, found: FoundRecords) -> int | None:
-    if len(found.offsets) == 0:
-        return None
-    at = int(found.offsets[-1]) + COUNTER
-    return int(chunk.data[at : at + 8].view("<u8")[0])
 
 
 Copy = Callable[[int, int], Bytes]

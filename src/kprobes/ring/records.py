@@ -1,12 +1,9 @@
-"""The committed records of a chunk: commit words checked, sizes chained.
+"""Records of a chunk: commit words checked, sizes chained, and those of one layout as columns.
 
 The first u64 of a record says ``position << 16 | event id`` once the record is whole; see
 docs/reference/formats/ring.md. Nothing read here is trusted: a size is taken only when it is one
-that a writer of ours could have written and the record ends inside the bytes at hand.
-
-Strings of many records cut out of the bytes that hold them.
-
-Records of one layout to columns.
+that a writer of ours could have written and the record ends inside the bytes at hand. Strings of
+many records are cut out of the bytes at once.
 """
 
 from bisect import bisect_left
@@ -186,7 +183,7 @@ def _walk(
 
 
 def cut(blob: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Column:
-    """Return what stands from each start to its stop, or to a NUL before it.
+    """Return what stands from each start to its stop, or to a NUL before it, as copies.
 
     Args:
         blob: the bytes of all records.
@@ -253,7 +250,15 @@ def sound(records: Records) -> Records:
 
 
 def batch(records: Records, *, cpu: int, clock: Clock) -> Batch:
-    """Turn sound records into columns; numbers are views of the rows, durations are not."""
+    """Turn n sound records into columns, shape (n,).
+
+    Numbers are views of the rows, durations are copies.
+
+    Args:
+        records: with their rows and their layout.
+        cpu: that wrote them.
+        clock: what turns its counter into nanoseconds.
+    """
     rows, layout = records.rows, records.layout
     comm, ts = _comm(rows), clock.ns(rows["counter"], cpu)
     fields = [_field(records, i, field, comm) for i, field in enumerate(layout.fields)]

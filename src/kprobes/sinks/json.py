@@ -10,9 +10,8 @@ from, with the symbol that the address lies in and as a number:
      "caller": "ksys_read+0x6a/0xa0", "caller_ip": "0xffffffff8130125a",
 
 A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. For readers:
-docs/reference/formats/json.md.
-
-One field's column as JSON: a %-format, and the columns that go into it; text of any bytes.
+docs/reference/formats/json.md. A field's column is shown by a %-format and the columns that go into
+it; text may have any bytes.
 """
 
 import json
@@ -69,7 +68,14 @@ def _valid(value: object) -> object:
 
 
 def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> Shown:
-    """Return how a field of many events is shown."""
+    """Return how a field of many events is shown; arrays are only read.
+
+    Args:
+        field: from the layout.
+        values: its column, shape (n,), or (n, elements) for an array.
+        faulted: shape (n,), where its memory could not be read; None where nothing may fault.
+        names: of the kernel's symbols and enumerators.
+    """
     if field.storage is Storage.TEXT:
         return quoted(field.text).replace(b"%", b"%%"), []
     if field.storage not in (Storage.NUMBER, Storage.DURATION):

@@ -1,12 +1,8 @@
-"""Numbers that stand for names: addresses for symbols, numbers for enumerators.
+"""Names in the output of sinks: symbols of addresses, enumerators of numbers, contexts of hits.
 
-The context of a hit as the characters the kernel's trace prints for it.
-
-trace_print_lat_fmt in kernel/trace/trace_output.c and tracing_gen_ctx_irq_test in trace.c.
-
-Events to lines in the order of time, a window of them at once.
-
-What a sink must know of where the events come from.
+A context is printed as by trace_print_lat_fmt in kernel/trace/trace_output.c and
+tracing_gen_ctx_irq_test in trace.c. Lines are made of a window of events at once, in the order of
+time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -183,7 +179,7 @@ class Names:
         return self._symbols[addr]
 
     def callers(self, addrs: NDArray[np.uint64]) -> list[bytes]:
-        """Return what the kernel prints for return addresses: seq_print_ip_sym()."""
+        """Return what the kernel prints for return addresses, shape (n,): seq_print_ip_sym()."""
         known = self._callers
         if len(known) > _REMEMBERED:
             known.clear()

@@ -1,11 +1,8 @@
 """Events as the kernel's ``trace`` file prints them, byte for byte.
 
-A line is made by one %-format per layout; comm, pid, cpu and context, which repeat, are
-formatted once each and remembered.
-
-The lines above the events of a kernel's trace file, as its ``nop`` tracer prints them.
-
-One field's column as the trace file shows it: a %-format, and the columns that go into it.
+The lines above them are those of its ``nop`` tracer. A line is made by one %-format per layout;
+comm, pid, cpu and context, which repeat, are formatted once each and remembered. A field's column
+is a %-format and the columns that go into it.
 """
 
 from typing import Any, BinaryIO
@@ -74,7 +71,14 @@ _CHARACTERS = [bytes((code,)) for code in range(256)]
 
 
 def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> Shown:
-    """Return how a field of many events is shown."""
+    """Return how a field of many events is shown; arrays are only read.
+
+    Args:
+        field: from the layout.
+        values: its column, shape (n,), or (n, elements) for an array.
+        faulted: shape (n,), where its memory could not be read; None where nothing may fault.
+        names: of the kernel's symbols and enumerators.
+    """
     bad = faulted if faulted is not None and faulted.any() else None
     match field.storage:
         case Storage.TEXT:

@@ -1,8 +1,7 @@
-"""The address of a stub or a monitor, from its text to a connected socket.
+"""Address of a stub or a monitor: from its text to a connected socket, and the process at its end.
 
-The process at the other end of a connection, when it runs on this machine.
-
-``/proc/net/tcp`` is written down in proc(5) and Documentation/networking/proc_net_tcp.rst.
+The process is looked up when it runs on this machine. ``/proc/net/tcp`` is written down in proc(5)
+and Documentation/networking/proc_net_tcp.rst.
 """
 
 import contextlib
@@ -171,9 +170,14 @@ class End(NamedTuple):
 
 
 def find_end(table: str, local: str, remote: str) -> End | None:
-    """Return the end of the connection between two addresses in the words of the table.
+    """Return one end of a TCP connection.
 
     A connection that nobody has accepted yet has none.
+
+    Args:
+        table: text of ``/proc/net/tcp`` or ``tcp6``.
+        local: this end's address, as in the table.
+        remote: the other end's.
     """
     for line in table.splitlines()[1:]:
         words = line.split()
@@ -183,7 +187,13 @@ def find_end(table: str, local: str, remote: str) -> End | None:
 
 
 def table_address(host: str, port: int, family: int) -> str:
-    """Return an address in the words of ``/proc/net/tcp`` or ``tcp6``."""
+    """Return an address in the words of ``/proc/net/tcp`` or ``tcp6``.
+
+    Args:
+        host: its IP address.
+        port: its number.
+        family: ``AF_INET`` or ``AF_INET6``: which of the files.
+    """
     if family == socket.AF_INET6 and "." in host and ":" not in host:
         host = _MAPPED + host
     packed = socket.inet_pton(family, host)

@@ -1,4 +1,4 @@
-"""Commands in the guest: requests to the agent of transport/guest/agent.sh, and its answers.
+"""Commands in the guest, by its agent (transport/guest/agent.sh), and on this machine.
 
 A request is one line that the agent's shell evaluates:
 
@@ -11,7 +11,7 @@ An answer is one line, and after ``done`` all that the command wrote:
     done ID PID STATUS PACKED SIZE SENT     then SENT bytes: the output, or when PACKED is 1
                                             its gzip, which unpacks to SIZE bytes
 
-Commands on this machine: children of ours whose output is kept until they end.
+On this machine they are children of ours, whose output is kept until they end.
 """
 
 import ctypes
@@ -114,7 +114,10 @@ class Agent:
     ) -> "Running":
         """Start a command and return when its pid is known; errors as for ``run``.
 
-        One that is held has not begun yet: it does when it is told to ``go``.
+        Args:
+            command: what is run.
+            timeout_s: for the start, and None for no limit.
+            is_held: it does not begin before ``go`` is called.
         """
         deadline = _deadline(timeout_s)
         with self._started_command(command, "held" if is_held else "told", deadline) as number:
@@ -135,7 +138,13 @@ class Agent:
         self._wire.write(b"stop %d\n" % number, _TURN_S)
 
     def wait(self, number: int, command: Command, timeout_s: float | None) -> Finished:
-        """Return a started command's end, or raise TargetError when it does not come in time."""
+        """Return a started command's end, or raise TargetError when it does not come in time.
+
+        Args:
+            number: of the command.
+            command: what was started.
+            timeout_s: for its end, or None for no limit.
+        """
         return self._end_of(number, command, _deadline(timeout_s))
 
     @contextmanager

@@ -1,8 +1,7 @@
 """``--target`` as text to a connected stub, which a monitor starts for us where there is none.
 
-Whether a QEMU runs its guest, by what its process has in memory: connecting would stop it.
-
-QEMU keeps it in one variable, a RunState of qapi/run-state.json. ``runstate_is_running`` compares
+Whether a QEMU runs its guest is read from its process's memory, as connecting would stop it. QEMU
+keeps it in one variable, a RunState of qapi/run-state.json. ``runstate_is_running`` compares
 that one, and is exported to QEMU's modules, also where everything else is stripped.
 
     Elf64_Sym: u32 name, u8 info, u8 other, u16 shndx, u64 value, u64 size

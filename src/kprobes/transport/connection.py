@@ -254,7 +254,13 @@ def check_ok(answer: bytes, request: str) -> None:
 
 
 def memory_fault(span: tuple[int, int], answer: bytes, verb: str) -> MemoryFault:
-    """Return the fault that an answer to a memory request stands for."""
+    """Return the fault that an answer to a memory request stands for.
+
+    Args:
+        span: the first address, and the bytes that were asked for.
+        answer: the stub's.
+        verb: ``read`` or ``write``.
+    """
     words = answer[:32].decode("ascii", "replace")
     return MemoryFault(*span, f"the gdb stub answered {words!r}", verb=verb)
 
@@ -274,6 +280,11 @@ def handshake(sock: socket.socket, address: str, *, timeout_s: float) -> bytes:
     """Send a stub's first request and return the first byte of what comes, without taking it.
 
     A connection that QEMU has only queued, behind another client, brings nothing.
+
+    Args:
+        sock: connected; it is closed where this fails.
+        address: of the stub, for errors.
+        timeout_s: for the answer.
 
     Raises:
         UnreachableError: nothing came, or the connection was closed.

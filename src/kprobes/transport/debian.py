@@ -1,11 +1,8 @@
-"""Debian packages by name, through an apt whose state is its own.
+"""Debian's kernels and its static busybox, by package name, unpacked into a cache.
 
-The host's suite, pins, hooks and package lists do not matter here; its mirrors and its proxy
-do. Nothing is installed: packages are downloaded into a directory, signatures checked by apt.
-
-Directories that are made once: slow to fill, then found at once by every later process.
-
-Debian's kernels and its static busybox, by package name, unpacked into a cache.
+apt has a state of its own here: the host's suite, pins, hooks and package lists do not matter; its
+mirrors and its proxy do. Nothing is installed: packages are downloaded into a directory, signatures
+checked by apt. Directories of the cache are slow to fill, and then found by every later process.
 
 A kernel's meta package (linux-image-cloud-amd64) leads to the package that holds its image:
 linux-image-VERSION up to 6.x, at boot/vmlinuz-VERSION; since 7.x linux-binary-VERSION, at
@@ -306,6 +303,12 @@ def kernel_image(
     The package's modules are beside it: see ``modules_of``. It stays at the version that was
     downloaded until its directory below ``image_cache.images()`` is removed.
 
+    Args:
+        suite: of Debian.
+        arch: in Debian's words.
+        mirror: of the archive; "" for this machine's own.
+        progress: called with what is done.
+
     Raises:
         UnreachableError: no apt, no network, no such suite or package.
     """
@@ -329,6 +332,11 @@ def modules_of(kernel: Path) -> Path | None:
 
 def busybox(*, arch: str = DEFAULT_ARCH, mirror: str = "", progress: Progress = _quiet) -> Path:
     """Return a static busybox: the installed one, else Debian's package from the cache.
+
+    Args:
+        arch: in Debian's words.
+        mirror: of the archive; "" for this machine's own.
+        progress: called with what is done.
 
     Raises:
         UnreachableError: none is installed, and none can be downloaded.

@@ -150,7 +150,10 @@ class Machine:
     ) -> Running:
         """Start a command in the guest; return when its pid is known, errors as for ``run``.
 
-        One that is held begins when it is told to ``go``.
+        Args:
+            command: what is run.
+            timeout_s: for the start, or None for no limit.
+            is_held: it does not begin before ``go`` is called.
         """
         return self._agent.start(command, timeout_s, is_held=is_held)
 

@@ -1,8 +1,6 @@
-"""Options of a guest, and the QEMU command line that follows from them.
+"""QEMU's command line: a guest's options, the machine that is emulated, and KVM where it truly is.
 
-How QEMU runs the guest's instructions: with KVM where it truly is, else translated.
-
-The machines that QEMU emulates for us: all that differs between architectures when booting.
+All that differs between architectures when booting is in a machine type.
 """
 
 import os
@@ -288,7 +286,14 @@ class Places:
 def command_line(
     options: MachineOptions, *, kernel: Path, accel: Accel, places: Places
 ) -> list[str]:
-    """Return the command that boots this guest."""
+    """Return the command that boots this guest.
+
+    Args:
+        options: of the guest.
+        kernel: its boot image.
+        accel: how QEMU runs it.
+        places: its sockets and files.
+    """
     machine_type = options.machine_type
     tcg = ",thread=multi" if accel is Accel.TCG else ""
     ram = f"size={options.memory_mib}M,share=on,mem-path={_escaped(places.ram)}"

@@ -115,6 +115,16 @@ def remove(places: Places) -> None:
     shutil.rmtree(places.ram_directory, ignore_errors=True)
 
 
+def own_stubs() -> list[Path]:
+    """Return the stubs' sockets of this user's guests that are booted now."""
+    places = (
+        Places(directory=path.parent, ram_directory=path.parent)
+        for path in sorted(_base().glob("kprobes-*/gdb.sock"))
+    )
+    # A tracer makes such a directory, too, for a stub that it asks a monitor for.
+    return [each.stub for each in places if _is_own(each.directory) and each.qmp.exists()]
+
+
 def _base() -> Path:
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     base = runtime if runtime.is_absolute() and _is_own(runtime) else Path(tempfile.gettempdir())

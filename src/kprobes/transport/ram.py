@@ -67,7 +67,13 @@ class RunMap:
         self._starts = [start for start, _ in runs]
 
     def split(self, addr: int, size: int, verb: str = "read") -> list[tuple[int, int, int]]:
-        """Return (index of the run, offset in it, size) of each piece, or raise MemoryFault."""
+        """Return (index of the run, offset in it, size) of each piece, or raise MemoryFault.
+
+        Args:
+            addr: the first byte's.
+            size: bytes.
+            verb: what fails, for the error: ``read`` or ``write``.
+        """
         pieces: list[tuple[int, int, int]] = []
         at, left = addr, size
         index = bisect_right(self._starts, addr) - 1
@@ -120,7 +126,10 @@ class SharedRam:
         return [self.read(*span) for span in spans]
 
     def view(self, addr: int, size: int) -> NDArray[np.uint8] | None:
-        """Return the bytes as they change, writable; None when they are not side by side."""
+        """Return a writable view of the bytes, or None when they are not side by side.
+
+        It shows them as they change; its shape is (size,).
+        """
         pieces = list(self._pieces(addr, size, verb="read"))
         if not pieces:
             return np.empty(0, np.uint8)
@@ -182,7 +191,7 @@ class ProcessRam:
         return [self.read(*span) for span in spans]
 
     def view(self, addr: int, size: int) -> NDArray[np.uint8] | None:
-        """Return None: another process's memory cannot be looked at without a copy."""
+        """Return None: another process's memory has no view of shape (size,), only copies."""
         self._map.split(addr, size)
         return None
 
@@ -250,7 +259,7 @@ class StubRam:
             return self._stub.read_physical_many(spans)
 
     def view(self, addr: int, size: int) -> NDArray[np.uint8] | None:
-        """Return None: what comes through a socket is a copy."""
+        """Return None: memory behind a socket has no view of shape (size,), only copies."""
         self._map.split(addr, size)
         return None
 

@@ -298,8 +298,11 @@ class Stub:
                 raise FormatError(f"a gdb stub with more than {len(ids)} vCPUs")
         return ids
 
-    def registers(self, cpu: int) -> Mapping[str, int]:
-        """Return a vCPU's registers by the stub's names: those of its g packet."""
+    def registers(self, cpu: int) -> dict[str, int]:
+        """Return a vCPU's registers by the stub's names: those of its g packet.
+
+        To ask the dictionary for one that is not there is a TargetError.
+        """
         self._must_be_stopped()
         return self._registers.read(cpu)
 
@@ -345,7 +348,13 @@ class Stub:
         return self._memory.read(addr, size)
 
     def write(self, addr: int, data: bytes, *, cpu: int | None = None) -> None:
-        """Write to virtual addresses; see ``read``."""
+        """Write to virtual addresses; see ``read``.
+
+        Args:
+            addr: of the first byte.
+            data: what is written.
+            cpu: the vCPU, as for ``read``.
+        """
         self._choose(cpu)
         self._memory.write([(addr, data)])
 

@@ -134,10 +134,10 @@ class StubRegisters:
             self.selected = cpu
 
     def read(self, cpu: int) -> dict[str, int]:
-        """Return all registers of the g packet."""
+        """Return all registers of the g packet; one that it lacks is a TargetError when used."""
         description = self.description
         self.select(cpu)
-        return decode_registers(description, self._all(cpu))
+        return _Shown(cpu, decode_registers(description, self._all(cpu)))
 
     def read_one(self, cpu: int, name: str) -> int:
         """Return one register."""
@@ -153,12 +153,23 @@ class StubRegisters:
 
         One packet, though each could have its own: a task whose registers are changed in part,
         because whoever changes them is killed, does anything.
+
+        Raises:
+            TargetError: a register is not in the g packet; none was written.
         """
         description = self.description
         for name in values:
             self._slot(name)
         self.select(cpu)
-        answer = self._wire.ask(b"G" + encode_registers(description, self._all(cpu), values))
+        packet = self._all(cpu)
+        shown = decode_registers(description, packet)
+        for name in values:
+            if name not in shown:
+                raise TargetError(
+                    f"register {name} of vCPU {cpu} is not in the gdb stub's g packet: "
+                    "it cannot be written"
+                )
+        answer = self._wire.ask(b"G" + encode_registers(description, packet, values))
         check_ok(answer, f"new values for {', '.join(values)} of vCPU {cpu}")
 
     def _all(self, cpu: int) -> bytes:
@@ -188,3 +199,14 @@ class StubRegisters:
             if part[:1] != b"m" or len(part) == 1:
                 raise FormatError(f"the gdb stub answers {part[:32]!r} for its {name}")
         raise FormatError(f"{name} of the gdb stub has no end: {len(content)} bytes so far")
+
+
+class _Shown(dict[str, int]):
+    # What a g packet has of one vCPU.
+
+    def __init__(self, cpu: int, values: Mapping[str, int]) -> None:
+        super().__init__(values)
+        self._cpu = cpu
+
+    def __missing__(self, name: str) -> int:
+        raise TargetError(f"the gdb stub does not show register {name} of vCPU {self._cpu}")

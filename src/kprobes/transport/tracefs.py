@@ -1,9 +1,8 @@
-"""The files of this machine's tracing system, Documentation/trace/ftrace.rst.
+"""Files of this machine's tracing system, Documentation/trace/ftrace.rst, and its tasks' names.
 
 Where tracefs is mounted it is used there. Where it is not, it is mounted for this process alone,
 at no place at all (fsmount(2), Linux 5.2): nothing of it is left, however the process ends.
-
-What this machine's tasks are called: from /proc, and from what its tracer has noted.
+Names of tasks are from /proc, and from what the tracer has noted.
 """
 
 import ctypes

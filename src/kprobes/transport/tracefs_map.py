@@ -76,8 +76,8 @@ class MappedRing:
         """Put the oldest pages to the front of some room, and return how many.
 
         Args:
-            pages: the room.
-            skips: for each page how many bytes of its records were taken before.
+            pages: the room, uint8 (n, bytes of a page); changed in place.
+            skips: int64 (n,), for each page how many bytes of its records were taken before.
 
         Raises:
             TargetError: the ring is gone.

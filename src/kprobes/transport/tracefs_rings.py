@@ -1,9 +1,8 @@
-"""A tracing instance's rings: pages out of ``per_cpu/cpuN/trace_pipe_raw``, taken for good.
+"""Rings of a tracing instance: pages out of ``per_cpu/cpuN/trace_pipe_raw``, taken for good.
 
-One CPU's ring by splice(2) and read(2): whole pages many at once, the one being written copied.
-
-The kernel gives whole pages away and puts new ones in their place. Of the page that is being
-written it copies what is new into a page of its own, with a time stamp of its own.
+By splice(2) the kernel gives whole pages away, many at once, and puts new ones in their place. Of
+the page that is being written read(2) copies what is new into a page of its own, with a time stamp
+of its own.
 """
 
 import fcntl
@@ -56,6 +55,10 @@ class SplicedRing:
 
     def take(self, pages: NDArray[np.uint8], skips: NDArray[np.int64]) -> int:
         """Put the oldest pages to the front of some room, and return how many.
+
+        Args:
+            pages: the room, uint8 (n, bytes of a page); changed in place.
+            skips: left as it is, as every page begins where the one before it ends.
 
         Raises:
             TargetError: the ring is gone.

@@ -103,6 +103,14 @@ def test_jumps_out_are_tail_calls(words: str, kind: ExitKind, target: int | None
     assert (tail.kind, tail.target) == (kind, target)
 
 
+def test_a_path_that_a_call_came_back_to_counts_where_it_joins_another() -> None:
+    # cbz x0, 1f; push; call; cbz x1, 2f; 1: b OUTSIDE; 2: pop; ret
+    tail = b(OUTSIDE, at=START + 16)
+    result = exits(f"b4000080 {PUSH} {bl(OUTSIDE, at=START + 8)} b4000041 {tail} {POP} {RET}")
+
+    assert why(result) == "it jumps out with a stack that is not known"
+
+
 def test_a_table_s_cases_are_all_code_that_nothing_else_leads_to() -> None:
     # adr x1, 1f; add x0, x1, w0, sxth #2; br x0; 1: mov x0, x1; ret; mov x0, x2; ret
     table = exits(f"10000061 8b20a820 d61f0000 aa0103e0 {RET} aa0203e0 {RET}")

@@ -111,6 +111,15 @@ def test_who_stands_at_the_return_trap_goes_where_its_register_leads() -> None:
     assert INJECT_OPS.returned_frame(registers) == REGISTERS["sp"]
 
 
+def test_a_task_is_put_where_one_stands_whose_call_came_back() -> None:
+    put = INJECT_OPS.at_trap(RETURN_PATH, 0x8000)
+
+    registers = REGISTERS | put
+    assert registers["pc"] == RETURN_PATH.trap
+    assert INJECT_OPS.returned_frame(registers) == 0x8000
+    assert INJECT_OPS.skip_trap(guest().read, registers)["pc"] == FINISH
+
+
 def test_code_is_asked_for_below_the_text_with_the_protection_of_data() -> None:
     request = CodeRequest(size=MIB, like=Addr(DATA + 0x20), caller=RETURN_PATH.trap)
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kprobes.arch.insn import Flow
 from kprobes.arch.x86_64.decode import decode_function
-from kprobes.arch.x86_64.insn import MAX_SIZE, Flow
+from kprobes.arch.x86_64.insn import MAX_SIZE
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.units import Addr
 from tests.build.text import COLD, START, first, function, to
@@ -104,14 +105,6 @@ def test_a_branch_into_an_instruction_leaves_doubts() -> None:
     found = function("eb01" + "b8000000ff" + "c3")
 
     assert "middle" in (found.doubt(START + 2) or "")
-
-
-def test_what_leaves_a_function_is_told() -> None:
-    jump = function("7403" + "90" + "e9" + to(OUTSIDE, 5, place=START + 3))
-    falls = function("90" + "e8" + to(OUTSIDE, 5, place=START + 1) + "cccc")
-
-    assert jump.exits == {OUTSIDE}
-    assert falls.exits == frozenset()
 
 
 def test_a_forced_emulation_prefix_belongs_to_its_instruction() -> None:

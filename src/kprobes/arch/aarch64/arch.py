@@ -27,21 +27,39 @@ _Pieces = tuple[tuple[Addr, bytes], ...]
 
 
 def lines(code: bytes, addr: int, syntax: Syntax) -> tuple[Disassembled, ...]:
-    """Return the lines of some code; see ``listing``."""
+    """Return the lines of some code; see ``disasm.list_code``.
+
+    Args:
+        code: bytes that begin with an instruction.
+        addr: where they are.
+        syntax: of no account: there is one only.
+    """
     from kprobes.arch.aarch64.disasm import list_code
 
     return list_code(code, addr, syntax)
 
 
 def follow(read: Read, entry: int, inside: range) -> _Pieces:
-    """Return all code that an entry leads to; see ``follow``."""
+    """Return all code that an entry leads to; see ``disasm.follow``.
+
+    Args:
+        read: memory.
+        entry: of the code.
+        inside: which addresses belong to it.
+    """
     from kprobes.arch.aarch64.disasm import follow
 
     return follow(read, entry, inside)
 
 
 def reaches(entry: int, pieces: _Pieces, window: range) -> Mapping[Addr, MemoryAccess]:
-    """Return which instructions touch a window of memory; see ``follow``."""
+    """Return which instructions touch a window of memory; see ``disasm.reaches``.
+
+    Args:
+        entry: of the code.
+        pieces: as ``follow`` returns them for it.
+        window: addresses.
+    """
     from kprobes.arch.aarch64.disasm import reaches
 
     return reaches(entry, pieces, window)

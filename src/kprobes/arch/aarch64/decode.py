@@ -1,16 +1,13 @@
-"""A function's bytes to its instructions: columns of words, where they lead, what is data.
+"""Decoder of aarch64 functions: columns of words, what each does to the path, which are data.
 
 Every instruction is four bytes at a multiple of four (Arm ARM, B2.6.2), so that boundaries need
-no proof; what is no instruction at all may still lie between them: constants that are loaded
-relative to the instruction pointer, and padding.
-
-A decoded function: its words by address, and what each of them does to the way through it.
+no proof. What is no instruction may still lie between them: constants that are loaded relative to
+the instruction pointer, and padding.
 """
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 
@@ -27,31 +24,9 @@ from kprobes.arch.aarch64.insn import (
     leads_to,
     named_by,
 )
+from kprobes.arch.insn import Flow
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.units import Addr
-
-
-class Flow(StrEnum):
-    """Where an instruction goes on."""
-
-    NEXT = "next"
-    JUMP = "jump"
-    BRANCH = "branch"
-    CALL = "call"
-    INDIRECT_JUMP = "indirect jump"
-    INDIRECT_CALL = "indirect call"
-    RETURN = "return"
-    TRAP = "trap"
-    LEAVE = "leave"
-    UNKNOWN = "unknown"
-
-    @property
-    def falls_through(self) -> bool:
-        """Whether the next instruction may be reached: from a callee, or after a WARN's brk."""
-        return self not in _NOT_FALLING
-
-
-_NOT_FALLING = frozenset({Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN, Flow.LEAVE})
 
 FLOWS: Mapping[Kind, Flow] = {
     Kind.UNALLOCATED: Flow.UNKNOWN,

@@ -1,15 +1,9 @@
-"""Bytes to lines of assembly, and what of them a reader wants named.
+"""Disassembler of aarch64 code: its lines, what they name, and the memory that they access.
 
-capstone formats; addresses are written as objdump writes them, without ``#``.
-
-The one door to capstone: words to their text.
-
-capstone has no types, so its names stay in this file. Importing it takes some 20 ms: nothing
-imports this module before something is to be shown.
-
-Code that begins somewhere to all of it that direct branches reach, and what it does to memory.
-
-For code that was made while the kernel ran, which no symbol tells the size of.
+capstone formats; addresses are written as objdump writes them, without ``#``. capstone has no
+types, so its names stay in this file; importing it takes some 20 ms, so that nothing imports this
+module before something is to be shown. Code that was made while the kernel ran, which no symbol
+tells the size of, is followed along its direct branches.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +12,7 @@ from typing import Any, NamedTuple
 
 import capstone
 
-from kprobes.arch.aarch64.decode import Flow, Instruction, decode_one
+from kprobes.arch.aarch64.decode import Instruction, decode_one
 from kprobes.arch.aarch64.insn import (
     LEADING,
     SIZE,
@@ -32,7 +26,7 @@ from kprobes.arch.aarch64.insn import (
     wide_move,
 )
 from kprobes.arch.cfg import Led, Pieces, pieces_from, states_of
-from kprobes.arch.insn import Disassembled, MemoryAccess, Read, Syntax
+from kprobes.arch.insn import Disassembled, Flow, MemoryAccess, Read, Syntax
 from kprobes.errors import MemoryFault
 from kprobes.units import U64, Addr
 

@@ -1,12 +1,8 @@
-"""The instructions that our own code is written in, as bytes.
+"""Instructions of our own code as bytes, and veneers for calls that are far away.
 
 Arm ARM (DDI 0487), C6.2, by each one's name there. Register 31 is the zero register or the stack
-pointer, as the instruction has it.
-
-Veneers: calls of what is further away than the 128 MB that ``bl`` goes.
-
-Any call may change x16 and x17, as linkers use them for this (AAPCS64, 6.1.1), and a branch by x16
-may land on ``bti c``.
+pointer, as the instruction has it. ``bl`` goes 128 MB far; any call may change x16 and x17, as
+linkers use them for this (AAPCS64, 6.1.1), and a branch by x16 may land on ``bti c``.
 """
 
 from kprobes.arch.aarch64.insn import LINK, SIZE, SP_OR_ZR, code_of
@@ -79,17 +75,35 @@ def ret(register: int = LINK) -> bytes:
 
 
 def stp(first: int, second: int, offset: int) -> bytes:
-    """Store a pair at an offset from the stack pointer."""
+    """Store a pair at an offset from the stack pointer.
+
+    Args:
+        first: the number of the register whose place comes first.
+        second: the number of the other.
+        offset: bytes, a multiple of 8.
+    """
     return code_of(_STP | _scaled(offset) << 15 | second << 10 | SP << 5 | first)
 
 
 def stp_down(first: int, second: int, size: int) -> bytes:
-    """Lower the stack pointer by a size, and store a pair there."""
+    """Lower the stack pointer by a size, and store a pair there.
+
+    Args:
+        first: the number of the register whose place comes first.
+        second: the number of the other.
+        size: bytes, a multiple of 8.
+    """
     return code_of(_STP_DOWN | _scaled(-size) << 15 | second << 10 | SP << 5 | first)
 
 
 def ldp(first: int, second: int, offset: int) -> bytes:
-    """Load a pair from an offset from the stack pointer."""
+    """Load a pair from an offset from the stack pointer.
+
+    Args:
+        first: the number of the register whose place comes first.
+        second: the number of the other.
+        offset: bytes, a multiple of 8.
+    """
     return code_of(_LDP | _scaled(offset) << 15 | second << 10 | SP << 5 | first)
 
 
@@ -104,7 +118,13 @@ def load(register: int, offset: int) -> bytes:
 
 
 def add(register: int, source: int, number: int) -> bytes:
-    """ADD (immediate): 31 is the stack pointer."""
+    """ADD (immediate), where 31 is the stack pointer.
+
+    Args:
+        register: the number of the one that is set.
+        source: the number of the one that is added to.
+        number: below 4096.
+    """
     return code_of(_ADD | number << 10 | source << 5 | register)
 
 

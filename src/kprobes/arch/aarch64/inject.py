@@ -136,6 +136,10 @@ def _set_up_jump(return_path: ReturnPath, frame: int, called: FunctionCall) -> C
     return _setup(frame, called, {"x30": return_path.then[-1]})
 
 
+def _at_trap(return_path: ReturnPath, frame: int) -> Mapping[str, int]:
+    return {"pc": return_path.trap, return_path.register: return_path.then[-1], "sp": frame}
+
+
 def _setup(frame: int, called: FunctionCall, links: Mapping[str, int]) -> CallSetup:
     args = [value & U64 for value in called.args]
     passed = dict(zip(ARGUMENTS, args, strict=False))
@@ -183,6 +187,7 @@ INJECT_OPS = InjectOps(
     save_frame=_save_frame,
     set_up_call=_set_up_call,
     set_up_jump=_set_up_jump,
+    at_trap=_at_trap,
     returned_frame=lambda registers: registers["sp"],
     skip_trap=_skip_trap,
     raise_timer=_raise_timer,

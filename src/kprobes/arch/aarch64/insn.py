@@ -136,7 +136,7 @@ LEADING = _IMM26 | _IMM19 | {Kind.TBZ, Kind.ADR, Kind.ADRP}
 
 
 def classify(words: Words) -> Kinds:
-    """Return the kind of each word; shape (n,)."""
+    """Return the kind of each word: a new column for one of the same shape, (n,)."""
     kinds = np.zeros(len(words), np.uint8)
     for kind, mask, value in reversed(_ROWS):
         kinds[words & np.uint32(mask) == value] = kind
@@ -149,7 +149,16 @@ def kind_of(word: int) -> Kind:
 
 
 def leads_to(words: Words, kinds: Kinds, addrs: Addrs) -> Addrs:
-    """Return the address that each word of a LEADING kind names, else 0; shape (n,)."""
+    """Return the address that each word of a LEADING kind names, else 0.
+
+    Args:
+        words: shape (n,), as the CPU reads them.
+        kinds: shape (n,), from ``classify``.
+        addrs: shape (n,), where each word is.
+
+    Returns:
+        A new column, shape (n,).
+    """
     signed = words.astype(np.int64)
     found = np.zeros(len(words), np.uint64)
     fields: Sequence[tuple[frozenset[Kind], Any]] = (
@@ -168,7 +177,13 @@ def leads_to(words: Words, kinds: Kinds, addrs: Addrs) -> Addrs:
 
 
 def named_by(word: int, kind: Kind, addr: int) -> int | None:
-    """Return the address that one word names, or None."""
+    """Return the address that one word names, or None.
+
+    Args:
+        word: an instruction, as the CPU reads it.
+        kind: from ``kind_of``.
+        addr: where it is.
+    """
     if kind not in LEADING:
         return None
     if kind in _IMM26:

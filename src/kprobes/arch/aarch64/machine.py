@@ -1,23 +1,17 @@
-"""aarch64 as far as it must be known to reach a guest.
+"""aarch64 as far as it must be known to reach a guest: its memory, its text, its tasks.
 
-Where an aarch64 kernel lives: Documentation/arch/arm64/memory.rst, asm/memory.h.
+Where a kernel is: Documentation/arch/arm64/memory.rst, asm/memory.h. The upper half of the
+kernel's addresses, from PAGE_END on, has what is mapped page by page: BPF's code (until 5.17),
+modules, the kernel's image, and what is allocated there.
 
-The upper half of the kernel's addresses, from PAGE_END on, has what is mapped page by page: BPF's
-code (until 5.17), modules, the kernel's image, and what is allocated there.
+In guarded pages calls through pointers must land on bti, or on paciasp (Arm ARM, D8.4.7 "PE
+handling of branch target exceptions"). A compiler that makes a kernel for that
+(CONFIG_ARM64_BTI_KERNEL) puts bti c before the function tracer's words; else paciasp at an entry is
+an instruction like others. A compiler lists where the first of the tracer's words is, the kernel's
+tracer where the last is (ftrace_call_adjust() in arch/arm64/kernel/ftrace.c).
 
-What functions begin with: an instruction that calls must land on, the tracer's words.
-
-Arm ARM, D8.4.7 "PE handling of branch target exceptions": in guarded pages they land on bti, or on
-paciasp. A compiler that makes a kernel for that (CONFIG_ARM64_BTI_KERNEL) puts bti c before the
-function tracer's words; else paciasp at an entry is an instruction like others.
-
-A compiler lists where the first of the tracer's words is, the kernel's tracer where the last is
-(ftrace_call_adjust() in arch/arm64/kernel/ftrace.c).
-
-Which data an aarch64 function names, by what its instructions compute.
-
-ADRP gives a page, ADD (immediate) what is in it, loads and stores add an offset (Arm ARM, C4.1).
-Nothing is followed: what is found is where data may be, in the order of the instructions.
+Which data a function names is read from its instructions one by one, without following any: ADRP
+gives a page, ADD (immediate) what is in it, loads and stores add an offset (Arm ARM, C4.1).
 """
 
 import itertools

@@ -89,7 +89,12 @@ class Layout:
         return Phys(low & ~0x3F | (register >> 2 & 0xF) << 48)
 
     def output(self, words: Words, shift: int) -> Words:
-        """Return the physical addresses in entries, aligned to ``1 << shift``."""
+        """Return the physical addresses in entries, a copy of the same shape.
+
+        Args:
+            words: entries, of any shape.
+            shift: log2 of what the addresses are aligned to.
+        """
         found = words & np.uint64(0x0000_FFFF_FFFF_FFFF & -(1 << self.shift))
         if self.shift == 16:
             found = found | (words >> np.uint64(12) & np.uint64(0xF)) << np.uint64(48)
@@ -232,7 +237,16 @@ class PageTables:
         return can_write | (0 if word & never else EXECUTABLE)
 
     def table(self, addr: int, level: int, rights: int) -> tuple[Words, Words]:
-        """Return a table's words, and the rights of what each maps."""
+        """Return a table's words, and the rights of what each maps.
+
+        Args:
+            addr: where the table is, in RAM.
+            level: its level, which says how many words, n, it has.
+            rights: those that all levels above leave.
+
+        Returns:
+            Copies, each of shape (n,); a right is 0 or one of WRITABLE and EXECUTABLE, or both.
+        """
         words = table_words(self.ram, addr, self.layout.count(level))
         return words, self._rights(words) & np.uint64(rights)
 

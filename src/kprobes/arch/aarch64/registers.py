@@ -1,12 +1,11 @@
-"""pt_regs of arm64: names, order and how a stub calls the same registers.
+"""Registers of arm64: those of pt_regs, a stub's names of them, and a function's arguments.
 
 struct user_pt_regs {    // arch/arm64/include/uapi/asm/ptrace.h; struct pt_regs begins with it
     __u64 regs[31], sp, pc, pstate;
 };
 
-Where a function's arguments are when it is entered: AAPCS64, 6.8.2 "Parameter passing rules".
-
-The kernel has no floating-point ones. A struct of up to 16 bytes is in one or two registers, or
+Arguments are where AAPCS64, 6.8.2 "Parameter passing rules", has them when a function is entered;
+the kernel has no floating-point ones. A struct of up to 16 bytes is in one or two registers, or
 wholly on the stack; of a larger one the caller has made a copy, and passes its address.
 """
 

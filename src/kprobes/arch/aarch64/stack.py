@@ -93,12 +93,22 @@ class Stack(NamedTuple):
     link: Link | None = Link.RETURN
     saved: Saved | None = None
 
+    @property
+    def is_as_at_entry(self) -> bool:
+        """Whether a jump to a function would be one more call of it."""
+        return self.depth == 0 and self.link is Link.RETURN
+
 
 ENTRY = Stack(0)
 
 
 def touching(words: Words, kinds: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which words ``after`` has to look at; shape (n,)."""
+    """Return which words ``after`` has to look at: a new mask of their shape, (n,).
+
+    Args:
+        words: shape (n,), as the CPU reads them.
+        kinds: shape (n,), from ``classify``.
+    """
     target = words & np.uint32(31)
     pairs = _all(words, _PAIR)
     found = np.isin(target, _TRACKED) | (pairs & np.isin(words >> np.uint32(10) & 31, _TRACKED))
@@ -112,7 +122,13 @@ def touching(words: Words, kinds: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def after(word: int, kind: Kind, before: Stack) -> Stack:
-    """Return the stack after an instruction."""
+    """Return the stack after an instruction.
+
+    Args:
+        word: the instruction, as the CPU reads it.
+        kind: from ``kind_of``.
+        before: the stack before it.
+    """
     match kind:
         case Kind.BL | Kind.BLR:
             return before._replace(link=Link.CHANGED)

@@ -1,28 +1,20 @@
-"""May an instruction carry a probe, and how does its slot come about: a verdict with a reason.
+"""Verdicts on aarch64 instructions: whether one may carry a probe, and what its slot does with it.
 
-The order of the questions is that of the kernel's check_kprobe_address_safe() and
-arm_kprobe_decode_insn() (arch/arm64/kernel/probes/decode-insn.c).
-
-What is between an exclusive load and its store: a probe there makes the store fail for ever.
-
-Exact where the kernel's is_probed_address_atomic() (arch/arm64/kernel/probes/decode-insn.c) looks
-back through 32 words only, whatever they are: here are the ways from a load to a store.
-Arm ARM, B2.17 "Synchronization and semaphores".
-
-Instructions that no slot may run, whatever is around them, each with the reason.
-
-What the kernel's own aarch64_insn_is_steppable() refuses (arch/arm64/kernel/probes/decode-insn.c,
-insn.c) is here, but for what it refuses because a single step would be wrong and a detour is not:
-signatures are checked in a detour with the stack pointer and x30 that they were made with.
-
-How a function's instructions may be patched: one branch covers exactly one of them.
+The order of the checks is that of the kernel's check_kprobe_address_safe() and
+arm_kprobe_decode_insn() (arch/arm64/kernel/probes/decode-insn.c). What its
+aarch64_insn_is_steppable() refuses is refused here, but for what a single step would do wrong and a
+detour does not: signatures are checked in a detour with the stack pointer and x30 that they were
+made with. Between an exclusive load and its store (Arm ARM, B2.17 "Synchronization and semaphores")
+a probe makes the store fail for ever. The kernel's is_probed_address_atomic() looks back through 32
+words, whatever they are; here the ways from a load to a store are followed. One branch covers
+exactly one instruction.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from kprobes.arch.aarch64.decode import Flow, Function, Instruction, decode_function, decode_one
+from kprobes.arch.aarch64.decode import Function, Instruction, decode_function, decode_one
 from kprobes.arch.aarch64.insn import (
     LINK,
     NOP,
@@ -32,7 +24,14 @@ from kprobes.arch.aarch64.insn import (
     first_register,
     is_authenticated,
 )
-from kprobes.arch.insn import Analysis, InsnVerdict, forbidden_place, in_alternative, probed_place
+from kprobes.arch.insn import (
+    Analysis,
+    Flow,
+    InsnVerdict,
+    forbidden_place,
+    probed_place,
+    reserved_place,
+)
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Displaced, PatchOptions
 from kprobes.units import Addr
@@ -210,13 +209,7 @@ def _no_instruction(function: Function, addr: int, tables: TextTables) -> str | 
 def _reserved(instruction: Instruction, tables: TextTables) -> str | None:
     if _is_traced(instruction, tables):
         return "the kernel's function tracer changes it: the ftrace strategy probes it"
-    if instruction.addr in tables.jump_labels:
-        return "it is a jump label, which the kernel flips between nop and jump"
-    if instruction.addr in tables.exceptions:
-        return "the exception table repairs its faults, and knows it by its address"
-    if in_alternative(instruction.addr, instruction.next, tables):
-        return "it is an alternative, which boot rewrites"
-    return None
+    return reserved_place(instruction.addr, instruction.next, tables)
 
 
 def _is_traced(instruction: Instruction, tables: TextTables) -> bool:
@@ -267,7 +260,13 @@ NO_BREAKPOINT = "one branch covers any instruction here: breakpoints are not use
 def examine(
     name: str, parts: Sequence[TextPart], tables: TextTables
 ) -> Callable[[Addr], PatchOptions]:
-    """Return what tells how a function's instructions may be patched."""
+    """Return a function from an address to how what is there may be patched.
+
+    Args:
+        name: of the symbol.
+        parts: its range, then its ``.cold`` ones.
+        tables: what is known of the kernel's text.
+    """
     function = decode_function(name, parts, tables)
 
     def options(addr: Addr) -> PatchOptions:
@@ -283,7 +282,13 @@ def examine(
 
 
 def analyse(name: str, parts: Sequence[TextPart], tables: TextTables) -> Analysis:
-    """Decode a function and be ready to judge its instructions."""
+    """Decode a function, for verdicts on its instructions.
+
+    Args:
+        name: of its symbol.
+        parts: its range, then its ``.cold`` ones.
+        tables: what is known of the kernel's text.
+    """
     function = decode_function(name, parts, tables)
     sizes = {addr: SIZE for addr in function.addrs.tolist() if _is_instruction(function, addr)}
     return Analysis(sizes=sizes, insn_verdict=lambda addr: insn_verdict(function, addr, tables))

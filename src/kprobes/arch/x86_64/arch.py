@@ -1,8 +1,7 @@
 """x86-64 as one value.
 
-What needs iced-x86, imported when it is first used: arming a probe at an entry does not.
-
-Importing it takes 20 ms of the 300 to a first armed probe.
+What needs iced-x86 imports it when it is first used: that takes 20 ms of the 300 to a first armed
+probe, and arming one at an entry needs none of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +29,26 @@ _Pieces = tuple[tuple[Addr, bytes], ...]
 
 
 def lines(code: bytes, addr: int, syntax: Syntax) -> tuple[Disassembled, ...]:
-    """Return the lines of some code; see ``listing``."""
+    """Return the lines of some code; see ``disasm.list_code``.
+
+    Args:
+        code: bytes that begin with an instruction.
+        addr: where they are.
+        syntax: how operands are written.
+    """
     from kprobes.arch.x86_64.disasm import list_code
 
     return list_code(code, addr, syntax)
 
 
 def analyse(name: str, parts: Sequence[TextPart], tables: TextTables) -> Analysis:
-    """Decode a function, for verdicts on its instructions; see ``decode`` and ``insn_verdict``."""
+    """Decode a function, for verdicts on its instructions; see ``decode`` and ``insn_verdict``.
+
+    Args:
+        name: of the function's symbol.
+        parts: its range, then its ``.cold`` ones.
+        tables: what is known of the kernel's text.
+    """
     from kprobes.arch.x86_64.decode import decode_function
     from kprobes.arch.x86_64.verdict import insn_verdict
 
@@ -52,14 +63,26 @@ def analyse(name: str, parts: Sequence[TextPart], tables: TextTables) -> Analysi
 
 
 def follow(read: Read, entry: int, inside: range) -> _Pieces:
-    """Return all code that an entry leads to; see ``follow``."""
+    """Return all code that an entry leads to; see ``disasm.follow``.
+
+    Args:
+        read: memory.
+        entry: of the code.
+        inside: which addresses belong to it.
+    """
     from kprobes.arch.x86_64.disasm import follow
 
     return follow(read, entry, inside)
 
 
 def reaches(entry: int, pieces: _Pieces, window: range) -> Mapping[Addr, MemoryAccess]:
-    """Return which instructions touch a window of memory; see ``follow``."""
+    """Return which instructions touch a window of memory; see ``disasm.reaches``.
+
+    Args:
+        entry: of the code.
+        pieces: as ``follow`` returns them for it.
+        window: addresses.
+    """
     from kprobes.arch.x86_64.disasm import reaches
 
     return reaches(entry, pieces, window)

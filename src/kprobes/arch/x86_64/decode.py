@@ -11,7 +11,8 @@ from dataclasses import replace
 from iced_x86 import Decoder, FlowControl, Mnemonic, OpKind
 from iced_x86 import Instruction as Decoded
 
-from kprobes.arch.x86_64.insn import PREFIX_SIZE, Flow, Function, Instruction, added
+from kprobes.arch.insn import Flow
+from kprobes.arch.x86_64.insn import PREFIX_SIZE, Function, Instruction, added
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.units import U64, Addr
 

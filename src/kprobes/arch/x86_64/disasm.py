@@ -1,11 +1,8 @@
-"""Bytes to lines of assembly, and what of them a reader wants named.
+"""Disassembler of x86-64 code: its lines, what they name, and the memory that they access.
 
 iced-x86 formats; its symbol resolver is not in its Python binding, so that names are put after
-the operands by whoever prints, as objdump does.
-
-Code that begins somewhere to all of it that direct branches reach, and what it does to memory.
-
-For code that was made while the kernel ran, which no symbol tells the size of.
+the operands where the lines are printed, as objdump does. Code that was made while the kernel ran,
+which no symbol tells the size of, is followed along its direct branches.
 """
 
 from collections.abc import Iterator, Mapping

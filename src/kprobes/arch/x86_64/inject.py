@@ -124,6 +124,10 @@ def _set_up_jump(return_path: ReturnPath, frame: int, called: FunctionCall) -> C
     return CallSetup(registers=_arguments(called) | {"rsp": frame + _WORD})
 
 
+def _at_trap(return_path: ReturnPath, frame: int) -> Mapping[str, int]:
+    return {"rip": return_path.trap, "rsp": frame + _WORD}
+
+
 def _arguments(called: FunctionCall) -> dict[str, int]:
     names = (STUB_NAMES[name] for name in ARGUMENTS)
     registers = {name: value & U64 for name, value in zip(names, called.args, strict=False)}
@@ -170,6 +174,7 @@ INJECT_OPS = InjectOps(
     save_frame=_save_frame,
     set_up_call=_set_up_call,
     set_up_jump=_set_up_jump,
+    at_trap=_at_trap,
     returned_frame=lambda registers: registers["rsp"] - _WORD,
     skip_trap=_skip_trap,
     raise_timer=_raise_timer,

@@ -5,12 +5,12 @@ What instructions do to the stack: how far a function is from its return address
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from iced_x86 import FlowControl, Mnemonic, OpKind, Register
 from iced_x86 import Instruction as Decoded
 
+from kprobes.arch.insn import Flow
 from kprobes.model.kernel import TextPart
 from kprobes.units import U64, Addr
 
@@ -20,29 +20,6 @@ PREFIX_SIZE = 5
 """Of a forced emulation prefix, which counts as part of what it is for."""
 
 _PADDING = frozenset({Mnemonic.NOP, Mnemonic.INT3})
-
-
-class Flow(StrEnum):
-    """Where an instruction goes on."""
-
-    NEXT = "next"
-    JUMP = "jump"
-    BRANCH = "branch"
-    CALL = "call"
-    INDIRECT_JUMP = "indirect jump"
-    INDIRECT_CALL = "indirect call"
-    RETURN = "return"
-    TRAP = "trap"
-    TRANSACTION = "transaction"
-    UNKNOWN = "unknown"
-
-    @property
-    def falls_through(self) -> bool:
-        """Whether the next instruction may be reached: from a callee, or after a WARN's ud2."""
-        return self not in _ENDS
-
-
-_ENDS = frozenset({Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +102,6 @@ class Function:
         """Return an address as ``name+0x12``."""
         return f"{self.name}+{addr - self.parts[0].addr:#x}"
 
-    @property
-    def exits(self) -> frozenset[int]:
-        """Addresses outside that its jumps and branches lead to: tail calls and thunks."""
-        found = (i.target for i in self.instructions.values() if i.mnemonic != Mnemonic.CALL)
-        return frozenset(t for t in found if t is not None and self.part_of(t) is None)
-
 
 _CALLS = frozenset({FlowControl.CALL, FlowControl.INDIRECT_CALL})
 _STACK = frozenset({Register.RSP, Register.ESP, Register.SP})
@@ -166,6 +137,11 @@ class Stack(NamedTuple):
     depth: int | None
     frame: int | None = None
     caller: int | None = None
+
+    @property
+    def is_as_at_entry(self) -> bool:
+        """Whether a jump to a function would be one more call of it."""
+        return self.depth == 0
 
 
 ENTRY = Stack(0)

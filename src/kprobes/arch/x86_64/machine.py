@@ -1,8 +1,7 @@
-"""x86-64 as far as it must be known to reach a guest.
+"""x86-64 as far as it must be known to reach a guest: its memory, its text, its tasks.
 
-Where an x86-64 kernel lives: Documentation/arch/x86/x86_64/mm.rst and head_64.S.
-
-Which data an x86-64 function names, by what its instructions have as operands.
+Where a kernel is: Documentation/arch/x86/x86_64/mm.rst and head_64.S. Which data a function names
+is read from the operands of its instructions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

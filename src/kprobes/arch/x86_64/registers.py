@@ -1,13 +1,12 @@
-"""pt_regs of x86-64: names, order and how a stub calls the same registers.
+"""Registers of x86-64: those of pt_regs, a stub's names of them, and a function's arguments.
 
 struct pt_regs {    // arch/x86/include/asm/ptrace.h
     unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di;
     unsigned long orig_ax, ip, cs, flags, sp, ss;
 };
 
-Where a function's arguments are when it is entered: System V AMD64 ABI, section 3.2.3.
-
-The kernel has no floating-point ones. A struct of up to 16 bytes is in one or two registers, or
+Arguments are where the System V AMD64 ABI, section 3.2.3, has them when a function is entered; the
+kernel has no floating-point ones. A struct of up to 16 bytes is in one or two registers, or
 wholly on the stack; a larger one is on the stack.
 """
 

@@ -1,18 +1,14 @@
-"""May an instruction carry a probe, and how does its slot come about: a verdict with a reason.
+"""Verdicts on x86-64 instructions: whether one may carry a probe, and what its slot does with it.
 
-The order of the questions is that of the kernel's check_kprobe_address_safe(), can_probe() and
+The order of the checks is that of the kernel's check_kprobe_address_safe(), can_probe() and
 arch_copy_kprobe(); where the answers differ from its own, docs/internals/patching.md says why.
-
-Instructions that no slot may run, whatever is around them, each with the reason.
-
-What the kernel's own prepare_emulation() and insn_masking_exception() refuse is here
+Refused is what its prepare_emulation() and insn_masking_exception() refuse
 (arch/x86/kernel/kprobes/core.c), and what would be wrong out of line without its noticing.
 
-A run of instructions that one five-byte jump may replace, as far as static facts go.
-
-As the kernel's can_optimize() and copy_optimized_instructions() (arch/x86/kernel/kprobes/opt.c),
-but exact where those refuse a whole function. What no table tells stays with the caller: saved
-instruction pointers of sleeping or interrupted tasks inside the run.
+Several instructions that one five-byte jump may replace are a run, as for can_optimize() and
+copy_optimized_instructions() (arch/x86/kernel/kprobes/opt.c), but exact where those refuse a whole
+function. What no table tells stays with the caller: saved instruction pointers of sleeping or
+interrupted tasks inside the run.
 """
 
 import itertools
@@ -23,10 +19,10 @@ from enum import StrEnum
 from iced_x86 import Code, FlowControl, Mnemonic, OpKind, Register
 from iced_x86 import Instruction as Decoded
 
-from kprobes.arch.insn import forbidden_place, in_alternative, probed_place
+from kprobes.arch.insn import Flow, forbidden_place, probed_place, reserved_place
 from kprobes.arch.x86_64 import slot
 from kprobes.arch.x86_64.decode import decode_one
-from kprobes.arch.x86_64.insn import Flow, Function, Instruction
+from kprobes.arch.x86_64.insn import Function, Instruction
 from kprobes.arch.x86_64.slot import is_rip_relative, slots
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextTables
@@ -196,7 +192,13 @@ def insn_verdict(function: Function, addr: int, tables: TextTables = _NO_TABLES)
 
 
 def forbidden(function: Function, addr: int, tables: TextTables = _NO_TABLES) -> str | None:
-    """Return why a place may carry no probe, whatever instruction is there, or None."""
+    """Return why a place may carry no probe, whatever instruction is there, or None.
+
+    Args:
+        function: that the place is in.
+        addr: the place.
+        tables: what is known of the kernel's text.
+    """
     return forbidden_place(function.name, function.parts, addr, tables)
 
 
@@ -218,13 +220,7 @@ def _reserved(instruction: Instruction, tables: TextTables) -> str | None:
         return "the kernel's function tracer changes it: the ftrace strategy probes it"
     if not tables.static_calls.isdisjoint(around):
         return "it is a static call, which the kernel points elsewhere while it runs"
-    if instruction.addr in tables.jump_labels:
-        return "it is a jump label, which the kernel flips between nop and jump"
-    if instruction.addr in tables.exceptions:
-        return "the exception table repairs its faults, and knows it by its address"
-    if in_alternative(instruction.addr, instruction.next, tables):
-        return "it is an alternative, which boot rewrites"
-    return None
+    return reserved_place(instruction.addr, instruction.next, tables)
 
 
 def _beside(function: Function, instruction: Instruction) -> str | None:

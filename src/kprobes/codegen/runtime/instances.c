@@ -41,6 +41,7 @@ struct instance {
 	u64 origin;
 	u64 exit;
 	u64 counter;
+	u64 generation;
 	u64 values[];
 };
 

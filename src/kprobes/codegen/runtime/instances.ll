@@ -1,5 +1,5 @@
 ; Generated from instances.c by `make runtime`.
-; 8f707e4c36dc6b5192622a9cdb2c85063c1188be16b7ed90183dfc8d08fca3a7
+; 5b048e80638be47d7222f762047f70e97a8c8a54c509098c0ef4426eee756280
 define internal preserve_mostcc ptr @instance_insert_elsewhere(i64 %slot, i64 %caller) #0 {
 entry:
   %call = call ptr @instance_table()

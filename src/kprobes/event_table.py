@@ -1,0 +1,306 @@
+"""The events of one session and their state, as the kernel's tracing files have them.
+
+An event is defined, enabled or not, and has a filter. Events may be changed while others, or they
+themselves, are recorded: the driver arms and disarms the difference.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from kprobes.errors import RefusedError, UsageError
+from kprobes.lang.append import Definitions
+from kprobes.model.definition import Definition, Statement
+from kprobes.model.events import Counts
+from kprobes.model.options import Options, Wanted
+
+_BUSY = "Device or resource busy"
+"""strerror(EBUSY): what the kernel answers to the deletion of an event that is enabled."""
+
+
+class Driver(Protocol):
+    """What arms the events; see ``session.Driver``."""
+
+    def prepare(self, wanted: Wanted) -> object:
+        """Resolve and plan, without touching the kernel."""
+        ...
+
+    def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> object:
+        """Arm and disarm what differs: all of it, or nothing."""
+        ...
+
+    def forget(self, definition: Definition) -> None:
+        """Let a definition go that will not be wanted again."""
+        ...
+
+    def replace_filter(self, old: Definition, new: Definition) -> None:
+        """Take a definition for another one, which differs in its filter, and goes on counting."""
+        ...
+
+    def event_ids(self, definition: Definition) -> Collection[int]:
+        """Return the numbers of a definition's events in what is counted."""
+        ...
+
+    def counts(self) -> Counts:
+        """Return what was counted since the recording began, or in the last one."""
+        ...
+
+
+class EventTable:
+    """The events of a session. Every method may be called by any thread.
+
+    Attributes:
+        options: of recordings.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        """Have no event yet."""
+        self.options = Options()
+        self._driver = driver
+        self._lock = threading.RLock()
+        self._definitions = Definitions()
+        # By number: those that are not enabled; and those that are recorded, None for all.
+        self._disabled: set[int] = set()
+        self._chosen: set[int] | None = None
+        self._is_recording = False
+
+    def __len__(self) -> int:
+        """Return how many definitions there are."""
+        return len(self._definitions)
+
+    @property
+    def definitions(self) -> list[Definition]:
+        """All that are defined, oldest first."""
+        return list(self._definitions)
+
+    def define(self, statements: Sequence[Statement], *, is_enabled: bool) -> "TraceProbe":
+        """Add and delete definitions; if anything is wrong, all stays.
+
+        Args:
+            statements: definitions and deletions.
+            is_enabled: whether what is added is enabled.
+
+        Raises:
+            DefinitionError: one is wrong, or names what this kernel has not.
+            RefusedError: a function cannot be probed, or what is to be deleted is recorded.
+        """
+        with self._changing():
+            added, deleted = self._definitions.apply(statements)
+            try:
+                self._check_idle(deleted)
+                self._disabled.update(() if is_enabled else added)
+                if self._chosen is not None:
+                    self._chosen.update(added)
+                self._apply(list(self._numbered(added).values()))
+            except BaseException:
+                self._definitions.undo(added, deleted)
+                raise
+            for definition in deleted.values():
+                self._driver.forget(definition)
+            return TraceProbe(self, added)
+
+    def enable(self, numbers: Collection[int], *, is_enabled: bool) -> None:
+        """Enable or disable events; errors as for ``define``, and then all stays."""
+        with self._changing():
+            if is_enabled:
+                self._disabled.difference_update(numbers)
+                if self._chosen is not None:
+                    self._chosen.update(numbers)
+            else:
+                self._disabled.update(numbers)
+            self._apply(())
+
+    def delete(self, numbers: Collection[int]) -> None:
+        """Delete events that are not recorded; RefusedError if one is, and then all stays."""
+        with self._changing():
+            deleted = self._numbered(numbers)
+            self._check_idle(deleted)
+            self._definitions.undo(deleted, {})
+            for definition in deleted.values():
+                self._driver.forget(definition)
+
+    def set_filter(self, numbers: Collection[int], text: str) -> None:
+        """Have another filter for events; "" for none.
+
+        Raises:
+            DefinitionError: it is wrong; then all stays.
+        """
+        with self._changing():
+            before = self._numbered(numbers)
+            changed = {number: replace(each, filter=text) for number, each in before.items()}
+            try:
+                self._replace(before, changed)
+                self._apply(list(changed.values()))
+            except BaseException:
+                self._replace(changed, before)
+                raise
+
+    def select(self, pattern: str) -> "TraceProbe":
+        """Return the events that a pattern names.
+
+        Args:
+            pattern: ``EVENT`` or ``GROUP/EVENT`` (or with a colon), shell patterns both.
+
+        Raises:
+            UsageError: there is none.
+        """
+        group, _, event = pattern.replace(":", "/", 1).rpartition("/")
+        with self._lock:
+            found = [
+                number
+                for number, each in self._definitions.items()
+                if fnmatchcase(each.event, event) and fnmatchcase(each.group, group or "*")
+            ]
+        if not found:
+            raise UsageError(f"no such event: {pattern!r}")
+        return TraceProbe(self, found)
+
+    def begin(self, probes: "Sequence[TraceProbe]" = ()) -> None:
+        """Arm what is enabled, of some probes only if any are named; a recording begins.
+
+        Raises:
+            RefusedError, DefinitionError, TargetError: it could not be armed; nothing is.
+        """
+        with self._changing():
+            self._chosen = {n for each in probes for n in each.numbers} if probes else None
+            self._is_recording = True
+            self._apply((), begins=True)
+
+    def end(self) -> None:
+        """Have nothing recorded any more."""
+        with self._lock:
+            self._is_recording, self._chosen = False, None
+            self._driver.apply(lambda wanted: replace(wanted, definitions=()))
+
+    def is_enabled(self, number: int) -> bool:
+        """Whether an event is defined, and enabled."""
+        with self._lock:
+            return self._definitions.get(number) is not None and number not in self._disabled
+
+    def definition(self, number: int) -> Definition | None:
+        """Return what an event is defined as, or None when it was deleted."""
+        with self._lock:
+            return self._definitions.get(number)
+
+    def describe(self, number: int) -> str:
+        """Return an event as a line: its definition, whether it is enabled, and its filter."""
+        definition = self.definition(number)
+        if definition is None:
+            return "(deleted)"
+        state = "enabled" if self.is_enabled(number) else "disabled"
+        filter_text = f" filter={definition.filter}" if definition.filter else ""
+        return f"{definition.group}/{definition.event} {state}{filter_text}: {definition.command}"
+
+    def counted(self, numbers: Collection[int]) -> tuple[int, int]:
+        """Return how many hits of some events became events, and how many were missed."""
+        with self._lock:
+            found = self._numbered(numbers).values()
+            ids = [n for definition in found for n in self._driver.event_ids(definition)]
+        counts = self._driver.counts()
+        missed = sum(counts.missed.get(n, 0) + counts.nmissed.get(n, 0) for n in ids)
+        return sum(counts.recorded.get(n, 0) for n in ids), missed
+
+    @contextmanager
+    def _changing(self) -> Generator[None]:
+        with self._lock:
+            before = set(self._disabled), self._chosen and set(self._chosen), self._is_recording
+            try:
+                yield
+            except BaseException:
+                self._disabled, self._chosen, self._is_recording = before
+                raise
+
+    def _apply(self, new: Sequence[Definition], *, begins: bool = False) -> None:
+        if not self._is_recording:
+            # What is wrong with new ones is found without touching the kernel.
+            self._driver.prepare(Wanted(definitions=new, options=self.options))
+            return
+        numbered = self._definitions.items()
+        wanted = [each for number, each in numbered if self._is_recorded(number)]
+        options = self.options
+        self._driver.apply(
+            lambda before: replace(before, definitions=wanted, options=options), begins=begins
+        )
+
+    def _numbered(self, numbers: Collection[int]) -> dict[int, Definition]:
+        found = ((number, self._definitions.get(number)) for number in numbers)
+        return {number: each for number, each in found if each is not None}
+
+    def _replace(self, old: dict[int, Definition], new: dict[int, Definition]) -> None:
+        for number, definition in new.items():
+            self._definitions.replace(number, definition)
+            self._driver.replace_filter(old[number], definition)
+
+    def _check_idle(self, deleted: dict[int, Definition]) -> None:
+        busy = [each for n, each in deleted.items() if self._is_recording and self._is_recorded(n)]
+        if busy:
+            raise RefusedError(f"{busy[0].event} is being recorded: {_BUSY}; disable it first")
+
+    def _is_recorded(self, number: int) -> bool:
+        is_chosen = self._chosen is None or number in self._chosen
+        return is_chosen and number not in self._disabled
+
+
+class TraceProbe:
+    """Some events of a session, as ``Session.probe`` has defined or ``Session.select`` found them.
+
+    Attributes:
+        numbers: of their definitions.
+    """
+
+    def __init__(self, table: EventTable, numbers: Sequence[int]) -> None:
+        self.numbers = tuple(numbers)
+        self._table = table
+
+    def __len__(self) -> int:
+        """Return how many definitions it has."""
+        return len(self.numbers)
+
+    def __repr__(self) -> str:
+        """Return what it is: its definitions, and whether they are enabled."""
+        state = "enabled" if self.is_enabled else "disabled"
+        return f"<TraceProbe {'; '.join(self.definitions) or '(deleted)'}: {state}>"
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        """As text, those that were not deleted."""
+        found = map(self._table.definition, self.numbers)
+        return tuple(each.command for each in found if each is not None)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether all of them are enabled."""
+        return bool(self.numbers) and all(map(self._table.is_enabled, self.numbers))
+
+    @property
+    def hits(self) -> int:
+        """How many hits became events, since the recording began or in the last one."""
+        return self._table.counted(self.numbers)[0]
+
+    @property
+    def missed(self) -> int:
+        """How many did not, as kprobe_profile counts them: all that was not recorded."""
+        return self._table.counted(self.numbers)[1]
+
+    def enable(self) -> None:
+        """Enable them: what runs records them from now on; errors as for ``Session.probe``."""
+        self._table.enable(self.numbers, is_enabled=True)
+
+    def disable(self) -> None:
+        """Disable them: nothing of them is armed any more, and all others go on."""
+        self._table.enable(self.numbers, is_enabled=False)
+
+    def set_filter(self, text: str) -> None:
+        """Have only hits recorded for which a filter holds; "" for all.
+
+        Raises:
+            DefinitionError: it is wrong; the filter of before stays.
+        """
+        self._table.set_filter(self.numbers, text)
+
+    def delete(self) -> None:
+        """Delete them for good; RefusedError (EBUSY) while they are enabled and recorded."""
+        self._table.delete(self.numbers)

@@ -1,0 +1,590 @@
+"""What is wanted in a guest to plans, one per site: only of what changes.
+
+A site has reasons: probes at its address, what return probes of its function do there, overrides,
+and Python.
+What is planned is kept by address; a change looks at the addresses whose reasons it changes, and
+at jumps that would cover a new one.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeVar
+
+from kprobes.errors import KprobesError, RefusedError
+from kprobes.guest.guest import Guest
+from kprobes.guest.places import FindSite, Places, places_of, unchecked
+from kprobes.guest.prepare import Resolver, Single, with_filter
+from kprobes.guest.returns import ReturnPlanner
+from kprobes.lang.filter import task_filter
+from kprobes.lang.listing import is_of_pattern
+from kprobes.model.definition import Definition, Kind
+from kprobes.model.kernel import place_of
+from kprobes.model.options import Options, Wanted
+from kprobes.model.override import Override
+from kprobes.model.plan import Plan, Returning, Returns, Role, Site
+from kprobes.model.resolved import Resolved
+from kprobes.model.upcall import Upcall
+from kprobes.plan.strategy import Wish, at_exits, check_alone
+from kprobes.ports import Text
+from kprobes.units import Addr
+
+_LONGEST = 32
+"""Bytes that a jump may cover."""
+_T = TypeVar("_T")
+_Placed = tuple[int, Resolved]
+"""A probe with its sequence number."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    # What is planned. A change works on a copy: values are never changed in place.
+    definitions: dict[int, tuple[Definition, tuple[Single, ...]]] = field(
+        default_factory=dict[int, tuple[Definition, tuple[Single, ...]]]
+    )
+    waiting: dict[int, Single] = field(default_factory=dict[int, Single])
+    in_modules: dict[int, Single] = field(default_factory=dict[int, Single])
+    at_sites: dict[Addr, tuple[_Placed, ...]] = field(
+        default_factory=dict[Addr, tuple[_Placed, ...]]
+    )
+    at_returns: dict[Addr, tuple[_Placed, ...]] = field(
+        default_factory=dict[Addr, tuple[_Placed, ...]]
+    )
+    upcalls: dict[Addr, tuple[Upcall, ...]] = field(default_factory=dict[Addr, tuple[Upcall, ...]])
+    return_upcalls: dict[Addr, tuple[Upcall, ...]] = field(
+        default_factory=dict[Addr, tuple[Upcall, ...]]
+    )
+    overrides: dict[Addr, tuple[Override, ...]] = field(
+        default_factory=dict[Addr, tuple[Override, ...]]
+    )
+    returns: dict[Addr, Returns] = field(default_factory=dict[Addr, Returns])
+    places: dict[Addr, tuple[Addr, ...]] = field(default_factory=dict[Addr, tuple[Addr, ...]])
+    """By a function's entry: where its return probes do something."""
+    returning: dict[Addr, tuple[Returning, ...]] = field(
+        default_factory=dict[Addr, tuple[Returning, ...]]
+    )
+    plans: dict[Addr, Plan] = field(default_factory=dict[Addr, Plan])
+    """By the address of the probes, which is not always that of the patch."""
+    addrs: dict[Addr, Addr] = field(default_factory=dict[Addr, Addr])
+    """By the address of the patch that of the probes."""
+
+    def copy(self) -> "_State":
+        names = self.__dataclass_fields__
+        return _State(**{name: dict(getattr(self, name)) for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planned:
+    """A change of what is armed; nothing has been changed yet.
+
+    Attributes:
+        gone: plans of sites that are as they were before, or have another plan now.
+        new: plans of sites that get one.
+        old_returns: return probes of functions that are gone, or have changed.
+        new_returns: what functions have from now on that had none, or others.
+        come, ended: event ids of what is recorded from now on, and no more.
+        left_out: why functions that patterns match are not probed, or not at their returns.
+        errors: what is wrong with what waited for its module, and is there now.
+        state: of the planner afterwards.
+    """
+
+    gone: tuple[Plan, ...]
+    new: tuple[Plan, ...]
+    old_returns: tuple[Returns, ...]
+    new_returns: tuple[Returns, ...]
+    come: tuple[Resolved, ...]
+    ended: frozenset[int]
+    left_out: tuple[RefusedError, ...]
+    errors: tuple[KprobesError, ...]
+    state: _State
+
+    @property
+    def plans(self) -> Collection[Plan]:
+        """All plans that are wanted now."""
+        return self.state.plans.values()
+
+    @property
+    def waiting(self) -> list[Definition]:
+        """What waits for modules that are not loaded."""
+        return [single.definition for single in self.state.waiting.values()]
+
+    @property
+    def left_functions(self) -> list[Addr]:
+        """Functions whose returns are probed no more, by their entries."""
+        return [each.entry for each in self.old_returns if each.entry not in self.state.returns]
+
+
+class Planner:
+    """Plans what is wanted in one guest, without changing it.
+
+    Attributes:
+        resolver: of definitions.
+        watch: what tells of modules, for when something is in one or waits for it; without any
+            nothing waits.
+    """
+
+    def __init__(
+        self,
+        guest: Guest,
+        check: Callable[[Guest], None] = unchecked,
+        patched: Mapping[Addr, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Plan in a guest.
+
+        Args:
+            guest: whose text is planned on.
+            check: raises RefusedError where nothing can be probed.
+            patched: what was there before at addresses that are patched now.
+        """
+        self.watch: Sequence[Upcall] = ()
+        self._check = check
+        self._patched = patched
+        self._guest = guest
+        self.resolver = Resolver(places_of(guest, check, self._patched))
+        self._state = _State()
+        self._options = Options()
+
+    @property
+    def places(self) -> Places:
+        """What resolves definitions, with the modules that were loaded last."""
+        return self.resolver.places
+
+    @property
+    def plans(self) -> Collection[Plan]:
+        """What is armed."""
+        return self._state.plans.values()
+
+    @property
+    def waiting(self) -> list[Definition]:
+        """What waits for modules that are not loaded."""
+        return [single.definition for single in self._state.waiting.values()]
+
+    def use(self, guest: Guest) -> None:
+        """Plan with the modules that a guest has now."""
+        self._guest = guest
+        self.resolver.places = places_of(guest, self._check, self._patched)
+
+    def reset(self) -> list[Returns]:
+        """Take nothing as armed any more, and return the return probes that were."""
+        returns, self._state = list(self._state.returns.values()), _State()
+        return returns
+
+    def plan(self, wanted: Wanted, lost: Sequence[Text] = (), *, is_anew: bool = False) -> Planned:
+        """Return what has to change for what is wanted; nothing is changed.
+
+        Args:
+            wanted: all of it.
+            lost: the memory of a module that is going; what is in it is wanted no more.
+            is_anew: whether also what does not change needs other code.
+
+        Raises:
+            DefinitionError: a definition names what this kernel has not, or its filter is wrong.
+            RefusedError: a place cannot be probed, or is in a module that nobody can wait for.
+        """
+        is_fresh = _how(wanted.options) != _how(self._options)
+        change = _Change(self._guest, self.resolver, self._state, wanted, is_fresh=is_fresh)
+        change.set_definitions(wanted.definitions, may_wait=bool(self.watch))
+        change.look_again(lost)
+        change.set_overrides(wanted.overrides, lost)
+        change.set_upcalls(wanted, self.watch, lost)
+        if is_anew:
+            change.plan_all()
+        return change.planned()
+
+    def keep(self, planned: Planned, options: Options) -> None:
+        """Take a change as made."""
+        self._state, self._options = planned.state, options
+
+
+def _how(options: Options) -> tuple[object, ...]:
+    return options.strategy, options.return_method, options.tasks
+
+
+class _Change:
+    def __init__(
+        self, guest: Guest, resolver: Resolver, before: _State, wanted: Wanted, *, is_fresh: bool
+    ) -> None:
+        self._guest, self._resolver = guest, resolver
+        self._before, self._state = before, before.copy()
+        self._options = options = wanted.options
+        # Whether sites and return methods are chosen anew, by other options than before.
+        self._is_fresh = is_fresh
+        self._is_anew = False
+        tasks = options.tasks
+        self._tasks = task_filter(tasks.pids, tasks.comms, tgids=tasks.tgids, follow=tasks.follow)
+        self._come: dict[int, Resolved] = {}
+        self._ended: set[int] = set()
+        self._left_out: list[RefusedError] = []
+        self._errors: list[KprobesError] = []
+        self._late: set[int] = set()
+        # Addresses, and functions by their entries, whose reasons have changed.
+        self._dirty: dict[Addr, None] = {}
+        self._functions: dict[Addr, None] = {}
+        # All of them, so far.
+        self._touched: set[Addr] = set()
+        if is_fresh:
+            for definition, _ in list(self._state.definitions.values()):
+                self._drop(definition)
+            self._dirty |= dict.fromkeys((*self._state.upcalls, *self._state.overrides))
+            self._functions |= dict.fromkeys(self._state.return_upcalls)
+
+    def set_definitions(self, definitions: Sequence[Definition], *, may_wait: bool) -> None:
+        """Want these definitions."""
+        state = self._state
+        keys = set(map(id, definitions))
+        for key, (definition, _) in list(state.definitions.items()):
+            if key not in keys:
+                self._drop(definition)
+        for definition in definitions:
+            if id(definition) in state.definitions:
+                continue
+            singles = self._resolver.resolve(
+                definition, self._options.checkpoint, may_wait=may_wait
+            )
+            state.definitions[id(definition)] = definition, singles
+            for single in singles:
+                self._options.checkpoint()
+                self._add(single)
+
+    def look_again(self, lost: Sequence[Text]) -> None:
+        """Look up what waits for modules, and what is in modules that may have gone."""
+        symbols = self._guest.kernel.symbols
+        for single in list(self._state.in_modules.values()):
+            probe = single.probe
+            assert probe is not None
+            symbol = symbols.at(probe.layout.ip)
+            is_there = symbol is not None and (symbol.module, symbol.addr) == (
+                single.module,
+                probe.function,
+            )
+            if is_there and not _is_inside(probe.layout.ip, lost):
+                continue
+            self._remove(single)
+            # What does not name its module is gone with it, as in the kernel.
+            if single.definition.place.module:
+                self._state.waiting[single.event_id] = single
+        for single in () if lost else list(self._state.waiting.values()):
+            try:
+                self._resolver.look_up(single)
+                if single.probe is not None:
+                    self._late.add(single.event_id)
+                    self._add(single)
+            except KprobesError as error:
+                self._errors.append(error)
+                del self._state.waiting[single.event_id]
+
+    def set_overrides(self, overrides: Sequence[Override], lost: Sequence[Text]) -> None:
+        """Want calls skipped by these."""
+        symbols, table = self._guest.kernel.symbols, dict[Addr, tuple[Override, ...]]()
+        for override in overrides:
+            at, symbol = override.probe.layout.ip, symbols.at(override.probe.function)
+            # What was in a module that is gone is gone with it.
+            is_there = symbol is not None and symbol.addr == override.probe.function
+            if is_there and not _is_inside(at, lost):
+                table[at] = (*table.get(at, ()), override)
+        before = set(self._state.overrides)
+        self._dirty |= _replace(self._state.overrides, table)
+        # Their returns are probed in another way where calls may be skipped.
+        probed = self._state.at_returns.keys() | self._state.return_upcalls.keys()
+        self._functions |= dict.fromkeys((before ^ table.keys()) & probed)
+
+    def set_upcalls(self, wanted: Wanted, watch: Sequence[Upcall], lost: Sequence[Text]) -> None:
+        """Want Python to do this, and be told of modules where something is in one."""
+        state = self._state
+
+        def left(upcalls: Sequence[Upcall]) -> list[Upcall]:
+            # What was in a module that is gone is gone with it, as in the kernel.
+            is_there = wanted.is_there
+            return [u for u in upcalls if is_there(u.addr) and not _is_inside(u.addr, lost)]
+
+        there, at_returns = left(wanted.upcalls), left(wanted.return_upcalls)
+        addrs = [*(each.addr for each in (*there, *at_returns)), *state.overrides]
+        symbols = map(self._guest.kernel.symbols.at, addrs)
+        is_in_module = any(symbol is not None and symbol.module for symbol in symbols)
+        if state.waiting or state.in_modules or is_in_module:
+            there += watch
+        self._dirty |= _replace(state.upcalls, _by_addr(there))
+        self._functions |= _replace(state.return_upcalls, _by_addr(at_returns))
+
+    def plan_all(self) -> None:
+        """Have a new plan for everything."""
+        self._dirty |= dict.fromkeys(self._state.plans)
+        self._functions |= dict.fromkeys(self._state.returns)
+        self._is_anew = True
+
+    def planned(self) -> Planned:
+        """Return all of it; errors as for ``Planner.plan``."""
+        before, state = self._before, self._state
+        planner = ReturnPlanner(
+            self._resolver.places,
+            return_method=self._options.return_method,
+            strategy=self._options.strategy,
+            overridden=state.overrides,
+        )
+        while self._functions or self._dirty:
+            self._touched |= self._functions.keys()
+            self._plan_returns(planner)
+            self._touched |= self._dirty.keys()
+            self._plan_sites(planner)
+        if self._left_out and not state.plans:
+            raise self._left_out[0]
+        return Planned(
+            gone=self._others(before.plans, state.plans),
+            new=self._others(state.plans, before.plans),
+            old_returns=self._others(before.returns, state.returns),
+            new_returns=self._others(state.returns, before.returns),
+            come=tuple(self._come.values()),
+            ended=frozenset(self._ended - self._come.keys()),
+            left_out=tuple(self._left_out),
+            errors=tuple(self._errors),
+            state=state,
+        )
+
+    def _others(self, some: Mapping[Addr, _T], others: Mapping[Addr, _T]) -> tuple[_T, ...]:
+        # Of what was looked at, in the order in which it is there.
+        if len(self._touched) > len(some):
+            return tuple(each for at, each in some.items() if others.get(at) is not each)
+        touched = [(at, some[at]) for at in sorted(self._touched) if at in some]
+        return tuple(each for at, each in touched if others.get(at) is not each)
+
+    def _drop(self, definition: Definition) -> None:
+        _, singles = self._state.definitions.pop(id(definition))
+        for single in singles:
+            self._remove(single)
+            self._state.waiting.pop(single.event_id, None)
+
+    def _add(self, single: Single) -> None:
+        state, probe = self._state, single.probe
+        state.waiting.pop(single.event_id, None)
+        if probe is None:
+            state.waiting[single.event_id] = single
+            return
+        found = with_filter(probe, self._guest, self._tasks)
+        table, dirty = self._table(single)
+        at = probe.layout.ip
+        table[at] = tuple(sorted((*table.get(at, ()), (single.sequence, found)), key=_sequence))
+        dirty[at] = None
+        self._come[single.event_id] = found
+        if single.module:
+            state.in_modules[single.event_id] = single
+
+    def _remove(self, single: Single) -> None:
+        probe = single.probe
+        if probe is None:
+            return
+        table, dirty = self._table(single)
+        at = probe.layout.ip
+        left = tuple(each for each in table.get(at, ()) if each[0] != single.sequence)
+        _set(table, at, left)
+        dirty[at] = None
+        self._state.in_modules.pop(single.event_id, None)
+        self._come.pop(single.event_id, None)
+        self._ended.add(single.event_id)
+
+    def _table(self, single: Single) -> tuple[dict[Addr, tuple[_Placed, ...]], dict[Addr, None]]:
+        if single.definition.kind is Kind.RETURN:
+            return self._state.at_returns, self._functions
+        return self._state.at_sites, self._dirty
+
+    def _plan_returns(self, planner: ReturnPlanner) -> None:
+        entries, self._functions = list(self._functions), {}
+        for entry in entries:
+            self._options.checkpoint()
+            self._clear_returns(entry)
+            probes = _newest_first(self._state.at_returns.get(entry, ()))
+            upcalls = self._state.return_upcalls.get(entry, ())
+            if not (probes or upcalls):
+                continue
+            try:
+                before = self._before.returns.get(entry)
+                returns, found = planner.plan(
+                    entry,
+                    probes,
+                    upcalls,
+                    before,
+                    is_fresh=self._is_fresh,
+                )
+            except RefusedError as error:
+                if upcalls or not self._leave_out(probes, error):
+                    raise
+                _set(self._state.at_returns, entry, ())
+                continue
+            self._state.returns[entry] = returns
+            self._state.places[entry] = tuple(dict.fromkeys(addr for addr, _ in found))
+            for addr, returning in found:
+                others = self._state.returning.get(addr, ())
+                self._state.returning[addr] = (*others, returning)
+                self._dirty[addr] = None
+
+    def _clear_returns(self, entry: Addr) -> None:
+        state = self._state
+        state.returns.pop(entry, None)
+        for addr in state.places.pop(entry, ()):
+            left = tuple(e for e in state.returning[addr] if e.returns.entry != entry)
+            _set(state.returning, addr, left)
+            self._dirty[addr] = None
+
+    def _plan_sites(self, planner: ReturnPlanner) -> None:
+        state, addrs = self._state, list(self._dirty)
+        self._dirty = {}
+        for addr in addrs:
+            old = state.plans.pop(addr, None)
+            if old is not None:
+                del state.addrs[old.site.addr]
+        wanted = [addr for addr in addrs if self._is_wanted(addr)]
+        # An armed jump gives way to a breakpoint where it would cover a new place.
+        covering = {other for addr in wanted for other in self._covering(addr)}
+        for addr in covering.difference(wanted):
+            old = state.plans.pop(addr)
+            del state.addrs[old.site.addr]
+            wanted.append(addr)
+            self._touched.add(addr)
+        finders = self._finders(state.plans.keys() | set(wanted), planner)
+        for addr in wanted:
+            self._options.checkpoint()
+            try:
+                plan = self._plan(addr, finders, may_stay=addr not in covering)
+                if (other := state.addrs.get(plan.site.addr)) is not None:
+                    first = state.plans[other].site
+                    check_alone(self._guest.kernel.symbols, first, plan.site)
+            except RefusedError as error:
+                is_fixed = addr in state.upcalls or addr in state.overrides
+                if is_fixed or not self._leave_out_at(addr, error):
+                    raise
+                continue
+            state.addrs[plan.site.addr] = addr
+            state.plans[addr] = plan
+
+    def _is_wanted(self, addr: Addr) -> bool:
+        state = self._state
+        tables = state.at_sites, state.returning, state.upcalls, state.overrides
+        return any(addr in table for table in tables)
+
+    def _covering(self, addr: Addr) -> Iterator[Addr]:
+        for at in range(addr - _LONGEST, addr):
+            plan = self._state.plans.get(Addr(at))
+            displaced = plan.site.displaced if plan is not None else None
+            if displaced is not None and displaced.addr < addr < displaced.stop:
+                yield Addr(at)
+
+    def _finders(
+        self, others: AbstractSet[Addr], planner: ReturnPlanner
+    ) -> tuple[FindSite, FindSite, FindSite]:
+        # At entries, at exits; and freely: a strategy is forced on definitions, and what Python
+        # needs is placed as it can be.
+        strategy, places = self._options.strategy, self._resolver.places
+        at_entry, at_exit, freely = (
+            places.find_site(Wish(strategy=each, others=others), planner.text)
+            for each in (strategy, at_exits(strategy), None)
+        )
+        return at_entry, at_exit, freely
+
+    def _plan(
+        self, addr: Addr, finders: tuple[FindSite, FindSite, FindSite], *, may_stay: bool
+    ) -> Plan:
+        before = self._before.plans.get(addr)
+        state = self._state
+        found, returning = state.at_sites.get(addr, ()), state.returning.get(addr, ())
+        upcalls = [*state.upcalls.get(addr, ())]
+        for each in returning:
+            if each.role is Role.RETURN:
+                upcalls += each.returns.upcalls
+        may_stay = may_stay and not self._is_fresh
+        site = before.site if before and may_stay else self._find_site(addr, finders)
+        plan = Plan(
+            site=site,
+            probes=_newest_first(found),
+            upcalls=tuple(upcalls),
+            returning=tuple(each for each in returning if each.is_compiled),
+            overrides=state.overrides.get(addr, ()),
+        )
+        self._check_upcall(plan)
+        return before if before and before == plan and not self._is_anew else plan
+
+    def _find_site(self, addr: Addr, finders: tuple[FindSite, FindSite, FindSite]) -> Site:
+        at_entry, at_exit, freely = finders
+        state = self._state
+        found, returning = state.at_sites.get(addr, ()), state.returning.get(addr, ())
+        definition = found[0][1].definition if found else None
+        is_recorded = bool(found) or any(each.returns.probes for each in returning)
+        is_entry = found or addr in state.at_returns
+        find_site = (at_entry if is_entry else at_exit) if is_recorded else freely
+        return find_site(addr, definition)
+
+    def _leave_out_at(self, addr: Addr, error: RefusedError) -> bool:
+        # Of patterns, functions that cannot be probed are left out: with all their places.
+        state = self._state
+        found = [probe for _, probe in state.at_sites.get(addr, ())]
+        returns = [each.returns for each in state.returning.get(addr, ())]
+        probes = [*found, *(probe for each in returns for probe in each.probes)]
+        if not self._leave_out(probes, error):
+            return False
+        _set(state.at_sites, addr, ())
+        for each in returns:
+            _set(state.at_returns, each.entry, ())
+            self._functions[each.entry] = None
+        return True
+
+    def _leave_out(self, probes: Sequence[Resolved], error: RefusedError) -> bool:
+        ids = [probe.layout.event_id for probe in probes]
+        is_late = bool(ids) and self._late.issuperset(ids)
+        if not probes or not (is_late or all(is_of_pattern(p.definition) for p in probes)):
+            return False
+        (self._errors if is_late else self._left_out).append(error)
+        for number in ids:
+            self._come.pop(number, None)
+        return True
+
+    def _check_upcall(self, plan: Plan) -> None:
+        if plan.after and plan.site.shown is not None and plan.site.displaced is not None:
+            place = place_of(self._guest.kernel.symbols, plan.site.ip)
+            raise RefusedError(
+                f"{place} is an ftrace site that the guest's own ftrace uses, and is probed after "
+                "it: no handler can be after that instruction"
+            )
+        if plan.upcalls and any(each.is_conditional for each in plan.returning):
+            symbol = self._guest.kernel.symbols.at(plan.site.addr)
+            where = symbol.place(plan.site.addr) if symbol is not None else f"{plan.site.addr:#x}"
+            raise RefusedError(
+                f"{where} is a conditional jump into another function, by which a function is left "
+                "whose returns are probed: no handler can be there meanwhile"
+            )
+
+
+def _sequence(placed: _Placed) -> int:
+    return placed[0]
+
+
+def _newest_first(placed: Sequence[_Placed]) -> tuple[Resolved, ...]:
+    # Every hit runs them in this order: add_new_kprobe() puts the new one first.
+    return tuple(probe for _, probe in reversed(placed))
+
+
+def _set(table: dict[Addr, tuple[_T, ...]], at: Addr, values: tuple[_T, ...]) -> None:
+    if values:
+        table[at] = values
+    else:
+        table.pop(at, None)
+
+
+def _replace(
+    table: dict[Addr, tuple[_T, ...]], new: Mapping[Addr, tuple[_T, ...]]
+) -> dict[Addr, None]:
+    # Return the addresses at which something has changed.
+    changed = [addr for addr in table if table[addr] != new.get(addr)]
+    changed += [addr for addr in new if addr not in table]
+    table.clear()
+    table.update(new)
+    return dict.fromkeys(changed)
+
+
+def _by_addr(upcalls: Iterable[Upcall]) -> dict[Addr, tuple[Upcall, ...]]:
+    found: dict[Addr, tuple[Upcall, ...]] = {}
+    for upcall in upcalls:
+        found[upcall.addr] = (*found.get(upcall.addr, ()), upcall)
+    return found
+
+
+def _is_inside(addr: int, ranges: Sequence[Text]) -> bool:
+    return any(start <= addr < stop for start, stop in ranges)

@@ -1,0 +1,235 @@
+"""What is armed changes while it is recorded: everything else goes on, without an event missing.
+
+The longer version makes KPROBES_CHANGES changes, and begins with KPROBES_SEED.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kprobes
+from kprobes.handlers.probe import Kretprobe
+from kprobes.model.events import Counts, Events
+from kprobes.open import GuestSession
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+from tests.build.changing import Changes
+from tests.build.dialect import DIALECTS
+from tests.build.programs import counting_loop
+from tests.build.victim import ROOT, Home, Witness, is_complaint, settle, witness_of
+from tests.build.waiting import wait_until
+
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+
+CHANGES = int(os.environ.get("KPROBES_CHANGES", "150"))
+SEED = int(os.environ.get("KPROBES_SEED", "0")) or random.randrange(1, 1 << 30)
+CALL = "sched_get_priority_min"
+TIMES = 200_000_000
+COUNTED = {"amd64": "+112($arg1):u64", "arm64": "+0($arg1):u64"}
+"""The first argument, in the pt_regs that a system call gets."""
+_LEAST = {"amd64": 20_000, "arm64": 2_000}
+
+
+class Continuous:
+    """A sink that counts by how much more than one a task's numbers go down.
+
+    Attributes:
+        events: how many came.
+        missing: how many did not.
+        mistakes: where numbers go up, or stay.
+    """
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.missing = 0
+        self.mistakes: list[str] = []
+        self._last: dict[tuple[str, int], int] = {}
+
+    def write(self, events: Events) -> None:
+        for number, batch in enumerate(events.batches):
+            if batch.layout.event not in ("entered", "returned"):
+                continue
+            # In the order of time, whatever CPU a task was on.
+            rows = events.row[events.batch == number]
+            for pid in np.unique(batch.pid[rows]).tolist():
+                values = batch.values[0][rows][batch.pid[rows] == pid].astype(np.int64)
+                key = batch.layout.event, pid
+                before = self._last.get(key, int(values[0]) + 1)
+                steps = np.diff(np.concatenate(([before], values)))
+                self.missing += int((-1 - steps).sum())
+                if (steps >= 0).any():
+                    at = int(np.flatnonzero(steps >= 0)[0])
+                    self.mistakes.append(f"{key}: {steps[at]} at {values[at]}")
+                self._last[key] = int(values[-1])
+                self.events += len(values)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def seed() -> int:
+    """Of what is random; shown where a test fails."""
+    sys.stdout.write(f"KPROBES_SEED={SEED}\n")
+    return SEED
+
+
+@pytest.fixture(scope="module")
+def machine(arch: str) -> Generator[Machine]:
+    files = {"/loop": counting_loop(CALL, TIMES, arch=arch)}
+    with Machine.boot(MachineOptions(arch=arch, files=files)) as machine:
+        settle(machine)
+        machine.run("chmod 755 /loop")
+        yield machine
+
+
+@pytest.fixture
+def session(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Generator[GuestSession]:
+    home = Home(tmp_path_factory.mktemp("home"))
+    loops = [machine.start(["/loop"]) for _ in range(2)]
+    noise = machine.start("while :; do cat /proc/version /etc/passwd | wc -c; ls /proc; done")
+    try:
+        with home.entered(), kprobes.attach(str(machine.stub_address)) as session:
+            before = _text(session)
+            yield session
+            assert _text(session) == before
+        assert not list(home.directory.glob("**/*.jsonl"))
+    finally:
+        for job in (*loops, noise):
+            job.kill()
+    complaints = machine.run("dmesg").output.decode(errors="replace").splitlines()
+    assert [line for line in complaints if is_complaint(line)] == []
+
+
+def _text(session: GuestSession) -> bytes:
+    start, stop = session.kernel.text
+    return session.driver.guest.memory.read(start, stop - start)
+
+
+@contextmanager
+def recorded(session: GuestSession, arch: str) -> Generator[Continuous]:
+    """Record what the loops do; at the end every call of theirs was recorded or counted."""
+    function = f"{DIALECTS[arch].syscall}{CALL}"
+    session.probe(
+        f"p:entered {function} n={COUNTED[arch]}\nr:returned {function} n={COUNTED[arch]}"
+    )
+    sink, is_over = Continuous(), threading.Event()
+    found: list[Counts] = []
+
+    def stream() -> None:
+        found.append(session.stream(sink, is_done=is_over.is_set))
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    try:
+        yield sink
+    finally:
+        is_over.set()
+        thread.join(60)
+    (counts,) = found
+    hits = {each.event: each for each in session.hits()}
+    assert [hits[name].all_missed for name in ("entered", "returned")] == [0, 0]
+    assert sink.mistakes == []
+    # What a full ring loses is counted; of the other events, too.
+    assert sink.missing <= counts.lost
+    assert counts.lost or not sink.missing
+    assert sink.events >= _LEAST[arch]
+
+
+def test_whatever_changes_nothing_of_the_others_is_missing(
+    session: GuestSession, arch: str, seed: int
+) -> None:
+    changes = Changes(session, seed)
+    with recorded(session, arch):
+        for _ in range(CHANGES):
+            changes.make()
+
+
+SLEEPERS = 1000
+
+
+def test_tasks_that_sleep_in_what_is_probed_keep_nothing_from_changing(
+    machine: Machine, session: GuestSession
+) -> None:
+    sleeping = "for n in $(seq {}); do sleep 1000 & done 2> /dev/null; echo there; wait"
+    slept = session.probe("r:slept do_nanosleep $retval\nr:slept2 schedule_timeout a=$arg1")
+    handled = Kretprobe(symbol_name="do_nanosleep", handler=_pass, entry_handler=_pass)
+    with session.record() as trace:
+        session.register_kretprobe(handled)
+        jobs = [machine.start(sleeping.format(SLEEPERS // 2)) for _ in range(2)]
+        assert wait_until(lambda: _sleepers(machine) >= SLEEPERS, 60) is not None
+        for n in range(5):
+            more = session.probe(f"r:more{n} do_nanosleep a=$arg1 got=$retval")
+            session.probe(f"p:entry{n} do_nanosleep a=$arg1")
+            more.disable()
+            more.delete()
+        session.unregister_kretprobe(handled)
+        slept.disable()
+        slept.delete()
+        machine.run("sleep 0.01")
+        session.select("entry0").disable()
+        again = session.probe("r:again do_nanosleep $retval")
+        machine.run("sleep 0.01")
+        for job in jobs:
+            job.kill()
+        machine.run("killall sleep; sleep 1")
+    assert again.hits >= 1
+    assert {event.args["a"] for event in trace["entry1"]} - {0}
+
+
+def _sleepers(machine: Machine) -> int:
+    return int(machine.run("ps | grep -c '[s]leep 1000'").output)
+
+
+def _pass(*_: object) -> None:
+    pass
+
+
+KILLS = int(os.environ.get("KPROBES_KILLS", "5"))
+_WELL_S = 20
+
+
+@pytest.fixture
+def victim(machine: Machine, tmp_path: Path) -> tuple[Home, Witness]:
+    home = Home(tmp_path)
+    return home, witness_of(str(machine.stub_address), home)
+
+
+def test_a_tracer_that_is_killed_between_changes_or_in_one_leaves_the_guest_well(
+    machine: Machine,
+    victim: tuple[Home, Witness],
+    seed: int,
+) -> None:
+    home, witness = victim
+    chance = random.Random(seed)
+    noise = machine.start("while :; do cat /proc/version /etc/passwd | wc -c; ls /proc; done")
+    try:
+        for number in range(KILLS):
+            command = [sys.executable, "-m", "tests.build.changing"]
+            tracer = subprocess.Popen(
+                [*command, str(machine.stub_address), str(seed + number)],
+                cwd=ROOT,
+                env=home.environment,
+                stdout=subprocess.PIPE,
+            )
+            assert tracer.stdout is not None
+            with tracer, tracer.stdout:
+                assert tracer.stdout.readline() == b"armed\n"
+                time.sleep(chance.uniform(0, 1.5))
+                tracer.kill()
+            assert wait_until(lambda: not home.journals, _WELL_S) is not None
+            assert witness.changes() == []
+            assert witness.runs_within(1)
+    finally:
+        noise.kill()
+    complaints = machine.run("dmesg").output.decode(errors="replace").splitlines()
+    assert [line for line in complaints if is_complaint(line)] == []

@@ -1,0 +1,98 @@
+"""The examples of ``kprobe COMMAND --help``, run on a guest.
+
+Those with a command in a guest of their own are run by test_documented_traces.py.
+"""
+
+import os
+import re
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kprobes.cli import guest as guest_command
+from kprobes.cli import main
+from kprobes.transport.qemu import Machine
+from tests.build.command import OPEN, WAIT_S, Command, read_line
+from tests.system import test_documented_traces
+
+pytestmark = pytest.mark.guest
+
+_TARGET, _IMAGE = "qemu:localhost:1234", "/boot/vmlinuz"
+
+
+def _examples(module: ModuleType) -> list[str]:
+    text = module.EPILOG.removeprefix("examples:\n").partition("\n\n")[0]
+    return [line.strip() for line in text.splitlines()]
+
+
+def _words(example: str) -> list[str]:
+    return shlex.split(example, comments=True)[1:]
+
+
+_ALL = [example for module in (main, *main.COMMANDS) for example in _examples(module)]
+_RUN = [each for each in _ALL if "--" not in _words(each) and _words(each)[0] != "guest"]
+
+
+@pytest.fixture
+def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """The command, where the examples' files are, with the guest as what is meant."""
+    (tmp_path / "probes.txt").write_text(f"{OPEN}\n")
+    (tmp_path / "a.out").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KPROBES_TARGET", f"qemu:{guest.stub_address}")
+    with Command(tmp_path / "state") as command:
+        yield command
+
+
+_SHOWS = {
+    "check": rb"accepted",
+    "doctor": rb"host: ",
+    "list": rb"\b(vfs_read|do_sys_openat2)\b",
+    "restore": rb"nothing to restore",
+    "status": rb"^$|no journal|all of them idle",
+    "trace": rb" open: \(",
+    "xray": rb"\b(vfs_read|do_sys_openat2)\b",
+}
+"""What the output of each command has."""
+
+
+@pytest.mark.parametrize("example", _RUN)
+def test_an_example_does_what_its_command_is_for(
+    kprobe: Command, guest: Machine, example: str
+) -> None:
+    text = example.replace(_TARGET, os.environ["KPROBES_TARGET"]).replace(" 10s ", " 500ms ")
+    assert guest.kernel is not None
+    words = _words(text.replace(_IMAGE, str(guest.kernel)))
+    job = guest.start("while :; do cat /proc/version; sleep 0.02; done")
+
+    done = kprobe(*words)
+
+    job.kill()
+    job.wait(WAIT_S)
+    file = words[words.index("-o") + 1] if "-o" in words else None
+    shown = done.stdout if file is None else Path(file).read_bytes()
+    assert done.returncode in ({0, 5} if words[0] == "doctor" else {0}), done.stderr.decode()
+    assert re.search(_SHOWS[words[0]], shown), shown.decode()
+
+
+@pytest.mark.parametrize("example", _examples(guest_command))
+def test_a_guest_is_booted_and_ends_when_it_is_told(kprobe: Command, example: str) -> None:
+    process = kprobe.start(*_words(example))
+
+    assert read_line(process).startswith(b"qemu:/")
+
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(WAIT_S) == 0
+
+
+def test_each_command_has_three_examples_which_are_all_run() -> None:
+    assert {len(_examples(module)) for module in (main, *main.COMMANDS)} == {3}
+    others = [each for each in _ALL if each not in _RUN and _words(each)[0] != "guest"]
+    assert {_words(each)[0] for each in others} == {"trace"}
+    known = [each.command for name, each in test_documented_traces.examples() if "--help" in name]
+    commands = [_words(each)[_words(each).index("--") + 1 :] for each in others]
+    assert all(command in known for command in commands)
