@@ -319,7 +319,14 @@ class TextPatcher:
             self._withdraw(made)
             raise
         records = Records(self._guest, self._stopped) if any(e.flags for e in change.gone) else None
-        settled = records.settled(restored) if records is not None else restored
+        self._write(change, restored if records is None else records.settled(restored))
+        if records is not None:
+            records.make_calls([patch for patch in restored if patch.what == FLAGS])
+        self._commit(change)
+        return put_back
+
+    def _write(self, change: Change, settled: Sequence[ArmedPatch]) -> None:
+        made = change.made
         writes = [(patch.phys, patch.old) for patch in settled]
         writes += [(patch.phys, patch.new) for patch in made]
         before, gone, new = self._detours, _detours(change.gone), _detours(change.new)
@@ -339,13 +346,9 @@ class TextPatcher:
             self._take_back(made)
             self._stuck = ()
             self._set_detours(before)
-            self._make_again(restored)
+            self._make_again(change.restored)
             self._withdraw(made)
             raise
-        if records is not None:
-            records.make_calls([patch for patch in restored if patch.what == FLAGS])
-        self._commit(change)
-        return put_back
 
     def _verify_change(self, made: Sequence[ArmedPatch], restored: Sequence[ArmedPatch]) -> int:
         # Where a patch is taken back, what was there before is known.
