@@ -477,22 +477,20 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """
         return signature.returns(self._registry, place, others)
 
-    def call(
-        self, function: str, *arguments: SupportsIndex, timeout_s: float = 10.0
-    ) -> int | bool | None:
+    def call(self, function: str, *args: SupportsIndex, timeout_s: float = 10.0) -> int | None:
         """Call a function, ``kernel.call("int_sqrt", 144)``, and return what it returns.
 
         Args:
             function: its name, or ``MODULE:FUNCTION``.
-            arguments: numbers, and addresses.
+            args: numbers, and addresses.
             timeout_s: how long it may take; then its task goes on with it, alone.
 
         Raises:
-            UsageError, RefusedError: the arguments are not its, or it must not be called.
-            TargetError: there is none, or it did not come back in time.
+            UsageError: the arguments are not its.
+            TargetError: it must not be called, or did not come back in time.
         """
         self._check_open()
-        return self.driver.call(function, arguments, timeout_s=timeout_s)
+        return self.driver.call(function, args, timeout_s=timeout_s)
 
     def override(
         self, function: str, *, returns: int, **options: Unpack[OverrideWords]
@@ -505,7 +503,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             options: those of ``OverrideOptions``.
 
         Raises:
-            DefinitionError, RefusedError: there is none, or it must not return that.
+            RefusedError: it must not be skipped, or must not return that.
         """
         self._check_open()
         return self.driver.overrides.add(function, returns, OverrideOptions(**options))
