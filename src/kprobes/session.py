@@ -13,6 +13,7 @@ from kprobes import event_table
 from kprobes.drain import ROOM, Drain
 from kprobes.errors import NotSupportedError, RefusedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
+from kprobes.guest.override import ActiveOverride, Overrides
 from kprobes.handlers import signature
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING
@@ -22,6 +23,7 @@ from kprobes.model.definition import Definition, Statement, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import Options, Tasks
+from kprobes.model.override import OverrideOptions, OverrideWords, errno_value, with_comm
 from kprobes.ports import Sink
 from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
@@ -98,6 +100,17 @@ class Driver(event_table.Driver, Protocol):
 
     def hits(self) -> list[Hits]:
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        ...
+
+    def call(
+        self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
+    ) -> int | bool | None:
+        """Call a function of the kernel's."""
+        ...
+
+    @property
+    def overrides(self) -> Overrides:
+        """What skips calls, or NotSupportedError where no call can be skipped."""
         ...
 
 
@@ -463,6 +476,46 @@ class Session(Generic[_Driver_co, _Commands_co]):
             UsageError: the handler takes what the function has not.
         """
         return signature.returns(self._registry, place, others)
+
+    def call(self, function: str, *args: SupportsIndex, timeout_s: float = 10.0) -> int | None:
+        """Call a function, ``kernel.call("int_sqrt", 144)``, and return what it returns.
+
+        Args:
+            function: its name, or ``MODULE:FUNCTION``.
+            args: numbers, and addresses.
+            timeout_s: how long it may take; then its task goes on with it, alone.
+
+        Raises:
+            UsageError: the arguments are not its.
+            TargetError: it must not be called, or did not come back in time.
+        """
+        self._check_open()
+        return self.driver.call(function, args, timeout_s=timeout_s)
+
+    def override(
+        self, function: str, *, returns: int, **options: Unpack[OverrideWords]
+    ) -> ActiveOverride:
+        """Have calls of a function return a value and its code not run: howto/fail.md.
+
+        Args:
+            function: its name, or ``MODULE:FUNCTION``.
+            returns: the value; 0 for a function that returns nothing.
+            options: those of ``OverrideOptions``.
+
+        Raises:
+            RefusedError: it must not be skipped, or must not return that.
+        """
+        self._check_open()
+        return self.driver.overrides.add(function, returns, OverrideOptions(**options))
+
+    def fail(
+        self, function: str, *, errno: int, comm: str = "", **options: Unpack[OverrideWords]
+    ) -> ActiveOverride:
+        """Have calls fail with an errno, with or without a minus; else as ``override``.
+
+        With ``comm`` only those by tasks whose name matches this pattern.
+        """
+        return self.override(function, returns=errno_value(errno), **with_comm(options, comm))
 
     def read(self, addr: SupportsIndex, size: int) -> bytes:
         """Return exactly ``size`` bytes of the kernel's memory, or raise MemoryFault."""

@@ -49,6 +49,14 @@ class _Isa(ABC):
         """Return the end of a loop: one less, and back to its start unless that is 0."""
 
     @abstractmethod
+    def count_zero(self, counter: int) -> bytes:
+        """Add one to a register if the last call has returned 0."""
+
+    @abstractmethod
+    def push_to(self, register: int, pushed: int) -> bytes:
+        """Push a register and load its address."""
+
+    @abstractmethod
     def zeroes_to(self, register: int) -> bytes:
         """Push 16 bytes of zeroes and load their address."""
 
@@ -86,6 +94,13 @@ class _Amd64(_Isa):
         less = bytes((0x48 | counter >> 3, 0xFF, 0xC8 | counter & 7))
         return less + b"\x0f\x85" + struct.pack("<i", -len(loop) - len(less) - 6)
 
+    def count_zero(self, counter: int) -> bytes:
+        # cmp rax, 1; adc counter, 0
+        return b"\x48\x83\xf8\x01" + bytes((0x48 | counter >> 3, 0x83, 0xD0 | counter & 7, 0))
+
+    def push_to(self, register: int, pushed: int) -> bytes:
+        return bytes((0x40 | pushed >> 3, 0x50 | pushed & 7)) + self.copy(register, 4)
+
     def zeroes_to(self, register: int) -> bytes:
         return b"\x6a\0\x6a\0" + self.copy(register, 4)
 
@@ -118,6 +133,14 @@ class _Arm64(_Isa):
     def count_down(self, counter: int, loop: bytes) -> bytes:
         less = 0xF1000400 | counter << 5 | counter
         return struct.pack("<II", less, 0x54000001 | (-len(loop) // 4 - 1 & 0x7FFFF) << 5)
+
+    def count_zero(self, counter: int) -> bytes:
+        # cmp x0, #1; cinc counter, counter, lo
+        return struct.pack("<II", 0xF100041F, 0x9A802400 | counter * 0x10021)
+
+    def push_to(self, register: int, pushed: int) -> bytes:
+        # str pushed, [sp, #-16]!; mov register, sp
+        return struct.pack("<II", 0xF81F0FE0 | pushed, 0x910003E0 | register)
 
     def zeroes_to(self, register: int) -> bytes:
         # stp xzr, xzr, [sp, #-16]!; mov register, sp
@@ -154,6 +177,23 @@ def counting_loop(call: str, times: int, *, arch: str = "amd64") -> bytes:
     loop = isa.load(number, isa.numbers[call]) + isa.copy(argument, counter) + isa.call
     code = isa.load(counter, times) + loop + isa.count_down(counter, loop) + isa.ask("exit", 0)
     return program(code, arch=arch)
+
+
+def counted_zeroes(call: str, times: int, *, arch: str = "amd64") -> bytes:
+    """Return a program that makes a system call so often, and writes how often that returned 0.
+
+    It writes a u64.
+    """
+    isa = _ISAS[arch]
+    number, descriptor, where, size, *_ = isa.registers
+    counter, zeroes, _ = isa.kept
+    loop = isa.load(number, isa.numbers[call]) + isa.call + isa.count_zero(zeroes)
+    code = (
+        *(isa.load(zeroes, 0), isa.load(counter, times), loop, isa.count_down(counter, loop)),
+        *(isa.push_to(where, zeroes), isa.load(descriptor, 1), isa.load(size, 8)),
+        *(isa.load(number, isa.numbers["write"]), isa.call, isa.ask("exit", 0)),
+    )
+    return program(b"".join(code), arch=arch)
 
 
 def nested_epolls(depth: int, *, arch: str = "amd64") -> bytes:

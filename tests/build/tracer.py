@@ -2,6 +2,7 @@
 
     python -m tests.build.tracer TARGET DEFINITIONS [--cycles N] [--fail POINT:N] [--interrupt]
         [--with-guardian] [--strategy STRATEGY] [--returns WAY] [--asks FUNCTION]
+        [--fails FUNCTION] [--sleeps MS]
 
 Words go to standard output, one JSON object per line. A line of standard input ends a cycle.
 
@@ -17,6 +18,7 @@ raises KeyboardInterrupt there:
 """
 
 import argparse
+import errno
 import itertools
 import json
 import os
@@ -46,6 +48,7 @@ from kprobes.units import MIB, Addr
 from tests.build.defined import ask
 
 _CALL_S = 0.002
+_DEADLINE_S = 10.0
 Fail = Callable[[], None]
 
 
@@ -83,6 +86,11 @@ def _trace(args: Any) -> None:
             session.options, strategy=args.strategy, return_method=args.returns
         )
         session.probe(Path(args.definitions).read_text())
+        if args.fails:
+            session.fail(args.fails, errno=errno.ENOMEM, force=True)
+        if args.sleeps:
+            print_message("calling")
+            session.call("msleep", args.sleeps)
         if args.asks:
             ask(session.driver, _endless(session, args.asks))
         if args.asks_at_return:
@@ -127,6 +135,8 @@ def _arguments() -> Any:
     parser.add_argument("--code", type=int, default=1, help="MiB for the code of probes")
     parser.add_argument("--asks", default="", help="a function whose hits wait for ever")
     parser.add_argument("--asks-at-return", default="", help="one whose returns wait for ever")
+    parser.add_argument("--fails", default="", help="a function whose calls all fail")
+    parser.add_argument("--sleeps", type=int, default=0, help="ms that it calls msleep with")
     parser.add_argument("--strategy", type=Strategy)
     parser.add_argument("--returns", type=ReturnMethod)
     return parser.parse_args()
@@ -210,10 +220,12 @@ def _fail_in_call(number: int, fail: Fail) -> None:
         *args: int,
         allocates: Allocation | None = None,
         returns: Allocation | None = None,
+        timeout_s: float = _DEADLINE_S,
     ) -> int:
         nonlocal is_it
         is_it = next(left) == 0
-        return call(self, function, *args, allocates=allocates, returns=returns)
+        what = {"allocates": allocates, "returns": returns}
+        return call(self, function, *args, **what, timeout_s=timeout_s)
 
     def told(self: Stub, timeout_s: float) -> StopReply | None:
         nonlocal is_it

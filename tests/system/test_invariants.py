@@ -132,6 +132,45 @@ def test_a_tracer_whose_guardian_is_killed_puts_the_guest_right_and_says_so(scen
     assert scene.home.journals == []
 
 
+def test_calls_that_are_skipped_run_again_when_their_tracer_is_dead(
+    scene: Scene, arch: str
+) -> None:
+    # -12, as the shell prints a pid.
+    ask, failed = "sh -c 'echo $PPID'", b"4294967284\n"
+    failing = f"__{'x64' if arch == 'amd64' else 'arm64'}_sys_getppid"
+    for is_guarded in (True, False):
+        with scene.tracer(ONE, "--fails", failing) as tracer:
+            tracer.wait_for("armed")
+            assert scene.machine.run(ask, 20).output == failed
+            if is_guarded:
+                tracer.kill()
+                assert scene.is_well_within(AGAIN_S) is not None, scene.witness.changes()
+            else:
+                tracer.kill_with_guardian()
+                # Nobody is there, and nobody is needed.
+                assert scene.machine.run(ask, 20).output == failed
+                assert scene.load.goes_on()
+                (journal,) = scene.home.journals
+                rescue(scene.target, journal)
+        assert scene.machine.run(ask, 20).output != failed
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_tracer_that_dies_in_a_call_of_its_user_s_leaves_a_guest_that_is_well(
+    scene: Scene, is_late: bool
+) -> None:
+    # Whoever comes after it waits two seconds for the call.
+    sleep_ms = 8000 if is_late else 1500
+    with scene.tracer(ONE, "--sleeps", str(sleep_ms)) as tracer:
+        tracer.wait_for("calling")
+        time.sleep(0.7)
+
+        tracer.kill()
+
+        assert scene.is_let_go_within(SETTLED_S)
+    time.sleep(sleep_ms / 1000)
+
+
 @ONCE
 def test_a_guest_without_the_dead_tracers_mark_is_left_alone(scene: Scene) -> None:
     with scene.tracer() as tracer:

@@ -6,7 +6,7 @@ What an architecture makes of a body of compiled code: the forms of its function
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kprobes.arch.insn import Analysis, Disassembled, MemoryAccess, Read, Syntax
 from kprobes.arch.machine import Machine
@@ -15,6 +15,8 @@ from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Displaced, Exits, PatchOptions
 from kprobes.model.upcall import Detour, SiteUpcalls
 from kprobes.units import Addr
+
+_Then_contra = TypeVar("_Then_contra", contravariant=True)
 
 
 class Restored(StrEnum):
@@ -37,6 +39,7 @@ class MakeEntry(Protocol):
         *,
         flags: Restored = Restored.ALL,
         reads: Collection[str] | None = None,
+        skips: bool = False,
     ) -> bytes:
         """Return code for ``place`` that calls a body with the registers saved, and returns.
 
@@ -45,6 +48,8 @@ class MakeEntry(Protocol):
             body: what it calls.
             flags: what of them the body may have changed.
             reads: of CallAbi.saved what the body reads; None for any.
+            skips: whether, where the body returns 1, the function returns to its caller at once,
+                with what is in the place of ``ReturnOps.value``.
         """
         ...
 
@@ -53,9 +58,33 @@ class MakeDetour(Protocol):
     """Where a patch leads."""
 
     def __call__(
-        self, place: Addr, body: Addr, displaced: Displaced, /, *, flags: Restored = Restored.ALL
+        self,
+        place: Addr,
+        body: Addr,
+        displaced: Displaced,
+        /,
+        *,
+        flags: Restored = Restored.ALL,
+        skips: bool = False,
     ) -> bytes:
-        """See ``PatchOps.detour``."""
+        """See ``PatchOps.detour``, and for ``skips`` ``MakeEntry``."""
+        ...
+
+
+class MakeUpcall(Protocol[_Then_contra]):
+    """What hands a hit to Python."""
+
+    def __call__(
+        self,
+        place: Addr,
+        probes: Addr | None,
+        upcalls: SiteUpcalls,
+        then: _Then_contra,
+        /,
+        *,
+        skips: bool = False,
+    ) -> Detour:
+        """See ``UpcallOps``, and for ``skips`` ``MakeEntry``."""
         ...
 
 
@@ -359,8 +388,8 @@ class UpcallOps:
 
     saved: tuple[str, ...]
     entry_stub: Callable[[Addr, Addr], bytes]
-    at_call: Callable[[Addr, Addr | None, SiteUpcalls, Addr], Detour]
-    at_instruction: Callable[[Addr, Addr | None, SiteUpcalls, Displaced], Detour]
+    at_call: MakeUpcall[Addr]
+    at_instruction: MakeUpcall[Displaced]
     at_trampoline: Callable[[Addr, Addr, SiteUpcalls, Addr], Detour]
     page_table: str
     pause: str

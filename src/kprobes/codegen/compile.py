@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from kprobes.arch.arch import Arch, CallAbi
-from kprobes.codegen import filters, record, returns, runtime
+from kprobes.codegen import filters, override, record, returns, runtime
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.override import Override
 from kprobes.model.plan import Returning, Role
 from kprobes.model.resolved import RegisterValue, Resolved, leaf_of
 from kprobes.model.resolved import calls_guest as operand_calls
@@ -53,8 +54,16 @@ class Form:
 
     probes: tuple[Resolved, ...]
     returning: tuple[Returning, ...] = ()
+    overrides: tuple[Override, ...] = ()
     is_framed: bool
     is_patched: bool = False
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What the machine code depends on: equal shapes differ in numbers only."""
+        groups = (self.probes, self.returning, self.overrides)
+        shapes = tuple(tuple(each.shape for each in group) for group in groups)
+        return (self.is_framed, self.is_patched, *shapes)
 
 
 def load_compiler() -> None:
@@ -118,31 +127,49 @@ def compile_probes(  # noqa: PLR0913 - all that machine code depends on
     probes: Sequence[Resolved],
     *,
     returning: Sequence[Returning] = (),
+    overrides: Sequence[Override] = (),
     is_framed: bool,
     is_patched: bool = False,
 ) -> Template:
     """Return the code that runs all probes of one site, one after the other.
+
+    Where there are overrides it returns whether the call is skipped, and leaves what that returns
+    in the place of the saved register for it.
 
     Args:
         arch: of the guest.
         abi: its constants and the session's.
         probes: in the order in which they record.
         returning: what return probes of one function do there, after these.
+        overrides: what may skip the call after that, the first that wants to; only with a frame.
         is_framed: whether the saving entry code comes before it.
         is_patched: whether the site is no ftrace site.
 
     Returns:
         A template with the symbols ``site``; ``event0`` ... per probe, those of ``returning``
-        last; ``instances``, ``instance_count`` and ``trampoline`` of that function, and
+        last; ``override0`` ..., the address of each one's words; ``instances``,
+        ``instance_count`` and ``trampoline`` of that function, and
         ``missed_upcall``, its counter of returns that Python is not asked about; the names of
         ``Readers``; and ``clock``.
     """
     form = Form(
         probes=tuple(probes),
         returning=tuple(returning),
+        overrides=tuple(overrides),
         is_framed=is_framed,
         is_patched=is_patched,
     )
+    return compile_form(arch, abi, form)
+
+
+def compile_form(arch: Arch, abi: GuestAbi, form: Form) -> Template:
+    """Return the code of one site; see ``compile_probes``.
+
+    Args:
+        arch: of the guest.
+        abi: its constants and the session's.
+        form: the probes.
+    """
     source = module_text(arch, abi, form)
     from kprobes.codegen import llvm
 
@@ -159,7 +186,8 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
     """
     open_context = partial(_context, arch, abi, form)
     context, probes = open_context(), form.probes
-    if len(probes) == 1 and not form.returning and filters.quick_steps(probes[0]):
+    is_alone = len(probes) == 1 and not (form.returning or form.overrides)
+    if is_alone and filters.quick_steps(probes[0]):
         # A hit that is rejected so early must not save registers for what it does not come to.
         chosen = open_context()
         _emit_choice(chosen, probes[0])
@@ -172,7 +200,8 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
     else:
         record.emit_probes(context, probes, 0)
         returns.emit(context, form.returning, len(probes))
-        context.out.emit(_RETURN)
+        is_skipped = override.emit(context, form.overrides)
+        context.out.emit(_RETURN if is_skipped is None else f"ret {is_skipped}")
         functions = [_function(arch, "probe", context.out)]
     return _MODULE.format(
         intrinsics=arch.code.intrinsics,
@@ -188,7 +217,8 @@ def _externals(form: Form) -> Iterator[str]:
     # An event's number fits an instruction's operand, a table's size 32 bits. All else that linking
     # gives is an address, of which LLVM may assume nothing but the code model.
     count = len(form.probes) + sum(len(each.returns.probes) for each in form.returning)
-    names = ("site", "trampoline", "instances", "missed_upcall")
+    words = (f"override{n}" for n, _ in enumerate(form.overrides))
+    names = ("site", "trampoline", "instances", "missed_upcall", *words)
     ranges = {**dict.fromkeys(names, ""), "instance_count": ", !absolute_symbol !4"}
     ranges |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
     for name, range_ in ranges.items():
@@ -244,10 +274,11 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
     registers = {name: Value("i64", f"%{name}") for name in call.parameters}
     constants = arch.patch.constants if form.is_patched else arch.constants
     registers |= {name: const(value) for name, value in constants.items()}
-    link = None
+    link = result = None
     if form.is_framed:
         places = {name: out.op("add", stack, _WORD * n) for n, name in enumerate(call.saved)}
         link = places[call.link] if call.link else None
+        result = places[arch.returns.value]
         registers |= _saved(out, call, places)
         stack = out.op("add", stack, _WORD * len(call.saved) + call.above)
     registers["sp"] = stack
@@ -264,6 +295,7 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
         registers=registers,
         stack=stack,
         link=link,
+        result=result,
         stamped=out.variable() if is_timed and form.probes else None,
     )
 

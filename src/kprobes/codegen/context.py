@@ -51,6 +51,7 @@ class Context:
         stack: the probed code's stack pointer.
         link: where the register with a call's return address is kept, which goes back from there;
             None where the return address is on the stack.
+        result: where the register is kept that has what a function returns; None without a frame.
         holds_preemption: whether the code emitted now runs with the preempt count raised by us.
         early: by index, fields of the probe that the filter has fetched on every way to here.
         returned: the call that returns, where return probes record.
@@ -65,6 +66,7 @@ class Context:
     registers: Mapping[str, Value]
     stack: Value
     link: Value | None = None
+    result: Value | None = None
     holds_preemption: bool = False
     early: dict[int, Early] = field(default_factory=dict[int, Early])
     returned: Returned | None = None

@@ -76,6 +76,17 @@ def check(context: Context, event: str, out: str) -> None:
         event: whose misses are counted.
         out: where to go then.
     """
+    check_free(context, lambda: count(context, event, context.abi.missed), out)
+
+
+def check_free(context: Context, miss: Callable[[], None], out: str) -> None:
+    """Do ``miss`` and go to ``out`` when a guarded hit of this context is in progress on this CPU.
+
+    Args:
+        context: what is being written.
+        miss: adds code.
+        out: where to go then.
+    """
     f = context.out
     held, inside, free = f.label("held"), f.label("inside"), f.label("free")
     word = _word(context)
@@ -83,7 +94,7 @@ def check(context: Context, event: str, out: str) -> None:
     f.place(held)
     f.branch(_is_taken(context, word), inside, free)
     f.place(inside)
-    count(context, event, context.abi.missed)
+    miss()
     f.jump(out)
     f.place(free)
 

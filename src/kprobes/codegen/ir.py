@@ -161,6 +161,10 @@ class Function:
         """Add to the u64 at an address, whatever other CPUs do."""
         self.value("i64", f"atomicrmw add {self._pointer(addr)}, {number} monotonic, align 8")
 
+    def take(self, addr: Value) -> Value:
+        """Add one to the u64 at an address, whatever other CPUs do; return what was there."""
+        return self.value("i64", f"atomicrmw add {self._pointer(addr)}, i64 1 monotonic, align 8")
+
     def branch(self, condition: Value, yes: str, no: str, *, is_likely: bool | None = None) -> None:
         """End the block with a two-way jump.
 

@@ -39,7 +39,7 @@ def emit_choice(context: Context, probe: Resolved, index: int, reject: str) -> N
         index: tells its event id from its neighbours'.
         reject: where a hit goes that is not wanted.
     """
-    _filter(context, probe, index).emit_quick(reject)
+    filter_emitter(context, probe, f"event{index}").emit_quick(reject)
 
 
 def emit_probe(context: Context, probe: Resolved, index: int) -> None:
@@ -57,7 +57,7 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
     elif context.abi.is_guarded:
         guard.check(context, f"event{index}", out)
     leave = context.out.label("leave")
-    _filter(context, probe, index).emit_rest(leave)
+    filter_emitter(context, probe, f"event{index}").emit_rest(leave)
     _emit_record(context, probe, index, leave)
     context.out.jump(leave)
     context.out.place(leave)
@@ -92,11 +92,18 @@ def stamp(context: Context) -> Value:
     return f.phi({before: found, asked: now})
 
 
-def _filter(context: Context, probe: Resolved, index: int) -> filters.Emitter:
+def filter_emitter(context: Context, probe: Resolved, event: str) -> filters.Emitter:
+    """Return what writes a probe's filter.
+
+    Args:
+        context: what is being written.
+        probe: whose filter.
+        event: the symbol of its event's number.
+    """
     return filters.Emitter(
         context=context,
         probe=probe,
-        event=f"event{index}",
+        event=event,
         context_bits=lambda: _context_bits(context, per_cpu.task(context)),
     )
 

@@ -26,6 +26,7 @@ from kprobes.model.abi import (
     TEXT_SLOTS,
 )
 from kprobes.model.kernel import Kernel
+from kprobes.model.override import MAX_OVERRIDES, OVERRIDE_SIZE
 from kprobes.model.upcall import MailboxLayout
 from kprobes.ports import Text
 from kprobes.units import KIB, MIB, U64, Addr
@@ -33,8 +34,9 @@ from kprobes.units import KIB, MIB, U64, Addr
 _GFP_KERNEL = 0xCC0
 MISSED_SIZE = 8 * (1 << 16)
 """Bytes of one kind of counters: one per event id."""
-COUNTERS_SIZE = 2 * MISSED_SIZE
-"""Bytes of both kinds: missed hits, and calls that no instance was free for."""
+OVERRIDES_SIZE = OVERRIDE_SIZE * MAX_OVERRIDES
+COUNTERS_SIZE = 2 * MISSED_SIZE + OVERRIDES_SIZE
+"""Bytes of missed hits, of calls that no instance was free for, and of what overrides count."""
 NOTIFIER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
 NOTES_PAGE = 4096
@@ -74,9 +76,9 @@ class Arena:
         notifier: where the code of the guest's callback for breakpoints is.
         code: executable memory for probes, within reach of the kernel's text.
         module_code: the same within reach of its modules; None where ``code`` is, or without any.
-        data: the counters of missed hits and of calls that no instance was free for, then the
-            rings, room for filters' strings, the mailbox, and our place in the guest's chain of
-            callbacks for exceptions.
+        data: the counters of missed hits, of calls that no instance was free for and of overrides,
+            then the rings, room for filters' strings, the mailbox, and our place in the guest's
+            chain of callbacks for exceptions.
         percpu: per-CPU offset of PERCPU_SIZE bytes.
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
         ring_size: of each CPU's ring, slack not counted.
@@ -114,9 +116,14 @@ class Arena:
         return Addr(self.missed + MISSED_SIZE)
 
     @property
+    def overrides(self) -> Addr:
+        """Where overrides count, by their numbers."""
+        return Addr(self.nmissed + MISSED_SIZE)
+
+    @property
     def rings(self) -> Addr:
         """Where the first ring begins."""
-        return Addr(self.nmissed + MISSED_SIZE)
+        return Addr(self.overrides + OVERRIDES_SIZE)
 
     def ring(self, cpu: int) -> Addr:
         """Return where a CPU's ring begins."""

@@ -6,18 +6,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import SupportsIndex
 
 from kprobes.drain import Drain, hits_of
-from kprobes.errors import DefinitionError, KprobesError, NoRoomError, RefusedError
+from kprobes.errors import DefinitionError, KprobesError, NoRoomError, RefusedError, UsageError
 from kprobes.guest.allocate import Allocator
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.arm import Change, TextPatcher
+from kprobes.guest.call import Callee, call_function
 from kprobes.guest.ftrace_records import paused_between_changes, when_tracers_stay
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
 from kprobes.guest.link import Program
+from kprobes.guest.override import OverrideResolver, Overrides, read_counts
 from kprobes.guest.places import Places, places_of, unchecked
 from kprobes.guest.planner import Planned, Planner
 from kprobes.guest.prepare import follow
@@ -38,6 +41,7 @@ from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Options, Wanted
+from kprobes.model.override import Override, OverrideCounts
 from kprobes.model.plan import Plan
 from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import UpcallGroup
@@ -59,6 +63,7 @@ class GuestDriver:
     Attributes:
         guest: whose text is patched.
         wanted: what is armed now.
+        overrides: what skips calls.
     """
 
     def __init__(
@@ -76,6 +81,9 @@ class GuestDriver:
         self._allocator = Allocator(journal, size, self._warn)
         self._patched: dict[Addr, bytes] = {}
         self._planner = Planner(guest, check, self._patched)
+        self.overrides = Overrides(
+            find=self._find_overridden, read=self._read_counts, arm=self._arm_overrides
+        )
         self._patcher: TextPatcher | None = None
         self._upcall_control: UpcallControl | None = None
         self._left_out: Sequence[RefusedError] = ()
@@ -186,6 +194,41 @@ class GuestDriver:
                 self.disarm()
                 raise self._ended
             return planned
+
+    def call(
+        self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
+    ) -> int | bool | None:
+        """Call a function of the guest, in a task of its that may sleep, and return its result.
+
+        Args:
+            function: its name, or ``MODULE:FUNCTION``.
+            arguments: numbers, and addresses.
+            timeout_s: how long it may take.
+
+        Raises:
+            UsageError: the arguments are not its, or a handler asks, while a vCPU waits for it.
+            RefusedError: it must not be called.
+            TargetError: there is no such function, or it did not come back in time.
+        """
+        if self._upcall_control is not None and self._upcall_control.is_current:
+            raise UsageError("a handler cannot call functions of the guest: a vCPU waits for it")
+        self.refresh_modules()
+        callee = Callee(self.guest, self.places, function)
+        registers = callee.arguments(arguments)
+        allocations = self._journal.allocations
+        with self._changing:
+            return call_function(self.guest, allocations, callee, registers, timeout_s=timeout_s)
+
+    def _find_overridden(self) -> OverrideResolver:
+        self.refresh_modules()
+        return OverrideResolver(self.guest, self.places)
+
+    def _read_counts(self, number: int) -> OverrideCounts | None:
+        arena = self._allocator.arena
+        return None if arena is None else read_counts(self.guest.memory, arena, number)
+
+    def _arm_overrides(self, overrides: Sequence[Override]) -> None:
+        self.apply(partial(replace, overrides=overrides))
 
     def drain(self, *, room: float) -> Drain:
         """Drain what is recorded; it began with ``apply``.
@@ -347,6 +390,7 @@ class GuestDriver:
     def close(self) -> None:
         """Disarm, and give the guest its memory back as soon as nothing runs in it."""
         self.disarm()
+        self.overrides.keep_counts()
         self._allocator.arena = self._upcall_control = self._patcher = None
         if not self._journal.allocations.is_empty:
             with self.guest.stub.paused():
@@ -388,7 +432,10 @@ class GuestDriver:
 
     def _module_goes(self, record: int) -> None:
         with self._changing:
-            self._change_modules(module_ranges(self.guest.kernel, record))
+            lost = module_ranges(self.guest.kernel, record)
+            self.overrides.forget(lost)
+            self.wanted = replace(self.wanted, overrides=self.overrides.armed)
+            self._change_modules(lost)
 
     def _change_modules(self, lost: Sequence[Text] = ()) -> None:
         # A vCPU waits for it.
@@ -454,7 +501,7 @@ class GuestDriver:
     def _guard(self, planned: Planned, patcher: TextPatcher) -> bool:
         # Return whether what is armed has to be linked anew.
         was_guarded = self._is_guarded and patcher.is_armed
-        calls_guest = any(probe.calls_guest for probe in planned.come)
+        calls_guest = any(plan.calls_guest for plan in planned.new)
         self._is_guarded = was_guarded or bool(planned.waiting) or calls_guest
         self._set_abi(patcher)
         return self._is_guarded and not was_guarded and patcher.is_armed

@@ -129,6 +129,7 @@ class Task:
         *args: int,
         allocates: Allocation | None = None,
         returns: Allocation | None = None,
+        timeout_s: float = _CALL_S,
     ) -> int:
         """Call a function of the guest with some numbers and return its result.
 
@@ -137,6 +138,7 @@ class Task:
             args: for it.
             allocates: what it allocates, at address 0 when the result will be the address.
             returns: what it frees.
+            timeout_s: how long it may take.
 
         Raises:
             TargetError: it did not come back in time.
@@ -159,7 +161,7 @@ class Task:
         self.is_calling = True
         registers = {**setup.registers, trap.info.number: self.allocations.calls}
         self.change(_bytes(setup), registers)
-        return self.finish(_CALL_S)
+        return self.finish(timeout_s)
 
     def change(self, frame: bytes, registers: Mapping[str, int]) -> None:
         """Write to the task's frame and its registers.

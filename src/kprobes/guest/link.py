@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kprobes.arch.arch import Arch, Restored
-from kprobes.codegen.compile import calls_guest, compile_probes, needs_frame, saved_reads
+from kprobes.codegen.compile import Form, calls_guest, compile_form, needs_frame, saved_reads
 from kprobes.codegen.upcall import compile_upcall
 from kprobes.drain import nothing
 from kprobes.errors import NoRoomError, RefusedError
 from kprobes.guest.arena import Arena
 from kprobes.guest.room import NOWHERE, Area, Pool, Retired, aligned
 from kprobes.model.abi import GuestAbi, Template
+from kprobes.model.override import OVERRIDE_SIZE
 from kprobes.model.plan import (
     TRAMPOLINE_HEADER,
     InstanceTable,
@@ -23,7 +24,6 @@ from kprobes.model.plan import (
     ReturnMethod,
     Returns,
     Role,
-    Site,
 )
 from kprobes.model.resolved import ExitAddress, Resolved
 from kprobes.model.upcall import Detour, SiteUpcalls, Upcall, UpcallGroup
@@ -323,7 +323,8 @@ class Linker:
 
     def _trampoline_body(self, returns: Returns) -> "_Body":
         here = Returning(role=Role.TRAMPOLINE, returns=returns)
-        return self._body(returns.entry, (), (here,), is_framed=True, is_patched=True)
+        form = Form(probes=(), returning=(here,), is_framed=True, is_patched=True)
+        return self._body(returns.entry, form)
 
     def _trampoline_code(
         self, returns: Returns, function: "_Function", place: Addr, number: int | None
@@ -378,8 +379,9 @@ class Linker:
         site, displaced = plan.site, plan.site.displaced
         if displaced is None:
             raise ValueError(f"{site.addr:#x} is a conditional jump, and no instruction")
-        tail = self._body(site.addr, (), plan.returning, is_framed=True, is_patched=True)
-        always = self._body(site.addr, plan.probes, (), is_framed=True, is_patched=True)
+        whole = Form(probes=(), returning=plan.returning, is_framed=True, is_patched=True)
+        tail = self._body(site.addr, whole)
+        always = self._body(site.addr, replace(whole, probes=plan.probes, returning=()))
         bodies = [tail, always] if plan.probes else [tail]
         detour, flags = self._arch.returns.branch_detour, self._changed(plan.probes, plan.returning)
 
@@ -389,15 +391,15 @@ class Linker:
         return self._headed(area, plan, head, bodies)
 
     def _link_upcall(self, area: Area, plan: Plan) -> Program:
-        bodies = [self._body_of(plan, is_framed=True)] if plan.probes or plan.returning else []
-        detour = self._detour
+        has_body = plan.probes or plan.returning or plan.overrides
+        bodies = [self._body_of(plan, is_framed=True)] if has_body else []
         upcalls = (plan.before, plan.after)
         before, after = map(self._number, upcalls)
         asked = _groups(area, before, after)
         copies: dict[Addr, Addr] = {}
 
         def head(place: Addr, body: Addr | None = None) -> bytes:
-            found = detour(plan.site, place, asked, body)
+            found = self._detour(plan, place, asked, body)
             copies.clear()
             copies.update(found.copies)
             return found.code
@@ -426,26 +428,30 @@ class Linker:
         return self.pool.take_number() if upcalls else None
 
     def _detour(
-        self, site: Site, entry: Addr, groups: SiteUpcalls, body: Addr | None = None
+        self, plan: Plan, entry: Addr, groups: SiteUpcalls, body: Addr | None = None
     ) -> Detour:
-        arch = self._arch
+        upcall, site, skips = self._arch.upcall, plan.site, bool(plan.overrides)
         if site.displaced is not None:
-            return arch.upcall.at_instruction(entry, body, groups, site.displaced)
-        back = Addr(site.addr + arch.site.size)
-        return arch.upcall.at_call(entry, body, groups, back)
+            return upcall.at_instruction(entry, body, groups, site.displaced, skips=skips)
+        back = Addr(site.addr + self._arch.site.size)
+        return upcall.at_call(entry, body, groups, back, skips=skips)
 
     def _is_framed(self, plan: Plan) -> bool:
-        is_called = plan.site.displaced is None
-        return not is_called or needs_frame(self._arch, plan.probes, plan.returning)
+        if plan.site.displaced is not None or plan.overrides:
+            return True
+        return needs_frame(self._arch, plan.probes, plan.returning)
 
     def _head(self, plan: Plan) -> "_Head":
-        arch, site, flags = self._arch, plan.site, self._changed(plan.probes, plan.returning)
-        reads = saved_reads(arch, plan.probes, plan.returning)
+        arch, site = self._arch, plan.site
+        probes = (*plan.probes, *(override.probe for override in plan.overrides))
+        flags = self._changed(probes, plan.returning)
+        reads = saved_reads(arch, probes, plan.returning)
+        skips = bool(plan.overrides)
 
         def head(place: Addr, body: Addr) -> bytes:
             if site.displaced is not None:
-                return arch.patch.detour(place, body, site.displaced, flags=flags)
-            return arch.site.entry(place, body, flags=flags, reads=reads)
+                return arch.patch.detour(place, body, site.displaced, flags=flags, skips=skips)
+            return arch.site.entry(place, body, flags=flags, reads=reads, skips=skips)
 
         return head
 
@@ -470,47 +476,31 @@ class Linker:
         return Restored.ALL if calls else Restored.ARITHMETIC
 
     def _body_of(self, plan: Plan, *, is_framed: bool) -> "_Body":
-        is_patched = plan.site.displaced is not None
-        return self._body(
-            plan.site.ip,
-            plan.probes,
-            plan.returning,
+        form = Form(
+            probes=plan.probes,
+            returning=plan.returning,
+            overrides=plan.overrides,
             is_framed=is_framed,
-            is_patched=is_patched,
+            is_patched=plan.site.displaced is not None,
         )
+        return self._body(plan.site.ip, form)
 
-    def _body(
-        self,
-        site: Addr,
-        probes: Sequence[Resolved],
-        returning: Sequence[Returning],
-        *,
-        is_framed: bool,
-        is_patched: bool,
-    ) -> "_Body":
-        shapes = tuple(each.shape for each in (*probes, *returning))
-        key = (is_framed, is_patched, len(probes), shapes)
-        if key not in self._templates:
-            self._templates[key] = compile_probes(
-                self._arch,
-                self.abi,
-                probes,
-                returning=returning,
-                is_framed=is_framed,
-                is_patched=is_patched,
-            )
-        recorded = (*probes, *(p for each in returning for p in each.returns.probes))
-        numbers = self._numbers(site, recorded, returning)
-        return _Body(template=self._templates[key], numbers=numbers)
+    def _body(self, site: Addr, form: Form) -> "_Body":
+        if form.shape not in self._templates:
+            self._templates[form.shape] = compile_form(self._arch, self.abi, form)
+        return _Body(template=self._templates[form.shape], numbers=self._numbers(site, form))
 
-    def _numbers(
-        self, site: Addr, recorded: Sequence[Resolved], returning: Sequence[Returning]
-    ) -> dict[str, int]:
+    def _numbers(self, site: Addr, form: Form) -> dict[str, int]:
+        recorded = (*form.probes, *(p for each in form.returning for p in each.returns.probes))
         numbers: dict[str, int] = {
             f"event{n}": probe.layout.event_id for n, probe in enumerate(recorded)
         }
+        numbers |= {
+            f"override{n}": self._arena.overrides + OVERRIDE_SIZE * each.number
+            for n, each in enumerate(form.overrides)
+        }
         # What is left here belongs to one function.
-        functions = [self._function(each.returns) for each in returning]
+        functions = [self._function(each.returns) for each in form.returning]
         function = next((each for each in functions if each.instances is not None), _Function())
         instances = function.instances or _NO_INSTANCES
         numbers |= {
@@ -547,7 +537,7 @@ def _makes_upcall(plan: Plan) -> bool:
 
 
 def _is_shared(plan: Plan) -> bool:
-    if plan.probes or [each.role for each in plan.returning] != [Role.RETURN]:
+    if plan.probes or plan.overrides or [each.role for each in plan.returning] != [Role.RETURN]:
         return False
     fetches = (fetch for probe in plan.recorded for fetch in probe.fetches)
     return not any(isinstance(fetch.operand, ExitAddress) for fetch in fetches)

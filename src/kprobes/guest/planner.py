@@ -1,6 +1,7 @@
 """What is wanted in a guest to plans, one per site: only of what changes.
 
-A site has reasons: probes at its address, what return probes of its function do there, and Python.
+A site has reasons: probes at its address, what return probes of its function do there, overrides,
+and Python.
 What is planned is kept by address; a change looks at the addresses whose reasons it changes, and
 at jumps that would cover a new one.
 """
@@ -21,6 +22,7 @@ from kprobes.lang.listing import is_of_pattern
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.kernel import place_of
 from kprobes.model.options import Options, Wanted
+from kprobes.model.override import Override
 from kprobes.model.plan import Plan, Returning, Returns, Role, Site
 from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import Upcall
@@ -52,6 +54,9 @@ class _State:
     upcalls: dict[Addr, tuple[Upcall, ...]] = field(default_factory=dict[Addr, tuple[Upcall, ...]])
     return_upcalls: dict[Addr, tuple[Upcall, ...]] = field(
         default_factory=dict[Addr, tuple[Upcall, ...]]
+    )
+    overrides: dict[Addr, tuple[Override, ...]] = field(
+        default_factory=dict[Addr, tuple[Override, ...]]
     )
     returns: dict[Addr, Returns] = field(default_factory=dict[Addr, Returns])
     places: dict[Addr, tuple[Addr, ...]] = field(default_factory=dict[Addr, tuple[Addr, ...]])
@@ -181,6 +186,7 @@ class Planner:
         change = _Change(self._guest, self.resolver, self._state, wanted, is_fresh=is_fresh)
         change.set_definitions(wanted.definitions, may_wait=bool(self.watch))
         change.look_again(lost)
+        change.set_overrides(wanted.overrides, lost)
         change.set_upcalls(wanted, self.watch, lost)
         if is_anew:
             change.plan_all()
@@ -220,7 +226,7 @@ class _Change:
         if is_fresh:
             for definition, _ in list(self._state.definitions.values()):
                 self._drop(definition)
-            self._dirty |= dict.fromkeys(self._state.upcalls)
+            self._dirty |= dict.fromkeys((*self._state.upcalls, *self._state.overrides))
             self._functions |= dict.fromkeys(self._state.return_upcalls)
 
     def set_definitions(self, definitions: Sequence[Definition], *, may_wait: bool) -> None:
@@ -268,6 +274,21 @@ class _Change:
                 self._errors.append(error)
                 del self._state.waiting[single.event_id]
 
+    def set_overrides(self, overrides: Sequence[Override], lost: Sequence[Text]) -> None:
+        """Want calls skipped by these."""
+        symbols, table = self._guest.kernel.symbols, dict[Addr, tuple[Override, ...]]()
+        for override in overrides:
+            at, symbol = override.probe.layout.ip, symbols.at(override.probe.function)
+            # What was in a module that is gone is gone with it.
+            is_there = symbol is not None and symbol.addr == override.probe.function
+            if is_there and not _is_inside(at, lost):
+                table[at] = (*table.get(at, ()), override)
+        before = set(self._state.overrides)
+        self._dirty |= _replace(self._state.overrides, table)
+        # Their returns are probed in another way where calls may be skipped.
+        probed = self._state.at_returns.keys() | self._state.return_upcalls.keys()
+        self._functions |= dict.fromkeys((before ^ table.keys()) & probed)
+
     def set_upcalls(self, wanted: Wanted, watch: Sequence[Upcall], lost: Sequence[Text]) -> None:
         """Want Python to do this, and be told of modules where something is in one."""
         state = self._state
@@ -278,7 +299,8 @@ class _Change:
             return [u for u in upcalls if is_there(u.addr) and not _is_inside(u.addr, lost)]
 
         there, at_returns = left(wanted.upcalls), left(wanted.return_upcalls)
-        symbols = (self._guest.kernel.symbols.at(each.addr) for each in (*there, *at_returns))
+        addrs = [*(each.addr for each in (*there, *at_returns)), *state.overrides]
+        symbols = map(self._guest.kernel.symbols.at, addrs)
         is_in_module = any(symbol is not None and symbol.module for symbol in symbols)
         if state.waiting or state.in_modules or is_in_module:
             there += watch
@@ -298,6 +320,7 @@ class _Change:
             self._resolver.places,
             return_method=self._options.return_method,
             strategy=self._options.strategy,
+            overridden=state.overrides,
         )
         while self._functions or self._dirty:
             self._touched |= self._functions.keys()
@@ -376,7 +399,11 @@ class _Change:
             try:
                 before = self._before.returns.get(entry)
                 returns, found = planner.plan(
-                    entry, probes, upcalls, before, is_fresh=self._is_fresh
+                    entry,
+                    probes,
+                    upcalls,
+                    before,
+                    is_fresh=self._is_fresh,
                 )
             except RefusedError as error:
                 if upcalls or not self._leave_out(probes, error):
@@ -422,7 +449,8 @@ class _Change:
                     first = state.plans[other].site
                     check_alone(self._guest.kernel.symbols, first, plan.site)
             except RefusedError as error:
-                if addr in state.upcalls or not self._leave_out_at(addr, error):
+                is_fixed = addr in state.upcalls or addr in state.overrides
+                if is_fixed or not self._leave_out_at(addr, error):
                     raise
                 continue
             state.addrs[plan.site.addr] = addr
@@ -430,7 +458,8 @@ class _Change:
 
     def _is_wanted(self, addr: Addr) -> bool:
         state = self._state
-        return addr in state.at_sites or addr in state.returning or addr in state.upcalls
+        tables = state.at_sites, state.returning, state.upcalls, state.overrides
+        return any(addr in table for table in tables)
 
     def _covering(self, addr: Addr) -> Iterator[Addr]:
         for at in range(addr - _LONGEST, addr):
@@ -468,6 +497,7 @@ class _Change:
             probes=_newest_first(found),
             upcalls=tuple(upcalls),
             returning=tuple(each for each in returning if each.is_compiled),
+            overrides=state.overrides.get(addr, ()),
         )
         self._check_upcall(plan)
         return before if before and before == plan and not self._is_anew else plan
@@ -539,7 +569,7 @@ def _set(table: dict[Addr, tuple[_T, ...]], at: Addr, values: tuple[_T, ...]) ->
 
 
 def _replace(
-    table: dict[Addr, tuple[Upcall, ...]], new: Mapping[Addr, tuple[Upcall, ...]]
+    table: dict[Addr, tuple[_T, ...]], new: Mapping[Addr, tuple[_T, ...]]
 ) -> dict[Addr, None]:
     # Return the addresses at which something has changed.
     changed = [addr for addr in table if table[addr] != new.get(addr)]

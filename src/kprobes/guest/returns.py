@@ -1,6 +1,6 @@
 """Return probes of functions to what is done at which of their addresses."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from kprobes.errors import RefusedError
@@ -29,13 +29,26 @@ class ReturnPlanner:
     """
 
     def __init__(
-        self, places: Places, *, return_method: ReturnMethod | None, strategy: Strategy | None
+        self,
+        places: Places,
+        *,
+        return_method: ReturnMethod | None,
+        strategy: Strategy | None,
+        overridden: Collection[Addr] = (),
     ) -> None:
-        """Plan so; ``return_method`` and ``strategy`` are forced unless they are None."""
+        """Plan so.
+
+        Args:
+            places: of the guest.
+            return_method: forced unless it is None.
+            strategy: likewise.
+            overridden: entries of functions whose calls may be skipped.
+        """
         self.text = places.instructions()
         self._places = places
         self._return_method = forced_return_method(return_method, strategy)
         self._strategy = strategy
+        self._overridden = overridden
 
     def plan(
         self,
@@ -63,7 +76,9 @@ class ReturnPlanner:
             raise RefusedError(f"{entry:#x}: no function is known there")
         exits = self._prover.classify(function).exits
         name = probes[0].layout.function if probes else function.name
-        if before is None or is_fresh:
+        if entry in self._overridden:
+            return_method = self._choose_overridden(name, exits)
+        elif before is None or is_fresh:
             return_method = self._choose(name, exits)
         else:
             return_method = before.return_method
@@ -72,6 +87,15 @@ class ReturnPlanner:
         else:
             returns = make_returns(entry, return_method, probes, upcalls)
         return returns, list(roles(returns, exits))
+
+    def _choose_overridden(self, name: str, exits: Exits) -> ReturnMethod:
+        # A call that is skipped comes to no return instruction; its return is the override's value.
+        if (wish := self._return_method) not in (None, ReturnMethod.RETHOOK):
+            raise RefusedError(
+                f"{name}: not by {wish}: its calls may be skipped, and come to no return "
+                f"instruction then; {ReturnMethod.RETHOOK} works"
+            )
+        return choose_return_method(name, exits, ReturnMethod.RETHOOK)
 
     def _choose(self, name: str, exits: Exits) -> ReturnMethod:
         return_method = choose_return_method(name, exits, self._return_method)

@@ -258,13 +258,18 @@ class UpcallServer:
         self._thread = threading.Thread(target=self._run, name="kprobes-upcalls", daemon=True)
         self._thread.start()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether this thread is the one that runs handlers, while a vCPU waits for it."""
+        return threading.current_thread() is self._thread
+
     def stop(self) -> None:
         """Answer who still asks, and then nobody any more; no site may lead here.
 
         A handler that does not end is left behind: what it answers is not heard.
         """
         self._stopping.set()
-        if threading.current_thread() is not self._thread:
+        if not self.is_current:
             self._thread.join(_LEAVE_S)
         self._leave()
 
@@ -395,6 +400,11 @@ class UpcallControl:
             server.await_end(gone)
         if not self._groups:
             self.end()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this thread runs handlers."""
+        return self._server is not None and self._server.is_current
 
     def end(self) -> None:
         """Stop serving; the sites must be disarmed before, or no vCPU waits at them."""

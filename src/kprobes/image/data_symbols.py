@@ -292,6 +292,9 @@ def _recipes(build: Build) -> Mapping[str, Recipe]:
         "modules": Recipe(functions=(b"m_start",), test=_is_list),
         "kprobe_blacklist": Recipe(functions=(b"kprobe_blacklist_seq_start",), test=_is_list),
         "kprobe_table": Recipe(functions=(b"get_kprobe",), test=_is_probe_table),
+        "error_injection_list": Recipe(
+            functions=(b"get_injectable_error_type", b"within_error_injection_list"), test=_is_list
+        ),
         "btf_modules": Recipe(functions=(b"btf_try_get_module",), test=_is_list),
         "vmcoreinfo_data": Recipe(functions=(b"vmcoreinfo_append_str",), test=_is_note),
         "jiffies_64": Recipe(functions=(b"jiffies_read",), test=_is_jiffies),

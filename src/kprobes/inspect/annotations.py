@@ -15,7 +15,7 @@ from kprobes.arch.arch import Arch
 from kprobes.arch.insn import Disassembled, MemoryAccess, Syntax
 from kprobes.errors import DefinitionError, TargetError
 from kprobes.guest.allocations import Allocation, Kind
-from kprobes.guest.arena import COUNTERS_SIZE
+from kprobes.guest.arena import COUNTERS_SIZE, OVERRIDES_SIZE
 from kprobes.guest.journal import ArmedProbe, Entry
 from kprobes.guest.kernel_abi import readers, task_abi
 from kprobes.guest.places import Places
@@ -146,6 +146,8 @@ def _layouts(snapshot: TextSnapshot, described: Sequence[ArmedProbe]) -> Iterato
 def _record_note(touched: _Touched) -> str:
     reach, layout = touched.reach, touched.layout
     event = f"{layout.event}: " if layout is not None else ""
+    if COUNTERS_SIZE - OVERRIDES_SIZE <= reach.offset < COUNTERS_SIZE:
+        return "counts a call that may be skipped" if reach.is_write else ""
     if reach.offset < COUNTERS_SIZE:
         return "one more missed hit" if reach.is_write else ""
     at = reach.offset - COUNTERS_SIZE

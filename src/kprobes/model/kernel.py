@@ -248,6 +248,25 @@ class CType:
     is_signed: bool = False
 
 
+def value_range(type_: CType) -> range | None:
+    """Return the numbers that a type's values are, or None where they are no numbers.
+
+    A pointer may be written as a negative errno, too.
+    """
+    match type_.kind:
+        case TypeKind.INT if type_.name == "_Bool":
+            return range(2)
+        case TypeKind.INT | TypeKind.ENUM if 0 < type_.size <= 8:
+            bits = 8 * type_.size
+            if type_.kind is TypeKind.ENUM:
+                return range(-(1 << bits - 1), 1 << bits)
+            return range(-(1 << bits - 1), 1 << bits - 1) if type_.is_signed else range(1 << bits)
+        case TypeKind.POINTER:
+            return range(-(1 << 63), 1 << 64)
+        case _:
+            return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberPlace:
     """Where a member is in its aggregate, those of anonymous ones inside included.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kprobes.model.definition import Definition
+from kprobes.model.override import Override
 from kprobes.model.plan import ReturnMethod, Strategy
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
@@ -68,6 +69,8 @@ class Wanted:
         upcalls: what Python does before or after single instructions.
         return_upcalls: what it does at all returns of functions, by their entries.
         is_there: whether the place of an upcall still is: its module may have gone.
+        overrides: what skips calls, after the probes of the same site and before Python; those of
+            one function in the order in which they are asked.
     """
 
     definitions: Sequence[Definition] = ()
@@ -75,3 +78,4 @@ class Wanted:
     upcalls: Sequence[Upcall] = ()
     return_upcalls: Sequence[Upcall] = ()
     is_there: Callable[[Addr], bool] = _always
+    overrides: Sequence[Override] = ()

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kprobes.model.override import Override
 from kprobes.model.resolved import Operand, Resolved
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
@@ -354,17 +355,24 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One site, and what shares its patch: probes, what return probes do there, and Python."""
+    """One site, and what shares its patch: probes, return probes, overrides, and Python."""
 
     site: Site
     probes: tuple[Resolved, ...]
     upcalls: tuple[Upcall, ...] = ()
     returning: tuple[Returning, ...] = ()
+    overrides: tuple[Override, ...] = ()
 
     @property
     def recorded(self) -> tuple[Resolved, ...]:
         """All probes that have something to do here, those at returns last."""
         return (*self.probes, *(p for each in self.returning for p in each.returns.probes))
+
+    @property
+    def calls_guest(self) -> bool:
+        """Whether a hit runs functions of the guest, so that all of its probes must be guarded."""
+        filtered = (override.probe for override in self.overrides)
+        return any(probe.calls_guest for probe in (*self.recorded, *filtered))
 
     @property
     def before(self) -> tuple[Upcall, ...]:
@@ -381,4 +389,6 @@ class Plan:
         """What to call it where something is wrong with its patch."""
         if self.recorded:
             return self.recorded[0].layout.event
+        if self.overrides:
+            return f"override of {self.overrides[0].probe.definition.place.symbol}"
         return f"handler at {self.site.addr:#x}"

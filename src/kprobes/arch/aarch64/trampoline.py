@@ -55,15 +55,23 @@ _GIVEN = GENERAL[:_X9]
 """Arguments, and where a large result is to be."""
 
 
-def saving_call(place: Addr, body: Addr) -> bytes:
+def saving_call(place: Addr, body: Addr, *, skips: bool = False) -> bytes:
     """Return code for ``place`` that saves all registers, calls ``body`` and restores them.
 
-    The probed code's stack pointer is FRAME_SIZE above the lowest: it does not go back.
+    The probed code's stack pointer is FRAME_SIZE above the lowest: it does not go back. Where it
+    ``skips`` and the body returns 1, the function returns to its caller instead.
     """
     code = save(LINK)
-    code += encode.bl(Addr(place + len(code)), body)
+    code += encode.bl(Addr(place + len(code)), body) + (_skip() if skips else b"")
     code += restore_flags() + restore(range(_CHANGED + 1))
     return code + encode.load(LINK, LINK_AT)
+
+
+def _skip() -> bytes:
+    # Where the body's result is 1 the call is skipped: its caller goes on, with what the body has
+    # left in x0's place. What a function must leave alone the body has left alone.
+    code = encode.load(0, 0) + encode.load(LINK, LINK_AT) + drop() + encode.ret()
+    return encode.cbz(0, len(code)) + code
 
 
 def drop() -> bytes:
@@ -107,18 +115,20 @@ def entry(
     *,
     flags: Restored = Restored.ALL,
     reads: Collection[str] | None = None,
+    skips: bool = False,
 ) -> bytes:
     """Return code for ``place``, which a site calls; see the module.
 
     It goes on after the site, with all that is not dead there as the site had it; but for a return
-    address that ``body`` has put in the place of the caller's.
+    address that ``body`` has put in the place of the caller's. Where it ``skips`` and the body
+    returns 1, it goes there.
     """
     # There is no cheaper way to restore fewer of them.
     del flags
     is_whole = reads is None
     code = save(_X9, SAVED if is_whole else {*_GIVEN, *(reads or ())})
     code += encode.store(LINK, _GO_ON_AT)
-    code += encode.bl(Addr(place + len(code)), body)
+    code += encode.bl(Addr(place + len(code)), body) + (_skip() if skips else b"")
     code += restore_flags() + restore(range(_CHANGED + 1)) if is_whole else restore(range(_X9))
     code += encode.load(LINK, LINK_AT)
     return code + encode.load(_X9, _GO_ON_AT) + drop() + encode.ret(_X9)
@@ -131,15 +141,23 @@ _STUB = len(LANDING_PAD)
 
 
 def detour(
-    place: Addr, body: Addr, displaced: Displaced, /, *, flags: Restored = Restored.ALL
+    place: Addr,
+    body: Addr,
+    displaced: Displaced,
+    /,
+    *,
+    flags: Restored = Restored.ALL,
+    skips: bool = False,
 ) -> bytes:
     """Return code for ``place`` that calls ``body``, then runs what was displaced.
+
+    Where it ``skips`` and the body returns 1, the function returns to its caller instead.
 
     Raises:
         RefusedError: too far from what an instruction names.
     """
     del flags
-    saved = calling(place, body)
+    saved = calling(place, body, skips=skips)
     return saved + slot(decode_one(displaced.code, displaced.addr), Addr(place + len(saved)))
 
 
@@ -188,6 +206,12 @@ def branch_detour(
     return code + branch(Addr(place + len(code)), instruction.target)
 
 
-def calling(place: Addr, body: Addr) -> bytes:
-    """Return code for ``place`` that calls ``body`` with every register saved, and goes on."""
-    return saving_call(place, body) + drop()
+def calling(place: Addr, body: Addr, *, skips: bool = False) -> bytes:
+    """Return code for ``place`` that calls ``body`` with every register saved, and goes on.
+
+    Args:
+        place: where it will be.
+        body: what it calls.
+        skips: as of ``saving_call``.
+    """
+    return saving_call(place, body, skips=skips) + drop()

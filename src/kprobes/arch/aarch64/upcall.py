@@ -98,7 +98,14 @@ def _elsewhere() -> bytes:
 _X9 = 9
 
 
-def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr) -> Detour:
+def at_call(
+    place: Addr,
+    probes: Addr | None,
+    upcalls: SiteUpcalls,
+    after: Addr,
+    *,
+    skips: bool = False,
+) -> Detour:
     """Return code for ``place``, which an ftrace site calls.
 
     Args:
@@ -106,11 +113,12 @@ def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr)
         probes: the compiled probes' code, which comes first, or None.
         upcalls: what it asks.
         after: where the site's call returns to.
+        skips: whether the function returns to its caller at once where ``probes`` returns 1.
     """
     # The probed code has the caller's address in x30.
     code = encode.mov(LINK, _X9)
     if probes is not None:
-        code += calling(Addr(place + len(code)), probes)
+        code += calling(Addr(place + len(code)), probes, skips=skips)
     if upcalls.before is not None:
         shown = after - trampoline.SIZE
         code += ask(Addr(place + len(code)), upcalls.before, upcalls.entry_stub, shown)
@@ -120,15 +128,27 @@ def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr)
 
 
 def at_instruction(
-    place: Addr, probes: Addr | None, upcalls: SiteUpcalls, displaced: Displaced
+    place: Addr,
+    probes: Addr | None,
+    upcalls: SiteUpcalls,
+    displaced: Displaced,
+    *,
+    skips: bool = False,
 ) -> Detour:
     """Return code for ``place``, where a patch leads with every register as the site has it.
+
+    Args:
+        place: where it will be.
+        probes: the compiled probes' code, which comes first, or None.
+        upcalls: what it asks.
+        displaced: what then runs.
+        skips: whether the function returns to its caller at once where ``probes`` returns 1.
 
     Raises:
         RefusedError: too far from what an instruction names, or nothing can come after it.
     """
     instruction = decode_one(displaced.code, displaced.addr)
-    code = b"" if probes is None else calling(place, probes)
+    code = b"" if probes is None else calling(place, probes, skips=skips)
     if upcalls.before is not None:
         at = Addr(place + len(code))
         code += ask(at, upcalls.before, upcalls.entry_stub, instruction.addr)

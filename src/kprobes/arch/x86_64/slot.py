@@ -48,6 +48,10 @@ _POP = bytes.fromhex("4883c420 415b 4883c418 58 9d")
 # other five; mov rax, [rsp+64]; lea rsp, [rsp+80]
 _POP_ARITHMETIC = bytes.fromhex("4c8b5c2420 8b442448 86c4 2408 0478 9e 488b442440 488d642450")
 _RET = b"\xc3"
+# Where the body's result is 1 the call is skipped: its caller goes on, with what the body has left
+# in rax's place. What a function must leave alone the body has left alone.
+#   test eax, eax; jz over the rest; mov rax, [rsp+64]; lea rsp, [rsp+88]; ret; int3
+_SKIP = bytes.fromhex("85c0 740c 488b442440 488d642458 c3 cc")
 
 
 def branch(opcode: int, place: Addr, target: Addr) -> bytes:
@@ -77,10 +81,20 @@ def jump_target(place: Addr, code: bytes) -> Addr | None:
     return _target(JMP, place, code)
 
 
-def saving_call(place: Addr, body: Addr, flags: Restored = Restored.ALL) -> bytes:
-    """Return code for ``place`` that pushes SAVED, calls ``body`` and restores all of them."""
+def saving_call(
+    place: Addr, body: Addr, flags: Restored = Restored.ALL, *, skips: bool = False
+) -> bytes:
+    """Return code for ``place`` that pushes SAVED, calls ``body`` and restores all of them.
+
+    Args:
+        place: where it will be; above SAVED is a word, and then the return address of the call.
+        body: what it calls.
+        flags: what of them the body may have changed.
+        skips: whether the function returns to its caller at once where the body returns 1.
+    """
     pop = _POP if flags is Restored.ALL else _POP_ARITHMETIC
-    return PUSH_SAVED + branch(CALL, Addr(place + len(PUSH_SAVED)), body) + pop
+    call = branch(CALL, Addr(place + len(PUSH_SAVED)), body)
+    return PUSH_SAVED + call + (_SKIP if skips else b"") + pop
 
 
 def entry(
@@ -90,14 +104,16 @@ def entry(
     *,
     flags: Restored = Restored.ALL,
     reads: Collection[str] | None = None,
+    skips: bool = False,
 ) -> bytes:
     """Return code for ``place`` that saves the registers a body cannot get as parameters.
 
-    It pushes SAVED, calls ``body``, restores, and returns to the site.
+    It pushes SAVED, calls ``body``, restores, and returns to the site; where it ``skips`` and the
+    body returns 1, to the function's caller.
     """
     # A body that reads none of them is called without this code.
     del reads
-    return saving_call(place, body, flags) + _RET
+    return saving_call(place, body, flags, skips=skips) + _RET
 
 
 def _target(opcode: int, place: Addr, code: bytes) -> Addr | None:

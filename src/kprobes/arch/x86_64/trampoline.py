@@ -60,16 +60,23 @@ def first(code: bytes) -> int:
 
 
 def detour(
-    place: Addr, body: Addr, displaced: Displaced, /, *, flags: Restored = Restored.ALL
+    place: Addr,
+    body: Addr,
+    displaced: Displaced,
+    /,
+    *,
+    flags: Restored = Restored.ALL,
+    skips: bool = False,
 ) -> bytes:
     """Return code for ``place`` that calls ``body``, then runs what was displaced.
 
-    The stack is as at an ftrace site, with a word where that has its return address.
+    The stack is as at an ftrace site, with a word where that has its return address. Where it
+    ``skips`` and the body returns 1, the function returns to its caller instead.
 
     Raises:
         RefusedError: too far from what an instruction names.
     """
-    saved = _calling(place, body, flags)
+    saved = trampoline_call(place, body, flags, skips=skips) + _DROP
     return saved + slots(_instructions(displaced), Addr(place + len(saved)))
 
 
@@ -82,9 +89,11 @@ def trampoline(place: Addr, body: Addr, /, *, flags: Restored = Restored.ALL) ->
     return trampoline_call(place, body, flags) + _RET_INT3
 
 
-def trampoline_call(place: Addr, body: Addr, flags: Restored = Restored.ALL) -> bytes:
-    """Return a trampoline without its return."""
-    return _PUSH + slot.saving_call(Addr(place + len(_PUSH)), body, flags)
+def trampoline_call(
+    place: Addr, body: Addr, flags: Restored = Restored.ALL, *, skips: bool = False
+) -> bytes:
+    """Return a trampoline without its return; see ``slot.saving_call``."""
+    return _PUSH + slot.saving_call(Addr(place + len(_PUSH)), body, flags, skips=skips)
 
 
 def branch_detour(

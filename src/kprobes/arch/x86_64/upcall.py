@@ -69,7 +69,14 @@ _DROP = bytes.fromhex("488d642408")
 _RET_INT3 = bytes.fromhex("c3cc")
 
 
-def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr) -> Detour:
+def at_call(
+    place: Addr,
+    probes: Addr | None,
+    upcalls: SiteUpcalls,
+    after: Addr,
+    *,
+    skips: bool = False,
+) -> Detour:
     """Return code for ``place``, which an ftrace site calls.
 
     Args:
@@ -77,8 +84,9 @@ def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr)
         probes: the compiled probes' code, which comes first, or None.
         upcalls: what it asks.
         after: where the site's call returns to.
+        skips: whether the function returns to its caller at once where ``probes`` returns 1.
     """
-    code = b"" if probes is None else slot.saving_call(place, probes)
+    code = b"" if probes is None else slot.saving_call(place, probes, skips=skips)
     # The probed code's stack has no return address of ours.
     code += _DROP
     copies: dict[Addr, Addr] = {}
@@ -92,9 +100,21 @@ def at_call(place: Addr, probes: Addr | None, upcalls: SiteUpcalls, after: Addr)
 
 
 def at_instruction(
-    place: Addr, probes: Addr | None, upcalls: SiteUpcalls, displaced: Displaced
+    place: Addr,
+    probes: Addr | None,
+    upcalls: SiteUpcalls,
+    displaced: Displaced,
+    *,
+    skips: bool = False,
 ) -> Detour:
     """Return code for ``place``, where a patch leads with every register as the site has it.
+
+    Args:
+        place: where it will be.
+        probes: the compiled probes' code, which comes first, or None.
+        upcalls: what it asks.
+        displaced: what then runs.
+        skips: whether the function returns to its caller at once where ``probes`` returns 1.
 
     Raises:
         RefusedError: too far from what an instruction names.
@@ -102,7 +122,7 @@ def at_instruction(
     code = b""
     if probes is not None:
         # The stack as at an ftrace site, with a word where that has its return address.
-        code = trampoline_call(place, probes) + _DROP
+        code = trampoline_call(place, probes, skips=skips) + _DROP
     if upcalls.before is not None:
         code += _ask_here(Addr(place + len(code)), upcalls.before, upcalls.entry_stub)
     first, *rest = _instructions(displaced)
