@@ -15,8 +15,7 @@ import select
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from kprobes.errors import KprobesError, UsageError
 
@@ -29,7 +28,7 @@ _FORM = "fifo:CTL[,ACK] or fd:CTL[,ACK]"
 
 
 class Control:
-    """Reads operations in a thread of its own and makes them, until it is left.
+    """Reads operations in a thread of its own and makes them, until it is closed.
 
     Attributes:
         is_stopped: whether the trace is to end.
@@ -64,18 +63,15 @@ class Control:
             "stop": self._stop,
         }
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Begin to read."""
         self._thread.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Read no more, and let the pipes go."""
         self._is_over.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self._undo.close()
 
     def answer(self, line: str) -> list[str]:

@@ -105,6 +105,12 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "-C", "--cpu", type=options.cpus, metavar="LIST", help="record only hits on these: 0-2,5"
     )
     parser.add_argument(
+        "--control",
+        metavar="fifo:CTL[,ACK]",
+        help="take operations from this named pipe, a line each, and answer them in ACK: enable, "
+        "disable, delete EVENT; define DEFINITION; filter EVENT EXPRESSION; evlist, ping, stop",
+    )
+    parser.add_argument(
         "--exit-status",
         choices=("command", "ignore"),
         default="command",

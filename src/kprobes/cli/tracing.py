@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO
 
+from kprobes.cli.control import Control
 from kprobes.cli.definitions import Script
 from kprobes.cli.files import report_ready
 from kprobes.cli.options import is_host, return_method, strategy
@@ -183,6 +184,7 @@ class Until:
         progress: is done.
         duration_s: counts from here.
         announce: tells that everything is armed.
+        control: may end it, or None.
     """
 
     stop: Stop
@@ -192,6 +194,7 @@ class Until:
     progress: Progress
     duration_s: float = math.inf
     announce: Callable[[], None] = lambda: None
+    control: Control | None = None
     _deadline: float | None = None
 
     @property
@@ -210,6 +213,7 @@ class Until:
             self.limit_sink.is_full
             or self.output.is_gone
             or (self.workload is not None and self.workload.is_over)
+            or (self.control is not None and self.control.is_stopped)
             or time.monotonic() >= self._deadline
         )
 
@@ -288,6 +292,7 @@ class _Run:
         self._hits: Sequence[Hits] = ()
         self._ending = ""
         self._calls: Sequence[Calls] = ()
+        self._control = None if args.control is None else Control(args.control, session)
 
     def go(self, stop: Stop, progress: Progress) -> None:
         """Stream until it is over, then end the command and the output."""
@@ -299,10 +304,13 @@ class _Run:
             progress=progress,
             duration_s=self._args.duration or math.inf,
             announce=self._announce,
+            control=self._control,
         )
         progress("arming")
         with ExitStack() as undo:
             undo.callback(self._output.close)
+            if self._control is not None:
+                undo.callback(self._control.close)
             try:
                 self._session.stream(self._limit_sink, is_done=until)
             except KprobesError:
@@ -349,6 +357,8 @@ class _Run:
             functions = {hits.function for hits in self._session.hits()}
             functions |= {calls.place for calls in _calls(self._session)}
             print_message(f"tracing {counted(len(functions), 'function')}; Ctrl-C ends")
+        if self._control is not None:
+            self._control.start()
         if self._args.ready is not None:
             report_ready(self._args.ready)
 

@@ -1,0 +1,104 @@
+"""Operations that change a running trace: what each does, and what is answered."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kprobes.cli.control import Control
+from kprobes.errors import UsageError
+from kprobes.host.driver import HostDriver, HostOptions
+from kprobes.open import HostSession
+from kprobes.session import Session
+from tests.build.host_machine import make_machine, open_fake, read_fake
+from tests.build.tracefs import FakeTracefs
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostSession:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    driver = HostDriver(make_machine(FakeTracefs()), HostOptions(), open_fake, read_fake)
+    return Session(driver, ExitStack(), driver.machine)
+
+
+@pytest.fixture
+def pipes(tmp_path: Path) -> tuple[Path, Path]:
+    found = tmp_path / "ctl", tmp_path / "ack"
+    for each in found:
+        os.mkfifo(each)
+    return found
+
+
+@pytest.fixture
+def control(session: HostSession, pipes: tuple[Path, Path]) -> Iterator[Control]:
+    opened = Control("fifo:{},{}".format(*pipes), session)
+    yield opened
+    opened.close()
+
+
+def test_each_operation_is_made_and_answered(session: HostSession, control: Control) -> None:
+    assert control.answer("define p:a vfs_read count") == ["ack"]
+    assert control.answer("define p:b void_fn") == ["ack"]
+    assert control.answer("filter a count > 3") == ["ack"]
+    assert control.answer("disable a") == ["ack"]
+    assert control.answer("evlist") == [
+        "kprobes/a disabled filter=count > 3: p:a vfs_read count",
+        "kprobes/b enabled: p:b void_fn",
+        "ack",
+    ]
+    assert control.answer("enable kprobes/*") == ["ack"]
+    assert control.answer("filter a") == ["ack"]
+    assert control.answer("delete b") == ["ack"]
+    assert control.answer("ping") == ["ack"]
+    assert control.answer("evlist") == [
+        "kprobes/a enabled: p:a vfs_read count",
+        "ack",
+    ]
+    assert [each.command for each in session.definitions] == ["p:a vfs_read count"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("", "no such operation: ''"),
+        ("begin", "no such operation: 'begin' (enable, "),
+        ("delete", "which event? give its name"),
+        ("enable nothing", "no such event: 'nothing'"),
+        ("define p:x nothing", "Invalid probed address or symbol"),
+        ("filter a nothing > 3", "Field not found"),
+    ],
+)
+def test_what_is_wrong_is_answered_in_a_line_and_changes_nothing(
+    session: HostSession, control: Control, line: str, why: str
+) -> None:
+    session.probe("p:a vfs_read count", filter="count > 1")
+
+    (answer,) = control.answer(line)
+
+    assert answer.startswith(f"error: {why}")
+    assert [each.filter for each in session.definitions] == ["count > 1"]
+
+
+def test_lines_are_read_from_one_pipe_and_answered_in_the_other(
+    control: Control, pipes: tuple[Path, Path]
+) -> None:
+    control.start()
+
+    with pipes[0].open("w") as ctl, pipes[1].open() as ack:
+        ctl.write("ping\nbegin\nst")
+        ctl.flush()
+        answers = [ack.readline() for _ in range(2)]
+        ctl.write("op\n")
+        ctl.flush()
+        answers.append(ack.readline())
+
+    assert [answer.split(":")[0].strip() for answer in answers] == ["ack", "error", "ack"]
+    assert control.is_stopped
+
+
+@pytest.mark.parametrize("spec", ["pipe", "fifo:", "fifo:/nowhere", "fd:x", "fd:1,2,3", "fd:999"])
+def test_a_control_that_cannot_be_is_refused(session: HostSession, spec: str) -> None:
+    with pytest.raises(UsageError, match="control"):
+        Control(spec, session)
