@@ -21,7 +21,7 @@ _BUSY = "Device or resource busy"
 """strerror(EBUSY): what the kernel answers to the deletion of an event that is enabled."""
 
 
-class Driver(Protocol):
+class EventDriver(Protocol):
     """What arms the events; see ``session.Driver``."""
 
     def prepare(self, wanted: Wanted) -> object:
@@ -56,7 +56,7 @@ class EventTable:
         options: of recordings.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: EventDriver) -> None:
         """Have no event yet."""
         self.options = Options()
         self._driver = driver

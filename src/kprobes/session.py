@@ -9,10 +9,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, SupportsIndex, TypeVar, Unpack
 
-from kprobes import event_table
 from kprobes.drain import ROOM, Drain
 from kprobes.errors import NotSupportedError, RefusedError, UsageError
-from kprobes.event_table import EventTable, TraceProbe
+from kprobes.event_table import EventDriver, EventTable, TraceProbe
 from kprobes.guest.override import ActiveOverride, Overrides
 from kprobes.handlers import signature
 from kprobes.handlers.live import LiveKernel
@@ -37,7 +36,7 @@ _TICK_S = 0.05
 _AnyProbe = TypeVar("_AnyProbe", bound=Probe)
 
 
-class Driver(event_table.Driver, Protocol):
+class Driver(EventDriver, Protocol):
     """What probes one kernel. Every method leaves it running, if it ran."""
 
     @property

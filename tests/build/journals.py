@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kprobes.guest.allocations import Allocation, Call, Kind
-from kprobes.guest.journal import (
-    ArmedPatch,
-    Boot,
-    Entry,
-    Journal,
-    MarkPlace,
-    directory,
-    process_start,
-    read,
-)
+from kprobes.guest.armed import ArmedPatch
+from kprobes.guest.journal import Boot, Entry, Journal, MarkPlace, directory, process_start, read
 from kprobes.units import Addr, Phys
 from tests.build.pages import FakeRam, Pages
 from tests.build.stub import CORE, G_SIZE, FakeStub

@@ -7,7 +7,7 @@ from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.codegen.compile import compile_probes
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import COUNTERS_SIZE, MISSED_SIZE
-from kprobes.guest.journal import ArmedProbe
+from kprobes.guest.armed import ArmedProbe
 from kprobes.inspect.subject import TextSnapshot
 from kprobes.model.abi import GuestAbi, Readers, TaskAbi
 from kprobes.units import Addr

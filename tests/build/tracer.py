@@ -36,7 +36,8 @@ from kprobes.formats.rsp import StopReply
 from kprobes.guest import inject
 from kprobes.guest.allocations import Allocation, AllocationLog, Call
 from kprobes.guest.arena import ArenaSize
-from kprobes.guest.journal import ArmedPatch, Journal
+from kprobes.guest.armed import ArmedPatch
+from kprobes.guest.journal import Journal
 from kprobes.guest.patches import StoppedMemory
 from kprobes.guest.places import places_of
 from kprobes.model.plan import ReturnMethod, Strategy

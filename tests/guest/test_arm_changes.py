@@ -12,7 +12,8 @@ from kprobes.errors import GuestGoneError, KprobesError, MemoryFault, TargetErro
 from kprobes.guest import arm, journal
 from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.arm import Change, TextPatcher
-from kprobes.guest.journal import ArmedPatch, Journal
+from kprobes.guest.armed import ArmedPatch
+from kprobes.guest.journal import Journal
 from kprobes.guest.notes import find_notes
 from kprobes.guest.patches import restore_text
 from kprobes.model.plan import Displaced, Plan, Site, Strategy
@@ -297,7 +298,7 @@ def _again_and_again(scene: Scene, times: int) -> None:
         scene.patcher.apply(change)
         linker = scene.patcher.linker
         linker.retire(change.left)
-        linker.reclaim([False] * len(linker.pool.retired), ())
+        linker.free_retired([False] * len(linker.pool.retired), ())
         plan = new
     scene.made.plans[0] = plan
 
@@ -335,7 +336,7 @@ def test_what_is_staged_and_not_made_is_forgotten() -> None:
     assert scene.patches() == patches | set(change.made)
 
     for _ in range(2):
-        scene.patcher.withdraw()
+        scene.patcher.unstage()
 
     assert scene.patches() == patches
     (notes,) = find_notes(scene.made.guest)

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from kprobes.arch.x86_64.arch import X86_64
+from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.ftrace_records import Records
 from kprobes.guest.guest import Guest
-from kprobes.guest.journal import FLAGS, ArmedPatch
 from kprobes.guest.tracers import Tracers
 from kprobes.plan.ftrace import DISABLED
 from kprobes.units import Addr, Phys

@@ -12,8 +12,9 @@ import pytest
 
 from kprobes.errors import FormatError, KprobesError, TargetError, UnreachableError
 from kprobes.guest import guardian
+from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.guardian import Guardian, Rescued, rescue
-from kprobes.guest.journal import ArmedPatch, Journal
+from kprobes.guest.journal import Journal
 from kprobes.units import Addr, Phys
 from tests.build.journals import lend
 from tests.build.stub import FakeStub, listening, packet, send

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from kprobes.errors import FormatError, KprobesError, StateError, UnreachableError
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind
+from kprobes.guest.armed import ArmedPatch, ArmedProbe
 from kprobes.guest.attach import attach
-from kprobes.guest.journal import ArmedPatch, ArmedProbe, Entry, Journal, RamMap
+from kprobes.guest.journal import Entry, Journal, RamMap
 from kprobes.units import Addr, Phys
 from tests.build.journals import make_entry
 from tests.build.turns import short_switch_interval

@@ -215,9 +215,9 @@ def test_a_function_that_changes_keeps_its_table_and_has_another_trampoline() ->
     assert linker.live == [second]
     assert linker.instances == [second, first]
     # Calls in progress are in the table still.
-    assert linker.reclaim([False] * len(linker.pool.retired), ()) == []
+    assert linker.free_retired([False] * len(linker.pool.retired), ()) == []
     linker.retire(programs, [_returns(newer)])
-    assert linker.reclaim([False] * len(linker.pool.retired), ()) == [second]
+    assert linker.free_retired([False] * len(linker.pool.retired), ()) == [second]
 
 
 def test_a_function_that_keeps_more_gets_another_table() -> None:
@@ -273,7 +273,7 @@ def test_numbers_that_are_let_go_of_are_told_and_free_when_nobody_is_in_their_co
     (program,), (group,) = linker.link([third])
     assert group.number == 2
     linker.retire([program])
-    linker.reclaim([False, True], ())
+    linker.free_retired([False, True], ())
     _, (group,) = linker.link([third])
 
     assert group.number == 0

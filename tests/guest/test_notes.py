@@ -7,7 +7,8 @@ import pytest
 
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind
-from kprobes.guest.journal import FLAGS, ArmedPatch, Boot, Journal
+from kprobes.guest.armed import FLAGS, ArmedPatch
+from kprobes.guest.journal import Boot, Journal
 from kprobes.guest.notes import NotesWriter, as_journal, begin_notes, find_notes
 from kprobes.model.plan import InstanceTable
 from kprobes.plan.ftrace import DISABLED

@@ -3,7 +3,7 @@
 import pytest
 
 from kprobes.errors import TargetError
-from kprobes.guest.journal import ArmedPatch
+from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.patches import restore_text
 from kprobes.units import Addr, Phys
 from tests.build.guest import FakeStub

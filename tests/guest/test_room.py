@@ -175,12 +175,12 @@ def test_only_where_nobody_is_inside_is_what_was_let_go_of_free_again() -> None:
         Retired(text=text, numbers=(number,)) for text, number in zip(texts, numbers, strict=True)
     ]
 
-    assert pool.reclaim([False, True, False], (), ()) == []
+    assert pool.free_retired([False, True, False], (), ()) == []
 
     assert [each.text for each in pool.retired] == [texts[1]]
     assert [_take(pool, 0x20)[0] for _ in range(2)] == [texts[0][0], texts[2][0]]
     assert {pool.take_number(), pool.take_number()} == {numbers[0], numbers[2]}
-    pool.reclaim([False], (), ())
+    pool.free_retired([False], (), ())
     assert _take(pool, 0x20)[0] == texts[1][0]
     assert pool.retired == []
 
@@ -191,9 +191,9 @@ def test_a_trampoline_that_calls_return_to_is_kept_with_its_table() -> None:
     text = _take(pool, 0x20)
     pool.retired = [Retired(text=text, instances=table)]
 
-    assert pool.reclaim([False], [table], ()) == []
+    assert pool.free_retired([False], [table], ()) == []
     assert _take(pool, 0x20)[0] != text[0]
-    assert pool.reclaim([False], (), ()) == [table]
+    assert pool.free_retired([False], (), ()) == [table]
 
     assert _take(pool, 0x20)[0] == text[0]
     assert pool.take_instances(0x100) == table.addr
@@ -205,10 +205,10 @@ def test_a_table_is_free_when_no_version_of_its_function_has_it() -> None:
     older, newer = (replace(table, trampoline=Addr(at)) for at in (0x10, 0x20))
     pool.retired = [Retired(instances=older), Retired(instances=older, text=NOWHERE)]
 
-    assert pool.reclaim([False, False], (), [newer]) == []
+    assert pool.free_retired([False, False], (), [newer]) == []
     pool.retired = [Retired(instances=newer), Retired(instances=older)]
-    assert pool.reclaim([True, False], (), ()) == []
-    assert pool.reclaim([False], (), ()) == [newer]
+    assert pool.free_retired([True, False], (), ()) == []
+    assert pool.free_retired([False], (), ()) == [newer]
 
 
 def test_memory_that_is_added_is_taken_first_and_what_is_in_the_other_goes_back_there() -> None:

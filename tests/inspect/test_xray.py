@@ -9,7 +9,7 @@ from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.aarch64.encode import MOV_X9_X30, bl
 from kprobes.arch.aarch64.encode import NOP as A64_NOP
 from kprobes.errors import TargetError
-from kprobes.guest.journal import ArmedPatch
+from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.tracers import GuestProbe
 from kprobes.inspect.model import ChangeSource, FunctionText, Side, Subject, TextChange
 from kprobes.inspect.subject import TextSnapshot

@@ -1,4 +1,4 @@
-"""What is armed changes while it is recorded: everything else goes on, without an event missing.
+"""Changes of what is armed while it is recorded: everything else goes on, no event is missing.
 
 The longer version makes KPROBES_CHANGES changes, and begins with KPROBES_SEED.
 """

@@ -13,7 +13,8 @@ from typing import assert_never
 
 from kprobes.cli.terminal import aligned, counted, json_lines, print_message
 from kprobes.errors import KprobesError
-from kprobes.guest.journal import FLAGS, ArmedPatch, Entry
+from kprobes.guest.armed import FLAGS, ArmedPatch
+from kprobes.guest.journal import Entry
 from kprobes.guest.recovery import Outcome, Restored, has_ended
 from kprobes.host.sessions import Removed, Session
 from kprobes.inspect.status import ArmedSite, Function, Owner, Status

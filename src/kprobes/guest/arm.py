@@ -23,10 +23,11 @@ from kprobes.codegen.breakpoint import (
 from kprobes.errors import GuestReplacedError, KprobesError, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import NOTIFIER_SIZE, Arena
+from kprobes.guest.armed import FLAGS, ArmedPatch, ArmedProbe
 from kprobes.guest.ftrace_records import Records
 from kprobes.guest.guest import Guest, GuestMemory, remembering, write_code
 from kprobes.guest.inject import CallInjector
-from kprobes.guest.journal import FLAGS, ArmedPatch, ArmedProbe, Journal
+from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.link import Linker, Program
 from kprobes.guest.notes import NotesWriter
@@ -116,7 +117,7 @@ class _Armed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class StagedChange:
     """A change of a guest's text that is in the journal, and not made yet.
 
     Attributes:
@@ -241,7 +242,7 @@ class TextPatcher:
             with self._guest.stub.paused():
                 self._notifier.register()
 
-    def stage(self, programs: Sequence[Program], gone: Sequence[Plan] = ()) -> Change:
+    def stage(self, programs: Sequence[Program], gone: Sequence[Plan] = ()) -> StagedChange:
         """Put on the disk what leading sites to some programs will write; the guest may run.
 
         Args:
@@ -259,7 +260,7 @@ class TextPatcher:
             elif not flags:
                 flags = tuple(_flag_patch(site, memory))
             new.append(_Armed(program=program, text=text, flags=flags))
-        change = Change(
+        change = StagedChange(
             gone=tuple(before.values()), new=tuple(new), covered=self._covered(programs, before)
         )
         made = change.made
@@ -287,13 +288,13 @@ class TextPatcher:
             found.append(self.lookup)
         return tuple(found)
 
-    def withdraw(self) -> None:
+    def unstage(self) -> None:
         """Forget what was staged and is not made; of a guest that is gone nothing matters."""
         staged, self._staged = self._staged, ()
         if staged and not self._stuck:
             with suppress(KprobesError):
                 self._journal.check()
-                self._withdraw(staged)
+                self._unstage(staged)
 
     def load(self, programs: Sequence[Program]) -> None:
         """Write code to the arena, where nothing calls it yet."""
@@ -312,7 +313,7 @@ class TextPatcher:
             blob += bytes(addr - start - len(blob)) + code
         self._write_code(start, bytes(blob))
 
-    def apply(self, change: Change) -> int:
+    def apply(self, change: StagedChange) -> int:
         """Make a change: all of it, or nothing.
 
         Returns:
@@ -327,7 +328,7 @@ class TextPatcher:
         try:
             put_back = self._verify_change(made, restored)
         except TargetError:
-            self.withdraw()
+            self.unstage()
             raise
         records = Records(self._guest, self._stopped) if any(e.flags for e in change.gone) else None
         settled = restored if records is None else records.settled(restored)
@@ -340,7 +341,7 @@ class TextPatcher:
         self._commit(change)
         return put_back
 
-    def _write_all(self, change: Change, writes: Sequence[tuple[Phys, bytes]]) -> None:
+    def _write_all(self, change: StagedChange, writes: Sequence[tuple[Phys, bytes]]) -> None:
         made, before = change.made, self._detours
         gone, new = _detours(change.gone), _detours(change.new)
         try:
@@ -360,7 +361,7 @@ class TextPatcher:
             self._stuck = ()
             self._set_detours(before)
             self._make_again(change.restored)
-            self.withdraw()
+            self.unstage()
             raise
 
     def _verify_change(self, made: Sequence[ArmedPatch], restored: Sequence[ArmedPatch]) -> int:
@@ -386,14 +387,14 @@ class TextPatcher:
         found = zip(patches, self._read(patches), strict=True)
         self._stopped.write_physical_many([(p.phys, p.new) for p, now in found if now == p.old])
 
-    def _withdraw(self, made: Sequence[ArmedPatch]) -> None:
+    def _unstage(self, made: Sequence[ArmedPatch]) -> None:
         if not self._sites:
             self._keep(())
         elif made:
             self._journal.restored(made, ())
             self.notes.change(made, ())
 
-    def _commit(self, change: Change) -> None:
+    def _commit(self, change: StagedChange) -> None:
         restored = change.restored
         for each in change.gone:
             del self._sites[each.addr]

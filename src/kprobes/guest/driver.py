@@ -12,7 +12,7 @@ from kprobes.drain import Drain, hits_of
 from kprobes.errors import DefinitionError, KprobesError, NoRoomError, RefusedError, UsageError
 from kprobes.guest.allocate import Allocator
 from kprobes.guest.arena import ArenaSize
-from kprobes.guest.arm import Change, TextPatcher
+from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.call import Callee, call_function
 from kprobes.guest.ftrace_records import paused_between_changes, when_tracers_stay
 from kprobes.guest.guest import Guest
@@ -483,7 +483,7 @@ class GuestDriver:
                 count = patcher.apply(change)
                 self._let_return(patcher, planned)
         except BaseException:
-            patcher.withdraw()
+            patcher.unstage()
             self._serve_no_more(patcher.linker.retire(programs, planned.new_returns))
             raise
         self._serve_no_more(patcher.linker.retire(change.left, planned.old_returns))
@@ -516,17 +516,17 @@ class GuestDriver:
     ) -> tuple[list[Program], list[UpcallGroup]]:
         pool, fits = patcher.linker.pool, self._allocator.fits
         if not fits(plans, pool.room) and pool.retired:
-            self._reclaim(patcher)
+            self._free_retired(patcher)
         if not fits(plans, pool.room):
             self._grow(patcher, plans=plans)
-        for make_room in (self._reclaim, partial(self._grow, plans=plans)):
+        for make_room in (self._free_retired, partial(self._grow, plans=plans)):
             try:
                 return patcher.linker.link(plans, checkpoint)
             except NoRoomError:
                 make_room(patcher)
         return patcher.linker.link(plans, checkpoint)
 
-    def _reclaim(self, patcher: TextPatcher) -> None:
+    def _free_retired(self, patcher: TextPatcher) -> None:
         # Have the memory again of what nothing leads to, and nobody is inside.
         linker = patcher.linker
         retired = linker.pool.retired
@@ -538,7 +538,7 @@ class GuestDriver:
                 return
             tables = [each.instances for each in retired if each.instances is not None]
             in_use = returned_to(self.guest, tables, linker.live)
-            for table in linker.reclaim(inside[: len(retired)].tolist(), in_use):
+            for table in linker.free_retired(inside[: len(retired)].tolist(), in_use):
                 self.guest.memory.write(table.addr, bytes(table.size))
 
     def _grow(self, patcher: TextPatcher, *, plans: Sequence[Plan]) -> None:
@@ -546,7 +546,7 @@ class GuestDriver:
         patcher.notes.change((), ())
         self._set_abi(patcher)
 
-    def _stopped_for(self, change: Change) -> AbstractContextManager[None]:
+    def _stopped_for(self, change: StagedChange) -> AbstractContextManager[None]:
         if any(each.flags for each in change.gone):
             return stopped_outside(
                 self.guest,

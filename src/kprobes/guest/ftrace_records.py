@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
+from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.guest import Guest
-from kprobes.guest.journal import FLAGS, ArmedPatch
 from kprobes.guest.patches import PhysicalMemory
 from kprobes.guest.tracers import Tracers, offsets
 from kprobes.units import Addr, Phys

@@ -34,7 +34,8 @@ from kprobes.errors import (
     TargetError,
     UnreachableError,
 )
-from kprobes.guest.journal import FLAGS, ArmedPatch, Entry, Journal, read
+from kprobes.guest.armed import FLAGS, ArmedPatch
+from kprobes.guest.journal import Entry, Journal, read
 from kprobes.guest.patches import restore_text
 from kprobes.transport.connect import connect
 from kprobes.transport.stub import Stub

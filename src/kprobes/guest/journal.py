@@ -15,11 +15,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from kprobes import directories
 from kprobes.errors import FormatError, KprobesError, StateError
 from kprobes.guest.allocations import AllocationLog, Kind, nothing
+from kprobes.guest.armed import (
+    ArmedPatch,
+    ArmedProbe,
+    armed,
+    by_site,
+    line_of,
+    patches_line,
+    probes_line,
+)
 from kprobes.units import Addr, Phys
 
 _log = logging.getLogger(__name__)
@@ -34,43 +43,6 @@ _BROKEN = (
     RecursionError,
 )
 """What reading one raises that we did not write, or that was damaged since."""
-FLAGS = "dyn_ftrace.flags"
-"""What undos of the guest's ftrace records are for: these are no code."""
-
-
-class ArmedPatch(NamedTuple):
-    """One write to a guest's RAM: where, what was there and what we put there.
-
-    69,038 of them are read while a guest is to be put right within a second: a tuple takes a fifth
-    of a dataclass's time.
-
-    Attributes:
-        phys, addr: its physical and its kernel address.
-        old, new: bytes before and after.
-        what: the probe or record it belongs to, for people.
-    """
-
-    phys: Phys
-    addr: Addr
-    old: bytes
-    new: bytes
-    what: str
-
-
-class ArmedProbe(NamedTuple):
-    """One probe as it was armed, for whoever looks at its code.
-
-    Attributes:
-        site: the address that it is at.
-        entry: of the code that a hit there leads to.
-        event_id: in its records.
-        definition: as text.
-    """
-
-    site: Addr
-    entry: Addr
-    event_id: int
-    definition: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +200,7 @@ class Journal:
             folder / f"{pid}-{secrets.token_hex(4)}.jsonl", mark or secrets.token_bytes(_MARK)
         )
         who = {"pid": pid, "started": process_start(pid), "mark": journal.mark.hex()}
-        journal._head = _line({"version": _VERSION, "target": target, **who})
+        journal._head = line_of({"version": _VERSION, "target": target, **who})
         try:
             journal._replace(b"", is_synced=True)
             _sync_directory(folder)
@@ -297,15 +269,15 @@ class Journal:
     def describe(self, probes: Iterable[ArmedProbe]) -> None:
         """Say which probes the next patches are for, all that their sites will have."""
         found = list(probes)
-        self._probes |= _by_site(found)
+        self._probes |= by_site(found)
         # What is to be put back does not depend on it: the next record takes it to the disk.
-        self._append(_probes_line(found), is_synced=False)
+        self._append(probes_line(found), is_synced=False)
 
     def record(self, patches: Sequence[ArmedPatch]) -> None:
         """Put undos on the disk; only then may their patches be made."""
         self._is_clear = False
         self.state += 1
-        self._append(_patches_line(patches, self.state), is_synced=True)
+        self._append(patches_line(patches, self.state), is_synced=True)
 
     def restored(self, patches: Sequence[ArmedPatch], sites: Iterable[Addr]) -> None:
         """Forget some undos: what they were for is as it was, and nothing is at some sites."""
@@ -316,7 +288,7 @@ class Journal:
         places = {"phys": [p.phys for p in patches], "new": [p.new.hex() for p in patches]}
         line = {"restored": places, "sites": gone, "state": self.state}
         # Who puts them back once more finds them as they were.
-        self._append(_line(line), is_synced=False)
+        self._append(line_of(line), is_synced=False)
 
     def clear(self) -> None:
         """Forget all undos: the guest's text is as it was. More may be recorded."""
@@ -328,7 +300,7 @@ class Journal:
         self._probes = {site: each for site, each in self._probes.items() if site in sites}
         self.state += bool(patches or not self._is_clear)
         probes = (probe for each in self._probes.values() for probe in each)
-        lines = _probes_line(probes) + _patches_line(patches, self.state)
+        lines = probes_line(probes) + patches_line(patches, self.state)
         self._replace(lines, is_synced=bool(patches))
         self._is_clear = not patches
 
@@ -350,7 +322,7 @@ class Journal:
         self._keep(value, is_synced=False)
 
     def _keep(self, value: dict[str, Any], *, is_synced: bool) -> None:
-        line = _line(value)
+        line = line_of(value)
         with self._lock:
             self._append(line, is_synced=is_synced)
             self._head += line
@@ -448,7 +420,7 @@ def read(path: Path) -> Entry:
     """
     try:
         values = _lines(path)
-        patches, probes = _armed(values)
+        patches, probes = armed(values)
         info = {key: value for line in values for key, value in line.items()}
         return Entry(
             path=path,
@@ -474,30 +446,6 @@ def read(path: Path) -> Entry:
         raise
     except _BROKEN as error:
         raise FormatError(f"{path} is no journal of ours: {_reason(error)}") from error
-
-
-def _armed(
-    lines: Iterable[dict[str, Any]],
-) -> tuple[tuple[ArmedPatch, ...], tuple[ArmedProbe, ...]]:
-    patches: dict[tuple[int, bytes], ArmedPatch] = {}
-    probes: dict[Addr, list[ArmedProbe]] = {}
-    for line in lines:
-        probes |= _by_site(_described(item) for item in line.get("probes", ()))
-        patches |= {(patch.phys, patch.new): patch for patch in _patches_of(line.get("undos", []))}
-        if "restored" in line:
-            places = line["restored"]
-            for phys, new in zip(places["phys"], places["new"], strict=True):
-                patches.pop((int(phys), bytes.fromhex(new)), None)
-            for site in line["sites"]:
-                probes.pop(Addr(int(site)), None)
-    return tuple(patches.values()), tuple(probe for each in probes.values() for probe in each)
-
-
-def _by_site(probes: Iterable[ArmedProbe]) -> dict[Addr, list[ArmedProbe]]:
-    found: dict[Addr, list[ArmedProbe]] = {}
-    for probe in probes:
-        found.setdefault(probe.site, []).append(probe)
-    return found
 
 
 def _reason(error: Exception) -> str:
@@ -551,19 +499,6 @@ def _raw_lines(path: Path) -> list[bytes]:
         return file.read().split(b"\n")[:-1]
 
 
-def _probes_line(probes: Iterable[ArmedProbe]) -> bytes:
-    found = [[each.site, each.entry, each.event_id, each.definition] for each in probes]
-    return _line({"probes": found})
-
-
-def _patches_line(patches: Sequence[ArmedPatch], state: int) -> bytes:
-    return _line({"undos": _columns(patches), "state": state})
-
-
-def _line(value: dict[str, Any]) -> bytes:
-    return json.dumps(value).encode() + b"\n"
-
-
 def process_start(pid: int) -> str:
     """Return when a process began, in clock ticks since boot; "" when there is none.
 
@@ -578,33 +513,6 @@ def process_start(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def _columns(patches: Sequence[ArmedPatch]) -> dict[str, list[Any]]:
-    # 69,038 of them are read in a third of the time that as many objects take.
-    return {
-        "phys": [patch.phys for patch in patches],
-        "addr": [patch.addr for patch in patches],
-        "old": [patch.old.hex() for patch in patches],
-        "new": [patch.new.hex() for patch in patches],
-        "what": [patch.what for patch in patches],
-    }
-
-
-def _patches_of(found: Any) -> Iterator[ArmedPatch]:
-    if isinstance(found, list):
-        # Of a release that wrote an object for each.
-        items = cast("list[dict[str, Any]]", found)
-        rows = [[item[name] for name in ArmedPatch._fields] for item in items]
-        columns = list(zip(*rows, strict=True)) or [()] * len(ArmedPatch._fields)
-    else:
-        columns = [found[name] for name in ArmedPatch._fields]
-    phys, addr, old, new, what = columns
-    numbers, texts = (
-        (map(int, phys), map(int, addr)),
-        (map(bytes.fromhex, old), map(bytes.fromhex, new)),
-    )
-    return map(ArmedPatch._make, zip(*numbers, *texts, map(str, what), strict=True))
-
-
 def _window(item: dict[str, Any]) -> RamMap | None:
     if "registers" not in item:
         # Of a release that knew one architecture only. It is for looking: restoring needs none.
@@ -615,16 +523,6 @@ def _window(item: dict[str, Any]) -> RamMap | None:
         runs=tuple((int(start), int(size), int(addr)) for start, size, addr in item["runs"]),
         arch=str(item["arch"]),
         registers={str(name): int(value) for name, value in item["registers"].items()},
-    )
-
-
-def _described(item: Sequence[Any]) -> ArmedProbe:
-    site, entry, event_id, definition = item
-    return ArmedProbe(
-        site=Addr(int(site)),
-        entry=Addr(int(entry)),
-        event_id=int(event_id),
-        definition=str(definition),
     )
 
 

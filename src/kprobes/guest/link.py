@@ -206,11 +206,11 @@ class Linker:
         self.pool.retired += gone
         return [number for each in gone for number in each.numbers]
 
-    def reclaim(
+    def free_retired(
         self, are_inside: Sequence[bool], in_use: Collection[InstanceTable]
     ) -> list[InstanceTable]:
-        """Have room again where code was let go of; see ``Pool.reclaim``."""
-        return self.pool.reclaim(are_inside, in_use, self.live)
+        """Have room again where code was let go of; see ``Pool.free_retired``."""
+        return self.pool.free_retired(are_inside, in_use, self.live)
 
     def take_routines(self) -> list[tuple[Addr, bytes]]:
         """Return code besides that of plans, by address: to be written before it is called."""

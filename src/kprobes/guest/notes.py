@@ -29,8 +29,9 @@ import numpy as np
 from kprobes.errors import MemoryFault
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.arena import NOTES_PAGE, UNDO_SIZE, Arena
+from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.guest import Guest, GuestMemory, remembering
-from kprobes.guest.journal import FLAGS, ArmedPatch, Boot, Journal, MarkPlace
+from kprobes.guest.journal import Boot, Journal, MarkPlace
 from kprobes.guest.rings import MappedRange
 from kprobes.model.plan import InstanceTable
 from kprobes.plan.ftrace import DISABLED

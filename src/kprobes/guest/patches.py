@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Protocol
 
 from kprobes.errors import MemoryFault, TargetError
-from kprobes.guest.journal import ArmedPatch
+from kprobes.guest.armed import ArmedPatch
 from kprobes.ports import Ram
 from kprobes.transport.ram import StubRam
 from kprobes.transport.stub import Stub

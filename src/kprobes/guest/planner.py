@@ -1,4 +1,4 @@
-"""What is wanted in a guest to plans, one per site: only of what changes.
+"""Plans of all that is wanted in a guest, one per site: only of what changes.
 
 A site has reasons: probes at its address, what return probes of its function do there, overrides,
 and Python.
@@ -185,7 +185,7 @@ class Planner:
         is_fresh = _how(wanted.options) != _how(self._options)
         change = _Change(self._guest, self.resolver, self._state, wanted, is_fresh=is_fresh)
         change.set_definitions(wanted.definitions, may_wait=bool(self.watch))
-        change.look_again(lost)
+        change.refresh(lost)
         change.set_overrides(wanted.overrides, lost)
         change.set_upcalls(wanted, self.watch, lost)
         if is_anew:
@@ -247,7 +247,7 @@ class _Change:
                 self._options.checkpoint()
                 self._add(single)
 
-    def look_again(self, lost: Sequence[Text]) -> None:
+    def refresh(self, lost: Sequence[Text]) -> None:
         """Look up what waits for modules, and what is in modules that may have gone."""
         symbols = self._guest.kernel.symbols
         for single in list(self._state.in_modules.values()):
@@ -266,7 +266,7 @@ class _Change:
                 self._state.waiting[single.event_id] = single
         for single in () if lost else list(self._state.waiting.values()):
             try:
-                self._resolver.look_up(single)
+                self._resolver.identify(single)
                 if single.probe is not None:
                     self._late.add(single.event_id)
                     self._add(single)

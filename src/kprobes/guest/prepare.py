@@ -145,14 +145,14 @@ class Resolver:
             for single in self.places.expand(definition):
                 checkpoint()
                 found.append(self._single(single))
-                self.look_up(found[-1], may_wait=may_wait)
+                self.identify(found[-1], may_wait=may_wait)
         except BaseException:
             self._drop(found)
             raise
         self._known[id(definition)] = definition, tuple(found)
         return tuple(found)
 
-    def look_up(self, single: Single, *, may_wait: bool = True) -> None:
+    def identify(self, single: Single, *, may_wait: bool = True) -> None:
         """Find out what a single is now; errors as for ``resolve``."""
         definition = single.definition
         try:

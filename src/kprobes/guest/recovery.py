@@ -18,13 +18,14 @@ from kprobes.errors import (
     UsageError,
 )
 from kprobes.guest.allocations import AllocationLog, Kind
+from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.attach import Access, identify
 from kprobes.guest.ftrace_records import Records, paused_between_changes
 from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check, check_stopped
 from kprobes.guest.inject import ReturnTrap, breakpoint_at
-from kprobes.guest.journal import ArmedPatch, Entry, Journal, entries, read
+from kprobes.guest.journal import Entry, Journal, entries, read
 from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.release import free_when_idle
 from kprobes.transport.address import is_path

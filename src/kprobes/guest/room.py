@@ -224,7 +224,7 @@ class Pool:
             room = next(a.room for a in self.areas if a.text[0] <= text[0] < a.text[1])
             room.give(text[0], text[1] - text[0])
 
-    def reclaim(
+    def free_retired(
         self,
         are_inside: Sequence[bool],
         in_use: Collection[InstanceTable],

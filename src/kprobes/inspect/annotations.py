@@ -16,7 +16,8 @@ from kprobes.arch.insn import Disassembled, MemoryAccess, Syntax
 from kprobes.errors import DefinitionError, TargetError
 from kprobes.guest.allocations import Allocation, Kind
 from kprobes.guest.arena import COUNTERS_SIZE, OVERRIDES_SIZE
-from kprobes.guest.journal import ArmedProbe, Entry
+from kprobes.guest.armed import ArmedProbe
+from kprobes.guest.journal import Entry
 from kprobes.guest.kernel_abi import readers, task_abi
 from kprobes.guest.places import Places
 from kprobes.guest.text import Text

@@ -12,7 +12,8 @@ import numpy as np
 
 from kprobes.arch.insn import Disassembled, Syntax
 from kprobes.errors import MemoryFault
-from kprobes.guest.journal import ArmedPatch, Entry
+from kprobes.guest.armed import ArmedPatch
+from kprobes.guest.journal import Entry
 from kprobes.guest.tracers import GuestProbe, Tracer, missing_probes
 from kprobes.image.init_tables import BootPatch, Rewritten, read_boot_patches
 from kprobes.inspect.model import ChangeSource, Subject, TextChange

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from kprobes.arch.arch import FtraceInfo
 from kprobes.errors import MemoryFault, TargetError
-from kprobes.guest.journal import FLAGS, ArmedPatch, Entry
+from kprobes.guest.armed import FLAGS, ArmedPatch
+from kprobes.guest.journal import Entry
 from kprobes.model.kernel import Kernel, Prototype, Symbol
 from kprobes.plan.ftrace import DISABLED, known_sites
 from kprobes.ports import Memory

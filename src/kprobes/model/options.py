@@ -1,4 +1,4 @@
-"""What is wanted of a driver, and how: all that is to be armed as one value."""
+"""The options of a recording as one value, and all that is wanted of a driver as another one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
