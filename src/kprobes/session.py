@@ -12,7 +12,8 @@ from typing import Any, Generic, Protocol, Self, SupportsIndex, TypeVar, Unpack
 from kprobes.drain import ROOM, Drain
 from kprobes.errors import NotSupportedError, RefusedError, UsageError
 from kprobes.event_table import EventDriver, EventTable, TraceProbe
-from kprobes.guest.override import ActiveOverride, Overrides
+from kprobes.guest.call import Functions
+from kprobes.guest.override import ActiveOverride
 from kprobes.handlers import signature
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING
@@ -101,15 +102,9 @@ class Driver(EventDriver, Protocol):
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
         ...
 
-    def call(
-        self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
-    ) -> int | bool | None:
-        """Call a function of the kernel's."""
-        ...
-
     @property
-    def overrides(self) -> Overrides:
-        """What skips calls, or NotSupportedError where no call can be skipped."""
+    def functions(self) -> Functions:
+        """What is done to functions besides probing them, or NotSupportedError."""
         ...
 
 
@@ -489,7 +484,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             TargetError: it must not be called, or did not come back in time.
         """
         self._check_open()
-        return self.driver.call(function, args, timeout_s=timeout_s)
+        return self.driver.functions.call(function, args, timeout_s)
 
     def override(
         self, function: str, *, returns: int, **options: Unpack[OverrideWords]
@@ -505,14 +500,18 @@ class Session(Generic[_Driver_co, _Commands_co]):
             RefusedError: it must not be skipped, or must not return that.
         """
         self._check_open()
-        return self.driver.overrides.add(function, returns, OverrideOptions(**options))
+        return self.driver.functions.overrides.add(function, returns, OverrideOptions(**options))
 
     def fail(
         self, function: str, *, errno: int, comm: str = "", **options: Unpack[OverrideWords]
     ) -> ActiveOverride:
         """Have calls fail with an errno, with or without a minus; else as ``override``.
 
-        With ``comm`` only those by tasks whose name matches this pattern.
+        Args:
+            function: as of ``override``, as are ``options``.
+            errno: such as ``errno.ENOMEM``.
+            comm: only calls by tasks whose name matches this pattern.
+            options: others.
         """
         return self.override(function, returns=errno_value(errno), **with_comm(options, comm))
 

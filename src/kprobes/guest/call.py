@@ -9,7 +9,8 @@ from it, by the kernel's own code, to what it was doing; see ``guest.inject``.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import SupportsIndex
 
 from kprobes.errors import (
@@ -23,6 +24,7 @@ from kprobes.errors import (
 from kprobes.guest.allocations import AllocationLog
 from kprobes.guest.guest import Guest
 from kprobes.guest.inject import CallInjector, Task
+from kprobes.guest.override import Overrides
 from kprobes.guest.places import Places
 from kprobes.guest.text import Prover
 from kprobes.model.kernel import CType, Parameter, Prototype, Symbol, TypeKind, Types, value_range
@@ -154,6 +156,21 @@ class Callee:
         if type_.kind is not TypeKind.ENUM:
             return False
         return any(value < 0 for value, _ in self._types.enumerators(type_.number))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Functions:
+    """What is done to functions of a kernel besides probing them.
+
+    Attributes:
+        overrides: what skips calls.
+        call: (function, arguments, seconds that it may take) to what that returns. It raises
+            UsageError when the arguments are not its, or a handler asks, while a vCPU waits for it;
+            RefusedError when it must not be called; TargetError when there is none, or it is late.
+    """
+
+    overrides: Overrides
+    call: Callable[[str, Sequence[SupportsIndex], float], int | bool | None]
 
 
 def call_function(

@@ -13,7 +13,7 @@ from kprobes.errors import DefinitionError, KprobesError, NoRoomError, RefusedEr
 from kprobes.guest.allocate import Allocator
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.arm import StagedChange, TextPatcher
-from kprobes.guest.call import Callee, call_function
+from kprobes.guest.call import Callee, Functions, call_function
 from kprobes.guest.ftrace_records import paused_between_changes, when_tracers_stay
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
@@ -195,21 +195,14 @@ class GuestDriver:
                 raise self._ended
             return planned
 
-    def call(
-        self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
+    @property
+    def functions(self) -> Functions:
+        """What is done to its functions besides probing them."""
+        return Functions(overrides=self.overrides, call=self._call)
+
+    def _call(
+        self, function: str, arguments: Sequence[SupportsIndex], timeout_s: float
     ) -> int | bool | None:
-        """Call a function of the guest, in a task of its that may sleep, and return its result.
-
-        Args:
-            function: its name, or ``MODULE:FUNCTION``.
-            arguments: numbers, and addresses.
-            timeout_s: how long it may take.
-
-        Raises:
-            UsageError: the arguments are not its, or a handler asks, while a vCPU waits for it.
-            RefusedError: it must not be called.
-            TargetError: there is no such function, or it did not come back in time.
-        """
         if self._upcall_control is not None and self._upcall_control.is_current:
             raise UsageError("a handler cannot call functions of the guest: a vCPU waits for it")
         self.refresh_modules()

@@ -104,7 +104,13 @@ def _word(data: bytes, at: int, size: int = 8) -> int:
 
 
 def read_counts(memory: GuestMemory, arena: Arena, number: int) -> OverrideCounts:
-    """Return what an override has counted, by its number; the guest may run."""
+    """Return what an override has counted; the guest may run.
+
+    Args:
+        memory: of the guest.
+        arena: of the session.
+        number: of the override.
+    """
     words = memory.read(arena.overrides + OVERRIDE_SIZE * number, OVERRIDE_SIZE)
     return OverrideCounts(
         hits=_word(words, OVERRIDE_HITS),

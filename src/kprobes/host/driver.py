@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import SupportsIndex
 
 from kprobes.drain import Drain, DrainThread, hits_of
 from kprobes.errors import (
@@ -15,7 +14,7 @@ from kprobes.errors import (
     TargetError,
     TracefsError,
 )
-from kprobes.guest.override import Overrides
+from kprobes.guest.call import Functions
 from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.owner import forget, new_owner, note
@@ -154,19 +153,12 @@ class HostDriver:
         if options.strategy is not None or options.return_method is not None:
             raise NotSupportedError("this machine's own kernel places its probes itself")
 
-    def call(
-        self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
-    ) -> int | bool | None:
-        """Raise NotSupportedError."""
-        del function, arguments, timeout_s
-        raise NotSupportedError("functions are called in guests only, not in this machine's kernel")
-
     @property
-    def overrides(self) -> Overrides:
+    def functions(self) -> Functions:
         """Raise NotSupportedError."""
         raise NotSupportedError(
-            "calls are skipped in guests only: kprobes does not patch this machine's own kernel; "
-            "its fail_function (CONFIG_FAIL_FUNCTION) can"
+            "functions are called, and calls skipped, in guests only: kprobes does not patch this "
+            "machine's own kernel; its fail_function (CONFIG_FAIL_FUNCTION) skips calls"
         )
 
     def prepare(self, wanted: Wanted) -> Sequence[HostProbe]:
