@@ -195,6 +195,10 @@ class GuestDriver:
                 raise self._ended
             return planned
 
+    def end(self) -> None:
+        """Record nothing of what is defined; errors as for ``apply``."""
+        self.apply(lambda wanted: replace(wanted, definitions=()))
+
     def call(
         self, function: str, arguments: Sequence[SupportsIndex], *, timeout_s: float
     ) -> int | bool | None:
