@@ -32,6 +32,10 @@ class EventDriver(Protocol):
         """Arm and disarm what differs: all of it, or nothing."""
         ...
 
+    def end(self) -> None:
+        """Record nothing more; what was recorded can be drained until this is called again."""
+        ...
+
     def forget(self, definition: Definition) -> None:
         """Let a definition go that will not be wanted again."""
         ...
@@ -170,10 +174,10 @@ class EventTable:
             self._apply((), begins=True)
 
     def end(self) -> None:
-        """Have nothing recorded any more."""
+        """Have nothing recorded any more; called again, what was not drained until then goes."""
         with self._lock:
             self._is_recording, self._chosen = False, None
-            self._driver.apply(lambda wanted: replace(wanted, definitions=()))
+            self._driver.end()
 
     def is_enabled(self, number: int) -> bool:
         """Whether an event is defined, and enabled."""

@@ -360,6 +360,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
             raise UsageError("nothing to probe: no definition was given")
         with ExitStack() as undo:
             self._events.begin(probes)
+            # The first disarms; nobody drains any more when the second comes.
+            undo.callback(self._events.end)
             undo.callback(self._events.end)
             drain = self.driver.drain(room=room)
             undo.callback(drain.stop)

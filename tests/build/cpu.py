@@ -144,6 +144,10 @@ class Cpu:
         """Write from outside."""
         self._uc.mem_write(addr & U64, data)
 
+    def forget_code(self, addr: int, size: int) -> None:
+        """Take what is there for new: it was translated before it was patched."""
+        self._uc.ctl_remove_cache(addr & U64, (addr & U64) + size)
+
     def store(self, addr: int, data: bytes) -> None:
         """Write as code would: it is noted."""
         self.write(addr, data)

@@ -104,7 +104,8 @@ class Function:
         machine.cpu.write(place, bytes(INSTANCES_SIZE))
 
     def arm(self) -> None:
-        """Put what its way needs at its sites."""
+        """Put what its way needs at its sites, in the place of what was there before."""
+        self.machine.cpu.forget_code(self.addr, self.wake + len(_FOLLOW) - self.addr)
         if self.returns.takes_over:
             self._add_trampoline()
         if self.returns.return_method is ReturnMethod.RETHOOK:

@@ -19,6 +19,7 @@ from kprobes.model.resolved import (
     Storage,
 )
 from kprobes.model.upcall import Upcall
+from kprobes.plan.strategy import change_returns
 from kprobes.units import Addr
 from tests.build.kernel import SITE, TEXT
 from tests.build.machine import ABI, CLOCK, CODE, KERNEL, NO_RESCHED, STACK, Machine, random_state
@@ -174,15 +175,83 @@ def test_a_full_table_is_counted_for_every_probe_of_the_function(
     assert len(f.used()) == 2
 
 
-def test_a_return_that_nobody_saw_being_entered_leaves_no_record() -> None:
+def test_a_return_that_nobody_saw_being_entered_is_recorded_where_nothing_of_it_is_needed() -> None:
     machine = Machine()
-    f = function_of(machine, ReturnMethod.RETINSN, probe_of(*KEPT[:0]), kept=KEPT[:1])
+    probes = probe_of(EntryValue(base=KEPT[0])), probe_of(event_id=2)
+    f = function_of(machine, ReturnMethod.RETINSN, *probes, kept=KEPT[:1])
     state = random_state(machine.random)
     machine.cpu.set_number(state["sp"], CALLERS)
 
     went, _ = run(machine, f.leave.addr, state)
 
-    assert (went, records(machine, 0), machine.nmissed(1)) == (CALLERS, [], 0)
+    found = [(record.event_id, record.caller) for record in records(machine, 0)]
+    assert (went, found) == (CALLERS, [(2, CALLERS)])
+    assert [machine.nmissed(n) for n in (1, 2)] == [0, 0]
+
+
+def test_where_the_table_is_full_only_what_needs_something_of_the_entry_is_missed() -> None:
+    machine = Machine()
+    probes = probe_of(EntryValue(base=KEPT[0])), probe_of(event_id=2)
+    f = function_of(machine, ReturnMethod.RETINSN, *probes, kept=KEPT[:1])
+    for number in range(2):
+        called(machine, f, f.sleep, sp=STACK + 0x1000 + 8 * number)
+
+    called(machine, f, f.leave.addr, sp=STACK + 0x2000)
+
+    assert [record.event_id for record in records(machine, 0)] == [2]
+    assert [machine.nmissed(n) for n in (1, 2)] == [1, 0]
+
+
+@pytest.mark.parametrize("return_method", [ReturnMethod.RETINSN, ReturnMethod.RETHOOK])
+def test_calls_in_progress_are_not_told_by_a_probe_that_came_later_and_needs_their_entry(
+    return_method: ReturnMethod,
+) -> None:
+    machine = Machine()
+    first = probe_of(EntryValue(base=KEPT[0]))
+    f = function_of(machine, return_method, first, kept=KEPT[:1])
+    room = replace(f.returns, room=len(KEPT))
+    f = Function(machine, room, count=2)
+    f.arm()
+    before, _ = called(machine, f, f.sleep, f.leave.addr, sp=STACK + 0x1000)
+    asleep = machine.cpu.registers()
+    second, third = probe_of(EntryValue(base=KEPT[1]), event_id=2), probe_of(event_id=3)
+
+    f.returns = change_returns(room, "f", return_method, (third, second, first))
+    if return_method is ReturnMethod.RETINSN:
+        f.arm()
+        run(machine, f.wake, asleep)
+    else:
+        # Calls in progress come to their own trampoline; those from now on to another one.
+        run(machine, f.wake, asleep)
+        f.arm()
+    early = [(record.event_id, record.values) for record in records(machine, 0)]
+    after, _ = called(machine, f, f.leave.addr, sp=STACK + 0x2000)
+
+    newer = [(3, ())] if return_method is ReturnMethod.RETINSN else []
+    assert early == [*newer, (1, (before["di"],))]
+    late = [(record.event_id, record.values) for record in records(machine, 0)][len(early) :]
+    assert late == [(3, ()), (2, (after["bx"],)), (1, (after["di"],))]
+    assert f.used() == {}
+
+
+def test_a_probe_that_comes_again_tells_calls_that_were_entered_since() -> None:
+    machine = Machine()
+    first, second = (probe_of(EntryValue(base=KEPT[n]), event_id=n + 1) for n in range(2))
+    f = function_of(machine, ReturnMethod.RETINSN, first, second, kept=KEPT[:2])
+    alone = change_returns(f.returns, "f", ReturnMethod.RETINSN, (first,))
+    again = change_returns(alone, "f", ReturnMethod.RETINSN, (second, first))
+    f.returns = alone
+    f.arm()
+    called(machine, f, f.sleep, f.leave.addr)
+    asleep = machine.cpu.registers()
+
+    f.returns = again
+    f.arm()
+    run(machine, f.wake, asleep)
+
+    assert [record.event_id for record in records(machine, 0)] == [1]
+    called(machine, f, f.leave.addr)
+    assert [record.event_id for record in records(machine, 0)] == [1, 2, 1]
 
 
 def test_a_call_from_code_of_ours_is_no_trampoline() -> None:

@@ -264,11 +264,8 @@ def test_a_change_that_the_kernel_refuses_leaves_all_as_before(
     tracefs: FakeTracefs, word: str
 ) -> None:
     driver = driver_of(tracefs)
-    a, b, c = (
-        read("p:a vfs_read count"),
-        replace(read("p:b many"), filter="p1 > 1"),
-        read("p:c many"),
-    )
+    a, b, c = map(read, ("p:a vfs_read count", "p:b many x=p1", "p:c void_fn"))
+    b = replace(b, filter="x > 1")
     begin(driver, a, c)
     (own,) = set(tracefs.instances) - {"theirs"}
     new = replace(a, filter="count > 5")
@@ -305,14 +302,38 @@ def test_a_name_that_the_kernel_still_has_is_given_to_no_other_event(tracefs: Fa
     assert names(tracefs) == ["a_2", "c"]
 
 
-def test_when_all_is_disabled_the_rings_are_drained_and_then_all_goes(
+def test_when_it_ends_the_rings_are_drained_and_then_all_goes(
     tracefs: FakeTracefs,
 ) -> None:
     driver = driver_of(tracefs, "p:a vfs_read")
 
-    change(driver)
+    driver.end()
     assert len(list(driver.rest())) == 1
     assert names(tracefs) == ["a"]
-    change(driver)
+    driver.end()
 
     assert is_clean(tracefs)
+
+
+def test_what_is_disabled_as_the_last_one_can_be_enabled_again(tracefs: FakeTracefs) -> None:
+    driver = driver_of(tracefs)
+    begin(driver, a := read("p:a vfs_read"))
+
+    change(driver)
+    assert enabled(tracefs) == {"a": "0"}
+    change(driver, a)
+
+    assert enabled(tracefs) == {"a": "1"}
+    assert driver.reader is not None
+
+
+def test_a_recording_may_begin_with_nothing_and_end_so(tracefs: FakeTracefs) -> None:
+    driver = driver_of(tracefs)
+    driver.end()
+    driver.end()
+    assert is_clean(tracefs)
+
+    begin(driver)
+    change(driver, read("p:a vfs_read"))
+
+    assert enabled(tracefs) == {"a": "1"}

@@ -17,6 +17,7 @@ from kprobes.guest.kernel_abi import readers, task_abi
 from kprobes.guest.link import instance_counts, instances_size
 from kprobes.guest.notes import NotesWriter, begin_notes
 from kprobes.guest.recorder import Recorder
+from kprobes.guest.release import free
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.plan import Plan
@@ -100,6 +101,18 @@ class Allocator:
         size = self._rounded(self._needed(plans, ()))
         with guest.stub.paused():
             return arenas.grow(self._injector(guest), guest.kernel, self.arena, size)
+
+    def give_back(self, guest: Guest, arenas: Sequence[Arena]) -> None:
+        """Free the memory of some arenas that were grown, which nothing is in.
+
+        Raises:
+            TargetError: no task could make the call.
+        """
+        places = {addr for each in arenas for addr in each.grown}
+        live = [each for each in self._journal.allocations.live if each.addr in places]
+        if live:
+            with guest.stub.paused(), self._injector(guest).task() as task:
+                free(task, guest.kernel, live)
 
     def abi(self, guest: Guest, code: Sequence[Text], *, is_guarded: bool) -> GuestAbi:
         """Return what code must know.

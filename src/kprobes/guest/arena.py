@@ -101,6 +101,12 @@ class Arena:
     patches: int = 0
 
     @property
+    def grown(self) -> tuple[Addr, ...]:
+        """Where the memory begins that ``grow`` has taken."""
+        far = () if self.module_code is None else (self.module_code.addr,)
+        return self.code.addr, self.instances, *far
+
+    @property
     def cpus(self) -> int:
         """How many CPUs have a ring."""
         return len(self.bases)

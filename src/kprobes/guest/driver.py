@@ -9,7 +9,14 @@ from functools import partial
 from typing import SupportsIndex
 
 from kprobes.drain import Drain, hits_of
-from kprobes.errors import DefinitionError, KprobesError, NoRoomError, RefusedError, UsageError
+from kprobes.errors import (
+    DefinitionError,
+    KprobesError,
+    NoRoomError,
+    RefusedError,
+    TargetError,
+    UsageError,
+)
 from kprobes.guest.allocate import Allocator
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.arm import StagedChange, TextPatcher
@@ -30,6 +37,7 @@ from kprobes.guest.stacks import (
     are_inside,
     find_caller,
     free_dead_calls,
+    is_anyone_inside,
     restore_callers,
     returned_to,
     stopped_outside,
@@ -195,6 +203,10 @@ class GuestDriver:
                 raise self._ended
             return planned
 
+    def end(self) -> None:
+        """Record nothing of what is defined; errors as for ``apply``."""
+        self.apply(lambda wanted: replace(wanted, definitions=()))
+
     @property
     def functions(self) -> Functions:
         """What is done to its functions besides probing them."""
@@ -255,7 +267,7 @@ class GuestDriver:
     @property
     def waiting(self) -> Sequence[Definition]:
         """What is defined and waits for modules that are not loaded."""
-        return self._planner.resolver.waiting
+        return tuple(self._planner.resolver.waiting)
 
     @property
     def left_out(self) -> Sequence[RefusedError]:
@@ -442,6 +454,9 @@ class GuestDriver:
         _, recorder = self._allocator.allocate(self.guest, planned.new, planned.waiting)
         recorder.begin()
         self._recorded = {}
+        if self._patcher is not None and len(self._patcher.linker.pool.near) > 1:
+            self._free_retired(self._patcher)
+            self._give_back(self._patcher)
 
     def _change(self, planned: Planned, wanted: Wanted, lost: Sequence[Text] = ()) -> Planned:
         if planned.new or planned.gone:
@@ -533,6 +548,17 @@ class GuestDriver:
             in_use = returned_to(self.guest, tables, linker.live)
             for table in linker.free_retired(inside[: len(retired)].tolist(), in_use):
                 self.guest.memory.write(table.addr, bytes(table.size))
+
+    def _give_back(self, patcher: TextPatcher) -> None:
+        pool = patcher.linker.pool
+        unused = pool.unused()
+        # Else next time: somebody is in a stub, or no task may be there that could make the call.
+        with suppress(TargetError), self.guest.stub.paused():
+            if not is_anyone_inside(self.guest, [t for each in unused for t in each.programs]):
+                self._allocator.give_back(self.guest, unused)
+                for each in unused:
+                    pool.drop(each)
+                patcher.notes.change((), ())
 
     def _grow(self, patcher: TextPatcher, *, plans: Sequence[Plan]) -> None:
         patcher.linker.pool.grow(self._allocator.grow(self.guest, plans))

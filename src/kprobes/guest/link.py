@@ -259,14 +259,14 @@ class Linker:
             def make(place: Addr) -> bytes:
                 return build_entry_stub(self._arch, self.abi, self._arena, place)
 
-            area.entry_stub = self.pool.take_routine(area, _STUB_ROOM, make)[0]
+            area.entry_stub = self.pool.take_routine(area, _STUB_ROOM, make, is_own=True)[0]
 
     def _callable(self, area: Area, function: Addr) -> Addr:
         make = self._arch.code.veneer
         if make is None or not function or area.away(function) <= self._arch.reach:
             return function
         code = make(function)
-        return self.pool.take_routine(area, len(code), lambda _: code)[0]
+        return self.pool.take_routine(area, len(code), lambda _: code, is_own=True)[0]
 
     def _make_room(self, plans: Sequence[Plan]) -> "list[_Function]":
         all_returns = {e.returns.entry: e.returns for plan in plans for e in plan.returning}

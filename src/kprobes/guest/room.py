@@ -36,6 +36,11 @@ class Room:
         """Bytes that are free."""
         return sum(stop - start for start, stop in self._free)
 
+    def has(self, start: Addr, size: int) -> bool:
+        """Whether these bytes are free; of none it is so."""
+        index = bisect_right(self._free, (start, U64)) - 1
+        return not size or (index >= 0 and start + size <= self._free[index][1])
+
     def find(self, size: int) -> Addr | None:
         """Return where so many bytes are free, or None; they stay free."""
         return next((start for start, stop in self._free if stop - start >= size), None)
@@ -72,6 +77,8 @@ class Area:
         called: where code here calls the guest's own functions, by what it calls them; empty before
             there is any.
         routines: code besides that of plans, by address: to be written before it is called.
+        own: the sizes, by address, of what stays as long as the area: its stub, and ways to the
+            guest's functions.
     """
 
     text: Text
@@ -79,6 +86,7 @@ class Area:
     entry_stub: Addr | None = None
     called: dict[str, Addr] = field(default_factory=dict[str, Addr])
     routines: list[tuple[Addr, bytes]] = field(default_factory=list[tuple[Addr, bytes]])
+    own: dict[Addr, int] = field(default_factory=dict[Addr, int])
 
     def __post_init__(self) -> None:
         """Begin with all of it free."""
@@ -102,6 +110,12 @@ class Area:
         self.room.take(place, len(code))
         return place, code
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing is there but what is its own."""
+        own = sum(aligned(size) for size in self.own.values())
+        return self.room.size + own == self.text[1] - self.text[0]
+
     def forget(self, addrs: Collection[Addr]) -> None:
         """Have no code of its own at some addresses any more."""
         self.routines = [each for each in self.routines if each[0] not in addrs]
@@ -109,10 +123,17 @@ class Area:
             self.entry_stub = None
         if any(addr in addrs for addr in self.called.values()):
             self.called = {}
+        self.own = {addr: size for addr, size in self.own.items() if addr not in addrs}
 
     def away(self, addr: Addr) -> int:
         """Return how far a branch must go at most between here and an address, in bytes."""
         return max(abs(end - addr) for end in self.text)
+
+
+def _instances_of(arena: Arena) -> tuple[Addr, int]:
+    # Whole steps of the alignment.
+    start, stop = aligned(arena.instances), arena.instances + arena.instances_size
+    return start, max(stop - start, 0) // _ALIGN * _ALIGN
 
 
 NOWHERE: Text = Addr(0), Addr(0)
@@ -146,6 +167,7 @@ class Pool:
         """Begin with the memory of an arena."""
         self.areas: list[Area] = []
         self.near: list[Text] = []
+        self._grown: list[Arena] = []
         self.retired: list[Retired] = []
         self._instances = Room()
         self._numbers = list(range(MAX_UPCALLS - 1, -1, -1))
@@ -156,15 +178,34 @@ class Pool:
         """Have the code memory of an arena, and its room for instances, too."""
         near, *far = arena.programs
         self.near.append(near)
+        self._grown.append(arena)
         self.areas[:0] = [Area(text=text) for text in (near, *far)]
-        start, stop = aligned(arena.instances), arena.instances + arena.instances_size
-        if stop - start >= _ALIGN:
-            self._instances.give(start, (stop - start) // _ALIGN * _ALIGN)
+        start, size = _instances_of(arena)
+        if size:
+            self._instances.give(start, size)
 
     @property
     def room(self) -> int:
         """Bytes that are free for code near the kernel's text."""
         return sum(area.room.size for area in self.areas if area.text in self.near)
+
+    def unused(self) -> list[Arena]:
+        """Return the memory, but for the first and the last that was taken, that nothing is in."""
+        return [
+            arena
+            for arena in self._grown[1:-1]
+            if all(area.is_unused for area in self.areas if area.text in arena.programs)
+            and self._instances.has(*_instances_of(arena))
+        ]
+
+    def drop(self, arena: Arena) -> None:
+        """Use some memory no more, in which nothing is."""
+        self._grown.remove(arena)
+        self.near.remove(arena.programs[0])
+        self.areas = [area for area in self.areas if area.text not in arena.programs]
+        start, size = _instances_of(arena)
+        if size:
+            self._instances.take(start, size)
 
     @contextmanager
     def all_or_nothing(self) -> Generator[None]:
@@ -189,10 +230,21 @@ class Pool:
         self._taken.append((area.room, place, len(code)))
         return place, code
 
-    def take_routine(self, area: Area, most: int, make: Callable[[Addr], bytes]) -> Text:
-        """Have code in an area that is no plan's, and return where; errors as for ``Area.fill``."""
+    def take_routine(
+        self, area: Area, most: int, make: Callable[[Addr], bytes], *, is_own: bool = False
+    ) -> Text:
+        """Have code in an area that is no plan's, and return where; errors as for ``Area.fill``.
+
+        Args:
+            area: where it is.
+            most: bytes that it has at most.
+            make: returns the code for a place.
+            is_own: whether it stays as long as the area.
+        """
         place, code = self.take_code(area, most, make)
         area.routines.append((place, code))
+        if is_own:
+            area.own[place] = len(code)
         return place, Addr(place + len(code))
 
     def take_instances(self, size: int) -> Addr:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kprobes.drain import Drain, DrainThread, hits_of
@@ -202,14 +202,23 @@ class HostDriver:
             probes = self.prepare(wanted)
             if begins:
                 self._arm(probes, wanted.options.tasks)
-            elif self._is_on and wanted.definitions:
-                self._change(probes)
             elif self._is_on:
+                self._change(probes)
+            self.wanted = wanted
+
+    def end(self) -> None:
+        """Record nothing any more; called again, take everything of ours away.
+
+        Raises:
+            TargetError: as for ``disarm``.
+        """
+        with self._changing:
+            self.wanted = replace(self.wanted, definitions=())
+            if self._is_on:
                 self.disarm()
-            elif not wanted.definitions:
+            else:
                 # What was recorded has been drained.
                 self.close()
-            self.wanted = wanted
 
     def drain(self, *, room: float) -> Drain:
         """Drain what is recorded; it began with ``apply``."""
@@ -268,7 +277,9 @@ class HostDriver:
             if new and self.reader is not None:
                 self.reader.add(self._read_events(self.machine, self._files, new))
             for number in wanted.keys() ^ self._enabled:
-                self._set_enabled(self._defined[number], is_enabled=number in wanted)
+                probe, is_enabled = self._defined[number], number in wanted
+                undo.callback(self._set_enabled, probe, is_enabled=not is_enabled)
+                self._set_enabled(probe, is_enabled=is_enabled)
             undo.pop_all()
         self._defined |= wanted
         self._recorded |= wanted
@@ -284,7 +295,7 @@ class HostDriver:
 
     def _enable(self) -> None:
         self._is_enabled = True
-        if len(self._enabled) == len(self._defined):
+        if len(self._enabled) == len(self._defined) > 0:
             self._files.enable()
             return
         for number in self._enabled:
@@ -309,7 +320,7 @@ class HostDriver:
             return
         self._is_on = self._is_enabled = False
         try:
-            self._files.disable()
+            self._files.disable(has_events=bool(self._defined))
             self._missed = self._files.missed()
         except TracefsError as error:
             raise TargetError(
@@ -327,6 +338,7 @@ class HostDriver:
         self._let_go()
         self._defined, self._enabled = {}, set()
         self._files.remove()
+        self._preparer.reuse_names()
         forget(self._owner)
 
     def counts(self) -> Counts:

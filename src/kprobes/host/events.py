@@ -176,10 +176,11 @@ class HostFiles:
         """Take an event away that is not recorded."""
         self._delete(self._owner.group, probe.name)
 
-    def disable(self) -> None:
-        """Record nothing more."""
+    def disable(self, *, has_events: bool = True) -> None:
+        """Record nothing more; a group without events has no file."""
         self._tracefs.write(f"{self.instance}/tracing_on", "0")
-        self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "0")
+        if has_events:
+            self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "0")
 
     def missed(self) -> dict[str, int]:
         """Return how many hits the kernel has missed of our events, by their names.

@@ -116,6 +116,7 @@ class HostPreparer:
         self._known: dict[int, tuple[Definition, tuple[_Named, ...]]] = {}
         self._next = count(1)
         self._names: set[str] = set()
+        self._old_names: set[str] = set()
 
     @property
     def probes(self) -> dict[int, Resolved]:
@@ -137,9 +138,14 @@ class HostPreparer:
         return [_event(self._machine, each.probe, each.name, tasks) for each in known]
 
     def forget(self, definition: Definition) -> None:
-        """Let a definition go that is defined no more."""
+        """Let a definition go that is defined no more; the kernel may have its event still."""
         _, known = self._known.pop(id(definition), (definition, ()))
-        self._names.difference_update(each.name for each in known)
+        self._old_names.update(each.name for each in known)
+
+    def reuse_names(self) -> None:
+        """Give names of forgotten definitions to others: the kernel has no event of ours."""
+        self._names -= self._old_names
+        self._old_names = set()
 
     def replace_filter(self, old: Definition, new: Definition) -> None:
         """Take a definition for another one that differs in its filter."""

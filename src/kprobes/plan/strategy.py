@@ -156,15 +156,16 @@ def make_returns(
         upcalls: what Python does at every return.
     """
     kept, is_timed = _kept(probes)
-    return Returns(
+    returns = Returns(
         entry=entry,
         return_method=return_method,
         probes=tuple(probes),
         kept=kept,
         is_timed=is_timed,
         upcalls=tuple(upcalls),
-        room=len(kept) + SPARE_VALUES if kept or is_timed else 0,
     )
+    has_instances = returns.keeps or returns.takes_over
+    return replace(returns, room=len(kept) + SPARE_VALUES) if has_instances else returns
 
 
 def change_returns(
