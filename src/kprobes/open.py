@@ -71,7 +71,7 @@ def attach(
 
 
 @contextmanager
-def looked_at(target: str) -> "Generator[Guest]":
+def attached_guest(target: str) -> "Generator[Guest]":
     """Attach to a guest that runs already, only to look at it: nothing is made ready to patch it.
 
     Raises:

@@ -125,7 +125,7 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
 def _guest(args: argparse.Namespace) -> Generator["Guest"]:
     from kprobes.cli.target import ATTACHING_S, opened
     from kprobes.cli.terminal import Progress, Stop
-    from kprobes.open import looked_at
+    from kprobes.open import attached_guest
 
     with Stop() as stop, Progress(is_quiet=args.quiet) as progress:
         if args.target is None:
@@ -135,7 +135,7 @@ def _guest(args: argparse.Namespace) -> Generator["Guest"]:
             return
         stop.defer(at_most_s=ATTACHING_S)
         progress(f"attaching to {args.target}")
-        with looked_at(args.target) as guest:
+        with attached_guest(args.target) as guest:
             stop.defer()
             stop.check()
             yield guest
