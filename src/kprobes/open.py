@@ -3,8 +3,8 @@
 The engine for guests takes a third of a second to import; who opens this machine's does without.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from kprobes.handlers.live import LiveKernel
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kprobes.guest.arena import ArenaSize
     from kprobes.guest.attach import Access
     from kprobes.guest.driver import GuestDriver
+    from kprobes.guest.guest import Guest
     from kprobes.host.driver import HostDriver, HostOptions
     from kprobes.host.machine import HostMachine
     from kprobes.session import Commands, Driver
@@ -67,6 +68,20 @@ def attach(
     """
     with ExitStack() as undo:
         return _session(undo, target, size, access=access)
+
+
+@contextmanager
+def attached_guest(target: str) -> "Generator[Guest]":
+    """Attach to a guest that runs already, only to look at it: nothing is made ready to patch it.
+
+    Raises:
+        UnreachableError: nothing answers there, or somebody else uses the stub.
+        TargetError: no Linux that we understand runs there.
+    """
+    from kprobes.guest.open import attached
+
+    with attached(target) as guest:
+        yield guest
 
 
 def host(options: "HostOptions | None" = None) -> HostSession:

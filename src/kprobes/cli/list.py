@@ -123,16 +123,23 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
 
 @contextmanager
 def _guest(args: argparse.Namespace) -> Generator["Guest"]:
-    from kprobes.cli.target import looked_at
+    from kprobes.cli.target import ATTACHING_S, opened
     from kprobes.cli.terminal import Progress, Stop
+    from kprobes.open import attached_guest
 
-    with (
-        Stop() as stop,
-        Progress(is_quiet=args.quiet) as progress,
-        looked_at(args, stop=stop, progress=progress) as guest,
-    ):
-        yield guest
-        stop.check()
+    with Stop() as stop, Progress(is_quiet=args.quiet) as progress:
+        if args.target is None:
+            with opened(args, stop=stop, progress=progress) as session:
+                yield session.driver.guest
+                stop.check()
+            return
+        stop.defer(at_most_s=ATTACHING_S)
+        progress(f"attaching to {args.target}")
+        with attached_guest(args.target) as guest:
+            stop.defer()
+            stop.check()
+            yield guest
+            stop.check()
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from kprobes.transport.qemu_command import MachineOptions
 if TYPE_CHECKING:
     # The engine for guests takes a third of a second to import, and the host's does without.
     from kprobes.guest.arena import ArenaSize
-    from kprobes.guest.guest import Guest
     from kprobes.host.machine import HostMachine
     from kprobes.model.kernel import Kernel
     from kprobes.open import GuestSession, HostSession
@@ -82,28 +81,6 @@ def opened(
         stop.defer()
         stop.check()
         yield session
-
-
-@contextmanager
-def looked_at(
-    args: argparse.Namespace, *, stop: Stop, progress: Callable[[str], None]
-) -> Generator["Guest"]:
-    """Attach to the target, or boot a guest, only to look at it; as ``opened`` without a session.
-
-    A target needs neither a compiler nor a guardian that is ready for what is not patched.
-    """
-    from kprobes.guest.open import attached
-
-    if args.target is None:
-        with opened(args, stop=stop, progress=progress) as session:
-            yield session.driver.guest
-        return
-    stop.defer(at_most_s=ATTACHING_S)
-    progress(f"attaching to {args.target}")
-    with attached(args.target) as guest:
-        stop.defer()
-        stop.check()
-        yield guest
 
 
 @contextmanager
