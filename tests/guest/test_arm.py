@@ -16,7 +16,7 @@ from kprobes.errors import (
 )
 from kprobes.guest import journal
 from kprobes.guest.arena import NOTIFIER_SIZE
-from kprobes.guest.arm import Change, TextPatcher
+from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.journal import Journal
 from kprobes.guest.patches import restore_text
 from kprobes.guest.release import CodeMemory
@@ -40,7 +40,7 @@ def _make() -> tuple[GuestWithSites, TextPatcher, Journal]:
     return made, TextPatcher(made.guest, make_arena(), ABI, written), written
 
 
-def _staged(made: GuestWithSites, patcher: TextPatcher) -> Change:
+def _staged(made: GuestWithSites, patcher: TextPatcher) -> StagedChange:
     programs, _ = patcher.linker.link(made.plans)
     patcher.load(programs)
     return patcher.stage(programs)
@@ -349,7 +349,7 @@ def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
         "change": lambda: patcher.apply(patcher.stage((), made.plans)),
         "disarm": patcher.disarm,
     }
-    staged: list[Change] = []
+    staged: list[StagedChange] = []
     before = ["load", "stage", "apply"]
     for each in before[: before.index(step) if step in before else None]:
         steps[each]()

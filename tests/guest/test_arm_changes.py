@@ -11,7 +11,7 @@ from kprobes.codegen.breakpoint import BLOCK_MASK, BLOCK_TABLE, first_entry
 from kprobes.errors import GuestGoneError, KprobesError, MemoryFault, TargetError
 from kprobes.guest import arm, journal
 from kprobes.guest.allocations import Allocation, Call, Kind
-from kprobes.guest.arm import Change, TextPatcher
+from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.journal import Journal
 from kprobes.guest.notes import find_notes
@@ -63,7 +63,7 @@ class Scene:
     gone: list[Plan]
     new: list[Plan]
 
-    def stage(self) -> Change:
+    def stage(self) -> StagedChange:
         programs, _ = self.patcher.linker.link(self.new)
         self.patcher.load(programs)
         return self.patcher.stage(programs, self.gone)
