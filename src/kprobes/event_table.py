@@ -100,7 +100,10 @@ class EventTable:
                     self._chosen.update(added)
                 self._apply(list(self._numbered(added).values()))
             except BaseException:
+                refused = self._numbered(added)
                 self._definitions.undo(added, deleted)
+                for definition in refused.values():
+                    self._driver.forget(definition)
                 raise
             for definition in deleted.values():
                 self._driver.forget(definition)

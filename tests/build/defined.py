@@ -1,4 +1,4 @@
-"""What is defined in a guest's session: taken away, planned, counted by event."""
+"""Definitions of a guest's session in tests: deleted, planned, counted by event."""
 
 from collections.abc import Collection
 from dataclasses import replace

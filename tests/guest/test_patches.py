@@ -31,11 +31,12 @@ def test_every_place_gets_its_old_bytes() -> None:
     assert [stub.ram.read(u.phys, len(u.old)) for u in UNDOS] == [u.old for u in UNDOS]
 
 
-def test_the_last_write_is_taken_back_first() -> None:
-    patches = [undo(0x10, b"a", b"b"), undo(0x10, b"b", b"c"), undo(0x10, b"c", b"d")]
-    stub = _patched(patches)
+@pytest.mark.parametrize("there", [1, 2, 3])
+def test_of_several_patches_of_one_place_that_which_is_there_is_taken_back(there: int) -> None:
+    patches = [undo(0x10, b"a", b"b"), undo(0x10, b"a", b"c"), undo(0x10, b"a", b"d")]
+    stub = _patched(patches[:there])
 
-    assert restore_text(patches, stub) == 3
+    assert restore_text(patches, stub) == 1
     assert stub.ram.read(0x10, 1) == b"a"
 
 

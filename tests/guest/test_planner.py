@@ -8,12 +8,13 @@ import pytest
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
-from kprobes.guest.planner import Planner
-from kprobes.model.options import Options, Wanted
+from kprobes.guest.guest import Guest
+from kprobes.guest.planner import Planned, Planner
+from kprobes.model.options import Options, Tasks, Wanted
 from kprobes.model.plan import Plan, ReturnMethod, Role, Strategy
 from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.units import Addr
-from tests.build.guest import GuestWithSites, make_guest
+from tests.build.guest import CODE, GuestWithSites, make_guest
 from tests.build.kernel import make_kernel, read, symbol
 
 NAMES = ("vfs_read", "vfs_write", "do_exit", "twice")
@@ -309,3 +310,200 @@ def test_planning_ends_where_its_checkpoint_raises(calls: int) -> None:
         planner.plan(wanted(text, options=Options(checkpoint=checkpoint)))
 
     assert planner.plan(wanted(text)).new
+
+
+def _change(planner: Planner, wanted: Wanted, lost: Sequence[tuple[Addr, Addr]] = ()) -> Planned:
+    """Plan and take it as made."""
+    planned = planner.plan(wanted, lost)
+    planner.keep(planned, wanted.options)
+    return planned
+
+
+def _events(plans: Sequence[Plan]) -> list[list[str]]:
+    return sorted([probe.layout.event for probe in plan.recorded] for plan in plans)
+
+
+def test_what_stays_has_the_same_plan_and_is_no_change() -> None:
+    planner = Planner(_guest().guest)
+    first = wanted("p:a vfs_read", "p:b do_exit")
+    before = {plan.site.addr: plan for plan in _change(planner, first).new}
+
+    second = replace(first, definitions=[*first.definitions, read("p:c vfs_write")])
+    planned = _change(planner, second)
+
+    assert (_events(planned.new), planned.gone) == ([["c"]], ())
+    assert [before.get(plan.site.addr, plan) for plan in planner.plans] == list(planner.plans)
+    assert [probe.layout.event for probe in planned.come] == ["c"]
+    assert planner.plan(second).new == planner.plan(second).gone == ()
+
+
+def test_a_probe_that_joins_or_leaves_a_site_changes_its_plan_and_no_other() -> None:
+    planner = Planner(_guest().guest)
+    a, b, c = map(read, ("p:a vfs_read", "p:b do_exit", "p:c vfs_read $arg1"))
+    _change(planner, Wanted(definitions=[a, b]))
+
+    joined = _change(planner, Wanted(definitions=[a, b, c]))
+    left = _change(planner, Wanted(definitions=[b, c]))
+    gone = _change(planner, Wanted(definitions=[b]))
+
+    assert (_events(joined.gone), _events(joined.new)) == ([["a"]], [["c", "a"]])
+    assert (_events(left.gone), _events(left.new)) == ([["c", "a"]], [["c"]])
+    assert (_events(gone.gone), _events(gone.new)) == ([["c"]], [])
+    assert joined.gone[0].site == joined.new[0].site == left.new[0].site
+    assert (left.come, left.ended) == ((), {1})
+    assert gone.ended == {3}
+
+
+def test_an_older_probe_that_comes_again_runs_after_the_newer_one() -> None:
+    planner = Planner(_guest().guest)
+    a, b = map(read, ("p:a vfs_read", "p:b vfs_read $arg1"))
+    _change(planner, Wanted(definitions=[a, b]))
+    _change(planner, Wanted(definitions=[b]))
+
+    planned = _change(planner, Wanted(definitions=[a, b]))
+
+    assert _events(planned.new) == [["b", "a"]]
+    assert [probe.layout.event_id for probe in planned.come] == [1]
+
+
+# Twice mov %rax,%rbx, then ret: a jump takes both.
+MOVES = bytes.fromhex("4889c3 4889c3 4889c3 c3")
+
+
+def test_a_jump_gives_way_to_a_breakpoint_where_it_would_cover_a_new_place() -> None:
+    made = _with_body(MOVES)
+    planner, inside = Planner(made.guest), made.sites[0] + 5
+    first, second = (read(f"p:p{n} {inside + n:#x}") for n in (0, 3))
+    (jump,) = _change(planner, Wanted(definitions=[first])).new
+    assert jump.site.strategy is Strategy.JUMP
+
+    planned = _change(planner, Wanted(definitions=[first, second]))
+
+    assert planned.gone == (jump,)
+    strategies = {plan.site.addr - inside: plan.site.strategy for plan in planned.new}
+    assert strategies[0] is Strategy.BREAKPOINT
+    assert set(strategies) == {0, 3}
+    # It is not made a jump again: that would be a change for nothing.
+    assert _change(planner, Wanted(definitions=[first])).new == ()
+
+
+def test_other_options_plan_all_anew() -> None:
+    planner = Planner(_guest().guest)
+    both = wanted("p:a vfs_read", "p:b do_exit")
+    before = _change(planner, both).new
+
+    chosen = replace(both, options=Options(tasks=Tasks(pids=(7,))))
+    planned = _change(planner, chosen)
+
+    assert (set(map(id, planned.gone)), len(planned.new)) == (set(map(id, before)), 2)
+    assert all(probe.filter is not None for plan in planned.new for probe in plan.probes)
+    assert planned.ended == frozenset()
+    assert planner.plan(chosen).new == ()
+
+
+def test_all_is_planned_anew_where_other_code_is_needed() -> None:
+    planner = Planner(_guest().guest)
+    both = wanted("p:a vfs_read", "r:b do_exit")
+    _change(planner, both)
+
+    planned = planner.plan(both, is_anew=True)
+
+    assert (len(planned.gone), len(planned.new)) == (2, 2)
+    assert [plan.site for plan in planned.gone] == [plan.site for plan in planned.new]
+    ((old,), (new,)) = planned.old_returns, planned.new_returns
+    assert (old.entry, new.generation) == (new.entry, old.generation + 1)
+
+
+def test_return_probes_that_change_have_another_generation_and_others_stay() -> None:
+    options = Options(return_method=ReturnMethod.RETHOOK)
+    planner = Planner(_guest().guest)
+    a, b, c = map(read, ("r:a do_exit $arg2", "r:b do_exit $arg1", "r:c vfs_read"))
+    _change(planner, Wanted(definitions=[a, c], options=options))
+
+    planned = _change(planner, Wanted(definitions=[a, b, c], options=options))
+    (returns,) = planned.new_returns
+
+    assert [plan.returning[0].returns for plan in planned.new] == [returns]
+    assert (returns.generation, returns.since) == (1, ((3, 1),))
+    assert returns.first_generations == (1, 0)
+    assert planned.left_functions == []
+    gone = _change(planner, Wanted(definitions=[c], options=options))
+    assert gone.old_returns == (returns,)
+    assert gone.left_functions == [returns.entry]
+
+
+def test_a_change_that_is_refused_leaves_what_is_planned() -> None:
+    planner = Planner(_guest().guest)
+    first = wanted("p:a vfs_read")
+    _change(planner, first)
+    before = list(planner.plans)
+
+    with pytest.raises(DefinitionError):
+        planner.plan(wanted("p:b do_exit", f"p:c {WITHOUT_SITE}"))
+
+    assert list(planner.plans) == before
+    assert planner.plan(first).new == ()
+
+
+MODULE = Addr(CODE + 0x2000)
+"""Text of a module: nops, and a return."""
+
+
+def _loaded(made: GuestWithSites) -> Guest:
+    made.guest.memory.write(MODULE, b"\x90" * 0x1F + b"\xc3")
+    there = made.guest.kernel.symbols.glob("*")
+    own = [symbol("f", MODULE, size=0x20), symbol("__this_module", MODULE + 0x100, type="d")]
+    symbols = [*there, *(replace(each, module="absent") for each in own)]
+    return replace(made.guest, kernel=make_kernel(symbols))
+
+
+def test_what_waits_is_there_when_its_module_comes_and_waits_again_when_it_goes() -> None:
+    made = _guest()
+    planner, _ = _watched(made)
+    both = wanted("p:f absent:f+1", "p:w vfs_write")
+    _change(planner, both)
+
+    planner.use(_loaded(made))
+    come = _change(planner, both)
+    assert _events(come.new) == [["f"]]
+    assert [probe.layout.event_id for probe in come.come] == [1]
+    assert (come.waiting, planner.waiting) == ([], [])
+    planner.use(made.guest)
+    gone = _change(planner, both, [(MODULE, Addr(MODULE + 0x20))])
+
+    assert (_events(gone.gone), gone.new, gone.ended) == ([["f"]], (), {1})
+    assert gone.waiting == list(both.definitions[:1])
+    planner.use(_loaded(made))
+    assert _events(_change(planner, both).new) == [["f"]]
+
+
+def test_what_cannot_be_probed_when_its_module_comes_is_told_and_nothing_else_suffers() -> None:
+    made = _guest()
+    planner, _ = _watched(made)
+    both = wanted("p:f absent:nosuch", "p:w vfs_write")
+    _change(planner, both)
+
+    planner.use(_loaded(made))
+    planned = _change(planner, both)
+
+    # Nobody waits any more, so that nobody is told of modules.
+    assert (planned.new, [plan.recorded for plan in planned.gone]) == ((), [()])
+    (error,) = planned.errors
+    assert isinstance(error, DefinitionError)
+    assert _change(planner, both).errors == ()
+
+
+def test_numbers_are_given_again_only_when_it_is_said_that_no_record_has_them() -> None:
+    planner = Planner(_guest().guest)
+    planner.resolver._new_numbers = iter(range(1, 3))  # pyright: ignore[reportPrivateUsage] - 65,535 take long
+    first, second, third = (read(f"p:e{n} vfs_read") for n in range(3))
+    _change(planner, Wanted(definitions=[first, second]))
+    _change(planner, Wanted(definitions=[second]))
+    planner.resolver.forget(first)
+
+    with pytest.raises(RefusedError, match="too many probes"):
+        planner.plan(Wanted(definitions=[second, third]))
+    planner.resolver.reuse_numbers()
+    planned = planner.plan(Wanted(definitions=[second, third]))
+
+    assert [probe.layout.event_id for probe in planned.come] == [1]

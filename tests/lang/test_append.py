@@ -1,7 +1,10 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from kprobes.errors import DefinitionError
-from kprobes.lang.append import apply
+from kprobes.lang.append import Definitions, apply
 from kprobes.lang.listing import show
 from kprobes.lang.parser import parse_statements
 from kprobes.model.definition import Definition, Statement
@@ -113,3 +116,66 @@ def test_a_second_probe_of_one_name_is_told_how_it_can_be_added() -> None:
         run("p vfs_read %di", "p vfs_read %di")
 
     assert caught.value.hint.endswith(": p:NAME vfs_read %di")
+
+
+def definitions(*lines: str) -> tuple[Definitions, list[int]]:
+    found = Definitions()
+    added, _ = found.apply(statements(*lines))
+    return found, added
+
+
+def statements(*lines: str) -> Sequence[Statement]:
+    return parse_statements("\n".join(lines), registers=REGISTERS)
+
+
+def test_numbers_stay_and_are_given_once() -> None:
+    found, (first, second) = definitions("p:x f", "p:y f")
+
+    (third,), deleted = found.apply(statements("-:x", "p:x g"))
+
+    assert ([*deleted], [number for number, _ in found.items()]) == ([first], [second, third])
+    assert third not in (first, second)
+    gone, left = found.get(first), found.get(third)
+    assert (gone, left and left.command) == (None, "p:x g")
+
+
+def test_what_comes_and_goes_in_one_text_is_neither_added_nor_deleted() -> None:
+    found, _ = definitions("p:x f")
+
+    assert found.apply(statements("p:y f", "-:y")) == ([], {})
+    assert [show(each) for each in found] == ["p:kprobes/x f"]
+
+
+def test_of_a_text_that_is_wrong_at_its_end_nothing_stays() -> None:
+    found, numbers = definitions("p:x f", "p:y f", "p:x g")
+    before = list(found)
+
+    with pytest.raises(DefinitionError):
+        found.apply(statements("-:x", "p:z f", "p:x h %di", "-:nothing"))
+
+    assert list(found) == before
+    assert [number for number, _ in found.items()] == numbers
+    # Neither was taken away, nor is in the way.
+    with pytest.raises(DefinitionError):
+        found.apply(statements("p:x f"))
+    found.apply(statements("p:z f %si"))
+
+
+def test_what_was_applied_can_be_undone_later() -> None:
+    found, numbers = definitions("p:x f", "p:y f")
+    before = list(found)
+
+    found.undo(*found.apply(statements("-:x", "p:x g %di", "p:z f")))
+
+    assert (list(found), [number for number, _ in found.items()]) == (before, numbers)
+    with pytest.raises(DefinitionError):
+        found.apply(statements("-:z"))
+
+
+def test_another_filter_keeps_number_and_order() -> None:
+    found, (first, _) = definitions("p:x f %di", "p:y f")
+    new = replace(before := next(iter(found)), filter="arg1 > 1")
+
+    assert found.replace(first, new) is before
+
+    assert found.get(first) is next(iter(found)) is new

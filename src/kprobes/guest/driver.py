@@ -453,6 +453,7 @@ class GuestDriver:
     def _begin(self, planned: Planned) -> None:
         _, recorder = self._allocator.allocate(self.guest, planned.new, planned.waiting)
         recorder.begin()
+        self._planner.resolver.reuse_numbers()
         self._recorded = {}
         if self._patcher is not None and len(self._patcher.linker.pool.near) > 1:
             self._free_retired(self._patcher)

@@ -1,0 +1,275 @@
+"""Events of a session and their state, over a driver that says what it was asked."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import pytest
+
+from kprobes.errors import DefinitionError, RefusedError, UsageError
+from kprobes.event_table import EventTable, TraceProbe
+from kprobes.lang.parser import parse_statements
+from kprobes.model.definition import Definition
+from kprobes.model.events import Counts
+from kprobes.model.options import Wanted
+from tests.build.definitions import REGISTERS
+
+
+@dataclass
+class Armer:
+    """Arms nothing. Implements ``event_table.Driver``.
+
+    Attributes:
+        wanted: what would be armed.
+        refused: words of definitions and filters that are refused.
+        forgotten: definitions, by their text.
+        replaced: filters, old and new.
+        begun: how many recordings.
+    """
+
+    wanted: Wanted = field(default_factory=Wanted)
+    refused: set[str] = field(default_factory=set[str])
+    forgotten: list[str] = field(default_factory=list[str])
+    replaced: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    begun: int = 0
+
+    def prepare(self, wanted: Wanted) -> None:
+        for each in wanted.definitions:
+            if self.refused & {*each.command.split(), each.filter}:
+                raise RefusedError(f"{each.command} cannot be probed")
+
+    def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> None:
+        wanted = change(self.wanted)
+        self.prepare(wanted)
+        self.wanted, self.begun = wanted, self.begun + begins
+
+    def end(self) -> None:
+        self.wanted = Wanted()
+
+    def forget(self, definition: Definition) -> None:
+        assert all(each is not definition for each in self.wanted.definitions)
+        self.forgotten.append(definition.command)
+
+    def replace_filter(self, old: Definition, new: Definition) -> None:
+        self.replaced.append((old.filter, new.filter))
+
+    def event_ids(self, definition: Definition) -> Collection[int]:
+        return [len(definition.event)]
+
+    def counts(self) -> Counts:
+        return Counts(recorded={1: 5}, missed={1: 2}, nmissed={1: 1}, lost=0, damaged=0)
+
+    @property
+    def armed(self) -> list[str]:
+        return [each.event for each in self.wanted.definitions]
+
+
+def define(table: EventTable, text: str, *, is_enabled: bool = True) -> TraceProbe:
+    return table.define(parse_statements(text, registers=REGISTERS), is_enabled=is_enabled)
+
+
+@pytest.fixture
+def armer() -> Armer:
+    return Armer()
+
+
+@pytest.fixture
+def table(armer: Armer) -> EventTable:
+    return EventTable(armer)
+
+
+def commands(table: EventTable) -> list[str]:
+    return [each.command for each in table.definitions]
+
+
+def test_what_is_enabled_is_armed_from_the_beginning_of_a_recording_to_its_end(
+    armer: Armer, table: EventTable
+) -> None:
+    define(table, "p:a f\np:b f %di")
+    define(table, "p:c g", is_enabled=False)
+    assert armer.armed == []
+
+    table.begin()
+    assert (armer.armed, armer.begun) == (["a", "b"], 1)
+    table.end()
+
+    assert armer.armed == []
+    assert commands(table) == ["p:a f", "p:b f %di", "p:c g"]
+
+
+def test_events_come_and_go_while_a_recording_runs(armer: Armer, table: EventTable) -> None:
+    a = define(table, "p:a f")
+    table.begin()
+    kept = armer.wanted.definitions[0]
+
+    b = define(table, "p:b g")
+    a.disable()
+    assert armer.armed == ["b"]
+    assert (a.is_enabled, b.is_enabled) == (False, True)
+    a.enable()
+
+    assert armer.armed == ["a", "b"]
+    assert armer.wanted.definitions[0] is kept
+    assert armer.begun == 1
+
+
+def test_of_chosen_probes_only_these_are_recorded_and_what_comes_meanwhile(
+    armer: Armer, table: EventTable
+) -> None:
+    a, b = define(table, "p:a f"), define(table, "p:b g")
+    table.begin([a])
+    assert armer.armed == ["a"]
+
+    define(table, "p:c h")
+    assert armer.armed == ["a", "c"]
+    b.enable()
+
+    assert armer.armed == ["a", "b", "c"]
+    table.end()
+    table.begin()
+    assert armer.armed == ["a", "b", "c"]
+
+
+def test_what_is_recorded_is_not_deleted_before_it_is_disabled(
+    armer: Armer, table: EventTable
+) -> None:
+    a, b = define(table, "p:a f"), define(table, "p:b g")
+    table.begin()
+
+    for delete in (a.delete, lambda: define(table, "-:a")):
+        with pytest.raises(RefusedError, match="a is being recorded: Device or resource busy"):
+            delete()
+    assert (commands(table), armer.armed) == (["p:a f", "p:b g"], ["a", "b"])
+    a.disable()
+    a.delete()
+    b.disable()
+    define(table, "-:b\np:c h")
+
+    assert (commands(table), armer.armed) == (["p:c h"], ["c"])
+    assert armer.forgotten == ["p:a f", "p:b g"]
+    assert (a.definitions, a.is_enabled, repr(a)) == ((), False, "<TraceProbe (deleted): disabled>")
+
+
+def test_a_deleted_event_may_be_defined_again_as_another_one(
+    armer: Armer, table: EventTable
+) -> None:
+    define(table, "p:a f").delete()
+
+    again = define(table, "r:a g %ax")
+
+    assert again.definitions == ("r:a g %ax",)
+    table.begin()
+    assert armer.armed == ["a"]
+
+
+@pytest.mark.parametrize("is_recording", [False, True])
+def test_of_a_text_that_is_refused_nothing_stays(
+    armer: Armer, table: EventTable, *, is_recording: bool
+) -> None:
+    define(table, "p:a f")
+    gone = define(table, "p:z f", is_enabled=False)
+    armer.refused = {"nothing"}
+    if is_recording:
+        table.begin()
+    before = armer.wanted
+
+    with pytest.raises(RefusedError, match="cannot be probed"):
+        define(table, "p:b g\n-:z\np:c nothing")
+
+    assert commands(table) == ["p:a f", "p:z f"]
+    assert armer.wanted is before
+    # Nothing of it may be in the way of what comes later.
+    assert sorted(armer.forgotten) == ["p:b g", "p:c nothing"]
+    assert gone.definitions == ("p:z f",)
+    assert not gone.is_enabled
+    with pytest.raises(DefinitionError):
+        define(table, "p:d g\n-:nosuch")
+    assert commands(table) == ["p:a f", "p:z f"]
+
+
+def test_what_cannot_be_enabled_stays_disabled(armer: Armer, table: EventTable) -> None:
+    a, b = define(table, "p:a f"), define(table, "p:b bad", is_enabled=False)
+    table.begin()
+    armer.refused = {"bad"}
+
+    with pytest.raises(RefusedError):
+        b.enable()
+
+    assert (a.is_enabled, b.is_enabled, armer.armed) == (True, False, ["a"])
+    a.disable()
+    assert armer.armed == []
+
+
+def test_a_recording_that_cannot_begin_has_not_begun(armer: Armer, table: EventTable) -> None:
+    a = define(table, "p:a f")
+    armer.refused = {"f"}
+
+    with pytest.raises(RefusedError):
+        table.begin()
+
+    a.delete()
+    assert commands(table) == []
+
+
+def test_a_filter_is_that_of_the_events_from_then_on(armer: Armer, table: EventTable) -> None:
+    a = define(table, "p:a f %di\np:a g %si")
+    table.begin()
+
+    a.set_filter("arg1 > 5")
+
+    assert [each.filter for each in armer.wanted.definitions] == ["arg1 > 5"] * 2
+    assert armer.replaced == [("", "arg1 > 5")] * 2
+    assert a.definitions == ("p:a f %di", "p:a g %si")
+
+
+@pytest.mark.parametrize("is_recording", [False, True])
+def test_a_filter_that_is_wrong_leaves_the_one_before(
+    armer: Armer, table: EventTable, *, is_recording: bool
+) -> None:
+    a = define(table, "p:a f %di")
+    a.set_filter("arg1 > 5")
+    if is_recording:
+        table.begin()
+    armer.refused, armer.replaced = {"wrong"}, []
+
+    with pytest.raises(RefusedError):
+        a.set_filter("wrong")
+
+    assert [each.filter for each in table.definitions] == ["arg1 > 5"]
+    assert armer.replaced == [("arg1 > 5", "wrong"), ("wrong", "arg1 > 5")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("a", ["a", "a"]),
+        ("*", ["a", "a", "b"]),
+        ("mine/*", ["a"]),
+        ("mine:a", ["a"]),
+        ("k*/?", ["a", "b"]),
+    ],
+)
+def test_events_are_selected_by_patterns_of_their_names(
+    table: EventTable, pattern: str, found: list[str]
+) -> None:
+    define(table, "p:a f\np:mine/a f\np:b g")
+
+    selected = table.select(pattern)
+
+    events = [
+        text.split()[0].rpartition("/")[2].rpartition(":")[2] for text in selected.definitions
+    ]
+    assert events == found
+
+
+def test_a_pattern_of_nothing_is_told(table: EventTable) -> None:
+    define(table, "p:a f")
+
+    with pytest.raises(UsageError, match="no such event: 'mine/a'"):
+        table.select("mine/a")
+
+
+def test_hits_and_misses_are_those_of_its_events(table: EventTable) -> None:
+    a, long = define(table, "p:a f"), define(table, "p:longer g")
+
+    assert (a.hits, a.missed) == (5, 3)
+    assert (long.hits, long.missed) == (0, 0)
