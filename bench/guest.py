@@ -9,6 +9,7 @@ from dataclasses import replace
 import kprobes
 from bench.elf_program import Loop
 from bench.isa import Isa
+from kprobes.guest.allocate import Allocator
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.arm import TextPatcher
 from kprobes.guest.driver import GuestDriver
@@ -30,23 +31,44 @@ _FOLDER = "/bench"
 HandWritten = Callable[[GuestAbi], Template]
 
 
+class _Allocator(Allocator):
+    """Gives sites code that was not compiled, while there is any."""
+
+    written: HandWritten | None = None
+
+    def link(
+        self,
+        guest: Guest,
+        patcher: TextPatcher,
+        plans: Sequence[Plan],
+        checkpoint: Callable[[], None],
+    ) -> tuple[list[Program], list[UpcallGroup]]:
+        if self.written is None:
+            return super().link(guest, patcher, plans, checkpoint)
+        template = self.written(patcher.linker.abi)
+        return [_placed(patcher, template, plan) for plan in plans], []
+
+
 class ByHand(GuestDriver):
     """The engine with code that it did not compile, while there is any."""
 
-    written: HandWritten | None = None
+    def __init__(self, guest: Guest, journal: Journal, size: ArenaSize) -> None:
+        super().__init__(guest, journal, size)
+        self._allocator = self._linking = _Allocator(journal, size, self._warn)
+
+    @property
+    def written(self) -> HandWritten | None:
+        """Makes the code of all sites, or None for what the engine compiles."""
+        return self._linking.written
+
+    @written.setter
+    def written(self, written: HandWritten | None) -> None:
+        self._linking.written = written
 
     def abi(self) -> GuestAbi:
         """Return the constants that code for this guest has."""
         arena, _ = self._allocator.allocate(self.guest, (), ())
-        return self._allocator.abi(self.guest, arena.programs[:1], is_guarded=False)
-
-    def _link(
-        self, patcher: TextPatcher, plans: Sequence[Plan], checkpoint: Callable[[], None]
-    ) -> tuple[list[Program], list[UpcallGroup]]:
-        if self.written is None:
-            return super()._link(patcher, plans, checkpoint)
-        template = self.written(patcher.linker.abi)
-        return [_placed(patcher, template, plan) for plan in plans], []
+        return self._allocator.abi(self.guest, arena.programs[:1])
 
 
 def _placed(patcher: TextPatcher, template: Template, plan: Plan) -> Program:

@@ -35,7 +35,13 @@ class Finder(finders.CompletionFinder):
         parsed_args: argparse.Namespace,
         cword_prefix: str,
     ) -> list[str]:
-        """Return them, also for ``-:EVENT``, an option with its value in the same word."""
+        """Return them, also for ``-:EVENT``, an option with its value in the same word.
+
+        Args:
+            active_parsers: of the words before, as argcomplete has them.
+            parsed_args: what these words mean.
+            cword_prefix: the word at the cursor, up to there.
+        """
         if cword_prefix.startswith("-:"):
             found = (f"-:{event}" for event in _events(parsed_args))
             return [each for each in found if each.startswith(cword_prefix)]

@@ -1,26 +1,32 @@
-"""The memory of one session in a guest: taken once, and grown.
+"""The memory of one session in a guest: taken, grown, used again and given back.
 
 What compiled code must know of it and of the guest.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from kprobes.errors import NoRoomError, TargetError
 from kprobes.guest import arena as arenas
 from kprobes.guest.arena import Arena, ArenaSize
+from kprobes.guest.arm import TextPatcher
 from kprobes.guest.clock import AnyClock, GuestClock, clock_function, open_clock
 from kprobes.guest.guest import Guest
+from kprobes.guest.identity import check_stopped
 from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import readers, task_abi
-from kprobes.guest.link import instance_counts, instances_size
+from kprobes.guest.link import Program, instance_counts, instances_size
 from kprobes.guest.notes import NotesWriter, begin_notes
 from kprobes.guest.recorder import Recorder
-from kprobes.guest.release import free
+from kprobes.guest.release import free, trap_text
+from kprobes.guest.stacks import are_inside, is_anyone_inside, returned_to
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.plan import Plan
+from kprobes.model.upcall import UpcallGroup
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
@@ -37,6 +43,7 @@ class Allocator:
     Attributes:
         arena: what was allocated first; None before that, and when it was given back.
         recorder: of its rings; likewise, but kept.
+        is_guarded: whether any probe calls the guest's functions, so that all look at the guard.
     """
 
     def __init__(self, journal: Journal, size: ArenaSize, warn: Callable[[str], None]) -> None:
@@ -49,6 +56,7 @@ class Allocator:
         """
         self.arena: Arena | None = None
         self.recorder: Recorder | None = None
+        self.is_guarded = False
         self._journal = journal
         self._size = size
         self._warn = warn
@@ -86,41 +94,70 @@ class Allocator:
             self.recorder.warn = self._warn
         return self.arena, self.recorder
 
-    def fits(self, plans: Collection[Plan], room: int) -> bool:
-        """Whether so many bytes are enough for the code of some plans, by what plans take."""
-        return self._needed(plans, ()).code <= room
+    def link(
+        self,
+        guest: Guest,
+        patcher: TextPatcher,
+        plans: Sequence[Plan],
+        checkpoint: Callable[[], None],
+    ) -> tuple[list[Program], list[UpcallGroup]]:
+        """Link the code of some plans, as ``Linker.link`` does, in room that is made if need be.
 
-    def grow(self, guest: Guest, plans: Collection[Plan]) -> Arena:
-        """Return more memory for the code and the calls of some plans; see ``arena.grow``.
+        Args:
+            guest: that it is for.
+            patcher: whose linker it is.
+            plans: whose code it is.
+            checkpoint: called for every one; what it raises ends the linking.
 
         Raises:
             TargetError: the guest has not enough memory, or no task could make the call.
+            RefusedError, UsageError: as for ``Linker.link``.
         """
-        if self.arena is None:
-            raise ValueError("nothing was allocated that could grow")
-        size = self._rounded(self._needed(plans, ()))
-        with guest.stub.paused():
-            return arenas.grow(self._injector(guest), guest.kernel, self.arena, size)
+        pool, needed = patcher.linker.pool, self._needed(plans, ()).code
+        if needed > pool.room and pool.retired:
+            self._free_retired(guest, patcher)
+        if needed > pool.room:
+            self._grow(guest, patcher, plans)
+        for make_room in (self._free_retired, partial(self._grow, plans=plans)):
+            try:
+                return patcher.linker.link(plans, checkpoint)
+            except NoRoomError:
+                make_room(guest, patcher)
+        return patcher.linker.link(plans, checkpoint)
 
-    def give_back(self, guest: Guest, arenas: Sequence[Arena]) -> None:
-        """Free the memory of some arenas that were grown, which nothing is in.
+    def tidy(self, guest: Guest, patcher: TextPatcher) -> bool:
+        """Give memory back that was grown and that nothing is in any more.
 
-        Raises:
-            TargetError: no task could make the call.
+        Args:
+            guest: whose memory.
+            patcher: whose code was in it.
+
+        Returns:
+            Whether no call in progress returns to code that nothing leads to.
         """
-        places = {addr for each in arenas for addr in each.grown}
-        live = [each for each in self._journal.allocations.live if each.addr in places]
-        if live:
-            with guest.stub.paused(), self._injector(guest).task() as task:
-                free(task, guest.kernel, live)
+        pool = patcher.linker.pool
+        if len(pool.near) > 1:
+            self._free_retired(guest, patcher)
+            unused = pool.unused()
+            # Else next time: somebody is in a stub, or no task may be there for the call.
+            with suppress(TargetError), guest.stub.paused():
+                if not is_anyone_inside(guest, [text for each in unused for text in each.programs]):
+                    self._free(guest, unused)
+                    for each in unused:
+                        pool.drop(each)
+                    patcher.notes.change((), ())
+        return all(each.instances is None for each in pool.retired)
 
-    def abi(self, guest: Guest, code: Sequence[Text], *, is_guarded: bool) -> GuestAbi:
+    def set_abi(self, guest: Guest, patcher: TextPatcher) -> None:
+        """Have code that is linked from now on know where trampolines may be, and of the guard."""
+        patcher.linker.set_abi(self.abi(guest, patcher.linker.pool.near))
+
+    def abi(self, guest: Guest, code: Sequence[Text]) -> GuestAbi:
         """Return what code must know.
 
         Args:
             guest: that runs it.
             code: where trampolines may be.
-            is_guarded: whether any probe calls the guest's functions.
         """
         arena = self.arena
         if arena is None:
@@ -138,8 +175,40 @@ class Allocator:
             task_size=guest.task_size,
             thread_size=guest.arch.thread_size,
             clock=self._clock,
-            is_guarded=is_guarded,
+            is_guarded=self.is_guarded,
         )
+
+    def _free_retired(self, guest: Guest, patcher: TextPatcher) -> None:
+        # Have the memory again of what nothing leads to, and nobody is inside.
+        linker = patcher.linker
+        retired = linker.pool.retired
+        with guest.stub.paused():
+            check_stopped(self._journal, guest.stub, guest.memory.ram)
+            on_the_way = trap_text(guest, self._journal.allocations)
+            inside = are_inside(guest, [*(each.text for each in retired), *on_the_way])
+            if inside[len(retired) :].any():
+                return
+            tables = [each.instances for each in retired if each.instances is not None]
+            in_use = returned_to(guest, tables, linker.live)
+            for table in linker.free_retired(inside[: len(retired)].tolist(), in_use):
+                guest.memory.write(table.addr, bytes(table.size))
+
+    def _grow(self, guest: Guest, patcher: TextPatcher, plans: Collection[Plan]) -> None:
+        if self.arena is None:
+            raise ValueError("nothing was allocated that could grow")
+        size = self._rounded(self._needed(plans, ()))
+        with guest.stub.paused():
+            arena = arenas.grow(self._injector(guest), guest.kernel, self.arena, size)
+        patcher.linker.pool.grow(arena)
+        patcher.notes.change((), ())
+        self.set_abi(guest, patcher)
+
+    def _free(self, guest: Guest, unused: Sequence[Arena]) -> None:
+        places = {addr for each in unused for addr in each.grown}
+        live = [each for each in self._journal.allocations.live if each.addr in places]
+        if live:
+            with self._injector(guest).task() as task:
+                free(task, guest.kernel, live)
 
     def _injector(self, guest: Guest) -> CallInjector:
         return CallInjector(guest.stub, guest.memory, guest.kernel, self._journal.allocations)

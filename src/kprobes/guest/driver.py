@@ -12,9 +12,7 @@ from kprobes.drain import Drain, hits_of
 from kprobes.errors import (
     DefinitionError,
     KprobesError,
-    NoRoomError,
     RefusedError,
-    TargetError,
     UsageError,
 )
 from kprobes.guest.allocate import Allocator
@@ -26,20 +24,16 @@ from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
-from kprobes.guest.link import Program
 from kprobes.guest.override import OverrideResolver, Overrides, read_counts
 from kprobes.guest.places import Places, places_of, unchecked
 from kprobes.guest.planner import Planned, Planner
 from kprobes.guest.prepare import follow
 from kprobes.guest.recorder import Recorder, open_drain
-from kprobes.guest.release import code_in_use, free_when_idle, trap_text
+from kprobes.guest.release import code_in_use, free_when_idle
 from kprobes.guest.stacks import (
-    are_inside,
     find_caller,
     free_dead_calls,
-    is_anyone_inside,
     restore_callers,
-    returned_to,
     stopped_outside,
 )
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
@@ -95,7 +89,6 @@ class GuestDriver:
         self._patcher: TextPatcher | None = None
         self._upcall_control: UpcallControl | None = None
         self._left_out: Sequence[RefusedError] = ()
-        self._is_guarded = False
         self._nmissed = 0
         self._checked_s = self._stub_checked_s = 0.0
         self._is_held = False
@@ -453,11 +446,10 @@ class GuestDriver:
     def _begin(self, planned: Planned) -> None:
         _, recorder = self._allocator.allocate(self.guest, planned.new, planned.waiting)
         recorder.begin()
-        self._planner.resolver.reuse_numbers()
         self._recorded = {}
-        if self._patcher is not None and len(self._patcher.linker.pool.near) > 1:
-            self._free_retired(self._patcher)
-            self._give_back(self._patcher)
+        if self._patcher is None or self._allocator.tidy(self.guest, self._patcher):
+            # No call in progress returns to code that still has their numbers.
+            self._planner.resolver.reuse_numbers()
 
     def _change(self, planned: Planned, wanted: Wanted, lost: Sequence[Text] = ()) -> Planned:
         if planned.new or planned.gone:
@@ -481,7 +473,7 @@ class GuestDriver:
         checkpoint: Callable[[], None],
     ) -> None:
         patcher.check()
-        programs, groups = self._link(patcher, planned.new, checkpoint)
+        programs, groups = self._allocator.link(self.guest, patcher, planned.new, checkpoint)
         try:
             recorder.add(probe.layout for probe in planned.come)
             patcher.register_notifier(planned.new, more=bool(planned.waiting))
@@ -503,68 +495,17 @@ class GuestDriver:
         guest, allocator = self.guest, self._allocator
         arena, recorder = allocator.allocate(guest, planned.new, planned.waiting)
         if self._patcher is None:
-            abi = allocator.abi(guest, arena.programs[:1], is_guarded=self._is_guarded)
+            abi = allocator.abi(guest, arena.programs[:1])
             self._patcher = TextPatcher(guest, arena, abi, self._journal, self._patched)
         return self._patcher, recorder
 
     def _guard(self, planned: Planned, patcher: TextPatcher) -> bool:
         # Return whether what is armed has to be linked anew.
-        was_guarded = self._is_guarded and patcher.is_armed
+        was_guarded = self._allocator.is_guarded and patcher.is_armed
         calls_guest = any(plan.calls_guest for plan in planned.new)
-        self._is_guarded = was_guarded or bool(planned.waiting) or calls_guest
-        self._set_abi(patcher)
-        return self._is_guarded and not was_guarded and patcher.is_armed
-
-    def _set_abi(self, patcher: TextPatcher) -> None:
-        linker = patcher.linker
-        near = linker.pool.near
-        linker.set_abi(self._allocator.abi(self.guest, near, is_guarded=self._is_guarded))
-
-    def _link(
-        self, patcher: TextPatcher, plans: Sequence[Plan], checkpoint: Callable[[], None]
-    ) -> tuple[list[Program], list[UpcallGroup]]:
-        pool, fits = patcher.linker.pool, self._allocator.fits
-        if not fits(plans, pool.room) and pool.retired:
-            self._free_retired(patcher)
-        if not fits(plans, pool.room):
-            self._grow(patcher, plans=plans)
-        for make_room in (self._free_retired, partial(self._grow, plans=plans)):
-            try:
-                return patcher.linker.link(plans, checkpoint)
-            except NoRoomError:
-                make_room(patcher)
-        return patcher.linker.link(plans, checkpoint)
-
-    def _free_retired(self, patcher: TextPatcher) -> None:
-        # Have the memory again of what nothing leads to, and nobody is inside.
-        linker = patcher.linker
-        retired = linker.pool.retired
-        with self.guest.stub.paused():
-            self._check_stopped()
-            on_the_way = trap_text(self.guest, self._journal.allocations)
-            inside = are_inside(self.guest, [*(each.text for each in retired), *on_the_way])
-            if inside[len(retired) :].any():
-                return
-            tables = [each.instances for each in retired if each.instances is not None]
-            in_use = returned_to(self.guest, tables, linker.live)
-            for table in linker.free_retired(inside[: len(retired)].tolist(), in_use):
-                self.guest.memory.write(table.addr, bytes(table.size))
-
-    def _give_back(self, patcher: TextPatcher) -> None:
-        pool = patcher.linker.pool
-        unused = pool.unused()
-        # Else next time: somebody is in a stub, or no task may be there that could make the call.
-        with suppress(TargetError), self.guest.stub.paused():
-            if not is_anyone_inside(self.guest, [t for each in unused for t in each.programs]):
-                self._allocator.give_back(self.guest, unused)
-                for each in unused:
-                    pool.drop(each)
-                patcher.notes.change((), ())
-
-    def _grow(self, patcher: TextPatcher, *, plans: Sequence[Plan]) -> None:
-        patcher.linker.pool.grow(self._allocator.grow(self.guest, plans))
-        patcher.notes.change((), ())
-        self._set_abi(patcher)
+        self._allocator.is_guarded = was_guarded or bool(planned.waiting) or calls_guest
+        self._allocator.set_abi(self.guest, patcher)
+        return self._allocator.is_guarded and not was_guarded and patcher.is_armed
 
     def _stopped_for(self, change: StagedChange) -> AbstractContextManager[None]:
         if any(each.flags for each in change.gone):
