@@ -355,3 +355,24 @@ def test_what_cannot_be_staged_leaves_all_as_before() -> None:
         scene.stage()
 
     assert scene.made.text() == scene.armed
+
+
+def test_what_fails_when_the_text_has_changed_leaves_sites_that_can_be_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = _scene()
+    change = scene.stage()
+
+    def full(patches: object, sites: object) -> None:
+        del patches, sites
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="No space"):
+        broken.setattr(scene.written, "restored", full)
+        scene.patcher.apply(change)
+
+    assert scene.patcher.leads_to(change.programs)
+    assert not scene.patcher.leads_to(change.left)
+    scene.patcher.disarm()
+    assert scene.made.text() == scene.at_first
+    assert scene.written.is_clear

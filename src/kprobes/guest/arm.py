@@ -38,7 +38,7 @@ from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
-from kprobes.units import Addr, Phys
+from kprobes.units import Addr
 
 _CALLBACK, _NEXT, _PRIORITY = 0, 8, 16
 _INT = 0xFFFF_FFFF
@@ -209,6 +209,12 @@ class TextPatcher:
         """What the guest's text leads to."""
         return [each.program for each in self._sites.values()]
 
+    def leads_to(self, programs: Sequence[Program]) -> bool:
+        """Whether the guest's text leads to any of some programs."""
+        found = (self._sites.get(each.plan.site.addr) for each in programs)
+        pairs = zip(found, programs, strict=True)
+        return any(site is not None and site.program is each for site, each in pairs)
+
     @property
     def lookup(self) -> Text:
         """The code that looks breakpoints up."""
@@ -332,17 +338,20 @@ class TextPatcher:
             raise
         records = Records(self._guest, self._stopped) if any(e.flags for e in change.gone) else None
         settled = restored if records is None else records.settled(restored)
-        writes = [(patch.phys, patch.old) for patch in settled]
-        writes += [(patch.phys, patch.new) for patch in made]
-        self._write_all(change, writes)
+        self._write_all(change, settled)
         self._staged = ()
+        for each in change.gone:
+            del self._sites[each.addr]
+        self._sites |= {each.addr: each for each in change.new}
         if records is not None:
             records.make_calls([patch for patch in restored if patch.what == FLAGS])
         self._commit(change)
         return put_back
 
-    def _write_all(self, change: StagedChange, writes: Sequence[tuple[Phys, bytes]]) -> None:
+    def _write_all(self, change: StagedChange, settled: Sequence[ArmedPatch]) -> None:
         made, before = change.made, self._detours
+        writes = [(patch.phys, patch.old) for patch in settled]
+        writes += [(patch.phys, patch.new) for patch in made]
         gone, new = _detours(change.gone), _detours(change.new)
         try:
             # Whoever dies meanwhile: a breakpoint that is still there must be found.
@@ -360,7 +369,7 @@ class TextPatcher:
             self._take_back(made)
             self._stuck = ()
             self._set_detours(before)
-            self._make_again(change.restored)
+            self._make_again(settled)
             self.unstage()
             raise
 
@@ -397,11 +406,9 @@ class TextPatcher:
     def _commit(self, change: StagedChange) -> None:
         restored = change.restored
         for each in change.gone:
-            del self._sites[each.addr]
             for patch in each.patches:
                 self._patched.pop(patch.addr, None)
         for each in change.new:
-            self._sites[each.addr] = each
             self._patched |= {patch.addr: patch.old for patch in each.patches}
         if not self._sites:
             self._keep(())

@@ -484,6 +484,10 @@ class GuestDriver:
                 count = patcher.apply(change)
                 self._let_return(patcher, planned)
         except BaseException:
+            if patcher.leads_to(programs):
+                # The text has changed, and what follows could not be done.
+                self.disarm()
+                raise
             patcher.unstage()
             self._serve_no_more(patcher.linker.retire(programs, planned.new_returns))
             raise
