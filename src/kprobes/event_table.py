@@ -110,8 +110,14 @@ class EventTable:
             return TraceProbe(self, added)
 
     def enable(self, numbers: Collection[int], *, is_enabled: bool) -> None:
-        """Enable or disable events; errors as for ``define``, and then all stays."""
+        """Enable or disable events; errors as for ``define``, and then all stays.
+
+        Raises:
+            UsageError: one was deleted.
+        """
         with self._changing():
+            if len(self._numbered(numbers)) < len(numbers):
+                raise UsageError("the event was deleted")
             if is_enabled:
                 self._disabled.difference_update(numbers)
                 if self._chosen is not None:

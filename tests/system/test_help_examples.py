@@ -51,6 +51,7 @@ def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 _SHOWS = {
     "check": rb"accepted",
     "doctor": rb"host: ",
+    "fail": rb"calls +skipped +rule",
     "list": rb"\b(vfs_read|do_sys_openat2)\b",
     "restore": rb"nothing to restore",
     "status": rb"^$|no journal|all of them idle",
@@ -74,9 +75,20 @@ def test_an_example_does_what_its_command_is_for(
     job.kill()
     job.wait(WAIT_S)
     file = words[words.index("-o") + 1] if "-o" in words else None
-    shown = done.stdout if file is None else Path(file).read_bytes()
+    told = done.stderr if words[0] == "fail" else done.stdout
+    shown = told if file is None else Path(file).read_bytes()
     assert done.returncode in ({0, 5} if words[0] == "doctor" else {0}), done.stderr.decode()
     assert re.search(_SHOWS[words[0]], shown), shown.decode()
+
+
+@pytest.mark.parametrize(
+    "example", [each for each in _ALL if _words(each)[0] == "fail" and "--" in _words(each)]
+)
+def test_calls_of_a_command_fail_and_are_counted(kprobe: Command, example: str) -> None:
+    done = kprobe(*_words(example)[:1], "-t", "guest", *_words(example)[1:])
+
+    assert re.search(rb"No space left on device|Cannot allocate memory", done.stdout)
+    assert re.search(rb"(?m)^[1-9]\d* +[1-9]\d* +__x64_sys_", done.stderr), done.stderr.decode()
 
 
 @pytest.mark.parametrize("example", _examples(guest_command))
@@ -92,7 +104,8 @@ def test_a_guest_is_booted_and_ends_when_it_is_told(kprobe: Command, example: st
 def test_each_command_has_three_examples_which_are_all_run() -> None:
     assert {len(_examples(module)) for module in (main, *main.COMMANDS)} == {3}
     others = [each for each in _ALL if each not in _RUN and _words(each)[0] != "guest"]
-    assert {_words(each)[0] for each in others} == {"trace"}
+    assert {_words(each)[0] for each in others} == {"trace", "fail"}
+    others = [each for each in others if _words(each)[0] == "trace"]
     known = [each.command for name, each in test_documented_traces.examples() if "--help" in name]
     commands = [_words(each)[_words(each).index("--") + 1 :] for each in others]
     assert all(command in known for command in commands)

@@ -132,6 +132,8 @@ class Control:
         return iter(())
 
     def _list(self, pattern: str) -> Iterator[str]:
+        if not pattern and not self._session.definitions:
+            return
         for number in self._session.select(pattern or "*").numbers:
             yield self._session.describe(number)
 

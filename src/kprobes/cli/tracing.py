@@ -372,7 +372,7 @@ class _Run:
 
 def _output(args: argparse.Namespace, session: "AnySession", out: BinaryIO, stop: Stop) -> Output:
     stream = out if args.output is None else open_output(args.output)
-    if not session.definitions:
+    if not session.definitions and args.control is None:
         return Output(stream, lambda _: NoEvents(), is_ours=stream is not out, stop=stop)
     sink = FORMATS[args.format]
     has_wide_numbers = args.json_numbers == "number"
