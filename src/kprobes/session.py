@@ -192,7 +192,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
     @property
     def options(self) -> Options:
-        """How is recorded, from the next recording on; another value may be set.
+        """How is recorded, from the next recording, or change of one, on; another may be set.
 
         Raises:
             NotSupportedError: it asks for what this kernel cannot do.
