@@ -278,7 +278,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         tgids: Collection[int] = (),
         follow: bool = False,
     ) -> None:
-        """Record hits of some tasks only, from the next recording on.
+        """Record hits of some tasks only, from the next recording, or change of one, on.
 
         Args:
             pids: of the tasks; none means any.
