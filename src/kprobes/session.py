@@ -192,7 +192,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
     @property
     def options(self) -> Options:
-        """How is recorded, from the next recording on; another value may be set.
+        """How is recorded, from the next recording, or change of one, on; another may be set.
 
         Raises:
             NotSupportedError: it asks for what this kernel cannot do.
@@ -278,7 +278,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         tgids: Collection[int] = (),
         follow: bool = False,
     ) -> None:
-        """Record hits of some tasks only, from the next recording on.
+        """Record hits of some tasks only, from the next recording, or change of one, on.
 
         Args:
             pids: of the tasks; none means any.
@@ -319,7 +319,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         trace.counts, trace.hits = self.counts(), self.hits()
 
     def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
-        """Arm what was added and write its events to a sink until ``is_done``; then disarm.
+        """Arm what is enabled and write its events to a sink until ``is_done``; then disarm.
 
         When the guest dies, what it recorded before is written first.
 
@@ -334,7 +334,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         return self.counts()
 
     def events(self, *, timeout_s: float | None = None) -> Iterator[Event]:
-        """Arm what was added and yield its events one by one, until nobody asks for more.
+        """Arm what is enabled and yield its events one by one, until nobody asks for more.
 
         Args:
             timeout_s: how long to record; None for as long as the iterator is used.
@@ -368,7 +368,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             yield drain
 
     def counts(self) -> Counts:
-        """Return what was counted since the first probe was armed."""
+        """Return what was counted since the recording began, or in the last one."""
         return self.driver.counts()
 
     def hits(self) -> list[Hits]:

@@ -507,7 +507,7 @@ class TextPatcher:
         try:
             self._journal.check()
         except GuestReplacedError:
-            # As in ``_check_written``: this memory belongs to somebody else there.
+            # As in ``_write_all``: this memory belongs to somebody else there.
             if remembering(memory).read(addr, len(code)) == code:
                 write_code(stub, memory, addr, before)
             raise

@@ -278,7 +278,7 @@ class GuestDriver:
         return self.guest.stub.paused_s, self.guest.stub.stops
 
     def give_up(self, why: KprobesError) -> None:
-        """Disarm for good, from any thread; ``check`` and ``arm`` raise why."""
+        """Disarm for good, from any thread; ``check`` and ``apply`` raise why."""
         self._ended = why
         with suppress(KprobesError):
             # What cannot be put back now is tried, and told, by whoever closes us.

@@ -138,7 +138,7 @@ def choose_return_method(place: str, exits: Exits, wish: ReturnMethod | None) ->
 
 
 SPARE_VALUES = 4
-"""More values than a function's instances need at first, where there are few functions."""
+"""Values that a function's instances have room for besides those that they need at first."""
 
 
 def make_returns(
