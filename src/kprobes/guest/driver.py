@@ -65,6 +65,7 @@ class GuestDriver:
     Attributes:
         guest: whose text is patched.
         wanted: what is armed now.
+        options: of what will be armed next.
         overrides: what skips calls.
     """
 
@@ -78,7 +79,7 @@ class GuestDriver:
         """Arm nothing yet; ``check`` raises RefusedError where nothing can be probed."""
         self.guest = guest
         self.wanted = Wanted()
-        self._options = Options()
+        self.options = Options()
         self._journal = journal
         self._allocator = Allocator(journal, size, self._warn)
         self._patched: dict[Addr, bytes] = {}
@@ -138,7 +139,7 @@ class GuestDriver:
 
     def accept(self, options: Options) -> None:
         """Take any: a guest can be probed in every way."""
-        self._options = options
+        self.options = options
 
     def prepare(self, wanted: Wanted) -> Planned:
         """Resolve and plan what would change, without touching the guest.
@@ -226,7 +227,7 @@ class GuestDriver:
         return None if arena is None else read_counts(self.guest.memory, arena, number)
 
     def _arm_overrides(self, overrides: Sequence[Override]) -> None:
-        self.apply(partial(replace, overrides=overrides))
+        self.apply(partial(replace, options=self.options, overrides=overrides))
 
     def drain(self, *, room: float) -> Drain:
         """Drain what is recorded; it began with ``apply``.
@@ -303,7 +304,7 @@ class GuestDriver:
             raise self._ended
 
     def _warn(self, problem: str) -> None:
-        self._options.warn(problem)
+        self.options.warn(problem)
 
     def check_stub(self) -> None:
         """Notice that the guest has ended, or that somebody else has stopped it.

@@ -64,7 +64,13 @@ class GuestEngine:
             TargetError: the guest changed a site, or has no memory.
         """
         self._driver.apply(
-            partial(replace, upcalls=at_sites, return_upcalls=at_returns, is_there=self._is_there)
+            partial(
+                replace,
+                options=self._driver.options,
+                upcalls=at_sites,
+                return_upcalls=at_returns,
+                is_there=self._is_there,
+            )
         )
 
     def missed_upcall(self, number: int) -> int:
