@@ -6,16 +6,12 @@ import math
 import re
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypedDict
 
 from kprobes.cli import options
 from kprobes.cli.options import choose_target, is_host
 from kprobes.cli.terminal import aligned, print_message
 from kprobes.errors import UsageError
-
-if TYPE_CHECKING:
-    from kprobes.guest.override import ActiveOverride
-    from kprobes.model.override import OverrideOptions
 
 NAME = "fail"
 HELP = "have calls of kernel functions fail, or return what you say"
@@ -49,6 +45,15 @@ class Rule(NamedTuple):
     function: str
     value: int
     filter: str
+
+
+class Conditions(TypedDict):
+    """Which of the calls that a rule is about are skipped; see ``OverrideOptions``."""
+
+    every: int
+    probability: float | None
+    times: int | None
+    force: bool
 
 
 def rule(text: str) -> Rule:
@@ -106,12 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Skip calls until it is over; return the exit code."""
-    choose_target(args)
-    if is_host(args):
-        raise UsageError("kprobe fail is for guests, not for this machine's own kernel")
-    if args.target is not None and args.command:
-        raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
-    conditions = [_options(args, each) for each in args.rules]
+    conditions = _conditions(args)
     from kprobes.cli.target import check_options, opened
     from kprobes.cli.terminal import Progress, Stop
     from kprobes.cli.tracing import Workload
@@ -121,10 +121,9 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         session = undo.enter_context(opened(args, stop=stop, progress=progress))
         workload = Workload(session.start, args.command) if args.command else None
         progress("arming")
-        overrides = session.driver.functions.overrides
         armed = [
-            overrides.add(each.function, each.value, condition)
-            for each, condition in zip(args.rules, conditions, strict=True)
+            session.override(each.function, returns=each.value, filter=each.filter, **conditions)
+            for each in args.rules
         ]
         progress.done()
         if workload is not None:
@@ -137,26 +136,26 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
             session.driver.check()
         if workload is not None and (finished := workload.finish()) is not None:
             out.write(finished.output)
-        _print_counts(args, armed)
+        _print_counts(args, [(str(each.hits), str(each.skipped)) for each in armed])
         return workload.status if workload is not None else 0
 
 
-def _options(args: argparse.Namespace, rule: Rule) -> "OverrideOptions":
+def _conditions(args: argparse.Namespace) -> Conditions:
     from kprobes.model.override import OverrideOptions
 
-    return OverrideOptions(
-        filter=rule.filter,
-        every=args.every,
-        probability=args.probability,
-        times=args.times,
-        force=args.force,
+    choose_target(args)
+    if is_host(args):
+        raise UsageError("kprobe fail is for guests, not for this machine's own kernel")
+    if args.target is not None and args.command:
+        raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
+    conditions = Conditions(
+        every=args.every, probability=args.probability, times=args.times, force=args.force
     )
+    OverrideOptions(**conditions)
+    return conditions
 
 
-def _print_counts(args: argparse.Namespace, armed: "list[ActiveOverride]") -> None:
+def _print_counts(args: argparse.Namespace, counts: list[tuple[str, str]]) -> None:
     if not args.quiet:
-        rows = [
-            (str(each.hits), str(each.skipped), rule.text)
-            for each, rule in zip(armed, args.rules, strict=True)
-        ]
+        rows = [(*row, rule.text) for row, rule in zip(counts, args.rules, strict=True)]
         print_message(aligned([("calls", "skipped", "rule"), *rows]))
