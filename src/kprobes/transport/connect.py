@@ -15,6 +15,7 @@ import shutil
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,7 @@ def _find(program: mmap.mmap) -> tuple[Machine, int]:
     raise FormatError("a program that is not QEMU, or exports nothing")
 
 
+_LOOK_S, _LOOK_STEP_S = 0.5, 0.02
 _PREFIX = "qemu:"
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _DISCONNECTED = "disconnected:"
@@ -132,7 +134,7 @@ def connect(target: str, *, timeout_s: float = 5.0) -> Stub:
     """
     address = parse_target(target)
     # Before the connection, which stops it.
-    is_held = is_running(address) is False
+    is_held = is_paused(address)
     stub = _connect(address, is_held=is_held, timeout_s=timeout_s)
     stub.is_held = stub.is_held or _stands(stub)
     return stub
@@ -141,6 +143,19 @@ def connect(target: str, *, timeout_s: float = 5.0) -> Stub:
 def _stands(stub: Stub) -> bool:
     with contextlib.suppress(TargetError):
         return bool(_STANDS.match(stub.monitor("info status")))
+    return False
+
+
+def is_paused(address: str) -> bool:
+    """Whether a guest stands still, as far as that can be known before connecting to its stub.
+
+    Not where another command has stopped it for a moment, to look at it.
+    """
+    deadline = time.monotonic() + _LOOK_S
+    while is_running(address) is False:
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(_LOOK_STEP_S)
     return False
 
 
