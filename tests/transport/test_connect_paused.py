@@ -12,7 +12,12 @@ from kprobes.transport import connect
 def test_a_guest_is_paused_when_it_stands_for_a_while(
     seen: list[bool | None], is_paused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter(seen)
-    monkeypatch.setattr(connect, "is_running", lambda address: next(looks))
+    answers = iter(seen)
+
+    def is_running(address: str) -> bool | None:
+        del address
+        return next(answers)
+
+    monkeypatch.setattr(connect, "is_running", is_running)
 
     assert connect.is_paused("/gdb.sock") is is_paused

@@ -92,7 +92,7 @@ def _find(program: mmap.mmap) -> tuple[Machine, int]:
     raise FormatError("a program that is not QEMU, or exports nothing")
 
 
-_LOOK_S, _LOOK_STEP_S = 0.5, 0.02
+_PAUSED_S, _STEP_S = 0.5, 0.02
 _PREFIX = "qemu:"
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _DISCONNECTED = "disconnected:"
@@ -151,11 +151,11 @@ def is_paused(address: str) -> bool:
 
     Not where another command has stopped it for a moment, to look at it.
     """
-    deadline = time.monotonic() + _LOOK_S
+    deadline = time.monotonic() + _PAUSED_S
     while is_running(address) is False:
         if time.monotonic() > deadline:
             return True
-        time.sleep(_LOOK_STEP_S)
+        time.sleep(_STEP_S)
     return False
 
 
