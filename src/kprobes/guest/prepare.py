@@ -101,7 +101,8 @@ class Resolver:
     def __init__(self, places: Places) -> None:
         self.places = places
         self._known: dict[int, tuple[Definition, tuple[Single, ...]]] = {}
-        self._by_event: dict[tuple[str, str], dict[int, Single]] = {}
+        # By group and event, then by command: those of one pattern are many.
+        self._by_event: dict[tuple[str, str], dict[str, dict[int, Single]]] = {}
         self._sequences = count()
         self._new_numbers = iter(range(1, _MAX_EVENTS + 1))
         self._free_numbers: deque[int] = deque()
@@ -163,9 +164,11 @@ class Resolver:
             single.probe = None
             return
         # A pattern's functions may differ: each has a layout of its own.
-        for other in self._by_event[definition.group, definition.event].values():
-            if other.probe is not None and other.definition.command != definition.command:
-                check_alike(other.probe, probe)
+        for command, others in self._by_event[_name(definition)].items():
+            there = () if command == definition.command else others.values()
+            other = next((each.probe for each in there if each.probe is not None), None)
+            if other is not None:
+                check_alike(other, probe)
                 break
         single.probe, single.module = probe, self._module(probe.layout.ip)
 
@@ -186,7 +189,7 @@ class Resolver:
             if probe is not None:
                 probe = replace(probe, definition=replace(probe.definition, filter=new.filter))
             other = replace(single, definition=definition, probe=probe)
-            self._by_event[definition.group, definition.event][single.event_id] = other
+            self._same(definition)[single.event_id] = other
             found.append(other)
         self._known[id(new)] = new, tuple(found)
 
@@ -209,14 +212,25 @@ class Resolver:
                 raise RefusedError(f"too many probes: at most {_MAX_EVENTS}")
             number = self._free_numbers.popleft()
         single = Single(definition=definition, event_id=number, sequence=next(self._sequences))
-        self._by_event.setdefault((definition.group, definition.event), {})[number] = single
+        self._same(definition)[number] = single
         return single
 
     def _drop(self, singles: "list[Single] | tuple[Single, ...]") -> None:
         for single in singles:
-            name = single.definition.group, single.definition.event
-            same = self._by_event[name]
+            definition = single.definition
+            same = self._same(definition)
             del same[single.event_id]
             if not same:
-                del self._by_event[name]
+                commands = self._by_event[_name(definition)]
+                del commands[definition.command]
+                if not commands:
+                    del self._by_event[_name(definition)]
             self._old_numbers.append(single.event_id)
+
+    def _same(self, definition: Definition) -> dict[int, Single]:
+        commands = self._by_event.setdefault(_name(definition), {})
+        return commands.setdefault(definition.command, {})
+
+
+def _name(definition: Definition) -> tuple[str, str]:
+    return definition.group, definition.event
