@@ -1,7 +1,10 @@
 """Which functions may be skipped, what they may return, and what is kept of an override."""
 
 import struct
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -241,16 +244,20 @@ class Session:
     def __init__(self) -> None:
         self.counts: dict[int, OverrideCounts] | None = {}
         self.is_failing = False
+        self.takes_s = 0.0
         self.armings: list[list[int]] = []
         guest = make_listing()
         resolver = OverrideResolver(guest, places_of(guest))
-        self.overrides = Overrides(find=lambda: resolver, read=self._read, arm=self._arm)
+        self.overrides = Overrides(
+            find=lambda: resolver, read=self._read, arm=self._arm, lock=threading.RLock()
+        )
 
     def _read(self, number: int) -> OverrideCounts | None:
         return None if self.counts is None else self.counts.get(number, OverrideCounts())
 
     def _arm(self, overrides: Sequence[Override]) -> None:
         self.armings.append([each.number for each in overrides])
+        time.sleep(self.takes_s)
         if self.is_failing:
             self.is_failing = False
             raise TargetError("the guest changed a site")
@@ -265,6 +272,18 @@ def test_the_newest_is_asked_first_and_numbers_are_never_used_again() -> None:
     session.overrides.add("fails", -1, OverrideOptions())
 
     assert session.armings == [[0], [1, 0], [1], [2, 1]]
+
+
+def test_threads_that_add_at_once_share_no_number_and_lose_no_override() -> None:
+    session = Session()
+    session.takes_s = 0.01
+
+    with ThreadPoolExecutor(4) as pool:
+        for value in range(-8, 0):
+            pool.submit(session.overrides.add, "fails", value, OverrideOptions())
+
+    assert sorted(each.number for each in session.overrides.armed) == list(range(8))
+    assert session.armings == [list(range(n, -1, -1)) for n in range(8)]
 
 
 def test_what_cannot_be_armed_leaves_those_of_before() -> None:

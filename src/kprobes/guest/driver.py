@@ -84,8 +84,12 @@ class GuestDriver:
         self._allocator = Allocator(journal, size, self._warn)
         self._patched: dict[Addr, bytes] = {}
         self._planner = Planner(guest, check, self._patched)
+        self._changing = threading.RLock()
         self.overrides = Overrides(
-            find=self._find_overridden, read=self._read_counts, arm=self._arm_overrides
+            find=self._find_overridden,
+            read=self._read_counts,
+            arm=self._arm_overrides,
+            lock=self._changing,
         )
         self._patcher: TextPatcher | None = None
         self._upcall_control: UpcallControl | None = None
@@ -95,7 +99,6 @@ class GuestDriver:
         self._is_held = False
         self._jiffies = b""
         self._recorded: dict[int, Resolved] = {}
-        self._changing = threading.RLock()
         self._ended: KprobesError | None = None
         if can_watch(guest):
             steps = self._module_comes, self._module_goes

@@ -13,6 +13,7 @@ somewhere.
 
 import re
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -251,7 +252,7 @@ class OverrideResolver:
 
 
 class Overrides:
-    """All overrides of one guest.
+    """All overrides of one guest. Every method may be called by any thread.
 
     Attributes:
         armed: of one function the newest is asked first, as the kernel's kprobes are.
@@ -263,6 +264,7 @@ class Overrides:
         find: Callable[[], OverrideResolver],
         read: Callable[[int], OverrideCounts | None],
         arm: Callable[[Sequence[Override]], None],
+        lock: threading.RLock,
     ) -> None:
         """Have none yet.
 
@@ -270,10 +272,12 @@ class Overrides:
             find: returns what resolves them in the guest as it is now.
             read: returns what was counted under a number; None while nothing is counted.
             arm: arms these in the place of those that are armed; all, or nothing changes.
+            lock: of whoever arms, and calls this while it does.
         """
         self.armed: Sequence[Override] = ()
         self._counts: list[OverrideCounts] = []
         self._find, self._read, self._arm = find, read, arm
+        self._lock = lock
 
     def add(self, place: str, value: int, options: OverrideOptions) -> "ActiveOverride":
         """Have calls of a function skipped from now on; on an error nothing has changed.
@@ -287,17 +291,19 @@ class Overrides:
             DefinitionError, RefusedError, UsageError: as of ``OverrideResolver.resolve``.
             TargetError: the guest changed a site, or has no memory.
         """
-        override = self._find().resolve(place, value, options, number=len(self._counts))
-        # No number is used twice: a task may still be in the code of one that is gone.
-        self._counts.append(OverrideCounts())
-        self._set([override, *self.armed])
+        with self._lock:
+            override = self._find().resolve(place, value, options, number=len(self._counts))
+            # No number is used twice: a task may still be in the code of one that is gone.
+            self._counts.append(OverrideCounts())
+            self._set([override, *self.armed])
         return ActiveOverride(self, override)
 
     def delete(self, override: Override) -> None:
         """Have a function's calls run again; what was counted stays."""
-        if override in self.armed:
-            self._set([each for each in self.armed if each != override])
-            self.counts(override)
+        with self._lock:
+            if override in self.armed:
+                self._set([each for each in self.armed if each != override])
+                self.counts(override)
 
     def counts(self, override: Override) -> OverrideCounts:
         """Return what an override has counted until now, or until the guest was let go of."""
@@ -307,15 +313,17 @@ class Overrides:
 
     def keep_counts(self) -> None:
         """Have counts stay when the memory goes in which they are."""
-        self._counts = [self._read(n) or known for n, known in enumerate(self._counts)]
+        with self._lock:
+            self._counts = [self._read(n) or known for n, known in enumerate(self._counts)]
 
     def forget(self, ranges: Sequence[Text]) -> None:
         """Have none any more in text that is going."""
-        self.armed = [
-            each
-            for each in self.armed
-            if not any(start <= each.probe.function < stop for start, stop in ranges)
-        ]
+        with self._lock:
+            self.armed = [
+                each
+                for each in self.armed
+                if not any(start <= each.probe.function < stop for start, stop in ranges)
+            ]
 
     def _set(self, overrides: Sequence[Override]) -> None:
         self._arm(overrides)
