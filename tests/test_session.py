@@ -12,8 +12,8 @@ from kprobes.guest.driver import GuestDriver
 from kprobes.guest.journal import Journal
 from kprobes.model.plan import ReturnMethod, Strategy
 from kprobes.open import GuestSession
-from kprobes.session import Job, Session
-from kprobes.transport.agent import Command, Finished
+from kprobes.session import Session
+from kprobes.transport.agent import Command, Finished, Job
 from tests.build.defined import plans_of
 from tests.build.named_guest import make_named_guest
 

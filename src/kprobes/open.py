@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from kprobes.guest.guest import Guest
     from kprobes.host.driver import HostDriver, HostOptions
     from kprobes.host.machine import HostMachine
-    from kprobes.session import Commands, Driver
+    from kprobes.session import Driver
+    from kprobes.transport.agent import Commands
     from kprobes.transport.qemu import Machine
     from kprobes.transport.qemu_command import MachineOptions
 

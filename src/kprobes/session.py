@@ -27,7 +27,7 @@ from kprobes.model.override import OverrideOptions, OverrideWords, errno_value, 
 from kprobes.ports import Sink
 from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
-from kprobes.transport.agent import Command, Finished
+from kprobes.transport.agent import Command, Commands, Finished, Job
 
 NO_HANDLERS = (
     "Python cannot run inside the kernel that runs this Python: take events one by one, "
@@ -105,39 +105,6 @@ class Driver(EventDriver, Protocol):
     @property
     def functions(self) -> Functions:
         """What is done to functions besides probing them, or NotSupportedError."""
-        ...
-
-
-class Job(Protocol):
-    """A command that was started where the kernel runs."""
-
-    @property
-    def pid(self) -> int:
-        """Its number there."""
-        ...
-
-    def wait(self, timeout_s: float | None = None) -> Finished:
-        """Return its end, or raise TargetError when it does not come in time."""
-        ...
-
-    def go(self) -> None:
-        """Let it begin, if it was started held."""
-        ...
-
-    def kill(self) -> None:
-        """End it."""
-        ...
-
-
-class Commands(Protocol):
-    """What runs commands where the kernel runs."""
-
-    def run(self, command: Command, timeout_s: float | None = None) -> Finished:
-        """Run one to its end, or kill it and raise TargetError when it does not end in time."""
-        ...
-
-    def start(self, command: Command, *, is_held: bool = False) -> Job:
-        """Start one; if it is held it begins when it is told to go."""
         ...
 
 

@@ -72,6 +72,39 @@ class Finished:
     pid: int
 
 
+class Job(Protocol):
+    """A command that was started where the kernel runs."""
+
+    @property
+    def pid(self) -> int:
+        """Its number there."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> Finished:
+        """Return its end, or raise TargetError when it does not come in time."""
+        ...
+
+    def go(self) -> None:
+        """Let it begin, if it was started held."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
+
+
+class Commands(Protocol):
+    """What runs commands where the kernel runs."""
+
+    def run(self, command: Command, timeout_s: float | None = None) -> Finished:
+        """Run one to its end, or kill it and raise TargetError when it does not end in time."""
+        ...
+
+    def start(self, command: Command, *, is_held: bool = False) -> Job:
+        """Start one; if it is held it begins when it is told to go."""
+        ...
+
+
 class Agent:
     """The guest's agent. Threads may share it.
 
