@@ -165,7 +165,8 @@ def _faulted(events: Events) -> int:
 if TYPE_CHECKING:
     # A third of a second to import, which this machine's own kernel does not need.
     from kprobes.open import AnySession
-    from kprobes.session import Driver, Job
+    from kprobes.session import Driver
+    from kprobes.transport.agent import Job
 
 _LOST = 6
 _POLL_S = 0.1
@@ -236,17 +237,7 @@ def trace(
     with Stop() as stop, Progress(is_quiet=args.quiet) as progress, ExitStack() as undo:
         session = undo.enter_context(_opened(args, stop, progress))
         progress("resolving the definitions")
-        session.options = Options(
-            strategy=strategy(args),
-            return_method=return_method(args),
-            warn=_warn,
-            checkpoint=stop.check,
-        )
-        session.choose_tasks(
-            pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
-        )
-        for text, filter_text in texts:
-            session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
+        _define(args, session, texts, stop)
         if not args.quiet:
             _print_waiting(session.driver)
         _await_cont(session.driver, stop)
@@ -267,6 +258,22 @@ def trace(
     if summary is not None and (summary.unwritten or (args.strict and not summary.is_complete)):
         return _LOST
     return run.status if args.exit_status == "command" else 0
+
+
+def _define(
+    args: argparse.Namespace, session: "AnySession", texts: Sequence[tuple[str, str]], stop: Stop
+) -> None:
+    session.options = Options(
+        strategy=strategy(args),
+        return_method=return_method(args),
+        warn=_warn,
+        checkpoint=stop.check,
+    )
+    session.choose_tasks(
+        pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
+    )
+    for text, filter_text in texts:
+        session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
 
 
 @contextmanager

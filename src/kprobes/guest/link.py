@@ -96,7 +96,7 @@ def instance_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
     A definition's maxactive counts where its function is probed in the way that the kernel does it.
     """
     by_entry = {each.returns.entry: each.returns for plan in plans for each in plan.returning}
-    found = [each for each in by_entry.values() if each.keeps or each.takes_over]
+    found = [each for each in by_entry.values() if each.has_instances]
     room = _INSTANCES_ROOM // (len(found) or 1)
 
     def count(returns: Returns) -> int:

@@ -219,6 +219,11 @@ class Returns:
         return self.return_method in (ReturnMethod.TAIL, ReturnMethod.RETHOOK)
 
     @property
+    def has_instances(self) -> bool:
+        """Whether each call in progress needs an instance."""
+        return self.keeps or self.takes_over
+
+    @property
     def stride(self) -> int:
         """Bytes of one instance."""
         return INSTANCE_VALUES + 8 * max(self.room, len(self.kept))

@@ -164,8 +164,7 @@ def make_returns(
         is_timed=is_timed,
         upcalls=tuple(upcalls),
     )
-    has_instances = returns.keeps or returns.takes_over
-    return replace(returns, room=len(kept) + SPARE_VALUES) if has_instances else returns
+    return replace(returns, room=len(kept) + SPARE_VALUES) if returns.has_instances else returns
 
 
 def change_returns(
@@ -190,32 +189,38 @@ def change_returns(
         RefusedError: instances have no room for what new ones need of the entry.
     """
     generation = returns.generation + 1
-    before = {probe.layout.event_id for probe in returns.probes}
-    has_instances = returns.keeps or returns.takes_over
-    if return_method is not returns.return_method or not has_instances:
+    at_entry = [probe.layout.event_id for probe in probes if probe.at_entry]
+    if return_method is not returns.return_method or not returns.has_instances:
         # Nothing that calls in progress keep is of use.
         changed = make_returns(returns.entry, return_method, probes, upcalls)
-        ids = [probe.layout.event_id for probe in probes if probe.at_entry and has_instances]
+        ids = at_entry if returns.has_instances else ()
         return replace(changed, generation=generation, since=tuple((n, generation) for n in ids))
-    new = {probe.layout.event_id for probe in probes if probe.at_entry} - before
+    new = set(at_entry) - {probe.layout.event_id for probe in returns.probes}
     since = {**dict(returns.since), **dict.fromkeys(new, generation)}
     left = {probe.layout.event_id for probe in probes}
-    kept, is_timed = _kept(probes)
-    kept = tuple(dict.fromkeys((*returns.kept, *kept)))
+    kept, is_timed = _kept_with(returns, name, probes)
+    return replace(
+        returns,
+        probes=tuple(probes),
+        kept=kept,
+        is_timed=is_timed,
+        upcalls=tuple(upcalls),
+        generation=generation,
+        since=tuple((number, at) for number, at in since.items() if number in left),
+    )
+
+
+def _kept_with(
+    returns: Returns, name: str, probes: Sequence[Resolved]
+) -> tuple[tuple[Operand, ...], bool]:
+    new, is_timed = _kept(probes)
+    kept = tuple(dict.fromkeys((*returns.kept, *new)))
     if len(kept) > max(returns.room, len(returns.kept)):
         raise RefusedError(
             f"{name}: probes of its returns are armed, and what their calls in progress keep has "
             f"no room for {len(kept) - returns.room} more values: delete them first"
         )
-    return replace(
-        returns,
-        probes=tuple(probes),
-        kept=kept,
-        is_timed=is_timed or returns.is_timed,
-        upcalls=tuple(upcalls),
-        generation=generation,
-        since=tuple((number, at) for number, at in since.items() if number in left),
-    )
+    return kept, is_timed or returns.is_timed
 
 
 def _kept(probes: Sequence[Resolved]) -> tuple[tuple[Operand, ...], bool]:
