@@ -45,6 +45,13 @@ def busy(guest: Machine) -> Iterator[None]:
 
 
 @pytest.fixture
+def busy_cpus(guest: Machine) -> Iterator[None]:
+    """Keep each CPU of the shared guest opening files."""
+    with _repeated(guest, "taskset 1 cat /proc/version /none; taskset 2 cat /proc/version /none"):
+        yield
+
+
+@pytest.fixture
 def signalling(guest: Machine) -> Iterator[None]:
     """Keep the shared guest sending signals."""
     with _repeated(guest, "sleep 5 & kill $!"):
@@ -130,7 +137,7 @@ def test_each_definition_has_a_filter_of_its_own(kprobe: Command, target: str) -
     assert set(events) == {(b"open", b"/proc/version"), (b"more", b"/none")}
 
 
-@pytest.mark.usefixtures("busy")
+@pytest.mark.usefixtures("busy_cpus")
 @pytest.mark.parametrize("cpu", ["0", "1"])
 def test_only_hits_on_the_wanted_cpu_are_recorded(kprobe: Command, target: str, cpu: str) -> None:
     words = ["--cpu", cpu, OPEN, "--filter", 'path != "/none"', "p:other vfs_open"]
