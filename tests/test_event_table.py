@@ -221,6 +221,102 @@ def test_a_filter_is_that_of_the_events_from_then_on(armer: Armer, table: EventT
     assert a.definitions == ("p:a f %di", "p:a g %si")
 
 
+def test_what_joins_an_event_is_enabled_and_filtered_as_the_event_is(
+    armer: Armer, table: EventTable
+) -> None:
+    on, off = define(table, "p:on f %di"), define(table, "p:off f", is_enabled=False)
+    on.set_filter("arg1 > 5")
+    table.begin()
+
+    define(table, "p:on g %si\np:off g", is_enabled=False)
+
+    assert [(each.command, each.filter) for each in armer.wanted.definitions] == [
+        ("p:on f %di", "arg1 > 5"),
+        ("p:on g %si", "arg1 > 5"),
+    ]
+    define(table, "p:off h")
+    assert off.is_enabled
+    assert armer.armed == ["on", "off", "on", "off", "off"]
+
+
+def test_of_chosen_probes_what_joins_another_event_is_not_recorded(
+    armer: Armer, table: EventTable
+) -> None:
+    a, _ = define(table, "p:a f"), define(table, "p:b f")
+    table.begin([a])
+
+    define(table, "p:b g", is_enabled=False)
+
+    assert armer.armed == ["a"]
+
+
+def test_a_filter_that_is_given_is_that_of_the_new_definitions_only(table: EventTable) -> None:
+    define(table, "p:a f %di").set_filter("arg1 > 5")
+
+    for place, text in (("g", ""), ("h", "arg1 < 5")):
+        statements = parse_statements(f"p:a {place} %di", registers=REGISTERS)
+        table.define(statements, is_enabled=True, filter=text)
+
+    assert [each.filter for each in table.definitions] == ["arg1 > 5", "", "arg1 < 5"]
+
+
+def test_whichever_definition_is_named_its_event_is_changed(
+    armer: Armer, table: EventTable
+) -> None:
+    define(table, "p:a f %di")
+    second = define(table, "p:a g %di")
+    table.begin()
+
+    second.set_filter("arg1 > 5")
+    assert [each.filter for each in armer.wanted.definitions] == ["arg1 > 5"] * 2
+    second.disable()
+    assert armer.armed == []
+    second.enable()
+
+    assert armer.armed == ["a", "a"]
+
+
+def test_of_an_event_that_is_recorded_all_definitions_but_the_last_may_go(
+    armer: Armer, table: EventTable
+) -> None:
+    probes = [define(table, f"p:a {place}") for place in "fghi"]
+    table.begin()
+
+    for text in ("-:a", "-:a\np:a k", "p:a k\n-:a", "p:a k\n-:a f\n-:a g\n-:a h\n-:a i\n-:a"):
+        with pytest.raises(RefusedError, match="a is being recorded: Device or resource busy"):
+            define(table, text)
+    assert commands(table) == ["p:a f", "p:a g", "p:a h", "p:a i"]
+    define(table, "-:a f")
+    probes[1].delete()
+    define(table, "-:a h\np:a k\n-:a i")
+
+    assert commands(table) == [each.command for each in armer.wanted.definitions] == ["p:a k"]
+    gone = [text for text in armer.forgotten if text != "p:a k"]
+    assert gone == ["p:a f", "p:a g", "p:a h", "p:a i"]
+    assert table.select("a").is_enabled
+
+
+def test_a_definition_that_cannot_be_disarmed_stays(armer: Armer, table: EventTable) -> None:
+    kept, gone = define(table, "p:a f"), define(table, "p:a g")
+    table.begin()
+    armer.refused = {"f"}
+
+    with pytest.raises(RefusedError):
+        gone.delete()
+
+    assert commands(table) == ["p:a f", "p:a g"]
+    assert kept.is_enabled
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("0", ""), (" 0 ", ""), (" a > 5 \n", " a > 5"), ("", ""), (" ", " ")]
+)
+def test_a_filter_is_kept_as_its_file_shows_it(table: EventTable, text: str, shown: str) -> None:
+    define(table, "p:a f a=%di").set_filter(text)
+
+    assert [each.filter for each in table.definitions] == [shown]
+
+
 @pytest.mark.parametrize("is_recording", [False, True])
 def test_a_filter_that_is_wrong_leaves_the_one_before(
     armer: Armer, table: EventTable, *, is_recording: bool

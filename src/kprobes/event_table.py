@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from kprobes.errors import RefusedError, UsageError
-from kprobes.lang.append import Definitions
+from kprobes.lang.append import Definitions, Name
+from kprobes.lang.filter import normal
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Counts
 from kprobes.model.options import Options, Wanted
@@ -66,9 +67,9 @@ class EventTable:
         self._driver = driver
         self._lock = threading.RLock()
         self._definitions = Definitions()
-        # By number: those that are not enabled; and those that are recorded, None for all.
-        self._disabled: set[int] = set()
-        self._chosen: set[int] | None = None
+        # Those that are enabled; and those that are recorded then, None for all.
+        self._enabled: set[_Event] = set()
+        self._chosen: set[_Event] | None = None
         self._is_recording = False
 
     def __len__(self) -> int:
@@ -80,24 +81,28 @@ class EventTable:
         """All that are defined, oldest first."""
         return list(self._definitions)
 
-    def define(self, statements: Sequence[Statement], *, is_enabled: bool) -> "TraceProbe":
+    def define(
+        self, statements: Sequence[Statement], *, is_enabled: bool, filter: str | None = None
+    ) -> "TraceProbe":
         """Add and delete definitions; if anything is wrong, all stays.
+
+        What joins an event that is there already is enabled as that is, and has its filter.
 
         Args:
             statements: definitions and deletions.
-            is_enabled: whether what is added is enabled.
+            is_enabled: whether the events of what is added are enabled then.
+            filter: of what is added, "" for none; None for that of its event.
 
         Raises:
             DefinitionError: one is wrong, or names what this kernel has not.
             RefusedError: a function cannot be probed, or what is to be deleted is recorded.
         """
         with self._changing():
-            added, deleted = self._definitions.apply(statements)
+            added, deleted = self._definitions.apply(statements, self._release)
             try:
-                self._check_idle(deleted)
-                self._disabled.update(() if is_enabled else added)
-                if self._chosen is not None:
-                    self._chosen.update(added)
+                self._filter(added, filter)
+                if is_enabled:
+                    self._set_enabled(self._events(added), is_enabled=True)
                 self._apply(list(self._numbered(added).values()))
             except BaseException:
                 refused = self._numbered(added)
@@ -118,20 +123,22 @@ class EventTable:
         with self._changing():
             if len(self._numbered(numbers)) < len(numbers):
                 raise UsageError("the event was deleted")
-            if is_enabled:
-                self._disabled.difference_update(numbers)
-                if self._chosen is not None:
-                    self._chosen.update(numbers)
-            else:
-                self._disabled.update(numbers)
+            self._set_enabled(self._events(numbers), is_enabled=is_enabled)
             self._apply(())
 
     def delete(self, numbers: Collection[int]) -> None:
-        """Delete events that are not recorded; RefusedError if one is, and then all stays."""
+        """Delete definitions; RefusedError for the last ones of what is recorded: all stays."""
         with self._changing():
             deleted = self._numbered(numbers)
-            self._check_idle(deleted)
+            is_armed = any(map(self._is_recorded, self._events(deleted)))
             self._definitions.undo(deleted, {})
+            try:
+                self._release(deleted)
+                if is_armed:
+                    self._apply(())
+            except BaseException:
+                self._definitions.undo((), deleted)
+                raise
             for definition in deleted.values():
                 self._driver.forget(definition)
 
@@ -142,7 +149,8 @@ class EventTable:
             DefinitionError: it is wrong; then all stays.
         """
         with self._changing():
-            before = self._numbered(numbers)
+            same = [n for event in self._events(numbers) for n in self._numbers(event)]
+            before, text = self._numbered(same), normal(text)
             changed = {number: replace(each, filter=text) for number, each in before.items()}
             try:
                 self._replace(before, changed)
@@ -178,7 +186,8 @@ class EventTable:
             RefusedError, DefinitionError, TargetError: it could not be armed; nothing is.
         """
         with self._changing():
-            self._chosen = {n for each in probes for n in each.numbers} if probes else None
+            chosen = {event for each in probes for event in self._events(each.numbers)}
+            self._chosen = chosen if probes else None
             self._is_recording = True
             self._apply((), begins=True)
 
@@ -191,7 +200,7 @@ class EventTable:
     def is_enabled(self, number: int) -> bool:
         """Whether an event is defined, and enabled."""
         with self._lock:
-            return self._definitions.get(number) is not None and number not in self._disabled
+            return any(event in self._enabled for event in self._events([number]))
 
     def definition(self, number: int) -> Definition | None:
         """Return what an event is defined as, or None when it was deleted."""
@@ -219,11 +228,11 @@ class EventTable:
     @contextmanager
     def _changing(self) -> Generator[None]:
         with self._lock:
-            before = set(self._disabled), self._chosen and set(self._chosen), self._is_recording
+            before = set(self._enabled), self._chosen and set(self._chosen), self._is_recording
             try:
                 yield
             except BaseException:
-                self._disabled, self._chosen, self._is_recording = before
+                self._enabled, self._chosen, self._is_recording = before
                 raise
 
     def _apply(self, new: Sequence[Definition], *, begins: bool = False) -> None:
@@ -232,7 +241,7 @@ class EventTable:
             self._driver.prepare(Wanted(definitions=new, options=self.options))
             return
         numbered = self._definitions.items()
-        wanted = [each for number, each in numbered if self._is_recorded(number)]
+        wanted = [each for n, each in numbered if self._is_recorded(_event_of(n, each))]
         options = self.options
         self._driver.apply(
             lambda before: replace(before, definitions=wanted, options=options), begins=begins
@@ -247,14 +256,47 @@ class EventTable:
             self._definitions.replace(number, definition)
             self._driver.replace_filter(old[number], definition)
 
-    def _check_idle(self, deleted: dict[int, Definition]) -> None:
-        busy = [each for n, each in deleted.items() if self._is_recording and self._is_recorded(n)]
-        if busy:
-            raise RefusedError(f"{busy[0].event} is being recorded: {_BUSY}; disable it first")
+    def _events(self, numbers: Collection[int]) -> "set[_Event]":
+        return {_event_of(number, each) for number, each in self._numbered(numbers).items()}
 
-    def _is_recorded(self, number: int) -> bool:
-        is_chosen = self._chosen is None or number in self._chosen
-        return is_chosen and number not in self._disabled
+    def _numbers(self, event: "_Event") -> Collection[int]:
+        return [event] if isinstance(event, int) else self._definitions.of_event(event)
+
+    def _set_enabled(self, events: "set[_Event]", *, is_enabled: bool) -> None:
+        if not is_enabled:
+            self._enabled -= events
+            return
+        self._enabled |= events
+        if self._chosen is not None:
+            self._chosen |= events
+
+    def _filter(self, added: Collection[int], text: str | None) -> None:
+        for number, definition in self._numbered(added).items():
+            first = next(iter(self._numbers(_event_of(number, definition))))
+            same = self._numbered([first])[first].filter if text is None else normal(text)
+            self._definitions.replace(number, replace(definition, filter=same))
+
+    def _release(self, deleted: dict[int, Definition]) -> None:
+        # Of what has been deleted, the events that have no definition left must not be recorded.
+        for event, definition in {_event_of(n, each): each for n, each in deleted.items()}.items():
+            if isinstance(event, tuple) and event in self._definitions:
+                continue
+            if self._is_recorded(event):
+                name = definition.event
+                raise RefusedError(f"{name} is being recorded: {_BUSY}; disable it first")
+            self._enabled.discard(event)
+
+    def _is_recorded(self, event: "_Event") -> bool:
+        is_chosen = self._chosen is None or event in self._chosen
+        return self._is_recording and event in self._enabled and is_chosen
+
+
+_Event = Name | int
+"""Group and name; of a pattern without a name, whose events have many, the definition's number."""
+
+
+def _event_of(number: int, definition: Definition) -> _Event:
+    return (definition.group, definition.event) if definition.event else number
 
 
 class TraceProbe:
@@ -315,5 +357,5 @@ class TraceProbe:
         self._table.set_filter(self.numbers, text)
 
     def delete(self) -> None:
-        """Delete them for good; RefusedError (EBUSY) while they are enabled and recorded."""
+        """Delete them for good; RefusedError (EBUSY) for the last of an event that is recorded."""
         self._table.delete(self.numbers)

@@ -192,7 +192,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         self,
         text: str,
         *,
-        filter: str = "",
+        filter: str | None = None,
         duration: bool = False,
         exits: bool = False,
         enabled: bool = True,
@@ -200,16 +200,18 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """Define events, which recordings arm as long as they are enabled, and return them.
 
         A text is what is written to the kernel's ``kprobe_events``: a definition may join an event
-        that is there already, and ``-:EVENT`` takes one away. If anything is wrong, all stays.
-        While a recording runs this changes what is recorded, and all others go on.
+        that is there already, and then is enabled as that is, and ``-:EVENT`` takes one away. If
+        anything is wrong, all stays. While a recording runs this changes what is recorded, and all
+        others go on.
 
         Args:
             text: definitions and deletions, one per line.
             filter: what hits of these must be like to be recorded, in the language of the
-                kernel's event filters: ``count > 100 && comm != "cat"``.
+                kernel's event filters: ``count > 100 && comm != "cat"``; "" for all. By default
+                those of an event that is there already keep its filter.
             duration: whether events of returns have a field ``duration``, the ns of the call.
             exits: whether they have a field ``exit``, the instruction by which it was left.
-            enabled: whether they are enabled at once.
+            enabled: whether their events are enabled at once.
 
         Raises:
             DefinitionError: one is wrong, or names what this kernel has not.
@@ -218,12 +220,12 @@ class Session(Generic[_Driver_co, _Commands_co]):
         self._check_open()
         synthetic_fields = SyntheticFields(duration=duration, exit=exits)
         statements = [
-            replace(each, filter=filter, synthetic_fields=synthetic_fields)
+            replace(each, synthetic_fields=synthetic_fields)
             if isinstance(each, Definition)
             else each
             for each in self.driver.parse(text)
         ]
-        return self._events.define(statements, is_enabled=enabled)
+        return self._events.define(statements, is_enabled=enabled, filter=filter)
 
     def select(self, pattern: str = "*") -> TraceProbe:
         """Return events by a shell pattern of their names: ``EVENT`` or ``GROUP/EVENT``.

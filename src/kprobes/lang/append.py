@@ -1,6 +1,6 @@
 """Several definitions on one event, and the deletion of some: what the kernel allows of it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from kprobes.lang.listing import show_arguments, show_place
@@ -80,8 +80,17 @@ class Definitions:
             raise rejection(Code.NO_EVENT, command=deletion.command, column=0)
         return {number: self._remove(number) for number in sorted(gone)}
 
-    def apply(self, statements: Iterable[Statement]) -> tuple[list[int], dict[int, Definition]]:
+    def apply(
+        self,
+        statements: Iterable[Statement],
+        release: Callable[[dict[int, Definition]], None] | None = None,
+    ) -> tuple[list[int], dict[int, Definition]]:
         """Add and delete; all of it, or nothing.
+
+        Args:
+            statements: in their order.
+            release: is called after each deletion with what it has deleted; what it raises ends
+                this, too.
 
         Returns:
             The numbers of what was added and is there, and what was deleted by its numbers.
@@ -94,7 +103,10 @@ class Definitions:
         try:
             for statement in statements:
                 if isinstance(statement, Deletion):
-                    deleted |= self.delete(statement)
+                    gone = self.delete(statement)
+                    deleted |= gone
+                    if release is not None:
+                        release(gone)
                 else:
                     added.append(self.append(statement))
         except BaseException:
@@ -116,6 +128,10 @@ class Definitions:
     def get(self, number: int) -> Definition | None:
         """Return the definition that has a number, or None when it was deleted."""
         return self._all.get(number)
+
+    def of_event(self, name: Name) -> Collection[int]:
+        """Return the numbers of an event's definitions."""
+        return self._same(*name).values()
 
     def items(self) -> Iterator[tuple[int, Definition]]:
         """Yield numbers and definitions, oldest first."""

@@ -118,6 +118,12 @@ def parse_filter(text: str, known: Known) -> Filter | None:
     return _Program(scan).read()
 
 
+def normal(text: str) -> str:
+    """Return a filter as its file would show it; "" where it stands for none."""
+    shown = text.rstrip()
+    return "" if shown.lstrip() == "0" else shown or text
+
+
 def _check_balance(scan: Scan) -> None:
     opened: list[int] = []
     unclosed = None
