@@ -308,6 +308,23 @@ def test_a_definition_that_cannot_be_disarmed_stays(armer: Armer, table: EventTa
     assert kept.is_enabled
 
 
+def test_what_is_not_recorded_is_looked_at_as_well_while_other_events_are(
+    armer: Armer, table: EventTable
+) -> None:
+    define(table, "p:a f %di")
+    b = define(table, "p:b g %di", is_enabled=False)
+    table.begin()
+    armer.refused = {"wrong", "arg1 > x"}
+
+    with pytest.raises(RefusedError):
+        define(table, "p:c wrong", is_enabled=False)
+    with pytest.raises(RefusedError):
+        b.set_filter("arg1 > x")
+
+    assert commands(table) == ["p:a f %di", "p:b g %di"]
+    assert [each.filter for each in table.definitions] == ["", ""]
+
+
 @pytest.mark.parametrize(
     ("text", "shown"), [("0", ""), (" 0 ", ""), (" a > 5 \n", " a > 5"), ("", ""), (" ", " ")]
 )

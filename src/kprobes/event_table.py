@@ -103,7 +103,7 @@ class EventTable:
                 self._filter(added, filter)
                 if is_enabled:
                     self._set_enabled(self._events(added), is_enabled=True)
-                self._apply(list(self._numbered(added).values()))
+                self._apply(added)
             except BaseException:
                 refused = self._numbered(added)
                 self._definitions.undo(added, deleted)
@@ -154,7 +154,7 @@ class EventTable:
             changed = {number: replace(each, filter=text) for number, each in before.items()}
             try:
                 self._replace(before, changed)
-                self._apply(list(changed.values()))
+                self._apply(changed)
             except BaseException:
                 self._replace(changed, before)
                 raise
@@ -235,17 +235,29 @@ class EventTable:
                 self._enabled, self._chosen, self._is_recording = before
                 raise
 
-    def _apply(self, new: Sequence[Definition], *, begins: bool = False) -> None:
+    def _apply(self, new: Collection[int], *, begins: bool = False) -> None:
+        recorded = self._recorded()
+        if not self._is_recording or not recorded.keys() >= set(new):
+            # What is wrong with others is found without touching the kernel.
+            self._prepare(new)
         if not self._is_recording:
-            # What is wrong with new ones is found without touching the kernel.
-            self._driver.prepare(Wanted(definitions=new, options=self.options))
             return
-        numbered = self._definitions.items()
-        wanted = [each for n, each in numbered if self._is_recorded(_event_of(n, each))]
-        options = self.options
+        wanted, options = list(recorded.values()), self.options
         self._driver.apply(
             lambda before: replace(before, definitions=wanted, options=options), begins=begins
         )
+
+    def _prepare(self, new: Collection[int]) -> None:
+        # Beside what is recorded, so that only these are planned.
+        found = self._recorded() | self._numbered(new)
+        definitions = [each for _, each in sorted(found.items())]
+        self._driver.prepare(Wanted(definitions=definitions, options=self.options))
+
+    def _recorded(self) -> dict[int, Definition]:
+        if not self._is_recording:
+            return {}
+        numbered = self._definitions.items()
+        return {n: each for n, each in numbered if self._is_recorded(_event_of(n, each))}
 
     def _numbered(self, numbers: Collection[int]) -> dict[int, Definition]:
         found = ((number, self._definitions.get(number)) for number in numbers)
