@@ -22,6 +22,7 @@ class Armer:
         wanted: what would be armed.
         refused: words of definitions and filters that are refused.
         forgotten: definitions, by their text.
+        deleted: with what was prepared last.
         replaced: filters, old and new.
         begun: how many recordings.
     """
@@ -29,10 +30,12 @@ class Armer:
     wanted: Wanted = field(default_factory=Wanted)
     refused: set[str] = field(default_factory=set[str])
     forgotten: list[str] = field(default_factory=list[str])
+    deleted: list[str] = field(default_factory=list[str])
     replaced: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     begun: int = 0
 
     def prepare(self, wanted: Wanted) -> None:
+        self.deleted = [each.command for each in wanted.deleted]
         for each in wanted.definitions:
             if self.refused & {*each.command.split(), each.filter}:
                 raise RefusedError(f"{each.command} cannot be probed")
@@ -323,6 +326,16 @@ def test_what_is_not_recorded_is_looked_at_as_well_while_other_events_are(
 
     assert commands(table) == ["p:a f %di", "p:b g %di"]
     assert [each.filter for each in table.definitions] == ["", ""]
+
+
+def test_what_is_deleted_is_not_compared_with_what_comes_in_its_place(
+    armer: Armer, table: EventTable
+) -> None:
+    define(table, "p:a f %di")
+
+    define(table, "-:a\np:a f %di:u8 %si")
+
+    assert armer.deleted == ["p:a f %di"]
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,17 @@ def test_a_deletion_takes_away_what_an_earlier_call_added(session: GuestSession)
     assert commands(session) == ["p:a vfs_read %di"]
 
 
+def test_what_comes_in_a_deleted_event_s_place_may_be_another_one(session: GuestSession) -> None:
+    session.probe("p:a vfs_read x=+0(%si):string\np:b vfs_read x=+0(%di):string")
+
+    with pytest.raises(DefinitionError, match="Argument type or name is different"):
+        session.probe("p:a vfs_write x=%di:u8")
+    session.probe("-:a\np:a vfs_write x=%di:u8")
+    session.probe("-:kprobes/\nr:b vfs_read")
+
+    assert commands(session) == ["r:b vfs_read"]
+
+
 def test_extra_fields_are_for_the_definitions_that_they_are_asked_for_with(
     session: GuestSession,
 ) -> None:

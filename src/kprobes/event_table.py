@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Protocol
 
 from kprobes.errors import RefusedError, UsageError
@@ -103,7 +104,7 @@ class EventTable:
                 self._filter(added, filter)
                 if is_enabled:
                     self._set_enabled(self._events(added), is_enabled=True)
-                self._apply(added)
+                self._apply(added, list(deleted.values()))
             except BaseException:
                 refused = self._numbered(added)
                 self._definitions.undo(added, deleted)
@@ -235,23 +236,26 @@ class EventTable:
                 self._enabled, self._chosen, self._is_recording = before
                 raise
 
-    def _apply(self, new: Collection[int], *, begins: bool = False) -> None:
+    def _apply(
+        self, new: Collection[int], deleted: Sequence[Definition] = (), *, begins: bool = False
+    ) -> None:
         recorded = self._recorded()
         if not self._is_recording or not recorded.keys() >= set(new):
             # What is wrong with others is found without touching the kernel.
-            self._prepare(new)
+            self._prepare(new, deleted)
         if not self._is_recording:
             return
-        wanted, options = list(recorded.values()), self.options
-        self._driver.apply(
-            lambda before: replace(before, definitions=wanted, options=options), begins=begins
+        change = partial(
+            replace, definitions=list(recorded.values()), options=self.options, deleted=deleted
         )
+        self._driver.apply(change, begins=begins)
 
-    def _prepare(self, new: Collection[int]) -> None:
+    def _prepare(self, new: Collection[int], deleted: Sequence[Definition]) -> None:
         # Beside what is recorded, so that only these are planned.
         found = self._recorded() | self._numbered(new)
         definitions = [each for _, each in sorted(found.items())]
-        self._driver.prepare(Wanted(definitions=definitions, options=self.options))
+        wanted = Wanted(definitions=definitions, options=self.options, deleted=deleted)
+        self._driver.prepare(wanted)
 
     def _recorded(self) -> dict[int, Definition]:
         if not self._is_recording:

@@ -90,3 +90,18 @@ def test_a_task_that_no_filter_can_name_is_refused() -> None:
 def test_probes_of_one_event_must_be_alike() -> None:
     with pytest.raises(DefinitionError):
         prepared("p:one vfs_read a=count", "p:one many a=p1:s8")
+
+
+def test_what_is_deleted_is_not_compared_with_what_comes_in_its_place() -> None:
+    preparer, old, new = (
+        HostPreparer(MACHINE),
+        read("p:a vfs_read %di"),
+        read("p:a vfs_read %di:u8"),
+    )
+    preparer.prepare(old, Tasks())
+
+    with pytest.raises(DefinitionError, match="Argument type or name is different"):
+        preparer.prepare(new, Tasks())
+    preparer.compare_without([old])
+
+    assert [each.name for each in preparer.prepare(new, Tasks())] == ["a_2"]

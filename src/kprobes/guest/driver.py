@@ -154,6 +154,7 @@ class GuestDriver:
         with self._changing:
             check(self.guest, [*wanted.upcalls, *wanted.return_upcalls])
             self.refresh_modules()
+            self._planner.resolver.compare_without(wanted.deleted)
             planned = self._planner.plan(wanted)
             self._left_out = [*self._left_out, *planned.left_out]
             return planned

@@ -12,7 +12,7 @@ before its exec gets FOLLOWED - 1: nothing that it did until then counts.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -107,6 +107,7 @@ class Resolver:
         self._new_numbers = iter(range(1, _MAX_EVENTS + 1))
         self._free_numbers: deque[int] = deque()
         self._old_numbers: list[int] = []
+        self._deleted: set[int] = set()
 
     @property
     def probes(self) -> list[Resolved]:
@@ -163,14 +164,19 @@ class Resolver:
                 raise
             single.probe = None
             return
+        gone = self._deleted
         # A pattern's functions may differ: each has a layout of its own.
         for command, others in self._by_event[_name(definition)].items():
-            there = () if command == definition.command else others.values()
-            other = next((each.probe for each in there if each.probe is not None), None)
+            there = () if command == definition.command else others.items()
+            other = next((each.probe for n, each in there if each.probe and n not in gone), None)
             if other is not None:
                 check_alike(other, probe)
                 break
         single.probe, single.module = probe, self._module(probe.layout.ip)
+
+    def compare_without(self, deleted: Iterable[Definition]) -> None:
+        """Have new definitions not compared with some, which are forgotten when all is well."""
+        self._deleted = {number for each in deleted for number in self.numbers_of(each)}
 
     def forget(self, definition: Definition) -> None:
         """Let a definition go that is defined no more, and armed nowhere."""
@@ -226,6 +232,7 @@ class Resolver:
                 if not commands:
                     del self._by_event[_name(definition)]
             self._old_numbers.append(single.event_id)
+            self._deleted.discard(single.event_id)
 
     def _same(self, definition: Definition) -> dict[int, Single]:
         commands = self._by_event.setdefault(_name(definition), {})

@@ -170,6 +170,7 @@ class HostDriver:
         """
         tasks = wanted.options.tasks
         with self._changing:
+            self._preparer.compare_without(wanted.deleted)
             prepared = (self._preparer.prepare(each, tasks) for each in wanted.definitions)
             return [probe for some in prepared for probe in some]
 

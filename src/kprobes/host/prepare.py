@@ -4,7 +4,7 @@ What definitions mean on this machine's kernel: globs, functions, arguments.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -117,6 +117,7 @@ class HostPreparer:
         self._next = count(1)
         self._names: set[str] = set()
         self._old_names: set[str] = set()
+        self._deleted: set[int] = set()
 
     @property
     def probes(self) -> dict[int, Resolved]:
@@ -136,6 +137,10 @@ class HostPreparer:
             self._known[id(definition)] = definition, self._named(definition)
         _, known = self._known[id(definition)]
         return [_event(self._machine, each.probe, each.name, tasks) for each in known]
+
+    def compare_without(self, deleted: Iterable[Definition]) -> None:
+        """Have new definitions not compared with some, which are forgotten when all is well."""
+        self._deleted = {number for each in deleted for number in self.event_ids(each)}
 
     def forget(self, definition: Definition) -> None:
         """Let a definition go that is defined no more; the kernel may have its event still."""
@@ -163,7 +168,8 @@ class HostPreparer:
         if len(singles) + len(self._names) > _MAX_EVENTS:
             raise RefusedError(f"too many probes: at most {_MAX_EVENTS}")
         probes = [self._places.resolve(single, event_id=next(self._next)) for single in singles]
-        _check_same_event([*self.probes.values(), *probes])
+        others = [each for number, each in self.probes.items() if number not in self._deleted]
+        _check_same_event([*others, *probes])
         # Each probe is an event of its own, so that records and counts tell which one was hit.
         return tuple(_Named(probe=probe, name=self._name(probe)) for probe in probes)
 

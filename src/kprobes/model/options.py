@@ -66,6 +66,7 @@ class Wanted:
     Attributes:
         definitions: whose events are recorded; what was wanted before is the same object.
         options: of the recording.
+        deleted: definitions that are deleted with this change: new ones need not be like them.
         upcalls: what Python does before or after single instructions.
         return_upcalls: what it does at all returns of functions, by their entries.
         is_there: whether the place of an upcall still is: its module may have gone.
@@ -75,6 +76,7 @@ class Wanted:
 
     definitions: Sequence[Definition] = ()
     options: Options = Options()
+    deleted: Sequence[Definition] = ()
     upcalls: Sequence[Upcall] = ()
     return_upcalls: Sequence[Upcall] = ()
     is_there: Callable[[Addr], bool] = _always
