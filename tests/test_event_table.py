@@ -7,7 +7,7 @@ import pytest
 
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
-from kprobes.lang.parser import parse_statements
+from kprobes.lang.parser import each_statement, parse_statements
 from kprobes.model.definition import Definition
 from kprobes.model.events import Counts
 from kprobes.model.options import Wanted
@@ -22,6 +22,7 @@ class Armer:
         wanted: what would be armed.
         refused: words of definitions and filters that are refused.
         forgotten: definitions, by their text.
+        new: those that never were wanted.
         deleted: with what was prepared last.
         replaced: filters, old and new.
         begun: how many recordings.
@@ -30,9 +31,13 @@ class Armer:
     wanted: Wanted = field(default_factory=Wanted)
     refused: set[str] = field(default_factory=set[str])
     forgotten: list[str] = field(default_factory=list[str])
+    new: list[str] = field(default_factory=list[str])
     deleted: list[str] = field(default_factory=list[str])
     replaced: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     begun: int = 0
+
+    def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
+        return error
 
     def prepare(self, wanted: Wanted) -> None:
         self.deleted = [each.command for each in wanted.deleted]
@@ -48,9 +53,10 @@ class Armer:
     def end(self) -> None:
         self.wanted = Wanted()
 
-    def forget(self, definition: Definition) -> None:
+    def forget(self, definition: Definition, *, is_new: bool = False) -> None:
         assert all(each is not definition for each in self.wanted.definitions)
         self.forgotten.append(definition.command)
+        self.new += [definition.command] if is_new else []
 
     def replace_filter(self, old: Definition, new: Definition) -> None:
         self.replaced.append((old.filter, new.filter))
@@ -182,6 +188,7 @@ def test_of_a_text_that_is_refused_nothing_stays(
     assert armer.wanted is before
     # Nothing of it may be in the way of what comes later.
     assert sorted(armer.forgotten) == ["p:b g", "p:c nothing"]
+    assert armer.new == ([] if is_recording else armer.forgotten)
     assert gone.definitions == ("p:z f",)
     assert not gone.is_enabled
     with pytest.raises(DefinitionError):
@@ -294,7 +301,7 @@ def test_of_an_event_that_is_recorded_all_definitions_but_the_last_may_go(
     define(table, "-:a h\np:a k\n-:a i")
 
     assert commands(table) == [each.command for each in armer.wanted.definitions] == ["p:a k"]
-    gone = [text for text in armer.forgotten if text != "p:a k"]
+    gone = [text for text in armer.forgotten if text not in armer.new]
     assert gone == ["p:a f", "p:a g", "p:a h", "p:a i"]
     assert table.select("a").is_enabled
 
@@ -326,6 +333,27 @@ def test_what_is_not_recorded_is_looked_at_as_well_while_other_events_are(
 
     assert commands(table) == ["p:a f %di", "p:b g %di"]
     assert [each.filter for each in table.definitions] == ["", ""]
+
+
+def test_of_several_wrong_lines_the_first_one_is_told(armer: Armer, table: EventTable) -> None:
+    define(table, "p:a f\np:z g", is_enabled=False)
+    armer.refused = {"wrong"}
+
+    for text in (
+        "p:b wrong\np:c g %zz",
+        "p:b wrong\np:a f",
+        "p:b wrong\n-:c",
+        "-:z\np:z wrong\n-:c",
+    ):
+        with pytest.raises(RefusedError, match="wrong cannot be probed"):
+            table.define(each_statement(text, registers=REGISTERS), is_enabled=True)
+    for text, code in (("p:a f\np:b g %zz", "SAME_PROBE"), ("p:b g\np:c g %zz", "BAD_REG_NAME")):
+        with pytest.raises(DefinitionError) as caught:
+            table.define(each_statement(text, registers=REGISTERS), is_enabled=True)
+        assert caught.value.code == code
+
+    assert commands(table) == ["p:a f", "p:z g"]
+    assert armer.new == armer.forgotten
 
 
 def test_what_is_deleted_is_not_compared_with_what_comes_in_its_place(

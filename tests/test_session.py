@@ -50,6 +50,10 @@ def test_definitions_are_added_call_by_call(session: GuestSession) -> None:
         ("p:a vfs_write %di", "DIFF_ARG_TYPE"),
         ("p:b vfs_write\n-:c", "NO_EVENT"),
         ("p:b nothing", "BAD_PROBE_ADDR"),
+        ("r:a nothing", "BAD_PROBE_ADDR"),
+        ("p:b nothing\np:c vfs_read %zz", "BAD_PROBE_ADDR"),
+        ("p:b nothing\np:a vfs_read", "BAD_PROBE_ADDR"),
+        ("p:a vfs_read\np:b nothing", "SAME_PROBE"),
     ],
 )
 def test_a_later_call_minds_what_is_there_and_changes_nothing_when_it_is_wrong(

@@ -5,14 +5,14 @@ themselves, are recorded: the driver arms and disarms the difference.
 """
 
 import threading
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Protocol
 
-from kprobes.errors import RefusedError, UsageError
+from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.lang.append import Definitions, Name
 from kprobes.lang.filter import normal
 from kprobes.model.definition import Definition, Statement
@@ -26,6 +26,10 @@ _BUSY = "Device or resource busy"
 class EventDriver(Protocol):
     """What arms the events; see ``session.Driver``."""
 
+    def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
+        """Return what the kernel finds first in a definition that has an error."""
+        ...
+
     def prepare(self, wanted: Wanted) -> object:
         """Resolve and plan, without touching the kernel."""
         ...
@@ -38,8 +42,8 @@ class EventDriver(Protocol):
         """Record nothing more; what was recorded can be drained until this is called again."""
         ...
 
-    def forget(self, definition: Definition) -> None:
-        """Let a definition go that will not be wanted again."""
+    def forget(self, definition: Definition, *, is_new: bool = False) -> None:
+        """Let a definition go that will not be wanted again; a new one never was."""
         ...
 
     def replace_filter(self, old: Definition, new: Definition) -> None:
@@ -83,14 +87,14 @@ class EventTable:
         return list(self._definitions)
 
     def define(
-        self, statements: Sequence[Statement], *, is_enabled: bool, filter: str | None = None
+        self, statements: Iterable[Statement], *, is_enabled: bool, filter: str | None = None
     ) -> "TraceProbe":
         """Add and delete definitions; if anything is wrong, all stays.
 
         What joins an event that is there already is enabled as that is, and has its filter.
 
         Args:
-            statements: definitions and deletions.
+            statements: definitions and deletions, read one after the other.
             is_enabled: whether the events of what is added are enabled then.
             filter: of what is added, "" for none; None for that of its event.
 
@@ -99,17 +103,14 @@ class EventTable:
             RefusedError: a function cannot be probed, or what is to be deleted is recorded.
         """
         with self._changing():
-            added, deleted = self._definitions.apply(statements, self._release)
+            added, deleted = self._changed(statements, filter)
             try:
                 self._filter(added, filter)
                 if is_enabled:
                     self._set_enabled(self._events(added), is_enabled=True)
                 self._apply(added, list(deleted.values()))
             except BaseException:
-                refused = self._numbered(added)
-                self._definitions.undo(added, deleted)
-                for definition in refused.values():
-                    self._driver.forget(definition)
+                self._take_back(added, deleted, is_new=not self._is_recording)
                 raise
             for definition in deleted.values():
                 self._driver.forget(definition)
@@ -236,6 +237,29 @@ class EventTable:
                 self._enabled, self._chosen, self._is_recording = before
                 raise
 
+    def _changed(
+        self, statements: Iterable[Statement], filter: str | None
+    ) -> tuple[list[int], dict[int, Definition]]:
+        made: list[Statement] = []
+        try:
+            return self._definitions.apply(_noted(statements, made), self._release)
+        except (DefinitionError, RefusedError) as error:
+            # The kernel is through with a line before it reads the next one, and looks at places
+            # and arguments before it compares them with others of the event.
+            if made:
+                self._check(made, filter)
+            if isinstance(error, DefinitionError):
+                raise self._driver.first_kernel_error(error) from error
+            raise
+
+    def _check(self, statements: Sequence[Statement], filter: str | None) -> None:
+        added, deleted = self._definitions.apply(statements)
+        try:
+            self._filter(added, filter)
+            self._prepare(added, list(deleted.values()))
+        finally:
+            self._take_back(added, deleted, is_new=True)
+
     def _apply(
         self, new: Collection[int], deleted: Sequence[Definition] = (), *, begins: bool = False
     ) -> None:
@@ -292,6 +316,15 @@ class EventTable:
             same = self._numbered([first])[first].filter if text is None else normal(text)
             self._definitions.replace(number, replace(definition, filter=same))
 
+    def _take_back(
+        self, added: Collection[int], deleted: dict[int, Definition], *, is_new: bool
+    ) -> None:
+        refused = self._numbered(added)
+        self._definitions.undo(added, deleted)
+        # Nothing of them may be in the way of what comes later.
+        for definition in refused.values():
+            self._driver.forget(definition, is_new=is_new)
+
     def _release(self, deleted: dict[int, Definition]) -> None:
         # Of what has been deleted, the events that have no definition left must not be recorded.
         for event, definition in {_event_of(n, each): each for n, each in deleted.items()}.items():
@@ -313,6 +346,13 @@ _Event = Name | int
 
 def _event_of(number: int, definition: Definition) -> _Event:
     return (definition.group, definition.event) if definition.event else number
+
+
+def _noted(statements: Iterable[Statement], made: list[Statement]) -> Iterator[Statement]:
+    # Who asks for the next one is through with the one before.
+    for statement in statements:
+        yield statement
+        made.append(statement)
 
 
 class TraceProbe:

@@ -70,8 +70,8 @@ class Driver(EventDriver, Protocol):
         """For how many seconds it was paused in all, and how often; None for what never is."""
         ...
 
-    def parse(self, text: str) -> Sequence[Statement]:
-        """Return what a text says, or raise DefinitionError."""
+    def parse(self, text: str) -> Iterator[Statement]:
+        """Yield what the lines of a text say, or raise DefinitionError."""
         ...
 
     def accept(self, options: Options) -> None:
@@ -219,12 +219,12 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """
         self._check_open()
         synthetic_fields = SyntheticFields(duration=duration, exit=exits)
-        statements = [
+        statements = (
             replace(each, synthetic_fields=synthetic_fields)
             if isinstance(each, Definition)
             else each
             for each in self.driver.parse(text)
-        ]
+        )
         return self._events.define(statements, is_enabled=enabled, filter=filter)
 
     def select(self, pattern: str = "*") -> TraceProbe:

@@ -507,3 +507,16 @@ def test_numbers_are_given_again_only_when_it_is_said_that_no_record_has_them() 
     planned = planner.plan(Wanted(definitions=[second, third]))
 
     assert [probe.layout.event_id for probe in planned.come] == [1]
+
+
+def test_the_number_of_what_never_was_armed_is_given_again_at_once() -> None:
+    planner = Planner(_guest().guest)
+    planner.resolver._new_numbers = iter(range(1, 3))  # pyright: ignore[reportPrivateUsage] - 65,535 take long
+    first, second, third = (read(f"p:e{n} vfs_read") for n in range(3))
+    _change(planner, Wanted(definitions=[first]))
+    planner.plan(Wanted(definitions=[first, second]))
+    planner.resolver.forget(second, is_new=True)
+
+    planned = planner.plan(Wanted(definitions=[first, third]))
+
+    assert [probe.layout.event_id for probe in planned.come] == [2]

@@ -105,3 +105,11 @@ def test_what_is_deleted_is_not_compared_with_what_comes_in_its_place() -> None:
     preparer.compare_without([old])
 
     assert [each.name for each in preparer.prepare(new, Tasks())] == ["a_2"]
+
+
+def test_the_name_of_what_the_kernel_never_had_is_given_again_at_once() -> None:
+    preparer, one = HostPreparer(MACHINE), read("p:a vfs_read")
+    preparer.prepare(one, Tasks())
+    preparer.forget(one, is_new=True)
+
+    assert [each.name for each in preparer.prepare(read("p:a vfs_read"), Tasks())] == ["a"]

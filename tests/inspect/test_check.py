@@ -103,6 +103,13 @@ def test_definitions_count_as_if_the_ones_before_were_armed(checker: Checker) ->
     assert codes == ["", "SAME_PROBE", "DIFF_ARG_TYPE", "DIFF_PROBE_TYPE"]
 
 
+def test_a_place_is_looked_up_before_others_of_its_event_are(checker: Checker) -> None:
+    wrong = checker.check("r:x vfs_read\np:x nosuch\np:x vfs_read")[1:]
+
+    codes = [each.error.code for each in wrong if isinstance(each.error, DefinitionError)]
+    assert codes == ["BAD_PROBE_ADDR", "DIFF_PROBE_TYPE"]
+
+
 def test_a_deletion_says_what_it_takes_away_and_frees_the_event(checker: Checker) -> None:
     checker.check("p:x vfs_read %di")
 

@@ -65,7 +65,12 @@ class Events:
         if not lines_of(line):
             return
         statement = self._parse(line)
-        after = apply([statement], existing=self.definitions)
+        try:
+            after = apply([statement], existing=self.definitions)
+        except DefinitionError as error:
+            raise self.places.first_kernel_error(error) from error
+        names = {(each.group, each.event) for each in after}
+        self.first = {name: probe for name, probe in self.first.items() if name in names}
         try:
             if isinstance(statement, Definition):
                 self._define(statement)

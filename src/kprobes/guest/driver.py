@@ -38,7 +38,7 @@ from kprobes.guest.stacks import (
 )
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.image.module_types import module_ranges, with_loaded_modules
-from kprobes.lang.parser import parse_statements
+from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.kernel import Kernel, place_of
@@ -129,16 +129,13 @@ class GuestDriver:
             trampoline=kretprobe_trampoline(self.kernel),
         )
 
-    def parse(self, text: str) -> Sequence[Statement]:
-        """Return what a text says.
+    def parse(self, text: str) -> Iterator[Statement]:
+        """Yield what the lines of a text say, or raise DefinitionError."""
+        return each_statement(text, registers=self.guest.arch.registers)
 
-        Raises:
-            DefinitionError: where the kernel would find something wrong first.
-        """
-        try:
-            return parse_statements(text, registers=self.guest.arch.registers)
-        except DefinitionError as error:
-            raise places_of(self.guest).first_kernel_error(error) from error
+    def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
+        """Return what the kernel finds first in a definition that has an error."""
+        return places_of(self.guest).first_kernel_error(error)
 
     def accept(self, options: Options) -> None:
         """Take any: a guest can be probed in every way."""
@@ -159,9 +156,9 @@ class GuestDriver:
             self._left_out = [*self._left_out, *planned.left_out]
             return planned
 
-    def forget(self, definition: Definition) -> None:
-        """Let a definition go that will not be wanted again."""
-        self._planner.resolver.forget(definition)
+    def forget(self, definition: Definition, *, is_new: bool = False) -> None:
+        """Let a definition go that will not be wanted again; a new one never was."""
+        self._planner.resolver.forget(definition, is_new=is_new)
 
     def event_ids(self, definition: Definition) -> list[int]:
         """Return the numbers of a definition's events in what is counted."""

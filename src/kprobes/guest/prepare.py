@@ -149,7 +149,7 @@ class Resolver:
                 found.append(self._single(single))
                 self.identify(found[-1], may_wait=may_wait)
         except BaseException:
-            self._drop(found)
+            self._drop(found, is_new=True)
             raise
         self._known[id(definition)] = definition, tuple(found)
         return tuple(found)
@@ -178,11 +178,11 @@ class Resolver:
         """Have new definitions not compared with some, which are forgotten when all is well."""
         self._deleted = {number for each in deleted for number in self.numbers_of(each)}
 
-    def forget(self, definition: Definition) -> None:
-        """Let a definition go that is defined no more, and armed nowhere."""
+    def forget(self, definition: Definition, *, is_new: bool = False) -> None:
+        """Let a definition go that is defined no more, and armed nowhere; a new one never was."""
         known = self._known.pop(id(definition), None)
         if known is not None:
-            self._drop(known[1])
+            self._drop(known[1], is_new=is_new)
 
     def replace_filter(self, old: Definition, new: Definition) -> None:
         """Take a definition for another one that differs in its filter: its numbers stay."""
@@ -221,7 +221,7 @@ class Resolver:
         self._same(definition)[number] = single
         return single
 
-    def _drop(self, singles: "list[Single] | tuple[Single, ...]") -> None:
+    def _drop(self, singles: "list[Single] | tuple[Single, ...]", *, is_new: bool) -> None:
         for single in singles:
             definition = single.definition
             same = self._same(definition)
@@ -231,7 +231,8 @@ class Resolver:
                 del commands[definition.command]
                 if not commands:
                     del self._by_event[_name(definition)]
-            self._old_numbers.append(single.event_id)
+            numbers = self._free_numbers if is_new else self._old_numbers
+            numbers.append(single.event_id)
             self._deleted.discard(single.event_id)
 
     def _same(self, definition: Definition) -> dict[int, Single]:

@@ -19,7 +19,7 @@ from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.owner import forget, new_owner, note
 from kprobes.host.prepare import HostPlaces, HostPreparer, HostProbe
-from kprobes.lang.parser import parse_statements
+from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Counts, Events, Hits, HostEvent, HostReader
 from kprobes.model.kernel import Kernel, place_of
@@ -129,16 +129,13 @@ class HostDriver:
         """None: it is never paused."""
         return
 
-    def parse(self, text: str) -> Sequence[Statement]:
-        """Return what a text says.
+    def parse(self, text: str) -> Iterator[Statement]:
+        """Yield what the lines of a text say, or raise DefinitionError."""
+        return each_statement(text, registers=self.machine.arch.registers)
 
-        Raises:
-            DefinitionError: where the kernel finds something wrong first.
-        """
-        try:
-            return parse_statements(text, registers=self.machine.arch.registers)
-        except DefinitionError as error:
-            raise HostPlaces(self.machine).first_kernel_error(error) from error
+    def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
+        """Return what the kernel finds first in a definition that has an error."""
+        return HostPlaces(self.machine).first_kernel_error(error)
 
     def accept(self, options: Options) -> None:
         """Let these be the options from now on.
@@ -174,9 +171,9 @@ class HostDriver:
             prepared = (self._preparer.prepare(each, tasks) for each in wanted.definitions)
             return [probe for some in prepared for probe in some]
 
-    def forget(self, definition: Definition) -> None:
+    def forget(self, definition: Definition, *, is_new: bool = False) -> None:
         """Let a definition go that will not be wanted again; its event goes at the end."""
-        self._preparer.forget(definition)
+        self._preparer.forget(definition, is_new=is_new)
 
     def replace_filter(self, old: Definition, new: Definition) -> None:
         """Take a definition for another one, which differs in its filter."""

@@ -142,10 +142,11 @@ class HostPreparer:
         """Have new definitions not compared with some, which are forgotten when all is well."""
         self._deleted = {number for each in deleted for number in self.event_ids(each)}
 
-    def forget(self, definition: Definition) -> None:
-        """Let a definition go that is defined no more; the kernel may have its event still."""
+    def forget(self, definition: Definition, *, is_new: bool = False) -> None:
+        """Let a definition go that is defined no more; of a new one the kernel has no event."""
         _, known = self._known.pop(id(definition), (definition, ()))
-        self._old_names.update(each.name for each in known)
+        self._old_names.update(each.name for each in known if not is_new)
+        self._names.difference_update(each.name for each in known if is_new)
 
     def reuse_names(self) -> None:
         """Give names of forgotten definitions to others: the kernel has no event of ours."""

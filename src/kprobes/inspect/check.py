@@ -200,7 +200,7 @@ class Checker:
             self._forget(gone)
             cpus = self._backend.cpus
             return CheckResult(command=statement.command, line=number, cpus=cpus, deleted=gone)
-        self._definitions.check(statement)
+        self._check_joined(statement)
         placed, module = self._place(statement)
         self._definitions.append(statement)
         for each in placed:
@@ -215,6 +215,12 @@ class Checker:
             placed=placed,
             waits_for=module,
         )
+
+    def _check_joined(self, definition: Definition) -> None:
+        try:
+            self._definitions.check(definition)
+        except DefinitionError as error:
+            raise self._backend.first_kernel_error(error) from error
 
     def _place(self, definition: Definition) -> tuple[tuple[Placed, ...], str]:
         try:

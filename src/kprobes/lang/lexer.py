@@ -7,6 +7,7 @@ kstrtol: base by prefix, 64 bits.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kprobes.errors import DefinitionError
@@ -134,9 +135,14 @@ def lines_of(text: str) -> tuple[Line, ...]:
     Raises:
         DefinitionError: a line is longer than the kernel takes.
     """
+    return tuple(each_line(text))
+
+
+def each_line(text: str) -> Iterator[Line]:
+    """Yield statements as they are read; else as ``lines_of``."""
     lines = enumerate(text.split("\n"), start=1)
     found = (_line(number, line, line.split("#", 1)[0]) for number, line in lines)
-    return tuple(line for line in found if line is not None)
+    return (line for line in found if line is not None)
 
 
 def lines_of_boot(text: str) -> tuple[Line, ...]:

@@ -4,7 +4,7 @@ A statement that begins with ``-:`` deletes: ``-:[GRP/]EVENT [PLACE [ARGS]]``.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,7 +12,15 @@ from typing import NamedTuple
 from kprobes.errors import DefinitionError
 from kprobes.lang.append import apply
 from kprobes.lang.argument import check_meta, is_parameter, read_arguments, read_parameter
-from kprobes.lang.lexer import Line, Token, lines_of, lines_of_boot, read_signed, read_unsigned
+from kprobes.lang.lexer import (
+    Line,
+    Token,
+    each_line,
+    lines_of,
+    lines_of_boot,
+    read_signed,
+    read_unsigned,
+)
 from kprobes.lang.names import event_at, read_names
 from kprobes.lang.scope import ParseContext
 from kprobes.model.codes import Code, rejection
@@ -152,7 +160,12 @@ def parse_statements(text: str, *, registers: Collection[str]) -> tuple[Statemen
     Raises:
         DefinitionError: for the first line that is wrong; a note on it has the line's number.
     """
-    return tuple(_parse_line(line, registers) for line in lines_of(text))
+    return tuple(each_statement(text, registers=registers))
+
+
+def each_statement(text: str, *, registers: Collection[str]) -> Iterator[Statement]:
+    """Yield the statements of a file as they are read; else as ``parse_statements``."""
+    return (_parse_line(line, registers) for line in each_line(text))
 
 
 def parse_source(text: str, *, registers: Collection[str]) -> tuple[Definition, ...]:
