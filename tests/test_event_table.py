@@ -3,13 +3,14 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
 from kprobes.lang.parser import each_statement, parse_statements
 from kprobes.model.definition import Definition
-from kprobes.model.events import Counts
+from kprobes.model.events import Counts, Hits, Loads
 from kprobes.model.options import Wanted
 from tests.build.definitions import REGISTERS
 
@@ -66,6 +67,15 @@ class Armer:
 
     def counts(self) -> Counts:
         return Counts(recorded={1: 5}, missed={1: 2}, nmissed={1: 1}, lost=0, damaged=0)
+
+    def hits(self) -> list[Hits]:
+        return [
+            Hits(event=each.event, function="f", recorded=0, missed=0, event_id=len(each.event))
+            for each in self.wanted.definitions
+        ]
+
+    def loads(self) -> Loads:
+        return Loads(hits=np.array([0, 7], np.uint64), busy_s=None)
 
     @property
     def armed(self) -> list[str]:
@@ -427,3 +437,38 @@ def test_hits_and_misses_are_those_of_its_events(table: EventTable) -> None:
 
     assert (a.hits, a.missed) == (5, 3)
     assert (long.hits, long.missed) == (0, 0)
+
+
+def test_what_has_passed_a_limit_is_not_wanted_until_it_is_enabled_again(
+    armer: Armer, table: EventTable
+) -> None:
+    hot, other = define(table, "p:hot f"), define(table, "p:cold g")
+    assert table.stop_over_limit({3: "is hot"}) == []
+    table.begin()
+
+    assert table.stop_over_limit({3: "is hot"}) == ["hot (f) is hot: it is disabled"]
+    assert table.stop_over_limit({3: "is hot"}) == []
+    assert armer.wanted.over_limit == {3}
+    assert (hot.is_enabled, other.is_enabled) == (False, True)
+    assert "hot disabled" in table.describe(hot.numbers[0])
+    other.disable()
+    assert armer.wanted.over_limit == {3}
+    hot.enable()
+    assert armer.wanted.over_limit == set()
+    assert hot.is_enabled
+
+    table.stop_over_limit({3: "is hot"})
+    table.end()
+    table.begin()
+    assert (armer.wanted.over_limit, hot.is_enabled) == (set(), True)
+
+
+def test_what_cannot_be_stopped_is_taken_as_enabled(armer: Armer, table: EventTable) -> None:
+    hot = define(table, "p:hot f")
+    table.begin()
+    armer.refused.add("f")
+
+    with pytest.raises(RefusedError):
+        table.stop_over_limit({3: "is hot"})
+
+    assert hot.is_enabled

@@ -15,7 +15,7 @@ import ctypes
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -25,24 +25,32 @@ from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.resolved import Resolved
 
 
-def hits_of(probes: Mapping[int, Resolved], counts: Counts) -> list[Hits]:
+def hits_of(
+    probes: Mapping[int, Resolved], counts: Counts, over_limit: Collection[int]
+) -> list[Hits]:
     """Return every probe's numbers.
 
     Args:
         probes: by event id, those of modules that are gone included.
         counts: of the recording.
+        over_limit: the ids of events that were disabled, as they have passed a limit.
     """
-    return [_hits(probes[number], counts) for number in sorted(probes)]
+    return [
+        _hits(probes[number], counts, is_over_limit=number in over_limit)
+        for number in sorted(probes)
+    ]
 
 
-def _hits(probe: Resolved, counts: Counts) -> Hits:
+def _hits(probe: Resolved, counts: Counts, *, is_over_limit: bool) -> Hits:
     number = probe.layout.event_id
     return Hits(
         event=probe.layout.event,
+        event_id=number,
         function=place_as_given(probe.definition),
         recorded=counts.recorded.get(number, 0),
         missed=counts.missed.get(number, 0),
         nmissed=counts.nmissed.get(number, 0),
+        is_over_limit=is_over_limit,
     )
 
 

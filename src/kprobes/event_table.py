@@ -5,7 +5,7 @@ themselves, are recorded: the driver arms and disarms the difference.
 """
 
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -16,7 +16,7 @@ from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.lang.append import Definitions, Name
 from kprobes.lang.filter import normal
 from kprobes.model.definition import Definition, Statement
-from kprobes.model.events import Counts
+from kprobes.model.events import Counts, Hits, Loads
 from kprobes.model.options import Options, Wanted
 
 _BUSY = "Device or resource busy"
@@ -58,6 +58,14 @@ class EventDriver(Protocol):
         """Return what was counted since the recording began, or in the last one."""
         ...
 
+    def hits(self) -> list[Hits]:
+        """Return what the last recording counted of every probe; of newer ones nothing yet."""
+        ...
+
+    def loads(self) -> Loads:
+        """Return what hits have taken so far, while limits ask for it."""
+        ...
+
 
 class EventTable:
     """The events of a session. Every method may be called by any thread.
@@ -75,6 +83,8 @@ class EventTable:
         # Those that are enabled; and those that are recorded then, None for all.
         self._enabled: set[_Event] = set()
         self._chosen: set[_Event] | None = None
+        # By their ids in what is counted.
+        self._over_limit: frozenset[int] = frozenset()
         self._is_recording = False
 
     def __len__(self) -> int:
@@ -190,7 +200,7 @@ class EventTable:
         with self._changing():
             chosen = {event for each in probes for event in self._events(each.numbers)}
             self._chosen = chosen if probes else None
-            self._is_recording = True
+            self._is_recording, self._over_limit = True, frozenset()
             self._apply((), begins=True)
 
     def end(self) -> None:
@@ -199,10 +209,39 @@ class EventTable:
             self._is_recording, self._chosen = False, None
             self._driver.end()
 
+    def loads(self) -> Loads:
+        """Return what hits have taken so far, while limits ask for it."""
+        return self._driver.loads()
+
+    def stop_over_limit(self, events: Mapping[int, str]) -> list[str]:
+        """Disable single functions' events, until they are enabled again or a recording begins.
+
+        Args:
+            events: by their ids in what is counted, what each did to pass a limit.
+
+        Returns:
+            That, of those that were still enabled, with their names.
+        """
+        with self._changing():
+            ids = events.keys() - self._over_limit
+            if not (ids and self._is_recording):
+                return []
+            self._over_limit |= ids
+            self._apply(())
+            found = self._driver.hits()
+            return [
+                f"{each.event} ({each.function}) {events[each.event_id]}: it is disabled"
+                for each in found
+                if each.event_id in ids
+            ]
+
     def is_enabled(self, number: int) -> bool:
-        """Whether an event is defined, and enabled."""
+        """Whether an event is defined, and enabled; not if all of it has passed a limit."""
         with self._lock:
-            return any(event in self._enabled for event in self._events([number]))
+            is_enabled = any(event in self._enabled for event in self._events([number]))
+            return is_enabled and not (
+                self._over_limit and self._event_ids([number]) <= self._over_limit
+            )
 
     def definition(self, number: int) -> Definition | None:
         """Return what an event is defined as, or None when it was deleted."""
@@ -221,8 +260,7 @@ class EventTable:
     def counted(self, numbers: Collection[int]) -> tuple[int, int]:
         """Return how many hits of some events became events, and how many were missed."""
         with self._lock:
-            found = self._numbered(numbers).values()
-            ids = [n for definition in found for n in self._driver.event_ids(definition)]
+            ids = self._event_ids(numbers)
         counts = self._driver.counts()
         missed = sum(counts.missed.get(n, 0) + counts.nmissed.get(n, 0) for n in ids)
         return sum(counts.recorded.get(n, 0) for n in ids), missed
@@ -230,12 +268,17 @@ class EventTable:
     @contextmanager
     def _changing(self) -> Generator[None]:
         with self._lock:
-            before = set(self._enabled), self._chosen and set(self._chosen), self._is_recording
+            chosen = self._chosen and set(self._chosen)
+            before = set(self._enabled), chosen, self._is_recording, self._over_limit
             try:
                 yield
             except BaseException:
-                self._enabled, self._chosen, self._is_recording = before
+                self._enabled, self._chosen, self._is_recording, self._over_limit = before
                 raise
+
+    def _event_ids(self, numbers: Collection[int]) -> frozenset[int]:
+        found = self._numbered(numbers).values()
+        return frozenset(n for each in found for n in self._driver.event_ids(each))
 
     def _changed(
         self, statements: Iterable[Statement], filter: str | None
@@ -270,7 +313,11 @@ class EventTable:
         if not self._is_recording:
             return
         change = partial(
-            replace, definitions=list(recorded.values()), options=self.options, deleted=deleted
+            replace,
+            definitions=list(recorded.values()),
+            options=self.options,
+            over_limit=self._over_limit,
+            deleted=deleted,
         )
         self._driver.apply(change, begins=begins)
 
@@ -278,8 +325,14 @@ class EventTable:
         # Beside what is recorded, so that only these are planned.
         found = self._recorded() | self._numbered(new)
         definitions = [each for _, each in sorted(found.items())]
-        wanted = Wanted(definitions=definitions, options=self.options, deleted=deleted)
-        self._driver.prepare(wanted)
+        self._driver.prepare(
+            Wanted(
+                definitions=definitions,
+                options=self.options,
+                over_limit=self._over_limit,
+                deleted=deleted,
+            )
+        )
 
     def _recorded(self) -> dict[int, Definition]:
         if not self._is_recording:
@@ -307,6 +360,7 @@ class EventTable:
             self._enabled -= events
             return
         self._enabled |= events
+        self._over_limit -= self._event_ids([n for event in events for n in self._numbers(event)])
         if self._chosen is not None:
             self._chosen |= events
 

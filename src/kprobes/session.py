@@ -19,10 +19,11 @@ from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING
 from kprobes.handlers.probe import Probe
 from kprobes.handlers.registry import Registry
+from kprobes.limits import LimitThread, LoadWindow
 from kprobes.model.definition import Definition, Statement, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.model.kernel import Kernel
-from kprobes.model.options import Options, Tasks
+from kprobes.model.options import Limits, Options, Tasks
 from kprobes.model.override import OverrideOptions, OverrideWords, errno_value, with_comm
 from kprobes.ports import Sink
 from kprobes.sinks.names import TraceSource
@@ -262,6 +263,27 @@ class Session(Generic[_Driver_co, _Commands_co]):
         tasks = Tasks(pids=tuple(pids), comms=tuple(comms), tgids=tuple(tgids), follow=follow)
         self.options = replace(self.options, tasks=tasks)
 
+    def limit(
+        self,
+        *,
+        max_rate: float = math.inf,
+        max_overhead: float = math.inf,
+        max_pause_s: float = math.inf,
+    ) -> None:
+        """Keep what events take within limits, from the next recording on: howto/limits.md.
+
+        Args:
+            max_rate: how often a second one may be hit; it is disabled when it is hit more often.
+            max_overhead: the share of the CPUs' time, from 0 to 1, that all hits may take; the
+                dearest events are disabled when they take more.
+            max_pause_s: for how long a guest may stand still at once while probes are armed.
+
+        Raises:
+            NotSupportedError: this machine's kernel is to limit the overhead.
+        """
+        limits = Limits(max_rate=max_rate, max_overhead=max_overhead, max_pause_s=max_pause_s)
+        self.options = replace(self.options, limits=limits)
+
     @contextmanager
     def record(self, *probes: TraceProbe, timeout_s: float | None = None) -> Generator[Trace]:
         """Arm what is enabled, record until the block ends, and disarm.
@@ -334,6 +356,10 @@ class Session(Generic[_Driver_co, _Commands_co]):
             undo.callback(self._events.end)
             drain = self.driver.drain(room=room)
             undo.callback(drain.stop)
+            if self.options.limits.counts_hits:
+                window = LoadWindow(self.options.limits, self.source.cpus)
+                limiting = LimitThread(self._events, window, self.options.warn)
+                undo.callback(limiting.stop)
             yield drain
 
     def counts(self) -> Counts:

@@ -119,7 +119,14 @@ def test_json_has_every_figure() -> None:
     assert (found["unserved"], found["is_complete"], found["status"]) == (10, False, 7)
     assert found["pauses"] == {"s": 0.0123, "stops": 3}
     assert found["probes"] == [
-        {"event": "open", "function": "do_open", "recorded": 8, "missed": 1, "unkept": 2}
+        {
+            "event": "open",
+            "function": "do_open",
+            "recorded": 8,
+            "missed": 1,
+            "unkept": 2,
+            "is_over_limit": False,
+        }
     ]
     assert found["handlers"] == [
         {"name": "h", "place": "vfs_read", "calls": 9, "missed": 10, "errors": 11}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kprobes.cli.verdicts import as_json, as_text
-from kprobes.inspect.check import Checker, Terms, checker_of_guest
+from kprobes.inspect.check import Checker, Terms, checker_of_guest, cost_of
 from kprobes.model.definition import SyntheticFields
 from kprobes.model.plan import ReturnMethod
 from kprobes.units import Addr
@@ -205,3 +205,38 @@ def test_who_waits_for_a_module_says_so(place: Place) -> None:
 
     assert (found["verdict"], found["waits_for"]) == ("accepted", "nosuch")
     assert "waits until module nosuch is loaded" in text(place[0], "p nosuch:other")
+
+
+def test_what_probes_take_is_predicted_where_it_is_asked_for(place: Place) -> None:
+    checker, _ = place
+    found = [
+        ("", each)
+        for each in checker.check("p:one vfs_read a=%di\np nosuch\np:two vfs_read b=+8(+0(%di))")
+    ]
+
+    plain, costs = as_text(found, has_format=False), as_text(found, has_format=False, arch="x86_64")
+
+    assert "predicted" not in plain
+    lines = costs.splitlines()
+    assert [line for line in lines if "predicted" in line] == [
+        "  predicted: 60 ns a hit; the guest paused for 2 ms to patch 1 site",
+        "  predicted: 230 ns a hit; the guest paused for 2 ms to patch 1 site",
+    ]
+    assert lines[-1].endswith("armed at once: the guest paused for 2 ms to patch 2 sites")
+    one, refused, two = map(
+        json.loads, as_json(found, has_format=False, arch="x86_64").splitlines()
+    )
+    assert one["cost"] == {"hit_ns": 60, "sites": 1, "pause_s": pytest.approx(0.002025)}
+    assert (two["cost"]["hit_ns"], "cost" in refused) == (230, False)
+
+
+def test_a_return_s_hit_is_left_by_one_exit_and_every_exit_is_patched() -> None:
+    checker = leaving(bytes.fromhex("85ff7405c39090909090c3").ljust(27, b"\xcc"))
+    (result,) = checker.check("r:back vfs_read a=$arg1")
+    cost = cost_of(result, "x86_64")
+
+    assert cost is not None
+    exits = result.placed[0].exits
+    assert exits is not None
+    assert cost.sites == 1 + len(exits.exits.exits) == 3
+    assert cost.hit_ns == 50 + 60 + 10 + 1230

@@ -15,6 +15,7 @@ from kprobes.model.resolved import COMMIT, COUNTER, HEADER
 from kprobes.units import Addr
 from tests.build import reference
 from tests.build.cpu import Write
+from tests.build.filtered import make_filtered
 from tests.build.kernel import make_probe
 from tests.build.machine import (
     ABI,
@@ -129,6 +130,24 @@ def test_where_the_counter_does_not_tell_the_time_the_guest_s_clock_is_asked() -
     assert found.counter == machine.readers.time
     assert found.values == (state["di"], state["r9"])
     assert {name for name in after if after[name] != state[name]} <= {"ax", "r11", "flags"}
+
+
+@pytest.mark.parametrize("text", ["p f a=$arg1", "p f a=+0($arg1)"])
+def test_limits_have_hits_counted_and_timed_also_those_that_are_rejected(text: str) -> None:
+    at = KERNEL + 0x2000
+    machine = Machine(replace(ABI, loads=Addr(at)))
+    loaded = machine.load([make_filtered(text, "a == 0x55", event_id=n) for n in (3, 7)])
+
+    for n in range(5):
+        machine.cpu.write(KERNEL, (0x55 if n % 2 else 1).to_bytes(8, "little"))
+        first = 0x55 if n % 2 else 1
+        machine.hit(loaded, random_state(machine.random, di=KERNEL if "+0" in text else first))
+
+    found = [int.from_bytes(machine.cpu.read(at + 8 * n, 8), "little") for n in range(20)]
+    assert len(records(machine, 0)) == 4
+    assert (found[6], found[14]) == (5, 5)
+    assert min(found[7], found[15]) > 0
+    assert not any(found[n] for n in range(20) if n not in (6, 7, 14, 15))
 
 
 @pytest.mark.parametrize("text", KINDS)

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.errors import DefinitionError, RefusedError, TargetError, TracefsError
+from kprobes.errors import (
+    DefinitionError,
+    NotSupportedError,
+    RefusedError,
+    TargetError,
+    TracefsError,
+)
 from kprobes.host.driver import HostDriver, HostOptions
 from kprobes.host.owner import noted
 from kprobes.model.definition import Definition
-from kprobes.model.options import Options, Tasks, Wanted
+from kprobes.model.options import Limits, Options, Tasks, Wanted
 from tests.build.host_machine import FakeReader, make_machine, open_fake, read_fake
 from tests.build.kernel import read
 from tests.build.tracefs import FakeTracefs
@@ -337,3 +343,32 @@ def test_a_recording_may_begin_with_nothing_and_end_so(tracefs: FakeTracefs) -> 
     change(driver, read("p:a vfs_read"))
 
     assert enabled(tracefs) == {"a": "1"}
+
+
+def test_hits_are_read_from_the_profile_and_what_is_over_a_limit_is_not_enabled(
+    tracefs: FakeTracefs,
+) -> None:
+    driver = driver_of(tracefs, "p:a vfs_read", "p:b many")
+    a, b = driver.wanted.definitions
+    loads = driver.loads()
+    (number,) = driver.event_ids(b)
+
+    assert loads.busy_s is None
+    assert [loads.hits[n] for each in (a, b) for n in driver.event_ids(each)] == [7, 7]
+    driver.apply(lambda before: replace(before, over_limit=frozenset({number})))
+
+    assert tracefs.written[-1][0].endswith("/b/enable")
+    assert tracefs.written[-1][1] == "0"
+    assert {each.event: each.is_over_limit for each in driver.hits()} == {"a": False, "b": True}
+    driver.apply(lambda before: replace(before, over_limit=frozenset()))
+    assert tracefs.written[-1] == (tracefs.written[-1][0], "1")
+    driver.close()
+    assert is_clean(tracefs)
+
+
+def test_what_hits_take_is_not_told_by_this_kernel(tracefs: FakeTracefs) -> None:
+    driver = HostDriver(make_machine(tracefs), HostOptions(), open_fake, read_fake)
+    driver.accept(Options(limits=Limits(max_rate=5)))
+
+    with pytest.raises(NotSupportedError, match="does not tell what hits take"):
+        driver.accept(Options(limits=Limits(max_overhead=0.1)))

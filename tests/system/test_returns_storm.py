@@ -28,6 +28,7 @@ from tests.build import hot
 from tests.build.balance import Balance, balance
 from tests.build.defined import delete_all, recorded_by_event
 from tests.build.dialect import DIALECTS, Dialect
+from tests.build.harmed import AGAIN_S
 from tests.build.running import NET_FILES, VARIETY_FILES
 from tests.build.sweep import Nothing, lasting
 from tests.build.victim import (
@@ -51,8 +52,6 @@ TWO_MINUTES_S = float(os.environ.get("KPROBES_STORM", "120"))
 AT_ONCE = 2_000
 _PER_BATCH, _EACH_S = 250, 5.0
 _PER_LOOK, _LOOK_S = 5_000, 4.0
-AGAIN_S = 1.0
-"""Within this a guest whose tracer died must run and be as before."""
 SETTLED_S = 40.0
 _RETURN_METHODS = (None, ReturnMethod.RETHOOK)
 _SIZE = ArenaSize(code=16 * MIB, ring=32 * MIB)

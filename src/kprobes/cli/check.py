@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--event-format", action="store_true", help="with each event's `format` file"
     )
     parser.add_argument(
+        "--cost", action="store_true", help="predict what a hit takes, and the guest's pause"
+    )
+    parser.add_argument(
         "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
     )
     parser.add_argument(
@@ -67,10 +70,11 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     options.check_image(args)
     with _checker(args) as checker:
         found = [(text.source, v) for text in texts for v in checker.check(text.text)]
+        arch = checker.arch if args.cost else None
     if not found:
         raise UsageError("nothing to check: no definition was given")
     show = as_json if args.format == "json" else as_text
-    write_text(out, show(found, has_format=args.event_format))
+    write_text(out, show(found, has_format=args.event_format, arch=arch))
     return 0 if all(result.is_accepted for _, result in found) else _PROBLEMS
 
 

@@ -7,6 +7,7 @@ asked for that only guests have; else a guest that is booted.
 """
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,11 @@ from kprobes.cli.terminal import print_message
 from kprobes.errors import NotSupportedError, UsageError
 
 if TYPE_CHECKING:
+    from kprobes.model.options import Limits
     from kprobes.model.plan import ReturnMethod, Strategy
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)")
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)%?")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _SIZE = re.compile(r"([0-9]+)([KMG]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
@@ -135,6 +138,20 @@ def duration(text: str) -> float:
     return seconds
 
 
+def pause(text: str) -> float:
+    """Return the seconds in ``5ms``, ``1s``, or ``5``: ms, if nothing else is said."""
+    return duration(f"{text}ms" if text.strip()[-1:].isdigit() else text)
+
+
+def percent(text: str) -> float:
+    """Return the share in ``5``, ``0.5`` or ``5%``."""
+    found = _PERCENT.fullmatch(text)
+    share = 0.0 if found is None else float(found[1]) / 100
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"invalid percentage: {text!r} (must be above 0, to 100)")
+    return share
+
+
 def size(text: str) -> int:
     """Return the bytes in ``8M``, ``512K``, ``1G`` or ``4096``."""
     found = _SIZE.fullmatch(text)
@@ -232,6 +249,40 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
         "--call-duration",
         action="store_true",
         help="tell how long calls took: a field `duration` of every return",
+    )
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what probes may take of a kernel."""
+    group = parser.add_argument_group("limits")
+    group.add_argument(
+        "--max-rate",
+        type=count,
+        metavar="N",
+        help="disable an event that is hit more than N times a second, and tell",
+    )
+    group.add_argument(
+        "--max-overhead",
+        type=percent,
+        metavar="PERCENT",
+        help="when hits take more of the CPUs' time, disable the dearest events, and tell",
+    )
+    group.add_argument(
+        "--max-pause",
+        type=pause,
+        metavar="MS",
+        help="pause a guest no longer at once to arm or disarm: in several pauses, if need be",
+    )
+
+
+def limits(args: argparse.Namespace) -> "Limits":
+    """Return what probes may take."""
+    from kprobes.model.options import Limits
+
+    return Limits(
+        max_rate=args.max_rate or math.inf,
+        max_overhead=args.max_overhead or math.inf,
+        max_pause_s=args.max_pause or math.inf,
     )
 
 

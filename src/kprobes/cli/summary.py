@@ -71,6 +71,11 @@ class Summary:
         return self.missed + self.nmissed
 
     @property
+    def over_limit(self) -> int:
+        """Events that were disabled, as they had passed a limit."""
+        return sum(probe.is_over_limit for probe in self.probes)
+
+    @property
     def unserved(self) -> int:
         """Hits that went on without a handler."""
         return sum(handler.missed for handler in self.handlers)
@@ -78,7 +83,9 @@ class Summary:
     @property
     def is_complete(self) -> bool:
         """Whether every hit became an event, and had its handlers."""
-        return not (self.all_missed or self.lost or self.damaged or self.unserved)
+        return not (
+            self.all_missed or self.lost or self.damaged or self.unserved or self.over_limit
+        )
 
     def text(self) -> str:
         """Return all of it, for people."""
@@ -93,7 +100,7 @@ class Summary:
         pauses = (
             None if self.pauses is None else dict(zip(("s", "stops"), self.pauses, strict=True))
         )
-        figures = ("recorded", "missed", "nmissed", "unserved", "is_complete")
+        figures = ("recorded", "missed", "nmissed", "unserved", "over_limit", "is_complete")
         shown = [(name, getattr(self, name)) for name in figures]
         return json_lines([asdict(self, dict_factory=_json) | {"pauses": pauses} | _json(shown)])
 
@@ -108,6 +115,7 @@ class Summary:
             and f"{counted(self.unwritten, 'event')} not written: the output took them too slowly",
             self.lost and f"{counted(self.lost, 'event')} lost: a larger --buffer-size keeps more",
             self.damaged and f"{counted(self.damaged, 'damaged place')} in the rings",
+            self.over_limit and f"{counted(self.over_limit, 'event')} disabled: over a limit",
             self.faulted and f"{counted(self.faulted, 'value')} could not be read (fault)",
         ]
         return "".join(f"  {part}\n" for part in parts if part)
@@ -128,12 +136,14 @@ class Summary:
 
 
 def _json(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON's own word, older than the kernel's here.
-    return {"unkept" if name == "nmissed" else name: value for name, value in items}
+    # JSON's own word, older than the kernel's here; and not what is of one session only.
+    shown = ((name, value) for name, value in items if name != "event_id")
+    return {"unkept" if name == "nmissed" else name: value for name, value in shown}
 
 
 def _table(probes: Sequence[Hits]) -> str:
-    hit = sorted((p for p in probes if p.recorded or p.all_missed), key=lambda p: -p.recorded)
+    hit = [p for p in probes if p.recorded or p.all_missed or p.is_over_limit]
+    hit.sort(key=lambda p: (not p.is_over_limit, -p.recorded))
     rows = [(p.event, f"{p.recorded:>9,}", p.function, _missed(p)) for p in hit]
     rest = hit[_MAX_PROBES:]
     more = (
@@ -165,4 +175,6 @@ def _missed(probe: Hits) -> str:
         for number, cause in ((probe.missed, "another hit in progress"), (probe.nmissed, "no room"))
         if number
     ]
-    return f"{probe.all_missed:,} missed ({', '.join(causes)})" if causes else ""
+    missed = f"{probe.all_missed:,} missed ({', '.join(causes)})" if causes else ""
+    over = "disabled: over a limit" if probe.is_over_limit else ""
+    return ", ".join(filter(None, (over, missed)))

@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_target(parser)
     _add_choice(parser)
     _add_output(parser)
+    options.add_limits(parser)
     parser.add_argument(
         "--vmlinux",
         type=Path,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from kprobes.cli.control import Control
 from kprobes.cli.definitions import Script
 from kprobes.cli.files import report_ready
-from kprobes.cli.options import is_host, return_method, strategy
+from kprobes.cli.options import is_host, limits, return_method, strategy
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
@@ -266,6 +266,7 @@ def _define(
     session.options = Options(
         strategy=strategy(args),
         return_method=return_method(args),
+        limits=limits(args),
         warn=_warn,
         checkpoint=stop.check,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from kprobes.cli.terminal import aligned, counted, json_lines
 from kprobes.errors import DefinitionError
 from kprobes.guest.text import Classified
-from kprobes.inspect.check import CheckResult, Placed
+from kprobes.inspect.check import CheckResult, Cost, Placed, cost_of
 from kprobes.lang.listing import show
 from kprobes.model.plan import Exit, ReturnMethod, Returns, Site, Strategy
 from kprobes.model.resolved import Field, FieldFetch, Resolved, Storage, can_fault
@@ -130,18 +130,53 @@ Found = Sequence[tuple[str, CheckResult]]
 """Verdicts, each with the file that its statement is from, or ""."""
 
 
-def as_text(found: Found, *, has_format: bool) -> str:
-    """Return a paragraph per statement, and a last line that sums up."""
-    paragraphs = ["".join(_paragraph(*each, has_format=has_format)) for each in found]
+def as_text(found: Found, *, has_format: bool, arch: str | None = None) -> str:
+    """Return a paragraph per statement, and a last line that sums up.
+
+    Args:
+        found: the verdicts.
+        has_format: whether with each event's ``format`` file.
+        arch: of the kernel, where what probes take is to be predicted.
+    """
+    costs = [None if arch is None else cost_of(result, arch) for _, result in found]
+    paragraphs = [
+        "".join((*_paragraph(*each, has_format=has_format), *_cost(cost)))
+        for each, cost in zip(found, costs, strict=True)
+    ]
     refused = sum(not result.is_accepted for _, result in found)
     number = counted(len(found), "definition")
     sum_ = f"{refused} of {number} refused" if refused else f"{number} accepted"
+    if sites := sum(cost.sites for cost in costs if cost is not None):
+        sum_ += f"; armed at once: {_pause(Cost(hit_ns=0, sites=sites))}"
     return "\n".join([*paragraphs, f"{sum_}\n"])
 
 
-def as_json(found: Found, *, has_format: bool) -> str:
-    """Return one JSON object per line."""
-    return json_lines(_object(*each, has_format=has_format) for each in found)
+def as_json(found: Found, *, has_format: bool, arch: str | None = None) -> str:
+    """Return one JSON object per line.
+
+    Args:
+        found, has_format, arch: see ``as_text``.
+    """
+    return json_lines(
+        _object(*each, has_format=has_format) | _cost_object(each[1], arch) for each in found
+    )
+
+
+def _cost(cost: Cost | None) -> Iterator[str]:
+    if cost is not None:
+        yield f"  predicted: {cost.hit_ns:,.0f} ns a hit; {_pause(cost)}\n"
+
+
+def _pause(cost: Cost) -> str:
+    pause_ms = 1000 * cost.pause_s
+    return f"the guest paused for {pause_ms:,.0f} ms to patch {counted(cost.sites, 'site')}"
+
+
+def _cost_object(result: CheckResult, arch: str | None) -> dict[str, Any]:
+    cost = None if arch is None else cost_of(result, arch)
+    if cost is None:
+        return {}
+    return {"cost": {"hit_ns": cost.hit_ns, "sites": cost.sites, "pause_s": cost.pause_s}}
 
 
 def _paragraph(source: str, result: CheckResult, *, has_format: bool) -> Iterator[str]:

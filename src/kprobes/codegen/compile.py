@@ -187,7 +187,7 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
     open_context = partial(_context, arch, abi, form)
     context, probes = open_context(), form.probes
     is_alone = len(probes) == 1 and not (form.returning or form.overrides)
-    if is_alone and filters.quick_steps(probes[0]):
+    if is_alone and abi.loads is None and filters.quick_steps(probes[0]):
         # A hit that is rejected so early must not save registers for what it does not come to.
         chosen = open_context()
         _emit_choice(chosen, probes[0])

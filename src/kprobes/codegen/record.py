@@ -9,8 +9,18 @@ from kprobes.codegen import fetch, filters, guard, per_cpu
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.model import resolved
-from kprobes.model.abi import CPU_SHIFT, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD, SLACK
+from kprobes.model.abi import (
+    CPU_SHIFT,
+    LOAD_SIZE,
+    PERCPU_LIMIT,
+    PERCPU_LOST,
+    PERCPU_WORD,
+    SLACK,
+)
 from kprobes.model.resolved import RecordLayout, Resolved
+
+_BUSY = 8
+"""Where the time of an event's hits is counted, after their number."""
 
 
 def emit_probes(context: Context, probes: Sequence[Resolved], first: int) -> None:
@@ -24,10 +34,13 @@ def emit_probes(context: Context, probes: Sequence[Resolved], first: int) -> Non
     f = context.out
     for index, probe in enumerate(probes, first):
         following = f.label("following")
+        begun = _begin_load(context, f"event{index}")
         emit_choice(context, probe, index, following)
         emit_probe(context, probe, index)
         f.jump(following)
         f.place(following)
+        if begun is not None:
+            _end_load(context, f"event{index}", begun)
 
 
 def emit_choice(context: Context, probe: Resolved, index: int, reject: str) -> None:
@@ -66,6 +79,26 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
     context.out.jump(out)
     context.out.place(out)
     context.early.clear()
+
+
+def _begin_load(context: Context, event: str) -> Value | None:
+    # Limits want to know how often an event is hit, and for how long.
+    if context.abi.loads is None:
+        return None
+    guard.count_at(context, _load(context, event, context.abi.loads))
+    return time(context)
+
+
+def _end_load(context: Context, event: str, begun: Value) -> None:
+    f, loads = context.out, context.abi.loads
+    if loads is None:
+        raise ValueError("the end of what was not begun")
+    f.increase(_load(context, event, loads + _BUSY), f.op("sub", time(context), begun))
+
+
+def _load(context: Context, event: str, loads: int) -> Value:
+    f = context.out
+    return f.op("add", f.op("mul", f.address_of(event), LOAD_SIZE), loads)
 
 
 def time(context: Context) -> Value:

@@ -43,6 +43,7 @@ class Allocator:
     Attributes:
         arena: what was allocated first; None before that, and when it was given back.
         recorder: of its rings; likewise, but kept.
+        counts_hits: whether code counts and times hits.
         is_guarded: whether any probe calls the guest's functions, so that all look at the guard.
     """
 
@@ -56,7 +57,7 @@ class Allocator:
         """
         self.arena: Arena | None = None
         self.recorder: Recorder | None = None
-        self.is_guarded = False
+        self.is_guarded = self.counts_hits = False
         self._journal = journal
         self._size = size
         self._warn = warn
@@ -168,6 +169,7 @@ class Allocator:
             percpu=arena.percpu,
             missed=arena.missed,
             nmissed=arena.nmissed,
+            loads=arena.loads if self.counts_hits else None,
             code=(min(start for start, _ in code), max(stop for _, stop in code)),
             rings=arena.rings,
             texts=arena.texts,

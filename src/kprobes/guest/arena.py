@@ -16,6 +16,7 @@ from kprobes.guest.kernel_abi import first_of, per_cpu_bases
 from kprobes.guest.release import CodeMemory, allocate_code, allocate_module_code, free
 from kprobes.model.abi import (
     CPU_SHIFT,
+    LOAD_SIZE,
     MAX_STRING,
     PERCPU_GUARD,
     PERCPU_LIMIT,
@@ -35,8 +36,10 @@ _GFP_KERNEL = 0xCC0
 MISSED_SIZE = 8 * (1 << 16)
 """Bytes of one kind of counters: one per event id."""
 OVERRIDES_SIZE = OVERRIDE_SIZE * MAX_OVERRIDES
-COUNTERS_SIZE = 2 * MISSED_SIZE + OVERRIDES_SIZE
-"""Bytes of missed hits, of calls that no instance was free for, and of what overrides count."""
+LOADS_SIZE = LOAD_SIZE * (1 << 16)
+COUNTERS_SIZE = 2 * MISSED_SIZE + OVERRIDES_SIZE + LOADS_SIZE
+"""Bytes of missed hits, of calls that no instance was free for, of what overrides count, and of
+what hits take."""
 NOTIFIER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
 NOTES_PAGE = 4096
@@ -76,9 +79,9 @@ class Arena:
         notifier: where the code of the guest's callback for breakpoints is.
         code: executable memory for probes, within reach of the kernel's text.
         module_code: the same within reach of its modules; None where ``code`` is, or without any.
-        data: the counters of missed hits, of calls that no instance was free for and of overrides,
-            then the rings, room for filters' strings, the mailbox, and our place in the guest's
-            chain of callbacks for exceptions.
+        data: the counters of missed hits, of calls that no instance was free for, of overrides and
+            of what hits take, then the rings, room for filters' strings, the mailbox, and our place
+            in the guest's chain of callbacks for exceptions.
         percpu: per-CPU offset of PERCPU_SIZE bytes.
         bases: where each CPU's per-CPU memory begins: ``percpu`` is added to it.
         ring_size: of each CPU's ring, slack not counted.
@@ -127,9 +130,14 @@ class Arena:
         return Addr(self.nmissed + MISSED_SIZE)
 
     @property
+    def loads(self) -> Addr:
+        """Where is counted what hits take."""
+        return Addr(self.overrides + OVERRIDES_SIZE)
+
+    @property
     def rings(self) -> Addr:
         """Where the first ring begins."""
-        return Addr(self.overrides + OVERRIDES_SIZE)
+        return Addr(self.loads + LOADS_SIZE)
 
     def ring(self, cpu: int) -> Addr:
         """Return where a CPU's ring begins."""

@@ -8,6 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import SupportsIndex
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kprobes.drain import Drain, hits_of
 from kprobes.errors import (
     DefinitionError,
@@ -25,6 +28,7 @@ from kprobes.guest.identity import check_stopped
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
 from kprobes.guest.override import OverrideResolver, Overrides, read_counts
+from kprobes.guest.pauses import PacedChange
 from kprobes.guest.places import Places, places_of, unchecked
 from kprobes.guest.planner import Planned, Planner
 from kprobes.guest.prepare import follow
@@ -40,13 +44,14 @@ from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.image.module_types import module_ranges, with_loaded_modules
 from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
-from kprobes.model.events import Counts, Events, Hits
+from kprobes.model.events import Counts, Events, Hits, Loads
 from kprobes.model.kernel import Kernel, place_of
-from kprobes.model.options import Options, Wanted
+from kprobes.model.options import Limits, Options, Wanted
 from kprobes.model.override import Override, OverrideCounts
 from kprobes.model.plan import Plan
 from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import UpcallGroup
+from kprobes.plan.cost import site_costs
 from kprobes.ports import Text
 from kprobes.sinks.names import TraceSource
 from kprobes.units import Addr
@@ -100,6 +105,8 @@ class GuestDriver:
         self._jiffies = b""
         self._recorded: dict[int, Resolved] = {}
         self._ended: KprobesError | None = None
+        # Seconds of each event's hit besides its code, while nothing changes.
+        self._site_costs: NDArray[np.float64] | None = None
         if can_watch(guest):
             steps = self._module_comes, self._module_goes
             self._planner.watch = watching(guest, self.places.locate, steps)
@@ -330,7 +337,18 @@ class GuestDriver:
     def hits(self) -> list[Hits]:
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
         defined = {probe.layout.event_id: probe for probe in self._planner.resolver.probes}
-        return hits_of({**self._recorded, **defined}, self.counts())
+        return hits_of({**self._recorded, **defined}, self.counts(), self.wanted.over_limit)
+
+    def loads(self) -> Loads:
+        """Return what hits have taken so far, while limits ask for it."""
+        recorder = self._allocator.recorder
+        if recorder is None:
+            raise ValueError("nothing was recorded")
+        hits, code_s = recorder.loads()
+        with self._changing:
+            if self._site_costs is None or len(self._site_costs) != len(hits):
+                self._site_costs = site_costs(self._planner.plans, len(hits))
+            return Loads(hits=hits, busy_s=code_s + hits * self._site_costs)
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
@@ -456,15 +474,15 @@ class GuestDriver:
     def _change(self, planned: Planned, wanted: Wanted, lost: Sequence[Text] = ()) -> Planned:
         if planned.new or planned.gone:
             patcher, recorder = self._opened(planned)
-            if self._guard(planned, patcher):
-                # Everything must look at the guard from now on, also what stays.
+            if self._prepare_code(planned, patcher, wanted.options.limits):
+                # Everything must look at the guard, or count, from now on, also what stays.
                 planned = self._planner.plan(wanted, lost, is_anew=True)
-            self._patch(patcher, recorder, planned, wanted.options.checkpoint)
+            self._patch(patcher, recorder, planned, wanted.options)
         for error in planned.errors:
             self._warn(str(error))
         self._recorded |= {probe.layout.event_id: probe for probe in planned.come}
         self._planner.keep(planned, wanted.options)
-        self.wanted = wanted
+        self.wanted, self._site_costs = wanted, None
         return planned
 
     def _patch(
@@ -472,21 +490,25 @@ class GuestDriver:
         patcher: TextPatcher,
         recorder: Recorder,
         planned: Planned,
-        checkpoint: Callable[[], None],
+        options: Options,
     ) -> None:
         patcher.check()
-        programs, groups = self._allocator.link(self.guest, patcher, planned.new, checkpoint)
+        programs, groups = self._allocator.link(
+            self.guest, patcher, planned.new, options.checkpoint
+        )
+        change = PacedChange(
+            patcher,
+            self._stopped_for,
+            lambda: self.guest.stub.paused_s,
+            max_pause_s=options.limits.max_pause_s,
+        )
         try:
             recorder.add(probe.layout for probe in planned.come)
             patcher.register_notifier(planned.new, more=bool(planned.waiting))
-            change = patcher.stage(programs, planned.gone)
             self._serve(groups)
-            with self._stopped_for(change):
-                patcher.load(programs)
-                count = patcher.apply(change)
-                self._let_return(patcher, planned)
+            change.make(programs, planned.gone, partial(self._let_return, patcher, planned))
         except BaseException:
-            if patcher.leads_to(programs):
+            if change.is_torn or patcher.leads_to(programs):
                 # The text has changed, and what follows could not be done.
                 self.disarm()
                 raise
@@ -495,7 +517,7 @@ class GuestDriver:
             raise
         self._serve_no_more(patcher.linker.retire(change.left, planned.old_returns))
         recorder.ignore(planned.ended)
-        self._warn_put_back(count)
+        self._warn_put_back(change.put_back)
 
     def _opened(self, planned: Planned) -> tuple[TextPatcher, Recorder]:
         guest, allocator = self.guest, self._allocator
@@ -505,13 +527,16 @@ class GuestDriver:
             self._patcher = TextPatcher(guest, arena, abi, self._journal, self._patched)
         return self._patcher, recorder
 
-    def _guard(self, planned: Planned, patcher: TextPatcher) -> bool:
+    def _prepare_code(self, planned: Planned, patcher: TextPatcher, limits: Limits) -> bool:
         # Return whether what is armed has to be linked anew.
-        was_guarded = self._allocator.is_guarded and patcher.is_armed
+        allocator, was_armed = self._allocator, patcher.is_armed
+        was_guarded, did_count = allocator.is_guarded and was_armed, allocator.counts_hits
         calls_guest = any(plan.calls_guest for plan in planned.new)
-        self._allocator.is_guarded = was_guarded or bool(planned.waiting) or calls_guest
-        self._allocator.set_abi(self.guest, patcher)
-        return self._allocator.is_guarded and not was_guarded and patcher.is_armed
+        allocator.is_guarded = was_guarded or bool(planned.waiting) or calls_guest
+        allocator.counts_hits = limits.counts_hits
+        allocator.set_abi(self.guest, patcher)
+        is_as_before = allocator.is_guarded == was_guarded and allocator.counts_hits == did_count
+        return was_armed and not is_as_before
 
     def _stopped_for(self, change: StagedChange) -> AbstractContextManager[None]:
         if any(each.flags for each in change.gone):

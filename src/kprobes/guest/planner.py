@@ -9,6 +9,7 @@ at jumps that would cover a new one.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -23,15 +24,13 @@ from kprobes.model.definition import Definition, Kind
 from kprobes.model.kernel import place_of
 from kprobes.model.options import Options, Wanted
 from kprobes.model.override import Override
-from kprobes.model.plan import Plan, Returning, Returns, Role, Site
+from kprobes.model.plan import LONGEST_JUMP, Plan, Returning, Returns, Role, Site
 from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import Upcall
 from kprobes.plan.strategy import Wish, at_exits, check_alone
 from kprobes.ports import Text
 from kprobes.units import Addr
 
-_LONGEST = 32
-"""Bytes that a jump may cover."""
 _T = TypeVar("_T")
 _Placed = tuple[int, Resolved]
 """A probe with its sequence number."""
@@ -44,6 +43,7 @@ class _State:
         default_factory=dict[int, tuple[Definition, tuple[Single, ...]]]
     )
     waiting: dict[int, Single] = field(default_factory=dict[int, Single])
+    over_limit: dict[int, Single] = field(default_factory=dict[int, Single])
     in_modules: dict[int, Single] = field(default_factory=dict[int, Single])
     at_sites: dict[Addr, tuple[_Placed, ...]] = field(
         default_factory=dict[Addr, tuple[_Placed, ...]]
@@ -185,6 +185,7 @@ class Planner:
         is_fresh = _how(wanted.options) != _how(self._options)
         change = _Change(self._guest, self.resolver, self._state, wanted, is_fresh=is_fresh)
         change.set_definitions(wanted.definitions, may_wait=bool(self.watch))
+        change.set_over_limit(wanted.over_limit)
         change.refresh(lost)
         change.set_overrides(wanted.overrides, lost)
         change.set_upcalls(wanted, self.watch, lost)
@@ -246,6 +247,17 @@ class _Change:
             for single in singles:
                 self._options.checkpoint()
                 self._add(single)
+
+    def set_over_limit(self, event_ids: AbstractSet[int]) -> None:
+        """Want these events not armed, as they have passed a limit."""
+        state = self._state
+        for number in state.over_limit.keys() - event_ids:
+            self._add(state.over_limit.pop(number))
+        new = event_ids - state.over_limit.keys()
+        singles = (each for _, some in state.definitions.values() for each in some if new)
+        for single in [each for each in singles if each.event_id in new]:
+            self._remove(single)
+            state.over_limit[single.event_id] = single
 
     def refresh(self, lost: Sequence[Text]) -> None:
         """Look up what waits for modules, and what is in modules that may have gone."""
@@ -353,6 +365,7 @@ class _Change:
         for single in singles:
             self._remove(single)
             self._state.waiting.pop(single.event_id, None)
+            self._state.over_limit.pop(single.event_id, None)
 
     def _add(self, single: Single) -> None:
         state, probe = self._state, single.probe
@@ -363,7 +376,7 @@ class _Change:
         found = with_filter(probe, self._guest, self._tasks)
         table, dirty = self._table(single)
         at = probe.layout.ip
-        table[at] = tuple(sorted((*table.get(at, ()), (single.sequence, found)), key=_sequence))
+        table[at] = tuple(sorted((*table.get(at, ()), (single.sequence, found)), key=itemgetter(0)))
         dirty[at] = None
         self._come[single.event_id] = found
         if single.module:
@@ -462,7 +475,7 @@ class _Change:
         return any(addr in table for table in tables)
 
     def _covering(self, addr: Addr) -> Iterator[Addr]:
-        for at in range(addr - _LONGEST, addr):
+        for at in range(addr - LONGEST_JUMP, addr):
             plan = self._state.plans.get(Addr(at))
             displaced = plan.site.displaced if plan is not None else None
             if displaced is not None and displaced.addr < addr < displaced.stop:
@@ -550,10 +563,6 @@ class _Change:
                 f"{where} is a conditional jump into another function, by which a function is left "
                 "whose returns are probed: no handler can be there meanwhile"
             )
-
-
-def _sequence(placed: _Placed) -> int:
-    return placed[0]
 
 
 def _newest_first(placed: Sequence[_Placed]) -> tuple[Resolved, ...]:

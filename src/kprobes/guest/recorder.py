@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from kprobes.drain import ROOM, Drain, DrainThread, nothing
 from kprobes.errors import GuestReplacedError
-from kprobes.guest.arena import MISSED_SIZE, Arena
+from kprobes.guest.arena import LOADS_SIZE, MISSED_SIZE, Arena
 from kprobes.guest.clock import AnyClock, GuestClock
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.rings import MappedRange, open_rings
-from kprobes.model.abi import SLACK
+from kprobes.model.abi import LOAD_SIZE, SLACK
 from kprobes.model.events import Counts, Events
 from kprobes.model.resolved import RecordLayout
 from kprobes.ring.chunk import POSITION_MASK, Decoded, Shapes
@@ -33,6 +33,9 @@ _STANDS = (
     "one; time stamps are as coarse, and durations below a step are ? (null in JSON). On x86 "
     "`tsc=reliable` on the guest kernel's command line helps"
 )
+
+
+_TICKS = 1 << 20
 
 
 def _nothing() -> None:
@@ -57,6 +60,7 @@ class Recorder:
     def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
         self._missed = MappedRange(memory, arena.missed, MISSED_SIZE)
         self._nmissed = MappedRange(memory, arena.nmissed, MISSED_SIZE)
+        self._loads = MappedRange(memory, arena.loads, LOADS_SIZE)
         self._clock = clock
         self._lock = threading.RLock()
         self.check: Callable[[], None] = _nothing
@@ -131,6 +135,21 @@ class Recorder:
             damaged=now.damaged - before.damaged,
             nmissed={number: int(nmissed[number]) for number in ids},
         )
+
+    def loads(self) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
+        """Return what hits have taken so far: it is counted only while limits ask for it.
+
+        Returns:
+            New arrays of shape (n,), by event id: how many hits, and the seconds in the code of
+            their probe.
+        """
+        with self._lock:
+            size = LOAD_SIZE * (max(self._shapes.layouts, default=-1) + 1)
+        found = self._loads.read(0, size).view(np.uint64).reshape(-1, 2)
+        # The slope of the clock, the same for all CPUs.
+        begin, end = self._clock.ns(np.array([0, _TICKS], np.uint64), 0)
+        tick_s = 1e-9 * float(end - begin) / _TICKS
+        return found[:, 0], found[:, 1].astype(np.float64) * tick_s
 
     @property
     def nmissed(self) -> int:

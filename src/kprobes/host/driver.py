@@ -1,10 +1,13 @@
 """The engine for this machine's kernel: definitions to enabled events, and everything back."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+
+import numpy as np
 
 from kprobes.drain import Drain, DrainThread, hits_of
 from kprobes.errors import (
@@ -21,7 +24,7 @@ from kprobes.host.owner import forget, new_owner, note
 from kprobes.host.prepare import HostPlaces, HostPreparer, HostProbe
 from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
-from kprobes.model.events import Counts, Events, Hits, HostEvent, HostReader
+from kprobes.model.events import Counts, Events, Hits, HostEvent, HostReader, Loads
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Options, Tasks, Wanted
 from kprobes.sinks.names import TraceSource
@@ -141,11 +144,17 @@ class HostDriver:
         """Let these be the options from now on.
 
         Raises:
-            NotSupportedError: processes are chosen, or how probes are placed.
+            NotSupportedError: processes are chosen, or how probes are placed, or overhead is
+                limited.
         """
         if options.tasks.tgids:
             raise NotSupportedError(
                 "this machine's own kernel filters by task, not by process: give pids"
+            )
+        if options.limits.max_overhead < math.inf:
+            raise NotSupportedError(
+                "this machine's own kernel does not tell what hits take; a limit of hits a second "
+                "can be kept"
             )
         if options.strategy is not None or options.return_method is not None:
             raise NotSupportedError("this machine's own kernel places its probes itself")
@@ -169,7 +178,8 @@ class HostDriver:
         with self._changing:
             self._preparer.compare_without(wanted.deleted)
             prepared = (self._preparer.prepare(each, tasks) for each in wanted.definitions)
-            return [probe for some in prepared for probe in some]
+            probes = (probe for some in prepared for probe in some)
+            return [probe for probe in probes if _id(probe) not in wanted.over_limit]
 
     def forget(self, definition: Definition, *, is_new: bool = False) -> None:
         """Let a definition go that will not be wanted again; its event goes at the end."""
@@ -319,7 +329,7 @@ class HostDriver:
         self._is_on = self._is_enabled = False
         try:
             self._files.disable(has_events=bool(self._defined))
-            self._missed = self._files.missed()
+            self._missed = {name: n for name, (_, n) in self._files.profile().items()}
         except TracefsError as error:
             raise TargetError(
                 f"somebody else took this session's events away while they recorded ({error})"
@@ -348,7 +358,16 @@ class HostDriver:
     def hits(self) -> list[Hits]:
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
         recorded = {number: each.resolved for number, each in self._recorded.items()}
-        return hits_of({**recorded, **self._preparer.probes}, self.counts())
+        return hits_of({**recorded, **self._preparer.probes}, self.counts(), self.wanted.over_limit)
+
+    def loads(self) -> Loads:
+        """Return how often events were hit so far."""
+        with self._changing:
+            hits = np.zeros(max(self._defined, default=-1) + 1, np.uint64)
+            profile = self._files.profile() if self._is_on else {}
+            for number, each in self._defined.items():
+                hits[number] = profile.get(each.name, (0, 0))[0]
+        return Loads(hits=hits, busy_s=None)
 
     def _count(self, reader: HostReader) -> Counts:
         return Counts(

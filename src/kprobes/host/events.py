@@ -182,8 +182,8 @@ class HostFiles:
         if has_events:
             self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "0")
 
-    def missed(self) -> dict[str, int]:
-        """Return how many hits the kernel has missed of our events, by their names.
+    def profile(self) -> dict[str, tuple[int, int]]:
+        """Return how many hits the kernel has counted, and missed, of our events, by their names.
 
         Raises:
             TracefsError: others change their probes again and again while we look.
@@ -195,7 +195,7 @@ class HostFiles:
             if len(profile) == len(before) == len(self._tracefs.read(PROBES).splitlines()):
                 own = zip(map(_name, before), profile, strict=True)
                 return {
-                    name: int(line.split()[2])
+                    name: (int(line.split()[1]), int(line.split()[2]))
                     for (group, name), line in own
                     if group == self._owner.group
                 }

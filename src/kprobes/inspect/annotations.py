@@ -15,7 +15,7 @@ from kprobes.arch.arch import Arch
 from kprobes.arch.insn import Disassembled, MemoryAccess, Syntax
 from kprobes.errors import DefinitionError, TargetError
 from kprobes.guest.allocations import Allocation, Kind
-from kprobes.guest.arena import COUNTERS_SIZE, OVERRIDES_SIZE
+from kprobes.guest.arena import COUNTERS_SIZE, LOADS_SIZE, OVERRIDES_SIZE
 from kprobes.guest.armed import ArmedProbe
 from kprobes.guest.journal import Entry
 from kprobes.guest.kernel_abi import readers, task_abi
@@ -147,10 +147,8 @@ def _layouts(snapshot: TextSnapshot, described: Sequence[ArmedProbe]) -> Iterato
 def _record_note(touched: _Touched) -> str:
     reach, layout = touched.reach, touched.layout
     event = f"{layout.event}: " if layout is not None else ""
-    if COUNTERS_SIZE - OVERRIDES_SIZE <= reach.offset < COUNTERS_SIZE:
-        return "counts a call that may be skipped" if reach.is_write else ""
     if reach.offset < COUNTERS_SIZE:
-        return "one more missed hit" if reach.is_write else ""
+        return _count_note(reach.offset) if reach.is_write else ""
     at = reach.offset - COUNTERS_SIZE
     if at >= SLACK:
         return "room for strings that a filter reads"
@@ -159,6 +157,14 @@ def _record_note(touched: _Touched) -> str:
     if not reach.is_write:
         return f"{event}reads what it recorded at {at:#x}"
     return f"{event}{_stored(layout, at, reach.size)}"
+
+
+def _count_note(offset: int) -> str:
+    if offset >= COUNTERS_SIZE - LOADS_SIZE:
+        return "counts what hits take"
+    if offset >= COUNTERS_SIZE - LOADS_SIZE - OVERRIDES_SIZE:
+        return "counts a call that may be skipped"
+    return "one more missed hit"
 
 
 def _stored(layout: RecordLayout | None, at: int, size: int) -> str:

@@ -30,6 +30,7 @@ from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.plan import ReturnMethod, Returns, Site, Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.plan import ftrace
+from kprobes.plan.cost import SITE_NS, predicted_ns, predicted_pause_s
 from kprobes.plan.strategy import Wish, check_alone
 from kprobes.resolve.resolve import check_alike
 from kprobes.units import Addr
@@ -106,6 +107,55 @@ class CheckResult:
         return self.error is None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a statement's probes would take, by prediction: ``plan.cost``.
+
+    Attributes:
+        hit_ns: nanoseconds of a hit that is recorded, of several functions at the dearest.
+        sites: how many places would be patched.
+    """
+
+    hit_ns: float
+    sites: int
+
+    @property
+    def pause_s(self) -> float:
+        """For how many seconds the guest would stand still."""
+        return predicted_pause_s(self.sites)
+
+
+def cost_of(result: CheckResult, arch: str) -> Cost | None:
+    """Return what a statement's probes would take; None where none of ours would be armed.
+
+    Args:
+        result: of the statement.
+        arch: of the kernel, in its own words.
+    """
+    placed = [each for each in result.placed if not each.declaration]
+    if not placed:
+        return None
+    sites = [_strategies(each) for each in placed]
+    # A call is left by one of the exits.
+    dearest = [sorted(exits, key=SITE_NS.__getitem__)[-1:] for _, exits in sites]
+    hits = (
+        predicted_ns(arch, each.probe, [*entry, *exit_])
+        for each, (entry, _), exit_ in zip(placed, sites, dearest, strict=True)
+    )
+    return Cost(hit_ns=max(hits), sites=sum(len(entry) + len(exits) for entry, exits in sites))
+
+
+def _strategies(placed: Placed) -> tuple[list[Strategy], list[Strategy]]:
+    # At the entry; and at the exits, where these are patched.
+    entry = [] if placed.site is None else [placed.site.strategy]
+    returns, exits = placed.returns, placed.exits
+    if returns is None or exits is None or returns.return_method is ReturnMethod.RETHOOK:
+        return entry, []
+    return entry, [
+        Strategy.JUMP if each.has_jump else Strategy.BREAKPOINT for each in exits.exits.exits
+    ]
+
+
 class CheckBackend(Protocol):
     """Knows one kernel, and how probes are placed there."""
 
@@ -154,6 +204,11 @@ class Checker:
         self._definitions = Definitions()
         self._first: dict[tuple[str, str], Resolved] = {}
         self._sites: dict[Addr, list[tuple[Definition, Site]]] = {}
+
+    @property
+    def arch(self) -> str:
+        """The architecture of the kernel, in its own words."""
+        return self._backend.arch.name
 
     def check(self, text: str) -> list[CheckResult]:
         """Return a verdict for each statement of a text, as a file has them."""

@@ -13,6 +13,9 @@ PERCPU_SIZE = 64
 """Our per-CPU memory, one cache line: the reservation word; the limit (CPU and position that may
 not be passed); the u64 of records dropped because the ring was full; the guard's context bits."""
 
+LOAD_SIZE = 16
+"""Bytes that count what an event's hits take: how many, and their time."""
+
 MAX_STRING = 4096
 """Longest string in a record, its NUL included, as the kernel's MAX_STRING_SIZE."""
 
@@ -72,6 +75,8 @@ class GuestAbi:
         missed: of the u64 counters of missed hits, by event id.
         nmissed: of the u64 counters of calls whose return is not seen since no instance was free
             for them, by event id.
+        loads: of what hits take, LOAD_SIZE bytes per event id: u64 of hits, and of the time from
+            their begin to their end, as records have it; None where that is not counted.
         code: [start, stop) of the code memory: who returns there comes to a trampoline.
         rings: of the first ring; the others follow, each ``ring_size + SLACK`` bytes.
         texts: of every CPU's TEXT_SLOTS, in CPU order.
@@ -89,6 +94,7 @@ class GuestAbi:
     percpu: int
     missed: Addr
     nmissed: Addr
+    loads: Addr | None = None
     code: tuple[Addr, Addr]
     rings: Addr
     texts: Addr

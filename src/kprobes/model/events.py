@@ -208,23 +208,41 @@ class Counts:
     nmissed: dict[int, int] = field(default_factory=dict[int, int])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loads:
+    """What the hits of every event have taken so far, since a time that does not matter.
+
+    Attributes:
+        hits: how many, those that a filter rejects included: a new uint64 array (n,), by event id.
+        busy_s: the seconds that CPUs had for them: a new float64 array (n,), by event id; or None
+            where the kernel does not tell.
+    """
+
+    hits: NDArray[np.uint64]
+    busy_s: NDArray[np.float64] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hits:
     """One probe's numbers.
 
     Attributes:
         event: its name.
+        event_id: its number in what is counted.
         function: what it probes, as it was given; of a pattern, one of its functions.
         recorded: hits that became events.
         missed: hits that did not, as another one was in progress in the same context there.
         nmissed: calls whose return is not seen, as too many others were in progress.
+        is_over_limit: whether it was disabled, as it has passed a limit.
     """
 
     event: str
     function: str
     recorded: int
     missed: int
+    event_id: int = 0
     nmissed: int = 0
+    is_over_limit: bool = False
 
     @property
     def all_missed(self) -> int:

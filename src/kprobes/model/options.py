@@ -1,8 +1,10 @@
 """The options of a recording as one value, and all that is wanted of a driver as another one."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kprobes.errors import UsageError
 from kprobes.model.definition import Definition
 from kprobes.model.override import Override
 from kprobes.model.plan import ReturnMethod, Strategy
@@ -27,6 +29,34 @@ class Tasks:
     follow: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What probes may take of a kernel; by default all of it.
+
+    Attributes:
+        max_rate: how often a second an event may be hit, hits that its filter rejects included; it
+            is disabled when it is hit more often.
+        max_overhead: the share of the CPUs' time, from 0 to 1, that hits may take in all; of more,
+            the dearest events are disabled.
+        max_pause_s: for how long a guest may stand still at once while probes are armed or
+            disarmed: that is done in several pauses then.
+    """
+
+    max_rate: float = math.inf
+    max_overhead: float = math.inf
+    max_pause_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Refuse what no probe could keep to."""
+        if not all(each > 0 for each in (self.max_rate, self.max_overhead, self.max_pause_s)):
+            raise UsageError("a limit must be more than 0")
+
+    @property
+    def counts_hits(self) -> bool:
+        """Whether hits must be counted, and timed, where they happen."""
+        return min(self.max_rate, self.max_overhead) < math.inf
+
+
 def _ignore(words: str) -> None:
     del words
 
@@ -49,12 +79,14 @@ class Options:
         return_method: that is forced on every return probe, or None for the cheapest one.
         tasks: whose hits are recorded, whatever the probe.
         warn: is given what goes wrong at times when no method could raise it, for people.
+        limits: of what probes may take.
         checkpoint: called often while probes are planned and linked; it may raise to end that.
     """
 
     strategy: Strategy | None = None
     return_method: ReturnMethod | None = None
     tasks: Tasks = Tasks()
+    limits: Limits = Limits()
     warn: Callable[[str], None] = _ignore
     checkpoint: Callable[[], None] = _nothing
 
@@ -67,6 +99,7 @@ class Wanted:
         definitions: whose events are recorded; what was wanted before is the same object.
         options: of the recording.
         deleted: definitions that are deleted with this change: new ones need not be like them.
+        over_limit: ids of events that are not armed, as they have passed a limit.
         upcalls: what Python does before or after single instructions.
         return_upcalls: what it does at all returns of functions, by their entries.
         is_there: whether the place of an upcall still is: its module may have gone.
@@ -77,6 +110,7 @@ class Wanted:
     definitions: Sequence[Definition] = ()
     options: Options = Options()
     deleted: Sequence[Definition] = ()
+    over_limit: frozenset[int] = frozenset()
     upcalls: Sequence[Upcall] = ()
     return_upcalls: Sequence[Upcall] = ()
     is_there: Callable[[Addr], bool] = _always

@@ -267,6 +267,10 @@ class Returning:
         return self.role, *kept, *generations, bool(returns.upcalls), probes
 
 
+LONGEST_JUMP = 32
+"""Bytes of text that a jump may take the place of, at most."""
+
+
 class Strategy(StrEnum):
     """How a site is patched: docs/internals/patching.md. The cheapest comes first."""
 

@@ -257,6 +257,11 @@ def can_fault(operand: Operand) -> bool:
     return inner is not None
 
 
+def count_reads(operand: Operand) -> int:
+    """Return how often memory is read for it."""
+    return sum(isinstance(each, Load) for each in _chain(operand))
+
+
 def calls_guest(operand: Operand) -> bool:
     """Whether computing it runs the guest's own functions."""
     leaf = leaf_of(operand)

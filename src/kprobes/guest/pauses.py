@@ -1,0 +1,173 @@
+"""A change of a guest's text in several pauses, none longer than is allowed, undone as a whole.
+
+What cannot be apart is changed in one pause: all places of a function whose returns are probed, and
+sites so near to each other that a jump at one covers the other.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+from kprobes.errors import GuestGoneError, KprobesError
+from kprobes.guest.arm import StagedChange, TextPatcher
+from kprobes.guest.link import Program
+from kprobes.model.plan import LONGEST_JUMP, Plan
+from kprobes.units import Addr
+
+_FIRST = 32
+"""Sites that are changed in the first pause, which tells what a site takes."""
+_MOST_FASTER = 4
+_AIM = 0.7
+"""Of the longest pause: what a pause shall last."""
+
+StoppedFor = Callable[[StagedChange], AbstractContextManager[None]]
+
+
+class PacedChange:
+    """Leads sites to new programs, or back to what they were, pause by pause.
+
+    Attributes:
+        left: programs that nothing leads to any more.
+        put_back: how many places that are taken back somebody else has put back before.
+    """
+
+    def __init__(
+        self,
+        patcher: TextPatcher,
+        stopped_for: StoppedFor,
+        paused_s: Callable[[], float],
+        *,
+        max_pause_s: float,
+    ) -> None:
+        """Change nothing yet.
+
+        Args:
+            patcher: of the text.
+            stopped_for: has the guest stopped so that a change can be made.
+            paused_s: for how long it was stopped in all.
+            max_pause_s: how long a pause may last; without end all is changed in one.
+        """
+        self.left: list[Program] = []
+        self.put_back = 0
+        self._patcher = patcher
+        self._stopped_for = stopped_for
+        self._paused_s = paused_s
+        self._max_pause_s = max_pause_s
+        self._made: list[StagedChange] = []
+        self._is_finishing = False
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether a part of a change that failed could not be undone."""
+        return bool(self._made)
+
+    def make(
+        self, programs: Sequence[Program], gone: Sequence[Plan], finish: Callable[[], None]
+    ) -> None:
+        """Make a change: all of it, or nothing.
+
+        Args:
+            programs: that are linked; their code is written first.
+            gone: whose sites are to be as they were, or to lead to one of the programs.
+            finish: is called in the last pause, when all is made.
+
+        Raises:
+            TargetError: a place no longer holds what it must, or a task stays there; or what
+                ``finish`` raises, after which nothing is undone.
+        """
+        groups = list(_groups(programs, gone)) if self._max_pause_s < math.inf else []
+        at, size = 0, _FIRST
+        try:
+            while at < len(groups) or not self._made:
+                part, at = _next(groups, at, size) if groups else ((programs, gone), 1)
+                before = self._paused_s()
+                self._step(*part, finish if at >= len(groups) else None)
+                size = self._next_size(len(part[0]) + len(part[1]), self._paused_s() - before)
+        except KprobesError as error:
+            if not (self._is_finishing or isinstance(error, GuestGoneError)):
+                self._undo()
+            raise
+        self._made = []
+
+    def _step(
+        self,
+        programs: Sequence[Program],
+        gone: Sequence[Plan],
+        finish: Callable[[], None] | None,
+    ) -> None:
+        change = self._patcher.stage(programs, gone)
+        with self._stopped_for(change):
+            self._patcher.load(programs)
+            self.put_back += self._patcher.apply(change)
+            self._made.append(change)
+            if finish is not None:
+                self._is_finishing = True
+                finish()
+        self.left += change.left
+
+    def _next_size(self, size: int, took_s: float) -> int:
+        fitting = size * _AIM * self._max_pause_s / max(took_s, 1e-6)
+        return max(1, int(min(fitting, _MOST_FASTER * size)))
+
+    def _undo(self) -> None:
+        self._patcher.unstage()
+        while self._made:
+            change = self._made[-1]
+            back = self._patcher.stage(change.left, [each.plan for each in change.programs])
+            with self._stopped_for(back):
+                self._patcher.apply(back)
+            self._made.pop()
+        self.left = []
+
+
+def _next(
+    groups: "Sequence[_Group]", at: int, size: int
+) -> tuple[tuple[list[Program], list[Plan]], int]:
+    # Whole groups, of so many changes at most; one at least.
+    programs: list[Program] = []
+    gone: list[Plan] = []
+    while at < len(groups) and (not (programs or gone) or len(programs) + len(gone) < size):
+        programs += groups[at].programs
+        gone += groups[at].gone
+        at += 1
+    return (programs, gone), at
+
+
+class _Group:
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+        self.gone: list[Plan] = []
+
+
+def _groups(programs: Sequence[Program], gone: Sequence[Plan]) -> Iterator[_Group]:
+    plans = [*(program.plan for program in programs), *gone]
+    leaders = _Leaders()
+    last: Plan | None = None
+    for plan in sorted(plans, key=lambda plan: plan.site.addr):
+        for each in plan.returning:
+            leaders.join(plan.site.addr, each.returns.entry)
+        if last is not None and plan.site.addr - last.site.addr < LONGEST_JUMP:
+            leaders.join(plan.site.addr, last.site.addr)
+        last = plan
+    groups: dict[Addr, _Group] = {}
+    for program in programs:
+        groups.setdefault(leaders.of(program.plan.site.addr), _Group()).programs.append(program)
+    for plan in gone:
+        groups.setdefault(leaders.of(plan.site.addr), _Group()).gone.append(plan)
+    yield from groups.values()
+
+
+class _Leaders:
+    # Addresses that belong together have the same leader (union-find).
+    def __init__(self) -> None:
+        self._next: dict[Addr, Addr] = {}
+
+    def of(self, addr: Addr) -> Addr:
+        while (following := self._next.get(addr, addr)) != addr:
+            # Halve the way for whoever comes next.
+            self._next[addr] = self._next.get(following, following)
+            addr = following
+        return addr
+
+    def join(self, addr: Addr, other: Addr) -> None:
+        self._next[self.of(addr)] = self.of(other)
