@@ -36,6 +36,12 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
+def apply(patcher: TextPatcher, change: StagedChange) -> int:
+    count = patcher.apply(change)
+    patcher.commit(change)
+    return count
+
+
 def _plan(addr: Addr, strategy: Strategy, event_id: int) -> Plan:
     count = 2 if strategy is Strategy.JUMP else 1
     at = addr - FIRST
@@ -100,7 +106,7 @@ def _scene() -> Scene:
     jump, breakpoint_ = _plan(FIRST, Strategy.JUMP, 5), _plan(THIRD, Strategy.BREAKPOINT, 6)
     programs, _ = patcher.linker.link([*made.plans, jump, breakpoint_])
     patcher.load(programs)
-    patcher.apply(patcher.stage(programs))
+    apply(patcher, patcher.stage(programs))
     changing, going, *_ = made.plans
     changed = replace(changing, probes=(*changing.probes, make_probe("p f", event_id=7)))
     between = [_plan(addr, Strategy.BREAKPOINT, n) for n, addr in ((5, FIRST), (8, SECOND))]
@@ -131,7 +137,7 @@ def test_a_change_is_made_at_every_site_and_nowhere_else() -> None:
     before = memory.read(sites[2], 0x40)
 
     change = scene.stage()
-    scene.patcher.apply(change)
+    apply(scene.patcher, change)
 
     changed, *between = change.programs
     assert slot.call_target(sites[0], memory.read(sites[0], slot.SIZE)) == changed.entry
@@ -151,7 +157,7 @@ def test_after_a_change_the_journal_and_the_notes_have_what_is_armed_and_no_more
     scene = _scene()
 
     change = scene.stage()
-    scene.patcher.apply(change)
+    apply(scene.patcher, change)
 
     found = scene.patches()
     assert found.issuperset(change.made)
@@ -174,7 +180,7 @@ def test_every_patch_of_a_change_is_in_the_journal_on_disk_before_it_is_made() -
             seen.append((addr, data) in {(p.phys, p.new) for p in scene.patches()})
 
     scene.made.stub.before_write = look
-    scene.patcher.apply(change)
+    apply(scene.patcher, change)
 
     assert seen == [True] * len(made)
 
@@ -183,7 +189,7 @@ def test_the_writes_of_the_change_are_as_many_as_these_tests_think() -> None:
     scene = _scene()
     change, before = scene.stage(), scene.made.stub.writes
 
-    scene.patcher.apply(change)
+    apply(scene.patcher, change)
 
     assert scene.made.stub.writes - before == WRITES + len(change.restored) + 1
 
@@ -197,7 +203,7 @@ def test_a_write_that_fails_in_a_change_leaves_all_as_before(n: int) -> None:
     scene.made.stub.fails_at = scene.made.stub.writes + n
 
     with pytest.raises(MemoryFault):
-        scene.patcher.apply(change)
+        apply(scene.patcher, change)
 
     assert scene.made.text() == scene.armed
     assert scene.breakpoints() == breakpoints
@@ -217,7 +223,7 @@ def test_a_tracer_that_dies_in_a_change_leaves_a_guest_that_runs_and_can_be_put_
     scene.made.stub.dies_at = scene.made.stub.writes + n
 
     with pytest.raises(GuestGoneError):
-        scene.patcher.apply(change)
+        apply(scene.patcher, change)
 
     # It runs until the guardian has put it right.
     assert None not in scene.breakpoints().values()
@@ -228,11 +234,11 @@ def test_a_tracer_that_dies_in_a_change_leaves_a_guest_that_runs_and_can_be_put_
 
 def test_what_is_new_may_be_where_something_goes() -> None:
     scene = _scene()
-    scene.patcher.apply(scene.patcher.stage((), [_plan(FIRST, Strategy.JUMP, 5)]))
+    apply(scene.patcher, scene.patcher.stage((), [_plan(FIRST, Strategy.JUMP, 5)]))
     scene.gone = [_plan(THIRD, Strategy.BREAKPOINT, 6)]
     scene.new = [_plan(SECOND, Strategy.JUMP, 9)]
 
-    scene.patcher.apply(scene.stage())
+    apply(scene.patcher, scene.stage())
 
     text = scene.made.guest.memory.read(FIRST, len(CODE))
     assert (text[:4], text[9:]) == (CODE[:4], CODE[9:])
@@ -261,7 +267,7 @@ def test_a_place_that_somebody_else_changed_stops_the_change(harm: Harm) -> None
     before = scene.made.text()
 
     with pytest.raises(TargetError, match="holds"):
-        scene.patcher.apply(change)
+        apply(scene.patcher, change)
 
     assert scene.made.text() == before
     assert scene.patches() == patches
@@ -272,14 +278,14 @@ def test_a_place_that_somebody_else_put_back_is_counted_when_it_goes() -> None:
     change = scene.stage()
     scene.made.guest.memory.write(scene.made.sites[1], NOP)
 
-    assert scene.patcher.apply(change) == 1
+    assert apply(scene.patcher, change) == 1
 
 
 def test_when_the_last_one_goes_the_journal_has_nothing_to_undo() -> None:
     scene = _scene()
     plans = [each.plan for each in scene.patcher.programs]
 
-    scene.patcher.apply(scene.patcher.stage((), plans))
+    apply(scene.patcher, scene.patcher.stage((), plans))
 
     assert scene.made.text() == scene.at_first
     assert not scene.patcher.is_armed
@@ -295,7 +301,7 @@ def _again_and_again(scene: Scene, times: int) -> None:
         programs, _ = scene.patcher.linker.link([new])
         scene.patcher.load(programs)
         change = scene.patcher.stage(programs, [plan])
-        scene.patcher.apply(change)
+        apply(scene.patcher, change)
         linker = scene.patcher.linker
         linker.retire(change.left)
         linker.free_retired([False] * len(linker.pool.retired), ())
@@ -370,7 +376,7 @@ def test_what_fails_when_the_text_has_changed_leaves_sites_that_can_be_put_back(
     with monkeypatch.context() as broken:
         broken.setattr(scene.written, "restored", full)
         with pytest.raises(OSError, match="No space"):
-            scene.patcher.apply(change)
+            apply(scene.patcher, change)
 
     assert scene.patcher.leads_to(change.programs)
     assert not scene.patcher.leads_to(change.left)

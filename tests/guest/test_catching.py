@@ -44,7 +44,9 @@ class Scene:
 
     def arm(self) -> list[Program]:
         programs = self.load()
-        self.patcher.apply(self.patcher.stage(programs))
+        change = self.patcher.stage(programs)
+        self.patcher.apply(change)
+        self.patcher.commit(change)
         return programs
 
 

@@ -155,7 +155,9 @@ def as_json(found: Found, *, has_format: bool, arch: str | None = None) -> str:
     """Return one JSON object per line.
 
     Args:
-        found, has_format, arch: see ``as_text``.
+        found: the verdicts.
+        has_format: see ``as_text``.
+        arch: see there, too.
     """
     return json_lines(
         _object(*each, has_format=has_format) | _cost_object(each[1], arch) for each in found

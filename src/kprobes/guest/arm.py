@@ -320,7 +320,7 @@ class TextPatcher:
         self._write_code(start, bytes(blob))
 
     def apply(self, change: StagedChange) -> int:
-        """Make a change: all of it, or nothing.
+        """Make a change: all of it, or nothing; ``commit`` comes next, and the guest may run then.
 
         Returns:
             How many places that are taken back somebody else has put back before.
@@ -345,7 +345,6 @@ class TextPatcher:
         self._sites |= {each.addr: each for each in change.new}
         if records is not None:
             records.make_calls([patch for patch in restored if patch.what == FLAGS])
-        self._commit(change)
         return put_back
 
     def _write_all(self, change: StagedChange, settled: Sequence[ArmedPatch]) -> None:
@@ -376,10 +375,12 @@ class TextPatcher:
     def _verify_change(self, made: Sequence[ArmedPatch], restored: Sequence[ArmedPatch]) -> int:
         text = [patch for patch in restored if patch.what != FLAGS]
         put_back = 0
+        # What a place holds afterwards where it is patched again, byte by byte.
         before: dict[int, int] = {}
         for patch, now in zip(text, self._read(text), strict=True):
             put_back += now == patch.old != patch.new
-            before |= enumerate(patch.old, patch.phys)
+            if made:
+                before |= enumerate(patch.old, patch.phys)
             if now not in (patch.old, patch.new):
                 raise TargetError(
                     f"{patch.what}: {patch.addr:#x} holds {now.hex()}, which is neither ours nor "
@@ -403,7 +404,8 @@ class TextPatcher:
             self._journal.restored(made, ())
             self.notes.change(made, ())
 
-    def _commit(self, change: StagedChange) -> None:
+    def commit(self, change: StagedChange) -> None:
+        """Take what a change has restored out of the journal, which ``apply`` has made."""
         restored = change.restored
         for each in change.gone:
             for patch in each.patches:
@@ -493,7 +495,9 @@ class TextPatcher:
     def _verify(self, patches: Sequence[ArmedPatch], before: Mapping[int, int]) -> None:
         # Where a patch is taken back, what was there before is known.
         for undo, found in zip(patches, self._read(patches), strict=True):
-            now = bytes(before.get(at, byte) for at, byte in enumerate(found, undo.phys))
+            now = found
+            if before:
+                now = bytes(before.get(at, byte) for at, byte in enumerate(found, undo.phys))
             if now != undo.old:
                 raise TargetError(
                     f"{undo.what}: {undo.addr:#x} holds {now.hex()}, not {undo.old.hex()} as "

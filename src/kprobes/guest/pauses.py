@@ -4,7 +4,6 @@ What cannot be apart is changed in one pause: all places of a function whose ret
 sites so near to each other that a jump at one covers the other.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
@@ -12,11 +11,12 @@ from kprobes.errors import GuestGoneError, KprobesError
 from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.link import Program
 from kprobes.model.plan import LONGEST_JUMP, Plan
+from kprobes.plan.cost import SITE_PAUSE_S
 from kprobes.units import Addr
 
-_FIRST = 32
-"""Sites that are changed in the first pause, which tells what a site takes."""
 _MOST_FASTER = 4
+"""Times as many sites may be changed in a pause as in the one before, which told what one takes."""
+_MANY = 1 << 20
 _AIM = 0.7
 """Of the longest pause: what a pause shall last."""
 
@@ -75,14 +75,16 @@ class PacedChange:
             TargetError: a place no longer holds what it must, or a task stays there; or what
                 ``finish`` raises, after which nothing is undone.
         """
-        groups = list(_groups(programs, gone)) if self._max_pause_s < math.inf else []
-        at, size = 0, _FIRST
+        # This guest may take longer than those that were measured.
+        at, size = 0, self._fitting(2 * SITE_PAUSE_S)
+        groups = list(_groups(programs, gone)) if len(programs) + len(gone) > size else []
         try:
             while at < len(groups) or not self._made:
                 part, at = _next(groups, at, size) if groups else ((programs, gone), 1)
                 before = self._paused_s()
                 self._step(*part, finish if at >= len(groups) else None)
-                size = self._next_size(len(part[0]) + len(part[1]), self._paused_s() - before)
+                size, done = _MOST_FASTER * size, len(part[0]) + len(part[1])
+                size = min(size, self._fitting((self._paused_s() - before) / max(done, 1)))
         except KprobesError as error:
             if not (self._is_finishing or isinstance(error, GuestGoneError)):
                 self._undo()
@@ -103,11 +105,12 @@ class PacedChange:
             if finish is not None:
                 self._is_finishing = True
                 finish()
+        self._patcher.commit(change)
         self.left += change.left
 
-    def _next_size(self, size: int, took_s: float) -> int:
-        fitting = size * _AIM * self._max_pause_s / max(took_s, 1e-6)
-        return max(1, int(min(fitting, _MOST_FASTER * size)))
+    def _fitting(self, site_s: float) -> int:
+        # How many sites a pause may change if one takes so long.
+        return max(1, int(min(_AIM * self._max_pause_s / max(site_s, 1e-9), _MANY)))
 
     def _undo(self) -> None:
         self._patcher.unstage()
@@ -116,6 +119,7 @@ class PacedChange:
             back = self._patcher.stage(change.left, [each.plan for each in change.programs])
             with self._stopped_for(back):
                 self._patcher.apply(back)
+            self._patcher.commit(back)
             self._made.pop()
         self.left = []
 

@@ -394,7 +394,11 @@ class Unpatched:
         found = self._memory.read(addr, size)
         if not self._patched:
             return found
-        near = [at for at in range(addr - _LONGEST, addr + size) if at in self._patched]
+        around = range(addr - _LONGEST, addr + size)
+        if len(self._patched) < len(around):
+            near = [at for at in tuple(self._patched) if at in around]
+        else:
+            near = [at for at in around if at in self._patched]
         if not near:
             return found
         code = bytearray(_LONGEST) + found + bytes(_LONGEST)

@@ -6,6 +6,7 @@ is one regular expression over all their names, which NULs keep apart.
 
 import difflib
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -229,25 +230,26 @@ class _Part:
         self._ranges = sorted(owned for owner in owners for owned in owner.ranges)
 
     def symbol(self, number: int) -> Symbol:
-        addr = int(self._addrs[number])
+        addr = self._addrs.data[number]
         return Symbol(
             addr=Addr(addr),
             name=_text(self.names.name(number)),
             type=chr(self._types[number]),
             size=self._stop(addr) - addr,
-            module=self._labels[int(self._owner[number])],
+            module=self._labels[self._owner.data[number]],
         )
 
     def at(self, addr: int) -> Symbol | None:
         owned = self._range_of(addr)
         if owned is None:
             return None
-        last = int(np.searchsorted(self._sorted, np.uint64(addr), "right")) - 1
-        start = int(self._sorted[last]) if last >= 0 else -1
+        # Of one address this takes a fifth of searchsorted's time.
+        addrs = self._sorted.data
+        last = bisect_right(addrs, addr) - 1
+        start = addrs[last] if last >= 0 else -1
         if start < owned[0]:
             return None
-        first = int(np.searchsorted(self._sorted, np.uint64(start), "left"))
-        return self.symbol(int(self._order[first]))
+        return self.symbol(self._order.data[bisect_left(addrs, start)])
 
     def matching(self, regex: bytes) -> Iterator[Symbol]:
         # As ``symbol``, all at once: one by one 90,000 of them take a second.
@@ -279,11 +281,11 @@ class _Part:
 
     def _stop(self, addr: int) -> int:
         # The next greater address, but not beyond the memory that this one lies in.
-        following = int(np.searchsorted(self._sorted, np.uint64(addr), "right"))
+        following = bisect_right(self._sorted.data, addr)
         owned = self._range_of(addr)
         if following == len(self._sorted):
             return owned[1] if owned else addr
-        stop = int(self._sorted[following])
+        stop = self._sorted.data[following]
         return min(stop, owned[1]) if owned else stop
 
     def _stops(self, addrs: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -15,7 +15,8 @@ from kprobes.model.resolved import Resolved, Storage, count_reads
 
 SITE_NS = {Strategy.FTRACE: 10, Strategy.JUMP: 50, Strategy.BREAKPOINT: 1230}
 """Nanoseconds by strategy from the patched instruction to the code of its probes, and back."""
-_PAUSE_S, _SITE_PAUSE_S = 0.002, 25e-6
+_PAUSE_S, SITE_PAUSE_S = 0.002, 25e-6
+"""Seconds of a pause, and of each site that is changed in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ def predicted_ns(arch: str, probe: Resolved, sites: Sequence[Strategy]) -> float
 
 def predicted_pause_s(sites: int) -> float:
     """Return for how many seconds a guest stands still while so many sites are armed at once."""
-    return _PAUSE_S + _SITE_PAUSE_S * sites
+    return _PAUSE_S + SITE_PAUSE_S * sites
 
 
 def site_costs(plans: Collection[Plan], size: int) -> NDArray[np.float64]:

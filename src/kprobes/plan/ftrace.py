@@ -6,6 +6,7 @@ A guest's ftrace keeps a record per site, in pages (kernel/trace/ftrace.c, inclu
     struct dyn_ftrace { unsigned long ip; unsigned long flags; struct dyn_arch_ftrace arch; };
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from kprobes.errors import RefusedError, TargetError
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.plan import Site, Strategy
 from kprobes.ports import Memory
-from kprobes.units import U64, Addr
+from kprobes.units import Addr
 
 DISABLED = 1 << 25
 """FTRACE_FL_DISABLED: the guest's ftrace leaves the site alone. Same bit from 5.10 to 7.x."""
@@ -46,10 +47,10 @@ class Sites:
 
     def find(self, addr: int) -> Addr | None:
         """Return the record of the site at exactly this address, or None."""
-        at = int(np.searchsorted(self.addrs, np.uint64(addr)))
-        if at == len(self.addrs) or int(self.addrs[at]) != addr:
-            return None
-        return Addr(int(self.records[at]))
+        # Of one address this takes a fifth of searchsorted's time.
+        addrs = self.addrs.data
+        at = bisect_left(addrs, addr)
+        return Addr(self.records.data[at]) if at < len(addrs) and addrs[at] == addr else None
 
 
 def read_sites(memory: Memory, kernel: Kernel) -> Sites:
@@ -161,10 +162,11 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
         raise RefusedError(f"{addr:#x} is no ftrace site")
     if record == 0:
         return Site(strategy=Strategy.FTRACE, addr=addr, old=b"")
-    preamble = memory.read(Addr(addr - len(info.preamble)), len(info.preamble))
+    size = len(info.preamble)
+    found = memory.read(Addr(addr - size), size + info.size)
+    preamble, old = found[:size], found[size:]
     if preamble not in (info.preamble, info.probed_preamble):
         raise RefusedError(f"{addr:#x} comes after {preamble.hex()}: no site of this kind is there")
-    old, flags = memory.read(addr, info.size), _u64(memory, record + 8)
     if old not in info.nops:
         raise RefusedError(
             f"the site at {addr:#x} holds {old.hex()}, neither a nop nor a call of the guest's "
@@ -175,7 +177,7 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
         addr=addr,
         old=old,
         record=record,
-        flags=flags & U64,
+        flags=_u64(memory, record + 8),
     )
 
 

@@ -95,6 +95,7 @@ class Shapes:
     def __init__(self, layouts: Iterable[RecordLayout] = ()) -> None:
         self.layouts: dict[int, RecordLayout] = {}
         self.dtypes: dict[int, np.dtype[np.void]] = {}
+        self._types: dict[object, np.dtype[np.void]] = {}
         self.sizes = np.zeros(1 << EVENT_BITS, np.int64)
         self.size_offsets = np.zeros(1 << EVENT_BITS, np.int64)
         for layout in layouts:
@@ -104,7 +105,12 @@ class Shapes:
         """Add a layout; its event id last, by which readers find it."""
         _check(layout)
         number = layout.event_id
-        self.layouts[number], self.dtypes[number] = layout, _row_dtype(layout)
+        # All functions of a pattern have the same type, which numpy takes long to make.
+        offsets = layout.size_offset, layout.faults_offset, layout.caller_offset
+        shape = layout.size, layout.is_dynamic, layout.fields, *offsets
+        if shape not in self._types:
+            self._types[shape] = _row_dtype(layout)
+        self.layouts[number], self.dtypes[number] = layout, self._types[shape]
         self.size_offsets[number] = layout.size_offset if layout.is_dynamic else 0
         self.sizes[number] = layout.size
 
