@@ -40,7 +40,8 @@ from tests.build.pages import FakeRam
 
 CPUS, LIST, ENTRIES = TEXT + 0x8000, TEXT + 0x8100, TEXT + 0x8200
 START, STEP = TEXT + 0x1000, 0x20
-NAMES = ("fails", "gives", "either", "is_bad", "other", "stores")
+SYSTEM_CALL = "__x64_sys_getpid"
+NAMES = ("fails", "gives", "either", "is_bad", "other", "stores", SYSTEM_CALL)
 LISTED = {"fails": 1, "gives": 0, "either": 2, "is_bad": 3}
 SIGNED = 1 << 24
 
@@ -58,6 +59,7 @@ def make_types(first: int = 0) -> BtfBuilder:
     b.func("is_bad", bool_, [])
     b.func("other", unsigned, [])
     b.func("stores", 0, [])
+    b.func(SYSTEM_CALL, b.add(Kind.INT, "long", 8, words=[64 | SIGNED]), [])
     return b
 
 
@@ -174,6 +176,15 @@ def test_what_is_not_listed_needs_force_and_the_reason_is_told() -> None:
         make_override("fails", -12, make_listing(is_listed=False))
     with pytest.raises(RefusedError, match=r"callers expect a negative errno .* \(ERRNO\)"):
         make_override("fails", 42)
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_system_call_may_return_anything_to_its_user(is_listed: bool) -> None:
+    # Kernels with a list have all of them in it.
+    guest = make_listing(is_listed=is_listed)
+
+    assert make_override(SYSTEM_CALL, -12, guest).value == -12 & U64
+    assert make_override(SYSTEM_CALL, 42, guest).value == 42
 
 
 def test_a_filter_names_parameters_variables_and_the_task() -> None:

@@ -137,11 +137,20 @@ def test_an_override_lives_beside_handlers_and_other_overrides(session: GuestSes
     assert 4567 not in seen
 
 
-def test_what_is_not_safe_is_refused_and_nothing_is_armed(session: GuestSession, arch: str) -> None:
-    name = system_call(arch, "getppid")
+def test_system_calls_need_no_force(session: GuestSession, arch: str) -> None:
+    override = session.override(system_call(arch, "getppid"), returns=42, filter='comm == "sh"')
+
+    printed = session.run(["sh", "-c", "echo $PPID"]).output
+    override.delete()
+
+    assert printed == b"42\n"
+    assert override.skipped
+
+
+def test_what_is_not_safe_is_refused_and_nothing_is_armed(session: GuestSession) -> None:
     # Debian's kernels are built without the list.
     with pytest.raises(RefusedError, match="CONFIG_FUNCTION_ERROR_INJECTION=y"):
-        session.fail(name, errno=12)
+        session.fail("vfs_read", errno=12)
     refused = [
         ("vfs_read", 1 << 63, "from -"),
         ("vfs_read", -(1 << 63) - 1, "from -"),

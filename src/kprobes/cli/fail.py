@@ -18,14 +18,14 @@ HELP = "have calls of kernel functions fail, or return what you say"
 USAGE = "kprobe fail [options] 'FUNCTION returns VALUE [if FILTER]'... [-- COMMAND...]"
 EPILOG = """\
 examples:
-  kprobe fail '__x64_sys_mkdir returns -ENOSPC' --force -- 'mkdir /a; mkdir /b'
-  kprobe fail '__x64_sys_openat returns -ENOMEM if comm == "cat"' --every 2 --force -- cat /init /x
+  kprobe fail '__x64_sys_mkdir returns -ENOSPC' -- 'mkdir /a; mkdir /b'
+  kprobe fail '__x64_sys_openat returns -ENOMEM if comm == "cat"' --every 2 -- cat /init /x
   kprobe fail -t qemu:localhost:1234 'do_sys_openat2 returns -5' --times 100 --force --duration 10s
 
 VALUE is a number, or -NAME with the name of an errno. FILTER is what the kernel's filter files
 take, on comm, common_pid and the function's own parameters. Calls are skipped by machine code in
-the guest: the function does not run. Functions that the kernel does not list as safe to skip
-(ALLOW_ERROR_INJECTION) need --force.
+the guest: the function does not run. Functions that are no system calls, and that the kernel does
+not list as safe to skip (ALLOW_ERROR_INJECTION), need --force.
 
 The numbers of calls seen and skipped are written at the end. Exit status: COMMAND's own, else
 0 done, 1 error, 2 usage, 3 target unreachable, 4 function refused."""
