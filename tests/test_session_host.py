@@ -38,7 +38,6 @@ def test_a_recording_arms_counts_and_leaves_nothing(tracefs: FakeTracefs) -> Non
 
     assert [line.split(" ", 1)[1] for line in armed] == ["vfs_read count=%dx:u64"]
     assert (tracefs.lines, tracefs.instances) == ([], {})
-    assert trace.counts is not None
     assert (trace.counts.recorded, trace.counts.lost) == ({1: 5}, 2)
     assert [hits.event for hits in trace.hits] == ["a"]
 

@@ -1,5 +1,7 @@
 """One recording, as programs see it."""
 
+from dataclasses import replace
+
 import pytest
 
 from kprobes.model.events import Counts, Hits
@@ -8,9 +10,12 @@ from kprobes.trace import Trace
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
 
+NOTHING = Counts(recorded={}, missed={}, lost=0, damaged=0)
+SOURCE = TraceSource(version=(6, 1), cpus=1, symbol_at=hex)
+
 
 def make_trace() -> Trace:
-    trace = Trace(TraceSource(version=(6, 1), cpus=1, symbol_at=hex))
+    trace = Trace(SOURCE)
     layout = make_layout(1, ["u32"])
     trace.write(make_events([make_batch(layout, [Row(ts=1, values=(7,))])]))
     trace.write(make_events([make_batch(layout, [Row(ts=2, values=(8,))])]))
@@ -27,7 +32,7 @@ def test_a_trace_has_events_one_by_one_and_by_name() -> None:
 
 def test_an_event_without_hits_is_an_empty_list_and_an_unknown_one_an_error() -> None:
     trace = make_trace()
-    trace.hits = [Hits(event="quiet", function="vfs_read", recorded=0, missed=0)]
+    trace.end(NOTHING, [Hits(event="quiet", function="vfs_read", recorded=0, missed=0)])
 
     assert trace["quiet"] == []
     with pytest.raises(KeyError, match="no such event: 'nosuch'"):
@@ -37,5 +42,14 @@ def test_an_event_without_hits_is_an_empty_list_and_an_unknown_one_an_error() ->
 def test_a_trace_says_what_it_is() -> None:
     trace = make_trace()
     assert repr(trace) == "<Trace: 2 events, still recording>"
-    trace.counts = Counts(recorded={}, missed={}, lost=0, damaged=0)
+    trace.end(NOTHING, ())
     assert repr(trace) == "<Trace: 2 events>"
+
+
+def test_counts_are_those_until_now_and_then_those_of_the_end() -> None:
+    lost = iter([3, 4])
+    trace = Trace(SOURCE, count=lambda: replace(NOTHING, lost=next(lost)))
+
+    assert (trace.counts.lost, trace.counts.lost, trace.is_recording) == (3, 4, True)
+    trace.end(replace(NOTHING, lost=5), ())
+    assert (trace.counts.lost, trace.counts.lost, trace.is_recording) == (5, 5, False)

@@ -302,12 +302,12 @@ class Session(Generic[_Driver_co, _Commands_co]):
         # The trace keeps all events: it is no matter where they wait for it.
         with self.recording(*probes, room=math.inf) as drain:
             batches = self._batches(drain, lambda: time.monotonic() >= until)
-            trace = Trace(self.source, batches)
+            trace = Trace(self.source, batches, self.counts)
             yield trace
             batches.close()
             self._finish(drain, trace)
             self.driver.check()
-        trace.counts, trace.hits = self.counts(), self.hits()
+        trace.end(self.counts(), self.hits())
 
     def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
         """Arm what is enabled and write its events to a sink until ``is_done``; then disarm.

@@ -1,7 +1,7 @@
 """The events of one recording, and how they are printed."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Literal
@@ -9,6 +9,10 @@ from typing import Literal
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.sinks import FORMATS
 from kprobes.sinks.names import TraceSource
+
+
+def _no_counts() -> Counts:
+    return Counts(recorded={}, missed={}, lost=0, damaged=0)
 
 
 class Trace:
@@ -19,17 +23,38 @@ class Trace:
 
     Attributes:
         events: what was recorded.
-        counts: of the whole recording, when it has ended; else None.
+        is_recording: whether there may be more.
         hits: of each probe, when it has ended.
     """
 
-    def __init__(self, source: TraceSource, batches: Iterator[Events] | None = None) -> None:
-        """Have no event yet; ``batches`` brings them as they come, while it is recorded."""
+    def __init__(
+        self,
+        source: TraceSource,
+        batches: Iterator[Events] | None = None,
+        count: Callable[[], Counts] = _no_counts,
+    ) -> None:
+        """Have no event yet.
+
+        Args:
+            source: of the events.
+            batches: brings them as they come, while it is recorded.
+            count: returns what was counted until now, while it is recorded.
+        """
         self.events: list[Events] = []
-        self._batches = iter(()) if batches is None else batches
-        self.counts: Counts | None = None
+        self.is_recording = True
         self.hits: Sequence[Hits] = ()
+        self._batches = iter(()) if batches is None else batches
+        self._count = count
         self._source = source
+
+    @property
+    def counts(self) -> Counts:
+        """What was recorded, missed and lost: of the whole recording, or until now."""
+        return self._count()
+
+    def end(self, counts: Counts, hits: Sequence[Hits]) -> None:
+        """Take what was counted, as there is no more to come."""
+        self.is_recording, self._count, self.hits = False, lambda: counts, hits
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -59,8 +84,8 @@ class Trace:
 
     def __repr__(self) -> str:
         """Return what it is: how many events so far."""
-        is_over = "" if self.counts is not None else ", still recording"
-        return f"<Trace: {len(self)} events{is_over}>"
+        state = ", still recording" if self.is_recording else ""
+        return f"<Trace: {len(self)} events{state}>"
 
     def write(self, events: Events) -> None:
         """Take more events; a trace is a sink."""

@@ -114,7 +114,6 @@ class Pair:
         plans = plans_of(session)
         fields = oracle.fields_of_layouts(p.layout for plan in plans for p in plan.recorded)
         ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, fields)
-        assert trace.counts is not None
         return Recorded(
             compared=compare(ours, theirs, end_us),
             newest=newest,

@@ -139,7 +139,6 @@ def _recorded(session: GuestSession, filters: dict[str, str], arch: str) -> Run:
         session.probe(lines[event], filter=text)
     arm = partial(_arm_native, Tracefs(session), lines, filters)
     trace, native = oracle.record_both(session, arm, arch=arch)
-    assert trace.counts is not None
     ours, theirs = oracle.our_hits(trace), oracle.native_hits(native, oracle.fields_of(trace))
     return Run(
         hits=hits(arch),

@@ -68,7 +68,6 @@ def recorded(session: GuestSession, *commands: str) -> Trace:
 
 
 def counts(trace: Trace) -> list[int]:
-    assert trace.counts is not None
     assert (trace.counts.lost, trace.counts.damaged) == (0, 0)
     return [hits.recorded for hits in trace.hits]
 

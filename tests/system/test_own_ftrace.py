@@ -47,7 +47,6 @@ def test_its_tracers_may_end_and_begin_while_ours_records(
         guest.run(_OFF, 60)
 
     ours, back = (each.recorded for each in session.hits())
-    assert trace.counts is not None
     assert (trace.counts.lost, trace.counts.damaged) == (0, 0)
     assert ours == back >= 2 * 8 * _ROUNDS
     assert min(found) >= 8

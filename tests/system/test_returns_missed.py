@@ -97,7 +97,6 @@ def record(
 
 
 def counts_of(trace: Trace) -> Counts:
-    assert trace.counts is not None
     return trace.counts
 
 

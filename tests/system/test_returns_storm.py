@@ -169,7 +169,6 @@ def balanced(session: GuestSession, names: Sequence[str], for_s: float) -> list[
     session.probe("\n".join(lines))
     with session.record() as trace:
         time.sleep(for_s)
-    assert trace.counts is not None
     counts = trace.counts
     assert (counts.damaged, sum(counts.missed.values()), sum(counts.nmissed.values())) == (0, 0, 0)
     if not counts.lost:
