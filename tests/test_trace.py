@@ -28,6 +28,7 @@ def test_a_trace_has_events_one_by_one_and_by_name() -> None:
 
     assert ([event.ts for event in trace], len(trace)) == ([1, 2], 2)
     assert [list(event.args.values()) for event in trace[name]] == [[7], [8]]
+    assert trace.columns(name)["ts"].tolist() == [1, 2]
 
 
 def test_an_event_without_hits_is_an_empty_list_and_an_unknown_one_an_error() -> None:
@@ -35,6 +36,9 @@ def test_an_event_without_hits_is_an_empty_list_and_an_unknown_one_an_error() ->
     trace.end(NOTHING, [Hits(event="quiet", function="vfs_read", recorded=0, missed=0)])
 
     assert trace["quiet"] == []
+    assert trace.columns("quiet") == {}
+    with pytest.raises(KeyError, match="no such event: 'nosuch'"):
+        trace.columns("nosuch")
     with pytest.raises(KeyError, match="no such event: 'nosuch'"):
         trace["nosuch"]
 
