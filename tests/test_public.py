@@ -1,10 +1,16 @@
 """Names in ``import kprobes`` and ``python -m kprobes``."""
 
+import inspect
 import pydoc
 import subprocess
 import sys
+from rlcompleter import Completer
+
+import pytest
 
 import kprobes
+
+CLASSES = [name for name in kprobes.__all__ if inspect.isclass(getattr(kprobes, name))]
 
 
 def test_the_public_names_are_seen_by_completion_and_help() -> None:
@@ -14,6 +20,43 @@ def test_the_public_names_are_seen_by_completion_and_help() -> None:
     assert shown == sorted(kprobes.__all__)
     assert {"MachineOptions", "attach", "boot", "host"} <= {*shown}
     assert all(name in text for name in shown)
+
+
+def test_errors_and_types_are_there_after_the_import_alone() -> None:
+    program = (
+        "import kprobes; print(kprobes.errors.RefusedError.__name__, kprobes.GuestSession.__name__)"
+    )
+
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+    assert printed.stdout.split() == [b"RefusedError", b"Session"]
+
+
+def test_completion_offers_what_there_is() -> None:
+    found = Completer({"kprobes": kprobes}).attr_matches("kprobes.")  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
+
+    assert {each.split("(")[0] for each in found} == {f"kprobes.{n}" for n in kprobes.__all__}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_public_name_of_a_class_is_documented(name: str) -> None:
+    documented = getattr(kprobes, name)
+    own = [each for each in dir(documented) if not each.startswith("_")]
+    # Attributes are in the docstring of their class.
+    texts = " ".join(each.__doc__ or "" for each in documented.__mro__)
+
+    assert [
+        each
+        for each in own
+        if f"{each}:" not in texts
+        and f"{each}," not in texts
+        and not _has_docstring(inspect.getattr_static(documented, each))
+    ] == []
+
+
+def _has_docstring(member: object) -> bool:
+    is_code = inspect.isroutine(member) or isinstance(member, property)
+    return is_code and bool(member.__doc__)
 
 
 def test_python_m_kprobes_is_kprobe() -> None:

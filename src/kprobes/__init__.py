@@ -9,6 +9,12 @@ with kprobes.boot() as kernel:
     @kernel.entry("do_sys_openat2")
     def opened(dfd, filename, how):
         print(filename.string(), hex(how.flags))
+
+``boot``, ``attach`` and ``host`` return a ``Session``: ``help(kprobes.Session)`` has all that can
+be done with a kernel, docs/howto/recipes.md programs to begin with. Types, for annotations:
+``GuestSession`` and ``HostSession`` (a Session with a guest, and with this machine's kernel),
+``TraceProbe`` (of ``kernel.probe``), ``Trace`` (of ``kernel.record``), ``Event``, and
+``Registers`` (of handlers). What can go wrong is in ``errors``.
 """
 
 from importlib import import_module
@@ -17,23 +23,56 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # For type checkers only: importing the engine takes NumPy's 0.1 s, and `kprobe --help`
     # does without it.
+    from kprobes import errors
+    from kprobes.event_table import TraceProbe
     from kprobes.handlers.probe import Kprobe, Kretprobe
+    from kprobes.handlers.registers import Registers
     from kprobes.host.driver import HostOptions
-    from kprobes.open import attach, boot, host
+    from kprobes.model.events import Event
+    from kprobes.open import GuestSession, HostSession, attach, boot, host
+    from kprobes.session import Session
+    from kprobes.trace import Trace
     from kprobes.transport.qemu_command import MachineOptions
 
-__all__ = ["HostOptions", "Kprobe", "Kretprobe", "MachineOptions", "attach", "boot", "host"]
+__all__ = [
+    "Event",
+    "GuestSession",
+    "HostOptions",
+    "HostSession",
+    "Kprobe",
+    "Kretprobe",
+    "MachineOptions",
+    "Registers",
+    "Session",
+    "Trace",
+    "TraceProbe",
+    "attach",
+    "boot",
+    "errors",
+    "host",
+]
 _HOMES = {
-    "HostOptions": "kprobes.host.driver",
-    "MachineOptions": "kprobes.transport.qemu_command",
-    "Kprobe": "kprobes.handlers.probe",
-    "Kretprobe": "kprobes.handlers.probe",
+    "Event": "model.events",
+    "HostOptions": "host.driver",
+    "Kprobe": "handlers.probe",
+    "Kretprobe": "handlers.probe",
+    "MachineOptions": "transport.qemu_command",
+    "Registers": "handlers.registers",
+    "Session": "session",
+    "Trace": "trace",
+    "TraceProbe": "event_table",
 }
+_SESSIONS = ("GuestSession", "HostSession")
+"""A Session of some types, which only type checkers tell apart."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SESSIONS:
+        name = "Session"
+    if name == "errors":
+        return import_module("kprobes.errors")
     if name in __all__:
-        return getattr(import_module(_HOMES.get(name, "kprobes.open")), name)
+        return getattr(import_module(f"kprobes.{_HOMES.get(name, 'open')}"), name)
     raise AttributeError(f"module 'kprobes' has no attribute {name!r}")
 
 

@@ -191,14 +191,17 @@ MACHINE_TYPES: Mapping[str, MachineType] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOptions:
-    """A guest to boot.
+    """A guest to boot: ``kprobes.boot(MachineOptions(suite="sid", cpus=4))``.
 
     Attributes:
+        memory_mib: of its memory.
+        cpus: how many it has.
         kernel: a boot image, or None for the Debian kernel of ``suite``.
         append: added to the kernel command line.
         files: absolute path in the guest to a file or directory of this machine, or to bytes.
         accel: ``auto``, ``kvm`` or ``tcg``.
         arch: Debian's name of it.
+        suite: the name of a Debian release.
         mirror: URL of Debian's archive, or "" for $KPROBES_DEBIAN_MIRROR, else this host's own.
         boot_timeout_s: how long the guest may take until it can run commands.
     """
