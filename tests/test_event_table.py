@@ -230,6 +230,21 @@ def test_a_recording_that_cannot_begin_has_not_begun(armer: Armer, table: EventT
     assert commands(table) == []
 
 
+def test_a_second_recording_is_refused_and_the_first_goes_on(
+    armer: Armer, table: EventTable
+) -> None:
+    define(table, "p:a f")
+    table.begin()
+
+    with pytest.raises(UsageError, match="is being recorded already"):
+        table.begin()
+
+    assert (armer.armed, armer.begun) == (["a"], 1)
+    table.end()
+    table.begin()
+    assert armer.begun == 2
+
+
 def test_a_filter_is_that_of_the_events_from_then_on(armer: Armer, table: EventTable) -> None:
     a = define(table, "p:a f %di\np:a g %si")
     table.begin()

@@ -196,9 +196,16 @@ class EventTable:
         """Arm what is enabled, of some probes only if any are named; a recording begins.
 
         Raises:
+            UsageError: there is one; it goes on.
             RefusedError, DefinitionError, TargetError: it could not be armed; nothing is.
         """
         with self._changing():
+            if self._is_recording:
+                # Its end would be the other one's, too.
+                raise UsageError(
+                    "this kernel is being recorded already: define or enable events to have them "
+                    "in that recording"
+                )
             chosen = {event for each in probes for event in self._events(each.numbers)}
             self._chosen = chosen if probes else None
             self._is_recording, self._over_limit = True, frozenset()
