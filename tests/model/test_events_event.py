@@ -1,5 +1,7 @@
 """Batches to single events."""
 
+import pytest
+
 from kprobes.model.events import each_event
 from kprobes.model.resolved import RecordLayout
 from tests.build.events import Row, make_batch, make_events
@@ -22,6 +24,14 @@ def test_values_have_their_names_and_plain_types() -> None:
     assert event.args == {"n": 7, "s": "a\\xffb", "c": "sh", "t": "text", "a": [1, 2]}
     assert event["n"] == 7
     assert event.caller is None
+
+
+def test_a_field_that_is_not_there_is_told_with_those_that_are() -> None:
+    layout = layout_of("p:x vfs_read n=count s=buf:string")
+    (event,) = each_event(make_events([make_batch(layout, [Row(values=(7, b"a"))])]))
+
+    with pytest.raises(KeyError, match="x has no field 'count'; its fields: n, s"):
+        event["count"]
 
 
 def test_what_could_not_be_read_is_none() -> None:

@@ -141,7 +141,14 @@ class Event:
     caller: int | None = None
 
     def __getitem__(self, name: str) -> Any:
-        """Return one value."""
+        """Return one value of ``args``: ``event["path"]``.
+
+        Raises:
+            KeyError: the event has no such field.
+        """
+        if name not in self.args:
+            fields = ", ".join(self.args) or "none"
+            raise KeyError(f"{self.name} has no field {name!r}; its fields: {fields}")
         return self.args[name]
 
 
