@@ -165,7 +165,7 @@ def test_what_is_recorded_is_not_deleted_before_it_is_disabled(
 
     assert (commands(table), armer.armed) == (["p:c h"], ["c"])
     assert armer.forgotten == ["p:a f", "p:b g"]
-    assert (a.definitions, a.is_enabled, repr(a)) == ((), False, "<TraceProbe (deleted): disabled>")
+    assert (a.definitions, a.is_enabled, repr(a)) == ((), False, "<TraceProbe: deleted>")
 
 
 def test_a_deleted_event_may_be_defined_again_as_another_one(
@@ -243,6 +243,15 @@ def test_a_second_recording_is_refused_and_the_first_goes_on(
     table.end()
     table.begin()
     assert armer.begun == 2
+
+
+def test_a_deleted_event_takes_no_filter(table: EventTable) -> None:
+    gone = define(table, "p:a f")
+    gone.delete()
+
+    with pytest.raises(UsageError, match="the event was deleted"):
+        gone.set_filter("common_pid == 3")
+    assert repr(define(table, "")) == "<TraceProbe: no event>"
 
 
 def test_a_filter_is_that_of_the_events_from_then_on(armer: Armer, table: EventTable) -> None:

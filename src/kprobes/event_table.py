@@ -134,8 +134,7 @@ class EventTable:
             UsageError: one was deleted.
         """
         with self._changing():
-            if len(self._numbered(numbers)) < len(numbers):
-                raise UsageError("the event was deleted")
+            self._present(numbers)
             self._set_enabled(self._events(numbers), is_enabled=is_enabled)
             self._apply(())
 
@@ -159,10 +158,12 @@ class EventTable:
         """Have another filter for events; "" for none.
 
         Raises:
+            UsageError: one was deleted.
             DefinitionError: it is wrong; then all stays.
         """
         with self._changing():
-            same = [n for event in self._events(numbers) for n in self._numbers(event)]
+            events = self._events(self._present(numbers))
+            same = [n for event in events for n in self._numbers(event)]
             before, text = self._numbered(same), normal(text)
             changed = {number: replace(each, filter=text) for number, each in before.items()}
             try:
@@ -352,6 +353,12 @@ class EventTable:
         found = ((number, self._definitions.get(number)) for number in numbers)
         return {number: each for number, each in found if each is not None}
 
+    def _present(self, numbers: Collection[int]) -> dict[int, Definition]:
+        found = self._numbered(numbers)
+        if len(found) < len(numbers):
+            raise UsageError("the event was deleted")
+        return found
+
     def _replace(self, old: dict[int, Definition], new: dict[int, Definition]) -> None:
         for number, definition in new.items():
             self._definitions.replace(number, definition)
@@ -446,8 +453,10 @@ class TraceProbe:
 
     def __repr__(self) -> str:
         """Return what it is: its definitions, and whether they are enabled."""
+        if not self.definitions:
+            return f"<TraceProbe: {'deleted' if self.numbers else 'no event'}>"
         state = "enabled" if self.is_enabled else "disabled"
-        return f"<TraceProbe {'; '.join(self.definitions) or '(deleted)'}: {state}>"
+        return f"<TraceProbe {'; '.join(self.definitions)}: {state}>"
 
     @property
     def definitions(self) -> tuple[str, ...]:
@@ -482,6 +491,7 @@ class TraceProbe:
         """Have only hits recorded for which a filter holds; "" for all.
 
         Raises:
+            UsageError: one was deleted.
             DefinitionError: it is wrong; the filter of before stays.
         """
         self._table.set_filter(self.numbers, text)
