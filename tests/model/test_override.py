@@ -48,6 +48,9 @@ def test_an_errno_may_have_a_minus() -> None:
 def test_a_task_s_name_comes_before_the_rest_of_the_filter() -> None:
     assert with_comm({"every": 2}, "") == {"every": 2}
     assert with_comm({}, "str*") == {"filter": 'comm ~ "str*"'}
+    assert with_comm({}, 'a"b') == {"filter": "comm ~ 'a\"b'"}
+    with pytest.raises(UsageError, match="one kind of quotes"):
+        with_comm({}, "a'\"b")
     assert with_comm({"filter": "a == 1 || b == 2"}, "x") == {
         "filter": 'comm ~ "x" && (a == 1 || b == 2)'
     }

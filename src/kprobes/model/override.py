@@ -107,10 +107,16 @@ def with_comm(options: OverrideWords, comm: str) -> OverrideWords:
     Args:
         options: as they were.
         comm: a name, or a pattern.
+
+    Raises:
+        UsageError: filters cannot express it.
     """
     if not comm:
         return options
-    own, by_name = options.get("filter"), f'comm ~ "{comm}"'
+    if '"' in comm and "'" in comm:
+        raise UsageError(f"comm {comm!r}: a filter's text has one kind of quotes at most")
+    quote = "'" if '"' in comm else '"'
+    own, by_name = options.get("filter"), f"comm ~ {quote}{comm}{quote}"
     return {**options, "filter": f"{by_name} && ({own})" if own else by_name}
 
 
