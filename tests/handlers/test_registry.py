@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from kprobes.errors import RefusedError, UsageError
+from kprobes.handlers import signature
 from kprobes.handlers.arguments import HandlerPlace
 from kprobes.handlers.probe import Instance, Kprobe, Kretprobe
 from kprobes.handlers.registry import Registry
@@ -271,3 +273,13 @@ def test_returns_are_probed_at_entries_only() -> None:
         registry.register([make_kretprobe(offset=8)])
 
     assert (registry.probes, engine.at_returns) == ((), ())
+
+
+@pytest.mark.parametrize("decorator", [signature.kprobe, signature.entry, signature.returns])
+def test_a_decorator_without_the_name_of_a_function_is_told(decorator: Any) -> None:
+    registry, engine = make_registry()
+
+    with pytest.raises(UsageError, match=r'takes the name of a kernel function: @kernel\.\w+\("'):
+        decorator(registry, print, {})
+
+    assert not engine.armed

@@ -189,6 +189,7 @@ class ReturnOthers(TypedDict, total=False):
 
 def kprobe(registry: Registry, place: str, others: Others) -> AsKprobe:
     """Return what makes a pre_handler a registered probe."""
+    _check_place(place, "kprobe")
 
     def decorate(handler: Handler) -> Kprobe:
         probe = Kprobe(symbol_name=place, pre_handler=handler, **others)
@@ -200,6 +201,7 @@ def kprobe(registry: Registry, place: str, others: Others) -> AsKprobe:
 
 def entry(registry: Registry, place: str, others: Others) -> AsEntry:
     """Return what makes a function that takes a kernel function's arguments a registered probe."""
+    _check_place(place, "entry")
 
     def decorate(handler: Callable[..., object]) -> Kprobe:
         where = registry.find_place(place)
@@ -212,6 +214,7 @@ def entry(registry: Registry, place: str, others: Others) -> AsEntry:
 
 def returns(registry: Registry, place: str, others: ReturnOthers) -> AsReturn:
     """Return what makes a function that takes a returned value a registered return probe."""
+    _check_place(place, "returns")
 
     def decorate(handler: Callable[..., object]) -> Kretprobe:
         where = registry.find_place(place)
@@ -224,3 +227,11 @@ def returns(registry: Registry, place: str, others: ReturnOthers) -> AsReturn:
         return probe
 
     return decorate
+
+
+def _check_place(place: object, word: str) -> None:
+    # Without this a decorator without its parentheses would register nothing, and say nothing.
+    if not isinstance(place, str):
+        raise UsageError(
+            f'{word} takes the name of a kernel function: @kernel.{word}("vfs_read"), not {place!r}'
+        )
