@@ -283,3 +283,11 @@ def test_a_decorator_without_the_name_of_a_function_is_told(decorator: Any) -> N
         decorator(registry, print, {})
 
     assert not engine.armed
+
+
+def test_what_is_registered_is_shown_and_in_which_kernel() -> None:
+    registry, _ = make_registry()
+    registry.register([make_kprobe("vfs_read")])
+
+    assert repr(registry).startswith("<Registry of [<Kprobe ")
+    assert repr(registry.live).startswith("<LiveKernel of Linux ")

@@ -128,7 +128,7 @@ def test_a_started_command_tells_its_pid_before_its_end() -> None:
 
     running = ours.start("sleep 100", 5)
 
-    assert running.pid == 42
+    assert (running.pid, repr(running)) == (42, "<Running 'sleep 100', pid 42>")
     running.kill()
     assert running.wait(60).status == 137
     assert running.wait(60).status == 137

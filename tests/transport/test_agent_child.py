@@ -10,7 +10,10 @@ from kprobes.transport.agent import start
 
 
 def test_a_command_ends_with_its_status_and_output() -> None:
-    finished = start("echo out; echo err >&2; exit 3").wait(60)
+    child = start("echo out; echo err >&2; exit 3")
+    assert repr(child) == f"<Child 'echo out; echo err >&2; exit 3', pid {child.pid}>"
+
+    finished = child.wait(60)
 
     assert (finished.status, finished.output) == (3, b"out\nerr\n")
 

@@ -61,8 +61,10 @@ def test_a_guest_that_answers_is_ready(qemu: Path, options: MachineOptions) -> N
         assert machine.is_alive
         assert machine.stub_address.parent.stat().st_mode & 0o777 == 0o700
         assert machine.kernel == options.kernel
+        assert repr(machine) == f"<Machine with {machine.kernel.name}, pid {machine.pid}>"
 
     assert not machine.is_alive
+    assert repr(machine).endswith(", ended>")
     assert unfinished(qemu) == []
     machine.close()
 

@@ -22,6 +22,11 @@ class LiveKernel:
         guest, memory = self.guest, self.guest.memory
         self._memory = TaskMemory(memory.ram, memory.tables, NoUser(), task_size=guest.task_size)
 
+    def __repr__(self) -> str:
+        """Return what it is: which kernel."""
+        kernel = self.guest.kernel
+        return f"<LiveKernel of Linux {kernel.release} ({kernel.arch})>"
+
     @property
     def guest(self) -> Guest:
         """What is known of it now."""

@@ -67,6 +67,10 @@ class Registry:
         self._lock = threading.RLock()
         self._server: int | None = None
 
+    def __repr__(self) -> str:
+        """Return what it is: what is registered."""
+        return f"<Registry of {list(self._entries)}>"
+
     @property
     def probes(self) -> tuple[Probe, ...]:
         """What is registered, oldest first."""

@@ -283,6 +283,10 @@ class Running:
         self.pid = pid
         self._finished: Finished | None = None
 
+    def __repr__(self) -> str:
+        """Return what it is: the command, and its number."""
+        return f"<Running {_shown(self._command)}, pid {self.pid}>"
+
     def wait(self, timeout_s: float | None = None) -> Finished:
         """Return its end; the same one each time.
 
@@ -368,6 +372,10 @@ class Child:
         self._command = command
         self._finished: Finished | None = None
         self.pid = process.pid
+
+    def __repr__(self) -> str:
+        """Return what it is: the command, and its number."""
+        return f"<Child {_shown(self._command)}, pid {self.pid}>"
 
     def wait(self, timeout_s: float | None = None) -> Finished:
         """Return its end; the same one each time.

@@ -63,6 +63,11 @@ class Machine:
         self._agent = agent
         self._closing = ExitStack()
 
+    def __repr__(self) -> str:
+        """Return what it is: its kernel, and QEMU's process."""
+        state = "" if self.is_alive else ", ended"
+        return f"<Machine with {self.kernel.name}, pid {self.pid}{state}>"
+
     @classmethod
     def boot(cls, options: MachineOptions | None = None, *, progress: Progress = _quiet) -> Self:
         """Boot a guest and return when it can run commands.
