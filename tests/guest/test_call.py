@@ -90,6 +90,17 @@ def test_numbers_become_registers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "told"),
+    [("stores", "takes 1 argument, not 2"), ("add", "takes 2 arguments, not 3")],
+)
+def test_how_many_arguments_there_are_is_told(name: str, told: str) -> None:
+    given = [0] * int(told[-1])
+
+    with pytest.raises(UsageError, match=told):
+        callee(name).arguments(given)
+
+
+@pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("add", (1,)),

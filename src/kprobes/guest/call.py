@@ -71,7 +71,8 @@ class Callee:
         name, parameters = self.symbol.name, self.prototype.parameters
         if len(given) != len(parameters):
             takes = ", ".join(f"{each.type} {each.name}" for each in parameters)
-            raise UsageError(f"{name}({takes}) takes {len(parameters)} arguments, not {len(given)}")
+            arguments = "1 argument" if len(parameters) == 1 else f"{len(parameters)} arguments"
+            raise UsageError(f"{name}({takes}) takes {arguments}, not {len(given)}")
         return [self._argument(*pair) for pair in zip(parameters, given, strict=True)]
 
     def result(self, register: int) -> int | bool | None:
