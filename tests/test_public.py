@@ -32,6 +32,15 @@ def test_errors_and_types_are_there_after_the_import_alone() -> None:
     assert printed.stdout.split() == [b"RefusedError", b"Session"]
 
 
+def test_host_is_the_function_whatever_was_imported() -> None:
+    program = "import kprobes; kprobes.HostOptions(); print(kprobes.host.__module__, dir(kprobes))"
+
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+    assert printed.stdout.startswith(b"kprobes.open ")
+    assert b"'host'" in printed.stdout
+
+
 def test_completion_offers_what_there_is() -> None:
     found = Completer({"kprobes": kprobes}).attr_matches("kprobes.")  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
 

@@ -17,7 +17,9 @@ be done with a kernel, docs/howto/recipes.md programs to begin with. Types, for 
 ``Registers`` (of handlers). What can go wrong is in ``errors``.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,3 +80,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+
+
+class _Package(ModuleType):
+    # An import of the package kprobes.host would put it in the place of the function.
+    @property
+    def host(self) -> Any:
+        return __getattr__("host")
+
+    @host.setter
+    def host(self, module: ModuleType) -> None:
+        del module
+
+
+sys.modules[__name__].__class__ = _Package
