@@ -63,6 +63,23 @@ def test_every_public_name_of_a_class_is_documented(name: str) -> None:
     ] == []
 
 
+@pytest.mark.parametrize(
+    ("prefix", "owner", "names"),
+    [
+        ("kprobes", kprobes, "boot attach host"),
+        (
+            "kernel",
+            kprobes.Session,
+            "probe select choose_tasks record events run start entry returns call fail override",
+        ),
+    ],
+)
+def test_what_programs_begin_with_has_an_example(prefix: str, owner: object, names: str) -> None:
+    documented = {name: inspect.getdoc(getattr(owner, name)) or "" for name in names.split()}
+
+    assert [name for name, text in documented.items() if f"{prefix}.{name}(" not in text] == []
+
+
 def _has_docstring(member: object) -> bool:
     is_code = inspect.isroutine(member) or isinstance(member, property)
     return is_code and bool(member.__doc__)

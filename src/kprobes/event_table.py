@@ -439,6 +439,9 @@ def _without_collector() -> Generator[None]:
 class TraceProbe:
     """Some events of a session, as ``Session.probe`` has defined or ``Session.select`` found them.
 
+    ``reads = kernel.probe("p:read vfs_read count")``, and while a recording runs or not
+    ``reads.set_filter("count > 4096")``, ``reads.disable()``, ``reads.enable()``.
+
     Attributes:
         numbers: of their definitions.
     """

@@ -41,6 +41,14 @@ def boot(
 ) -> GuestSession:
     """Boot a guest of our own and attach to it; it ends with the session.
 
+    ``with kprobes.boot() as kernel: print(kernel.run("uname -r").output)``
+
+    Args:
+        options: of the guest, ``kprobes.MachineOptions(suite="sid")``; a small one by default.
+        size: of the memory that is taken from it.
+        access: how it is looked at.
+        progress: called with a line of text when a step begins.
+
     Raises:
         UnreachableError: no QEMU, no kernel, or the guest does not come up.
     """
@@ -56,10 +64,13 @@ def boot(
 def attach(
     target: str, *, size: "ArenaSize | None" = None, access: "Access | None" = None
 ) -> GuestSession:
-    """Attach to a guest that runs already: ``HOST:PORT`` or ``/path.sock`` of its stub.
+    """Attach to a guest that runs already, and leave it as it was when the session ends.
+
+    ``with kprobes.attach("qemu:localhost:1234") as kernel: print(kernel.kernel.release)``
 
     Args:
-        target: of a gdb stub, or of a monitor that can start one.
+        target: ``qemu:HOST:PORT`` or ``qemu:/path.sock``, also without ``qemu:``, of a gdb stub, or
+            of a monitor that can start one.
         size: of the memory that is taken from the guest.
         access: how it is looked at.
 
@@ -87,6 +98,8 @@ def attached_guest(target: str) -> "Generator[Guest]":
 
 def host(options: "HostOptions | None" = None) -> HostSession:
     """Return a session with the kernel that this machine runs; it needs root.
+
+    ``with kprobes.host() as kernel: kernel.probe("p vfs_read count")``
 
     Args:
         options: how it records.

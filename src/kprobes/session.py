@@ -200,6 +200,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
     ) -> TraceProbe:
         """Define events, which recordings arm as long as they are enabled, and return them.
 
+        ``kernel.probe("r:read vfs_read got=$retval:s64", filter="got < 0", duration=True)``
+
         A text is what is written to the kernel's ``kprobe_events``: a definition may join an event
         that is there already, and then is enabled as that is, and ``-:EVENT`` takes one away. If
         anything is wrong, all stays. While a recording runs this changes what is recorded, and all
@@ -231,6 +233,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
     def select(self, pattern: str = "*") -> TraceProbe:
         """Return events by a shell pattern of their names: ``EVENT`` or ``GROUP/EVENT``.
 
+        ``kernel.select("read*").disable()``
+
         Raises:
             UsageError: there is no such event.
         """
@@ -249,6 +253,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
         follow: bool = False,
     ) -> None:
         """Record hits of some tasks only, from the next recording, or change of one, on.
+
+        ``kernel.choose_tasks(comms=["ls", "cat*"])``, ``kernel.choose_tasks(follow=True)``
 
         Args:
             pids: of the tasks; none means any.
@@ -288,6 +294,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
     def record(self, *probes: TraceProbe, timeout_s: float | None = None) -> Generator[Trace]:
         """Arm what is enabled, record until the block ends, and disarm.
 
+        ``with kernel.record() as trace: kernel.run("ls /")``, and then ``print(trace)``.
+
         Inside the block the trace yields events as they come; after it, it has all of them.
 
         Args:
@@ -296,6 +304,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             timeout_s: when iterating over it ends; None for as long as it is iterated.
 
         Raises:
+            UsageError: this kernel is being recorded already, or nothing is defined.
             TargetError: it could not be armed, or the guest died.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -326,6 +335,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
     def events(self, *, timeout_s: float | None = None) -> Iterator[Event]:
         """Arm what is enabled and yield its events one by one, until nobody asks for more.
+
+        ``for event in kernel.events(timeout_s=10): print(event.comm, event["path"])``
 
         Args:
             timeout_s: how long to record; None for as long as the iterator is used.
@@ -373,6 +384,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
     def run(self, command: Command, timeout_s: float | None = None) -> Finished:
         """Run a command in a guest that we booted, or on this machine, to its end.
 
+        ``kernel.run("ls / | wc -l").output``, ``kernel.run(["cat", name], timeout_s=5).status``
+
         Raises:
             NotSupportedError: nobody runs commands in this guest.
             UsageError: this machine has no such program.
@@ -388,7 +401,10 @@ class Session(Generic[_Driver_co, _Commands_co]):
             raise
 
     def start(self, command: Command) -> Job:
-        """Start a command in a guest that we booted, or on this machine; errors as for ``run``."""
+        """Start a command in a guest that we booted, or on this machine; errors as for ``run``.
+
+        ``job = kernel.start("sleep 10")``, and then ``job.wait()`` or ``job.kill()``.
+        """
         if not self.options.tasks.follow:
             return self._commands.start(command)
         job = self._commands.start(command, is_held=True)
@@ -488,10 +504,13 @@ class Session(Generic[_Driver_co, _Commands_co]):
     ) -> ActiveOverride:
         """Have calls of a function return a value and its code not run: howto/fail.md.
 
+        ``kernel.override("__x64_sys_getpid", returns=42, filter='comm == "sh"')``
+
         Args:
             function: its name, or ``MODULE:FUNCTION``.
             returns: the value; 0 for a function that returns nothing.
-            options: those of ``OverrideOptions``.
+            options: ``filter`` that a call must pass, then ``every`` so-manieth, ``probability``
+                from 0 to 1, ``times`` at most; ``force`` what the kernel does not list as safe.
 
         Raises:
             RefusedError: it must not be skipped, or must not return that.
@@ -504,11 +523,13 @@ class Session(Generic[_Driver_co, _Commands_co]):
     ) -> ActiveOverride:
         """Have calls fail with an errno, with or without a minus; else as ``override``.
 
+        ``kernel.fail("__x64_sys_openat", errno=errno.ENOSPC, comm="cat", every=10)``
+
         Args:
-            function: as of ``override``, as are ``options``.
+            function: as of ``override``.
             errno: such as ``errno.ENOMEM``.
             comm: only calls by tasks whose name matches this pattern.
-            options: others.
+            options: as of ``override``.
         """
         return self.override(function, returns=errno_value(errno), **with_comm(options, comm))
 
