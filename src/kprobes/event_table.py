@@ -6,66 +6,22 @@ themselves, are recorded: the driver arms and disarms the difference.
 
 import gc
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Protocol
 
+from kprobes.driver import EventDriver
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.lang.append import Definitions, Name
 from kprobes.lang.filter import normal
 from kprobes.model.definition import Definition, Statement
-from kprobes.model.events import Counts, Hits, Loads
+from kprobes.model.events import Loads
 from kprobes.model.options import Options, Wanted
 
 _BUSY = "Device or resource busy"
 """strerror(EBUSY): what the kernel answers to the deletion of an event that is enabled."""
-
-
-class EventDriver(Protocol):
-    """What arms the events; see ``session.Driver``."""
-
-    def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
-        """Return what the kernel finds first in a definition that has an error."""
-        ...
-
-    def prepare(self, wanted: Wanted) -> object:
-        """Resolve and plan, without touching the kernel."""
-        ...
-
-    def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> object:
-        """Arm and disarm what differs: all of it, or nothing."""
-        ...
-
-    def end(self) -> None:
-        """Record nothing more; what was recorded can be drained until this is called again."""
-        ...
-
-    def forget(self, definition: Definition, *, is_new: bool = False) -> None:
-        """Let a definition go that will not be wanted again; a new one never was."""
-        ...
-
-    def replace_filter(self, old: Definition, new: Definition) -> None:
-        """Take a definition for another one, which differs in its filter, and goes on counting."""
-        ...
-
-    def event_ids(self, definition: Definition) -> Collection[int]:
-        """Return the numbers of a definition's events in what is counted."""
-        ...
-
-    def counts(self) -> Counts:
-        """Return what was counted since the recording began, or in the last one."""
-        ...
-
-    def hits(self) -> list[Hits]:
-        """Return what the last recording counted of every probe; of newer ones nothing yet."""
-        ...
-
-    def loads(self) -> Loads:
-        """Return what hits have taken so far, while limits ask for it."""
-        ...
 
 
 class EventTable:

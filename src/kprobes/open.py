@@ -12,13 +12,13 @@ from kprobes.handlers.registry import Registry
 from kprobes.session import Session
 
 if TYPE_CHECKING:
+    from kprobes.driver import Driver
     from kprobes.guest.arena import ArenaSize
     from kprobes.guest.attach import Access
     from kprobes.guest.driver import GuestDriver
     from kprobes.guest.guest import Guest
     from kprobes.host.driver import HostDriver, HostOptions
     from kprobes.host.machine import HostMachine
-    from kprobes.session import Driver
     from kprobes.transport.agent import Commands
     from kprobes.transport.qemu import Machine
     from kprobes.transport.qemu_command import MachineOptions

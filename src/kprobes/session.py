@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, SupportsIndex, TypeVar, Unpack
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, Unpack
 
 from kprobes.drain import ROOM, Drain
-from kprobes.errors import NotSupportedError, RefusedError, UsageError
-from kprobes.event_table import EventDriver, EventTable, TraceProbe
-from kprobes.guest.call import Functions
+from kprobes.driver import Driver
+from kprobes.errors import NotSupportedError, UsageError
+from kprobes.event_table import EventTable, TraceProbe
 from kprobes.guest.override import ActiveOverride
 from kprobes.handlers import signature
 from kprobes.handlers.live import LiveKernel
@@ -20,7 +20,7 @@ from kprobes.handlers.memory import MAX_STRING
 from kprobes.handlers.probe import Probe
 from kprobes.handlers.registry import Registry
 from kprobes.limits import LimitThread, LoadWindow
-from kprobes.model.definition import Definition, Statement, SyntheticFields
+from kprobes.model.definition import Definition, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import Limits, Options, Tasks
@@ -36,77 +36,6 @@ NO_HANDLERS = (
 )
 _TICK_S = 0.05
 _AnyProbe = TypeVar("_AnyProbe", bound=Probe)
-
-
-class Driver(EventDriver, Protocol):
-    """What probes one kernel. Every method leaves it running, if it ran."""
-
-    @property
-    def kernel(self) -> Kernel:
-        """What runs there: release, symbols, types."""
-        ...
-
-    @property
-    def source(self) -> TraceSource:
-        """What sinks need to know of it."""
-        ...
-
-    @property
-    def waiting(self) -> Sequence[Definition]:
-        """What is defined and waits for modules that are not loaded."""
-        ...
-
-    @property
-    def left_out(self) -> Sequence[RefusedError]:
-        """Why functions that patterns match are not probed."""
-        ...
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the kernel stands still, and probes are armed when it goes on."""
-        ...
-
-    @property
-    def pauses(self) -> tuple[float, int] | None:
-        """For how many seconds it was paused in all, and how often; None for what never is."""
-        ...
-
-    def parse(self, text: str) -> Iterator[Statement]:
-        """Yield what the lines of a text say, or raise DefinitionError."""
-        ...
-
-    def accept(self, options: Options) -> None:
-        """Check options that recordings are to have, or raise NotSupportedError."""
-        ...
-
-    def drain(self, *, room: float) -> Drain:
-        """Begin to drain what is recorded, with so many bytes that may wait to be taken."""
-        ...
-
-    def check(self) -> None:
-        """Raise what ended the recording, if something did; to be called often."""
-        ...
-
-    def disarm(self) -> None:
-        """Have no more hits recorded; what was can still be drained."""
-        ...
-
-    def rest(self) -> Iterator[Events]:
-        """Yield what was recorded and not drained; nothing is armed any more."""
-        ...
-
-    def follow(self, pid: int) -> None:
-        """Have a task that is held followed, and what descends from it."""
-        ...
-
-    def hits(self) -> list[Hits]:
-        """Return what the last recording counted of every probe; of newer ones nothing yet."""
-        ...
-
-    @property
-    def functions(self) -> Functions:
-        """What is done to functions besides probing them, or NotSupportedError."""
-        ...
 
 
 _Driver_co = TypeVar("_Driver_co", bound=Driver, covariant=True)

@@ -164,8 +164,8 @@ def _faulted(events: Events) -> int:
 
 if TYPE_CHECKING:
     # A third of a second to import, which this machine's own kernel does not need.
+    from kprobes.driver import Driver
     from kprobes.open import AnySession
-    from kprobes.session import Driver
     from kprobes.transport.agent import Job
 
 _LOST = 6
