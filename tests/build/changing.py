@@ -18,6 +18,7 @@ from kprobes.event_table import TraceProbe
 from kprobes.handlers.probe import Kprobe, Kretprobe
 from kprobes.open import GuestSession
 from tests.build.hot import VFS
+from tests.build.module import LOAD, UNLOAD
 
 FORMS = (
     "p:{name} {function}",
@@ -28,23 +29,38 @@ FORMS = (
     "r64:{name} {function} a=$arg1 b=$arg2 c=$arg3",
     "p:{name} {function}+{offset}",
 )
+MODULE = ["dummy:dummy_xmit", "dummy:dummy_setup", "dummy:dummy_get_stats64"]
 
 
 class Changes:
     """Random changes of what is recorded."""
 
-    def __init__(self, session: GuestSession, seed: int) -> None:
+    def __init__(
+        self, session: GuestSession, seed: int, run: Callable[[str], object] | None = None
+    ) -> None:
+        """Make none yet.
+
+        Args:
+            session: that records.
+            seed: of what is random.
+            run: runs a command in the guest, which has ``/dummy.ko``; without it no module comes.
+        """
         self.random = random.Random(seed)
         self.done = 0
+        self._run = run
+        self._is_loaded = False
         self._session = session
         self._probes: list[TraceProbe] = []
         self._functions = [
             name for name in VFS.split() if len(session.kernel.symbols.all_named(name)) == 1
         ]
+        self._functions += MODULE if run is not None else []
 
     def make(self) -> None:
         """Make one; what is refused changes nothing."""
         steps: list[Callable[[], None]] = [self._define, self._define, self._handle]
+        if self._run is not None:
+            steps.append(self._load)
         if self._probes:
             steps += [self._delete, self._disable, self._enable, self._filter]
         with suppress(DefinitionError, RefusedError):
@@ -77,6 +93,11 @@ class Changes:
     def _filter(self) -> None:
         filter_text = self.random.choice(("", "common_pid > 10", 'comm == "cat"', "nothing == 1"))
         self.random.choice(self._probes).set_filter(filter_text)
+
+    def _load(self) -> None:
+        assert self._run is not None
+        self._run(UNLOAD if self._is_loaded else LOAD)
+        self._is_loaded = not self._is_loaded
 
     def _handle(self) -> None:
         name = self.random.choice(self._functions)

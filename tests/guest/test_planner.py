@@ -493,6 +493,21 @@ def test_what_cannot_be_probed_when_its_module_comes_is_told_and_nothing_else_su
     assert _change(planner, both).errors == ()
 
 
+def test_a_filter_that_is_wrong_when_its_module_comes_is_told_and_the_event_waits_no_more() -> None:
+    made = _guest()
+    planner, _ = _watched(made)
+    late = replace(read("p:late absent:f+1 a=%di"), filter="nothing == 1")
+    both = Wanted(definitions=[read("p:w vfs_write"), late])
+    _change(planner, both)
+    planner.use(_loaded(made))
+
+    planned = _change(planner, both)
+
+    assert len(planned.errors) == 1
+    assert (_events(planned.new), planned.waiting) == ([], [])
+    assert _change(planner, both).errors == ()
+
+
 def test_numbers_are_given_again_only_when_it_is_said_that_no_record_has_them() -> None:
     planner = Planner(_guest().guest)
     planner.resolver._new_numbers = iter(range(1, 3))  # pyright: ignore[reportPrivateUsage] - 65,535 take long

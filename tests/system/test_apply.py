@@ -20,9 +20,11 @@ from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.changing import Changes
 from tests.build.continuous import CALL, TIMES, recorded
+from tests.build.module import dummy
 from tests.build.programs import counting_loop
 from tests.build.victim import ROOT, Home, Witness, is_complaint, settle, witness_of
 from tests.build.waiting import wait_until
+from tests.system.conftest import SUITES
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
@@ -39,8 +41,10 @@ def seed() -> int:
 
 @pytest.fixture(scope="module")
 def machine(arch: str) -> Generator[Machine]:
-    files = {"/loop": counting_loop(CALL, TIMES, arch=arch)}
-    with Machine.boot(MachineOptions(arch=arch, files=files)) as machine:
+    suite = SUITES["6.1"]
+    loop, module = counting_loop(CALL, TIMES, arch=arch), dummy(suite, arch)
+    files = {"/loop": loop, "/dummy.ko": module}
+    with Machine.boot(MachineOptions(suite=suite, arch=arch, files=files)) as machine:
         settle(machine)
         machine.run("chmod 755 /loop")
         yield machine
@@ -70,12 +74,17 @@ def _text(session: GuestSession) -> bytes:
 
 
 def test_whatever_changes_nothing_of_the_others_is_missing(
-    session: GuestSession, arch: str, seed: int
+    machine: Machine, session: GuestSession, arch: str, seed: int
 ) -> None:
-    changes = Changes(session, seed)
+    def run(command: str) -> None:
+        done = machine.run(command, 60)
+        assert done.status == 0, done.output
+
+    changes = Changes(session, seed, run)
     with recorded(session, arch):
         for _ in range(CHANGES):
             changes.make()
+    machine.run("rmmod dummy 2> /dev/null", 60)
 
 
 SLEEPERS = 1000

@@ -10,8 +10,8 @@ from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
+from tests.build.module import LOAD, dummy
 from tests.system.conftest import SUITES, boot_or_skip
-from tests.system.test_modules import LOAD, dummy
 
 pytestmark = pytest.mark.guest
 

@@ -1,6 +1,5 @@
 """Probes in modules that come and go while they are armed."""
 
-import lzma
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,10 +15,10 @@ from kprobes.model.plan import Plan, Strategy
 from kprobes.open import GuestSession
 from kprobes.plan.strategy import Wish
 from kprobes.trace import Trace
-from kprobes.transport.debian import kernel_image, modules_of
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
 from tests.build.defined import delete_all, plans_of
+from tests.build.module import LOAD, UNLOAD, dummy
 from tests.system.conftest import SUITES
 
 pytestmark = [
@@ -27,17 +26,6 @@ pytestmark = [
     pytest.mark.arches("amd64", "arm64"),
     pytest.mark.kernels("7.x"),
 ]
-
-LOAD, UNLOAD = "insmod /dummy.ko || exit 1", "rmmod dummy || exit 1"
-
-
-def dummy(suite: str, arch: str) -> bytes:
-    """Return Debian's own module of a suite: its init sets up one network device."""
-    modules = modules_of(kernel_image(suite=suite, arch=arch))
-    assert modules is not None
-    (path,) = modules.rglob("dummy.ko*")
-    data = path.read_bytes()
-    return lzma.decompress(data) if path.suffix == ".xz" else data
 
 
 @pytest.fixture(scope="module", params=list(SUITES))

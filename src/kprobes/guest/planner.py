@@ -284,7 +284,7 @@ class _Change:
                     self._add(single)
             except KprobesError as error:
                 self._errors.append(error)
-                del self._state.waiting[single.event_id]
+                self._state.waiting.pop(single.event_id, None)
 
     def set_overrides(self, overrides: Sequence[Override], lost: Sequence[Text]) -> None:
         """Want calls skipped by these."""
