@@ -24,7 +24,6 @@ from kprobes.transport.qemu import Machine
 TITLE = "arming: from text to armed and back"
 
 _MANY = 1000
-_NATIVE = 200
 _ONE = "p:one {} a=$arg1"
 # Functions that an idle guest never runs: no hit disturbs the clock.
 _QUIET = ("tcp_*", "udp_*", "inet_*", "ip6_*", "ipv6_*", "netdev_*", "pci_*", "acpi_*", "neigh_*")
@@ -37,6 +36,7 @@ class Timing:
 
     armed: float
     arm_pause: float
+    longest_pause: float
     disarmed: float
     disarm_pause: float
 
@@ -48,7 +48,9 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     with machine(isa, loops) as booted:
         rows = _attaching(booted, one, 1 if quick else 5)
         with attached(booted, loops) as rig:
-            return [*rows, *_one(rig, one, 3 if quick else 15), *_many(rig, 1 if quick else 5)]
+            rows += _one(rig, one, 3 if quick else 15)
+            rows += _many(rig, 1 if quick else 5)
+            return [*rows, *_every(rig, 1 if quick else 3)]
 
 
 def _attaching(booted: Machine, one: str, rounds: int) -> list[Row]:
@@ -94,7 +96,7 @@ def _one(rig: Rig, one: str, rounds: int) -> list[Row]:
     native = [_native(rig, [one]) for _ in range(min(rounds, 5))]
     theirs = [defined + enabled for defined, enabled, _ in native]
     return [
-        _row("1 probe, from text to armed", [t.armed for t in found], peer=theirs),
+        _row("1 probe, from text to armed", [t.armed for t in found], 0.02, theirs),
         _row("  pause", [t.arm_pause for t in found], 0.005),
         _row("  pause to disarm", [t.disarm_pause for t in found]),
     ]
@@ -104,20 +106,51 @@ def _many(rig: Rig, rounds: int) -> list[Row]:
     names = _quiet_functions(rig)
     # Names of their own in every round: what was resolved for the one before is of no use.
     found = [_timing(rig, "\n".join(_probes(f"many{n}_", names))) for n in range(rounds)]
-    few = [_probes(f"few{n}_", names[:_NATIVE]) for n in range(rounds)]
-    beside = [_timing(rig, "\n".join(definitions)) for definitions in few]
-    defined, enabled, disabled = _native(rig, few[0])
-    n, m = _MANY, _NATIVE
+    defined, enabled, disabled = _native(rig, _probes("native", names))
+    theirs = [defined + enabled]
     return [
-        _row(f"{n} probes, from text to armed", [t.armed for t in found], 1.0),
+        _row(f"{_MANY} probes, from text to armed", [t.armed for t in found], 0.15, theirs),
         _row("  pause", [t.arm_pause for t in found], 0.02),
-        _row("  disarmed", [t.disarmed for t in found], 0.1),
+        _row("  disarmed", [t.disarmed for t in found], 0.1, [disabled]),
         _row("  pause to disarm", [t.disarm_pause for t in found]),
-        _row(
-            f"{m} probes, from text to armed", [t.armed for t in beside], peer=[defined + enabled]
-        ),
-        _row("  disarmed", [t.disarmed for t in beside], peer=[disabled]),
     ]
+
+
+def _every(rig: Rig, rounds: int) -> list[Row]:
+    # Beside it the guest's function tracer, which changes as many sites.
+    found = [_timing(rig, f"p:every{n} *") for n in range(rounds)]
+    rig.session.select().delete()
+    rig.session.probe("p:every *")
+    with rig.session.recording():
+        more = [_more(rig, n) for n in range(5 * rounds)]
+    rig.session.select().delete()
+    on, off = _function_tracer(rig)
+    return [
+        _row("every function (p *), from text to armed", [t.armed for t in found], 2.0, [on]),
+        _row("  pause", [t.arm_pause for t in found], 0.3),
+        _row("  longest pause", [t.longest_pause for t in found], 0.05),
+        _row("  disarmed", [t.disarmed for t in found], 1.0, [off]),
+        _row("  pause to disarm", [t.disarm_pause for t in found]),
+        _row("  one more probe beside them", [armed for armed, _ in more], 0.05),
+        _row("    pause", [pause for _, pause in more], 0.005),
+    ]
+
+
+def _more(rig: Rig, number: int) -> tuple[float, float]:
+    stub = rig.guest.stub
+    start, pause = time.perf_counter(), stub.paused_s
+    rig.session.probe(f"p:more{number} do_sys_openat2 a=$arg1")
+    return time.perf_counter() - start, stub.paused_s - pause
+
+
+def _function_tracer(rig: Rig) -> tuple[float, float]:
+    # Switched on and off, without anything being recorded.
+    rig.shell(f"echo 0 > {TRACING}/tracing_on")
+    nothing = median(_shell_s(rig, "true") for _ in range(3))
+    on = _shell_s(rig, f"echo function > {TRACING}/current_tracer")
+    off = _shell_s(rig, f"echo nop > {TRACING}/current_tracer")
+    rig.shell(f"echo 1 > {TRACING}/tracing_on")
+    return max(on - nothing, 0.0), max(off - nothing, 0.0)
 
 
 def _probes(prefix: str, names: Sequence[str]) -> list[str]:
@@ -128,14 +161,21 @@ def _timing(rig: Rig, text: str) -> Timing:
     session, stub = rig.session, rig.guest.stub
     if session.definitions:
         session.select().delete()
-    start, pause = time.perf_counter(), stub.paused_s
+    start, pause, stub.longest_s = time.perf_counter(), stub.paused_s, 0.0
     session.probe(text)
     with session.recording():
         armed, arm_pause = time.perf_counter() - start, stub.paused_s - pause
+        longest = stub.longest_s
         start, pause = time.perf_counter(), stub.paused_s
         session.driver.disarm()
         disarmed, disarm_pause = time.perf_counter() - start, stub.paused_s - pause
-    return Timing(armed=armed, arm_pause=arm_pause, disarmed=disarmed, disarm_pause=disarm_pause)
+    return Timing(
+        armed=armed,
+        arm_pause=arm_pause,
+        longest_pause=longest,
+        disarmed=disarmed,
+        disarm_pause=disarm_pause,
+    )
 
 
 def _quiet_functions(rig: Rig) -> list[str]:

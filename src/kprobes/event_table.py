@@ -331,7 +331,9 @@ class EventTable:
             self._enabled -= events
             return
         self._enabled |= events
-        self._over_limit -= self._event_ids([n for event in events for n in self._numbers(event)])
+        if self._over_limit:
+            again = [n for event in events for n in self._numbers(event)]
+            self._over_limit -= self._event_ids(again)
         if self._chosen is not None:
             self._chosen |= events
 

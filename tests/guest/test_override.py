@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from kprobes.errors import DefinitionError, RefusedError, TargetError, UsageError
+from kprobes.errors import DefinitionError, KprobesError, RefusedError, TargetError, UsageError
 from kprobes.formats.btf_index import Kind
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.override import (
@@ -231,6 +231,16 @@ def test_conditions_become_numbers() -> None:
 def test_only_a_function_s_name_is_a_place(place: str) -> None:
     with pytest.raises(UsageError, match="no function"):
         make_override(place, -12)
+
+
+@pytest.mark.parametrize("place", ["failz", "nosuch:fails"])
+def test_a_function_that_is_not_there_is_told_as_it_was_given(place: str) -> None:
+    with pytest.raises(KprobesError) as caught:
+        make_override(place, -12)
+
+    assert "overrides/override" not in str(caught.value)
+    if place == "failz":
+        assert str(caught.value).splitlines()[1:3] == ["  Command: failz", " " * 11 + "^"]
 
 
 def test_there_is_an_end_of_numbers() -> None:

@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kprobes.errors import MemoryFault, RefusedError, UnknownTypeError, UsageError
+from kprobes.errors import (
+    DefinitionError,
+    MemoryFault,
+    RefusedError,
+    UnknownTypeError,
+    UsageError,
+)
 from kprobes.guest.arena import Arena
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.kernel_abi import per_cpu_bases
@@ -45,6 +51,7 @@ from kprobes.ports import Memory, Text
 from kprobes.resolve.resolve import filter_fields
 from kprobes.units import U64, Addr
 
+_EVENT = "p:overrides/override"
 _LIST, _USER = "error_injection_list", "within_error_injection_list"
 _MAX_ENTRIES = 1 << 16
 _START, _STOP, _TYPE, _SIZE = 16, 24, 32, 36
@@ -169,9 +176,12 @@ class OverrideResolver:
             raise UsageError(f"{place!r} is no function: FUNCTION or MODULE:FUNCTION")
         text, variables = _named_variables(options.filter)
         arguments = [*variables, *self._named_parameters(place, text)]
-        command = " ".join(["p:overrides/override", place, *arguments])
+        command = " ".join([_EVENT, place, *arguments])
         definition = parse(command, registers=self._guest.arch.registers)
-        probe = self._places.resolve(definition, event_id=1)
+        try:
+            probe = self._places.resolve(definition, event_id=1)
+        except DefinitionError as error:
+            raise _about(place, error) from error
         if not text:
             return probe
         fields = filter_fields(probe, of_guest=True)
@@ -375,6 +385,14 @@ _ALLOWED = {
 }
 _STRING = re.compile(r"""'[^']*'?|"[^"]*"?""")
 _VARIABLE = re.compile(r"\$arg(\d+)")
+
+
+def _about(place: str, error: DefinitionError) -> DefinitionError:
+    # Nobody has written the definition around the place.
+    column = error.column - len(_EVENT) - 1
+    if not 0 <= column < len(place):
+        return error
+    return DefinitionError(error.code, error.text, command=place, column=column, hint=error.hint)
 
 
 def _without_strings(text: str) -> str:

@@ -36,6 +36,7 @@ class Stub:
         is_held: whether somebody else has stopped the guest, who may have let it run since:
             ``stands`` finds out. It is never us who let it run then.
         stops: how often we, or a breakpoint of ours, stopped the guest, connecting included.
+        longest_s: for how many seconds at once; may be set to 0 for what comes then.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Stub:
         self._wire = wire
         self._clock = clock
         self._on_close = on_close
-        self._paused_s = 0.0
+        self._paused_s = self.longest_s = 0.0
         self._stopped_at = clock()
         self._breakpoints: set[int] = set()
         self._registers = StubRegisters(wire, packet_size=rsp.DEFAULT_PACKET_SIZE)
@@ -279,7 +280,9 @@ class Stub:
 
     def _mark_running(self) -> None:
         self.is_running = True
-        self._paused_s += self._clock() - self._stopped_at
+        pause_s = self._clock() - self._stopped_at
+        self._paused_s += pause_s
+        self.longest_s = max(self.longest_s, pause_s)
 
     def _must_be_stopped(self) -> None:
         if self.is_running:
