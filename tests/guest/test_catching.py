@@ -39,7 +39,7 @@ class Scene:
 
     def load(self) -> list[Program]:
         programs, _ = self.patcher.linker.link(self.plans)
-        self.patcher.load(programs)
+        self.patcher.load(self.patcher.take_codes(programs))
         return programs
 
     def arm(self) -> list[Program]:

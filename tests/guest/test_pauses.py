@@ -3,17 +3,20 @@
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from kprobes.errors import GuestGoneError, TargetError
 from kprobes.guest.arm import StagedChange, TextPatcher
+from kprobes.guest.guest import Code
 from kprobes.guest.link import Program
 from kprobes.guest.pauses import PacedChange
 from kprobes.model.plan import Plan, Returning, ReturnMethod, Returns, Role, Site, Strategy
 from kprobes.plan.cost import SITE_PAUSE_S
-from kprobes.units import Addr
+from kprobes.transport.stub import Stub
+from kprobes.units import KIB, Addr
 
 SITE_S = 2 * SITE_PAUSE_S
 
@@ -23,13 +26,15 @@ class Patcher:
 
     Attributes:
         done: by change, the addresses that came and those that went.
-        clock_s: for how long it had the guest stopped.
+        paused_s: for how long it had the guest stopped.
+        loaded: how much code was written at a time.
         failing: the change that fails, and how.
     """
 
     def __init__(self) -> None:
         self.done: list[tuple[list[int], list[int]]] = []
-        self.clock_s = 0.0
+        self.paused_s = 0.0
+        self.loaded: list[int] = []
         self.failing: dict[int, Exception] = {}
         self.unstaged = 0
         self.committed: list[Any] = []
@@ -47,8 +52,11 @@ class Patcher:
     def unstage(self) -> None:
         self.unstaged += 1
 
-    def load(self, programs: Sequence[Program]) -> None:
-        self.clock_s += SITE_S * len(programs)
+    def take_codes(self, programs: Sequence[Program]) -> list[Code]:
+        return [(each.entry, each.code) for each in programs]
+
+    def load(self, codes: Sequence[Code]) -> None:
+        self.loaded.append(len(codes))
 
     def apply(self, change: Any) -> int:
         new = [each.plan.site.addr for each in change.programs]
@@ -56,7 +64,7 @@ class Patcher:
         if len(self.done) in self.failing:
             raise self.failing.pop(len(self.done))
         self.done.append((new, gone))
-        self.clock_s += SITE_S * len(gone)
+        self.paused_s += SITE_S * max(len(new), len(gone))
         for addr in gone:
             del self._armed[addr]
         self._armed |= {each.plan.site.addr: each for each in change.programs}
@@ -66,14 +74,17 @@ class Patcher:
         self.committed.append(change)
 
     @contextmanager
+    def paused(self) -> Generator[None]:
+        yield
+
+    @contextmanager
     def stopped(self, change: StagedChange) -> Generator[None]:
         del change
         yield
 
     def paced(self, max_pause_s: float) -> PacedChange:
-        return PacedChange(
-            cast(TextPatcher, self), self.stopped, lambda: self.clock_s, max_pause_s=max_pause_s
-        )
+        stub = cast(Stub, self)
+        return PacedChange(cast(TextPatcher, self), stub, self.stopped, max_pause_s=max_pause_s)
 
     @property
     def armed(self) -> list[int]:
@@ -142,6 +153,26 @@ def test_what_takes_too_long_in_a_single_pause_is_made_alone() -> None:
     # The first by what is predicted, the others by what it took.
     first, *others = [len(new) for new, _ in patcher.done]
     assert (first + len(others), set(others)) == (40, {1})
+
+
+def test_code_is_written_before_in_pauses_of_its_own_and_all_of_it() -> None:
+    patcher = Patcher()
+    large = [replace(each, code=bytes(100 * KIB)) for each in programs(*apart(40))]
+
+    patcher.paced(SITE_S).make(large, (), nothing)
+
+    written = [n for n in patcher.loaded if n]
+    assert sum(written) == 40
+    assert max(written) == 3
+    assert patcher.loaded[: len(written)] == written
+
+
+def test_the_code_of_a_small_change_is_written_in_its_pause() -> None:
+    patcher = Patcher()
+
+    patcher.paced(1.0).make(programs(*apart(40)), (), nothing)
+
+    assert (patcher.loaded, len(patcher.done)) == ([40], 1)
 
 
 def test_places_of_one_function_and_sites_side_by_side_are_changed_at_once() -> None:

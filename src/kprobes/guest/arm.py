@@ -25,7 +25,7 @@ from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import NOTIFIER_SIZE, Arena
 from kprobes.guest.armed import FLAGS, ArmedPatch, ArmedProbe
 from kprobes.guest.ftrace_records import Records
-from kprobes.guest.guest import Guest, GuestMemory, remembering, write_code
+from kprobes.guest.guest import Code, Guest, GuestMemory, remembering, write_code
 from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import first_of
@@ -90,7 +90,8 @@ class BreakpointNotifier:
         if len(code) > room:
             raise ValueError(f"the callback has {len(code)} bytes, and room for {room}")
         place = self._arena.notifier
-        write_code(self._guest.stub, self._guest.memory, place, code.ljust(room) + EMPTY_TABLE)
+        whole = code.ljust(room) + EMPTY_TABLE
+        write_code(self._guest.stub, remembering(self._guest.memory), [(place, whole)])
         self.set_table(Addr(place + room), 0)
 
 
@@ -302,22 +303,19 @@ class TextPatcher:
                 self._journal.check()
                 self._unstage(staged)
 
-    def load(self, programs: Sequence[Program]) -> None:
-        """Write code to the arena, where nothing calls it yet."""
-        self._journal.check()
-        codes = sorted(
-            [*self.linker.take_routines(), *((each.entry, each.code) for each in programs)]
-        )
-        for run in _runs(codes):
-            self._load(run)
+    def take_codes(self, programs: Sequence[Program]) -> list[Code]:
+        """Return the code of some programs, and all that they call and that is not loaded yet."""
+        own = ((each.entry, each.code) for each in programs)
+        return sorted([*self.linker.take_routines(), *own])
 
-    def _load(self, codes: Sequence[tuple[Addr, bytes]]) -> None:
-        # Many pieces, one write: what lies between them is nobody's.
-        start, _ = codes[0]
-        blob = bytearray()
-        for addr, code in codes:
-            blob += bytes(addr - start - len(blob)) + code
-        self._write_code(start, bytes(blob))
+    def load(self, codes: Sequence[Code]) -> None:
+        """Write code to the arena, where nothing calls it yet.
+
+        Args:
+            codes: with their addresses, by which they are sorted.
+        """
+        self._journal.check()
+        self._write_codes([_joined(run) for run in _runs(codes)])
 
     def apply(self, change: StagedChange) -> int:
         """Make a change: all of it, or nothing; ``commit`` comes next, and the guest may run then.
@@ -427,7 +425,7 @@ class TextPatcher:
             return
         table, before = hash_table(detours), self._table
         where = self.linker.place(len(table))
-        self._write_code(where[0], table)
+        self._write_codes([(where[0], table)])
         self._notifier.set_table(where[0], table_mask(table))
         self._detours, self._table = detours, where
         if before is not None:
@@ -504,16 +502,17 @@ class TextPatcher:
                     "before: the guest changed it; nothing was patched"
                 )
 
-    def _write_code(self, addr: Addr, code: bytes) -> None:
-        stub, memory = self._guest.stub, self._guest.memory
-        before = remembering(memory).read(addr, len(code))
-        write_code(stub, memory, addr, code)
+    def _write_codes(self, codes: Sequence[Code]) -> None:
+        stub, memory = self._guest.stub, remembering(self._guest.memory)
+        before = [(addr, memory.read(addr, len(code))) for addr, code in codes]
+        write_code(stub, memory, codes)
         try:
             self._journal.check()
         except GuestReplacedError:
             # As in ``_write_all``: this memory belongs to somebody else there.
-            if remembering(memory).read(addr, len(code)) == code:
-                write_code(stub, memory, addr, before)
+            now = remembering(self._guest.memory)
+            ours = [now.read(addr, len(code)) == code for addr, code in codes]
+            write_code(stub, now, [old for old, is_our in zip(before, ours, strict=True) if is_our])
             raise
 
 
@@ -525,9 +524,18 @@ def _detours(sites: Sequence[_Armed]) -> dict[Addr, Addr]:
     }
 
 
-def _runs(codes: Sequence[tuple[Addr, bytes]]) -> Iterator[list[tuple[Addr, bytes]]]:
+def _joined(codes: Sequence[Code]) -> Code:
+    # Many pieces, one write: what lies between them is nobody's.
+    start, _ = codes[0]
+    blob = bytearray()
+    for addr, code in codes:
+        blob += bytes(addr - start - len(blob)) + code
+    return start, bytes(blob)
+
+
+def _runs(codes: Sequence[Code]) -> Iterator[list[Code]]:
     # Codes with nothing of anybody else's between them.
-    run: list[tuple[Addr, bytes]] = []
+    run: list[Code] = []
     for addr, code in codes:
         if run and addr != aligned(run[-1][0] + len(run[-1][1])):
             yield run

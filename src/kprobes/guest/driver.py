@@ -498,8 +498,8 @@ class GuestDriver:
         )
         change = PacedChange(
             patcher,
+            self.guest.stub,
             self._stopped_for,
-            lambda: self.guest.stub.paused_s,
             max_pause_s=options.limits.max_pause_s,
         )
         try:

@@ -4,7 +4,7 @@ Kernel virtual memory of a guest: its RAM seen through its page tables.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kprobes.arch.arch import Arch
@@ -12,8 +12,10 @@ from kprobes.model.kernel import Kernel
 from kprobes.ports import MappedRun, Ram, Tables, Translator
 from kprobes.transport.ram import ProcessPlace
 from kprobes.transport.stub import Stub
-from kprobes.units import U64, Phys
+from kprobes.units import U64, Addr, Phys
 
+Code = tuple[Addr, bytes]
+"""An address, and the code that is to be there."""
 _PAGE = 4096
 _REGION = 1 << 27
 
@@ -58,10 +60,15 @@ class GuestMemory:
         self.write(addr, value.to_bytes(8, "little"))
 
 
-def write_code(debugger: Stub, memory: GuestMemory, addr: int, code: bytes) -> None:
+def write_code(debugger: Stub, memory: GuestMemory, codes: Iterable[Code]) -> None:
     """Write code to a stopped guest: past QEMU it would go on with what it has translated."""
-    pieces = remembering(memory).pieces(addr, len(code))
-    debugger.write_physical_many([(phys, code[at : at + step]) for phys, at, step in pieces])
+    debugger.write_physical_many(
+        [
+            (phys, code[at : at + step])
+            for addr, code in codes
+            for phys, at, step in memory.pieces(addr, len(code))
+        ]
+    )
 
 
 def remembering(memory: GuestMemory) -> GuestMemory:

@@ -9,14 +9,20 @@ from contextlib import AbstractContextManager
 
 from kprobes.errors import GuestGoneError, KprobesError
 from kprobes.guest.arm import StagedChange, TextPatcher
+from kprobes.guest.guest import Code
 from kprobes.guest.link import Program
 from kprobes.model.plan import LONGEST_JUMP, Plan
 from kprobes.plan.cost import SITE_PAUSE_S
-from kprobes.units import Addr
+from kprobes.transport.stub import Stub
+from kprobes.units import KIB, Addr
 
 _MOST_FASTER = 4
 """Times as many sites may be changed in a pause as in the one before, which told what one takes."""
 _MANY = 1 << 20
+_LOADED = 256 * KIB
+"""Bytes of code that are written in one pause: some 20 ms."""
+_LEAST = 8
+"""Part of the first sites that are changed in a pause whatever it takes."""
 _AIM = 0.7
 """Of the longest pause: what a pause shall last."""
 
@@ -34,8 +40,8 @@ class PacedChange:
     def __init__(
         self,
         patcher: TextPatcher,
+        stub: Stub,
         stopped_for: StoppedFor,
-        paused_s: Callable[[], float],
         *,
         max_pause_s: float,
     ) -> None:
@@ -43,15 +49,15 @@ class PacedChange:
 
         Args:
             patcher: of the text.
+            stub: of the guest.
             stopped_for: has the guest stopped so that a change can be made.
-            paused_s: for how long it was stopped in all.
             max_pause_s: how long a pause may last; without end all is changed in one.
         """
         self.left: list[Program] = []
         self.put_back = 0
         self._patcher = patcher
         self._stopped_for = stopped_for
-        self._paused_s = paused_s
+        self._stub = stub
         self._max_pause_s = max_pause_s
         self._made: list[StagedChange] = []
         self._is_finishing = False
@@ -76,15 +82,22 @@ class PacedChange:
                 ``finish`` raises, after which nothing is undone.
         """
         # This guest may take longer than those that were measured.
-        at, size = 0, self._fitting(2 * SITE_PAUSE_S)
+        at, first = 0, self._fitting(2 * SITE_PAUSE_S)
+        size = first
         groups = list(_groups(programs, gone)) if len(programs) + len(gone) > size else []
+        codes = self._patcher.take_codes(programs)
+        if groups:
+            self._load(codes)
+            codes = []
         try:
             while at < len(groups) or not self._made:
                 part, at = _next(groups, at, size) if groups else ((programs, gone), 1)
-                before = self._paused_s()
-                self._step(*part, finish if at >= len(groups) else None)
+                before = self._stub.paused_s
+                self._step(*part, codes, finish if at >= len(groups) else None)
                 size, done = _MOST_FASTER * size, len(part[0]) + len(part[1])
-                size = min(size, self._fitting((self._paused_s() - before) / max(done, 1)))
+                size = min(size, self._fitting((self._stub.paused_s - before) / max(done, 1)))
+                # What a pause takes whatever is changed in it must not make more and more of them.
+                size = max(size, first // _LEAST)
         except KprobesError as error:
             if not (self._is_finishing or isinstance(error, GuestGoneError)):
                 self._undo()
@@ -95,11 +108,12 @@ class PacedChange:
         self,
         programs: Sequence[Program],
         gone: Sequence[Plan],
+        codes: Sequence[Code],
         finish: Callable[[], None] | None,
     ) -> None:
         change = self._patcher.stage(programs, gone)
         with self._stopped_for(change):
-            self._patcher.load(programs)
+            self._patcher.load(codes)
             self.put_back += self._patcher.apply(change)
             self._made.append(change)
             if finish is not None:
@@ -107,6 +121,17 @@ class PacedChange:
                 finish()
         self._patcher.commit(change)
         self.left += change.left
+
+    def _load(self, codes: Sequence[Code]) -> None:
+        # Nothing leads there yet: it need not be done in one pause.
+        at = 0
+        while at < len(codes):
+            start, left = at, _LOADED
+            while at < len(codes) and (at == start or left >= 0):
+                left -= len(codes[at][1])
+                at += 1
+            with self._stub.paused():
+                self._patcher.load(codes[start:at])
 
     def _fitting(self, site_s: float) -> int:
         # How many sites a pause may change if one takes so long.
