@@ -1,7 +1,7 @@
 """Events of a session and their state, over a driver that says what it was asked."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from kprobes.event_table import EventTable, TraceProbe
 from kprobes.lang.parser import each_statement, parse_statements
 from kprobes.model.definition import Definition
 from kprobes.model.events import Counts, Hits, Loads
-from kprobes.model.options import Wanted
+from kprobes.model.options import Limits, Wanted
 from tests.build.definitions import REGISTERS
 
 
@@ -75,7 +75,7 @@ class Armer:
         ]
 
     def loads(self) -> Loads:
-        return Loads(hits=np.array([0, 7], np.uint64), busy_s=None)
+        return Loads(hits=np.array([0, 7], np.uint64))
 
     @property
     def armed(self) -> list[str]:
@@ -496,3 +496,37 @@ def test_what_cannot_be_stopped_is_taken_as_enabled(armer: Armer, table: EventTa
         table.stop_over_limit({3: "is hot"})
 
     assert hot.is_enabled
+
+
+def test_what_is_disabled_already_has_passed_no_limit(armer: Armer, table: EventTable) -> None:
+    hot = define(table, "p:hot f")
+    define(table, "p:calm g")
+    table.begin()
+    hot.disable()
+
+    assert table.stop_over_limit({3: "is hot", 99: "is gone"}) == []
+    assert armer.wanted.over_limit == set()
+
+
+def test_an_event_that_has_passed_a_limit_can_be_deleted(armer: Armer, table: EventTable) -> None:
+    hot = define(table, "p:hot f")
+    define(table, "p:calm g")
+    table.begin()
+    table.stop_over_limit({3: "is hot"})
+
+    hot.delete()
+
+    assert armer.armed == ["calm"]
+    assert commands(table) == ["p:calm g"]
+
+
+def test_limits_are_those_of_the_recording_s_beginning(armer: Armer, table: EventTable) -> None:
+    define(table, "p:a f")
+    table.begin()
+    table.options = replace(table.options, limits=Limits(max_rate=5))
+    define(table, "p:b g")
+    assert armer.wanted.options.limits == Limits()
+
+    table.end()
+    table.begin()
+    assert armer.wanted.options.limits == Limits(max_rate=5)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from kprobes.errors import TargetError, UsageError
+from kprobes.errors import GuestGoneError, TargetError, UsageError
 from kprobes.limits import SAMPLE_S, LimitThread, LoadWindow
 from kprobes.model.events import Loads
 from kprobes.model.options import Limits
@@ -14,10 +14,13 @@ from kprobes.model.options import Limits
 WAIT_S = 30
 
 
-def loads(*hits: int, busy_s: tuple[float, ...] | None = None) -> Loads:
-    return Loads(
-        hits=np.array(hits, np.uint64), busy_s=None if busy_s is None else np.array(busy_s)
-    )
+def loads(
+    *hits: int, busy_s: tuple[float, ...] | None = None, site_s: tuple[float, ...] = ()
+) -> Loads:
+    if busy_s is None:
+        return Loads(hits=np.array(hits, np.uint64))
+    sites = np.array(site_s or [0.0] * len(hits))
+    return Loads(hits=np.array(hits, np.uint64), code_s=np.array(busy_s), site_s=sites)
 
 
 def passed(window: LoadWindow, *samples: Loads, step_s: float = SAMPLE_S) -> list[set[int]]:
@@ -98,6 +101,52 @@ def test_what_takes_no_more_than_the_limit_stays() -> None:
     assert passed(window, loads(0, 0, busy_s=(0.0, 0.0)), calm) == [set(), set()]
 
 
+def test_a_hit_counts_by_what_it_takes_as_the_event_is_armed_now() -> None:
+    window = LoadWindow(Limits(max_overhead=0.10), cpus=2)
+    still = (0.0, 0.0)
+
+    # A million hits of before count for nothing when their event becomes dearer.
+    found = passed(
+        window,
+        loads(1_000_000, 0, busy_s=still, site_s=(50e-9, 0.0)),
+        loads(1_000_000, 0, busy_s=still, site_s=(1230e-9, 0.0)),
+        loads(1_010_000, 0, busy_s=still, site_s=(1230e-9, 0.0)),
+    )
+    assert found == [set(), set(), {0}]
+
+
+def test_a_steady_rate_below_the_limit_is_none_above_it() -> None:
+    window = LoadWindow(Limits(max_rate=10_000), cpus=2)
+
+    found = passed(window, *(loads(int(9_700 * 0.053 * n)) for n in range(60)), step_s=0.053)
+    assert not any(found)
+
+
+def test_a_gap_between_samples_is_time_that_hits_had() -> None:
+    window = LoadWindow(Limits(max_rate=1_000), cpus=2)
+
+    assert not window.add(100.0, loads(0))
+    assert not window.add(100.05, loads(20))
+    assert not window.add(103.05, loads(1220))
+    assert window.add(103.1, loads(1420))
+
+
+def test_an_event_that_is_enabled_again_is_judged_by_what_comes_then() -> None:
+    window = LoadWindow(Limits(max_rate=10), cpus=2)
+
+    assert window.add(100.0, loads(0)) == {}
+    assert set(window.add(100.05, loads(50))) == {0}
+    assert not window.add(100.1, loads(50))
+    assert not window.add(100.15, loads(58))
+    assert set(window.add(100.2, loads(62))) == {0}
+
+
+def test_events_may_become_fewer() -> None:
+    window = LoadWindow(Limits(max_rate=10), cpus=2)
+
+    assert passed(window, loads(0, 0, 0), loads(1), loads(1, 2, 3)) == [set(), set(), set()]
+
+
 def test_a_clock_that_stands_is_no_time() -> None:
     window = LoadWindow(Limits(max_rate=10_000), cpus=2)
 
@@ -110,7 +159,8 @@ class Table:
     def __init__(self, error: Exception | None = None) -> None:
         self.stopped: list[dict[int, str]] = []
         self.is_stopped = threading.Event()
-        self._error = error
+        self.failed = threading.Event()
+        self.error = error
         self._hits = 0
 
     def loads(self) -> Loads:
@@ -118,8 +168,9 @@ class Table:
         return loads(0, self._hits)
 
     def stop_over_limit(self, events: Mapping[int, str]) -> list[str]:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            self.failed.set()
+            raise self.error
         self.stopped.append(dict(events))
         self.is_stopped.set()
         return [f"event {number} {words}" for number, words in events.items()]
@@ -136,7 +187,7 @@ def test_the_thread_disables_and_tells() -> None:
     assert said[0].startswith("event 1 is hit ")
 
 
-def test_limits_that_are_not_kept_any_more_are_told() -> None:
+def test_limits_that_are_not_kept_are_told_once_and_kept_again() -> None:
     told = threading.Event()
     said: list[str] = []
 
@@ -148,5 +199,19 @@ def test_limits_that_are_not_kept_any_more_are_told() -> None:
     thread = LimitThread(table, LoadWindow(Limits(max_rate=100), cpus=1), tell)
 
     assert told.wait(WAIT_S)
+    assert table.failed.wait(WAIT_S)
+    table.error = None
+    assert table.is_stopped.wait(WAIT_S)
     thread.stop()
-    assert said == ["limits are not kept any more: no memory"]
+    assert said[0] == "limits are not kept as long as this lasts: no memory"
+    assert [words for words in said[1:] if not words.startswith("event 1 ")] == []
+
+
+def test_in_a_guest_that_is_gone_no_limit_is_kept_and_nothing_told() -> None:
+    said: list[str] = []
+    table = Table(GuestGoneError("gone"))
+    thread = LimitThread(table, LoadWindow(Limits(max_rate=100), cpus=1), said.append)
+
+    assert table.failed.wait(WAIT_S)
+    thread.stop()
+    assert said == []

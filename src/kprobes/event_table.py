@@ -18,7 +18,7 @@ from kprobes.lang.append import Definitions, Name
 from kprobes.lang.filter import normal
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Loads
-from kprobes.model.options import Options, Wanted
+from kprobes.model.options import Limits, Options, Wanted
 
 _BUSY = "Device or resource busy"
 """strerror(EBUSY): what the kernel answers to the deletion of an event that is enabled."""
@@ -42,6 +42,7 @@ class EventTable:
         self._chosen: set[_Event] | None = None
         # By their ids in what is counted.
         self._over_limit: frozenset[int] = frozenset()
+        self._limits = Limits()
         self._is_recording = False
 
     def __len__(self) -> int:
@@ -166,6 +167,7 @@ class EventTable:
             chosen = {event for each in probes for event in self._events(each.numbers)}
             self._chosen = chosen if probes else None
             self._is_recording, self._over_limit = True, frozenset()
+            self._limits = self.options.limits
             self._apply((), begins=True)
 
     def end(self) -> None:
@@ -188,11 +190,12 @@ class EventTable:
             That, of those that were still enabled, with their names.
         """
         with self._changing():
-            ids = events.keys() - self._over_limit
-            if not (ids and self._is_recording):
+            ids = (events.keys() & self._event_ids(self._recorded())) - self._over_limit
+            if not ids:
                 return []
             self._over_limit |= ids
-            self._apply(())
+            # Not in the thread that Ctrl-C is for.
+            self._apply((), options=replace(self.options, checkpoint=Options().checkpoint))
             found = self._driver.hits()
             return [
                 f"{each.event} ({each.function}) {events[each.event_id]}: it is disabled"
@@ -269,7 +272,12 @@ class EventTable:
             self._take_back(added, deleted, is_new=True)
 
     def _apply(
-        self, new: Collection[int], deleted: Sequence[Definition] = (), *, begins: bool = False
+        self,
+        new: Collection[int],
+        deleted: Sequence[Definition] = (),
+        *,
+        begins: bool = False,
+        options: Options | None = None,
     ) -> None:
         recorded = self._recorded()
         if not self._is_recording or not recorded.keys() >= set(new):
@@ -280,7 +288,8 @@ class EventTable:
         change = partial(
             replace,
             definitions=list(recorded.values()),
-            options=self.options,
+            # What counts hits was watched from the beginning, or never is.
+            options=replace(options or self.options, limits=self._limits),
             over_limit=self._over_limit,
             deleted=deleted,
         )
@@ -357,7 +366,8 @@ class EventTable:
         for event, definition in {_event_of(n, each): each for n, each in deleted.items()}.items():
             if isinstance(event, tuple) and event in self._definitions:
                 continue
-            if self._is_recorded(event):
+            ids = {n for each in deleted.values() for n in self._driver.event_ids(each)}
+            if self._is_recorded(event) and not (ids and ids <= self._over_limit):
                 name = definition.event
                 raise RefusedError(f"{name} is being recorded: {_BUSY}; disable it first")
             self._enabled.discard(event)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.errors import KprobesError
+from kprobes.errors import GuestGoneError, KprobesError
 from kprobes.model.events import Loads
 from kprobes.model.options import Limits
 
@@ -47,6 +47,8 @@ class LoadWindow:
         self._limits = limits
         self._cpus = cpus
         self._samples: deque[_Sample] = deque()
+        # By event id: hits up to which an event has been judged, and disabled.
+        self._judged = np.zeros(0)
 
     def add(self, at_s: float, loads: Loads) -> dict[int, str]:
         """Add a sample, and return the events that have passed a limit, each with what it did.
@@ -61,27 +63,34 @@ class LoadWindow:
             return {}
         while self._samples[1].at_s <= at_s - _WINDOW_S:
             self._samples.popleft()
-        return self._too_dear(last, sample) | self._too_often(last, sample)
+        found = self._too_dear(last, sample) | self._too_often(last, sample)
+        for number in found:
+            self._judged[number] = loads.hits[number]
+        return found
 
     def _too_often(self, last: _Sample, sample: _Sample) -> dict[int, str]:
-        limit = self._limits.max_rate
+        limit, hits = self._limits.max_rate, sample.loads.hits
+        self._judged = np.pad(self._judged, (0, max(len(hits) - len(self._judged), 0)))
         if limit == math.inf:
             return {}
-        passed_s = sample.at_s - last.at_s
-        now = _since(sample.loads.hits, last.loads.hits)
-        second = _since(sample.loads.hits, self._samples[0].loads.hits)
-        is_over = (second > limit) | ((now > limit * passed_s) & (now >= _LEAST_HITS))
-        window_s = sample.at_s - self._samples[0].at_s
-        rates = np.maximum(now / passed_s, second / max(window_s, _WINDOW_S))
+        passed_s, first = sample.at_s - last.at_s, self._samples[0]
+        window_s = max(sample.at_s - first.at_s, _WINDOW_S)
+        now = _since(hits, last.loads.hits)
+        rates = np.minimum(_since(hits, first.loads.hits), hits - self._judged[: len(hits)])
+        rates /= window_s
+        is_burst = (now > limit * passed_s) & (now >= _LEAST_HITS)
         words = f"times a second, over the limit of {limit:,.0f}"
-        return {int(n): f"is hit {rates[n]:,.0f} {words}" for n in np.flatnonzero(is_over)}
+        rates = np.where(is_burst, np.maximum(now / passed_s, rates), rates)
+        return {int(n): f"is hit {rates[n]:,.0f} {words}" for n in np.flatnonzero(rates > limit)}
 
     def _too_dear(self, last: _Sample, sample: _Sample) -> dict[int, str]:
-        if sample.loads.busy_s is None or last.loads.busy_s is None:
+        limit, loads = self._limits.max_overhead, sample.loads
+        if loads.code_s is None or loads.site_s is None or last.loads.code_s is None:
             return {}
-        limit = self._limits.max_overhead
-        time_s = (sample.at_s - last.at_s) * self._cpus
-        shares = _since(sample.loads.busy_s, last.loads.busy_s) / time_s
+        busy_s = _since(loads.code_s, last.loads.code_s)
+        # By what a hit takes as the event is armed now: what it was before is not known any more.
+        busy_s += _since(loads.hits, last.loads.hits) * loads.site_s
+        shares = busy_s / ((sample.at_s - last.at_s) * self._cpus)
         spent = total = float(shares.sum())
         found: dict[int, str] = {}
         for number in np.argsort(-shares, kind="stable") if total > limit else ():
@@ -98,8 +107,8 @@ class LoadWindow:
 
 def _since(now: NDArray[Any], before: NDArray[Any]) -> NDArray[np.float64]:
     # Shape of ``now``: what came meanwhile has begun at nothing.
-    found = now.copy()
-    found[: len(before)] -= before
+    found, both = now.copy(), min(len(now), len(before))
+    found[:both] -= before[:both]
     return found.astype(np.float64)
 
 
@@ -139,11 +148,21 @@ class LimitThread:
         self._thread.join()
 
     def _run(self) -> None:
-        try:
-            while not self._stopping.wait(SAMPLE_S):
-                over = self._window.add(time.monotonic(), self._events.loads())
-                for words in self._events.stop_over_limit(over) if over else ():
-                    self._warn(words)
-        except KprobesError as error:
-            # A guest that is gone: whoever drains it says so. Else nothing watches any more.
-            self._warn(f"limits are not kept any more: {error}")
+        is_warned = False
+        while not self._stopping.wait(SAMPLE_S):
+            try:
+                self._sample()
+            except GuestGoneError:
+                # Whoever drains says so.
+                return
+            except KprobesError as error:
+                # It may be better the next time: as where others change what the kernel lists.
+                if not is_warned:
+                    self._warn(f"limits are not kept as long as this lasts: {error}")
+                is_warned = True
+
+    def _sample(self) -> None:
+        loads = self._events.loads()
+        over = self._window.add(time.monotonic(), loads)
+        for words in self._events.stop_over_limit(over) if over else ():
+            self._warn(words)

@@ -203,7 +203,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         *,
         max_rate: float = math.inf,
         max_overhead: float = math.inf,
-        max_pause_s: float = 0.05,
+        max_pause_s: float = math.inf,
     ) -> None:
         """Keep what events take within limits, from the next recording on: howto/limits.md.
 

@@ -42,7 +42,7 @@ def _make() -> tuple[GuestWithSites, TextPatcher, Journal]:
 
 def _staged(made: GuestWithSites, patcher: TextPatcher) -> StagedChange:
     programs, _ = patcher.linker.link(made.plans)
-    patcher.load(patcher.take_codes(programs))
+    patcher.load(patcher.codes(programs))
     return patcher.stage(programs)
 
 
@@ -59,7 +59,7 @@ def test_every_site_calls_the_code_that_was_made_for_it() -> None:
     made, patcher, _ = _make()
     programs, _ = patcher.linker.link(made.plans)
 
-    patcher.load(patcher.take_codes(programs))
+    patcher.load(patcher.codes(programs))
     patcher.apply(patcher.stage(programs))
 
     for addr, program in zip(made.sites, programs, strict=True):
@@ -134,7 +134,7 @@ def test_every_patch_is_in_the_journal_on_disk_before_it_is_made() -> None:
 def test_a_site_that_changed_since_planning_stops_everything(changed: int) -> None:
     made, patcher, written = _make()
     programs, _ = patcher.linker.link(made.plans)
-    patcher.load(patcher.take_codes(programs))
+    patcher.load(patcher.codes(programs))
     made.guest.memory.write(made.sites[changed], b"\xe8what")
     before = made.text()
 
@@ -149,7 +149,7 @@ def test_a_site_that_changed_since_planning_stops_everything(changed: int) -> No
 def test_a_record_whose_flags_changed_since_planning_stops_everything() -> None:
     made, patcher, _ = _make()
     programs, _ = patcher.linker.link(made.plans)
-    patcher.load(patcher.take_codes(programs))
+    patcher.load(patcher.codes(programs))
     made.guest.memory.set_u64(_flags(made.plans[0]), 1 << 31)
     before = made.text()
 
@@ -343,7 +343,7 @@ def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
     made, patcher, written = _make()
     programs, _ = patcher.linker.link(made.plans)
     steps: dict[str, Callable[[], object]] = {
-        "load": lambda: patcher.load(patcher.take_codes(programs)),
+        "load": lambda: patcher.load(patcher.codes(programs)),
         "stage": lambda: staged.append(patcher.stage(programs)),
         "apply": lambda: patcher.apply(staged[-1]),
         "change": lambda: patcher.apply(patcher.stage((), made.plans)),
@@ -366,7 +366,7 @@ def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
 def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -> None:
     made, patcher, written = _make()
     programs, _ = patcher.linker.link(made.plans)
-    patcher.load(patcher.take_codes(programs))
+    patcher.load(patcher.codes(programs))
     change = patcher.stage(programs)
     before = made.text()
     made.stub.writes = 0
@@ -398,6 +398,6 @@ def test_code_that_a_loadvm_let_into_somebody_elses_memory_is_taken_out_again() 
 
     made.stub.before_write = load
     with pytest.raises(GuestReplacedError):
-        patcher.load(patcher.take_codes(programs))
+        patcher.load(patcher.codes(programs))
 
     assert made.guest.memory.read(CODE, size) == before

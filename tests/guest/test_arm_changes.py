@@ -71,7 +71,7 @@ class Scene:
 
     def stage(self) -> StagedChange:
         programs, _ = self.patcher.linker.link(self.new)
-        self.patcher.load(self.patcher.take_codes(programs))
+        self.patcher.load(self.patcher.codes(programs))
         return self.patcher.stage(programs, self.gone)
 
     def patches(self) -> set[ArmedPatch]:
@@ -105,7 +105,7 @@ def _scene() -> Scene:
     patcher = TextPatcher(made.guest, ARENA, ABI, written)
     jump, breakpoint_ = _plan(FIRST, Strategy.JUMP, 5), _plan(THIRD, Strategy.BREAKPOINT, 6)
     programs, _ = patcher.linker.link([*made.plans, jump, breakpoint_])
-    patcher.load(patcher.take_codes(programs))
+    patcher.load(patcher.codes(programs))
     apply(patcher, patcher.stage(programs))
     changing, going, *_ = made.plans
     changed = replace(changing, probes=(*changing.probes, make_probe("p f", event_id=7)))
@@ -299,7 +299,7 @@ def _again_and_again(scene: Scene, times: int) -> None:
     for n in range(times):
         new = replace(plan, probes=(make_probe("p f", event_id=100 + n),))
         programs, _ = scene.patcher.linker.link([new])
-        scene.patcher.load(scene.patcher.take_codes(programs))
+        scene.patcher.load(scene.patcher.codes(programs))
         change = scene.patcher.stage(programs, [plan])
         apply(scene.patcher, change)
         linker = scene.patcher.linker

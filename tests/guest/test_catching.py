@@ -39,7 +39,7 @@ class Scene:
 
     def load(self) -> list[Program]:
         programs, _ = self.patcher.linker.link(self.plans)
-        self.patcher.load(self.patcher.take_codes(programs))
+        self.patcher.load(self.patcher.codes(programs))
         return programs
 
     def arm(self) -> list[Program]:

@@ -17,6 +17,13 @@ from tests.build.guest import make_arena, make_guest
 from tests.build.machine import ABI
 
 
+def taken(linker: Linker) -> list[tuple[Addr, bytes]]:
+    """Return the routines of a linker, which has none afterwards."""
+    found = linker.routines
+    linker.forget_routines()
+    return found
+
+
 def _serve(waiting: WaitingVcpu) -> None:
     del waiting
 
@@ -62,7 +69,7 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
     assert (program.groups, group.upcalls) == ((), (upcall,))
     # It is shown at the trampoline, and goes on after what that has called.
     assert list(group.copies) == [instances.trampoline]
-    code = dict(linker.take_routines())
+    code = dict(taken(linker))
     (start,) = (addr for addr in code if addr < instances.trampoline < addr + len(code[addr]))
     at = group.copies[instances.trampoline] - start
     assert code[start][at : at + 1] == b"\xc3"
@@ -117,7 +124,7 @@ def test_far_code_calls_functions_of_the_kernel_by_veneers_of_its_own() -> None:
 
     (here, there), _ = linker.link([_moved(plans[0], near), _moved(plans[1], far)])
 
-    veneers = dict(linker.take_routines())
+    veneers = dict(taken(linker))
     assert set(veneers.values()) == {_veneer(near.addr)}
     assert all(far.addr <= place < there.entry for place in veneers)
     assert near.addr in _calls(here)
@@ -139,7 +146,7 @@ def test_every_piece_of_code_memory_has_an_entry_stub_and_trampolines_are_in_the
     assert instances.trampoline < far.addr
     # An entry stub is the first code besides veneers, and the same everywhere but for what it
     # calls.
-    routines = [(at, len(code)) for at, code in linker.take_routines() if len(code) > 13]
+    routines = [(at, len(code)) for at, code in taken(linker) if len(code) > 13]
     (first, size), *_ = routines
     assert (far.addr, size) in [(at & -4096, length) for at, length in routines]
     assert first < far.addr
@@ -201,13 +208,13 @@ def test_a_function_that_changes_keeps_its_table_and_has_another_trampoline() ->
     linker = _linker([older])
 
     linker.link([older])
-    linker.take_routines()
+    taken(linker)
     programs, _ = linker.link([newer])
 
     first, second = linker.live
     assert replace(first, trampoline=second.trampoline) == second
     assert first.trampoline != second.trampoline
-    code = dict(linker.take_routines())
+    code = dict(taken(linker))
     (trampoline,) = (c for at, c in code.items() if at < second.trampoline < at + len(c))
     assert trampoline[:8] == first.addr.to_bytes(8, "little")
     assert linker.tables_of([plan.site.addr]) == [first, second]
@@ -240,10 +247,10 @@ def test_what_one_version_of_a_function_has_is_made_once() -> None:
     linker = _linker([first, second])
 
     linker.link([first])
-    assert linker.take_routines()
+    assert taken(linker)
     linker.link([again])
 
-    assert linker.take_routines() == []
+    assert taken(linker) == []
     assert len(linker.live) == 1
 
 
@@ -257,10 +264,10 @@ def test_of_a_link_that_fails_nothing_is_left() -> None:
         linker.link(hooked)
 
     assert (linker.live, linker.instances, linker.pool.retired) == ([], [], [])
-    assert linker.take_routines() == []
+    assert taken(linker) == []
     fresh = _linker(hooked)
     assert linker.link(hooked[:1]) == fresh.link(hooked[:1])
-    assert linker.take_routines() == fresh.take_routines()
+    assert taken(linker) == taken(fresh)
 
 
 def test_numbers_that_are_let_go_of_are_told_and_free_when_nobody_is_in_their_code() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -35,7 +35,9 @@ class Patcher:
         self.done: list[tuple[list[int], list[int]]] = []
         self.paused_s = 0.0
         self.loaded: list[int] = []
-        self.failing: dict[int, Exception] = {}
+        self.forgotten = 0
+        self.joined: set[int] = set()
+        self.failing: dict[int, BaseException] = {}
         self.unstaged = 0
         self.committed: list[Any] = []
         self._armed: dict[int, Program] = {}
@@ -52,8 +54,15 @@ class Patcher:
     def unstage(self) -> None:
         self.unstaged += 1
 
-    def take_codes(self, programs: Sequence[Program]) -> list[Code]:
+    def codes(self, programs: Sequence[Program]) -> list[Code]:
         return [(each.entry, each.code) for each in programs]
+
+    @property
+    def linker(self) -> "Patcher":
+        return self
+
+    def forget_routines(self) -> None:
+        self.forgotten += 1
 
     def load(self, codes: Sequence[Code]) -> None:
         self.loaded.append(len(codes))
@@ -73,6 +82,9 @@ class Patcher:
     def commit(self, change: Any) -> None:
         self.committed.append(change)
 
+    def is_joined(self, plan: Plan) -> bool:
+        return plan.site.addr in self.joined
+
     @contextmanager
     def paused(self) -> Generator[None]:
         yield
@@ -84,7 +96,8 @@ class Patcher:
 
     def paced(self, max_pause_s: float) -> PacedChange:
         stub = cast(Stub, self)
-        return PacedChange(cast(TextPatcher, self), stub, self.stopped, max_pause_s=max_pause_s)
+        patcher = cast(TextPatcher, self)
+        return PacedChange(patcher, stub, self.stopped, self.is_joined, max_pause_s=max_pause_s)
 
     @property
     def armed(self) -> list[int]:
@@ -188,6 +201,16 @@ def test_places_of_one_function_and_sites_side_by_side_are_changed_at_once() -> 
     assert found == wanted
 
 
+def test_what_is_of_modules_is_changed_in_one_pause_wherever_it_is() -> None:
+    patcher = Patcher()
+    patcher.joined = {0x100 * n for n in (0, 20, 39)}
+
+    patcher.paced(SITE_S / 10).make(programs(*apart(40)), (), nothing)
+
+    (found,) = [set(new) for new, _ in patcher.done if patcher.joined & set(new)]
+    assert found == patcher.joined
+
+
 def test_a_site_that_leads_elsewhere_is_changed_in_one_pause() -> None:
     patcher, plans = Patcher(), apart(60)
     patcher.paced(math.inf).make(programs(*plans), (), nothing)
@@ -216,6 +239,35 @@ def test_what_fails_in_a_later_pause_is_undone_as_a_whole() -> None:
     before, after = patcher.done[1:4], patcher.done[4:]
     assert after == [(gone, new) for new, gone in reversed(before)]
     assert (change.left, patcher.unstaged, change.is_torn) == ([], 1, False)
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_whatever_fails_is_undone(error: BaseException) -> None:
+    patcher = Patcher()
+    patcher.failing[3] = error
+    change = patcher.paced(SITE_S / 10)
+
+    with pytest.raises(type(error)):
+        change.make(programs(*apart(60)), (), nothing)
+
+    assert (patcher.armed, change.is_torn) == ([], False)
+
+
+def test_code_that_was_not_written_is_written_the_next_time() -> None:
+    patcher = Patcher()
+
+    def refuse(_: StagedChange) -> AbstractContextManager[None]:
+        raise TargetError("a task stays inside")
+
+    change = PacedChange(
+        cast(TextPatcher, patcher), cast(Stub, patcher), refuse, patcher.is_joined, max_pause_s=1.0
+    )
+    with pytest.raises(TargetError, match="stays inside"):
+        change.make(programs(*apart(3)), (), nothing)
+
+    assert patcher.forgotten == 0
+    patcher.paced(1.0).make(programs(*apart(3)), (), nothing)
+    assert patcher.forgotten == 1
 
 
 def test_what_could_not_be_undone_is_known() -> None:

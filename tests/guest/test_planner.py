@@ -508,6 +508,34 @@ def test_a_filter_that_is_wrong_when_its_module_comes_is_told_and_the_event_wait
     assert _change(planner, both).errors == ()
 
 
+def test_what_is_over_a_limit_is_not_armed_when_its_module_comes_and_once_when_it_may_be() -> None:
+    made = _guest()
+    planner, _ = _watched(made)
+    both = wanted("p:f absent:f+1", "p:w vfs_write")
+    _change(planner, both)
+    over = replace(both, over_limit=frozenset({1}))
+    # It waits, and is over a limit: as when its module goes in a storm.
+    assert _change(planner, over).waiting == []
+    planner.use(_loaded(made))
+
+    assert ["f"] not in _events(_change(planner, over).new)
+    # With what tells of modules.
+    assert _events(_change(planner, both).new) == [[], ["f"]]
+    assert _change(planner, both).new == ()
+
+
+def test_an_event_over_a_limit_leaves_its_site_to_others() -> None:
+    made = _guest()
+    planner, _ = _watched(made)
+    both = wanted("p:a vfs_write", "p:b vfs_write")
+    _change(planner, both)
+
+    gone = _change(planner, replace(both, over_limit=frozenset({1})))
+    assert (_events(gone.new), gone.ended) == ([["b"]], {1})
+    again = _change(planner, both)
+    assert (_events(again.new), [p.layout.event_id for p in again.come]) == ([["b", "a"]], [1])
+
+
 def test_numbers_are_given_again_only_when_it_is_said_that_no_record_has_them() -> None:
     planner = Planner(_guest().guest)
     planner.resolver._new_numbers = iter(range(1, 3))  # pyright: ignore[reportPrivateUsage] - 65,535 take long

@@ -353,7 +353,7 @@ def test_hits_are_read_from_the_profile_and_what_is_over_a_limit_is_not_enabled(
     loads = driver.loads()
     (number,) = driver.event_ids(b)
 
-    assert loads.busy_s is None
+    assert loads.code_s is None
     assert [loads.hits[n] for each in (a, b) for n in driver.event_ids(each)] == [7, 7]
     driver.apply(lambda before: replace(before, over_limit=frozenset({number})))
 

@@ -102,8 +102,8 @@ def test_every_hit_is_counted_in_the_guest(session: GuestSession, arch: str) -> 
     assert hits["all"] == hits["few"]
     assert all_.recorded + returned.recorded + trace.counts.lost == hits["all"] + hits["returned"]
     assert few.recorded == 0
-    assert after.busy_s is not None
-    assert all(after.busy_s[each.event_id] > 0 for each in (all_, returned, few))
+    assert after.code_s is not None
+    assert all(after.code_s[each.event_id] > 0 for each in (all_, returned, few))
 
 
 def test_the_dearest_event_is_disabled_when_hits_take_too_much(

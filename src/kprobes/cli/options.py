@@ -270,10 +270,8 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-pause",
         type=pause,
-        default=0.05,
         metavar="MS",
-        help="pause a guest no longer at once to arm or disarm: in several pauses if need be "
-        "(default: 50)",
+        help="pause a guest no longer at once to arm or disarm: in several pauses if need be",
     )
 
 
@@ -284,7 +282,7 @@ def limits(args: argparse.Namespace) -> "Limits":
     return Limits(
         max_rate=args.max_rate or math.inf,
         max_overhead=args.max_overhead or math.inf,
-        max_pause_s=args.max_pause,
+        max_pause_s=args.max_pause or math.inf,
     )
 
 

@@ -303,10 +303,10 @@ class TextPatcher:
                 self._journal.check()
                 self._unstage(staged)
 
-    def take_codes(self, programs: Sequence[Program]) -> list[Code]:
+    def codes(self, programs: Sequence[Program]) -> list[Code]:
         """Return the code of some programs, and all that they call and that is not loaded yet."""
         own = ((each.entry, each.code) for each in programs)
-        return sorted([*self.linker.take_routines(), *own])
+        return sorted([*self.linker.routines, *own])
 
     def load(self, codes: Sequence[Code]) -> None:
         """Write code to the arena, where nothing calls it yet.

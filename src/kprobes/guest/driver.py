@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import SupportsIndex
@@ -54,6 +54,7 @@ from kprobes.model.upcall import UpcallGroup
 from kprobes.plan.cost import site_costs
 from kprobes.ports import Text
 from kprobes.sinks.names import TraceSource
+from kprobes.transport.ram import StubRam
 from kprobes.units import Addr
 
 _STUB_CHECK_S = 0.25
@@ -344,11 +345,13 @@ class GuestDriver:
         recorder = self._allocator.recorder
         if recorder is None:
             raise ValueError("nothing was recorded")
-        hits, code_s = recorder.loads()
-        with self._changing:
+        with self._changing, ExitStack() as undo:
+            if isinstance(self.guest.memory.ram, StubRam):
+                undo.enter_context(self.guest.stub.paused())
+            hits, code_s = recorder.loads()
             if self._site_costs is None or len(self._site_costs) != len(hits):
                 self._site_costs = site_costs(self._planner.plans, len(hits))
-            return Loads(hits=hits, busy_s=code_s + hits * self._site_costs)
+            return Loads(hits=hits, code_s=code_s, site_s=self._site_costs)
 
     def missed_upcall(self, number: int) -> int:
         """Return how many hits went on without Python, for whatever upcall had this number."""
@@ -474,10 +477,16 @@ class GuestDriver:
     def _change(self, planned: Planned, wanted: Wanted, lost: Sequence[Text] = ()) -> Planned:
         if planned.new or planned.gone:
             patcher, recorder = self._opened(planned)
-            if self._prepare_code(planned, patcher, wanted.options.limits):
-                # Everything must look at the guard, or count, from now on, also what stays.
-                planned = self._planner.plan(wanted, lost, is_anew=True)
-            self._patch(patcher, recorder, planned, wanted.options)
+            before = self._allocator.is_guarded, self._allocator.counts_hits
+            try:
+                if self._prepare_code(planned, patcher, wanted.options.limits):
+                    # Everything must look at the guard, or count, from now on, also what stays.
+                    planned = self._planner.plan(wanted, lost, is_anew=True)
+                self._patch(patcher, recorder, planned, wanted.options)
+            except BaseException:
+                self._allocator.is_guarded, self._allocator.counts_hits = before
+                self._allocator.set_abi(self.guest, patcher)
+                raise
         for error in planned.errors:
             self._warn(str(error))
         self._recorded |= {probe.layout.event_id: probe for probe in planned.come}
@@ -500,21 +509,27 @@ class GuestDriver:
             patcher,
             self.guest.stub,
             self._stopped_for,
+            self._is_of_modules,
             max_pause_s=options.limits.max_pause_s,
         )
+        come = [probe.layout for probe in planned.come]
+        # A change that is refused in a later pause has recorded nothing.
+        is_split = change.is_split(programs, planned.gone)
         try:
-            recorder.add(probe.layout for probe in planned.come)
+            recorder.add(come, are_shown=not is_split)
             patcher.register_notifier(planned.new, more=bool(planned.waiting))
             self._serve(groups)
             change.make(programs, planned.gone, partial(self._let_return, patcher, planned))
         except BaseException:
             if change.is_torn or patcher.leads_to(programs):
                 # The text has changed, and what follows could not be done.
+                self._warn("a change of what is armed could not be undone: everything is disarmed")
                 self.disarm()
                 raise
             patcher.unstage()
             self._serve_no_more(patcher.linker.retire(programs, planned.new_returns))
             raise
+        recorder.show(layout.event_id for layout in come)
         self._serve_no_more(patcher.linker.retire(change.left, planned.old_returns))
         recorder.ignore(planned.ended)
         self._warn_put_back(change.put_back)
@@ -537,6 +552,12 @@ class GuestDriver:
         allocator.set_abi(self.guest, patcher)
         is_as_before = allocator.is_guarded == was_guarded and allocator.counts_hits == did_count
         return was_armed and not is_as_before
+
+    def _is_of_modules(self, plan: Plan) -> bool:
+        # A module that goes takes what is armed in it along, as long as that is noticed.
+        start, stop = self.guest.kernel.text
+        is_watch = any(any(each is own for own in self._planner.watch) for each in plan.upcalls)
+        return is_watch or not start <= plan.site.addr < stop
 
     def _stopped_for(self, change: StagedChange) -> AbstractContextManager[None]:
         if any(each.flags for each in change.gone):

@@ -212,12 +212,15 @@ class Linker:
         """Have room again where code was let go of; see ``Pool.free_retired``."""
         return self.pool.free_retired(are_inside, in_use, self.live)
 
-    def take_routines(self) -> list[tuple[Addr, bytes]]:
-        """Return code besides that of plans, by address: to be written before it is called."""
-        found = [routine for area in self.pool.areas for routine in area.routines]
+    @property
+    def routines(self) -> list[tuple[Addr, bytes]]:
+        """Code besides that of plans, by address: to be written before it is called."""
+        return [routine for area in self.pool.areas for routine in area.routines]
+
+    def forget_routines(self) -> None:
+        """Take all routines as written."""
         for area in self.pool.areas:
             area.routines = []
-        return found
 
     def place(self, size: int) -> Text:
         """Take so many bytes of code memory that are looked up, wherever they are.

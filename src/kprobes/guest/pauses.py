@@ -7,7 +7,7 @@ sites so near to each other that a jump at one covers the other.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from kprobes.errors import GuestGoneError, KprobesError
+from kprobes.errors import GuestGoneError
 from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.guest import Code
 from kprobes.guest.link import Program
@@ -29,6 +29,12 @@ _AIM = 0.7
 StoppedFor = Callable[[StagedChange], AbstractContextManager[None]]
 
 
+class _Group:
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+        self.gone: list[Plan] = []
+
+
 class PacedChange:
     """Leads sites to new programs, or back to what they were, pause by pause.
 
@@ -42,6 +48,7 @@ class PacedChange:
         patcher: TextPatcher,
         stub: Stub,
         stopped_for: StoppedFor,
+        is_joined: Callable[[Plan], bool],
         *,
         max_pause_s: float,
     ) -> None:
@@ -51,12 +58,14 @@ class PacedChange:
             patcher: of the text.
             stub: of the guest.
             stopped_for: has the guest stopped so that a change can be made.
+            is_joined: whether a plan must be changed with all others of which this is so.
             max_pause_s: how long a pause may last; without end all is changed in one.
         """
         self.left: list[Program] = []
         self.put_back = 0
         self._patcher = patcher
         self._stopped_for = stopped_for
+        self._is_joined = is_joined
         self._stub = stub
         self._max_pause_s = max_pause_s
         self._made: list[StagedChange] = []
@@ -66,6 +75,10 @@ class PacedChange:
     def is_torn(self) -> bool:
         """Whether a part of a change that failed could not be undone."""
         return bool(self._made)
+
+    def is_split(self, programs: Sequence[Program], gone: Sequence[Plan]) -> bool:
+        """Whether a change is too large for one pause; see ``make``."""
+        return len(programs) + len(gone) > self._fitting(2 * SITE_PAUSE_S)
 
     def make(
         self, programs: Sequence[Program], gone: Sequence[Plan], finish: Callable[[], None]
@@ -84,8 +97,8 @@ class PacedChange:
         # This guest may take longer than those that were measured.
         at, first = 0, self._fitting(2 * SITE_PAUSE_S)
         size = first
-        groups = list(_groups(programs, gone)) if len(programs) + len(gone) > size else []
-        codes = self._patcher.take_codes(programs)
+        groups = list(self._groups(programs, gone)) if self.is_split(programs, gone) else []
+        codes = self._patcher.codes(programs)
         if groups:
             self._load(codes)
             codes = []
@@ -98,7 +111,7 @@ class PacedChange:
                 size = min(size, self._fitting((self._stub.paused_s - before) / max(done, 1)))
                 # What a pause takes whatever is changed in it must not make more and more of them.
                 size = max(size, first // _LEAST)
-        except KprobesError as error:
+        except BaseException as error:
             if not (self._is_finishing or isinstance(error, GuestGoneError)):
                 self._undo()
             raise
@@ -114,6 +127,7 @@ class PacedChange:
         change = self._patcher.stage(programs, gone)
         with self._stopped_for(change):
             self._patcher.load(codes)
+            self._patcher.linker.forget_routines()
             self.put_back += self._patcher.apply(change)
             self._made.append(change)
             if finish is not None:
@@ -132,10 +146,31 @@ class PacedChange:
                 at += 1
             with self._stub.paused():
                 self._patcher.load(codes[start:at])
+        self._patcher.linker.forget_routines()
 
     def _fitting(self, site_s: float) -> int:
         # How many sites a pause may change if one takes so long.
         return max(1, int(min(_AIM * self._max_pause_s / max(site_s, 1e-9), _MANY)))
+
+    def _groups(self, programs: Sequence[Program], gone: Sequence[Plan]) -> Iterator[_Group]:
+        plans = [*(program.plan for program in programs), *gone]
+        leaders = _Leaders()
+        last = joined = None
+        for plan in sorted(plans, key=lambda plan: plan.site.addr):
+            for each in plan.returning:
+                leaders.join(plan.site.addr, each.returns.entry)
+            if last is not None and plan.site.addr - last.site.addr < LONGEST_JUMP:
+                leaders.join(plan.site.addr, last.site.addr)
+            last = plan
+            if self._is_joined(plan):
+                joined = joined or plan
+                leaders.join(plan.site.addr, joined.site.addr)
+        groups: dict[Addr, _Group] = {}
+        for program in programs:
+            groups.setdefault(leaders.of(program.plan.site.addr), _Group()).programs.append(program)
+        for plan in gone:
+            groups.setdefault(leaders.of(plan.site.addr), _Group()).gone.append(plan)
+        yield from groups.values()
 
     def _undo(self) -> None:
         self._patcher.unstage()
@@ -150,7 +185,7 @@ class PacedChange:
 
 
 def _next(
-    groups: "Sequence[_Group]", at: int, size: int
+    groups: Sequence[_Group], at: int, size: int
 ) -> tuple[tuple[list[Program], list[Plan]], int]:
     # Whole groups, of so many changes at most; one at least.
     programs: list[Program] = []
@@ -160,30 +195,6 @@ def _next(
         gone += groups[at].gone
         at += 1
     return (programs, gone), at
-
-
-class _Group:
-    def __init__(self) -> None:
-        self.programs: list[Program] = []
-        self.gone: list[Plan] = []
-
-
-def _groups(programs: Sequence[Program], gone: Sequence[Plan]) -> Iterator[_Group]:
-    plans = [*(program.plan for program in programs), *gone]
-    leaders = _Leaders()
-    last: Plan | None = None
-    for plan in sorted(plans, key=lambda plan: plan.site.addr):
-        for each in plan.returning:
-            leaders.join(plan.site.addr, each.returns.entry)
-        if last is not None and plan.site.addr - last.site.addr < LONGEST_JUMP:
-            leaders.join(plan.site.addr, last.site.addr)
-        last = plan
-    groups: dict[Addr, _Group] = {}
-    for program in programs:
-        groups.setdefault(leaders.of(program.plan.site.addr), _Group()).programs.append(program)
-    for plan in gone:
-        groups.setdefault(leaders.of(plan.site.addr), _Group()).gone.append(plan)
-    yield from groups.values()
 
 
 class _Leaders:

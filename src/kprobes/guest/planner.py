@@ -252,11 +252,13 @@ class _Change:
         """Want these events not armed, as they have passed a limit."""
         state = self._state
         for number in state.over_limit.keys() - event_ids:
-            self._add(state.over_limit.pop(number))
+            # Its module may have gone and come meanwhile: it is looked up next.
+            state.waiting[number] = state.over_limit.pop(number)
         new = event_ids - state.over_limit.keys()
-        singles = (each for _, some in state.definitions.values() for each in some if new)
-        for single in [each for each in singles if each.event_id in new]:
+        found = [each for _, some in state.definitions.values() for each in some if new]
+        for single in (each for each in found if each.event_id in new):
             self._remove(single)
+            state.waiting.pop(single.event_id, None)
             state.over_limit[single.event_id] = single
 
     def refresh(self, lost: Sequence[Text]) -> None:
@@ -265,11 +267,8 @@ class _Change:
         for single in list(self._state.in_modules.values()):
             probe = single.probe
             assert probe is not None
-            symbol = symbols.at(probe.layout.ip)
-            is_there = symbol is not None and (symbol.module, symbol.addr) == (
-                single.module,
-                probe.function,
-            )
+            symbol, there = symbols.at(probe.layout.ip), (single.module, probe.function)
+            is_there = symbol is not None and (symbol.module, symbol.addr) == there
             if is_there and not _is_inside(probe.layout.ip, lost):
                 continue
             self._remove(single)

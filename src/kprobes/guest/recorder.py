@@ -88,29 +88,44 @@ class Recorder:
         """
         if self._shapes.layouts:
             self._read()
+        # The guest is never read under the lock: who drains may have it stopped, and wait for that.
+        before = self._totals()
         with self._lock:
             self._merger = Merger()
             self._recorded.clear()
-            self._before = self._totals()
+            self._before = before
 
-    def add(self, layouts: Iterable[RecordLayout]) -> None:
-        """Expect records of more layouts, which nobody writes yet; another thread may drain."""
+    def add(self, layouts: Iterable[RecordLayout], *, are_shown: bool = True) -> None:
+        """Expect records of more layouts, which nobody writes yet; another thread may drain.
+
+        Args:
+            layouts: of them.
+            are_shown: else they are taken no more than those that are ignored, until ``show``.
+        """
         new = {layout.event_id: layout for layout in layouts}
         with self._lock:
             self._ignored -= new.keys()
+            if not are_shown:
+                self._ignored |= new.keys()
             for _, ending in self._ending:
                 ending.difference_update(new)
             for number, layout in new.items():
                 if self._shapes.layouts.get(number) != layout:
                     self._shapes.add(layout)
 
+    def show(self, event_ids: Iterable[int]) -> None:
+        """Take records of some events from now on."""
+        with self._lock:
+            self._ignored.difference_update(event_ids)
+
     def ignore(self, event_ids: Iterable[int]) -> None:
         """Take no more records of some events, which are armed no more.
 
         What has been reserved in the rings by now is still taken.
         """
+        heads = [ring.head for ring in self._rings]
         with self._lock:
-            self._ending.append(([ring.head for ring in self._rings], set(event_ids)))
+            self._ending.append((heads, set(event_ids)))
 
     def drain(self) -> Events:
         """Return what is safe to show of all that the guest has recorded so far."""
@@ -125,8 +140,9 @@ class Recorder:
     def counts(self) -> Counts:
         """Return what was counted since the recording began."""
         with self._lock:
-            now, before, recorded = self._totals(), self._before, dict(self._recorded)
+            before, recorded = self._before, dict(self._recorded)
             ids = list(self._shapes.layouts)
+        now = self._totals()
         missed, nmissed = now.missed - before.missed, now.nmissed - before.nmissed
         return Counts(
             recorded=recorded,
@@ -146,9 +162,9 @@ class Recorder:
         with self._lock:
             size = LOAD_SIZE * (max(self._shapes.layouts, default=-1) + 1)
         found = self._loads.read(0, size).view(np.uint64).reshape(-1, 2)
-        # The slope of the clock, the same for all CPUs.
-        begin, end = self._clock.ns(np.array([0, _TICKS], np.uint64), 0)
-        tick_s = 1e-9 * float(end - begin) / _TICKS
+        # The slope of the clock, the same for all CPUs; its numbers may wrap around in one place.
+        points = self._clock.ns(np.arange(4, dtype=np.uint64) * np.uint64(_TICKS), 0)
+        tick_s = 1e-9 * float(np.median(np.diff(points.view(np.int64)))) / _TICKS
         return found[:, 0], found[:, 1].astype(np.float64) * tick_s
 
     @property

@@ -367,7 +367,7 @@ class HostDriver:
             profile = self._files.profile() if self._is_on else {}
             for number, each in self._defined.items():
                 hits[number] = profile.get(each.name, (0, 0))[0]
-        return Loads(hits=hits, busy_s=None)
+        return Loads(hits=hits)
 
     def _count(self, reader: HostReader) -> Counts:
         return Counts(

@@ -272,12 +272,14 @@ class Loads:
 
     Attributes:
         hits: how many, those that a filter rejects included: a new uint64 array (n,), by event id.
-        busy_s: the seconds that CPUs had for them: a new float64 array (n,), by event id; or None
-            where the kernel does not tell.
+        code_s: the seconds that they were in the code of their probes: a new float64 array (n,), by
+            event id; or None where the kernel does not tell.
+        site_s: the seconds that one hit takes besides, as it is armed now: likewise.
     """
 
     hits: NDArray[np.uint64]
-    busy_s: NDArray[np.float64] | None
+    code_s: NDArray[np.float64] | None = None
+    site_s: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

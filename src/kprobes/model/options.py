@@ -31,7 +31,7 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What probes may take of a kernel; by default all of it, but for long pauses.
+    """What probes may take of a kernel; by default all of it.
 
     Attributes:
         max_rate: how often a second an event may be hit, hits that its filter rejects included; it
@@ -39,12 +39,12 @@ class Limits:
         max_overhead: the share of the CPUs' time, from 0 to 1, that hits may take in all; of more,
             the dearest events are disabled.
         max_pause_s: for how long a guest may stand still at once while probes are armed or
-            disarmed: a change of many sites is made in several pauses.
+            disarmed: a change of many sites is made in several pauses then.
     """
 
     max_rate: float = math.inf
     max_overhead: float = math.inf
-    max_pause_s: float = 0.05
+    max_pause_s: float = math.inf
 
     def __post_init__(self) -> None:
         """Refuse what no probe could keep to."""
