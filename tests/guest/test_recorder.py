@@ -10,7 +10,8 @@ from kprobes.guest.arena import Arena, reset
 from kprobes.guest.clock import GuestClock
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.recorder import Recorder
-from kprobes.model.abi import CPU_SHIFT, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD
+from kprobes.guest.rings import MappedRange
+from kprobes.model.abi import CPU_SHIFT, LOAD_SIZE, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD
 from kprobes.model.events import Events
 from kprobes.model.resolved import RecordLayout
 from tests.build.guest import CPUS, RING, make_arena, make_memory
@@ -278,3 +279,61 @@ def test_a_recording_passes_over_what_the_one_before_left() -> None:
 
     assert _rest(recorder) == [2]
     assert recorder.counts().recorded == {PLAIN.event_id: 1}
+
+
+def test_records_that_are_not_shown_are_passed_over_until_they_are() -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    recorder.add([TEXT], are_shown=False)
+    writer.write(Hit(layout=TEXT, counter=1, values=(b"abc", -5)))
+    writer.write(Hit(layout=PLAIN, counter=2, values=(7,)))
+    before = _times(recorder.drain())
+    recorder.show([TEXT.event_id])
+    writer.write(Hit(layout=TEXT, counter=3, values=(b"abc", -5)))
+
+    assert before + _rest(recorder) == [2, 3]
+    assert recorder.counts().recorded == {1: 1, 2: 1}
+
+
+WAIT_S = 10
+
+
+@pytest.mark.parametrize("act", ["counts", "ignore", "begin"])
+def test_while_the_guest_is_read_others_need_not_wait(
+    act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, _, _, _ = _guest(PLAIN)
+    were_blocked: list[bool] = []
+
+    def in_turn(name: str) -> None:
+        found = getattr(MappedRange, name)
+
+        def read(self: MappedRange, *args: int) -> object:
+            # Who drains may have the guest stopped, which is what we wait for.
+            other = threading.Thread(target=recorder.add, args=([TEXT],), daemon=True)
+            other.start()
+            other.join(WAIT_S)
+            were_blocked.append(other.is_alive())
+            return found(self, *args)
+
+        monkeypatch.setattr(MappedRange, name, read)
+
+    in_turn("read")
+    in_turn("u64")
+    arguments = ([1],) if act == "ignore" else ()
+    getattr(recorder, act)(*arguments)
+
+    assert were_blocked
+    assert not any(were_blocked)
+
+
+def test_what_hits_take_is_read_by_event_in_seconds() -> None:
+    recorder, _, memory, arena = _guest(PLAIN, TEXT)
+    for number, (hits, ticks) in {1: (5, 2_000_000_000), 2: (7, 3)}.items():
+        memory.set_u64(arena.loads + LOAD_SIZE * number, hits)
+        memory.set_u64(arena.loads + LOAD_SIZE * number + 8, ticks)
+
+    hits, code_s = recorder.loads()
+
+    # The guest's own clock counts nanoseconds.
+    assert hits.tolist() == [0, 5, 7]
+    assert code_s.tolist() == pytest.approx([0, 2.0, 3e-9])
