@@ -3,6 +3,7 @@
 import time
 from collections.abc import Generator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -160,6 +161,32 @@ def test_several_pauses_are_undone_as_a_whole(
         assert _bytes(session) == before
         again = session.probe("p:many vfs_*\nr:back vfs_*")
         assert again.is_enabled
+
+
+def test_what_a_refused_event_has_recorded_between_two_pauses_is_in_no_trace(
+    session: GuestSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(session, Limits(max_pause_s=0.001))
+    stages: list[int] = []
+    stage = TextPatcher.stage
+
+    def fail(patcher: TextPatcher, *args: Any) -> StagedChange:
+        stages.append(1)
+        if len(stages) == 4:
+            # The guest runs, and hits what the first parts have armed.
+            time.sleep(0.3)
+            raise TargetError("no room on the disk")
+        return stage(patcher, *args)
+
+    calm = session.probe("p:calm do_sys_openat2")
+    with session.record() as trace:
+        with monkeypatch.context() as patched:
+            patched.setattr(TextPatcher, "stage", fail)
+            with pytest.raises(TargetError, match="no room"):
+                session.probe("p:many vfs_*\nr:back vfs_*")
+        before = calm.hits
+        assert wait_until(lambda: calm.hits > before, WAIT_S) is not None
+    assert {event.name for event in trace} == {"calm"}
 
 
 def _bytes(session: GuestSession) -> bytes:

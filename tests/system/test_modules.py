@@ -1,5 +1,7 @@
 """Probes in modules that come and go while they are armed."""
 
+import threading
+import time
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -9,6 +11,7 @@ import pytest
 import kprobes
 from kprobes.errors import RefusedError
 from kprobes.guest.arena import ArenaSize
+from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.link import Linker, Program
 from kprobes.guest.places import places_of
 from kprobes.model.plan import Plan, Strategy
@@ -180,3 +183,33 @@ def test_a_definition_that_cannot_be_armed_is_told_and_waits_on(
 
     assert told == ["1 out of reach"]
     assert counts(trace) == [1]
+
+
+def test_a_module_that_goes_between_two_pauses_is_noticed(
+    session: GuestSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, leaving = TextPatcher.commit, list[threading.Thread]()
+
+    def between(patcher: TextPatcher, change: StagedChange) -> None:
+        commit(patcher, change)
+        if not leaving:
+            # It may wait for us, until we are done. Whoever comes next has its memory.
+            again = "; ".join((UNLOAD, LOAD, UNLOAD))
+            leaving.append(threading.Thread(target=session.run, args=(again, 60)))
+            leaving[0].start()
+            time.sleep(0.5)
+
+    start, stop = session.kernel.text
+    before = session.driver.guest.memory.read(start, stop - start)
+    assert session.run(LOAD, 60).status == 0
+    session.limit(max_pause_s=0.001)
+    session.probe("p:in dummy:dummy_xmit\nr:back dummy:dummy_get_stats64\np:many vfs_*")
+    try:
+        monkeypatch.setattr(TextPatcher, "commit", between)
+        with session.record():
+            leaving[0].join(60)
+        assert not leaving[0].is_alive()
+    finally:
+        session.limit()
+    assert session.driver.guest.memory.read(start, stop - start) == before
+    assert b"dummy" not in session.run("lsmod", 60).output
