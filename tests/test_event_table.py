@@ -520,6 +520,22 @@ def test_an_event_that_has_passed_a_limit_can_be_deleted(armer: Armer, table: Ev
     assert commands(table) == ["p:calm g"]
 
 
+def test_of_several_events_that_are_deleted_each_has_passed_a_limit_or_not(
+    table: EventTable,
+) -> None:
+    define(table, "p:hot f")
+    calm = define(table, "p:calm g")
+    table.begin()
+    table.stop_over_limit({3: "is hot"})
+
+    with pytest.raises(RefusedError, match="calm is being recorded"):
+        table.select("*").delete()
+    calm.disable()
+    table.select("*").delete()
+
+    assert commands(table) == []
+
+
 def test_limits_are_those_of_the_recording_s_beginning(armer: Armer, table: EventTable) -> None:
     define(table, "p:a f")
     table.begin()

@@ -207,9 +207,7 @@ class EventTable:
         """Whether an event is defined, and enabled; not if all of it has passed a limit."""
         with self._lock:
             is_enabled = any(event in self._enabled for event in self._events([number]))
-            return is_enabled and not (
-                self._over_limit and self._event_ids([number]) <= self._over_limit
-            )
+            return is_enabled and not self._have_passed(self._numbered([number]).values())
 
     def definition(self, number: int) -> Definition | None:
         """Return what an event is defined as, or None when it was deleted."""
@@ -363,14 +361,23 @@ class EventTable:
 
     def _release(self, deleted: dict[int, Definition]) -> None:
         # Of what has been deleted, the events that have no definition left must not be recorded.
-        for event, definition in {_event_of(n, each): each for n, each in deleted.items()}.items():
+        events: dict[_Event, list[Definition]] = {}
+        for number, each in deleted.items():
+            events.setdefault(_event_of(number, each), []).append(each)
+        for event, definitions in events.items():
             if isinstance(event, tuple) and event in self._definitions:
                 continue
-            ids = {n for each in deleted.values() for n in self._driver.event_ids(each)}
-            if self._is_recorded(event) and not (ids and ids <= self._over_limit):
-                name = definition.event
+            if self._is_recorded(event) and not self._have_passed(definitions):
+                name = definitions[-1].event
                 raise RefusedError(f"{name} is being recorded: {_BUSY}; disable it first")
             self._enabled.discard(event)
+
+    def _have_passed(self, definitions: Iterable[Definition]) -> bool:
+        # All of them a limit, so that nothing of them is armed.
+        if not self._over_limit:
+            return False
+        ids = {number for each in definitions for number in self._driver.event_ids(each)}
+        return bool(ids) and ids <= self._over_limit
 
     def _is_recorded(self, event: "_Event") -> bool:
         is_chosen = self._chosen is None or event in self._chosen
