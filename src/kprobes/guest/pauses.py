@@ -11,7 +11,7 @@ from kprobes.errors import GuestGoneError
 from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.guest import Code
 from kprobes.guest.link import Program
-from kprobes.model.plan import LONGEST_JUMP, Plan
+from kprobes.model.plan import LONGEST_PATCH, Plan
 from kprobes.plan.cost import SITE_PAUSE_S
 from kprobes.transport.stub import Stub
 from kprobes.units import KIB, Addr
@@ -159,7 +159,7 @@ class PacedChange:
         for plan in sorted(plans, key=lambda plan: plan.site.addr):
             for each in plan.returning:
                 leaders.join(plan.site.addr, each.returns.entry)
-            if last is not None and plan.site.addr - last.site.addr < LONGEST_JUMP:
+            if last is not None and plan.site.addr - last.site.addr < LONGEST_PATCH:
                 leaders.join(plan.site.addr, last.site.addr)
             last = plan
             if self._is_joined(plan):

@@ -32,7 +32,7 @@ from kprobes.lang.parser import parse_prefix
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.kernel import Kernel, Symbol, Types, place_of
-from kprobes.model.plan import Site, Strategy
+from kprobes.model.plan import LONGEST_PATCH, Site, Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.plan import ftrace
 from kprobes.plan.ftrace import Sites
@@ -44,8 +44,6 @@ from kprobes.units import Addr
 
 _MAX_EVENTS = 1 << 16
 _MAX_NAME = 64
-_LONGEST = 32
-"""Bytes of a patch at most."""
 _TRACEPOINT, _KPROBE = "TRACE_EVENT_FL_TRACEPOINT", "TRACE_EVENT_FL_KPROBE"
 _CALL, _CLASS, _POINT = "trace_event_call", "trace_event_class", "tracepoint"
 
@@ -394,18 +392,18 @@ class Unpatched:
         found = self._memory.read(addr, size)
         if not self._patched:
             return found
-        around = range(addr - _LONGEST, addr + size)
+        around = range(addr - LONGEST_PATCH, addr + size)
         if len(self._patched) < len(around):
             near = [at for at in tuple(self._patched) if at in around]
         else:
             near = [at for at in around if at in self._patched]
         if not near:
             return found
-        code = bytearray(_LONGEST) + found + bytes(_LONGEST)
+        code = bytearray(LONGEST_PATCH) + found + bytes(LONGEST_PATCH)
         for at in near:
-            old, start = self._patched[Addr(at)], at - addr + _LONGEST
+            old, start = self._patched[Addr(at)], at - addr + LONGEST_PATCH
             code[start : start + len(old)] = old
-        return bytes(code[_LONGEST : _LONGEST + size])
+        return bytes(code[LONGEST_PATCH : LONGEST_PATCH + size])
 
 
 def places_of(

@@ -24,7 +24,7 @@ from kprobes.model.definition import Definition, Kind
 from kprobes.model.kernel import place_of
 from kprobes.model.options import Options, Wanted
 from kprobes.model.override import Override
-from kprobes.model.plan import LONGEST_JUMP, Plan, Returning, Returns, Role, Site
+from kprobes.model.plan import LONGEST_PATCH, Plan, Returning, Returns, Role, Site
 from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import Upcall
 from kprobes.plan.strategy import Wish, at_exits, check_alone
@@ -474,7 +474,7 @@ class _Change:
         return any(addr in table for table in tables)
 
     def _covering(self, addr: Addr) -> Iterator[Addr]:
-        for at in range(addr - LONGEST_JUMP, addr):
+        for at in range(addr - LONGEST_PATCH, addr):
             plan = self._state.plans.get(Addr(at))
             displaced = plan.site.displaced if plan is not None else None
             if displaced is not None and displaced.addr < addr < displaced.stop:

@@ -20,15 +20,13 @@ from kprobes.image.file import KernelImage, kernel_from_image
 from kprobes.image.init_tables import read_image_tables
 from kprobes.image.tables import read_function
 from kprobes.model.kernel import Kernel, Symbol, Symbols, TextTables, place_of
-from kprobes.model.plan import Exits, Patch, PatchOptions, Site
+from kprobes.model.plan import LONGEST_PATCH, Exits, Patch, PatchOptions, Site
 from kprobes.plan.strategy import Wish, choose
 from kprobes.ports import Memory
 from kprobes.units import Addr
 
 _DEEPEST = 4
 """Patches at one place, each on top of another's."""
-_LONGEST = 32
-"""Bytes of a patch, and what planning compared with it."""
 
 
 class CleanText:
@@ -80,7 +78,7 @@ class CleanText:
             self._patches = sorted(known, key=lambda patch: patch.addr)
 
     def _near(self, start: int, stop: int) -> list[Patch]:
-        low = bisect.bisect_left(self._patches, start - _LONGEST, key=lambda patch: patch.addr)
+        low = bisect.bisect_left(self._patches, start - LONGEST_PATCH, key=lambda patch: patch.addr)
         high = bisect.bisect_left(self._patches, stop, key=lambda patch: patch.addr)
         return [p for p in self._patches[low:high] if p.addr + len(p.new) > start]
 

@@ -267,8 +267,8 @@ class Returning:
         return self.role, *kept, *generations, bool(returns.upcalls), probes
 
 
-LONGEST_JUMP = 32
-"""Bytes of text that a jump may take the place of, at most."""
+LONGEST_PATCH = 32
+"""Bytes of text that a patch may take the place of, at most."""
 
 
 class Strategy(StrEnum):
