@@ -6,13 +6,18 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
-from kprobes.model.events import Column, Counts, Event, Events, Hits, columns_of, each_event
+from kprobes.model.events import (
+    NO_COUNTS,
+    Column,
+    Counts,
+    Event,
+    Events,
+    Hits,
+    columns_of,
+    each_event,
+)
 from kprobes.sinks import FORMATS
 from kprobes.sinks.names import TraceSource
-
-
-def _no_counts() -> Counts:
-    return Counts(recorded={}, missed={}, lost=0, damaged=0)
 
 
 class Trace:
@@ -31,7 +36,7 @@ class Trace:
         self,
         source: TraceSource,
         batches: Iterator[Events] | None = None,
-        count: Callable[[], Counts] = _no_counts,
+        count: Callable[[], Counts] = lambda: NO_COUNTS,
     ) -> None:
         """Have no event yet.
 

@@ -44,7 +44,7 @@ from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.image.module_types import module_ranges, with_loaded_modules
 from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
-from kprobes.model.events import Counts, Events, Hits, Loads
+from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, Loads
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Limits, Options, Wanted
 from kprobes.model.override import Override, OverrideCounts
@@ -332,7 +332,7 @@ class GuestDriver:
     def counts(self) -> Counts:
         """Return what was counted since the recording began, or in the last one."""
         if self._allocator.recorder is None:
-            return Counts(recorded={}, missed={}, lost=0, damaged=0)
+            return NO_COUNTS
         return self._allocator.recorder.counts()
 
     def hits(self) -> list[Hits]:

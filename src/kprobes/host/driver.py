@@ -24,7 +24,7 @@ from kprobes.host.owner import forget, new_owner, note
 from kprobes.host.prepare import HostPlaces, HostPreparer, HostProbe
 from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
-from kprobes.model.events import Counts, Events, Hits, HostEvent, HostReader, Loads
+from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, HostEvent, HostReader, Loads
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Options, Tasks, Wanted
 from kprobes.sinks.names import TraceSource
@@ -50,8 +50,6 @@ class HostOptions:
     ring: int = DEFAULT_RING
     clock: str = DEFAULT_CLOCK
 
-
-NO_COUNTS = Counts(recorded={}, missed={}, lost=0, damaged=0)
 
 OpenReader = Callable[[HostMachine, HostFiles, Sequence[HostProbe]], HostReader]
 """Opens what takes the records out of a session's instance, whose events are defined."""

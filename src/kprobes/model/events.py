@@ -266,6 +266,9 @@ class Counts:
     nmissed: dict[int, int] = field(default_factory=dict[int, int])
 
 
+NO_COUNTS = Counts(recorded={}, missed={}, lost=0, damaged=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loads:
     """What the hits of every event have taken so far, since a time that does not matter.
