@@ -3,7 +3,8 @@
 The record is written down in ``model.resolved``, the reservation in docs/reference/formats/ring.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from kprobes.codegen import fetch, filters, guard, per_cpu
 from kprobes.codegen.context import Context
@@ -34,13 +35,11 @@ def emit_probes(context: Context, probes: Sequence[Resolved], first: int) -> Non
     f = context.out
     for index, probe in enumerate(probes, first):
         following = f.label("following")
-        begun = _begin_load(context, f"event{index}")
-        emit_choice(context, probe, index, following)
-        emit_probe(context, probe, index)
-        f.jump(following)
-        f.place(following)
-        if begun is not None:
-            _end_load(context, f"event{index}", begun)
+        with _measured(context, f"event{index}"):
+            emit_choice(context, probe, index, following)
+            emit_probe(context, probe, index)
+            f.jump(following)
+            f.place(following)
 
 
 def emit_choice(context: Context, probe: Resolved, index: int, reject: str) -> None:
@@ -81,24 +80,19 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
     context.early.clear()
 
 
-def _begin_load(context: Context, event: str) -> Value | None:
-    # Limits want to know how often an event is hit, and for how long.
-    if context.abi.loads is None:
-        return None
-    guard.count_at(context, _load(context, event, context.abi.loads))
-    return time(context)
-
-
-def _end_load(context: Context, event: str, begun: Value) -> None:
+@contextmanager
+def _measured(context: Context, event: str) -> Generator[None]:
+    # Limits want to know how often an event is hit, and for how long: count and time what is added
+    # inside.
     f, loads = context.out, context.abi.loads
     if loads is None:
-        raise ValueError("the end of what was not begun")
-    f.increase(_load(context, event, loads + _BUSY), f.op("sub", time(context), begun))
-
-
-def _load(context: Context, event: str, loads: int) -> Value:
-    f = context.out
-    return f.op("add", f.op("mul", f.address_of(event), LOAD_SIZE), loads)
+        yield
+        return
+    place = f.op("add", f.op("mul", f.address_of(event), LOAD_SIZE), loads)
+    guard.count_at(context, place)
+    begun = time(context)
+    yield
+    f.increase(f.op("add", place, _BUSY), f.op("sub", time(context), begun))
 
 
 def time(context: Context) -> Value:
