@@ -189,15 +189,11 @@ def change_returns(
         RefusedError: instances have no room for what new ones need of the entry.
     """
     generation = returns.generation + 1
-    at_entry = [probe.layout.event_id for probe in probes if probe.at_entry]
     if return_method is not returns.return_method or not returns.has_instances:
         # Nothing that calls in progress keep is of use.
         changed = make_returns(returns.entry, return_method, probes, upcalls)
-        ids = at_entry if returns.has_instances else ()
+        ids = _kept_for(probes) if returns.has_instances else ()
         return replace(changed, generation=generation, since=tuple((n, generation) for n in ids))
-    new = set(at_entry) - {probe.layout.event_id for probe in returns.probes}
-    since = {**dict(returns.since), **dict.fromkeys(new, generation)}
-    left = {probe.layout.event_id for probe in probes}
     kept, is_timed = _kept_with(returns, name, probes)
     return replace(
         returns,
@@ -206,8 +202,22 @@ def change_returns(
         is_timed=is_timed,
         upcalls=tuple(upcalls),
         generation=generation,
-        since=tuple((number, at) for number, at in since.items() if number in left),
+        since=_since(returns, probes, generation),
     )
+
+
+def _since(
+    returns: Returns, probes: Sequence[Resolved], generation: int
+) -> tuple[tuple[int, int], ...]:
+    new = set(_kept_for(probes)) - {probe.layout.event_id for probe in returns.probes}
+    since = {**dict(returns.since), **dict.fromkeys(new, generation)}
+    left = {probe.layout.event_id for probe in probes}
+    return tuple((number, at) for number, at in since.items() if number in left)
+
+
+def _kept_for(probes: Sequence[Resolved]) -> list[int]:
+    # Ids of events that tell something of the entry.
+    return [probe.layout.event_id for probe in probes if probe.at_entry]
 
 
 def _kept_with(
