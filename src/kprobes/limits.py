@@ -47,8 +47,8 @@ class LoadWindow:
         self._limits = limits
         self._cpus = cpus
         self._samples: deque[_Sample] = deque()
-        # By event id: hits up to which an event has been judged, and disabled.
-        self._judged = np.zeros(0)
+        # By event id: how many hits an event had when it last passed a limit.
+        self._disabled_at = np.zeros(0)
 
     def add(self, at_s: float, loads: Loads) -> dict[int, str]:
         """Add a sample, and return the events that have passed a limit, each with what it did.
@@ -63,21 +63,22 @@ class LoadWindow:
             return {}
         while self._samples[1].at_s <= at_s - _WINDOW_S:
             self._samples.popleft()
+        new = max(len(loads.hits) - len(self._disabled_at), 0)
+        self._disabled_at = np.pad(self._disabled_at, (0, new))
         found = self._too_dear(last, sample) | self._too_often(last, sample)
         for number in found:
-            self._judged[number] = loads.hits[number]
+            self._disabled_at[number] = loads.hits[number]
         return found
 
     def _too_often(self, last: _Sample, sample: _Sample) -> dict[int, str]:
         limit, hits = self._limits.max_rate, sample.loads.hits
-        self._judged = np.pad(self._judged, (0, max(len(hits) - len(self._judged), 0)))
         if limit == math.inf:
             return {}
         passed_s, first = sample.at_s - last.at_s, self._samples[0]
         window_s = max(sample.at_s - first.at_s, _WINDOW_S)
         now = _since(hits, last.loads.hits)
-        rates = np.minimum(_since(hits, first.loads.hits), hits - self._judged[: len(hits)])
-        rates /= window_s
+        since_disabled = hits - self._disabled_at[: len(hits)]
+        rates = np.minimum(_since(hits, first.loads.hits), since_disabled) / window_s
         is_burst = (now > limit * passed_s) & (now >= _LEAST_HITS)
         words = f"times a second, over the limit of {limit:,.0f}"
         rates = np.where(is_burst, np.maximum(now / passed_s, rates), rates)

@@ -1,10 +1,11 @@
 """A change of a guest's text in several pauses, none longer than is allowed, undone as a whole.
 
-What cannot be apart is changed in one pause: all places of a function whose returns are probed, and
-sites so near to each other that a jump at one covers the other.
+What cannot be apart is changed in one pause: all places of a function whose returns are probed,
+sites so near to each other that a jump at one covers the other, and what must notice that a module
+goes with all that is armed in modules.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from kprobes.errors import GuestGoneError
@@ -97,7 +98,7 @@ class PacedChange:
         # This guest may take longer than those that were measured.
         at, first = 0, self._fitting(2 * SITE_PAUSE_S)
         size = first
-        groups = list(self._groups(programs, gone)) if self.is_split(programs, gone) else []
+        groups = self._groups(programs, gone) if self.is_split(programs, gone) else []
         codes = self._patcher.codes(programs)
         if groups:
             self._load(codes)
@@ -152,25 +153,25 @@ class PacedChange:
         # How many sites a pause may change if one takes so long.
         return max(1, int(min(_AIM * self._max_pause_s / max(site_s, 1e-9), _MANY)))
 
-    def _groups(self, programs: Sequence[Program], gone: Sequence[Plan]) -> Iterator[_Group]:
+    def _groups(self, programs: Sequence[Program], gone: Sequence[Plan]) -> list[_Group]:
         plans = [*(program.plan for program in programs), *gone]
-        leaders = _Leaders()
+        sets = _DisjointSets()
         last = joined = None
         for plan in sorted(plans, key=lambda plan: plan.site.addr):
             for each in plan.returning:
-                leaders.join(plan.site.addr, each.returns.entry)
+                sets.union(plan.site.addr, each.returns.entry)
             if last is not None and plan.site.addr - last.site.addr < LONGEST_PATCH:
-                leaders.join(plan.site.addr, last.site.addr)
+                sets.union(plan.site.addr, last.site.addr)
             last = plan
             if self._is_joined(plan):
                 joined = joined or plan
-                leaders.join(plan.site.addr, joined.site.addr)
+                sets.union(plan.site.addr, joined.site.addr)
         groups: dict[Addr, _Group] = {}
         for program in programs:
-            groups.setdefault(leaders.of(program.plan.site.addr), _Group()).programs.append(program)
+            groups.setdefault(sets.find(program.plan.site.addr), _Group()).programs.append(program)
         for plan in gone:
-            groups.setdefault(leaders.of(plan.site.addr), _Group()).gone.append(plan)
-        yield from groups.values()
+            groups.setdefault(sets.find(plan.site.addr), _Group()).gone.append(plan)
+        return list(groups.values())
 
     def _undo(self) -> None:
         self._patcher.unstage()
@@ -197,17 +198,17 @@ def _next(
     return (programs, gone), at
 
 
-class _Leaders:
-    # Addresses that belong together have the same leader (union-find).
+class _DisjointSets:
+    # Addresses that belong together have the same representative.
     def __init__(self) -> None:
-        self._next: dict[Addr, Addr] = {}
+        self._parents: dict[Addr, Addr] = {}
 
-    def of(self, addr: Addr) -> Addr:
-        while (following := self._next.get(addr, addr)) != addr:
+    def find(self, addr: Addr) -> Addr:
+        while (parent := self._parents.get(addr, addr)) != addr:
             # Halve the way for whoever comes next.
-            self._next[addr] = self._next.get(following, following)
-            addr = following
+            self._parents[addr] = self._parents.get(parent, parent)
+            addr = parent
         return addr
 
-    def join(self, addr: Addr, other: Addr) -> None:
-        self._next[self.of(addr)] = self.of(other)
+    def union(self, addr: Addr, other: Addr) -> None:
+        self._parents[self.find(addr)] = self.find(other)

@@ -36,6 +36,7 @@ _STANDS = (
 
 
 _TICKS = 1 << 20
+"""Counts of the clock between the points whose distance tells how long one is."""
 
 
 def _nothing() -> None:
