@@ -487,6 +487,18 @@ def test_what_has_passed_a_limit_is_not_wanted_until_it_is_enabled_again(
     assert (armer.wanted.over_limit, hot.is_enabled) == (set(), True)
 
 
+def test_ctrl_c_does_not_end_a_thread_that_keeps_limits(armer: Armer, table: EventTable) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    define(table, "p:hot f")
+    table.begin()
+    table.options = replace(table.options, checkpoint=interrupt)
+    table.stop_over_limit({3: "is hot"})
+
+    armer.wanted.options.checkpoint()
+
+
 def test_what_cannot_be_stopped_is_taken_as_enabled(armer: Armer, table: EventTable) -> None:
     hot = define(table, "p:hot f")
     table.begin()

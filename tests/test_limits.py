@@ -131,6 +131,16 @@ def test_a_gap_between_samples_is_time_that_hits_had() -> None:
     assert window.add(103.1, loads(1420))
 
 
+def test_what_was_quiet_for_long_may_not_be_hit_more_often_for_that() -> None:
+    window = LoadWindow(Limits(max_rate=1_000), cpus=2)
+    # 75 hits in each sample are too few to tell a burst, and 1,500 a second.
+    samples = [0] * 100 + [75 * n for n in range(30)]
+
+    found = passed(window, *map(loads, samples))
+
+    assert 100 < found.index({0}) < 120
+
+
 def test_an_event_that_is_enabled_again_is_judged_by_what_comes_then() -> None:
     window = LoadWindow(Limits(max_rate=10), cpus=2)
 

@@ -1,5 +1,6 @@
 """Text given to a session with this machine's kernel, on a kernel that is not there."""
 
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -175,3 +176,17 @@ def test_how_probes_are_placed_is_refused_and_the_options_stay(tracefs: FakeTrac
         with pytest.raises(NotSupportedError, match="this machine's own kernel"):
             kernel.options = wrong
         assert kernel.options is before
+
+
+def test_limits_are_watched_as_long_as_something_is_recorded(tracefs: FakeTracefs) -> None:
+    def watching() -> bool:
+        return any(thread.name == "kprobes-limits" for thread in threading.enumerate())
+
+    with session_of(tracefs) as kernel:
+        kernel.probe("p:a vfs_read")
+        with kernel.record():
+            assert not watching()
+        kernel.limit(max_rate=5)
+        with kernel.record():
+            assert watching()
+        assert not watching()

@@ -58,16 +58,17 @@ _READERS = [
 ]
 
 
-def ours(*definitions: str, veneer: bytes = b"") -> TextSnapshot:
+def ours(*definitions: str, veneer: bytes = b"", abi: GuestAbi = ABI) -> TextSnapshot:
     """Return a kernel whose function ``f`` has probes of ours, one journal and their code.
 
     Args:
         definitions: of the probes.
         veneer: in front of their code, which reads user memory through it.
+        abi: what that knows of the kernel.
     """
     texts = definitions or ("p:first f one=%di two=%si:u32",)
     probes = [make_probe(text, event_id=n) for n, text in enumerate(texts, 1)]
-    template = compile_probes(X86_64, ABI, probes, is_framed=False)
+    template = compile_probes(X86_64, abi, probes, is_framed=False)
     numbers = {f"event{n}": probe.layout.event_id for n, probe in enumerate(probes)}
     start = CODE - len(veneer)
     readers = {"copy_kernel": 1, "copy_user": start, "string_kernel": 1, "string_user": 1}

@@ -18,6 +18,16 @@ def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> No
     assert options.duration(text) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("5", 0.005), ("0.5ms", 0.0005), ("1s", 1)])
+def test_a_pause_has_a_unit_or_is_in_milliseconds(text: str, seconds: float) -> None:
+    assert options.pause(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("text", "share"), [("5", 0.05), ("0.5%", 0.005), ("100%", 1)])
+def test_a_percentage_is_a_share(text: str, share: float) -> None:
+    assert options.percent(text) == pytest.approx(share)
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("8M", 8 << 20), ("512K", 512 << 10), ("1g", 1 << 30), ("4096", 4096), ("64KiB", 64 << 10)],
@@ -44,6 +54,11 @@ def test_memory_is_in_mib_unless_it_has_a_unit(text: str, mib: int) -> None:
         (options.duration, "soon"),
         (options.duration, "-1s"),
         (options.duration, "1s2"),
+        (options.pause, "soon"),
+        (options.pause, "0"),
+        (options.percent, "0"),
+        (options.percent, "101"),
+        (options.percent, "-5"),
         (options.size, "8X"),
         (options.size, ""),
         (options.ring_size, "1K"),

@@ -132,3 +132,18 @@ def test_json_has_every_figure() -> None:
         {"name": "h", "place": "vfs_read", "calls": 9, "missed": 10, "errors": 11}
     ]
     assert summary.json().count("\n") == 1
+
+
+def test_an_event_over_a_limit_is_told_first_and_makes_a_trace_incomplete() -> None:
+    hot = replace(hits("hot", 5), is_over_limit=True, event_id=7)
+    summary = make_summary(hits("calm", 9), hot)
+
+    assert summary.text().splitlines()[2:] == [
+        "  hot           5  do_hot   disabled: over a limit",
+        "  calm          9  do_calm",
+        "  1 event disabled: over a limit",
+    ]
+    assert (summary.is_complete, make_summary(hits("calm", 9)).is_complete) == (False, True)
+    found = json.loads(summary.json())
+    assert found["over_limit"] == 1
+    assert "event_id" not in found["probes"][0]

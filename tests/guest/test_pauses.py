@@ -27,13 +27,14 @@ class Patcher:
     Attributes:
         done: by change, the addresses that came and those that went.
         paused_s: for how long it had the guest stopped.
+        fixed_s: what every change takes besides.
         loaded: how much code was written at a time.
         failing: the change that fails, and how.
     """
 
     def __init__(self) -> None:
         self.done: list[tuple[list[int], list[int]]] = []
-        self.paused_s = 0.0
+        self.paused_s = self.fixed_s = 0.0
         self.loaded: list[int] = []
         self.forgotten = 0
         self.joined: set[int] = set()
@@ -73,7 +74,7 @@ class Patcher:
         if len(self.done) in self.failing:
             raise self.failing.pop(len(self.done))
         self.done.append((new, gone))
-        self.paused_s += SITE_S * max(len(new), len(gone))
+        self.paused_s += self.fixed_s + SITE_S * max(len(new), len(gone))
         for addr in gone:
             del self._armed[addr]
         self._armed |= {each.plan.site.addr: each for each in change.programs}
@@ -156,6 +157,16 @@ def test_a_pause_is_as_long_as_allowed_by_what_the_one_before_took() -> None:
     assert max(sizes) * SITE_S <= 0.005
     # When all is made, once.
     assert finished == [len(sizes)]
+    assert len(patcher.committed) == len(sizes)
+
+
+def test_what_a_pause_takes_whatever_is_changed_makes_no_more_of_them() -> None:
+    patcher = Patcher()
+    patcher.fixed_s = 1.0
+
+    patcher.paced(0.005).make(programs(*apart(400)), (), nothing)
+
+    assert len(patcher.done) < 80
 
 
 def test_what_takes_too_long_in_a_single_pause_is_made_alone() -> None:
@@ -239,6 +250,7 @@ def test_what_fails_in_a_later_pause_is_undone_as_a_whole() -> None:
     before, after = patcher.done[1:4], patcher.done[4:]
     assert after == [(gone, new) for new, gone in reversed(before)]
     assert (change.left, patcher.unstaged, change.is_torn) == ([], 1, False)
+    assert len(patcher.committed) == len(patcher.done)
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])

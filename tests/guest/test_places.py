@@ -11,7 +11,7 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError, RefusedError
 from kprobes.formats import btf_index
 from kprobes.formats.btf import Btf
-from kprobes.guest.places import Places
+from kprobes.guest.places import Places, Unpatched
 from kprobes.guest.text import Text
 from kprobes.image.types import BtfTypes
 from kprobes.model.kernel import TextTables
@@ -139,3 +139,28 @@ def test_an_arm64_entry_is_probed_at_its_site_and_has_its_own_address(
 
     assert (site.strategy, site.addr - TEXT, site.ip - TEXT) == found
     assert places.locate(kernel.symbols.named("f")) == TEXT
+
+
+class Bytes:
+    """Memory from 0 on. Implements ``ports.Memory``."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def read(self, addr: int, size: int) -> bytes:
+        return self.data[addr : addr + size]
+
+
+@pytest.mark.parametrize("others", [0, 100])
+def test_text_is_read_as_it_was_before_it_was_patched(others: int) -> None:
+    before = bytes(range(200))
+    patched = {Addr(50): before[50:55], Addr(58): before[58:59]}
+    now = bytearray(before)
+    for at, old in patched.items():
+        now[at : at + len(old)] = b"\xcc" * len(old)
+    patched |= {Addr(1000 + 8 * n): b"\x90" for n in range(others)}
+    memory = Unpatched(Bytes(bytes(now)), patched)
+
+    for start in range(30, 70):
+        for size in (1, 5, 16):
+            assert memory.read(start, size) == before[start : start + size]

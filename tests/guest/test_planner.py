@@ -524,6 +524,21 @@ def test_what_is_over_a_limit_is_not_armed_when_its_module_comes_and_once_when_i
     assert _change(planner, both).new == ()
 
 
+def test_what_is_deleted_while_it_is_over_a_limit_does_not_come_again() -> None:
+    made = _guest()
+    planner, _ = _watched(made)
+    both = wanted("p:a vfs_write", "p:b vfs_write")
+    _change(planner, both)
+    over = replace(both, over_limit=frozenset({1}))
+    _change(planner, over)
+    left = replace(over, definitions=both.definitions[1:])
+    _change(planner, left)
+
+    again = _change(planner, replace(left, over_limit=frozenset()))
+
+    assert (again.new, again.waiting) == ((), [])
+
+
 def test_an_event_over_a_limit_leaves_its_site_to_others() -> None:
     made = _guest()
     planner, _ = _watched(made)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kprobes.guest.arena import LOADS_SIZE
 from kprobes.inspect.model import ChangeSource
 from kprobes.inspect.subject import TextSnapshot
 from kprobes.inspect.xray import function_at, xray
@@ -109,3 +110,10 @@ def test_a_kernel_without_ftrace_sites_has_fields_too() -> None:
     none = Sites(addrs=np.zeros(0, np.uint64), records=np.zeros(0, np.uint64))
 
     assert "first: one, x64, at 0x28" in notes(replace(ours(), sites=none))
+
+
+def test_what_limits_have_counted_is_told() -> None:
+    counted = replace(ABI, loads=Addr(ABI.rings - LOADS_SIZE))
+
+    assert "counts what hits take" in notes(ours(abi=counted))
+    assert "counts what hits take" not in notes(ours())

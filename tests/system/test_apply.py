@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import kprobes
+from kprobes.errors import TargetError
+from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.handlers.probe import Kretprobe
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
@@ -166,3 +168,27 @@ def test_a_tracer_that_is_killed_between_changes_or_in_one_leaves_the_guest_well
         noise.kill()
     complaints = machine.run("dmesg").output.decode(errors="replace").splitlines()
     assert [line for line in complaints if is_complaint(line)] == []
+
+
+def test_a_change_that_is_refused_leaves_code_that_looks_at_the_guard_when_it_must(
+    session: GuestSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(patcher: TextPatcher, change: StagedChange) -> int:
+        del patcher, change
+        raise TargetError("the guest changed it")
+
+    text = "p:text do_sys_openat2 path=+0($arg2):ustring"
+    session.probe("p:plain vfs_read")
+    with session.record():
+        (plain,) = session.driver.plans
+        with monkeypatch.context() as patched:
+            patched.setattr(TextPatcher, "apply", refuse)
+            with pytest.raises(TargetError, match="the guest changed it"):
+                session.probe(text)
+        assert [each is plain for each in session.driver.plans] == [True]
+
+        session.probe(text)
+
+        # What was armed before has other code, too.
+        assert len(session.driver.plans) == 2
+        assert not any(each is plain for each in session.driver.plans)

@@ -107,6 +107,21 @@ def test_events_are_chosen_by_task(kprobe: Command, target: str) -> None:
     assert [line.split(b"-")[0].strip() for line in events_of(done.stdout)] == [b"cat"] * 5
 
 
+@pytest.mark.usefixtures("busy")
+def test_an_event_over_a_limit_is_disabled_told_and_counted(
+    kprobe: Command, target: str, tmp_path: Path
+) -> None:
+    summary = tmp_path / "summary.json"
+    limits = ("--max-rate", "1", "--max-overhead", "100", "--max-pause", "50")
+    told = ("--duration", "3s", "--strict", "--summary", f"json:{summary}", "-o", "/dev/null")
+
+    done = kprobe("trace", "--target", target, *limits, OPEN, *told)
+
+    assert done.returncode == 6, done.stderr.decode()
+    assert b"over the limit of 1: it is disabled" in done.stderr
+    assert json.loads(summary.read_text())["over_limit"] == 1
+
+
 @pytest.mark.usefixtures("signalling")
 @pytest.mark.parametrize(
     ("words", "shown"),
