@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class Recorder:
     def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
         self._missed = MappedRange(memory, arena.missed, MISSED_SIZE)
         self._nmissed = MappedRange(memory, arena.nmissed, MISSED_SIZE)
-        self._loads = MappedRange(memory, arena.loads, LOADS_SIZE)
+        self._arena, self._memory = arena, memory
         self._clock = clock
         self._lock = threading.RLock()
         self.check: Callable[[], None] = _nothing
@@ -162,11 +163,16 @@ class Recorder:
         """
         with self._lock:
             size = LOAD_SIZE * (max(self._shapes.layouts, default=-1) + 1)
-        found = self._loads.read(0, size).view(np.uint64).reshape(-1, 2)
+        found = self._mapped_loads.read(0, size).view(np.uint64).reshape(-1, 2)
         # The slope of the clock, the same for all CPUs; its numbers may wrap around in one place.
         points = self._clock.ns(np.arange(4, dtype=np.uint64) * np.uint64(_TICKS), 0)
         tick_s = 1e-9 * float(np.median(np.diff(points.view(np.int64)))) / _TICKS
         return found[:, 0], found[:, 1].astype(np.float64) * tick_s
+
+    @cached_property
+    def _mapped_loads(self) -> MappedRange:
+        # Few recordings have limits.
+        return MappedRange(self._memory, self._arena.loads, LOADS_SIZE)
 
     @property
     def nmissed(self) -> int:

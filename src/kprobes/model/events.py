@@ -164,10 +164,7 @@ def each_event(events: Events, name: str | None = None) -> Iterator[Event]:
 def columns_of(events: Sequence[Events], name: str) -> dict[str, Column]:
     """Return the events of one name as columns by name, oldest first; {} where there are none.
 
-    All are copies of shape (n,), but for array fields: (n, count). ``ts`` (uint64, ns), ``cpu``,
-    ``pid``, ``comm`` and ``function`` (text), and a return probe's ``caller`` come before the
-    fields; a field of such a name is there in its place. Numbers have the field's dtype, strings
-    are objects. A column with a value that could not be read has objects, and None for it.
+    All are copies of shape (n,), but for array fields: (n, count); ``Trace.columns`` names them.
 
     Args:
         events: one after the other.
