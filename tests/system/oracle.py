@@ -364,15 +364,22 @@ def _pair(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> Non
         while at < len(theirs) and theirs[at].ts_us < hit.ts_us - ROUNDING_US:
             result.native_only.append(theirs[at])
             at += 1
-        # Its record is the kernel's next one, unless that comes after our next hit: then the
-        # kernel missed it. Tasks hit twice in a microsecond; what is missed are interrupts.
-        before = ours[index + 1].ts_us + (not hit.in_interrupt) if index + 1 < len(ours) else _NEVER
-        if at < len(theirs) and theirs[at].ts_us < before:
+        # Its record is the kernel's next one, unless that is of our next hit: then the kernel
+        # missed it, an interrupt.
+        following = ours[index + 1] if index + 1 < len(ours) else None
+        if at < len(theirs) and not (following and _is_of_next(hit, following, theirs[at])):
             result.pairs.append((hit, theirs[at]))
             at += 1
         else:
             result.ours_only.append(hit)
     result.native_only += theirs[at:]
+
+
+def _is_of_next(hit: Hit, following: Hit, native: Hit) -> bool:
+    if native.ts_us != following.ts_us:
+        return native.ts_us > following.ts_us
+    # Tasks hit twice in a microsecond, the idle ones also on their way out of an interrupt.
+    return hit.in_interrupt or (agree(following, native) and not agree(hit, native))
 
 
 def _hit(line: str, fields: Fields, faulted: frozenset[int]) -> Hit:

@@ -23,6 +23,7 @@ from tests.build.waiting import wait_until
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 WAIT_S = 60
+CPUS = 2
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def session(machine: Machine, told: list[str]) -> Generator[GuestSession]:
-    loops = [machine.start(["/loop"]) for _ in range(2)]
+    loops = [machine.start(["/loop"]) for _ in range(CPUS)]
     loops.append(machine.start("while :; do cat /proc/version; sleep 0.01; done"))
     try:
         with kprobes.attach(str(machine.stub_address)) as session:
@@ -79,7 +80,8 @@ def test_an_event_that_is_hit_too_often_is_disabled_and_others_go_on(
         assert calm.is_enabled
     over = {each.event for each in trace.hits if each.is_over_limit}
     assert over == {"hot", "rejected"}
-    assert calls.tolist()[1:3] == [0, 0]
+    # What was on its way on a CPU goes on.
+    assert max(calls.tolist()[1:3]) <= CPUS
     assert sorted(words.partition(" ")[0] for words in told) == ["hot", "rejected"]
     assert all("times a second, over the limit of 5,000: it is disabled" in w for w in told)
 

@@ -68,3 +68,21 @@ def test_later_records_of_other_hits_are_nobodys() -> None:
 
     assert unpaired(found) == ([], [])
     assert len(found.pairs) == 3
+
+
+def test_what_the_kernel_missed_is_told_from_the_next_hit_also_in_the_same_microsecond() -> None:
+    # On the way out of an interrupt, which the flags do not say any more.
+    missed, following = at(1_000, pid=0), at(3_000, pid=0, values=("2",))
+
+    found = compare([missed, following, at(9_000, pid=0)], [following, at(9_001, pid=0)])
+
+    assert unpaired(found) == ([missed], [])
+    assert found.wrong_values() == []
+
+
+def test_two_hits_of_a_microsecond_are_two_though_one_has_a_wrong_value() -> None:
+    first, second = at(3_000), at(3_000, values=("2",))
+
+    assert compare([first, second], [first, second]).wrong_values() == []
+    wrong = compare([first, second], [at(3_000, values=("3",)), second])
+    assert len(wrong.wrong_values()) == 1
