@@ -1,5 +1,6 @@
 """A session's notes in its guest: written, found, and turned into a journal again."""
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind
+from kprobes.guest.arena import NOTES_PAGE
 from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.journal import Boot, Journal
 from kprobes.guest.notes import NotesWriter, as_journal, begin_notes, find_notes
@@ -77,9 +79,25 @@ def test_what_was_noted_is_found_and_says_what_the_journal_said(made: GuestWithS
         (INSTANCES,),
     )
     assert [(u.phys, u.addr, u.old, u.new, u.what == FLAGS) for u in again.patches] == [
-        (u.phys, u.addr, u.old[:8], u.new[:8], u.what == FLAGS) for u in patches
+        (u.phys, u.addr, u.old, u.new, u.what == FLAGS) for u in patches
     ]
     assert again.boot == BOOT
+
+
+def test_notes_that_an_older_version_left_are_found(made: GuestWithSites) -> None:
+    written, patches = _allocated(), _patches(made)
+    begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
+    written.record(patches)
+    NotesWriter(made.guest.memory, ARENA, written).write()
+    undos = [struct.pack("<QQ8s8s", p.addr, len(p.old[:8]), p.old[:8], p.new[:8]) for p in patches]
+    made.guest.memory.write(ARENA.notes, b"kprobes session\0")
+    made.guest.memory.write(Addr(ARENA.notes + 56), struct.pack("<Q", len(patches)))
+    made.guest.memory.write(Addr(ARENA.notes + NOTES_PAGE), b"".join(undos))
+
+    (notes,) = find_notes(made.guest)
+
+    found = [(u.addr, u.old, u.new, u.what == FLAGS) for u in notes.patches or ()]
+    assert found == [(u.addr, u.old[:8], u.new[:8], u.what == FLAGS) for u in patches]
 
 
 def test_notes_of_memory_that_was_given_back_are_not_found(made: GuestWithSites) -> None:

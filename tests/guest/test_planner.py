@@ -559,7 +559,7 @@ def test_numbers_are_given_again_only_when_it_is_said_that_no_record_has_them() 
     _change(planner, Wanted(definitions=[second]))
     planner.resolver.forget(first)
 
-    with pytest.raises(RefusedError, match="too many probes"):
+    with pytest.raises(RefusedError, match="at most 65,535 until a recording begins; before,"):
         planner.plan(Wanted(definitions=[second, third]))
     planner.resolver.reuse_numbers()
     planned = planner.plan(Wanted(definitions=[second, third]))

@@ -15,7 +15,7 @@ import pytest
 
 import kprobes
 from kprobes.cli import main, trace
-from kprobes.cli.options import return_method, strategy
+from kprobes.cli.options import limits, return_method, strategy
 from kprobes.cli.trace import grouped
 from kprobes.model.events import Event, each_event
 from kprobes.open import GuestSession
@@ -93,7 +93,10 @@ def test_an_example_records_what_it_promises(session: GuestSession, example: Exa
 def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Event], int]:
     delete_all(kernel)
     kernel.options = replace(
-        kernel.options, strategy=strategy(args), return_method=return_method(args)
+        kernel.options,
+        strategy=strategy(args),
+        return_method=return_method(args),
+        limits=limits(args),
     )
     kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
     for texts, chosen in grouped(args.definitions, trace.filters_of(args)):

@@ -3,14 +3,18 @@
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 import kprobes
 from kprobes.inspect.check import checker_of_guest
+from kprobes.model.plan import Strategy
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
+from tests.build.defined import plans_of
 from tests.build.kernel import read
+from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -82,6 +86,31 @@ def test_what_the_kernel_refuses_is_refused_and_only_its_own_places_besides(
             assert {n: bool(during[n]) for n in others} == {n: bool(before[n]) for n in others}
             assert [n for n in before if n not in {*kernel, *SITES[arch]} and not during[n]] == []
         assert our_answers(session) == before
+
+
+@pytest.mark.parametrize("strategy", [Strategy.JUMP, Strategy.BREAKPOINT])
+def test_under_ours_the_kernel_refuses_its_own_and_accepts_all_else_as_before(
+    guest: Machine, strategy: Strategy
+) -> None:
+    before = accepted_by_kernel(guest)
+    with kprobes.attach(str(guest.stub_address)) as session:
+        session.options = replace(session.options, strategy=strategy)
+        sweeper = Sweeper(session)
+        function = sweeper.function("vfs_read")
+        sizes: set[int] = set()
+        for addr in sweeper.acceptable(function, strategy):
+            at = addr - function.addr
+            if at >= SPAN:
+                break
+            probe = session.probe(f"p vfs_read+{at}")
+            with session.record():
+                (plan,) = plans_of(session)
+                # The kernel's own kprobe may be on a jump of ours, and goes on to it.
+                taken = range(at + (strategy is Strategy.JUMP), at + len(plan.site.old))
+                assert accepted_by_kernel(guest) == before - {*taken}, at
+                sizes.add(len(plan.site.old))
+            probe.delete()
+    assert sizes
 
 
 def _ways_out(session: GuestSession) -> list[int]:

@@ -317,6 +317,8 @@ class PatchOps:
         first: (bytes of a function) to the offset of its first instruction that can be probed.
         jump: (place, destination) to the bytes of a jump.
         breakpoint: bytes that raise a breakpoint's exception.
+        filler: the byte after either, in the rest of what is displaced: it runs elsewhere, so the
+            guest's kernel must have no kprobe of its own there, and find the next instruction.
         trap: how our breakpoints are caught, or None: there are none of ours then.
         detour: (place, body, displaced) to code that saves all registers, calls the body,
             restores them, runs what is displaced and goes on after it.
@@ -329,6 +331,7 @@ class PatchOps:
     first: Callable[[bytes], int]
     jump: Callable[[Addr, Addr], bytes]
     breakpoint: bytes
+    filler: bytes
     trap: TrapInfo | None
     detour: MakeDetour
     constants: Mapping[str, int]

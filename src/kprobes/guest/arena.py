@@ -43,7 +43,7 @@ what hits take."""
 NOTIFIER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
 NOTES_PAGE = 4096
-UNDO_SIZE = 32
+UNDO_SIZE = 80
 """Of the session's notes: their beginning, and how one patch is undone; see ``guest.notes``."""
 _LEAST_RING = 64 * KIB
 _DEFAULT_RING = 16 * MIB

@@ -474,7 +474,8 @@ class TextPatcher:
     def _undo(self, program: Program, memory: GuestMemory) -> list[ArmedPatch]:
         site = program.plan.site
         start = self._start(site, program.entry)
-        patch = Patch(addr=site.addr, old=site.old, new=start + site.old[len(start) :])
+        filler = self._guest.arch.patch.filler * (len(site.old) - len(start))
+        patch = Patch(addr=site.addr, old=site.old, new=start + filler)
         return _place(patch, program.plan.name, memory)
 
     def _start(self, site: Site, entry: Addr) -> bytes:

@@ -4,14 +4,16 @@ A snapshot of a guest has its probes, but not their journal. So what the journal
 guest, too, after the arena's data; little endian, and on a page of its own:
 
     struct notes {
-        char magic[16];          // "kprobes session"
+        char magic[16];          // "kprobes notes 2"
         char mark[16];           // of the session
         u64  state;              // how often the patches changed; see guest.identity
         u64  addr;               // of this struct: a page that was freed is no longer mapped there
         u64  live_size, undos;  // undos is ~0 where they did not fit
         char loans[];            // a JSON object; "frames" is null where they did not fit
     };                           // one page
-    struct { u64 addr, size; char old[8], new[8]; } undo[];      // size 0: of none
+    struct { u64 addr, size; char old[32], new[32]; } undo[];    // size 0: of none
+
+Before, magic was "kprobes session", and old and new were 8 bytes: snapshots may have such.
 
 The guest may be hostile, and have written this itself: what it says is used for this guest alone.
 """
@@ -33,17 +35,19 @@ from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.guest import Guest, GuestMemory, remembering
 from kprobes.guest.journal import Boot, Journal, MarkPlace
 from kprobes.guest.rings import MappedRange
-from kprobes.model.plan import InstanceTable
+from kprobes.model.plan import LONGEST_PATCH, InstanceTable
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Ram
 from kprobes.transport.ram import StubRam
 from kprobes.units import MIB, Addr, Phys
 
-MAGIC = b"kprobes session\0"
+MAGIC = b"kprobes notes 2\0"
 _HEAD = struct.Struct("<16s16sQQQQ")
-_UNDO = struct.Struct("<QQ8s8s")
+_UNDO = struct.Struct(f"<QQ{LONGEST_PATCH}s{LONGEST_PATCH}s")
+_UNDOS = {MAGIC: _UNDO, b"kprobes session\0": struct.Struct("<QQ8s8s")}
+"""By the notes' magic."""
 _MARK_OFFSET = 16
-_WIDEST = 8
+_FLAGS_SIZE = 8
 _TOO_MANY = (1 << 64) - 1
 _MAX_UNDOS, _MAX_NOTES = 1 << 20, 64
 _STEP = 64 * MIB
@@ -153,9 +157,7 @@ def find_notes(guest: Guest) -> Iterator[Notes]:
 
 
 def _record(patch: ArmedPatch) -> bytes:
-    # What planning compared may be more than what is written, which comes first.
-    old, new = patch.old[:_WIDEST], patch.new[:_WIDEST]
-    return _UNDO.pack(patch.addr, len(old), old, new)
+    return _UNDO.pack(patch.addr, len(patch.old), patch.old, patch.new)
 
 
 def _live(allocations: AllocationLog) -> bytes:
@@ -171,18 +173,19 @@ def _live(allocations: AllocationLog) -> bytes:
 
 
 def _pages(ram: Ram) -> Iterator[int]:
-    magic = np.frombuffer(MAGIC, np.uint64)
+    magics = [np.frombuffer(magic, np.uint64) for magic in _UNDOS]
     for start, size in ram.runs:
         for at in range(start, start + size, _STEP):
             data = ram.read(at, min(_STEP, start + size - at) // NOTES_PAGE * NOTES_PAGE)
             pages = np.frombuffer(data, np.uint64).reshape(-1, NOTES_PAGE // 8)
-            for page in np.flatnonzero((pages[:, :2] == magic).all(axis=1)).tolist():
+            found = np.any([(pages[:, :2] == magic).all(axis=1) for magic in magics], axis=0)
+            for page in np.flatnonzero(found).tolist():
                 yield at + page * NOTES_PAGE
 
 
 def _read(memory: GuestMemory, phys: int) -> Notes:
     page = memory.ram.read(phys, NOTES_PAGE)
-    _, mark, state, addr, size, count = _HEAD.unpack_from(page)
+    magic, mark, state, addr, size, count = _HEAD.unpack_from(page)
     if memory.physical(addr) != phys:
         raise ValueError("a page that is no longer allocated")
     info = cast("dict[str, Any]", json.loads(page[_HEAD.size : _HEAD.size + size]))
@@ -198,7 +201,9 @@ def _read(memory: GuestMemory, phys: int) -> Notes:
         place=Phys(phys + _MARK_OFFSET),
         live=live,
         instances=None if instances is None else tuple(_instances(*each) for each in instances),
-        patches=None if count == _TOO_MANY else tuple(_patches(memory, addr + NOTES_PAGE, count)),
+        patches=None
+        if count == _TOO_MANY
+        else tuple(_patches(memory, addr + NOTES_PAGE, count, _UNDOS[magic])),
     )
 
 
@@ -236,15 +241,17 @@ def as_journal(notes: Notes, target: str, boot: Boot) -> Journal:
     return journal
 
 
-def _patches(memory: GuestMemory, addr: int, count: int) -> Iterator[ArmedPatch]:
+def _patches(
+    memory: GuestMemory, addr: int, count: int, undo: struct.Struct
+) -> Iterator[ArmedPatch]:
     if count > _MAX_UNDOS:
         raise ValueError(f"notes of {count} patches")
     now = remembering(memory)
-    for where, size, old, new in _UNDO.iter_unpack(now.read(addr, count * UNDO_SIZE)):
+    for where, size, old, new in undo.iter_unpack(now.read(addr, count * undo.size)):
         if not size:
             # Of a patch that is gone.
             continue
-        is_flags = size == _WIDEST and _differ_by_flag(old, new)
+        is_flags = size == _FLAGS_SIZE and _differ_by_flag(old, new)
         yield ArmedPatch(
             phys=now.physical(where),
             addr=Addr(where),

@@ -215,7 +215,9 @@ class Resolver:
         number = next(self._new_numbers, None)
         if number is None:
             if not self._free_numbers:
-                raise RefusedError(f"too many probes: at most {_MAX_EVENTS}")
+                why = " until a recording begins; before, deleted ones count, too"
+                few = f"too many probes: at most {_MAX_EVENTS:,}"
+                raise RefusedError(few + why if self._old_numbers else few)
             number = self._free_numbers.popleft()
         single = Single(definition=definition, event_id=number, sequence=next(self._sequences))
         self._same(definition)[number] = single

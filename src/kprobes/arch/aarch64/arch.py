@@ -217,6 +217,8 @@ PATCH = PatchOps(
     first=verdict.first,
     jump=encode.b,
     breakpoint=BREAKPOINT,
+    # All instructions are as long as a branch.
+    filler=b"\0",
     # A branch can be used everywhere.
     trap=None,
     detour=trampoline.detour,

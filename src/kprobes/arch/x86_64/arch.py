@@ -185,6 +185,8 @@ PATCH = PatchOps(
     first=trampoline.first,
     jump=trampoline.jump,
     breakpoint=trampoline.BREAKPOINT,
+    # arch_prepare_kprobe() refuses another's int3, and each is decoded as one byte.
+    filler=trampoline.BREAKPOINT,
     trap=TrapInfo(
         symbol="asm_exc_int3",
         # DIE_INT3 in arch/x86/include/asm/kdebug.h.
