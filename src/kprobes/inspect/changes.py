@@ -207,7 +207,7 @@ def _our_change(snapshot: TextSnapshot, patch: ArmedPatch, entry: Entry) -> Iter
     others = f" and {len(described) - 1} more" if len(described) > 1 else ""
     who = "which was killed: `kprobe restore`" if entry.is_abandoned else "which is at work"
     text = "; ".join(probe.definition for probe in described[:_MAX_NAMES])
-    # What planning compared may be more than what it wrote.
+    # What is displaced may end with int3, which stay.
     size = 1 + max(i for i in range(len(patch.new)) if patch.new[i] != patch.old[i])
     stop = Addr(patch.addr + size)
     yield TextChange(
