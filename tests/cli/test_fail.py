@@ -47,7 +47,10 @@ def test_a_rule_that_says_something_else_is_refused(text: str, why: str) -> None
     ("words", "why"),
     [
         (["-t", "host"], "not for this machine's own kernel"),
-        (["-t", "qemu:localhost:1", "--", "ls"], "a command can be run only in a guest that"),
+        (
+            ["-t", "qemu:localhost:1", "--", "ls"],
+            "guest that kprobe boots (-t guest), not in qemu:localhost:1",
+        ),
         (["--probability", "2"], "probability"),
         (["--times", "0"], "must be a positive integer"),
     ],

@@ -23,6 +23,12 @@ def test_a_pause_has_a_unit_or_is_in_milliseconds(text: str, seconds: float) -> 
     assert options.pause(text) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize("text", ["0", "0ms", "-1", "soon"])
+def test_a_wrong_pause_is_told_as_it_was_typed(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=rf"'{text}' \(use 50, 50ms or 1s\)"):
+        options.pause(text)
+
+
 @pytest.mark.parametrize(("text", "share"), [("5", 0.05), ("0.5%", 0.005), ("100%", 1)])
 def test_a_percentage_is_a_share(text: str, share: float) -> None:
     assert options.percent(text) == pytest.approx(share)

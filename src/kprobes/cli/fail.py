@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import BinaryIO, NamedTuple, TypedDict
 
 from kprobes.cli import options
-from kprobes.cli.options import choose_target, is_host
+from kprobes.cli.options import check_command, choose_target, is_host
 from kprobes.cli.terminal import aligned, print_message
 from kprobes.errors import UsageError
 
@@ -23,9 +23,9 @@ examples:
   kprobe fail -t qemu:localhost:1234 'do_sys_openat2 returns -5' --times 100 --force --duration 10s
 
 VALUE is a number, or -NAME with the name of an errno. FILTER is what the kernel's filter files
-take, on comm, common_pid and the function's own parameters. Calls are skipped by machine code in
-the guest: the function does not run. Functions that are no system calls, and that the kernel does
-not list as safe to skip (ALLOW_ERROR_INJECTION), need --force.
+take, on comm, pid, tgid, cpu and the function's own parameters. Calls are skipped by machine code
+in the guest: the function does not run. Functions that are no system calls, and that the kernel
+does not list as safe to skip (ALLOW_ERROR_INJECTION), need --force.
 
 The numbers of calls seen and skipped are written at the end. Exit status: COMMAND's own, else
 0 done, 1 error, 2 usage, 3 target unreachable, 4 function refused."""
@@ -146,8 +146,7 @@ def _conditions(args: argparse.Namespace) -> Conditions:
     choose_target(args)
     if is_host(args):
         raise UsageError("kprobe fail is for guests, not for this machine's own kernel")
-    if args.target is not None and args.command:
-        raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
+    check_command(args)
     conditions = Conditions(
         every=args.every, probability=args.probability, times=args.times, force=args.force
     )

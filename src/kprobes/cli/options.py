@@ -140,7 +140,13 @@ def duration(text: str) -> float:
 
 def pause(text: str) -> float:
     """Return the seconds in ``5ms``, ``1s``, or ``5``: ms, if nothing else is said."""
-    return duration(f"{text}ms" if text.strip()[-1:].isdigit() else text)
+    bare = text.strip()
+    try:
+        return duration(f"{bare}ms" if bare[-1:].isdigit() else bare)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"invalid duration: {bare!r} (use 50, 50ms or 1s)"
+        ) from None
 
 
 def percent(text: str) -> float:
@@ -427,6 +433,13 @@ def choose_target(args: argparse.Namespace) -> None:
 def is_host(args: argparse.Namespace) -> bool:
     """Whether the target is this machine's own kernel; ``choose_target`` was called."""
     return args.target == HOST
+
+
+def check_command(args: argparse.Namespace) -> None:
+    """Refuse a command for a guest that runs already; ``choose_target`` was called."""
+    if args.target is not None and args.command:
+        only = "a command can be run only in a guest that kprobe boots (-t guest)"
+        raise UsageError(f"{only}, not in {args.target}")
 
 
 def _usual(args: argparse.Namespace) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kprobes.cli import options
-from kprobes.cli.options import FilterAction, choose_target, is_host
+from kprobes.cli.options import FilterAction, check_command, choose_target, is_host
 from kprobes.errors import DefinitionError, UsageError
 
 
@@ -176,8 +176,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     if not args.definitions and args.python is None:
         raise UsageError("nothing to trace: give a definition, or --python FILE")
     choose_target(args)
-    if args.target is not None and not is_host(args) and args.command:
-        raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
+    if not is_host(args):
+        check_command(args)
     if args.clock is not None and not is_host(args):
         raise UsageError("--clock is for this machine's own kernel: --target host")
     if args.cpu is not None and args.python is not None:

@@ -113,7 +113,7 @@ def _print(args: argparse.Namespace, shown: "str | list[Line]", out: BinaryIO) -
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    from kprobes.cli.options import GUEST
+    from kprobes.cli.options import GUEST, check_command
     from kprobes.cli.target import check_options
 
     if args.command and args.target is None:
@@ -123,8 +123,7 @@ def _check_options(args: argparse.Namespace) -> None:
     for name in ("strategy", "returns"):
         if getattr(args, name) != "auto" and args.arm is None:
             raise UsageError(f"--{name} says how --arm patches; nothing is armed")
-    if args.target is not None and args.command:
-        raise UsageError("a command can be run only in a guest that kprobe boots, not in --target")
+    check_command(args)
     if args.image is None:
         return
     names = ("target", "vmlinux", "arm", *options.BOOT_OPTIONS)
