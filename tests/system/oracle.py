@@ -304,6 +304,22 @@ def compare(
     return result
 
 
+def try_offsets(function: str, span: int) -> str:
+    """Return a script that says at which offsets the kernel accepts a probe of its own."""
+    # Disabled probes are checked and prepared like others, and leave the text as it is.
+    return f"""cd {TRACING}
+n=0; while [ $n -lt {span} ]; do
+    if echo "p:e$n {function}+$n" 2>/dev/null >>kprobe_events
+    then echo "$n yes"; echo "-:e$n" >>kprobe_events; else echo "$n no"; fi
+    n=$((n+1))
+done"""
+
+
+def accepted_offsets(said: str) -> set[int]:
+    """Return what that script said yes to."""
+    return {int(offset) for offset in re.findall(r"(\d+) yes", said)}
+
+
 def unlike(pairs: Iterable[tuple[Hit, Hit]]) -> set[tuple[str, int]]:
     """Return event and number of the fields that differ, but for what could not be read."""
     return {

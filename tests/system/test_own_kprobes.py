@@ -16,6 +16,7 @@ from tests.build.defined import plans_of
 from tests.build.kernel import read
 from tests.build.sweep import Sweeper
 from tests.build.victim import is_complaint
+from tests.system.oracle import accepted_offsets, try_offsets
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
@@ -30,13 +31,6 @@ HELD = "the guest's own kprobe is there"
 _ON = """cd /sys/kernel/tracing; echo 'p:nat vfs_read+{}' >kprobe_events
 echo 1 >events/kprobes/nat/enable; sleep {}; cat /sys/kernel/debug/kprobes/list"""
 _OFF = "cd /sys/kernel/tracing; echo 0 >events/kprobes/nat/enable; echo >kprobe_events; sleep {}"
-# Disabled probes are checked and prepared like others, and leave the text as it is.
-_TRY = """cd /sys/kernel/tracing
-n=0; while [ $n -lt {} ]; do
-    if echo "p:e$n vfs_read+$n" 2>/dev/null >>kprobe_events
-    then echo "$n yes"; echo "-:e$n" >>kprobe_events; else echo "$n no"; fi
-    n=$((n+1))
-done"""
 _READS = "for n in 1 2 3 4 5 6 7 8; do cat /proc/version /etc/passwd; done >/dev/null 2>&1"
 
 
@@ -51,8 +45,7 @@ def own_kprobe(guest: Machine, at: int, arch: str) -> Generator[str]:
 
 
 def accepted_by_kernel(guest: Machine) -> set[int]:
-    words = guest.run(_TRY.format(SPAN), 120).output.decode().split()
-    return {int(n) for n, said in zip(words[::2], words[1::2], strict=True) if said == "yes"}
+    return accepted_offsets(guest.run(try_offsets("vfs_read", SPAN), 120).output.decode())
 
 
 def our_answers(session: GuestSession) -> dict[int, str]:

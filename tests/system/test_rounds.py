@@ -39,7 +39,7 @@ from tests.build.victim import (
 )
 from tests.build.waiting import wait_until
 from tests.system.conftest import SUITES
-from tests.system.oracle import TRACING
+from tests.system.oracle import TRACING, accepted_offsets, try_offsets
 
 pytestmark = [
     pytest.mark.guest,
@@ -62,10 +62,6 @@ _THEIRS = re.compile("under the guest's own optimised kprobe|the guest's own kpr
 _EVENTS, _ENABLE = f"{TRACING}/kprobe_events", f"{TRACING}/events/kprobes/nat/enable"
 _ON = f"echo 'p:nat {{}}+{{}}' >{_EVENTS} && echo 1 >{_ENABLE}"
 _OFF = f"echo 0 >{_ENABLE}; echo >{_EVENTS}"
-_TRY = """n=0; while [ $n -lt {} ]; do
-    if echo "p:e$n {}+$n" 2>/dev/null >>{tracing}/kprobe_events
-    then echo "yes $n"; echo "-:e$n" >>{tracing}/kprobe_events; else echo "no $n"; fi; n=$((n+1))
-done"""
 _WORK = "while :; do cat /proc/version /etc/passwd /none; ls / >/tmp/w$$; done"
 _TRACERS_ON = f"echo 'vfs_*' >{TRACING}/set_ftrace_filter; echo function >{TRACING}/current_tracer"
 _TRACERS_OFF = f"echo nop >{TRACING}/current_tracer; echo >{TRACING}/set_ftrace_filter"
@@ -160,8 +156,7 @@ def natively(victim: Victim, chance: random.Random, function: str) -> int:
 
 def accepted_by_kernel(victim: Victim, function: str) -> set[int]:
     """Return the offsets at which the kernel would have a probe of its own."""
-    said = victim.guest.run(_TRY.format(SPAN, function, tracing=TRACING))
-    return {int(n) for n in re.findall(r"yes (\d+)", said)}
+    return accepted_offsets(victim.guest.run(try_offsets(function, SPAN)))
 
 
 def test_what_its_own_kprobes_hide_is_seen_as_it_was_compiled(victim: Victim) -> None:
@@ -303,14 +298,6 @@ def _another_kernel(chance: random.Random, lines: list[bytes]) -> bytes:
     return re.sub(rb'"build_id": ?"\w*"', b'"build_id":"' + build_id + b'"', b"\n".join(lines))
 
 
-def _other_bytes(chance: random.Random, lines: list[bytes]) -> bytes:
-    return re.sub(
-        rb'"old": ?\["\w*"',
-        b'"old":["' + chance.randbytes(5).hex().encode() + b'"',
-        b"\n".join(lines),
-    )
-
-
 def _as_it_was(chance: random.Random, lines: list[bytes]) -> bytes:
     del chance
     return b"\n".join(lines) + b"\n"
@@ -332,16 +319,25 @@ def _damaged(chance: random.Random, lines: list[bytes]) -> bytes:
     return bytes(data)
 
 
-FORGED: Sequence[Forge] = (
-    *(_another_mark, _another_kernel, _other_bytes, _as_it_was, _torn, _deep, _damaged),
-)
+FORGED: Sequence[Forge] = (*(_another_mark, _another_kernel, _as_it_was, _torn, _deep, _damaged),)
+
+
+def _hostile(line: bytes) -> bytes:
+    # Undos that would be made wherever the guest's text is as it should be.
+    if not line.startswith(b'{"undos"'):
+        return line
+    told = json.loads(line)
+    held = told["undos"]["old"]
+    others = ["cc" * (len(each) // 2) for each in held]
+    told["undos"] |= {"new": held, "old": others}
+    return json.dumps(told, separators=(",", ":")).encode()
 
 
 def test_a_forged_journal_is_never_a_reason_to_write(victim: Victim) -> None:
     with Tracer(victim.home, victim.target, FEW) as tracer:
         tracer.wait_for("armed")
         (journal,) = victim.home.journals
-        lines = journal.read_bytes().splitlines()
+        lines = [_hostile(line) for line in journal.read_bytes().splitlines()]
         assert any(line.startswith(b'{"undos"') for line in lines)
         tracer.go_on()
         assert tracer.wait() == 0
@@ -354,7 +350,7 @@ def test_a_forged_journal_is_never_a_reason_to_write(victim: Victim) -> None:
         path.write_bytes(forge(chance, lines))
         try:
             done = victim.kprobe("restore", "-t", victim.target)
-            assert done.returncode in (0, 1, 5, 8), done.stderr.decode()
+            assert done.returncode in (0, 1), done.stderr.decode()
             assert b"Traceback" not in done.stderr
             assert victim.witness.has_its_text(), (forge, victim.witness.changes())
         finally:

@@ -436,7 +436,11 @@ def is_host(args: argparse.Namespace) -> bool:
 
 
 def check_command(args: argparse.Namespace) -> None:
-    """Refuse a command for a guest that runs already; ``choose_target`` was called."""
+    """Check that a command has a guest that is booted for it; ``choose_target`` was called.
+
+    Raises:
+        UsageError: the target runs already.
+    """
     if args.target is not None and args.command:
         only = "a command can be run only in a guest that kprobe boots (-t guest)"
         raise UsageError(f"{only}, not in {args.target}")

@@ -28,6 +28,7 @@ from kprobes.model.abi import (
 )
 from kprobes.model.kernel import Kernel
 from kprobes.model.override import MAX_OVERRIDES, OVERRIDE_SIZE
+from kprobes.model.plan import LONGEST_PATCH
 from kprobes.model.upcall import MailboxLayout
 from kprobes.ports import Text
 from kprobes.units import KIB, MIB, U64, Addr
@@ -43,7 +44,7 @@ what hits take."""
 NOTIFIER_SIZE = 256
 """Bytes for the code of the callback for breakpoints."""
 NOTES_PAGE = 4096
-UNDO_SIZE = 80
+UNDO_SIZE = 16 + 2 * LONGEST_PATCH
 """Of the session's notes: their beginning, and how one patch is undone; see ``guest.notes``."""
 _LEAST_RING = 64 * KIB
 _DEFAULT_RING = 16 * MIB
