@@ -2,16 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from kprobes.errors import GuestReplacedError
 from kprobes.guest import identity
-from kprobes.guest.identity import check_stopped
+from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.guest.identity import Watch, check_stopped
 from kprobes.guest.journal import Boot
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr, Phys
+from tests.build.guest import DATA, make_memory
+from tests.build.kernel import make_kernel, symbol
 from tests.build.pages import FakeRam, Pages
 
 CANARY = Addr(0xFFFF_FFFF_8200_0000)
@@ -108,3 +112,31 @@ def test_a_state_that_is_restored_between_two_looks_is_no_reboot(ram: FakeRam) -
 
     with pytest.raises(GuestReplacedError, match="restored to an earlier state"):
         check(ram, NOWHERE, KERNEL)
+
+
+def _watched(*, knows_time: bool = True) -> tuple[Watch, GuestMemory]:
+    memory = make_memory()
+    symbols = [symbol("jiffies_64", DATA, type="D", size=8)] if knows_time else []
+    memory.ram.write(0, b"canary.1")
+    boot = Boot(addr=CANARY, phys=Phys(0), value=b"canary.1")
+    guest = cast("Guest", SimpleNamespace(memory=memory, kernel=make_kernel(symbols)))
+    memory.set_u64(DATA, 1_000)
+    return Watch(Journal(boot=boot, mark_place=None), guest), memory
+
+
+def test_time_that_goes_back_is_an_earlier_state_before_there_is_a_mark() -> None:
+    watch, memory = _watched()
+    memory.set_u64(DATA, 1_001)
+    watch.check()
+    watch.check()
+    memory.set_u64(DATA, 1_000)
+
+    with pytest.raises(GuestReplacedError, match="restored to an earlier state"):
+        watch.check()
+
+
+def test_a_kernel_that_hides_its_time_is_not_taken_for_another() -> None:
+    watch, memory = _watched(knows_time=False)
+    memory.set_u64(DATA, 0)
+
+    watch.check()

@@ -58,9 +58,11 @@ class FakeCpus:
         assert not self.is_running
         return dict(self.vcpus[cpu])
 
-    def set_registers(self, cpu: int, values: Mapping[str, int]) -> None:
+    def set_registers(self, cpu: int, values: Mapping[str, int]) -> dict[str, int]:
         assert not self.is_running
+        before = {name: self.vcpus[cpu][name] for name in values}
         self.vcpus[cpu].update(values)
+        return before
 
     def read(self, addr: int, size: int, *, cpu: int) -> bytes:
         assert cpu in self.vcpus
@@ -243,6 +245,40 @@ def test_a_task_that_still_stands_at_the_return_trap_is_sent_on_to_where_it_woul
 
     assert cpus.vcpus[2]["rip"] == FINISH
     assert cpus.vcpus[2]["rsp"] == STACK + 0x808
+
+
+def test_a_guest_that_is_put_back_while_such_a_task_is_sent_on_is_left_as_it_was_put_back() -> None:
+    cpus, memory, _ = _guest()
+    allocations = AllocationLog()
+    injector = CallInjector(cast("Stub", cpus), memory, KERNEL, allocations)
+    memory.set_u64(STACK + 0x800, FINISH)
+    other, is_put_back = _vcpu(TIMER, STACK - 0x380), False
+
+    def check() -> None:
+        if is_put_back:
+            raise GuestReplacedError("the guest was restored to an earlier state")
+
+    def left_over() -> int | None:
+        cpus.vcpus[2] |= {"rip": TRAP, "rsp": STACK + 0x800}
+        seen = dict(cpus.vcpus[2])
+
+        def put_back_after(cpu: int) -> Mapping[str, int]:
+            nonlocal is_put_back
+            del cpus.registers
+            is_put_back = True
+            cpus.vcpus[cpu] = dict(other)
+            return seen
+
+        cpus.registers = put_back_after
+        return 2
+
+    allocations.check = check
+    _caught(cpus)
+    cpus.script.append(left_over)
+    with injector.task() as task, pytest.raises(GuestReplacedError):
+        task.call(Addr(FUNCTION))
+
+    assert cpus.vcpus[2] == other
 
 
 def test_what_the_call_before_came_back_with_is_not_taken_for_this_one_s() -> None:
@@ -432,6 +468,33 @@ def test_nothing_is_called_in_a_guest_that_is_another_one() -> None:
     assert cpus.vcpus[1] == before
     assert memory.read(task.trap.frame, 64) == frame
     assert allocations.call is None
+
+
+def test_a_guest_that_is_put_back_during_a_call_is_noticed_before_the_call_is_late() -> None:
+    cpus, memory, _ = _guest()
+    allocations = AllocationLog()
+    injector = CallInjector(cast("Stub", cpus), memory, KERNEL, allocations)
+    _caught(cpus)
+
+    is_another = False
+
+    def check() -> None:
+        if is_another:
+            raise GuestReplacedError("the guest was restored to an earlier state")
+
+    def nobody() -> int | None:
+        nonlocal is_another
+        is_another = True
+        return None
+
+    allocations.check = check
+    with injector.task() as task:
+        cpus.script.append(nobody)
+        with pytest.raises(GuestReplacedError):
+            task.call(Addr(FUNCTION), 1, timeout_s=3600)
+
+    assert not cpus.is_running
+    assert cpus.breakpoints == set()
 
 
 def test_who_is_caught_in_a_guest_that_is_another_one_is_let_go() -> None:

@@ -5,12 +5,16 @@ import os
 import random
 import re
 import subprocess
+import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+import kprobes
+from kprobes.errors import KprobesError
+from kprobes.transport.connection import Wire
 from kprobes.transport.monitor import Monitor
 from tests.build.command import WAIT_S, Command
 from tests.build.plain_guest import PlainGuest, plain_guest
@@ -112,6 +116,64 @@ def test_whenever_it_is_restored_while_a_tracer_comes_and_goes_it_is_well(
         assert kprobe("status").stdout.startswith(b"no journal"), told
         assert kprobe.is_idle(target), told
         assert _is_well(victim), told
+
+
+@pytest.mark.arches("amd64", "arm64", matrix="arm64")
+def test_restored_right_before_any_request_to_its_stub_it_is_well(
+    victim: PlainGuest, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    requests: list[object] = []
+    due: int | None = None
+    for name in ("ask", "exchange", "send"):
+        monkeypatch.setattr(
+            Wire, name, _counted(getattr(Wire, name), requests, lambda: due, victim)
+        )
+    assert _probe_once(target) is None
+    # The first task that is caught is let go of and made to call before memory has a mark.
+    first = requests.index(next(each for each in requests if str(each).startswith("b'z0")))
+    chance = random.Random()
+    for due in (first, *(chance.randrange(len(requests)) for _ in range(_ROUNDS))):
+        requests.clear()
+        # Time that has gone back is seen only until it has come here again.
+        assert victim.wait_for_ticks(victim.ticks() + 20, WAIT_S)
+
+        error = _probe_once(target)
+
+        told = f"before request {due}, {requests[-1]!r}: {error}"
+        assert _is_well(victim), told
+        assert not [*tmp_path.rglob("*.jsonl")], told
+        assert error is None or str(error) == "the guest was restored to an earlier state", told
+
+
+def _counted(
+    method: Callable[..., object],
+    requests: list[object],
+    due: Callable[[], int | None],
+    victim: PlainGuest,
+) -> Callable[..., object]:
+    me = threading.get_ident()
+
+    def counted(wire: Wire, request: object, **more: object) -> object:
+        # The session's other threads look at the guest whenever they like.
+        if threading.get_ident() == me:
+            requests.append(request)
+            if len(requests) - 1 == due():
+                _monitor(victim, "loadvm before")
+        return method(wire, request, **more)
+
+    return counted
+
+
+def _probe_once(target: str) -> KprobesError | None:
+    try:
+        with kprobes.attach(target) as kernel:
+            kernel.probe("p vfs_write")
+            with kernel.record():
+                pass
+    except KprobesError as error:
+        return error
+    return None
 
 
 def test_a_snapshot_with_probes_is_put_right_without_their_journal(

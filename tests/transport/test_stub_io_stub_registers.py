@@ -1,7 +1,9 @@
+import socket
+
 import pytest
 
 from kprobes.errors import FormatError, TargetError
-from tests.build.stub import FakeStub
+from tests.build.stub import G_SIZE, FakeStub, packet
 from tests.build.stub_client import abandoned, opened
 
 
@@ -34,6 +36,32 @@ def test_written_registers_are_read_back_on_that_vcpu_only() -> None:
         assert stub.registers(1) == other
     # All at once: who is killed in the middle has changed nothing.
     assert sum(asked[:1] in (b"G", b"P") for asked in fake.asked) == 1
+
+
+def test_registers_that_a_monitor_changes_in_between_stay_as_that_left_them() -> None:
+    fake = FakeStub()
+    with opened(fake) as stub:
+        stub.registers(1)
+        looks = 0
+
+        def shown(sock: socket.socket) -> None:
+            nonlocal looks
+            looks += 1
+            fake.registers[1][:] = bytes([looks]) * G_SIZE
+            sock.sendall(packet(fake.registers[1][:20].hex().encode() + b"x" * 20))
+
+        fake.hooks[b"g"] = shown
+        with pytest.raises(TargetError, match="somebody else has changed the registers of vCPU 1"):
+            stub.set_registers(1, {"rip": 0xFFFFFFFF81000000})
+        del fake.hooks[b"g"]
+
+        assert looks == 2
+        assert stub.registers(1)["rip"] == 0x0202020202020202
+
+
+def test_what_was_overwritten_is_returned() -> None:
+    with opened(FakeStub()) as stub:
+        assert stub.set_registers(2, {"rip": 5}) == {"rip": 0x0202020202020202}
 
 
 def test_a_register_beyond_the_g_packet_is_not_written() -> None:

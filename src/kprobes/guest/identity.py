@@ -1,13 +1,15 @@
 """Proof that a guest is still the one that was attached to, in the state that a journal is of.
 
 A guest may be rebooted, and ``loadvm`` puts it back to any moment: then memory that was allocated
-belongs to something else. Three things show it. The tracer, its guardian and ``kprobe restore``
+belongs to something else. Four things show it. The tracer, its guardian and ``kprobe restore``
 check them before every write and every call:
 
     boot    init_task's stack canary, random at each boot, still lies where it was
     vCPUs   one of them has page tables that lead to it: a reset leaves memory as it was
     mark    16 random bytes of the session and a u64, how often its patches have changed, lie in
             the memory that was allocated; the count may be one behind, between journal and guest
+    time    jiffies have not gone back: the tracer's only, who makes calls before there is a mark,
+            and after it was freed
 """
 
 from collections.abc import Callable
@@ -83,6 +85,35 @@ def check(journal: Identified, read: Callable[[int, int], bytes]) -> None:
         raise GuestReplacedError(RESTORED)
     if journal.state - int.from_bytes(found[size:], "little") not in (0, 1):
         raise GuestReplacedError(_STILL_ARMED)
+
+
+class Watch:
+    """Checks a guest again and again while it is traced, in any thread."""
+
+    def __init__(self, journal: Identified, guest: Guest) -> None:
+        """Begin with the guest as it is now."""
+        self._journal = journal
+        self._read = guest.memory.ram.read
+        jiffies = guest.kernel.symbols.find("jiffies_64")
+        self._jiffies = None if jiffies is None else guest.memory.physical(jiffies.addr)
+        self._latest = 0
+        self.check()
+
+    def check(self) -> None:
+        """Check that it is still the same, and that its time has not gone back.
+
+        Raises:
+            GuestReplacedError: it is another, or another state of it.
+        """
+        # Before its successor is read: another thread may have seen a later one.
+        latest = self._latest
+        check(self._journal, self._read)
+        if self._jiffies is None:
+            return
+        now = int.from_bytes(_held(self._read, self._jiffies, _WORD), "little")
+        if now < latest:
+            raise GuestReplacedError(RESTORED)
+        self._latest = now
 
 
 def check_stopped(journal: Identified, stub: Stub, ram: Ram) -> None:

@@ -7,8 +7,9 @@ back where it was: a tracer killed in the middle harms nobody. What is where on 
 which code of the kernel's it is, is written down in each architecture's ``inject_ops``.
 """
 
+import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from functools import partial
 from kprobes.arch.machine import CallSetup, FunctionCall, InjectOps, ReturnPath, address_of
 from kprobes.arch.registry import machine
 from kprobes.errors import GuestReplacedError, TargetError
-from kprobes.guest.allocations import Allocation, AllocationLog, Call
+from kprobes.guest.allocations import Allocation, AllocationLog, Call, nothing
 from kprobes.guest.guest import GuestMemory
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
@@ -26,6 +27,7 @@ _WORD = 8
 _PAUSED = "the guest is paused, and must run for this: let it go on (`cont` in its monitor)"
 _BUSY_WAIT_S = 0.03
 _CALL_S = 10.0
+_CHECK_S = 0.05
 
 _SLEEPABLE = ("vmstat_shepherd", "vmstat_update")
 _SYSCALLS = (
@@ -59,12 +61,14 @@ class ReturnTrap:
         place: the address that they return to; who waits has a breakpoint there.
         frame: of the task.
         info: of the guest's architecture.
+        check: raises GuestReplacedError unless it is still the same guest.
     """
 
     debugger: Stub
     place: Addr
     frame: int
     info: InjectOps
+    check: Callable[[], None]
 
     def poll(self) -> Returned | None:
         """Return the task if it is at the trap."""
@@ -79,7 +83,7 @@ class ReturnTrap:
             TargetError: it did not come back in time.
         """
         deadline = time.monotonic() + timeout_s
-        while (thread := run_until_stop(self.debugger, deadline)) is not None:
+        while (thread := run_until_stop(self.debugger, deadline, self.check)) is not None:
             registers = self.debugger.registers(thread)
             returned = self._returned(thread, registers)
             if returned is not None and number in (None, returned.number):
@@ -99,7 +103,8 @@ class ReturnTrap:
         # A task that made a call before and has not run since: it would stop at the trap
         # again and again, and nobody else would ever run. What is done there is done for it.
         read = partial(self.debugger.read, cpu=thread)
-        self.debugger.set_registers(thread, self.info.skip_trap(read, registers))
+        after = self.info.skip_trap(read, registers)
+        _set_registers(self.debugger, thread, after, self.check)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,18 +175,14 @@ class Task:
             GuestReplacedError: another guest runs there, or another state of it. What was written
                 after that came is taken back: the guest has stood still.
         """
-        debugger, place = self.trap.debugger, self.trap.frame
-        before, frame_before = debugger.registers(self.thread), self.memory.read(place, len(frame))
-        self.memory.write(place, frame)
-        debugger.set_registers(self.thread, registers)
+        place, memory = self.trap.frame, self.memory
+        before = memory.read(place, len(frame))
+        memory.write(place, frame)
         try:
-            self.allocations.check()
+            _set_registers(self.trap.debugger, self.thread, registers, self.allocations.check)
         except GuestReplacedError:
-            now = debugger.registers(self.thread)
-            if all(now[name] == value & U64 for name, value in registers.items()):
-                debugger.set_registers(self.thread, before)
-            if self.memory.read(place, len(frame)) == frame:
-                self.memory.write(place, frame_before)
+            if memory.read(place, len(frame)) == frame:
+                memory.write(place, before)
             raise
 
     def finish(self, timeout_s: float) -> int:
@@ -200,6 +201,24 @@ class Task:
         self.thread, self.is_calling = returned.thread, False
         self.allocations.end(returned.result)
         return returned.result
+
+
+def _set_registers(
+    debugger: Stub, thread: int, registers: Mapping[str, int], check: Callable[[], None]
+) -> None:
+    # What another guest got, or another state of it, is taken back: it has not run since.
+    try:
+        before = debugger.set_registers(thread, registers)
+    except TargetError:
+        check()
+        raise
+    try:
+        check()
+    except GuestReplacedError:
+        now = debugger.registers(thread)
+        if all(now[name] == value & U64 for name, value in registers.items()):
+            debugger.set_registers(thread, before)
+        raise
 
 
 def _bytes(setup: CallSetup) -> bytes:
@@ -221,17 +240,27 @@ def _forget(debugger: Stub, place: Addr) -> None:
         debugger.remove_breakpoint(place)
 
 
-def run_until_stop(debugger: Stub, deadline: float) -> int | None:
+def run_until_stop(
+    debugger: Stub, deadline: float, check: Callable[[], None] = nothing
+) -> int | None:
     """Let the guest run until a vCPU stops it; return that vCPU, or None at the deadline.
 
     The guest is stopped again in either case.
+
+    Args:
+        debugger: of the guest.
+        deadline: by time.monotonic().
+        check: called now and then meanwhile; what it raises ends the waiting.
 
     Raises:
         TargetError: somebody else has stopped the guest.
     """
     debugger.resume()
     try:
-        stopped = debugger.wait(max(deadline - time.monotonic(), 0))
+        while (stopped := debugger.wait(_left(deadline, most=_CHECK_S))) is None:
+            check()
+            if not _left(deadline):
+                break
     except BaseException:
         # Ctrl-C, too: whoever takes breakpoints away needs a stopped guest.
         debugger.stop()
@@ -241,6 +270,10 @@ def run_until_stop(debugger: Stub, deadline: float) -> int | None:
     if debugger.is_held:
         raise TargetError(_PAUSED)
     return None if stopped is None else stopped.cpu
+
+
+def _left(deadline: float, most: float = math.inf) -> float:
+    return min(max(deadline - time.monotonic(), 0), most)
 
 
 class CallInjector:
@@ -296,7 +329,11 @@ class CallInjector:
         self.allocations.check()
         frame, data = self._info.save_frame(self._return_path, self._debugger.registers(thread))
         trap = ReturnTrap(
-            debugger=self._debugger, place=self._return_path.trap, frame=frame, info=self._info
+            debugger=self._debugger,
+            place=self._return_path.trap,
+            frame=frame,
+            info=self._info,
+            check=self.allocations.check,
         )
         task = Task(
             trap=trap,
@@ -313,7 +350,9 @@ class CallInjector:
         with ExitStack() as breakpoints:
             for place in places:
                 breakpoints.enter_context(breakpoint_at(self._debugger, place))
-            while (thread := run_until_stop(self._debugger, deadline)) is not None:
+            while (
+                thread := run_until_stop(self._debugger, deadline, self.allocations.check)
+            ) is not None:
                 # Two vCPUs may come to an earlier breakpoint at once. QEMU tells of the second
                 # when the guest runs again, and the breakpoint is gone: that one is in the
                 # middle of an interrupt, maybe.

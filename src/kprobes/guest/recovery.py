@@ -6,7 +6,6 @@ Giving a guest its ftrace records and memory back when the tracer that had them 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 
 from kprobes.arch.registry import machine_of_stub
@@ -23,7 +22,7 @@ from kprobes.guest.attach import Access, identify
 from kprobes.guest.ftrace_records import Records, paused_between_changes
 from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
-from kprobes.guest.identity import check, check_stopped
+from kprobes.guest.identity import Watch, check_stopped
 from kprobes.guest.inject import ReturnTrap, breakpoint_at
 from kprobes.guest.journal import Entry, Journal, entries, read
 from kprobes.guest.patches import StoppedMemory, restore_text
@@ -198,7 +197,7 @@ def free_after_crash(
     is_seen = _finish_call(stub, allocations)
     is_known = is_seen or journal.mark_place is not None
     guest = identify(stub, Access(image=Path(image) if image else None))
-    journal.watch(partial(check, journal, guest.memory.ram.read))
+    journal.watch(Watch(journal, guest).check)
     if not is_known:
         return 0, 0
     count = _put_back(guest, journal, records) if records else 0
@@ -226,7 +225,9 @@ def _finish_call(stub: Stub, allocations: AllocationLog) -> bool:
         return False
     info = machine_of_stub(stub.architecture).inject_ops
     place = Addr(call.trap)
-    trap = ReturnTrap(debugger=stub, place=place, frame=call.frame, info=info)
+    trap = ReturnTrap(
+        debugger=stub, place=place, frame=call.frame, info=info, check=allocations.check
+    )
     try:
         with breakpoint_at(stub, trap.place):
             returned = trap.poll() or trap.wait(call.number, _LATE_S)

@@ -314,10 +314,10 @@ class Stub:
         self._must_be_stopped()
         return self._registers.read_one(cpu, name)
 
-    def set_registers(self, cpu: int, values: Mapping[str, int]) -> None:
-        """Write some registers of a vCPU."""
+    def set_registers(self, cpu: int, values: Mapping[str, int]) -> dict[str, int]:
+        """Write some registers of a vCPU, and return what they were."""
         self._must_be_stopped()
-        self._registers.write(cpu, values)
+        return self._registers.write(cpu, values)
 
     # Breakpoints.
 

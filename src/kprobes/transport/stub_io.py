@@ -148,14 +148,15 @@ class StubRegisters:
             raise TargetError(f"the gdb stub does not know register {name} of vCPU {cpu}")
         return int.from_bytes(rsp.from_hex(answer), "little")
 
-    def write(self, cpu: int, values: Mapping[str, int]) -> None:
-        """Write some registers of the g packet: all of them, or none.
+    def write(self, cpu: int, values: Mapping[str, int]) -> dict[str, int]:
+        """Write some registers of the g packet, all of them or none; return what they were.
 
         One packet, though each could have its own: a task whose registers are changed in part,
         because whoever changes them is killed, does anything.
 
         Raises:
-            TargetError: a register is not in the g packet; none was written.
+            TargetError: a register is not in the g packet, or they were changed by somebody else
+                between being read and written; they are as before.
         """
         description = self.description
         for name in values:
@@ -169,8 +170,14 @@ class StubRegisters:
                     f"register {name} of vCPU {cpu} is not in the gdb stub's g packet: "
                     "it cannot be written"
                 )
-        answer = self._wire.ask(b"G" + encode_registers(description, packet, values))
+        # In one write, which QEMU handles in one go: no monitor's ``loadvm`` comes in between.
+        request = b"G" + encode_registers(description, packet, values)
+        replaced, answer = self._wire.exchange([b"g", request])
         check_ok(answer, f"new values for {', '.join(values)} of vCPU {cpu}")
+        if replaced != packet:
+            check_ok(self._wire.ask(b"G" + replaced), f"registers of vCPU {cpu}, put back")
+            raise TargetError(f"somebody else has changed the registers of vCPU {cpu}")
+        return {name: shown[name] for name in values}
 
     def _all(self, cpu: int) -> bytes:
         answer = self._wire.ask(b"g")
