@@ -390,6 +390,22 @@ def test_of_several_wrong_lines_the_first_one_is_told(armer: Armer, table: Event
     assert armer.new == armer.forgotten
 
 
+def test_what_the_same_text_deletes_again_must_have_been_right(
+    armer: Armer, table: EventTable
+) -> None:
+    define(table, "p:a f", is_enabled=False)
+    armer.refused = {"wrong"}
+
+    for text in ("p:b wrong\n-:b", "p:b g\n-:b\np:b wrong\n-:b\np:c h", "-:a\np:a wrong\n-:a"):
+        with pytest.raises(RefusedError, match="wrong cannot be probed"):
+            define(table, text)
+        assert commands(table) == ["p:a f"]
+
+    define(table, "-:a\np:a g\n-:a\np:b h")
+    assert commands(table) == ["p:b h"]
+    assert armer.deleted == ["p:a f"]
+
+
 def test_what_is_deleted_is_not_compared_with_what_comes_in_its_place(
     armer: Armer, table: EventTable
 ) -> None:

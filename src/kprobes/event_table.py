@@ -250,8 +250,15 @@ class EventTable:
         self, statements: Iterable[Statement], filter: str | None
     ) -> tuple[list[int], dict[int, Definition]]:
         made: list[Statement] = []
+        last, cuts = self._definitions.last, list[int]()
+
+        def release(gone: dict[int, Definition]) -> None:
+            self._release(gone)
+            if max(gone) > last:
+                cuts.append(len(made))
+
         try:
-            return self._definitions.apply(_noted(statements, made), self._release)
+            added, deleted = self._definitions.apply(_noted(statements, made), release)
         except (DefinitionError, RefusedError) as error:
             # The kernel is through with a line before it reads the next one, and looks at places
             # and arguments before it compares them with others of the event.
@@ -260,6 +267,13 @@ class EventTable:
             if isinstance(error, DefinitionError):
                 raise self._driver.first_kernel_error(error) from error
             raise
+        if not cuts:
+            return added, deleted
+        # What the same text deletes again must have been right, too.
+        self._take_back(added, deleted, is_new=True)
+        for cut in cuts:
+            self._check(made[:cut], filter)
+        return self._definitions.apply(made, self._release)
 
     def _check(self, statements: Sequence[Statement], filter: str | None) -> None:
         added, deleted = self._definitions.apply(statements)

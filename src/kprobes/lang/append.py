@@ -46,6 +46,11 @@ class Definitions:
         group, event = name
         return bool(self._same(group, event))
 
+    @property
+    def last(self) -> int:
+        """The number of the newest definition, or -1; what comes has higher ones."""
+        return next(reversed(self._all), -1)
+
     def check(self, new: Definition) -> None:
         """Refuse a definition that cannot be added; errors as for ``append``."""
         # A pattern without an event name makes an event of its own for each function.
