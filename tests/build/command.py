@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 OPEN = "p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring"
-WAIT_S = 60.0
+WAIT_S = 180.0
 _KPROBE = Path(sys.executable).with_name("kprobe")
 _LINE = re.compile(rb" *\S.{0,15}-\d+ +\[\d{3}\] [^ ]{5} +\d+\.\d{6}: (\w+): \(.*\).*\n")
 

@@ -14,7 +14,7 @@ from kprobes.transport.debian import busybox, kernel_image
 from kprobes.transport.qemu_command import MACHINE_TYPES, Accel
 from tests.build.waiting import becomes_true
 
-_BOOT_S = 90.0
+_BOOT_S = 180.0
 _PROMPT = b"guest# "
 
 

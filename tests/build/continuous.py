@@ -71,11 +71,11 @@ def recorded(session: GuestSession, arch: str) -> Generator[Continuous]:
     thread = threading.Thread(target=stream)
     thread.start()
     try:
-        assert wait_until(lambda: bool(session.driver.plans), 60) is not None
+        assert wait_until(lambda: bool(session.driver.plans), 180) is not None
         yield sink
     finally:
         is_over.set()
-        thread.join(60)
+        thread.join(180)
     (counts,) = found
     hits = {each.event: each for each in session.hits()}
     assert [hits[name].all_missed for name in ("entered", "returned")] == [0, 0]

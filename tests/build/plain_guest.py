@@ -18,7 +18,7 @@ while :; do
     /bin/busybox usleep 20000
 done
 """
-_BOOT_S = 60
+_BOOT_S = 180
 
 
 @dataclass(frozen=True)

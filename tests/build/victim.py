@@ -132,7 +132,7 @@ class Tracer:
         self._process.kill()
         self._process.wait()
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait(self, timeout_s: float = 180) -> int:
         """Return how it ended."""
         return self._process.wait(timeout_s)
 

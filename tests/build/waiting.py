@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """What a machine that does much else needs at most for what takes no time."""
 _STEP_S = 0.002
 

@@ -14,14 +14,16 @@ from kprobes.errors import (
     MemoryFault,
     TargetError,
 )
-from kprobes.guest import journal
+from kprobes.guest import ftrace_records, journal
 from kprobes.guest.arena import NOTIFIER_SIZE
 from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.journal import Journal
 from kprobes.guest.patches import restore_text
 from kprobes.guest.release import CodeMemory
+from kprobes.model.kernel import Kernel
 from kprobes.model.plan import Plan
 from kprobes.plan.ftrace import DISABLED
+from kprobes.ports import Memory, Text
 from kprobes.units import Addr
 from tests.build.guest import CODE, NOP, GuestWithSites, make_arena, make_guest
 from tests.build.machine import ABI
@@ -157,6 +159,79 @@ def test_a_record_whose_flags_changed_since_planning_stops_everything() -> None:
         patcher.apply(patcher.stage(programs))
 
     assert made.text() == before
+
+
+def _of_a_module() -> tuple[GuestWithSites, TextPatcher]:
+    made = make_guest(TEXTS)
+    guest = replace(made.guest, kernel=replace(made.guest.kernel, text=(Addr(0), Addr(1))))
+    return made, TextPatcher(guest, make_arena(), ABI, Journal.create("fake"))
+
+
+def _load(monkeypatch: pytest.MonkeyPatch, addr: Addr) -> None:
+    def ranges(kernel: Kernel, memory: Memory) -> list[Text]:
+        del kernel, memory
+        return [(addr, Addr(addr + 1))]
+
+    monkeypatch.setattr(ftrace_records, "loaded_ranges", ranges)
+
+
+def test_a_record_that_went_with_its_module_is_not_written() -> None:
+    made, patcher = _of_a_module()
+    change = _staged(made, patcher)
+    record = made.plans[1].site.record
+    assert record is not None
+    made.guest.memory.set_u64(record, 0x20_0000_4020_0BC3)
+    before = made.text()
+
+    with pytest.raises(TargetError, match="its module was unloaded meanwhile; nothing was patched"):
+        patcher.apply(change)
+
+    assert made.text() == before
+    assert [made.guest.memory.u64(_flags(plan)) for plan in made.plans] == [0] * len(TEXTS)
+
+
+@pytest.mark.parametrize("is_disarmed", [False, True])
+def test_what_went_with_its_module_is_not_put_back(
+    is_disarmed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, patcher = _of_a_module()
+    before = made.text()
+    _arm(made, patcher)
+    memory, gone, other = made.guest.memory, made.plans[0].site, made.plans[1].site
+    assert gone.record is not None
+    assert other.record is not None
+    memory.write(gone.addr, b"other")
+    for record in (gone.record, other.record):
+        memory.set_u64(record, 0x20_0000_4020_0BC3)
+    _load(monkeypatch, other.addr)
+
+    if is_disarmed:
+        patcher.disarm()
+    else:
+        patcher.apply(patcher.stage([], made.plans))
+
+    assert memory.read(gone.addr, 5) == b"other"
+    assert [memory.u64(_flags(plan)) for plan in made.plans[:2]] == [DISABLED] * 2
+    assert not patcher.is_armed
+    memory.write(gone.addr, gone.old)
+    for site in (gone, other):
+        assert site.record is not None
+        memory.set_u64(site.record, site.addr)
+        memory.set_u64(site.record + 8, 0)
+    assert made.text() == before
+
+
+def test_a_site_that_somebody_else_changed_in_a_module_that_is_loaded_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, patcher = _of_a_module()
+    _arm(made, patcher)
+    site = made.plans[0].site
+    made.guest.memory.write(site.addr, b"other")
+    _load(monkeypatch, site.addr)
+
+    with pytest.raises(TargetError, match="neither ours nor the kernel's"):
+        patcher.apply(patcher.stage([], made.plans))
 
 
 @pytest.mark.parametrize("n", range(2 * len(TEXTS)))

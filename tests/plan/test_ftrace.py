@@ -148,6 +148,17 @@ def test_a_site_that_holds_something_else_is_refused_with_its_bytes(found: str) 
         inspect(Addr(TEXT + 0x100), memory, _sites(memory), SITE)
 
 
+def test_a_site_whose_record_serves_another_purpose_now_is_refused() -> None:
+    memory = _memory()
+    sites = _sites(memory)
+    record = sites.find(TEXT + 0x100)
+    assert record is not None
+    memory.write(record, struct.pack("<Q", 0x20_0000_4020_0BC3))
+
+    with pytest.raises(RefusedError, match="its module was unloaded"):
+        inspect(Addr(TEXT + 0x100), memory, sites, SITE)
+
+
 def test_an_address_between_sites_is_refused() -> None:
     memory = _memory()
 

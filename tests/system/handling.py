@@ -36,7 +36,7 @@ def text_of(session: GuestSession) -> bytes:
 
 def output(session: GuestSession, *command: str) -> str:
     """Return what a command prints in the guest."""
-    return session.run(list(command), 60).output.decode(errors="replace")
+    return session.run(list(command), 180).output.decode(errors="replace")
 
 
 def comm(regs: Registers) -> str:

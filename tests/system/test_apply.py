@@ -79,14 +79,14 @@ def test_whatever_changes_nothing_of_the_others_is_missing(
     machine: Machine, session: GuestSession, arch: str, seed: int
 ) -> None:
     def run(command: str) -> None:
-        done = machine.run(command, 60)
+        done = machine.run(command, 180)
         assert done.status == 0, done.output
 
     changes = Changes(session, seed, run)
     with recorded(session, arch):
         for _ in range(CHANGES):
             changes.make()
-    machine.run("rmmod dummy 2> /dev/null", 60)
+    machine.run("rmmod dummy 2> /dev/null", 180)
 
 
 SLEEPERS = 1000
@@ -101,7 +101,7 @@ def test_tasks_that_sleep_in_what_is_probed_keep_nothing_from_changing(
     with session.record() as trace:
         session.register_kretprobe(handled)
         jobs = [machine.start(sleeping.format(SLEEPERS // 2)) for _ in range(2)]
-        assert wait_until(lambda: _sleepers(machine) >= SLEEPERS, 60) is not None
+        assert wait_until(lambda: _sleepers(machine) >= SLEEPERS, 180) is not None
         for n in range(5):
             more = session.probe(f"r:more{n} do_nanosleep a=$arg1 got=$retval")
             session.probe(f"p:entry{n} do_nanosleep a=$arg1")
@@ -130,7 +130,7 @@ def _pass(*_: object) -> None:
 
 
 KILLS = int(os.environ.get("KPROBES_KILLS", "5"))
-_WELL_S = 20
+_WELL_S = 180
 
 
 @pytest.fixture

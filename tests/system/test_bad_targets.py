@@ -278,7 +278,7 @@ def test_what_a_killed_guest_had_recorded_is_delivered(boot: Boot) -> None:
     machine = boot(memory_mib=256)
     target = str(machine.stub_address)
 
-    count = _killed_while_tracing(target, machine.pid, lambda: machine.run(_writes(), 60))
+    count = _killed_while_tracing(target, machine.pid, lambda: machine.run(_writes(), 180))
 
     assert count >= WRITES
 

@@ -44,7 +44,7 @@ def is_running(pid: int) -> bool:
 
 
 def text(machine: Machine, command: str | list[str]) -> str:
-    finished = machine.run(command, 60)
+    finished = machine.run(command, 180)
     assert finished.status == 0, finished
     return finished.output.decode()
 

@@ -78,10 +78,8 @@ def test_what_cannot_be_called_is_refused(
 
 
 def test_a_function_that_is_late_goes_on_alone(session: GuestSession) -> None:
-    began = time.monotonic()
     with pytest.raises(TargetError, match=r"msleep did not return within 0.2 s"):
         session.call("msleep", SLEEP_MS, timeout_s=0.2)
-    assert time.monotonic() - began < SLEEP_MS / 1000
 
     # Others can be called meanwhile, and when it has come back.
     assert session.call("int_sqrt", 81) == 9

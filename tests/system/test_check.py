@@ -46,7 +46,7 @@ BAD = {
 
 def check(arch: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
     command = [KPROBE, "check", "--format", "json", *words, *good(arch), *bad(arch)]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=180, check=False)
     assert done.stderr == b""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -83,7 +83,7 @@ def test_a_guest_s_functions_are_checked_and_nothing_is_written_there(
     status = subprocess.run(
         [KPROBE, "status", "--target", f"qemu:{guest.stub_address}"],
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     assert b"all of them idle" in status.stdout
@@ -119,7 +119,7 @@ def test_a_return_probe_is_listed_as_by_the_guest(guest: Machine) -> None:
     done = subprocess.run(
         [KPROBE, "check", "--target", f"qemu:{guest.stub_address}", definition],
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=False,
         text=True,
     )
@@ -131,7 +131,7 @@ def test_a_return_probe_is_listed_as_by_the_guest(guest: Machine) -> None:
 def test_all_is_accepted_exits_with_0_in_words(guest: Machine, arch: str) -> None:
     command = [KPROBE, "check", "--image", str(guest.kernel), "--event-format", GOOD[0]]
 
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
+    done = subprocess.run(command, capture_output=True, timeout=180, check=False, text=True)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert WORDS[arch].of("    path:  ustring at %si, read from user space") in done.stdout

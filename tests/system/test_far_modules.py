@@ -27,7 +27,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     files = {"/dummy.ko": dummy(suite, "arm64")}
     for _ in range(BOOTS):
         with boot_or_skip(MachineOptions(suite=suite, arch="arm64", files=files)) as booted:
-            assert booted.run(LOAD, 60).status == 0
+            assert booted.run(LOAD, 180).status == 0
             with kprobes.attach(str(booted.stub_address)) as session:
                 is_far = _is_far(session)
             if is_far:
@@ -59,7 +59,7 @@ def test_far_code_records_reads_and_returns_and_is_given_back(machine: Machine) 
         with session.record() as trace:
             entry = encode.bl_target(site, guest.memory.read(site, 4))
             work = "ip link add d0 type dummy; cat /proc/version"
-            assert machine.run(work, 60).status == 0
+            assert machine.run(work, 180).status == 0
             taken = len(_pieces(machine)) - len(allocated)
         arena = session.driver._allocator.arena  # pyright: ignore[reportPrivateUsage] - nobody else asks
         assert arena is not None
@@ -76,10 +76,10 @@ def test_far_code_records_reads_and_returns_and_is_given_back(machine: Machine) 
     assert text.count("<- dummy_dev_init) arg1=0") == 1
     assert taken == 2
     assert _pieces(machine) == allocated
-    assert machine.run("dmesg | grep -E 'BUG:|WARNING:|Oops|Call Trace'", 60).output == b""
+    assert machine.run("dmesg | grep -E 'BUG:|WARNING:|Oops|Call Trace'", 180).output == b""
 
 
 def _pieces(machine: Machine) -> list[str]:
     # What was given back stays in the list for a while, as unpurged.
-    listed = machine.run("cat /proc/vmallocinfo", 60).output.decode().splitlines()
+    listed = machine.run("cat /proc/vmallocinfo", 180).output.decode().splitlines()
     return [area for area in listed if f" {_PIECE} " in area and " pages=" in area]

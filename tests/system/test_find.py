@@ -95,7 +95,7 @@ def compared(request: pytest.FixtureRequest, arch: str) -> Iterator[Compared]:
     files = modules(request.param, arch)
     options = MachineOptions(suite=request.param, arch=arch, files=files)
     with boot_or_skip(options) as machine:
-        loaded = machine.run("for m in /modules/*.ko; do insmod $m || exit 1; done", 60)
+        loaded = machine.run("for m in /modules/*.ko; do insmod $m || exit 1; done", 180)
         assert loaded.status == 0 or not files
         rows = own_symbols(machine)
         yield Compared(machine=machine, kernel=find(machine), rows=rows)
@@ -150,7 +150,7 @@ def test_types_are_the_kernels_own(compared: Compared) -> None:
 def test_an_alias_and_its_size_are_those_that_the_kernel_prints(
     compared: Compared, arch: str
 ) -> None:
-    printed = compared.machine.run(WORDS[arch].of(TRACE), 60).output.decode()
+    printed = compared.machine.run(WORDS[arch].of(TRACE), 180).output.decode()
     shown = SHOWN.search(printed)
     symbols = compared.kernel.symbols
 

@@ -52,7 +52,7 @@ def test_a_process_is_a_field_of_filters_and_a_choice(guest: Machine) -> None:
         kernel.probe(_OPEN, filter="tgid > 1 && tgid != 0x7fffffff")
         with kernel.record() as trace:
             running.go()
-            running.wait(60)
+            running.wait(180)
 
     assert {event.pid for event in _events(trace)} == {running.pid}
 

@@ -139,18 +139,18 @@ def test_a_module_s_own_types_name_its_parameters_and_members(
     boot: Boot, arch: str, suite: str
 ) -> None:
     machine = boot(suite=suite, files=modules(suite, arch))
-    assert machine.run(_DUMMY, 60).status == 0
+    assert machine.run(_DUMMY, 180).status == 0
     line = "dummy_xmit $arg1 len=skb->len name=dev->name:string q=dev->num_tx_queues"
     has_names = suite != "bookworm"
     if has_names:
-        assert machine.run(_NATIVE % line, 60).status == 0
+        assert machine.run(_NATIVE % line, 180).status == 0
 
     with kprobes.attach(str(machine.stub_address)) as session:
         assert session.kernel.types is not None
         offset = session.kernel.types.offset("sk_buff", "len")
         session.probe(f"p:n dummy:{line} same=+{offset}($arg1):u32")
         with session.record() as trace:
-            machine.run("ping -c 3 -W 1 10.9.9.2", 60)
+            machine.run("ping -c 3 -W 1 10.9.9.2", 180)
 
     args = [event["args"] for event in _events(trace)]
     assert len(args) >= 3
@@ -166,10 +166,10 @@ def test_the_kernel_itself_finds_no_names_after_a_module_s(
     boot: Boot, arch: str, suite: str
 ) -> None:
     machine = boot(suite=suite, files=modules(suite, arch))
-    assert machine.run(_DUMMY, 60).status == 0
+    assert machine.run(_DUMMY, 180).status == 0
 
-    assert machine.run(_NATIVE % "dummy_xmit skb", 60).status == 0
-    assert machine.run(_NATIVE % "dummy:dummy_xmit skb", 60).status != 0
+    assert machine.run(_NATIVE % "dummy_xmit skb", 180).status == 0
+    assert machine.run(_NATIVE % "dummy:dummy_xmit skb", 180).status != 0
     assert b"No BTF entry" in machine.run("cat /sys/kernel/tracing/error_log").output
 
 
@@ -184,14 +184,14 @@ echo 1 > /proc/sys/net/ipv6/conf/d0/disable_ipv6 && ip link set d0 up && sleep 1
 
 def test_functions_of_loaded_modules_are_probed_and_named(boot: Boot, arch: str) -> None:
     machine = boot(files=modules("bookworm", arch))
-    assert machine.run("insmod /modules/dummy.ko", 60).status == 0
+    assert machine.run("insmod /modules/dummy.ko", 180).status == 0
 
     with kprobes.attach(str(machine.stub_address)) as session:
         session.probe(
             WORDS[arch].of("p:a dummy:dummy_setup dev=$arg1 fn=%ip:symbol\np:b dummy_setup")
         )
         with session.record() as trace:
-            assert machine.run("ip link add d0 type dummy", 60).status == 0
+            assert machine.run("ip link add d0 type dummy", 180).status == 0
 
     lines = [line for line in trace.to_text().splitlines() if line[0] != "#"]
     assert len(lines) == 2

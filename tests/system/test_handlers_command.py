@@ -54,7 +54,8 @@ def test_a_file_may_have_handlers_of_returns(tmp_path: Path, arch: str) -> None:
     # What cat ended with, for /no/such/file.
     assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines() == ["/proc/version 3", "/no/such/file -2", "/etc/passwd 3"]
-    assert [line.split()[0] for line in done.stderr.splitlines()[-3:-1]] == ["opened", "<lambda>"]
+    counted = [line.split()[0] for line in done.stderr.splitlines() if line.startswith("  ")]
+    assert counted[:2] == ["opened", "<lambda>"]
 
 
 def test_what_is_wrong_in_the_file_is_said_with_its_place(tmp_path: Path, arch: str) -> None:
@@ -74,4 +75,4 @@ def test_what_is_wrong_in_the_file_is_said_with_its_place(tmp_path: Path, arch: 
 
 def run_kprobe(*words: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("kprobe")), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)

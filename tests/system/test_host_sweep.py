@@ -39,6 +39,6 @@ def test_the_state_of_others_survives_hundreds_of_runs(boot_host: Boot) -> None:
     assert run(guest, STATE) == before
     assert ours(guest) == ""
     run(guest, "killall -INT sleep")
-    recording.wait(60)
+    recording.wait(180)
     assert "sched_process_exec" in run(guest, "trace-cmd report -i /tmp/theirs.dat | tail -n 5")
     run(guest, NO_OTHERS)

@@ -140,7 +140,7 @@ def test_a_live_tracer_is_not_restored_away(any_host_guest: Machine) -> None:
                     r"    p:kprobes_\w+/alive  vfs_write\n", shown)  # fmt: skip
     assert json.loads(listed)["is_at_work"]
     assert json.loads(listed)["events"][0].endswith("/alive vfs_write")
-    assert running.wait(60).status == 0
+    assert running.wait(180).status == 0
     assert ": alive: (vfs_write+0x" in run(guest, "tail -n 3 /tmp/alive.txt")
 
 
@@ -151,7 +151,7 @@ def test_events_that_somebody_takes_away_end_the_trace(any_host_guest: Machine) 
     _await(guest, "[ -e /tmp/up ]")
     run(guest, _TAKE_AWAY)
 
-    ended = running.wait(60)
+    ended = running.wait(180)
 
     assert ended.status == 1
     assert "took this session's events away" in text_of(ended)

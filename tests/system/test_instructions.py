@@ -186,7 +186,7 @@ def _both(
     with session.record() as trace:
         # Ours come first: the guest's judgement ends before them, and ours would see its own.
         tracefs.arm(native, buffer_kib=8192)
-        assert session.run(WORK, 60).status == 0
+        assert session.run(WORK, 180).status == 0
         read = tracefs.read()
         tracefs.disarm()
     assert {plan.site.strategy for plan in plans_of(session)} == {strategy}
@@ -243,7 +243,7 @@ def test_several_probes_on_one_instruction_share_a_patch_and_are_hit_alike(
     session.probe(f"p:a {place:#x} a={first}\np:b {place:#x} a={first} b=+0(%sp)\np:c {place:#x}")
 
     with session.record() as trace:
-        assert session.run(WORK, 60).status == 0
+        assert session.run(WORK, 180).status == 0
 
     (plan,) = plans_of(session)
     assert [probe.layout.event for probe in plan.probes] == ["c", "b", "a"]
@@ -258,7 +258,7 @@ def test_all_strategies_side_by_side_are_hit_alike(
     session.probe("\n".join(f"p:n{n} {addr:#x}" for n, addr in enumerate(addrs)))
 
     with session.record() as trace:
-        assert session.run(WORK, 60).status == 0
+        assert session.run(WORK, 180).status == 0
 
     counts = [hits.recorded for hits in trace.hits]
     assert len(counts) == len(addrs) >= 3

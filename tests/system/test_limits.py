@@ -22,7 +22,7 @@ from tests.build.waiting import wait_until
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
-WAIT_S = 60
+WAIT_S = 180
 CPUS = 2
 
 

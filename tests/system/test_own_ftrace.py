@@ -34,17 +34,17 @@ def test_its_tracers_may_end_and_begin_while_ours_records(
     boot: Boot, return_method: ReturnMethod | None, suite: str
 ) -> None:
     guest = boot(suite=suite)
-    guest.run(_ON, 60)
+    guest.run(_ON, 180)
     with kprobes.attach(str(guest.stub_address)) as session:
         session.options = replace(session.options, return_method=return_method)
         session.probe("p:ours vfs_read count=$arg3:u64\nr:back vfs_read ret=$retval:s64")
         with session.record() as trace:
             for _ in range(_ROUNDS):
-                guest.run(f"{_READS}; {_OFF}; {_READS}; {_ON}", 60)
+                guest.run(f"{_READS}; {_OFF}; {_READS}; {_ON}", 180)
         # Ours is gone: the guest's own goes on.
-        guest.run(_READS, 60)
-        found = [int(count) for count in guest.run(_FOUND, 60).output.split()]
-        guest.run(_OFF, 60)
+        guest.run(_READS, 180)
+        found = [int(count) for count in guest.run(_FOUND, 180).output.split()]
+        guest.run(_OFF, 180)
 
     ours, back = (each.recorded for each in session.hits())
     assert (trace.counts.lost, trace.counts.damaged) == (0, 0)
@@ -61,11 +61,11 @@ def test_a_tracer_that_begins_while_ours_records_may_end_afterwards(boot: Boot, 
     with kprobes.attach(str(guest.stub_address)) as session:
         session.probe("p:ours vfs_read count=$arg3:u64\nr:back vfs_read ret=$retval:s64")
         with session.record():
-            guest.run(f"{_ON}; {_READS}", 60)
-    guest.run(_OFF, 60)
-    guest.run(f"{_ON}; {_READS}", 60)
-    found = [int(count) for count in guest.run(_FOUND, 60).output.split()]
-    guest.run(_OFF, 60)
+            guest.run(f"{_ON}; {_READS}", 180)
+    guest.run(_OFF, 180)
+    guest.run(f"{_ON}; {_READS}", 180)
+    found = [int(count) for count in guest.run(_FOUND, 180).output.split()]
+    guest.run(_OFF, 180)
 
     assert min(found) >= 8
     log = guest.run("dmesg").output.decode().splitlines()
@@ -88,17 +88,17 @@ def test_a_kprobe_that_begins_while_ours_records_goes_on_and_may_end_afterwards(
     with Command(tmp_path / "state") as kprobe:
         tracer = kprobe.start("trace", "--target", target, "p:ours vfs_read")
         wait_for_words(tracer, b"Ctrl-C ends")
-        guest.run(f"{_KPROBE_ON}; {_READS}", 60)
+        guest.run(f"{_KPROBE_ON}; {_READS}", 180)
         tracer.send_signal(signal.SIGKILL if is_killed else signal.SIGINT)
         tracer.communicate(timeout=WAIT_S)
         assert becomes_true(lambda: kprobe("status").stdout.startswith(b"no journal"), WAIT_S)
 
     # It is called again, also though no other tracer has begun or ended since.
-    guest.run(f"echo >{TRACING}/trace; {_READS}", 60)
-    found = int(guest.run(_FOUND, 60).output.split()[1])
-    guest.run(_KPROBE_OFF, 60)
-    again = guest.run(f"{_KPROBE_ON} && {_KPROBE_OFF} && echo vfs_read >set_ftrace_filter", 60)
-    guest.run(f"echo >{TRACING}/set_ftrace_filter", 60)
+    guest.run(f"echo >{TRACING}/trace; {_READS}", 180)
+    found = int(guest.run(_FOUND, 180).output.split()[1])
+    guest.run(_KPROBE_OFF, 180)
+    again = guest.run(f"{_KPROBE_ON} && {_KPROBE_OFF} && echo vfs_read >set_ftrace_filter", 180)
+    guest.run(f"echo >{TRACING}/set_ftrace_filter", 180)
 
     assert found >= 8
     assert again.status == 0, again.output.decode()
@@ -114,7 +114,7 @@ def test_a_function_s_start_and_its_ftrace_site_after_it_are_one_place(guest: Ma
             session.probe(definitions)
         session.probe("p:start vfs_read")
         with session.record() as trace:
-            guest.run(_READS, 60)
+            guest.run(_READS, 180)
 
     (start,) = trace.hits
     assert start.recorded >= 8
@@ -123,7 +123,7 @@ def test_a_function_s_start_and_its_ftrace_site_after_it_are_one_place(guest: Ma
 def test_one_place_is_not_patched_for_two(guest: Machine, arch: str, tmp_path: Path) -> None:
     after = {"amd64": 5, "arm64": 8}[arch]
     target = f"qemu:{guest.stub_address}"
-    guest.run(_ON, 60)
+    guest.run(_ON, 180)
     try:
         with Command(tmp_path / "state") as kprobe:
             there = f"p:there vfs_read+{after}"
@@ -135,7 +135,7 @@ def test_one_place_is_not_patched_for_two(guest: Machine, arch: str, tmp_path: P
         ):
             session.probe(f"p:here vfs_read\np:there vfs_read+{after}")
     finally:
-        guest.run(_OFF, 60)
+        guest.run(_OFF, 180)
     # Of three definitions the second was refused, until the first was taken away.
     assert checked.returncode == 5
     assert checked.stdout.count(b"would be patched at the same instruction") == 1

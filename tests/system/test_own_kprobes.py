@@ -39,9 +39,9 @@ def own_kprobe(guest: Machine, at: int, arch: str) -> Generator[str]:
     """Have the guest's own kprobe in vfs_read; on x86-64 its kernel soon makes it a jump."""
     wait = 0.5 if arch == "amd64" else 0
     try:
-        yield guest.run(_ON.format(at, wait), 60).output.decode()
+        yield guest.run(_ON.format(at, wait), 180).output.decode()
     finally:
-        guest.run(_OFF.format(wait), 60)
+        guest.run(_OFF.format(wait), 180)
 
 
 def accepted_by_kernel(guest: Machine) -> set[int]:
@@ -121,7 +121,7 @@ def test_all_beside_the_guests_own_is_traced_and_both_hit(guest: Machine, arch: 
         session.probe("\n".join([*(f"p:e{n} vfs_read+{n}" for n in places), "r:back vfs_read"]))
         with session.record() as trace:
             began = time.monotonic()
-            guest.run(_READS, 60)
+            guest.run(_READS, 180)
             assert time.monotonic() - began < 60
         own = guest.run("grep nat /sys/kernel/tracing/kprobe_profile").output.decode()
 

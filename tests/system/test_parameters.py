@@ -46,7 +46,7 @@ def native() -> dict[str, str]:
     """Return what a 6.12 kernel's ``format`` files say, by function."""
     script = SCRIPT.format(functions=" ".join(FUNCTIONS))
     with boot_or_skip(MachineOptions(suite=SUITES["6.12"])) as machine:
-        said = machine.run(["sh", "-c", script], 60).output.decode()
+        said = machine.run(["sh", "-c", script], 180).output.decode()
     parts = (part.partition("\n") for part in said.split("== ")[1:])
     return {name: text.strip() for name, _, text in parts if "field:" in text}
 

@@ -84,7 +84,7 @@ def _record(session: GuestSession, text: str, strategy: Strategy | None, work: s
     delete_all(session)
     session.probe(text)
     with session.record() as trace:
-        assert session.run(work, 60).status == 0
+        assert session.run(work, 180).status == 0
     assert trace.counts.damaged == 0
     assert len(trace) == sum(trace.counts.recorded.values())
     return trace
@@ -169,7 +169,7 @@ def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
         with stub.paused(), breakpoint_at(stub, nearby):
             thread = run_until_stop(stub, time.monotonic() + 60)
             stopped = {stub.register(cpu, pc) for cpu in stub.ids()}
-        assert work.wait(60).status == 0
+        assert work.wait(180).status == 0
 
     assert thread is not None
     assert nearby in stopped
@@ -224,7 +224,7 @@ def test_the_guest_refuses_a_kprobe_where_our_breakpoint_is(
 
     with session.record() as trace:
         assert not _natively(session, f"p:own vfs_read+{place - function.addr}")
-        assert session.run(WORK, 60).status == 0
+        assert session.run(WORK, 180).status == 0
 
     assert len(trace) >= 9
 
@@ -246,7 +246,7 @@ def test_a_kprobe_of_the_guest_s_over_our_jump_is_told_and_nothing_is_freed_befo
     )
     assert _natively(session, f"p:own vfs_read+{place - function.addr}")
     _switch_natively(session, "own", 1)
-    assert session.run(WORK, 60).status == 0
+    assert session.run(WORK, 180).status == 0
 
     with pytest.raises(TargetError, match="neither ours nor the kernel's"):
         session.driver.disarm()
@@ -256,7 +256,7 @@ def test_a_kprobe_of_the_guest_s_over_our_jump_is_told_and_nothing_is_freed_befo
     with pytest.raises(TargetError):
         session.driver.close()
     assert allocations.memory == allocated > 0
-    assert session.run(WORK, 60).status == 0
+    assert session.run(WORK, 180).status == 0
     _forget_natively(session, "own")
     session.driver.disarm()
-    assert session.run(WORK, 60).status == 0
+    assert session.run(WORK, 180).status == 0

@@ -57,7 +57,7 @@ def test_the_function_tracers_sites_are_those_of_the_kernel(
     guest: Machine, session: GuestSession
 ) -> None:
     memory, kernel = session.driver.guest.memory, session.kernel
-    own = int(guest.run("wc -l </sys/kernel/tracing/available_filter_functions", 60).output)
+    own = int(guest.run("wc -l </sys/kernel/tracing/available_filter_functions", 180).output)
 
     assert len(read_sites(memory, kernel).addrs) >= own > 10_000
 

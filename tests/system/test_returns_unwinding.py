@@ -62,7 +62,7 @@ def stack_of(session: GuestSession, pid: int) -> list[str]:
 
 def dumped(session: GuestSession, pid: int) -> list[str]:
     """Return the functions that sysrq shows of a task, without those that it guesses."""
-    text = session.run(_DUMP, timeout_s=60).output.decode(errors="replace")
+    text = session.run(_DUMP, timeout_s=180).output.decode(errors="replace")
     (mine,) = re.findall(rf"task:sleep +state:S.* pid:{pid} .*\n(?:(?!.*task:).*\n)*", text)
     return _names(re.split("Call [Tt]race:", mine)[1].partition("</TASK>")[0])
 

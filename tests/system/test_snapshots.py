@@ -56,7 +56,7 @@ def target(victim: PlainGuest) -> str:
 
 
 def _monitor(victim: PlainGuest, command: str) -> None:
-    with Monitor.open(str(victim.directory / "qmp.sock"), timeout_s=60) as monitor:
+    with Monitor.open(str(victim.directory / "qmp.sock"), timeout_s=180) as monitor:
         assert "rror" not in monitor.command(command)
 
 

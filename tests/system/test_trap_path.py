@@ -122,7 +122,7 @@ def test_on_our_path_there_are_no_breakpoints_but_ftrace_probes(session: GuestSe
     session.probe("".join(f"p:mine{n} {place:#x}\n" for n, place in enumerate(places)))
 
     with session.record() as trace:
-        assert session.run(WORK, 60).status == 0
+        assert session.run(WORK, 180).status == 0
 
     assert {plan.site.strategy for plan in plans_of(session)} == {"ftrace", "breakpoint"}
     hits = [each.recorded for each in trace.hits]

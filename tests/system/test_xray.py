@@ -22,7 +22,7 @@ KPROBE = Path(sys.executable).with_name("kprobe")
 def xray(*words: str) -> dict[str, Any]:
     """Return what ``kprobe xray`` says."""
     done = subprocess.run(
-        [KPROBE, "xray", "--format", "json", *words], capture_output=True, timeout=60, check=False
+        [KPROBE, "xray", "--format", "json", *words], capture_output=True, timeout=180, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
     return json.loads(done.stdout)
@@ -413,7 +413,7 @@ def test_a_kernels_file_needs_no_guest(suite: str, arch: str, info: Facts) -> No
 def test_words_on_a_terminal_have_colours_and_in_a_pipe_none(machine: Machine, info: Facts) -> None:
     command = [KPROBE, "xray", "schedule", "--image", str(machine.kernel)]
 
-    plain = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+    plain = subprocess.run(command, capture_output=True, timeout=180, check=True).stdout
     bright = subprocess.run([*command, "--color", "always"], capture_output=True, check=True).stdout
 
     assert b"\x1b" not in plain

@@ -89,7 +89,7 @@ class Kernel:
 
     def run(self, *command: str) -> str:
         """Return what a command prints; it must succeed."""
-        done = self.session.run(list(command), 60)
+        done = self.session.run(list(command), 180)
         assert done.status == 0, done.output
         return done.output.decode(errors="replace").strip()
 

@@ -24,7 +24,7 @@ from kprobes.errors import GuestReplacedError, KprobesError, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import NOTIFIER_SIZE, Arena
 from kprobes.guest.armed import FLAGS, ArmedPatch, ArmedProbe
-from kprobes.guest.ftrace_records import Records
+from kprobes.guest.ftrace_records import Records, gone_with_modules, stale_records
 from kprobes.guest.guest import Code, Guest, GuestMemory, remembering, write_code
 from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
@@ -328,9 +328,10 @@ class TextPatcher:
             GuestReplacedError: another guest runs there, or another state of it.
         """
         self._journal.check()
-        made, restored = change.made, change.restored
+        made, restored = change.made, self._present(change.gone, change.restored)
         try:
             put_back = self._verify_change(made, restored)
+            self._verify_records(change.new)
         except TargetError:
             self.unstage()
             raise
@@ -386,6 +387,22 @@ class TextPatcher:
                 )
         self._verify(made, before)
         return put_back
+
+    def _verify_records(self, sites: Iterable[_Armed]) -> None:
+        for patch in stale_records(self._in_modules(sites), self._stopped):
+            raise TargetError(
+                f"{patch.addr:#x} is no ftrace record any more: its module was unloaded "
+                "meanwhile; nothing was patched"
+            )
+
+    def _present(self, sites: Iterable[_Armed], patches: list[ArmedPatch]) -> list[ArmedPatch]:
+        those = self._in_modules(sites)
+        gone = gone_with_modules(those, self._guest, self._stopped) if those else ()
+        return [each for each in patches if each.phys not in gone] if gone else patches
+
+    def _in_modules(self, sites: Iterable[_Armed]) -> list[_Armed]:
+        start, stop = self._guest.kernel.text
+        return [each for each in sites if not start <= each.addr < stop]
 
     def _take_back(self, patches: Sequence[ArmedPatch]) -> None:
         found = zip(patches, self._read(patches), strict=True)
@@ -445,8 +462,9 @@ class TextPatcher:
         self._journal.check()
         # What an attempt that failed has put back, nobody else has.
         is_first, self._is_retried = not self._is_retried, True
-        patches = [patch for each in self._sites.values() for patch in each.flags]
-        patches += [patch for each in self._sites.values() for patch in each.text]
+        armed = [patch for each in self._sites.values() for patch in each.flags]
+        armed += [patch for each in self._sites.values() for patch in each.text]
+        patches = self._present(self._sites.values(), armed)
         stuck = zip(self._stuck, self._read(self._stuck), strict=True)
         count = self._restore([*patches, *(patch for patch, now in stuck if now == patch.new)])
         self._is_retried, self._stuck = False, ()

@@ -10,6 +10,8 @@ struct module { enum module_state state; struct list_head list; char name[56]; .
                 struct mod_kallsyms *kallsyms;
                 struct module_layout core_layout { void *base; unsigned int size; ... };
                 // since v6.4: struct module_memory mem[MOD_MEM_NUM_TYPES] { base, size };
+                struct module_kobject mkobj;                     // /sys/module/NAME: mkobj.kobj.sd
+struct kernfs_node { ... u64 id; ... };     // no other directory of this boot has the same
 struct mod_kallsyms { Elf64_Sym *symtab; unsigned int num_symtab; char *strtab, *typetab; };
 """
 
@@ -54,6 +56,7 @@ class ModuleLayout:
         export_size: of struct kernel_symbol.
         table_size: of struct mod_kallsyms.
         table: its symtab, num_symtab, strtab and typetab.
+        directory: where its directory in sysfs is, and there its id; None without sysfs.
     """
 
     size: int
@@ -67,6 +70,7 @@ class ModuleLayout:
     export_size: int
     table_size: int
     table: tuple[Field, Field, Field, Field]
+    directory: tuple[Field, Field] | None
 
 
 def layout_of(types: Types) -> ModuleLayout:
@@ -97,6 +101,7 @@ def layout_of(types: Types) -> ModuleLayout:
             field("strtab", "mod_kallsyms"),
             field("typetab", "mod_kallsyms"),
         ),
+        directory=_directory(types),
     )
 
 
@@ -132,6 +137,14 @@ def _first_fleeting(types: Types) -> int:
         return types.enumerator("MOD_INIT_TEXT")
     except UnknownTypeError:
         return 1
+
+
+def _directory(types: Types) -> tuple[Field, Field] | None:
+    try:
+        place, number = types.offset("module", "mkobj.kobj.sd"), types.offset("kernfs_node", "id")
+    except UnknownTypeError:
+        return None
+    return Field(offset=place, size=8), Field(offset=number, size=8)
 
 
 def _exports(types: Types) -> Iterator[tuple[Field, Field]]:
@@ -190,10 +203,15 @@ def read_modules(
     return tuple(_bounded(_walk(memory, layout, head)))
 
 
-def list_modules(memory: Memory, head: int | None, types: Types | None) -> list[tuple[int, str]]:
-    """Return where the ``struct module`` of every module is that ``read_modules`` would read.
+ModuleIdentity = tuple[int, str, int]
+"""Where a module's ``struct module`` is, its name, and the id of its directory in sysfs or 0.
 
-    With each its name: memory of one may serve another later.
+The memory of one serves another later, or the same one when it is loaded again, maybe built anew.
+"""
+
+
+def list_modules(memory: Memory, head: int | None, types: Types | None) -> list[ModuleIdentity]:
+    """Return the identity of every module that ``read_modules`` would read.
 
     Args:
         memory: of the kernel.
@@ -206,14 +224,14 @@ def list_modules(memory: Memory, head: int | None, types: Types | None) -> list[
         layout = layout_of(types)
     except (UnknownTypeError, FormatError):
         return []
-    found: list[tuple[int, str]] = []
+    found: list[ModuleIdentity] = []
     for record in _records(memory, layout, head):
         try:
             data = memory.read(record, layout.size)
         except MemoryFault:
             continue
         if layout.state.of(data) != _UNFORMED:
-            found.append((record, _module_name(layout, data)))
+            found.append((record, _module_name(layout, data), _load(memory, layout, data)))
     return found
 
 
@@ -263,7 +281,16 @@ def _module(memory: Memory, layout: ModuleLayout, base: int) -> ModuleSymbols | 
         ranges=tuple(_ranges(layout.ranges, data)),
         fleeting=tuple(_ranges(layout.fleeting, data)),
         record=base,
+        load=_load(memory, layout, data),
     )
+
+
+def _load(memory: Memory, layout: ModuleLayout, data: bytes) -> int:
+    if layout.directory is None:
+        return 0
+    place, number = layout.directory
+    node = place.of(data)
+    return _pointer(memory, node + number.offset) if node else 0
 
 
 def _module_name(layout: ModuleLayout, data: bytes) -> str:

@@ -162,6 +162,10 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
         raise RefusedError(f"{addr:#x} is no ftrace site")
     if record == 0:
         return Site(strategy=Strategy.FTRACE, addr=addr, old=b"")
+    if _u64(memory, record) != addr:
+        raise RefusedError(
+            f"the ftrace record of {addr:#x} is not there any more: its module was unloaded"
+        )
     size = len(info.preamble)
     found = memory.read(Addr(addr - size), size + info.size)
     preamble, old = found[:size], found[size:]
