@@ -23,7 +23,7 @@ from kprobes.guest.release import CodeMemory
 from kprobes.model.kernel import Kernel
 from kprobes.model.plan import Plan
 from kprobes.plan.ftrace import DISABLED
-from kprobes.ports import Memory, Text
+from kprobes.ports import Text
 from kprobes.units import Addr
 from tests.build.guest import CODE, NOP, GuestWithSites, make_arena, make_guest
 from tests.build.machine import ABI
@@ -168,11 +168,11 @@ def _of_a_module() -> tuple[GuestWithSites, TextPatcher]:
 
 
 def _load(monkeypatch: pytest.MonkeyPatch, addr: Addr) -> None:
-    def ranges(kernel: Kernel, memory: Memory) -> list[Text]:
-        del kernel, memory
+    def ranges(kernel: Kernel) -> list[Text]:
+        del kernel
         return [(addr, Addr(addr + 1))]
 
-    monkeypatch.setattr(ftrace_records, "loaded_ranges", ranges)
+    monkeypatch.setattr(ftrace_records, "module_ranges", ranges)
 
 
 def test_a_record_that_went_with_its_module_is_not_written() -> None:

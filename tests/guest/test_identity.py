@@ -10,7 +10,7 @@ import pytest
 from kprobes.errors import GuestReplacedError
 from kprobes.guest import identity
 from kprobes.guest.guest import Guest, GuestMemory
-from kprobes.guest.identity import Watch, check_stopped
+from kprobes.guest.identity import IdentityCheck, check_stopped
 from kprobes.guest.journal import Boot
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr, Phys
@@ -114,14 +114,14 @@ def test_a_state_that_is_restored_between_two_looks_is_no_reboot(ram: FakeRam) -
         check(ram, NOWHERE, KERNEL)
 
 
-def _watched(*, knows_time: bool = True) -> tuple[Watch, GuestMemory]:
+def _watched(*, knows_time: bool = True) -> tuple[IdentityCheck, GuestMemory]:
     memory = make_memory()
     symbols = [symbol("jiffies_64", DATA, type="D", size=8)] if knows_time else []
     memory.ram.write(0, b"canary.1")
     boot = Boot(addr=CANARY, phys=Phys(0), value=b"canary.1")
     guest = cast("Guest", SimpleNamespace(memory=memory, kernel=make_kernel(symbols)))
     memory.set_u64(DATA, 1_000)
-    return Watch(Journal(boot=boot, mark_place=None), guest), memory
+    return IdentityCheck(Journal(boot=boot, mark_place=None), guest), memory
 
 
 def test_time_that_goes_back_is_an_earlier_state_before_there_is_a_mark() -> None:

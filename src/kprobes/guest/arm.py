@@ -7,7 +7,7 @@ saw at the moment of writing.
 Breakpoints of ours in a guest: its own exception chain is told whose they are.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from kprobes.errors import GuestReplacedError, KprobesError, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import NOTIFIER_SIZE, Arena
 from kprobes.guest.armed import FLAGS, ArmedPatch, ArmedProbe
-from kprobes.guest.ftrace_records import Records, gone_with_modules, stale_records
+from kprobes.guest.ftrace_records import Records, stale_records, unloaded_text
 from kprobes.guest.guest import Code, Guest, GuestMemory, remembering, write_code
 from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
@@ -32,7 +32,7 @@ from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.link import Linker, Program
 from kprobes.guest.notes import NotesWriter
 from kprobes.guest.patches import StoppedMemory, restore_text
-from kprobes.guest.room import aligned
+from kprobes.guest.room import joined
 from kprobes.guest.stacks import restore_callers
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
@@ -315,7 +315,7 @@ class TextPatcher:
             codes: with their addresses, by which they are sorted.
         """
         self._journal.check()
-        self._write_codes([_joined(run) for run in _runs(codes)])
+        self._write_codes(joined(codes))
 
     def apply(self, change: StagedChange) -> int:
         """Make a change: all of it, or nothing; ``commit`` comes next, and the guest may run then.
@@ -328,7 +328,7 @@ class TextPatcher:
             GuestReplacedError: another guest runs there, or another state of it.
         """
         self._journal.check()
-        made, restored = change.made, self._present(change.gone, change.restored)
+        made, restored = change.made, self._still_there(change.gone, change.restored)
         try:
             put_back = self._verify_change(made, restored)
             self._verify_records(change.new)
@@ -389,16 +389,24 @@ class TextPatcher:
         return put_back
 
     def _verify_records(self, sites: Iterable[_Armed]) -> None:
-        for patch in stale_records(self._in_modules(sites), self._stopped):
+        stale = self._stale_records(self._in_modules(sites))
+        if stale:
             raise TargetError(
-                f"{patch.addr:#x} is no ftrace record any more: its module was unloaded "
+                f"{stale[0].addr:#x} is no ftrace record any more: its module was unloaded "
                 "meanwhile; nothing was patched"
             )
 
-    def _present(self, sites: Iterable[_Armed], patches: list[ArmedPatch]) -> list[ArmedPatch]:
+    def _still_there(self, sites: Iterable[_Armed], patches: list[ArmedPatch]) -> list[ArmedPatch]:
         those = self._in_modules(sites)
-        gone = gone_with_modules(those, self._guest, self._stopped) if those else ()
-        return [each for each in patches if each.phys not in gone] if gone else patches
+        if not those:
+            return patches
+        text = [patch for each in those for patch in each.text]
+        gone = {*self._stale_records(those), *unloaded_text(text, self._guest, self._stopped)}
+        return [each for each in patches if each not in gone]
+
+    def _stale_records(self, sites: Iterable[_Armed]) -> list[ArmedPatch]:
+        records = [(each.addr, patch) for each in sites for patch in each.flags]
+        return stale_records(records, self._stopped)
 
     def _in_modules(self, sites: Iterable[_Armed]) -> list[_Armed]:
         start, stop = self._guest.kernel.text
@@ -464,7 +472,7 @@ class TextPatcher:
         is_first, self._is_retried = not self._is_retried, True
         armed = [patch for each in self._sites.values() for patch in each.flags]
         armed += [patch for each in self._sites.values() for patch in each.text]
-        patches = self._present(self._sites.values(), armed)
+        patches = self._still_there(self._sites.values(), armed)
         stuck = zip(self._stuck, self._read(self._stuck), strict=True)
         count = self._restore([*patches, *(patch for patch, now in stuck if now == patch.new)])
         self._is_retried, self._stuck = False, ()
@@ -541,27 +549,6 @@ def _detours(sites: Sequence[_Armed]) -> dict[Addr, Addr]:
         for each in sites
         if each.program.plan.site.strategy is Strategy.BREAKPOINT
     }
-
-
-def _joined(codes: Sequence[Code]) -> Code:
-    # Many pieces, one write: what lies between them is nobody's.
-    start, _ = codes[0]
-    blob = bytearray()
-    for addr, code in codes:
-        blob += bytes(addr - start - len(blob)) + code
-    return start, bytes(blob)
-
-
-def _runs(codes: Sequence[Code]) -> Iterator[list[Code]]:
-    # Codes with nothing of anybody else's between them.
-    run: list[Code] = []
-    for addr, code in codes:
-        if run and addr != aligned(run[-1][0] + len(run[-1][1])):
-            yield run
-            run = []
-        run.append((addr, code))
-    if run:
-        yield run
 
 
 def _described(programs: Sequence[Program]) -> list[ArmedProbe]:

@@ -6,18 +6,19 @@ when it ends, and ftrace gives up for good then. So a record gets back what its 
 made of it by now: their number, and whether one of them has all registers saved. Their call is made
 at the guest's next change of a tracer, as between ``ftrace_hash_rec_enable()`` and
 ``ftrace_run_update_code()``; by us where that one may be too late.
+
+What went with its module: its records and text serve another purpose.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.guest import Guest
 from kprobes.guest.patches import PhysicalMemory
 from kprobes.guest.tracers import Tracers, offsets
-from kprobes.image.module_types import loaded_ranges
+from kprobes.image.module_types import module_ranges, with_loaded_modules
 from kprobes.units import Addr, Phys
 
 _IP = 8
@@ -132,54 +133,37 @@ class Records:
         return [(phys, code[at : at + size]) for phys, at, size in pieces]
 
 
-class PatchedSite(Protocol):
-    """A site with its patches."""
-
-    @property
-    def addr(self) -> Addr:
-        """Where it is."""
-        ...
-
-    @property
-    def text(self) -> Sequence[ArmedPatch]:
-        """Those of its text."""
-        ...
-
-    @property
-    def flags(self) -> Sequence[ArmedPatch]:
-        """Those of its ftrace record."""
-        ...
-
-
-def stale_records(sites: Iterable[PatchedSite], memory: PhysicalMemory) -> list[ArmedPatch]:
+def stale_records(
+    records: Sequence[tuple[Addr, ArmedPatch]], memory: PhysicalMemory
+) -> list[ArmedPatch]:
     """Return the patches of what is no record of its site any more.
 
     A module's records are freed with it; a moment later their page may be a page table.
-    """
-    pairs = [(site.addr, patch) for site in sites for patch in site.flags]
-    found = memory.read_physical_many([(Phys(patch.phys - _IP), _IP) for _, patch in pairs])
-    return [
-        patch
-        for (addr, patch), ip in zip(pairs, found, strict=True)
-        if int.from_bytes(ip, "little") != addr
-    ]
-
-
-def gone_with_modules(
-    sites: Sequence[PatchedSite], guest: Guest, memory: PhysicalMemory
-) -> set[Phys]:
-    """Return where patches are that went with a module, whose memory serves another purpose.
 
     Args:
-        sites: in modules.
+        records: sites, each with the patch of its record.
+        memory: that patches are written through.
+    """
+    if not records:
+        return []
+    places = [(Phys(patch.phys - _IP), _IP) for _, patch in records]
+    found = zip(records, memory.read_physical_many(places), strict=True)
+    return [patch for (site, patch), ip in found if int.from_bytes(ip, "little") != site]
+
+
+def unloaded_text(
+    patches: Sequence[ArmedPatch], guest: Guest, memory: PhysicalMemory
+) -> list[ArmedPatch]:
+    """Return the patches of modules' text that went with its module.
+
+    Args:
+        patches: of text in modules.
         guest: that stands still.
         memory: that patches are written through.
     """
-    gone = {patch.phys for patch in stale_records(sites, memory)}
-    text = [patch for site in sites for patch in site.text]
-    found = memory.read_physical_many([(patch.phys, len(patch.old)) for patch in text])
-    strange = [p for p, now in zip(text, found, strict=True) if now not in (p.old, p.new)]
-    loaded = loaded_ranges(guest.kernel, guest.memory) if strange else None
-    if loaded is None:
-        return gone
-    return gone | {p.phys for p in strange if not any(a <= p.addr < b for a, b in loaded)}
+    now = memory.read_physical_many([(patch.phys, len(patch.old)) for patch in patches])
+    strange = [p for p, held in zip(patches, now, strict=True) if held not in (p.old, p.new)]
+    if not strange:
+        return []
+    loaded = module_ranges(with_loaded_modules(guest.kernel, guest.memory))
+    return [p for p in strange if not any(start <= p.addr < stop for start, stop in loaded)]

@@ -87,8 +87,8 @@ def check(journal: Identified, read: Callable[[int, int], bytes]) -> None:
         raise GuestReplacedError(_STILL_ARMED)
 
 
-class Watch:
-    """Checks a guest again and again while it is traced, in any thread."""
+class IdentityCheck:
+    """Repeated checks of one guest while it is traced, in any thread."""
 
     def __init__(self, journal: Identified, guest: Guest) -> None:
         """Begin with the guest as it is now."""

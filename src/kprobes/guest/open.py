@@ -16,7 +16,7 @@ from kprobes.guest.attach import Access, attach, publish_ram_map
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.guardian import Guardian
 from kprobes.guest.guest import Guest
-from kprobes.guest.identity import Watch, read_boot
+from kprobes.guest.identity import IdentityCheck, read_boot
 from kprobes.guest.journal import Journal
 from kprobes.guest.obstacles import check_possible
 from kprobes.transport.connect import parse_target
@@ -68,7 +68,7 @@ def _identify(journal: Journal, guest: Guest, access: Access | None) -> None:
     image = access.image.resolve() if access and access.image else None
     journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
     journal.note_boot(read_boot(guest))
-    journal.watch(Watch(journal, guest).check)
+    journal.watch(IdentityCheck(journal, guest).check)
     publish_ram_map(guest, journal)
 
 

@@ -22,7 +22,7 @@ from kprobes.guest.attach import Access, identify
 from kprobes.guest.ftrace_records import Records, paused_between_changes
 from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
-from kprobes.guest.identity import Watch, check_stopped
+from kprobes.guest.identity import IdentityCheck, check_stopped
 from kprobes.guest.inject import ReturnTrap, breakpoint_at
 from kprobes.guest.journal import Entry, Journal, entries, read
 from kprobes.guest.patches import StoppedMemory, restore_text
@@ -197,7 +197,7 @@ def free_after_crash(
     is_seen = _finish_call(stub, allocations)
     is_known = is_seen or journal.mark_place is not None
     guest = identify(stub, Access(image=Path(image) if image else None))
-    journal.watch(Watch(journal, guest).check)
+    journal.watch(IdentityCheck(journal, guest).check)
     if not is_known:
         return 0, 0
     count = _put_back(guest, journal, records) if records else 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kprobes.errors import NoRoomError, UsageError
 from kprobes.guest.arena import Arena
+from kprobes.guest.guest import Code
 from kprobes.model.plan import InstanceTable
 from kprobes.model.upcall import MAX_UPCALLS
 from kprobes.ports import Text
@@ -22,6 +23,21 @@ _ALIGN = 16
 def aligned(addr: int) -> Addr:
     """Return the first address from this one on where code may begin."""
     return Addr(-(-addr // _ALIGN) * _ALIGN)
+
+
+def joined(codes: Sequence[Code]) -> list[Code]:
+    """Return pieces of code as few that are written at once: what lies between is nobody's.
+
+    Args:
+        codes: with their addresses, by which they are sorted.
+    """
+    found: list[tuple[Addr, bytearray]] = []
+    for addr, code in codes:
+        if not found or addr != aligned(found[-1][0] + len(found[-1][1])):
+            found.append((addr, bytearray()))
+        start, blob = found[-1]
+        blob += bytes(addr - start - len(blob)) + code
+    return [(start, bytes(blob)) for start, blob in found]
 
 
 class Room:

@@ -150,7 +150,7 @@ def with_loaded_modules(kernel: Kernel, memory: Memory) -> Kernel:
         return kernel
     head, types = (symbols.find(name) for name in ("modules", "btf_modules"))
     start = head.addr if head else None
-    known = [(each.record, each.name, each.load) for each in symbols.modules]
+    known = [(each.record, each.name, each.kernfs_id) for each in symbols.modules]
     if known == list_modules(memory, start, kernel.types):
         return kernel
     return replace(
@@ -160,27 +160,13 @@ def with_loaded_modules(kernel: Kernel, memory: Memory) -> Kernel:
     )
 
 
-def loaded_ranges(kernel: Kernel, memory: Memory) -> list[Text] | None:
-    """Return the memory of all modules that are loaded now, or None where that is not known.
-
-    Args:
-        kernel: from ``find``.
-        memory: of the guest that runs it.
-    """
-    symbols = with_loaded_modules(kernel, memory).symbols
-    if not isinstance(symbols, SymbolMap):
-        return None
-    ranges = (span for module in symbols.modules for span in module.ranges)
-    return [(Addr(start), Addr(stop)) for start, stop in ranges]
-
-
-def module_ranges(kernel: Kernel, record: int) -> tuple[Text, ...]:
-    """Return the memory of the module whose ``struct module`` is at an address."""
+def module_ranges(kernel: Kernel, record: int | None = None) -> tuple[Text, ...]:
+    """Return the memory of the module whose ``struct module`` is at an address, or of all."""
     symbols = kernel.symbols
     found = symbols.modules if isinstance(symbols, SymbolMap) else ()
     return tuple(
         (Addr(start), Addr(stop))
         for module in found
-        if module.record == record
+        if record in (None, module.record)
         for start, stop in module.ranges
     )

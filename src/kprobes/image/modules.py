@@ -231,7 +231,7 @@ def list_modules(memory: Memory, head: int | None, types: Types | None) -> list[
         except MemoryFault:
             continue
         if layout.state.of(data) != _UNFORMED:
-            found.append((record, _module_name(layout, data), _load(memory, layout, data)))
+            found.append((record, _module_name(layout, data), _kernfs_id(memory, layout, data)))
     return found
 
 
@@ -281,11 +281,11 @@ def _module(memory: Memory, layout: ModuleLayout, base: int) -> ModuleSymbols | 
         ranges=tuple(_ranges(layout.ranges, data)),
         fleeting=tuple(_ranges(layout.fleeting, data)),
         record=base,
-        load=_load(memory, layout, data),
+        kernfs_id=_kernfs_id(memory, layout, data),
     )
 
 
-def _load(memory: Memory, layout: ModuleLayout, data: bytes) -> int:
+def _kernfs_id(memory: Memory, layout: ModuleLayout, data: bytes) -> int:
     if layout.directory is None:
         return 0
     place, number = layout.directory

@@ -92,7 +92,7 @@ class ModuleSymbols:
         ranges: the memory that the module owns.
         fleeting: those of them that it gives back as soon as it has begun.
         record: where its ``struct module`` is; 0 for the kernel itself.
-        load: a number that no other load of a module has in this boot, or 0 where none is known.
+        kernfs_id: of its directory in sysfs, which no other has in this boot; 0 if there is none.
     """
 
     name: str
@@ -100,7 +100,7 @@ class ModuleSymbols:
     ranges: tuple[Range, ...]
     fleeting: tuple[Range, ...] = ()
     record: int = 0
-    load: int = 0
+    kernfs_id: int = 0
 
 
 class SymbolMap:

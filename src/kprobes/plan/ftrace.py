@@ -6,6 +6,7 @@ A guest's ftrace keeps a record per site, in pages (kernel/trace/ftrace.c, inclu
     struct dyn_ftrace { unsigned long ip; unsigned long flags; struct dyn_arch_ftrace arch; };
 """
 
+import struct
 from bisect import bisect_left
 from dataclasses import dataclass
 
@@ -162,7 +163,8 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
         raise RefusedError(f"{addr:#x} is no ftrace site")
     if record == 0:
         return Site(strategy=Strategy.FTRACE, addr=addr, old=b"")
-    if _u64(memory, record) != addr:
+    ip, flags = struct.unpack("<QQ", memory.read(record, _RECORD_SIZE))
+    if ip != addr:
         raise RefusedError(
             f"the ftrace record of {addr:#x} is not there any more: its module was unloaded"
         )
@@ -181,7 +183,7 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
         addr=addr,
         old=old,
         record=record,
-        flags=_u64(memory, record + 8),
+        flags=flags,
     )
 
 
