@@ -497,6 +497,25 @@ def test_a_guest_that_is_put_back_during_a_call_is_noticed_before_the_call_is_la
     assert cpus.breakpoints == set()
 
 
+def test_a_stack_that_is_put_back_during_a_call_tells_a_guest_whose_time_has_not_gone_back() -> (
+    None
+):
+    cpus, memory, injector = _guest()
+    _caught(cpus)
+
+    def nobody() -> int | None:
+        memory.write(STACK - 0x400, b"\xab" * 0x400)
+        return None
+
+    with injector.task() as task:
+        cpus.script.append(nobody)
+        with pytest.raises(GuestReplacedError, match="restored to an earlier state"):
+            task.call(Addr(FUNCTION), 1, timeout_s=3600)
+
+    assert not cpus.is_running
+    assert cpus.breakpoints == set()
+
+
 def test_who_is_caught_in_a_guest_that_is_another_one_is_let_go() -> None:
     cpus, memory, _ = _guest()
     allocations = AllocationLog()

@@ -79,7 +79,7 @@ def compare_with_native(session: GuestSession, functions: Sequence[str]) -> int:
             hits.append((regs.task.pid, number, regs[value]))
             cats.update({regs.task.pid} if comm(regs) == "cat" else ())
 
-        return Kretprobe(symbol_name=function, handler=handler)
+        return Kretprobe(symbol_name=function, handler=handler, timeout_s=5.0)
 
     probes = [probe(n, function) for n, function in enumerate(functions)]
     session.register_kretprobes(probes)

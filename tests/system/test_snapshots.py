@@ -132,8 +132,10 @@ def test_restored_right_before_any_request_to_its_stub_it_is_well(
     assert _probe_once(target) is None
     # The first task that is caught is let go of and made to call before memory has a mark.
     first = requests.index(next(each for each in requests if str(each).startswith("b'z0")))
+    # And there the guest runs on in that call.
+    resumed = requests.index(b"vCont;c", first)
     chance = random.Random()
-    for due in (first, *(chance.randrange(len(requests)) for _ in range(_ROUNDS))):
+    for due in (first, resumed, *(chance.randrange(len(requests)) for _ in range(_ROUNDS))):
         requests.clear()
         # Time that has gone back is seen only until it has come here again.
         assert victim.wait_for_ticks(victim.ticks() + 20, WAIT_S)
