@@ -161,6 +161,10 @@ class GuestReplacedError(GuestGoneError):
     """The guest was rebooted, or restored to another state: nothing there may be touched."""
 
 
+RESTORED = "the guest was restored to an earlier state"
+"""The message of a GuestReplacedError after a monitor's ``loadvm``."""
+
+
 class TracefsError(TargetError):
     """A file of this machine's own tracing system cannot be read or written.
 

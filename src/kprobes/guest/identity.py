@@ -17,7 +17,13 @@ from contextlib import suppress
 from typing import Protocol
 
 from kprobes.arch.registry import machine_of_stub
-from kprobes.errors import FormatError, GuestReplacedError, MemoryFault, UnknownTypeError
+from kprobes.errors import (
+    RESTORED,
+    FormatError,
+    GuestReplacedError,
+    MemoryFault,
+    UnknownTypeError,
+)
 from kprobes.guest.attach import registers_of
 from kprobes.guest.guest import Guest
 from kprobes.guest.journal import Boot
@@ -28,7 +34,6 @@ from kprobes.units import Addr, Phys
 
 _WORD = 8
 REBOOTED = "the guest was rebooted"
-RESTORED = "the guest was restored to an earlier state"
 _STILL_ARMED = f"{RESTORED}, in which it has probes of ours: `kprobe restore --target` ends them"
 
 

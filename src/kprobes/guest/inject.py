@@ -16,10 +16,9 @@ from functools import partial
 
 from kprobes.arch.machine import CallSetup, FunctionCall, InjectOps, ReturnPath, address_of
 from kprobes.arch.registry import machine
-from kprobes.errors import GuestReplacedError, MemoryFault, TargetError
+from kprobes.errors import RESTORED, GuestReplacedError, MemoryFault, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, nothing
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.identity import RESTORED
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
 from kprobes.units import U64, Addr
