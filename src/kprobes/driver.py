@@ -66,6 +66,11 @@ class Driver(EventDriver, Protocol):
         ...
 
     @property
+    def cpus(self) -> int:
+        """How many CPUs the kernel may have."""
+        ...
+
+    @property
     def source(self) -> TraceSource:
         """What sinks need to know of it."""
         ...
@@ -116,10 +121,6 @@ class Driver(EventDriver, Protocol):
 
     def follow(self, pid: int) -> None:
         """Have a task that is held followed, and what descends from it."""
-        ...
-
-    def hits(self) -> list[Hits]:
-        """Return what the last recording counted of every probe; of newer ones nothing yet."""
         ...
 
     @property

@@ -59,3 +59,13 @@ def test_contradictions_are_refused(words: list[str]) -> None:
 @pytest.mark.parametrize("target", ["qemu:localhost:1234", "[::1]:1234", "qemu:/run/gdb.sock"])
 def test_a_target_alone_is_fine(target: str) -> None:
     check_options(parse("--target", target))
+
+
+def test_what_is_not_a_target_is_told_what_is_one() -> None:
+    with pytest.raises(UsageError) as caught:
+        check_options(parse("--target", "nonsense"))
+
+    assert str(caught.value) == (
+        "'nonsense' is not a target: use qemu:HOST:PORT or qemu:/path/of.sock, "
+        "or host, guest or auto"
+    )

@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kprobes.guest import guardian
 from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.guardian import Guardian, Rescued, rescue
 from kprobes.guest.journal import Journal
+from kprobes.guest.patches import check_none
 from kprobes.units import Addr, Phys
 from tests.build.journals import lend
 from tests.build.stub import FakeStub, listening, packet, send
@@ -22,7 +24,10 @@ from tests.build.stub import FakeStub, listening, packet, send
 OLD, NEW = b"\x0f\x1f\x44\x00\x00", b"\xe8abcd"
 
 
-def _take_nothing_back(*_: object) -> tuple[int, int]:
+def _take_nothing_back(
+    _stub: object, _entry: object, _records: object, strange: Sequence[ArmedPatch]
+) -> tuple[int, int]:
+    check_none(strange)
     return 0, 0
 
 

@@ -175,6 +175,24 @@ def test_a_wrong_filter_is_refused_with_the_kernel_s_text(kprobe: Command, targe
     assert kprobe.is_idle(target)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cpu", "0-1,9"], "--cpu 9: the kernel has CPUs 0 to 1 only"),
+        (["--returns", "tail"], "--returns is for return probes: define one (r FUNCTION)"),
+        (["--call-duration"], "--call-duration is for return probes: define one (r FUNCTION)"),
+    ],
+)
+def test_options_without_an_effect_are_refused(
+    kprobe: Command, target: str, words: list[str], message: str
+) -> None:
+    done = kprobe("trace", "--target", target, OPEN, *words)
+
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().splitlines()[-1] == f"kprobe: {message}"
+    assert kprobe.is_idle(target)
+
+
 def test_a_pid_that_does_not_exist_has_no_events(kprobe: Command, target: str) -> None:
     words = ["--pid", "4000000", "--duration", "300ms", "--strict"]
 

@@ -204,18 +204,12 @@ def guest_file(text: str) -> tuple[str, Path]:
     return guest, Path(host)
 
 
-def cpus(text: str) -> str:
-    """Return the filter for a list of CPUs such as ``0-2,5``."""
-    found = _CPUS.fullmatch(text)
-    if found is None or any(
-        int(first) > int(last or first) for first, last in _RANGE.findall(text)
-    ):
+def cpus(text: str) -> list[range]:
+    """Return the CPUs in a list such as ``0-2,5``."""
+    found = [range(int(first), int(last or first) + 1) for first, last in _RANGE.findall(text)]
+    if _CPUS.fullmatch(text) is None or not all(found):
         raise argparse.ArgumentTypeError(f"invalid list of CPUs: {text!r} (use 0-2,5)")
-    terms = [
-        f"CPU >= {first} && CPU <= {last}" if last else f"CPU == {first}"
-        for first, last in _RANGE.findall(text)
-    ]
-    return " || ".join(terms)
+    return found
 
 
 def add_definitions(parser: argparse.ArgumentParser) -> None:

@@ -37,7 +37,10 @@ def check_options(args: argparse.Namespace) -> None:
         return
     if is_host(args):
         return
-    parse_target(args.target)
+    try:
+        parse_target(args.target)
+    except UsageError as error:
+        raise UsageError(f"{error}, or host, guest or auto") from None
     given = [name for name in BOOT_OPTIONS if getattr(args, name, None) is not None]
     if given:
         raise UsageError(f"--{given[0]} is for a guest that is booted, not for --target")

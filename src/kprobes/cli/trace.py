@@ -205,8 +205,13 @@ def filters_of(args: argparse.Namespace) -> dict[int, str]:
     """Return the filters by the index of their definition, ``--cpu`` among them."""
     if args.cpu is None:
         return args.filters
-    chosen = (args.filters.get(at, "") for at in range(len(args.definitions)))
-    return {at: f"({own}) && ({args.cpu})" if own else args.cpu for at, own in enumerate(chosen)}
+    terms = (
+        f"CPU >= {each[0]} && CPU <= {each[-1]}" if len(each) > 1 else f"CPU == {each[0]}"
+        for each in args.cpu
+    )
+    chosen = " || ".join(terms)
+    filters = (args.filters.get(at, "") for at in range(len(args.definitions)))
+    return {at: f"({own}) && ({chosen})" if own else chosen for at, own in enumerate(filters)}
 
 
 def is_following(args: argparse.Namespace) -> bool:

@@ -24,7 +24,8 @@ from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
-from kprobes.errors import GuestGoneError, KprobesError, RefusedError
+from kprobes.errors import GuestGoneError, KprobesError, RefusedError, UsageError
+from kprobes.model.definition import Kind
 from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.options import Options
 from kprobes.model.resolved import Storage
@@ -169,6 +170,8 @@ if TYPE_CHECKING:
     from kprobes.transport.agent import Job
 
 _LOST = 6
+_RETURN_OPTIONS = {"returns": "auto", "exits": False, "call_duration": False}
+"""Options that only return probes mind, each with its value when it is not given."""
 _POLL_S = 0.1
 """Between looks whether a paused guest goes on."""
 
@@ -263,6 +266,7 @@ def trace(
 def _define(
     args: argparse.Namespace, session: "AnySession", texts: Sequence[tuple[str, str]], stop: Stop
 ) -> None:
+    _check_cpus(args, session.driver)
     session.options = Options(
         strategy=strategy(args),
         return_method=return_method(args),
@@ -275,6 +279,23 @@ def _define(
     )
     for text, filter_text in texts:
         session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
+    _check_returns(args, session)
+
+
+def _check_cpus(args: argparse.Namespace, driver: "Driver") -> None:
+    wanted = max((each[-1] for each in args.cpu or ()), default=0)
+    if wanted >= driver.cpus:
+        raise UsageError(f"--cpu {wanted}: the kernel has CPUs 0 to {driver.cpus - 1} only")
+
+
+def _check_returns(args: argparse.Namespace, session: "AnySession") -> None:
+    # What --control or a script defines later may have returns.
+    if args.control is not None or args.python is not None:
+        return
+    given = [name for name, usual in _RETURN_OPTIONS.items() if getattr(args, name) != usual]
+    if given and not any(each.kind is Kind.RETURN for each in session.definitions):
+        name = given[0].replace("_", "-")
+        raise UsageError(f"--{name} is for return probes: define one (r FUNCTION)")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from kprobes.guest.guest import Guest
 from kprobes.guest.patches import PhysicalMemory
 from kprobes.guest.tracers import Tracers, offsets
 from kprobes.image.module_types import module_ranges, with_loaded_modules
+from kprobes.ports import Text
 from kprobes.units import Addr, Phys
 
 _IP = 8
@@ -151,6 +152,29 @@ def stale_records(
     return [patch for (site, patch), ip in found if int.from_bytes(ip, "little") != site]
 
 
+def loaded_records(
+    records: Sequence[ArmedPatch], guest: Guest, memory: PhysicalMemory
+) -> list[ArmedPatch]:
+    """Return the patches of records whose sites are in the kernel or a module that is loaded.
+
+    Args:
+        records: what a dead tracer wrote to them.
+        guest: that stands still.
+        memory: that patches are written through.
+    """
+    found = memory.read_physical_many([(Phys(patch.phys - _IP), _IP) for patch in records])
+    sites = [int.from_bytes(ip, "little") for ip in found]
+    start, stop = guest.kernel.text
+    if all(start <= site < stop for site in sites):
+        return list(records)
+    there = [(start, stop), *_loaded(guest)]
+    return [
+        patch
+        for patch, site in zip(records, sites, strict=True)
+        if any(start <= site < stop for start, stop in there)
+    ]
+
+
 def unloaded_text(
     patches: Sequence[ArmedPatch], guest: Guest, memory: PhysicalMemory
 ) -> list[ArmedPatch]:
@@ -165,5 +189,9 @@ def unloaded_text(
     strange = [p for p, held in zip(patches, now, strict=True) if held not in (p.old, p.new)]
     if not strange:
         return []
-    loaded = module_ranges(with_loaded_modules(guest.kernel, guest.memory))
+    loaded = _loaded(guest)
     return [p for p in strange if not any(start <= p.addr < stop for start, stop in loaded)]
+
+
+def _loaded(guest: Guest) -> tuple[Text, ...]:
+    return module_ranges(with_loaded_modules(guest.kernel, guest.memory))

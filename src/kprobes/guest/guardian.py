@@ -36,7 +36,7 @@ from kprobes.errors import (
 )
 from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.journal import Entry, Journal, read
-from kprobes.guest.patches import restore_text
+from kprobes.guest.patches import check_none, put_back
 from kprobes.transport.connect import connect
 from kprobes.transport.stub import Stub
 
@@ -212,22 +212,26 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
         raise TargetError("its journal does not say what proves that the guest is the same")
     ram = open_ram(stub)
     check_stopped(entry, stub, ram)
-    # Text first: what its records must hold now is for who knows the kernel.
+    # Text first: what its records must hold now, and whether a module is gone, is for who knows
+    # the kernel.
     records = [undo for undo in entry.patches if undo.what == FLAGS]
     text = [undo for undo in entry.patches if undo.what != FLAGS]
-    places = restore_text(text, StoppedMemory(stub, ram))
-    if entry.allocations.is_empty and not records:
+    places, strange = put_back(text, StoppedMemory(stub, ram))
+    if entry.allocations.is_empty and not records and not strange:
         return Rescued(places, 0)
     if stub.is_held:
+        check_none(strange)
         raise KprobesError("the guest is paused by somebody else")
-    put_back, memory = _free_after_crash(stub, entry, records)
-    return Rescued(places + put_back, memory)
+    more, memory = _free_after_crash(stub, entry, records, strange)
+    return Rescued(places + more, memory)
 
 
-def _free_after_crash(stub: Stub, entry: Entry, records: Sequence[ArmedPatch]) -> tuple[int, int]:
+def _free_after_crash(
+    stub: Stub, entry: Entry, records: Sequence[ArmedPatch], strange: Sequence[ArmedPatch]
+) -> tuple[int, int]:
     from kprobes.guest.recovery import free_after_crash
 
-    return free_after_crash(stub, Journal.reopen(entry), records, image=entry.image)
+    return free_after_crash(stub, Journal.reopen(entry), records, strange, image=entry.image)
 
 
 def _connect(target: str, patience_s: float) -> Stub:

@@ -40,6 +40,17 @@ def restore_text(patches: Sequence[ArmedPatch], memory: PhysicalMemory) -> int:
     Raises:
         TargetError: a place holds neither the old bytes nor ours; all others were put back.
     """
+    count, strange = put_back(patches, memory)
+    check_none(strange)
+    return count
+
+
+def put_back(patches: Sequence[ArmedPatch], memory: PhysicalMemory) -> tuple[int, list[ArmedPatch]]:
+    """Put a stopped guest's bytes back, last write first, where ours are.
+
+    Returns:
+        How many places were put back, and those that hold neither the old bytes nor ours.
+    """
     count = 0
     for group in _groups(patches):
         found = _now(group, memory)
@@ -48,14 +59,21 @@ def restore_text(patches: Sequence[ArmedPatch], memory: PhysicalMemory) -> int:
         count += len(ours)
     # Not before: of several patches of one place only one is there.
     found = _now(patches, memory)
-    strange = [patch for patch, now in zip(patches, found, strict=True) if now != patch.old]
+    return count, [patch for patch, now in zip(patches, found, strict=True) if now != patch.old]
+
+
+def check_none(strange: Sequence[ArmedPatch]) -> None:
+    """Check that no place was found to hold strange bytes.
+
+    Raises:
+        TargetError: some do.
+    """
     if strange:
         first = strange[0]
         raise TargetError(
             f"{len(strange)} places hold bytes that are neither ours nor the kernel's, the first "
             f"at {first.addr:#x} ({first.what}): another kernel runs there, or it was changed since"
         )
-    return count
 
 
 def _groups(patches: Sequence[ArmedPatch]) -> Iterator[list[ArmedPatch]]:

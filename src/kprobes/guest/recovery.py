@@ -19,13 +19,18 @@ from kprobes.errors import (
 from kprobes.guest.allocations import AllocationLog, Kind
 from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.attach import Access, identify
-from kprobes.guest.ftrace_records import Records, paused_between_changes
+from kprobes.guest.ftrace_records import (
+    Records,
+    loaded_records,
+    paused_between_changes,
+    unloaded_text,
+)
 from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import IdentityCheck, check_stopped
 from kprobes.guest.inject import ReturnTrap, breakpoint_at
 from kprobes.guest.journal import Entry, Journal, entries, read
-from kprobes.guest.patches import StoppedMemory, restore_text
+from kprobes.guest.patches import StoppedMemory, check_none, restore_text
 from kprobes.guest.release import free_when_idle
 from kprobes.transport.address import is_path
 from kprobes.transport.connect import parse_target
@@ -173,14 +178,20 @@ _LATE_S = 2.0
 
 
 def free_after_crash(
-    stub: Stub, journal: Journal, records: Sequence[ArmedPatch], *, image: str
+    stub: Stub,
+    journal: Journal,
+    records: Sequence[ArmedPatch],
+    strange: Sequence[ArmedPatch],
+    *,
+    image: str,
 ) -> tuple[int, int]:
     """Free what a journal has as allocated; the guest, which is stopped, runs again afterwards.
 
     Args:
-        stub: of the guest, whose text is as it was before.
+        stub: of the guest, whose text is as it was before, but for what is strange.
         journal: of the dead tracer.
         records: what it wrote to those of the guest's ftrace.
+        strange: what it wrote to text that was changed since: its module must be gone.
         image: of the kernel, or "".
 
     Returns:
@@ -189,8 +200,8 @@ def free_after_crash(
 
     Raises:
         GuestReplacedError: it was rebooted meanwhile, or restored to an earlier state.
-        KprobesError: the guest is not understood, a task sleeps in the code, or none could be
-            borrowed; the journal has what is still allocated.
+        KprobesError: the guest is not understood, strange text is still there, a task sleeps in
+            the code, or none could be borrowed; the journal has what is still allocated.
     """
     allocations = journal.allocations
     # Before the guest runs: who comes back is seen only while somebody waits.
@@ -199,19 +210,28 @@ def free_after_crash(
     guest = identify(stub, Access(image=Path(image) if image else None))
     journal.watch(IdentityCheck(journal, guest).check)
     if not is_known:
+        check_none(strange)
         return 0, 0
-    count = _put_back(guest, journal, records) if records else 0
+    count = _put_back(guest, journal, records, strange) if records or strange else 0
     memory = allocations.memory
     free_when_idle(guest, allocations)
     return count, memory
 
 
-def _put_back(guest: Guest, journal: Journal, records: Sequence[ArmedPatch]) -> int:
+def _put_back(
+    guest: Guest,
+    journal: Journal,
+    records: Sequence[ArmedPatch],
+    strange: Sequence[ArmedPatch],
+) -> int:
     ram = guest.memory.ram
     memory = StoppedMemory(guest.stub, ram)
     memory.note_data(patch.phys for patch in records)
     with paused_between_changes(guest):
         check_stopped(journal, guest.stub, ram)
+        gone = {*unloaded_text(strange, guest, memory)}
+        check_none([patch for patch in strange if patch not in gone])
+        records = loaded_records(records, guest, memory)
         those = Records(guest, memory)
         count = restore_text(those.settled(records), memory)
         those.make_calls(records)

@@ -98,6 +98,11 @@ class HostDriver:
         return self.machine.kernel
 
     @property
+    def cpus(self) -> int:
+        """How many CPUs this machine may have."""
+        return self.machine.cpus
+
+    @property
     def source(self) -> TraceSource:
         """What sinks need to know of it."""
         symbols = self.kernel.symbols

@@ -116,7 +116,7 @@ def parse_target(target: str) -> str:
     if is_path(address):
         return str(Path(address.removeprefix("unix:")).absolute())
     if parse_host_port(address) is None:
-        raise UsageError(f"{target!r} is no target: use qemu:HOST:PORT or qemu:/path/of.sock")
+        raise UsageError(f"{target!r} is not a target: use qemu:HOST:PORT or qemu:/path/of.sock")
     return address
 
 
