@@ -1,4 +1,4 @@
-"""What a tracer left in a module that was unloaded before anything was put right."""
+"""A killed tracer's patches of a module that was unloaded before anything was put right."""
 
 import subprocess
 import sys
