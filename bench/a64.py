@@ -1,7 +1,7 @@
 """Lines of arm64 assembly to machine code: as much of it as the benchmarks are written in.
 
 LLVM's own assembler, as it comes to us, only knows the machine that it runs on. The syntax is
-Arm's; besides it ``mov xN, #NUMBER`` takes any number, and a name that is no label is left to
+Arm's; besides it ``mov xN, #NUMBER`` takes any number, and a name that is not a label is left to
 linking, where ``movz`` has it. Encodings: Arm ARM (DDI 0487), C6.2.
 """
 
@@ -44,7 +44,7 @@ class _Line:
 
 
 def assemble(text: str) -> Template:
-    """Return the code of some lines; names that are no labels are left to linking.
+    """Return the code of some lines; names that are not labels are left to linking.
 
     Raises:
         ValueError: a line is none that is known here, or a number does not fit.

@@ -124,7 +124,7 @@ class Isa:
     Attributes:
         name: Debian's.
         elf: ELF's number for it.
-        assemble: lines to code; names that are no labels are left to linking.
+        assemble: lines to code; names that are not labels are left to linking.
         syscall: what its kernel's functions of system calls begin with.
         first: the first argument's register, as probes name it.
         gdb: which one knows it.

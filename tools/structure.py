@@ -99,7 +99,7 @@ class Structure:
         """Read the files below ``top``; ``words`` are private ones."""
         package = top / "src" / "kprobes"
         self.source = [_read(path, package) for path in sorted(package.rglob("*.py"))]
-        # A package's docstring alone is no module.
+        # A package's docstring alone is not a module.
         self._modules = [file for file in self.source if len(file.tree.body) > 1]
         self._others = [
             _read(path, top)

@@ -41,7 +41,7 @@ class Walk:
 def _is_imported(frame: FrameType | None) -> bool:
     while frame is not None:
         of_kprobes = frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE
-        # Bodies of modules and classes are not optimised, as their names are no fast locals.
+        # Bodies of modules and classes are not optimised, as their names are not fast locals.
         if of_kprobes and not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             return True
         frame = frame.f_back

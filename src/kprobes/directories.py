@@ -63,7 +63,7 @@ def open_own(path: Path) -> io.BufferedReader:
     """Open a file of ours for reading; never waits for a writer.
 
     Raises:
-        StateError: it is no file, or somebody else can write it.
+        StateError: it is not a file, or somebody else can write it.
         OSError: it cannot be opened.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -106,7 +106,7 @@ def _narrow(level: Path) -> None:
 
 def _check_file(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise StateError(f"{path} is no file")
+        raise StateError(f"{path} is not a file")
     _check_owner(path, found.st_uid)
     if found.st_mode & _OTHERS_WRITE:
         raise StateError(f"{path} can be written by others: look at it, then chmod 600 it")

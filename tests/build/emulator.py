@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from iced_x86 import Mnemonic
 from unicorn import UC_ARCH_X86, UC_HOOK_INTR, UC_MODE_64, x86_const
 from unicorn.unicorn import Uc, UcError
 
@@ -37,6 +38,10 @@ _STACK_TOP = 0xF000
 _RET = b"\xc3"
 REPEATS = frozenset(b"\xf2\xf3")
 """Among an instruction's first two bytes: it may repeat."""
+DIFFERS_EACH_TIME = frozenset(
+    (Mnemonic.RDTSC, Mnemonic.RDTSCP, Mnemonic.RDPMC, Mnemonic.RDRAND, Mnemonic.RDSEED)
+)
+"""Instructions that read a clock, or chance."""
 _LARGE = 21
 _TOP = 511
 

@@ -76,4 +76,4 @@ def test_a_broken_journal_is_named_and_told_by_the_exit_status(
 
     out, words = capfd.readouterr()
     assert (code, out) == (1, "")
-    assert words.startswith(f"kprobe: {broken} is no file\n")
+    assert words.startswith(f"kprobe: {broken} is not a file\n")

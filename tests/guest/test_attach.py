@@ -52,7 +52,7 @@ def test_runs_that_cannot_be_are_told() -> None:
 
 
 def test_memory_without_a_kernel_is_told() -> None:
-    # A page of this process, which is no page table.
+    # A page of this process, which is not a page table.
     data = bytearray(0x2000)
     at = id(data)
 

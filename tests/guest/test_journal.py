@@ -266,8 +266,8 @@ def _make_provable_anywhere(path: Path, mark: str = "") -> None:
     ("spoil", "why"),
     [
         (_make_deep, "nested too deep"),
-        (Path.mkdir, "is no file"),
-        (os.mkfifo, "is no file"),
+        (Path.mkdir, "is not a file"),
+        (os.mkfifo, "is not a file"),
         (_make_torn, "it has no 'target'"),
         (Path.touch, "it has no 'target'"),
         (_make_writable, "can be written by others"),
@@ -346,7 +346,7 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(data)
 
-    with pytest.raises(FormatError, match="no journal of ours"):
+    with pytest.raises(FormatError, match="not a journal of ours"):
         journal.read(path)
 
 

@@ -229,7 +229,7 @@ def test_conditions_become_numbers() -> None:
 
 @pytest.mark.parametrize("place", ["", "fail*", "fails+4", "fails x=1", "%ax", "@f"])
 def test_only_a_function_s_name_is_a_place(place: str) -> None:
-    with pytest.raises(UsageError, match="no function"):
+    with pytest.raises(UsageError, match="not a function"):
         make_override(place, -12)
 
 

@@ -67,5 +67,5 @@ def test_a_number_is_changed_as_its_type_has_it() -> None:
         store_returned(X86_64.returns, prototype("int"), 1 << 40, registers, memory)
     with pytest.raises(UnknownTypeError, match="f returns nothing"):
         store_returned(X86_64.returns, prototype("void"), 1, registers, memory)
-    with pytest.raises(UnknownTypeError, match="no number"):
+    with pytest.raises(UnknownTypeError, match="not a number"):
         store_returned(X86_64.returns, prototype("struct qstr"), 1, registers, memory)

@@ -146,9 +146,9 @@ def _exiting(probe: Kprobe, regs: Registers) -> None:
     ("handler", "what"),
     [
         (_unset, "did not set regs.ip"),
-        (_data, "is no code"),
-        (_user, "is no code"),
-        (_wild, "is no code"),
+        (_data, "is not code"),
+        (_user, "is not code"),
+        (_wild, "is not code"),
         (_lower, "regs.sp may not be lowered"),
         (_broken, "KeyError: 'x'"),
         (_exiting, "SystemExit"),

@@ -193,7 +193,7 @@ def _broken(instance: Instance, regs: Registers) -> None:
 
 @pytest.mark.parametrize(
     ("handler", "what"),
-    [(_data, "is no code"), (_lower, "may not be lowered"), (_broken, "KeyError: 'x'")],
+    [(_data, "is not code"), (_lower, "may not be lowered"), (_broken, "KeyError: 'x'")],
 )
 def test_what_cannot_be_done_changes_nothing_and_is_told_once(
     handler: ReturnHandler, what: str

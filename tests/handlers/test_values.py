@@ -106,7 +106,7 @@ def test_an_array_of_chars_is_a_text(made: Handled, file: Struct) -> None:
     assert name.bytes_() == b"etc\0junk"
     assert name != "etcjunk"
     assert name == "etc"
-    with pytest.raises(UnknownTypeError, match="is no string"):
+    with pytest.raises(UnknownTypeError, match="is not a string"):
         file.f_names.string()
 
 

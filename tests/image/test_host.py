@@ -81,7 +81,7 @@ def test_types_are_the_kernels_and_those_of_modules_come_when_asked_for() -> Non
         (KALLSYMS.replace(b"ffffffff8", b"000000000").replace(b"ffffffffc", b"000000000"), "hides"),
         (b"0000000000000000 T a\n" * 3, "hides"),
         (b"ffffffff81000000 T other\n", "where the kernel's text is"),
-        (b"nonsense\n", "no symbols"),
+        (b"nonsense\n", "not symbols"),
     ],
 )
 def test_symbols_that_help_nobody_are_told(text: bytes, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Patterns of filters: what they match, and what is no pattern in them."""
+"""Patterns of filters: what they match, and what is not a pattern in them."""
 
 import re
 from fnmatch import fnmatchcase

@@ -41,7 +41,7 @@ def test_conditions_that_count_nothing_are_refused(words: OverrideWords) -> None
 def test_an_errno_may_have_a_minus() -> None:
     assert [errno_value(n) for n in (12, -12, 4095)] == [-12, -12, -4095]
     for wrong in (0, 4096, -4096):
-        with pytest.raises(UsageError, match="no errno"):
+        with pytest.raises(UsageError, match="not an errno"):
             errno_value(wrong)
 
 

@@ -162,7 +162,7 @@ def test_a_site_whose_record_serves_another_purpose_now_is_refused() -> None:
 def test_an_address_between_sites_is_refused() -> None:
     memory = _memory()
 
-    with pytest.raises(RefusedError, match="no ftrace site"):
+    with pytest.raises(RefusedError, match="not an ftrace site"):
         inspect(Addr(TEXT + 0x101), memory, _sites(memory), SITE)
 
 

@@ -70,9 +70,9 @@ def test_what_is_forced_is_done(options: PatchOptions, strategy: str) -> None:
 @pytest.mark.parametrize(
     ("options", "strategy", "message"),
     [
-        (BOTH, "ftrace", "f+0x1 is no ftrace site; a jump works"),
-        (ONLY_BREAKPOINT, "ftrace", "f+0x1 is no ftrace site; a breakpoint works"),
-        (NONE, "ftrace", f"f+0x1 is no ftrace site; {NO_BREAKPOINT}"),
+        (BOTH, "ftrace", "f+0x1 is not an ftrace site; a jump works"),
+        (ONLY_BREAKPOINT, "ftrace", "f+0x1 is not an ftrace site; a breakpoint works"),
+        (NONE, "ftrace", f"f+0x1 is not an ftrace site; {NO_BREAKPOINT}"),
         (ONLY_BREAKPOINT, "jump", f"f+0x1: no jump: {NO_JUMP}; a breakpoint works"),
         (NONE, "jump", f"f+0x1: no jump: {NO_JUMP}; {NO_BREAKPOINT}"),
         (ONLY_JUMP, "breakpoint", f"f+0x1: no breakpoint: {NO_BREAKPOINT}; a jump works"),

@@ -32,5 +32,5 @@ def test_an_argument_is_in_a_register_or_above_a_return_address(
 
 
 def test_what_is_no_argument_has_no_number() -> None:
-    with pytest.raises(TypeError, match="is no argument"):
+    with pytest.raises(TypeError, match="is not an argument"):
         number_of(AARCH64, Constant(value=1))

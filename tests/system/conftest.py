@@ -22,7 +22,7 @@ STRATEGIES = {
     "amd64": (Strategy.JUMP, Strategy.BREAKPOINT),
     "arm64": (Strategy.JUMP,),
 }
-"""How instructions that are no ftrace site are patched."""
+"""How instructions that are not an ftrace site are patched."""
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "bookworm-backports", "7.x": "sid"}
 """Kernels that Debian offers, and where."""
 _NOT_ON_ARM64 = {"5.10", SUITES["5.10"], Strategy.BREAKPOINT}

@@ -66,7 +66,7 @@ REGISTERS: Mapping[str, tuple[str, ...]] = {
 
 
 def kept_by(arch: str, code: bytes) -> tuple[str, ...] | None:
-    """Return the registers that an instruction leaves alone, or None when it is no plain move."""
+    """Return the registers that an instruction leaves alone, or None if it is not a plain move."""
     changed = _CHANGED[arch](code)
     if changed is None:
         return None

@@ -164,12 +164,12 @@ def test_what_is_not_safe_is_refused_and_nothing_is_armed(session: GuestSession)
     for place, filter_text in [("nothing_of_this_name", ""), ("vfs_read", "nothing == 1")]:
         with pytest.raises(DefinitionError):
             session.override(place, returns=0, filter=filter_text, force=True)
-    with pytest.raises(UsageError, match="no function"):
+    with pytest.raises(UsageError, match="not a function"):
         session.override("vfs_read+0x10", returns=0, force=True)
     for options in ({"every": 0}, {"times": -1}, {"probability": 1.5}):
         with pytest.raises(UsageError):
             session.override("vfs_read", returns=0, force=True, **options)  # pyright: ignore[reportArgumentType] - wrong on purpose
-    with pytest.raises(UsageError, match="no errno"):
+    with pytest.raises(UsageError, match="not an errno"):
         session.fail("vfs_read", errno=0, force=True)
 
     assert not session.driver.plans

@@ -66,7 +66,7 @@ def test_what_a_dead_client_left_in_the_stub_does_not_swallow_the_first_words(ha
         handshake(ours, "here", timeout_s=1)
 
         stream = half + theirs.recv(1000)
-    # As QEMU reads it: a sum that is no number is part of the packet.
+    # As QEMU reads it: a sum that is not a number is part of the packet.
     stream = stream.replace(b"#$", b"_$").replace(b"#5$", b"_5$").replace(b"}$", b"_$")
     first = rsp.next_packet(stream)
     assert first is not None

@@ -241,7 +241,7 @@ class FtraceInfo:
         reports_entry: whether a probe of a function's entry reports the function's start; else it
             reports the site.
         branch: (place, destination) to the bytes that call a probe from a site.
-        target: (place, bytes) to where a site calls, or None when it is no call.
+        target: (place, bytes) to where a site calls, or None when it is not a call.
         entry: what a site calls.
     """
 
@@ -309,7 +309,7 @@ class TrapInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchOps:
-    """How instructions that are no ftrace site are probed.
+    """How instructions that are not an ftrace site are probed.
 
     Attributes:
         examine: (name, parts, tables of the text) of a function to a judge of its addresses.

@@ -338,7 +338,7 @@ class _Builder(Generic[InstructionT, StackT]):
             case Flow.LEAVE:
                 self.cfg.unproven[i.addr] = "it leaves by another way than it came"
             case Flow.UNKNOWN:
-                self.cfg.unproven[i.addr] = "its bytes are no instruction"
+                self.cfg.unproven[i.addr] = "its bytes are not an instruction"
             case Flow.TRANSACTION:
                 self.cfg.unproven[i.addr] = "it begins or ends a transaction"
             case Flow.NEXT:

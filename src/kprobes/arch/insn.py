@@ -54,8 +54,8 @@ class Disassembled:
 
     Attributes:
         addr: where it is.
-        code: its bytes; one byte where they are no instruction.
-        mnemonic, operands: as text; ``(bad)`` for what is no instruction.
+        code: its bytes; one byte where they are not an instruction.
+        mnemonic, operands: as text; ``(bad)`` for what is not an instruction.
         target: of a direct branch or call, or None.
         place: a fixed address that its memory operand has, or None.
         value: a constant that may be an address, or None.
@@ -90,7 +90,7 @@ class MemoryAccess:
 
     Attributes:
         offset: that constant: bytes from the window's start; what is added besides is unknown.
-        origin: of the last instruction that added what is no constant; else of the one that
+        origin: of the last instruction that added what is not a constant; else of the one that
             brought the window's address. It tells one such place from another.
         size: bytes that are accessed; 0 where the address is only computed.
         is_write: whether memory is written.

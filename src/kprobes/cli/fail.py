@@ -24,7 +24,7 @@ examples:
 
 VALUE is a number, or -NAME with the name of an errno. FILTER is what the kernel's filter files
 take, on comm, pid, tgid, cpu and the function's own parameters. Calls are skipped by machine code
-in the guest: the function does not run. Functions that are no system calls, and that the kernel
+in the guest: the function does not run. Functions that are not system calls, and that the kernel
 does not list as safe to skip (ALLOW_ERROR_INJECTION), need --force.
 
 The numbers of calls seen and skipped are written at the end. Exit status: COMMAND's own, else

@@ -441,7 +441,7 @@ def check_command(args: argparse.Namespace) -> None:
 
 
 def _usual(args: argparse.Namespace) -> str:
-    # A file is no target.
+    # A file is not a target.
     return AUTO if _has_image(args) else os.environ.get(_VARIABLE) or AUTO
 
 

@@ -30,7 +30,7 @@ _NOTHING = Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.u
 class Output:
     """A sink that writes until its output is gone. Implements ``ports.Sink``.
 
-    A reader that has left, as ``head`` does, is no error: nobody wants the rest. A full disk is
+    A reader that has left, as ``head`` does, is not an error: nobody wants the rest. A full disk is
     one, but the guest is put right first: ``check`` raises it. After the user's wish to end,
     ``write`` comes back at once, and what is left has ``_FINISH_S`` from then on.
 

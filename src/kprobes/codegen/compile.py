@@ -143,7 +143,7 @@ def compile_probes(  # noqa: PLR0913 - all that machine code depends on
         returning: what return probes of one function do there, after these.
         overrides: what may skip the call after that, the first that wants to; only with a frame.
         is_framed: whether the saving entry code comes before it.
-        is_patched: whether the site is no ftrace site.
+        is_patched: whether the site is not an ftrace site.
 
     Returns:
         A template with the symbols ``site``; ``event0`` ... per probe, those of ``returning``

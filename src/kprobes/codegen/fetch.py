@@ -76,7 +76,7 @@ def _offset(context: Context, place: int | None) -> Value:
 def _at_return(context: Context, operand: _AtReturn) -> Value:
     f, returned = context.out, context.returned
     if returned is None:
-        raise TypeError(f"{operand} is no plain value at a function's entry")
+        raise TypeError(f"{operand} is not a plain value at a function's entry")
     match operand:
         case ReturnedValue():
             return context.registers[context.arch.returns.value]
@@ -88,7 +88,7 @@ def _at_return(context: Context, operand: _AtReturn) -> Value:
             place = INSTANCE_VALUES + _WORD * returned.kept.index(base)
             return f.load(f.op("add", _instance(returned), place))
         case CommValue() | TextValue():
-            raise TypeError(f"{operand} is no plain value")
+            raise TypeError(f"{operand} is not a plain value")
         case _:
             assert_never(operand)
 

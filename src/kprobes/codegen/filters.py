@@ -402,7 +402,7 @@ class Emitter:
             case Header.PREEMPT_COUNT:
                 return _depths(context, self.context_bits())
             case Header.COMM:
-                raise TypeError("a name is no number")
+                raise TypeError("a name is not a number")
             case _:
                 assert_never(source)
 

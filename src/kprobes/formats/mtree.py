@@ -21,7 +21,7 @@ MAX_RUNS = 4096
 _SYSTEM = ' AS "memory", root: system'
 _MAX_ADDR = 1 << 56
 # Priority 0 leaves out the RAM of PCI cards (their BARs are mapped with priority 1): frame
-# buffers hold nothing of the kernel's and are no part of the memory backend.
+# buffers hold nothing of the kernel's and are not part of the memory backend.
 _LINE = re.compile(
     r"^ +([0-9a-f]{16})-([0-9a-f]{16}) \(prio 0, (?:nv-)?ram\): (.*?)(?: @([0-9a-f]{16}))?"
     r"(?: (?:KVM|HVF|WHPX|NVMM|MSHV|Xen))?$"

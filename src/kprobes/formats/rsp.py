@@ -73,7 +73,7 @@ def next_packet(stream: bytes | bytearray) -> Packet | None:
     """Return the first packet of a stream, or None when it is not complete yet.
 
     Raises:
-        FormatError: something between packets that is no acknowledgement, or a packet
+        FormatError: something between packets that is not an acknowledgement, or a packet
             without end.
     """
     start = 0

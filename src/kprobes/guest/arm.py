@@ -392,7 +392,7 @@ class TextPatcher:
         stale = self._stale_records(self._in_modules(sites))
         if stale:
             raise TargetError(
-                f"{stale[0].addr:#x} is no ftrace record any more: its module was unloaded "
+                f"{stale[0].addr:#x} is not an ftrace record any more: its module was unloaded "
                 "meanwhile; nothing was patched"
             )
 

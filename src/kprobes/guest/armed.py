@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from kprobes.units import Addr, Phys
 
 FLAGS = "dyn_ftrace.flags"
-"""What undos of the guest's ftrace records are for: these are no code."""
+"""What undos of the guest's ftrace records are for: these are not code."""
 
 
 class ArmedPatch(NamedTuple):

@@ -137,7 +137,7 @@ class Records:
 def stale_records(
     records: Sequence[tuple[Addr, ArmedPatch]], memory: PhysicalMemory
 ) -> list[ArmedPatch]:
-    """Return the patches of what is no record of its site any more.
+    """Return the patches of what is not a record of its site any more.
 
     A module's records are freed with it; a moment later their page may be a page table.
 

@@ -414,8 +414,8 @@ def read(path: Path) -> Entry:
     never made, so it is left out.
 
     Raises:
-        FormatError: it is no journal.
-        StateError: it is no file, or somebody else's.
+        FormatError: it is not a journal.
+        StateError: it is not a file, or somebody else's.
         FileNotFoundError: there is none.
     """
     try:
@@ -445,7 +445,7 @@ def read(path: Path) -> Entry:
     except FileNotFoundError:
         raise
     except _BROKEN as error:
-        raise FormatError(f"{path} is no journal of ours: {_reason(error)}") from error
+        raise FormatError(f"{path} is not a journal of ours: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

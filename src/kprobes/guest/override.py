@@ -173,7 +173,7 @@ class OverrideResolver:
 
     def _probe(self, place: str, options: OverrideOptions) -> Resolved:
         if re.search(r"[\s+*?@%\[]", place) or not place:
-            raise UsageError(f"{place!r} is no function: FUNCTION or MODULE:FUNCTION")
+            raise UsageError(f"{place!r} is not a function: FUNCTION or MODULE:FUNCTION")
         text, variables = _named_variables(options.filter)
         arguments = [*variables, *self._named_parameters(place, text)]
         command = " ".join([_EVENT, place, *arguments])
@@ -261,7 +261,7 @@ class OverrideResolver:
         exits = Prover(self._places.text, self._guest.arch.patch).classify(function).exits
         if exits.is_endless or function.name in self._guest.arch.machine.text.no_return:
             raise RefusedError(
-                f"{function.name} never returns: what comes after its calls is no code to go on "
+                f"{function.name} never returns: what comes after its calls is not code to go on "
                 "with, so they cannot be skipped"
             )
 

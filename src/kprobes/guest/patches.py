@@ -3,7 +3,7 @@
 The places that probes patch, while the guest stands still: each the quickest way that is right.
 
 Whatever is code is written through the stub, or QEMU would go on with what it has translated.
-Reading needs no stub where RAM is mapped, and neither does writing to what is no code.
+Reading needs no stub where RAM is mapped, and neither does writing to what is not code.
 """
 
 from bisect import bisect_right

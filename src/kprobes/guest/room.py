@@ -249,7 +249,7 @@ class Pool:
     def take_routine(
         self, area: Area, most: int, make: Callable[[Addr], bytes], *, is_own: bool = False
     ) -> Text:
-        """Have code in an area that is no plan's, and return where; errors as for ``Area.fill``.
+        """Have code in an area that is not a plan's, and return where; errors as for ``Area.fill``.
 
         Args:
             area: where it is.

@@ -144,7 +144,7 @@ def why_not(regs: Registers, *, is_elsewhere: bool) -> str:
     if regs.sp < regs.hit_.vcpu.registers["sp"]:
         return "regs.sp may not be lowered: what is below belongs to interrupts"
     if is_elsewhere and not regs.hit_.live.is_code(regs.ip_):
-        return f"regs.{regs.pc_} = {regs.ip_:#x} is no code: the CPU did not go there"
+        return f"regs.{regs.pc_} = {regs.ip_:#x} is not code: the CPU did not go there"
     return ""
 
 

@@ -128,7 +128,7 @@ class ReturnDispatch:
 
     def entered(self, vcpu: WaitingVcpu) -> None:
         """Run the entry_handlers, and keep the calls whose return is to be told of."""
-        # Only a guest whose stack or task is no memory faults: nobody has anything to do there.
+        # Only a guest whose stack or task is not memory faults: nobody has anything to do there.
         with suppress(MemoryFault):
             slot, task = vcpu.registers["sp"], name_task(self.live, vcpu.task)
             for probe in self._enabled():

@@ -209,13 +209,13 @@ def pattern(value: int, bits: int) -> int:
 
 
 def check_number(types: Types, ctype: CType) -> None:
-    """Refuse what is no number.
+    """Refuse what is not a number.
 
     Raises:
         UnknownTypeError: an aggregate, an array, or what has no size.
     """
     if ctype.kind not in NUMBERS or ctype.size == 0:
-        raise UnknownTypeError(f"{types.type_name(ctype.number)} is no number")
+        raise UnknownTypeError(f"{types.type_name(ctype.number)} is not a number")
 
 
 def _enumerator(types: Types, ctype: CType, raw: int) -> Enumerator:

@@ -83,7 +83,7 @@ class Probe:
     _registration: Registration | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is no place."""
+        """Refuse what is not a place."""
         if bool(self.symbol_name) == (self.addr is not None):
             raise UsageError(f"a {self.kind} has either a symbol_name or an addr")
 

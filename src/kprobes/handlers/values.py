@@ -255,7 +255,7 @@ class Array:
             UnknownTypeError: it is an array of something else.
         """
         if not self._is_text():
-            raise UnknownTypeError(f"{self.type_} is no string")
+            raise UnknownTypeError(f"{self.type_} is not a string")
         if self._length == 0:
             return self.typed_.memory.string(self.address_)
         return self.bytes_().split(b"\0")[0].decode(errors="backslashreplace")
@@ -305,7 +305,7 @@ def store(typed: Typed, type_: int, address: int, value: int) -> None:
     Raises:
         MemoryFault: there is no memory, or none that the guest may write.
         OverflowError: it does not fit.
-        UnknownTypeError: the type is no number.
+        UnknownTypeError: the type is not a number.
     """
     ctype = typed.types.describe(type_)
     check_number(typed.types, ctype)

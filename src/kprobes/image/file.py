@@ -46,7 +46,7 @@ def read_image(path: Path) -> KernelImage:
 
     Raises:
         TargetError: the file cannot be read, or is of another architecture.
-        FormatError: it is no kernel, or damaged.
+        FormatError: it is not a kernel, or damaged.
     """
     data = _read(path)
     try:

@@ -118,7 +118,7 @@ def parse_kallsyms(text: bytes) -> tuple[SymbolTable, tuple[ModuleSymbols, ...]]
     """Return the kernel's own symbols, and those of each module, in their order.
 
     Raises:
-        TargetError: a line is no symbol.
+        TargetError: a line is not a symbol.
     """
     tab = text.find(b"\t")
     own = text if tab < 0 else text[: text.rfind(b"\n", 0, tab) + 1]
@@ -140,7 +140,7 @@ def _table(text: bytes) -> SymbolTable:
     ends = np.flatnonzero(data == ord("\n"))
     lines = np.concatenate([np.zeros(min(1, len(ends)), np.intp), ends[:-1] + 1])
     if (ends - lines < _HEAD).any():
-        raise TargetError("/proc/kallsyms has lines that are no symbols of a 64-bit kernel")
+        raise TargetError("/proc/kallsyms has lines that are not symbols of a 64-bit kernel")
     heads = data[lines[:, None] + np.arange(_HEAD)]
     is_name = np.ones(len(data), np.bool_)
     is_name[lines[:, None] + np.arange(_HEAD)] = False

@@ -329,7 +329,7 @@ def _read_up_to(memory: Memory, addr: int, size: int) -> bytes:
 
 
 def _named(syms: NDArray[np.void], types: NDArray[np.uint8], strings: bytes) -> SymbolTable:
-    # Undefined and nameless entries are no symbols.
+    # Undefined and nameless entries are not symbols.
     names = [_name_at(strings, at) for at in syms["name"].tolist()]
     kept = [i for i, name in enumerate(names) if name and syms["shndx"][i]]
     values = syms["value"][kept].astype(np.uint64)

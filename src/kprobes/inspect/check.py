@@ -429,7 +429,7 @@ def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:
 
     Raises:
         TargetError: the file cannot be read, or was built without dynamic ftrace.
-        FormatError: it is no kernel, or damaged.
+        FormatError: it is not a kernel, or damaged.
     """
     image = read_image(path)
     text = text_of_image(image)

@@ -40,7 +40,7 @@ class Owner(StrEnum):
     GUEST = "guest"
     """The guest's own ftrace: a tracer, kprobe event or BPF program in it."""
     UNKNOWN = "unknown"
-    """Bytes that are no call at all."""
+    """Bytes that are not a call at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

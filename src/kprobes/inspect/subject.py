@@ -128,7 +128,7 @@ def snapshot_of_image(path: Path) -> TextSnapshot:
 
     Raises:
         TargetError: the file cannot be read.
-        FormatError: it is no kernel, or damaged.
+        FormatError: it is not a kernel, or damaged.
     """
     image = read_image(path)
     kernel = kernel_from_image(image)

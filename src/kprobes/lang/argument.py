@@ -58,7 +58,7 @@ def check_meta(words: Sequence[Token], context: ParseContext) -> None:
     seen = False
     for word in meta:
         if context.is_address:
-            hint = "a place by address is no function's entry"
+            hint = "a place by address is not a function's entry"
             raise word.error(Code.NOFENTRY_ARGS, hint=hint)
         if _DIGIT.match(word.text, len(_PREFIX)):
             continue

@@ -145,7 +145,7 @@ def split_walk(token: Token) -> tuple[Token, Token | None]:
     if at is None:
         return token, None
     if token.text[at] == ".":
-        hint = "an argument is no structure; follow a pointer with ->"
+        hint = "an argument is not a structure; follow a pointer with ->"
         raise token.error(Code.NOSUP_DAT_ARG, at + 1, hint=hint)
     _check_arrow(token, at)
     return token.cut(0, at), token.cut(at + 2)
@@ -379,7 +379,7 @@ def _argument(token: Token, context: ParseContext) -> Reading:
     if number == 0 or (number > ARGUMENTS_MAX and not context.is_meta):
         raise token.error(Code.BAD_ARG_NUM, hint=f"arguments count from 1 to {ARGUMENTS_MAX}")
     if context.is_address:
-        raise token.error(Code.NOFENTRY_ARGS, hint="a place by address is no function's entry")
+        raise token.error(Code.NOFENTRY_ARGS, hint="a place by address is not a function's entry")
     return leaf(Argument(number=number, span=token.span), token)
 
 

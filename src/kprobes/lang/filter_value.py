@@ -115,7 +115,7 @@ class Scan:
         return found
 
     def skip_blanks(self) -> None:
-        """Pass what is no character to speak of."""
+        """Pass what is not a character to speak of."""
         self._match(_BLANKS)
 
     def name(self) -> str:
@@ -195,7 +195,7 @@ def read_number(scan: Scan, subject: Subject) -> Test:
     """Read a number and return the comparison with it.
 
     Raises:
-        DefinitionError: the field is no number, or it is none.
+        DefinitionError: the field is not a number, or it is none.
     """
     field, start = subject.field, scan.at
     if subject.is_text:
@@ -219,7 +219,7 @@ def read_string(scan: Scan, subject: Subject) -> tuple[Test, bool]:
     """Read a string in quotes and return the match, and whether it must hold.
 
     Raises:
-        DefinitionError: the field is no string, or the quotes or the operator are wrong.
+        DefinitionError: the field is not a string, or the quotes or the operator are wrong.
     """
     if subject.operator not in ("==", "!=", "~"):
         raise scan.error(FilterCode.ILLEGAL_FIELD_OP, hint="strings have ==, != and ~")
@@ -245,7 +245,7 @@ def read_cpu_list(scan: Scan, subject: Subject) -> tuple[Test, bool]:
     """Read ``CPUS{LIST}`` and return the test, and whether it must hold.
 
     Raises:
-        DefinitionError: the field is no number, or the list or the operator is wrong.
+        DefinitionError: the field is not a number, or the list or the operator is wrong.
     """
     field, cpus = subject.field, scan.known.cpus
     if field.kind not in (FieldKind.CPU, FieldKind.NUMBER):
@@ -270,7 +270,7 @@ def read_function(scan: Scan, subject: Subject) -> tuple[Test, bool]:
     """Read a function's name, or an address in it, and return whether the field is inside.
 
     Raises:
-        DefinitionError: the field is no address, or there is no such function.
+        DefinitionError: the field is not an address, or there is no such function.
     """
     field = subject.field
     if field.size != _LONG or field.kind is not FieldKind.NUMBER:

@@ -16,7 +16,7 @@ from kprobes.model.definition import Span
 from kprobes.units import U64
 
 # lib/kstrtox.c takes 0x only before a hex digit and every other leading 0 for octal, so "0x"
-# and "08" are no numbers.
+# and "08" are not numbers.
 _DIGITS = ((16, re.compile(r"0[xX]([0-9a-fA-F]+)")), (8, re.compile(r"(0[0-7]*)")))
 _DECIMAL = re.compile(r"[0-9]+")
 _S64_MAX = U64 >> 1

@@ -79,14 +79,14 @@ def read_arg_name(word: Token, *, default: str, taken: frozenset[str]) -> tuple[
 
     Args:
         word: the whole word.
-        default: the argument's name when the word gives none and is no name itself.
+        default: the argument's name when the word gives none and is not a name itself.
         taken: the names of the arguments before it.
 
     Returns:
         The name, and the rest of the word.
 
     Raises:
-        DefinitionError: it is no name, or taken.
+        DefinitionError: it is not a name, or taken.
     """
     equals = word.text.find("=")
     if equals > ARG_NAME_LIMIT:

@@ -56,7 +56,7 @@ def read_type(word: Token, expression: str) -> TypeWord:
     expression, see ``read_bits``.
 
     Raises:
-        DefinitionError: it is no type, or none for this expression.
+        DefinitionError: it is not a type, or none for this expression.
     """
     base, bracket, _ = word.text.partition("[")
     count = _read_count(word.cut(len(base) + 1)) if bracket else None

@@ -47,7 +47,7 @@ class TypeWord:
         base: u8..u64, s8..s64, x8..x64, char, symbol, string, ustring, symstr, pd, pD, or
             ``bits`` for ``bWIDTH@OFFSET/SIZE``.
         size: bytes of one element in the record; 4 for those in ``STRINGS``.
-        count: N of ``TYPE[N]``, or None when it is no array.
+        count: N of ``TYPE[N]``, or None when it is not an array.
         bit_width: WIDTH of ``bits``, else 0.
         bit_offset: OFFSET of ``bits``, from the container's lowest bit.
     """

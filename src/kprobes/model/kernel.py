@@ -249,7 +249,7 @@ class CType:
 
 
 def value_range(type_: CType) -> range | None:
-    """Return the numbers that a type's values are, or None where they are no numbers.
+    """Return the numbers that a type's values are, or None where they are not numbers.
 
     A pointer may be written as a negative errno, too.
     """

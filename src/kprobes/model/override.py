@@ -97,7 +97,7 @@ class OverrideWords(TypedDict, total=False):
 def errno_value(errno: int) -> int:
     """Return what a function returns that fails with an errno, given with or without a minus."""
     if not 1 <= abs(errno) <= MAX_ERRNO:
-        raise UsageError(f"{errno} is no errno: must be from 1 to {MAX_ERRNO}")
+        raise UsageError(f"{errno} is not an errno: must be from 1 to {MAX_ERRNO}")
     return -abs(errno)
 
 

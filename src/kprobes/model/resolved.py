@@ -81,7 +81,7 @@ class Field:
         offset: from the record's start.
         size: of one number, 4 for a string, 0 for comm and text.
         index: the field's bit in the fault bits.
-        count: elements of an array, one after the other; None when it is no array.
+        count: elements of an array, one after the other; None when it is not an array.
         text: of an immediate string, without NUL.
         enumerators: value and name of each of its enum's, in their order, for a number that is
             an enum to the kernel's types.

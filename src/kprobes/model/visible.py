@@ -2,7 +2,7 @@
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """Return a text with control characters, and whatever else is no picture, as escapes.
+    """Return a text with control characters, and whatever else is not a picture, as escapes.
 
     ``\\x1b`` is ESC, ``\\n`` a line's end that is none of ours, ``\\u202e`` turns the direction of
     writing; a byte that is not UTF-8 (``surrogateescape``) is ``\\x9b``, too.

@@ -160,7 +160,7 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
     """
     record = sites.find(addr)
     if record is None:
-        raise RefusedError(f"{addr:#x} is no ftrace site")
+        raise RefusedError(f"{addr:#x} is not an ftrace site")
     if record == 0:
         return Site(strategy=Strategy.FTRACE, addr=addr, old=b"")
     ip, flags = struct.unpack("<QQ", memory.read(record, _RECORD_SIZE))

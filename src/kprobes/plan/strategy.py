@@ -56,7 +56,7 @@ def choose(place: str, options: PatchOptions, memory: Memory, wish: Wish) -> Sit
     match wish.strategy:
         case Strategy.FTRACE:
             raise RefusedError(
-                f"{place} is no ftrace site; {_what_works(options.breakpoint, jump)}"
+                f"{place} is not an ftrace site; {_what_works(options.breakpoint, jump)}"
             )
         case Strategy.JUMP if isinstance(jump, str):
             raise RefusedError(f"{place}: no jump: {jump}; {_what_works(options.breakpoint, jump)}")
@@ -70,7 +70,7 @@ def choose(place: str, options: PatchOptions, memory: Memory, wish: Wish) -> Sit
         case _:
             pass
     if not isinstance(jump, str):
-        return _site(Strategy.JUMP, jump, memory, why="it is no ftrace site")
+        return _site(Strategy.JUMP, jump, memory, why="it is not an ftrace site")
     if isinstance(options.breakpoint, str):
         raise RefusedError(f"{place} cannot be probed: {options.breakpoint}")
     return _site(Strategy.BREAKPOINT, options.breakpoint, memory, why=jump)

@@ -81,7 +81,7 @@ def _sized(arg: FetchArg, operand: Operand, type_: str, storage: Storage) -> Fet
 
 def _text(arg: FetchArg, operand: Operand) -> Fetched:
     if not isinstance(arg.fetch, Text):
-        raise TypeError(f"{arg.fetch} is no text")
+        raise TypeError(f"{arg.fetch} is not text")
     return Fetched(
         name=arg.name,
         type="string",

@@ -111,7 +111,7 @@ def _computed(operand: Operand) -> str:
         case ExitAddress():
             return "the instruction by which it is left"
         case _:
-            raise TypeError(f"{operand} is no number")
+            raise TypeError(f"{operand} is not a number")
 
 
 def _place(load: Load) -> str:

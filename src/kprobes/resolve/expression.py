@@ -69,7 +69,7 @@ def number_of(arch: Arch, operand: Operand) -> int:
         case StackValue(slot=slot):
             return len(arch.arguments) + 1 + slot - _first_slot(arch)
         case _:
-            raise TypeError(f"{operand} is no argument")
+            raise TypeError(f"{operand} is not an argument")
 
 
 def _first_slot(arch: Arch) -> int:

@@ -104,7 +104,7 @@ def _durations(values: Column, bad: Mask | None) -> Shown:
 
 
 def _unnamed(field: Field, columns: list[list[Any]], bad: Mask) -> list[list[Any]]:
-    # What could not be read is no enumerator: it stays the number 0.
+    # What could not be read is not an enumerator: it stays the number 0.
     zero = b"0x0" if field.type.startswith("x") else b"0"
     faults: list[bool] = bad.tolist()
     return [[zero if f else v for f, v in zip(faults, c, strict=True)] for c in columns]

@@ -61,7 +61,7 @@ class Wire:
 
         Raises:
             GuestGoneError: no answer in time, or the connection is closed.
-            FormatError: an answer that is no packet.
+            FormatError: an answer that is not a packet.
         """
         answer = self._ask(payload, output)
         if rsp.is_stop(answer) and payload != b"?":
@@ -127,7 +127,7 @@ class Wire:
             elif packet.is_intact:
                 return self._living(packet.payload)
             else:
-                # Sockets damage nothing, so this is no gdb stub, or one gone mad; and QEMU can
+                # Sockets damage nothing, so this is not a gdb stub, or one gone mad; and QEMU can
                 # repeat only its last packet, which is another when many are under way.
                 raise self._broken("a packet with a wrong checksum")
 

@@ -180,7 +180,7 @@ MACHINE_TYPES: Mapping[str, MachineType] = {
         # An architected algorithm for pointer authentication would take TCG far longer.
         cpu={Accel.KVM: "host", Accel.TCG: "max,pauth-impdef=on"},
         native="aarch64",
-        # KVM is no module there.
+        # KVM is not a module there.
         kvm=(KVM,),
         elf=EM_AARCH64,
         ram=_virt_ram,

@@ -329,7 +329,7 @@ class Stub:
         check_ok(self._wire.ask(b"Z0,%x,1" % addr), f"a breakpoint at {addr:#x}")
 
     def remove_breakpoint(self, addr: int) -> None:
-        """Take a breakpoint away; one that is gone already is no error."""
+        """Take a breakpoint away; one that is gone already is not an error."""
         self._must_be_stopped()
         answer = self._wire.ask(b"z0,%x,1" % addr)
         if answer != b"E22":

@@ -22,7 +22,7 @@ from kprobes.units import MIB
 _PIECE = 4 * MIB
 """Read at a time: bounds what requests and answers take here."""
 _HEADER = 32
-"""Bytes of a packet that are no data: ``M<16 digits>,<8 digits>:`` and the frame."""
+"""Bytes of a packet that are not data: ``M<16 digits>,<8 digits>:`` and the frame."""
 
 
 class StubMemory:

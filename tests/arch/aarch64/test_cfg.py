@@ -126,7 +126,7 @@ def test_a_table_s_cases_are_all_code_that_nothing_else_leads_to() -> None:
         ("aa0103e0", "runs on into what is after"),
         (f"b4000060 58000041 {RET} aa0003e5 aa0003e5", "leads to where no instruction is"),
         ("d69f03e0", "by another way"),
-        ("02000000", "no instruction"),
+        ("02000000", "not an instruction"),
         (f"{BUG} d4200080 {RET}", "hides another instruction"),
         ("d65f0120", "by another register"),
         (f"{PUSH} {RET}", "something of the function's own on the stack"),
@@ -213,7 +213,7 @@ def test_a_loop_that_never_ends_never_returns() -> None:
 
 
 def test_padding_is_no_function() -> None:
-    assert exits(f"{NOP} {NOP}").refusal == "it is no function, only padding"
+    assert exits(f"{NOP} {NOP}").refusal == "it is not a function, only padding"
 
 
 def test_a_return_that_may_not_be_patched_needs_another_way() -> None:

@@ -173,7 +173,7 @@ def test_a_function_that_never_returns_is_refused() -> None:
         ("480f07", "by another way than it came"),
         ("cb", "by another way than it came"),
         ("cc" + "c3", "an int3"),
-        ("06" + "c3", "no instruction"),
+        ("06" + "c3", "not an instruction"),
         ("eb01" + "488d00" + "c3", "the middle of an instruction"),
         ("e800000000" + "58" + "c3", "into its own middle"),
         ("c7f8" + "00000000" + "c3", "transaction"),
@@ -275,7 +275,7 @@ def test_text_that_may_carry_no_probe_is_refused() -> None:
 
     assert exits("c3", tables=TextTables(forbidden=(area,))).refusal == "noinstr"
     assert exits("c3", tables=TextTables(returns=frozenset({START}))).refusal is not None
-    assert exits("90" * 8).refusal == "it is no function, only padding"
+    assert exits("90" * 8).refusal == "it is not a function, only padding"
 
 
 def test_our_trap_path_needs_room_for_jumps() -> None:

@@ -17,7 +17,7 @@ from kprobes.model.kernel import TextPart
 from kprobes.model.upcall import SiteUpcalls
 from kprobes.units import Addr
 from tests.build.asked import detour_of, is_done, is_same, run_both
-from tests.build.emulator import Emulator, random_state
+from tests.build.emulator import DIFFERS_EACH_TIME, Emulator, random_state
 from tests.build.text import SLOT, START, first, to
 
 OUTSIDE = START + 0x10000
@@ -40,7 +40,10 @@ RUNS = [
 def emulator() -> Emulator:
     rng = random.Random(7)
     states = [random_state(rng, is_short=i % 2 == 0) for i in range(STATES)]
-    return Emulator(START & ~0xFFFFFF, START + 0x100000, states)
+    made = Emulator(START & ~0xFFFFFF, START + 0x100000, states)
+    # What the indirect jump and call beside the instruction pointer lead to.
+    made.place(START + 6 + 16, OUTSIDE.to_bytes(8, "little"))
+    return made
 
 
 @pytest.mark.parametrize("code", FORMS)
@@ -88,6 +91,8 @@ def test_any_instruction_does_the_same_when_it_is_asked_about(code: bytes, state
     function = decode_function("any", [TextPart(addr=Addr(START), code=code + b"\x90" * 20)])
     slot_verdict = insn_verdict(function, START)
     if slot_verdict.instruction is None or slot_verdict.is_refused:
+        return
+    if slot_verdict.instruction.mnemonic in DIFFERS_EACH_TIME:
         return
 
     try:

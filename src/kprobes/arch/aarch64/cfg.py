@@ -228,7 +228,7 @@ def exits_of(function: Function, tables: TextTables) -> Exits:
     entry = function.parts[0].addr
     refusal = forbidden_place(function.name, function.parts, entry, tables)
     if refusal is None and all(word in (0, NOP) for word in function.words.tolist()):
-        refusal = "it is no function, only padding"
+        refusal = "it is not a function, only padding"
     if refusal is not None:
         return Exits(entry=entry, refusal=refusal)
     cfg = build_cfg(_Code(function, tables), ENTRY, tables)

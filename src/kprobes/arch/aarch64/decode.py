@@ -1,8 +1,8 @@
 """Decoder of aarch64 functions: columns of words, what each does to the path, which are data.
 
 Every instruction is four bytes at a multiple of four (Arm ARM, B2.6.2), so that boundaries need
-no proof. What is no instruction may still lie between them: constants that are loaded relative to
-the instruction pointer, and padding.
+no proof. What is not an instruction may still lie between them: constants that are loaded relative
+to the instruction pointer, and padding.
 """
 
 import itertools
@@ -96,7 +96,7 @@ class Function:
         rows: where each part's rows begin.
         targets: addresses inside that something may go to: branches of its own, exception
             fixups, jump labels, addresses that its code takes.
-        data: addresses inside that its code reads constants from: they are no instructions.
+        data: addresses inside that its code reads constants from: they are not instructions.
         fillers: addresses after the last instruction of a part.
     """
 
@@ -250,7 +250,7 @@ def _fillers(
     places: tuple[Addrs, frozenset[int]],
 ) -> frozenset[int]:
     # What is after the last end, unless something leads there. Where a register may lead, only
-    # what is no code of any compiler's.
+    # what is not code of any compiler's.
     addrs, targets = places
     is_open = bool(np.any(kinds == Kind.BR))
     found = set[int]()

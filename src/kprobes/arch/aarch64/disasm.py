@@ -35,7 +35,7 @@ from kprobes.units import U64, Addr
 
 
 def text_of(code: bytes, addr: int) -> tuple[str, str] | None:
-    """Return the mnemonic and the operands of four bytes, or None when they are no instruction."""
+    """Return mnemonic and operands of four bytes, or None when they are not an instruction."""
     found = next(_disassembler().disasm_lite(code, addr), None)
     return None if found is None else (str(found[2]), str(found[3]))
 
@@ -165,7 +165,7 @@ _EXCLUSIVE = (0x3F000000, 0x08000000)
 
 
 class _Held(NamedTuple):
-    # An address, and what is no constant counting as nothing: where that was added.
+    # An address, and what is not a constant counting as nothing: where that was added.
     value: int
     origin: Addr
 
@@ -206,7 +206,7 @@ def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, MemoryAc
     """Return which instructions access, or compute, an address in some window of memory.
 
     A window's address comes in as a constant, from ``movz`` and ``movk`` or ``adrp`` and ``add``;
-    what is added to it that is no constant counts as nothing. Every way through the code must
+    what is added to it that is not a constant counts as nothing. Every way through the code must
     agree on what a register holds.
 
     Args:

@@ -112,7 +112,7 @@ def _words(code: bytes) -> tuple[int, ...]:
 
 def _known(memory: MappedMemory) -> PageTables:
     if not isinstance(memory.tables, PageTables):
-        raise TypeError(f"{memory.tables!r} are no tables of this architecture")
+        raise TypeError(f"{memory.tables!r} are not tables of this architecture")
     return memory.tables
 
 

@@ -286,7 +286,7 @@ def _resched_mask(version: tuple[int, int]) -> int:
 
 def _known(tables: Tables) -> PageTables:
     if not isinstance(tables, PageTables):
-        raise TypeError(f"{tables!r} are no tables of this architecture")
+        raise TypeError(f"{tables!r} are not tables of this architecture")
     return tables
 
 

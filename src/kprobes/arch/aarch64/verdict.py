@@ -101,8 +101,8 @@ _EXCLUSIVE = "it belongs to an exclusive sequence, which anything between makes 
 _HINT = "it is a hint to the CPU that the kernel lets no probe run elsewhere"
 
 _BY_KIND: Mapping[Kind, str] = {
-    Kind.UNALLOCATED: "its bytes are no instruction",
-    Kind.UDF: "its bytes are no instruction, and fill a gap or stop a runaway CPU",
+    Kind.UNALLOCATED: "its bytes are not an instruction",
+    Kind.UDF: "its bytes are not an instruction, and fill a gap or stop a runaway CPU",
     Kind.HLT: "it stops the CPU for a debugger",
     Kind.CALL_UP: "it raises an exception for firmware, a hypervisor or the kernel itself",
     Kind.ERET: "it leaves the kernel, or enters it, with another stack",

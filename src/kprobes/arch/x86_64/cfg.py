@@ -130,7 +130,7 @@ def _no_function(function: Function, tables: TextTables) -> str | None:
     if function.parts[0].addr in tables.returns | tables.indirect:
         return "it is a thunk, by which other functions return or jump"
     if all(i.is_padding for i in function.instructions.values()):
-        return "it is no function, only padding"
+        return "it is not a function, only padding"
     return None
 
 

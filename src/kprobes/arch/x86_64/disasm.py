@@ -169,7 +169,7 @@ _CHANGES = frozenset(
 )
 
 _State = Mapping[int, tuple[int, Addr]]
-"""Register to (bytes after the window's start, where what is no constant was added)."""
+"""Register to (bytes after the window's start, where what is not a constant was added)."""
 
 
 def follow(read: Read, entry: int, inside: range) -> Pieces:
@@ -203,7 +203,7 @@ def _successors(decoded: Decoded) -> Iterator[int]:
 def reaches(entry: int, pieces: Pieces, window: range) -> Mapping[Addr, MemoryAccess]:
     """Return which instructions access, or compute, an address in some window of memory.
 
-    A window's address comes in as a 64-bit constant; what is added to it that is no constant
+    A window's address comes in as a 64-bit constant; what is added to it that is not a constant
     counts as nothing. Every way through the code must agree on what a register holds.
 
     Args:

@@ -142,7 +142,7 @@ def _images(tables: Tables) -> list[tuple[MappedRun, ...]]:
 
 def _known(tables: Tables) -> PageTables:
     if not isinstance(tables, PageTables):
-        raise TypeError(f"{tables!r} are no tables of this architecture")
+        raise TypeError(f"{tables!r} are not tables of this architecture")
     return tables
 
 

@@ -88,7 +88,7 @@ _PREFIXES = frozenset(bytes.fromhex("262e363e64656667f0f2f3"))
 def refusal(instruction: Instruction) -> str | None:
     """Return why no slot may run an instruction, or None when one may."""
     if instruction.flow is Flow.UNKNOWN:
-        return "its bytes are no instruction"
+        return "its bytes are not an instruction"
     if instruction.mnemonic in _BY_MNEMONIC:
         return _BY_MNEMONIC[instruction.mnemonic]
     decoded = decode_one(instruction.code, instruction.addr)
