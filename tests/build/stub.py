@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kprobes.formats.rsp import parse_stop
+
 TARGET = (
     b'<?xml version="1.0"?><!DOCTYPE target SYSTEM "gdb-target.dtd"><target>'
     b'<architecture>i386:x86-64</architecture><xi:include href="core.xml"/></target>'
@@ -73,8 +75,11 @@ class FakeStub:
             data = self._consume(sock, data)
 
     def stop(self, sock: socket.socket, reply: bytes) -> None:
-        """Stop the guest and say so, as at a breakpoint."""
+        """Stop the guest and say so, as at a breakpoint, whose vCPU is selected."""
         self.is_running = False
+        found = parse_stop(reply)
+        if found.signal == 5 and found.cpu is not None:
+            self.selected = found.cpu
         self._send(sock, packet(reply))
 
     def _consume(self, sock: socket.socket, data: bytes) -> bytes:

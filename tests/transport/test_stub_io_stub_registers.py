@@ -41,8 +41,9 @@ def test_written_registers_are_read_back_on_that_vcpu_only() -> None:
 def test_registers_that_a_monitor_changes_in_between_stay_as_that_left_them() -> None:
     fake = FakeStub()
     with opened(fake) as stub:
+        # What was read since the guest stopped is what they must still be.
         stub.registers(1)
-        looks = 0
+        looks = 1
 
         def shown(sock: socket.socket) -> None:
             nonlocal looks
@@ -104,3 +105,20 @@ def test_a_description_without_end_is_refused() -> None:
 
     with abandoned(fake) as stub, pytest.raises(FormatError, match="has no end"):
         stub.registers(1)
+
+
+def test_at_a_breakpoint_registers_are_read_once_and_nothing_is_selected() -> None:
+    fake = FakeStub()
+    fake.hooks[b"vCont;c"] = lambda sock: fake.stop(sock, b"T05thread:02;")
+    with opened(fake) as stub:
+        stub.registers(1)
+        stub.resume()
+        assert stub.wait(5) is not None
+        fake.asked.clear()
+
+        stub.set_registers(2, {"rip": stub.registers(2)["rip"] + 1})
+        stub.set_registers(2, {"rip": 7})
+
+        # The second time they are read anew: QEMU may not have taken every bit that was written.
+        assert [asked[:1] for asked in fake.asked] == [b"g", b"g", b"G", b"g", b"g", b"G"]
+        assert stub.registers(2)["rip"] == 7

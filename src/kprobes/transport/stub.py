@@ -219,7 +219,7 @@ class Stub:
         else:
             check_ok(self._wire.ask(b"Hc%x" % cpu), "a vCPU")
             self._wire.send(b"s")
-        self._registers.selected = None
+        self._registers.forget()
         reply = self._stop_reply(self._wire.timeout_s)
         if reply is None:
             self._mark_running()
@@ -269,14 +269,16 @@ class Stub:
     def _note_stop(self, reply: rsp.StopReply) -> rsp.StopReply:
         self._mark_stopped()
         self.is_held = reply.signal != _SIGTRAP
+        if not self.is_held:
+            # Requests go to the vCPU that came to a breakpoint; gdb relies on it, too.
+            self._registers.forget(reply.cpu)
         return reply
 
     def _mark_stopped(self) -> None:
         self.is_running = False
         self.stops += 1
         self._stopped_at = self._clock()
-        # QEMU selects the vCPU that stopped.
-        self._registers.selected = None
+        self._registers.forget()
 
     def _mark_running(self) -> None:
         self.is_running = True
@@ -321,20 +323,23 @@ class Stub:
 
     # Breakpoints.
 
-    def insert_breakpoint(self, addr: int) -> None:
-        """Stop the guest when any vCPU comes to an address."""
+    def insert_breakpoints(self, addrs: Sequence[int]) -> None:
+        """Stop the guest when any vCPU comes to one of some addresses."""
         self._must_be_stopped()
-        # Before the request: if we are interrupted in it, detaching still removes it.
-        self._breakpoints.add(addr)
-        check_ok(self._wire.ask(b"Z0,%x,1" % addr), f"a breakpoint at {addr:#x}")
+        # Before the requests: if we are interrupted in them, detaching still removes it.
+        self._breakpoints.update(addrs)
+        answers = self._wire.exchange([b"Z0,%x,1" % addr for addr in addrs])
+        for addr, answer in zip(addrs, answers, strict=True):
+            check_ok(answer, f"a breakpoint at {addr:#x}")
 
-    def remove_breakpoint(self, addr: int) -> None:
-        """Take a breakpoint away; one that is gone already is not an error."""
+    def remove_breakpoints(self, addrs: Sequence[int]) -> None:
+        """Take breakpoints away; one that is gone already is not an error."""
         self._must_be_stopped()
-        answer = self._wire.ask(b"z0,%x,1" % addr)
-        if answer != b"E22":
-            check_ok(answer, f"to remove the breakpoint at {addr:#x}")
-        self._breakpoints.discard(addr)
+        answers = self._wire.exchange([b"z0,%x,1" % addr for addr in addrs])
+        for addr, answer in zip(addrs, answers, strict=True):
+            if answer != b"E22":
+                check_ok(answer, f"to remove the breakpoint at {addr:#x}")
+            self._breakpoints.discard(addr)
 
     # Memory.
 
@@ -430,8 +435,7 @@ class Stub:
             self._mark_running()
             self._breakpoints.clear()
         elif not self.is_running:
-            for addr in tuple(self._breakpoints):
-                self.remove_breakpoint(addr)
+            self.remove_breakpoints(tuple(self._breakpoints))
 
     def close(self, *, resume: bool = False) -> None:
         """Close the connection at once; ``detach`` is the polite way.

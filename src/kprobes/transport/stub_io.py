@@ -108,15 +108,13 @@ _MAX_FILE = 1 << 20
 
 
 class StubRegisters:
-    """``g``, ``G``, ``p`` and ``P`` packets on a wire, while the guest is stopped.
-
-    Attributes:
-        selected: the vCPU that requests go to, or None when the stub may have chosen another.
-    """
+    """``g``, ``G``, ``p`` and ``P`` packets on a wire, while the guest is stopped."""
 
     def __init__(self, wire: Wire, *, packet_size: int) -> None:
         self.packet_size = packet_size
-        self.selected: int | None = None
+        self._selected: int | None = None
+        # What the selected vCPU's registers were when they were read last.
+        self._packet = b""
         self._wire = wire
         self._description: Description | None = None
 
@@ -127,17 +125,22 @@ class StubRegisters:
             self._description = parse_description(self._file)
         return self._description
 
+    def forget(self, selected: int | None = None) -> None:
+        """Know nothing more of vCPUs, which have run, but to which one requests go, if that is."""
+        self._selected, self._packet = selected, b""
+
     def select(self, cpu: int) -> None:
         """Direct requests, those for virtual memory too, to one vCPU."""
-        if self.selected != cpu:
+        if self._selected != cpu:
             check_ok(self._wire.ask(b"Hg%x" % cpu), f"vCPU {cpu}")
-            self.selected = cpu
+            self.forget(cpu)
 
     def read(self, cpu: int) -> dict[str, int]:
         """Return all registers of the g packet; one that it lacks is a TargetError when used."""
         description = self.description
         self.select(cpu)
-        return _Shown(cpu, decode_registers(description, self._all(cpu)))
+        self._packet = self._all(cpu)
+        return _Shown(cpu, decode_registers(description, self._packet))
 
     def read_one(self, cpu: int, name: str) -> int:
         """Return one register."""
@@ -162,7 +165,7 @@ class StubRegisters:
         for name in values:
             self._slot(name)
         self.select(cpu)
-        packet = self._all(cpu)
+        packet, self._packet = self._packet or self._all(cpu), b""
         shown = decode_registers(description, packet)
         for name in values:
             if name not in shown:
