@@ -92,7 +92,7 @@ def _reason(error: OSError) -> str:
             return "permission denied: the socket belongs to another user"
         case TimeoutError() | BlockingIOError():
             # A unix socket whose queue of clients is full answers EAGAIN.
-            return "no answer: already in use by another debugger?"
+            return "no answer: in use by another debugger or kprobe command?"
         case _:
             return error.strerror or str(error)
 

@@ -311,7 +311,7 @@ def handshake(sock: socket.socket, address: str, *, timeout_s: float) -> bytes:
 def _silence(address: str, timeout_s: float) -> str:
     return (
         f"{address}: no answer within {timeout_s:g} s: "
-        "the stub is already in use by another debugger, or it is not a gdb stub"
+        "the stub is in use by another debugger or kprobe command, or it is not a gdb stub"
     )
 
 
