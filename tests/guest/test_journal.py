@@ -132,7 +132,10 @@ def test_a_dead_tracer_s_journal_goes_on_without_its_descriptions() -> None:
     made.describe([_described()])
     made.record(UNDOS)
 
-    assert journal.read(Journal.reopen(journal.read(made.path)).path).probes == ()
+    again = Journal.reopen(journal.read(made.path))
+    again.forget_undos()
+
+    assert journal.read(made.path).probes == ()
 
 
 def test_a_window_to_the_guest_is_read_back_and_outlasts_the_patches() -> None:
@@ -161,7 +164,7 @@ def test_a_window_of_a_release_before_arm64_is_none_and_its_undos_are_read() -> 
     assert found.patches == journal.read(_written().path).patches
 
 
-def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
+def test_a_dead_tracer_s_journal_goes_on_with_its_undos_until_they_are_done() -> None:
     made = _written()
     allocation = _allocated(made)
     with made.path.open("ab") as file:
@@ -170,6 +173,9 @@ def test_a_dead_tracer_s_journal_goes_on_without_its_undos() -> None:
     again = Journal.reopen(journal.read(made.path))
     again.allocations.begin(Call(frame=1, trap=2, returns=allocation))
 
+    entry = journal.read(made.path)
+    assert (entry.target, entry.mark, list(entry.patches)) == (TARGET, made.mark, UNDOS)
+    again.forget_undos()
     entry = journal.read(made.path)
     assert (entry.target, entry.mark, entry.patches) == (TARGET, made.mark, ())
     assert entry.allocations.call == Call(frame=1, trap=2, returns=allocation)
@@ -468,7 +474,7 @@ def test_a_state_that_the_guest_has_not_heard_of_outlasts_every_attempt_to_put_i
     made = _written()
 
     for _ in range(3):
-        Journal.reopen(journal.read(made.path))
+        Journal.reopen(journal.read(made.path)).forget_undos()
 
     assert (journal.read(made.path).state, journal.read(made.path).patches) == (made.state, ())
 

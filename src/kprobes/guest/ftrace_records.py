@@ -19,7 +19,6 @@ from kprobes.guest.guest import Guest
 from kprobes.guest.patches import PhysicalMemory
 from kprobes.guest.tracers import Tracers, offsets
 from kprobes.image.module_types import module_ranges, with_loaded_modules
-from kprobes.ports import Text
 from kprobes.units import Addr, Phys
 
 _IP = 8
@@ -164,34 +163,31 @@ def loaded_records(
     """
     found = memory.read_physical_many([(Phys(patch.phys - _IP), _IP) for patch in records])
     sites = [int.from_bytes(ip, "little") for ip in found]
-    start, stop = guest.kernel.text
-    if all(start <= site < stop for site in sites):
-        return list(records)
-    there = [(start, stop), *_loaded(guest)]
-    return [
-        patch
-        for patch, site in zip(records, sites, strict=True)
-        if any(start <= site < stop for start, stop in there)
-    ]
+    is_there = _are_loaded(sites, guest)
+    return [patch for patch, is_loaded in zip(records, is_there, strict=True) if is_loaded]
 
 
 def unloaded_text(
     patches: Sequence[ArmedPatch], guest: Guest, memory: PhysicalMemory
 ) -> list[ArmedPatch]:
-    """Return the patches of modules' text that went with its module.
+    """Return the patches of text that holds neither their bytes and went with its module.
 
     Args:
-        patches: of text in modules.
+        patches: of text.
         guest: that stands still.
         memory: that patches are written through.
     """
     now = memory.read_physical_many([(patch.phys, len(patch.old)) for patch in patches])
     strange = [p for p, held in zip(patches, now, strict=True) if held not in (p.old, p.new)]
-    if not strange:
-        return []
-    loaded = _loaded(guest)
-    return [p for p in strange if not any(start <= p.addr < stop for start, stop in loaded)]
+    is_there = _are_loaded([patch.addr for patch in strange], guest)
+    return [patch for patch, is_loaded in zip(strange, is_there, strict=True) if not is_loaded]
 
 
-def _loaded(guest: Guest) -> tuple[Text, ...]:
-    return module_ranges(with_loaded_modules(guest.kernel, guest.memory))
+def _are_loaded(addrs: Sequence[int], guest: Guest) -> list[bool]:
+    # The kernel's own are told at once: of tens of thousands nearly all are.
+    start, stop = guest.kernel.text
+    if all(start <= addr < stop for addr in addrs):
+        return [True] * len(addrs)
+    modules = module_ranges(with_loaded_modules(guest.kernel, guest.memory))
+    ranges = [(start, stop), *modules]
+    return [any(start <= addr < stop for start, stop in ranges) for addr in addrs]

@@ -210,18 +210,25 @@ class Journal:
 
     @classmethod
     def reopen(cls, entry: Entry) -> "Journal":
-        """Go on with the journal of a dead tracer whose undos are all done.
-
-        Its state stays as it is: the guest has not heard of another, and may be one behind.
-        """
+        """Go on with the journal of a dead tracer, its undos too until ``forget_undos``."""
         journal = cls(entry.path, entry.mark)
         journal.state, journal.boot, journal._marked = entry.state, entry.boot, entry.marked
-        for line in _raw_lines(entry.path):
+        lines = list(_raw_lines(entry.path))
+        # Without the line that it died in.
+        os.truncate(entry.path, sum(len(line) + 1 for line in lines))
+        for line in lines:
             if not line.startswith(_OF_PATCHES):
                 journal.allocations.replay(json.loads(line))
                 journal._head += line + b"\n"
-        journal.clear()
+        journal._is_clear = not entry.patches
         return journal
+
+    def forget_undos(self) -> None:
+        """Forget the undos of a dead tracer: all are done.
+
+        The state stays as it is: the guest has not heard of another, and may be one behind.
+        """
+        self._write_patches(())
 
     @property
     def is_clear(self) -> bool:
@@ -299,6 +306,9 @@ class Journal:
         sites = {patch.addr for patch in patches}
         self._probes = {site: each for site, each in self._probes.items() if site in sites}
         self.state += bool(patches or not self._is_clear)
+        self._write_patches(patches)
+
+    def _write_patches(self, patches: Sequence[ArmedPatch]) -> None:
         probes = (probe for each in self._probes.values() for probe in each)
         lines = probes_line(probes) + patches_line(patches, self.state)
         self._replace(lines, is_synced=bool(patches))

@@ -211,8 +211,11 @@ def free_after_crash(
     journal.watch(IdentityCheck(journal, guest).check)
     if not is_known:
         check_none(strange)
+        journal.forget_undos()
         return 0, 0
     count = _put_back(guest, journal, records, strange) if records or strange else 0
+    # Not before: who tries it once more must find what is left to do.
+    journal.forget_undos()
     memory = allocations.memory
     free_when_idle(guest, allocations)
     return count, memory
