@@ -32,8 +32,8 @@ def test_what_went_with_its_module_is_not_put_back(tmp_path: Path, arch: str) ->
     with Machine.boot(MachineOptions(arch=arch, files=files)) as machine:
         settle(machine)
         target = str(machine.stub_address)
-        assert machine.run(LOAD, 180).status == 0
         witness = witness_of(target, home)
+        assert machine.run(LOAD, 180).status == 0
         with Tracer(home, target, _PROBES) as tracer:
             tracer.wait_for("armed")
             tracer.kill_with_guardian()
@@ -46,7 +46,7 @@ def test_what_went_with_its_module_is_not_put_back(tmp_path: Path, arch: str) ->
 
         assert done.returncode == 0, done.stdout
         assert witness.guest.memory.ram.read(page, _PAGE) == _FILE
-        assert witness.has_its_text()
+        assert witness.is_pristine(), witness.changes()
         assert home.journals == []
         assert machine.run(f"{LOAD}; {UNLOAD}", 180).status == 0
 
