@@ -161,8 +161,10 @@ def _in_loops(
 def _compiled(rig: Rig, isa: Isa, case: Case, abi: GuestAbi) -> in_user_space.Linked:
     arch = isa.alone.arch(rig.guest.arch)
     (definition,) = parse_source(f"p:alone {case.where}", registers=arch.registers)
-    wanted = Wanted(definitions=[replace(definition, filter=case.filter)])
-    (plan,) = rig.by_hand.prepare(wanted).new
+    filtered = replace(definition, filter=case.filter)
+    (plan,) = rig.by_hand.prepare(Wanted(definitions=[filtered])).new
+    # The next one has other arguments.
+    rig.by_hand.forget(filtered, is_new=True)
     is_framed, reads = needs_frame(arch, plan.probes), saved_reads(arch, plan.probes)
     template = compile_probes(arch, abi, plan.probes, is_framed=is_framed)
     if not is_framed:
