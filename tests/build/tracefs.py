@@ -57,6 +57,8 @@ class FakeTracefs(Tracefs):
             case _:
                 own = name.split("/", 2)[2]
                 files = self._instance(name).files
+                if own.endswith("/enable"):
+                    return self._enabled(name, files, own)
                 return files.get(own, "none\n") if own.endswith("/filter") else files[own]
 
     def write(self, name: str, text: str) -> None:
@@ -72,6 +74,9 @@ class FakeTracefs(Tracefs):
             group = own.split("/")[1] if own.startswith("events/") else ""
             if group and group != "task" and not self._of_group(group):
                 raise TracefsError(name, errno.ENOENT, verb="write")
+            if own == f"events/{group}/enable":
+                for event in self._events(group):
+                    instance.files[f"events/{group}/{event}/enable"] = text
 
     def has(self, name: str) -> bool:
         if name.startswith("instances/"):
@@ -116,6 +121,17 @@ class FakeTracefs(Tracefs):
     def _profile(self, line: str) -> str:
         name = line.split(maxsplit=1)[0].rpartition("/")[2]
         return f"  {name:<44} {7:>15} {self.misses.get(name, 0):>15}\n"
+
+    def _enabled(self, name: str, files: dict[str, str], own: str) -> str:
+        _, group, *event = own.split("/")[:-1]
+        found = [each for each in self._events(group) if event in ([], [each])]
+        if not found:
+            raise TracefsError(name, errno.ENOENT, verb="open")
+        states = {files.get(f"events/{group}/{each}/enable", "0") for each in found}
+        return states.pop() if len(states) == 1 else "X"
+
+    def _events(self, group: str) -> list[str]:
+        return [line.split()[0].rpartition("/")[2] for line in self._of_group(group)]
 
     def _of_group(self, group: str) -> list[str]:
         return [line for line in self.lines if f":{group}/" in line]

@@ -170,7 +170,7 @@ def test_a_value_s_type_is_checked_even_by_force() -> None:
 
 
 def test_what_is_not_listed_needs_force_and_the_reason_is_told() -> None:
-    with pytest.raises(RefusedError, match=r"not on the kernel's list .* force=True"):
+    with pytest.raises(RefusedError, match=r"not on the kernel's list .*force=True"):
         make_override("other", 1)
     with pytest.raises(RefusedError, match="CONFIG_FUNCTION_ERROR_INJECTION=y has"):
         make_override("fails", -12, make_listing(is_listed=False))

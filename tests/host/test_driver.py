@@ -13,6 +13,7 @@ from kprobes.errors import (
     TargetError,
     TracefsError,
 )
+from kprobes.host import driver as host_driver
 from kprobes.host.driver import HostDriver, HostOptions
 from kprobes.host.owner import noted
 from kprobes.model.definition import Definition
@@ -177,6 +178,42 @@ def test_events_that_somebody_took_away_are_told(tracefs: FakeTracefs) -> None:
     assert is_clean(tracefs)
 
 
+@pytest.mark.parametrize("name", ["events/{}/enable", "events/{}/b/enable", "tracing_on"])
+def test_events_that_somebody_disables_are_told(tracefs: FakeTracefs, name: str) -> None:
+    driver = driver_of(tracefs, "p:a vfs_read", "p:b many")
+    driver.check()
+    instance = next(name for name in tracefs.instances if name != "theirs")
+    group = tracefs.lines[1].split("/")[0].partition(":")[2]
+
+    tracefs.write(f"instances/{instance}/{name.format(group)}", "0")
+
+    # Once a second; and when it ends.
+    driver.check()
+    with pytest.raises(TargetError, match="somebody else enabled or disabled"):
+        driver.disarm()
+    driver.close()
+    assert is_clean(tracefs)
+
+
+def test_what_is_disabled_by_us_and_enabled_by_somebody_is_told(
+    tracefs: FakeTracefs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_driver, "_CHECK_S", 0.0)
+    driver = driver_of(tracefs, "p:a vfs_read", "p:b many")
+    first, _ = driver.wanted.definitions
+    change(driver, first)
+    driver.check()
+    instance = next(name for name in tracefs.instances if name != "theirs")
+    group = tracefs.lines[1].split("/")[0].partition(":")[2]
+
+    tracefs.write(f"instances/{instance}/events/{group}/b/enable", "1")
+
+    with pytest.raises(TargetError, match="somebody else enabled or disabled"):
+        driver.check()
+    driver.close()
+    assert is_clean(tracefs)
+
+
 def test_events_that_somebody_uses_stay_in_the_journal(tracefs: FakeTracefs) -> None:
     driver = driver_of(tracefs, "p:a vfs_read")
     tracefs.failing["kprobe_events"] = errno.EBUSY
@@ -224,10 +261,10 @@ def test_a_change_enables_and_disables_what_differs_and_nothing_else(
     written = len(tracefs.written)
 
     change(driver, b, c)
-    assert enabled(tracefs) == {"a": "0", "c": "1"}
+    assert enabled(tracefs) == {"a": "0", "b": "1", "c": "1"}
     change(driver, a, b)
 
-    assert enabled(tracefs) == {"a": "1", "c": "0"}
+    assert enabled(tracefs) == {"a": "1", "b": "1", "c": "0"}
     assert names(tracefs) == ["a", "b", "c"]
     assert not [name for name, _ in tracefs.written[written:] if name.endswith("/b/enable")]
     assert driver.reader is not None
@@ -262,7 +299,7 @@ def test_another_filter_is_written_while_the_event_records(tracefs: FakeTracefs)
     assert filters == ["count > 5"]
     assert tracefs.written[-1][1] == "0"
     assert names(tracefs) == ["a"]
-    assert enabled(tracefs) == {}
+    assert enabled(tracefs) == {"a": "1"}
 
 
 @pytest.mark.parametrize("word", ["kprobe_events", "/b/filter", "/a/filter", "/a/enable", "/b/en"])

@@ -159,6 +159,24 @@ def test_events_that_somebody_takes_away_end_the_trace(any_host_guest: Machine) 
 
 
 @_once
+@pytest.mark.parametrize("file", ["events/kprobes_*/off/enable", "tracing_on"])
+def test_events_that_somebody_disables_end_the_trace_at_once(
+    any_host_guest: Machine, file: str
+) -> None:
+    guest = any_host_guest
+    running = guest.start(f"kprobe trace -q 'p:off vfs_write' -o /tmp/off.txt -- {_HELD}")
+    _await(guest, "[ -e /tmp/up ]")
+    run(guest, f"echo 0 > {TRACING}/instances/kprobes-*/{file}")
+
+    # Its command would run on.
+    ended = running.wait(180)
+
+    assert ended.status == 1
+    assert "somebody else enabled or disabled this session's events" in text_of(ended)
+    assert ours(guest) == ""
+
+
+@_once
 def test_a_ring_that_overruns_is_told_with_the_kernels_own_counts(any_host_guest: Machine) -> None:
     guest = any_host_guest
     running = guest.start(

@@ -27,7 +27,7 @@ def test_a_second_client_is_told_after_the_timeout_and_leaves_no_frozen_guest() 
     with listening(fake) as path:
         first = Stub.open(path)
 
-        with pytest.raises(UnreachableError, match="already in use"):
+        with pytest.raises(UnreachableError, match="in use by another debugger"):
             Stub.open(path, timeout_s=0.1)
 
         first.detach()

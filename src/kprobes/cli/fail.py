@@ -5,6 +5,7 @@ import errno
 import math
 import re
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import BinaryIO, NamedTuple, TypedDict
 
@@ -103,6 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--duration", type=options.duration, metavar="TIME", help="stop after TIME: 10s, 500ms, 2m"
     )
+    options.add_exit_status(parser)
     parser.set_defaults(command=())
     options.add_target(parser)
     options.add_quiet(parser)
@@ -134,10 +136,16 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
                 break
             time.sleep(_POLL_S)
             session.driver.check()
-        if workload is not None and (finished := workload.finish()) is not None:
-            out.write(finished.output)
-        _print_counts(args, [(str(each.hits), str(each.skipped)) for each in armed])
-        return workload.status if workload is not None else 0
+        ending = ""
+        if workload is not None:
+            finished = workload.finish()
+            out.write(finished.output if finished is not None else b"")
+            ending = workload.ending(finished)
+        if not args.quiet:
+            _print_counts(args.rules, [(str(each.hits), str(each.skipped)) for each in armed])
+            if ending:
+                print_message(ending)
+        return workload.status if workload is not None and args.exit_status == "command" else 0
 
 
 def _conditions(args: argparse.Namespace) -> Conditions:
@@ -154,7 +162,6 @@ def _conditions(args: argparse.Namespace) -> Conditions:
     return conditions
 
 
-def _print_counts(args: argparse.Namespace, counts: list[tuple[str, str]]) -> None:
-    if not args.quiet:
-        rows = [(*row, rule.text) for row, rule in zip(counts, args.rules, strict=True)]
-        print_message(aligned([("calls", "skipped", "rule"), *rows]))
+def _print_counts(rules: Sequence[Rule], counts: list[tuple[str, str]]) -> None:
+    rows = [(*row, rule.text) for row, rule in zip(counts, rules, strict=True)]
+    print_message(aligned([("calls", "skipped", "rule"), *rows]))

@@ -212,6 +212,16 @@ def cpus(text: str) -> list[range]:
     return found
 
 
+def add_exit_status(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says what a command's own exit status is for."""
+    parser.add_argument(
+        "--exit-status",
+        choices=("command", "ignore"),
+        default="command",
+        help="when all went well: what COMMAND ended with (default), or 0",
+    )
+
+
 def add_definitions(parser: argparse.ArgumentParser) -> None:
     """Add definitions, and deletions, which are options by their form."""
     parser.add_argument(

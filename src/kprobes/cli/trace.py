@@ -111,12 +111,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="take operations from this named pipe, a line each, and answer them in ACK: enable, "
         "disable, delete EVENT; define DEFINITION; filter EVENT EXPRESSION; evlist, ping, stop",
     )
-    parser.add_argument(
-        "--exit-status",
-        choices=("command", "ignore"),
-        default="command",
-        help="when all went well: what COMMAND ended with (default), or 0",
-    )
+    options.add_exit_status(parser)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from kprobes.cli.terminal import json_lines
 from kprobes.cli.verdicts import exit_as_text, exits_as_object, exits_as_text, proof
-from kprobes.errors import UsageError
+from kprobes.errors import TargetError, UsageError
 from kprobes.guest.text import Classified
 from kprobes.inspect.model import ChangeSource, Detour, FunctionText, Row, Side, TextChange
 from kprobes.model.kernel import Symbols, name_of
@@ -300,7 +300,7 @@ def read_place(text: str, symbols: Symbols) -> Chosen:
 
     Raises:
         UsageError: it is none of them, or a range that ends before it begins or is too long.
-        UnknownSymbolError: no symbol has this name.
+        UnknownSymbolError, TargetError: no symbol has this name, or none in that module.
         AmbiguousSymbolError: several have it.
     """
     start, dash, end = text.partition("-")
@@ -345,7 +345,7 @@ def _symbol(module: str | None, name: str, symbols: Symbols) -> int:
         return symbols.named(name).addr
     in_module = [each for each in symbols.all_named(name) if each.module == module]
     if not in_module:
-        raise UsageError(f"no symbol {name!r} in a loaded module {module!r}")
+        raise TargetError(f"no symbol {name!r} in a loaded module {module!r}")
     return in_module[0].addr
 
 

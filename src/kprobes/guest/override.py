@@ -225,7 +225,7 @@ class OverrideResolver:
         self._check_returns(function)
         if is_forced or self._is_system_call(function):
             return
-        by_force = "force=True does it all the same"
+        by_force = "by force (force=True, --force) it is done all the same"
         if found:
             allowed = _ALLOWED[found[0].error_type]
             raise RefusedError(

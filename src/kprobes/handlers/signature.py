@@ -233,5 +233,6 @@ def _check_place(place: object, word: str) -> None:
     # Without this a decorator without its parentheses would register nothing, and say nothing.
     if not isinstance(place, str):
         raise UsageError(
-            f'{word} takes the name of a kernel function: @kernel.{word}("vfs_read"), not {place!r}'
+            f"{word} takes the name of a kernel function, or an address as text: "
+            f'@kernel.{word}("vfs_read"), not {place!r}'
         )

@@ -2,8 +2,9 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -35,6 +36,8 @@ DEFAULT_CLOCK = "local"
 """What the kernel's own traces are stamped with."""
 _COUNTERS = ("counter", "uptime", "x86-tsc")
 """Clocks of which the kernel prints numbers as they are."""
+_CHECK_S = 1.0
+"""Between looks whether others have changed what is recorded."""
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 
 
@@ -90,6 +93,7 @@ class HostDriver:
         self._enabled: set[int] = set()
         self._recorded: dict[int, HostProbe] = {}
         self._missed: dict[str, int] = {}
+        self._next_check_s = 0.0
         self._changing = threading.RLock()
 
     @property
@@ -238,7 +242,20 @@ class HostDriver:
         return DrainThread(self.reader, room=room)
 
     def check(self) -> None:
-        """Do nothing: what takes events away meanwhile is noticed when they are disabled."""
+        """Look once a second whether events are still recorded; called often.
+
+        Raises:
+            TargetError: somebody else has disabled some, or taken them away.
+        """
+        now = time.monotonic()
+        # Who changes events at this moment looks at them, too.
+        if now < self._next_check_s or not self._changing.acquire(blocking=False):
+            return
+        try:
+            self._next_check_s = now + _CHECK_S
+            self._check_recorded()
+        finally:
+            self._changing.release()
 
     def rest(self) -> Iterator[Events]:
         """Yield what was recorded and not drained; nothing is armed any more."""
@@ -325,18 +342,26 @@ class HostDriver:
         """Disable the events; what was recorded can still be drained.
 
         Raises:
-            TargetError: somebody took our events or our instance away meanwhile.
+            TargetError: somebody took our events or our instance away meanwhile, or disabled some.
         """
         if not self._is_on:
             return
-        self._is_on = self._is_enabled = False
         try:
-            self._files.disable(has_events=bool(self._defined))
-            self._missed = {name: n for name, (_, n) in self._files.profile().items()}
-        except TracefsError as error:
-            raise TargetError(
-                f"somebody else took this session's events away while they recorded ({error})"
-            ) from error
+            self._check_recorded()
+        finally:
+            self._is_on = self._is_enabled = False
+            with _telling_of_others():
+                self._files.disable(has_events=bool(self._defined))
+                self._missed = {name: n for name, (_, n) in self._files.profile().items()}
+
+    def _check_recorded(self) -> None:
+        if not self._is_enabled:
+            return
+        on = [each for number, each in self._defined.items() if number in self._enabled]
+        off = [each for number, each in self._defined.items() if number not in self._enabled]
+        with _telling_of_others():
+            if not self._files.is_recorded(on, off):
+                raise TargetError("somebody else enabled or disabled this session's events")
 
     def close(self) -> None:
         """Take away everything of ours.
@@ -389,6 +414,16 @@ class HostDriver:
         # The instance cannot go while its rings are open.
         self.reader = None
         reader.close()
+
+
+@contextmanager
+def _telling_of_others() -> Generator[None]:
+    try:
+        yield
+    except TracefsError as error:
+        raise TargetError(
+            f"somebody else took this session's events away while they recorded ({error})"
+        ) from error
 
 
 def _id(probe: HostProbe) -> int:

@@ -172,6 +172,20 @@ class HostFiles:
         """Record one event from now on, or no more."""
         self._tracefs.write(f"{self._event(probe)}/enable", str(int(is_enabled)))
 
+    def is_recorded(self, on: Sequence[HostProbe], off: Sequence[HostProbe]) -> bool:
+        """Whether some of our events are recorded, and the others are not.
+
+        Raises:
+            TracefsError: one of them, or our instance, is not there any more.
+        """
+        if self._tracefs.read(f"{self.instance}/tracing_on").strip() != "1":
+            return False
+        if on and not off:
+            # One file for thousands.
+            return self._reads(f"{self.instance}/events/{self._owner.group}", "1")
+        wanted = [(probe, "1") for probe in on] + [(probe, "0") for probe in off]
+        return all(self._reads(self._event(probe), state) for probe, state in wanted)
+
     def delete(self, probe: HostProbe) -> None:
         """Take an event away that is not recorded."""
         self._delete(self._owner.group, probe.name)
@@ -229,6 +243,10 @@ class HostFiles:
             # Somebody was quicker.
             if error.number != errno.ENOENT:
                 raise
+
+    def _reads(self, directory: str, state: str) -> bool:
+        # A star follows where a trigger of somebody's keeps an event at work.
+        return self._tracefs.read(f"{directory}/enable").startswith(state)
 
     def _event(self, probe: HostProbe) -> str:
         return f"{self.instance}/events/{self.name_of(probe)}"

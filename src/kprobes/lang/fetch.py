@@ -347,7 +347,8 @@ def read_variable(token: Token, context: ParseContext) -> Reading:
 
 def _return_value(token: Token, context: ParseContext) -> Reading:
     if not context.is_return or context.is_address:
-        raise token.error(Code.RETVAL_ON_PROBE, hint="only a probe at function return has it")
+        hint = "only a probe at the return of a function that is named has it"
+        raise token.error(Code.RETVAL_ON_PROBE, hint=hint)
     name, rest = split_walk(token)
     if name.text != _RETVAL:
         # As the kernel, which then takes it for a parameter's name.

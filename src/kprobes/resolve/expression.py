@@ -326,7 +326,7 @@ def _at_entry(context: ResolveContext, number: int) -> Operand:
 
 def _returned(context: ResolveContext, span: Span) -> Value:
     if not context.is_return:
-        hint = "only a probe at function return has it"
+        hint = "only a probe at the return of a function that is named has it"
         raise context.error(Code.RETVAL_ON_PROBE, span.start, hint)
     if context.prototype is None or context.types is None:
         return Value(operand=ReturnedValue())
