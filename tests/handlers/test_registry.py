@@ -279,7 +279,9 @@ def test_returns_are_probed_at_entries_only() -> None:
 def test_a_decorator_without_the_name_of_a_function_is_told(decorator: Any) -> None:
     registry, engine = make_registry()
 
-    with pytest.raises(UsageError, match=r'takes the name of a kernel function, .*: @kernel\.\w+\("'):
+    with pytest.raises(
+        UsageError, match=r'takes the name of a kernel function, .*: @kernel\.\w+\("'
+    ):
         decorator(registry, print, {})
 
     assert not engine.armed
