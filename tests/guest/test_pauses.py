@@ -179,12 +179,16 @@ def test_what_takes_too_long_in_a_single_pause_is_made_alone() -> None:
     assert (first + len(others), set(others)) == (40, {1})
 
 
-def test_code_is_written_before_in_pauses_of_its_own_and_all_of_it() -> None:
+@pytest.mark.parametrize(("max_pause_s", "changes"), [(SITE_S, 40), (math.inf, 1)])
+def test_code_is_written_before_in_pauses_of_its_own_and_all_of_it(
+    max_pause_s: float, changes: int
+) -> None:
     patcher = Patcher()
     large = [replace(each, code=bytes(100 * KIB)) for each in programs(*apart(40))]
 
-    patcher.paced(SITE_S).make(large, (), nothing)
+    patcher.paced(max_pause_s).make(large, (), nothing)
 
+    assert len(patcher.done) == changes
     written = [n for n in patcher.loaded if n]
     assert sum(written) == 40
     assert max(written) == 3

@@ -100,7 +100,7 @@ class PacedChange:
         size = first
         groups = self._groups(programs, gone) if self.is_split(programs, gone) else []
         codes = self._patcher.codes(programs)
-        if groups:
+        if groups or sum(len(code) for _, code in codes) > _LOADED:
             self._load(codes)
             codes = []
         try:
