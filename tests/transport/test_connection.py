@@ -6,6 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from kprobes.errors import FormatError, GuestGoneError
+from kprobes.formats import rsp
+from kprobes.transport.connection import Wire
 from tests.build.stub import FakeStub, hang_up, packet, send, silence
 from tests.build.stub_client import abandoned, opened
 
@@ -108,3 +110,26 @@ def test_an_interrupted_request_does_not_shift_later_answers() -> None:
         stub._wire._send([b"qfThreadInfo", b"m0,4"])
 
         assert stub.read(8, 2) == bytes([8, 9])
+
+
+@pytest.mark.parametrize("ack", [b"", b"+"])
+def test_the_answers_to_many_writes_are_not_taken_apart_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, ack: bytes
+) -> None:
+    apart = 0
+    next_packet = rsp.next_packet
+
+    def counted(stream: bytearray) -> rsp.Packet | None:
+        nonlocal apart
+        apart += 1
+        return next_packet(stream)
+
+    monkeypatch.setattr(rsp, "next_packet", counted)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((ack + packet(b"OK")) * 300 + ack + packet(b"E22"))
+
+        answers = Wire(ours, timeout_s=5).exchange([b"M0,1:00"] * 301)
+
+    assert answers == [b"OK"] * 300 + [b"E22"]
+    assert apart < 10

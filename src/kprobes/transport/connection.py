@@ -166,8 +166,10 @@ class Wire:
 
     def _plain_oks(self, most: int) -> list[bytes]:
         # Thousands come in a row while a guest stands still: they are not taken apart one by one.
-        size, count = len(rsp.OK), 0
-        while count < most and self._stream.startswith(rsp.OK, size * count):
+        # QEMU acknowledges each request first.
+        packet = _ACK + rsp.OK if self._stream.startswith(_ACK) else rsp.OK
+        size, count = len(packet), 0
+        while count < most and self._stream.startswith(packet, size * count):
             count += 1
         del self._stream[: size * count]
         self._owed = max(self._owed - count, 0)
