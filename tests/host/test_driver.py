@@ -178,7 +178,7 @@ def test_events_that_somebody_took_away_are_told(tracefs: FakeTracefs) -> None:
     assert is_clean(tracefs)
 
 
-@pytest.mark.parametrize("name", ["events/{}/enable", "events/{}/b/enable", "tracing_on"])
+@pytest.mark.parametrize("name", ["events/{}/enable", "events/{}/b/enable"])
 def test_events_that_somebody_disables_are_told(tracefs: FakeTracefs, name: str) -> None:
     driver = driver_of(tracefs, "p:a vfs_read", "p:b many")
     driver.check()

@@ -178,8 +178,6 @@ class HostFiles:
         Raises:
             TracefsError: one of them, or our instance, is not there any more.
         """
-        if self._tracefs.read(f"{self.instance}/tracing_on").strip() != "1":
-            return False
         if on and not off:
             # One file for thousands.
             return self._reads(f"{self.instance}/events/{self._owner.group}", "1")
