@@ -24,6 +24,8 @@ pytestmark = pytest.mark.guest
 
 _OPEN = "'p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring how->flags'"
 _HELD = "'touch /tmp/up; until [ -e /tmp/down ]; do sleep 0.1; done; rm /tmp/up /tmp/down'"
+_LEFT = "rm -f /tmp/up /tmp/down"
+"""What a command leaves that its trace has killed."""
 _TAKE_AWAY = f"""
 cd {TRACING}
 for i in instances/kprobes-*; do echo 0 > $i/events/enable; done
@@ -152,6 +154,7 @@ def test_events_that_somebody_takes_away_end_the_trace(any_host_guest: Machine) 
     run(guest, _TAKE_AWAY)
 
     ended = running.wait(180)
+    run(guest, _LEFT)
 
     assert ended.status == 1
     assert "took this session's events away" in text_of(ended)
@@ -167,7 +170,7 @@ def test_events_that_somebody_disables_end_the_trace_at_once(any_host_guest: Mac
 
     # Its command would run on.
     ended = running.wait(180)
-    run(guest, "rm /tmp/up")
+    run(guest, _LEFT)
 
     assert ended.status == 1
     assert "somebody else enabled or disabled this session's events" in text_of(ended)
