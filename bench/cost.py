@@ -179,7 +179,7 @@ def _gdb(rig: Rig) -> float:
     stub = rig.guest.stub
     site = rig.guest.kernel.symbols.named(POLLED).addr
     with stub.paused():
-        stub.insert_breakpoints([site])
+        stub.insert_breakpoint(site)
     running = rig.machine.start("/bench/few")
     hits: list[float] = []
     while len(hits) < _GDB_HITS:
@@ -188,13 +188,13 @@ def _gdb(rig: Rig) -> float:
         if stopped is None or stopped.cpu is None:
             raise RuntimeError(f"no hit of {POLLED} in 5 s")
         stub.registers(stopped.cpu)
-        stub.remove_breakpoints([site])
+        stub.remove_breakpoint(site)
         stub.step(stopped.cpu)
-        stub.insert_breakpoints([site])
+        stub.insert_breakpoint(site)
         stub.resume()
         hits.append(time.perf_counter() - start)
     with stub.paused():
-        stub.remove_breakpoints([site])
+        stub.remove_breakpoint(site)
     running.wait(10.0)
     return 1e9 * median(hits[_GDB_FIRST:])
 

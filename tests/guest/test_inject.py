@@ -1,7 +1,7 @@
 """Borrowing a task: its registers on its own stack, the call, and nothing left behind."""
 
 import struct
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -69,13 +69,13 @@ class FakeCpus:
         assert self.memory is not None
         return self.memory.read(addr, size)
 
-    def insert_breakpoints(self, addrs: Sequence[int]) -> None:
+    def insert_breakpoint(self, addr: int) -> None:
         assert not self.is_running
-        self.breakpoints.update(addrs)
+        self.breakpoints.add(addr)
 
-    def remove_breakpoints(self, addrs: Sequence[int]) -> None:
+    def remove_breakpoint(self, addr: int) -> None:
         assert not self.is_running
-        self.breakpoints.difference_update(addrs)
+        self.breakpoints.discard(addr)
 
     def resume(self) -> None:
         assert not self.is_running

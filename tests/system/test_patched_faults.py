@@ -11,7 +11,7 @@ import pytest
 
 import kprobes
 from kprobes.errors import DefinitionError, RefusedError, TargetError
-from kprobes.guest.inject import breakpoints_at, run_until_stop
+from kprobes.guest.inject import breakpoint_at, run_until_stop
 from kprobes.guest.places import places_of
 from kprobes.model.plan import Strategy
 from kprobes.open import GuestSession
@@ -166,7 +166,7 @@ def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
     with session.record() as trace:
         # Long enough for the breakpoint to be there before the last of them.
         work = session.start(f"for again in 1 2 3 4 5 6 7 8 9; do {WORK}; done")
-        with stub.paused(), breakpoints_at(stub, nearby):
+        with stub.paused(), breakpoint_at(stub, nearby):
             thread = run_until_stop(stub, time.monotonic() + 60)
             stopped = {stub.register(cpu, pc) for cpu in stub.ids()}
         assert work.wait(180).status == 0

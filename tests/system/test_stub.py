@@ -156,7 +156,7 @@ def test_a_guest_of_any_kind_runs_on_after_detaching(reached: Reached) -> None:
 def test_reconnecting_to_a_stopped_guest_works(reached: Reached, info: Facts) -> None:
     guest, address = reached
     stub = Stub.open(address)
-    stub.insert_breakpoints([idle_address(stub, info)])
+    stub.insert_breakpoint(idle_address(stub, info))
 
     # As a tracer that was killed.
     stub.close()
@@ -191,20 +191,20 @@ def test_breakpoints_hit_and_steps_move_on(reached: Reached, info: Facts) -> Non
     with Stub.open(address) as stub:
         place = idle_address(stub, info)
         for _ in range(3):
-            stub.insert_breakpoints([place])
+            stub.insert_breakpoint(place)
             stub.resume()
             reply = stub.wait(10)
             assert reply is not None
             assert (reply.signal, reply.cpu in (1, 2)) == (5, True)
             assert reply.cpu is not None
             assert stub.registers(reply.cpu)[info.pc] == place
-            stub.remove_breakpoints([place])
+            stub.remove_breakpoint(place)
             others = {cpu: stub.registers(cpu) for cpu in stub.ids() if cpu != reply.cpu}
             stub.step(reply.cpu)
             assert stub.registers(reply.cpu)[info.pc] != place
             assert {cpu: stub.registers(cpu) for cpu in others} == others
 
-        stub.remove_breakpoints([place])
+        stub.remove_breakpoint(place)
 
     assert guest.is_ticking()
 

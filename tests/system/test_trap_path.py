@@ -41,9 +41,9 @@ def _steps(session: GuestSession) -> Sequence[int]:
     assert program == b"\xcc"
     work = session.start(WORK)
     with stub.paused():
-        stub.insert_breakpoints([plan.site.addr])
+        stub.insert_breakpoint(plan.site.addr)
     assert stub.wait(20) is not None
-    stub.remove_breakpoints([plan.site.addr])
+    stub.remove_breakpoint(plan.site.addr)
     cpu = stub.ids()[0]
     assert stub.register(cpu, "rip") == plan.site.addr
     found: list[int] = []

@@ -76,7 +76,7 @@ def test_a_breakpoint_is_waited_for() -> None:
 
     fake.hooks[b"vCont;c"] = run_into_it
     with opened(fake) as stub:
-        stub.insert_breakpoints([0xFFFFFFFF81000000])
+        stub.insert_breakpoint(0xFFFFFFFF81000000)
         assert fake.breakpoints == {0xFFFFFFFF81000000}
         stub.resume()
         assert stub.wait(0.02) is None
@@ -85,8 +85,8 @@ def test_a_breakpoint_is_waited_for() -> None:
 
         assert reply is not None
         assert (reply.signal, reply.cpu, stub.is_running, stub.stops) == (5, 2, False, 2)
-        stub.remove_breakpoints([0xFFFFFFFF81000000])
-        stub.remove_breakpoints([0xFFFFFFFF81000000])
+        stub.remove_breakpoint(0xFFFFFFFF81000000)
+        stub.remove_breakpoint(0xFFFFFFFF81000000)
 
     assert fake.breakpoints == set()
 
@@ -95,7 +95,7 @@ def test_detaching_removes_breakpoints_and_resumes() -> None:
     fake = FakeStub()
 
     with opened(fake) as stub:
-        stub.insert_breakpoints([0x1000])
+        stub.insert_breakpoint(0x1000)
 
     assert (fake.breakpoints, fake.is_running) == (set(), True)
 
@@ -104,7 +104,7 @@ def test_detaching_can_leave_the_guest_stopped_without_breakpoints() -> None:
     fake = FakeStub()
     with listening(fake) as path:
         stub = Stub.open(path)
-        stub.insert_breakpoints([0x1000])
+        stub.insert_breakpoint(0x1000)
 
         stub.detach(resume=False)
 

@@ -226,18 +226,18 @@ def _bytes(setup: CallSetup) -> bytes:
 
 
 @contextmanager
-def breakpoints_at(debugger: Stub, *places: Addr) -> Generator[None]:
-    """Have breakpoints in a stopped guest."""
+def breakpoint_at(debugger: Stub, place: Addr) -> Generator[None]:
+    """Have a breakpoint in a stopped guest."""
     with ExitStack() as undo:
-        undo.callback(_forget, debugger, places)
-        debugger.insert_breakpoints(places)
+        undo.callback(_forget, debugger, place)
+        debugger.insert_breakpoint(place)
         yield
 
 
-def _forget(debugger: Stub, places: Sequence[Addr]) -> None:
+def _forget(debugger: Stub, place: Addr) -> None:
     # It runs when it could not be stopped: it is gone then, and this says so.
     with debugger.paused():
-        debugger.remove_breakpoints(places)
+        debugger.remove_breakpoint(place)
 
 
 def run_until_stop(
@@ -321,7 +321,7 @@ class CallInjector:
         at_trap = self._info.at_trap(self._return_path, task.trap.frame)
         number = {self._info.number: self.allocations.calls}
         task.change(data, {**at_trap, **number})
-        with breakpoints_at(self._debugger, self._return_path.trap):
+        with breakpoint_at(self._debugger, self._return_path.trap):
             yield task
 
     def _frame(self, thread: int) -> tuple[Task, bytes]:
@@ -358,7 +358,9 @@ class CallInjector:
     def _stop_at(self, places: Sequence[Addr], timeout_s: float) -> int | None:
         """Stop somebody who comes to one of these places."""
         deadline = time.monotonic() + timeout_s
-        with breakpoints_at(self._debugger, *places):
+        with ExitStack() as breakpoints:
+            for place in places:
+                breakpoints.enter_context(breakpoint_at(self._debugger, place))
             while (
                 thread := run_until_stop(self._debugger, deadline, self.allocations.check)
             ) is not None:

@@ -28,7 +28,7 @@ from kprobes.guest.ftrace_records import (
 from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import IdentityCheck, check_stopped
-from kprobes.guest.inject import ReturnTrap, breakpoints_at
+from kprobes.guest.inject import ReturnTrap, breakpoint_at
 from kprobes.guest.journal import Entry, Journal, entries, read
 from kprobes.guest.patches import StoppedMemory, check_none, restore_text
 from kprobes.guest.release import free_when_idle
@@ -252,7 +252,7 @@ def _finish_call(stub: Stub, allocations: AllocationLog) -> bool:
         debugger=stub, place=place, frame=call.frame, info=info, check=allocations.check
     )
     try:
-        with breakpoints_at(stub, trap.place):
+        with breakpoint_at(stub, trap.place):
             returned = trap.poll() or trap.wait(call.number, _LATE_S)
     except TargetError:
         # Nobody knows whether it was made: what may be done twice is done again.

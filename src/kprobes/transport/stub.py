@@ -323,23 +323,20 @@ class Stub:
 
     # Breakpoints.
 
-    def insert_breakpoints(self, addrs: Sequence[int]) -> None:
-        """Stop the guest when any vCPU comes to one of some addresses."""
+    def insert_breakpoint(self, addr: int) -> None:
+        """Stop the guest when any vCPU comes to an address."""
         self._must_be_stopped()
-        # Before the requests: if we are interrupted in them, detaching still removes it.
-        self._breakpoints.update(addrs)
-        answers = self._wire.exchange([b"Z0,%x,1" % addr for addr in addrs])
-        for addr, answer in zip(addrs, answers, strict=True):
-            check_ok(answer, f"a breakpoint at {addr:#x}")
+        # Before the request: if we are interrupted in it, detaching still removes it.
+        self._breakpoints.add(addr)
+        check_ok(self._wire.ask(b"Z0,%x,1" % addr), f"a breakpoint at {addr:#x}")
 
-    def remove_breakpoints(self, addrs: Sequence[int]) -> None:
-        """Take breakpoints away; one that is gone already is not an error."""
+    def remove_breakpoint(self, addr: int) -> None:
+        """Take a breakpoint away; one that is gone already is not an error."""
         self._must_be_stopped()
-        answers = self._wire.exchange([b"z0,%x,1" % addr for addr in addrs])
-        for addr, answer in zip(addrs, answers, strict=True):
-            if answer != b"E22":
-                check_ok(answer, f"to remove the breakpoint at {addr:#x}")
-            self._breakpoints.discard(addr)
+        answer = self._wire.ask(b"z0,%x,1" % addr)
+        if answer != b"E22":
+            check_ok(answer, f"to remove the breakpoint at {addr:#x}")
+        self._breakpoints.discard(addr)
 
     # Memory.
 
@@ -435,7 +432,8 @@ class Stub:
             self._mark_running()
             self._breakpoints.clear()
         elif not self.is_running:
-            self.remove_breakpoints(tuple(self._breakpoints))
+            for addr in tuple(self._breakpoints):
+                self.remove_breakpoint(addr)
 
     def close(self, *, resume: bool = False) -> None:
         """Close the connection at once; ``detach`` is the polite way.
