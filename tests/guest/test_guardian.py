@@ -16,7 +16,7 @@ from kprobes.guest import guardian
 from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.guardian import Guardian, Rescued, rescue
 from kprobes.guest.journal import Journal
-from kprobes.guest.patches import check_none
+from kprobes.guest.patches import check_unchanged
 from kprobes.units import Addr, Phys
 from tests.build.journals import lend
 from tests.build.stub import FakeStub, listening, packet, send
@@ -25,9 +25,9 @@ OLD, NEW = b"\x0f\x1f\x44\x00\x00", b"\xe8abcd"
 
 
 def _take_nothing_back(
-    _stub: object, _entry: object, _records: object, strange: Sequence[ArmedPatch]
+    _stub: object, _entry: object, left: Sequence[ArmedPatch]
 ) -> tuple[int, int]:
-    check_none(strange)
+    check_unchanged(left)
     return 0, 0
 
 

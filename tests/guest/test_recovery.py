@@ -10,16 +10,16 @@ from kprobes.errors import TargetError, UnreachableError, UsageError
 from kprobes.guest import guardian
 from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.journal import entries
-from kprobes.guest.patches import check_none
+from kprobes.guest.patches import check_unchanged
 from kprobes.guest.recovery import Outcome, Restored, of_target, restore
 from tests.build.journals import MARK_AT, make_patch, mark_guest, write_journal
 from tests.build.stub import FakeStub, listening
 
 
 def _take_nothing_back(
-    _stub: object, _entry: object, _records: object, strange: Sequence[ArmedPatch]
+    _stub: object, _entry: object, left: Sequence[ArmedPatch]
 ) -> tuple[int, int]:
-    check_none(strange)
+    check_unchanged(left)
     return 0, 0
 
 

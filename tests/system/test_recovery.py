@@ -1,9 +1,7 @@
-"""A killed tracer's patches of a module that was unloaded before anything was put right."""
+"""A killed tracer's patches that are not there any more: their module is gone, or they changed."""
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from kprobes.ports import Ram
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import Phys
+from tests.build.command import Command
 from tests.build.module import LOAD, UNLOAD, dummy
 from tests.build.victim import Home, Tracer, Witness, settle, witness_of
 
@@ -29,7 +28,8 @@ _FILE = b"another." + DISABLED.to_bytes(8, "little") + random.Random(1).randbyte
 def test_what_went_with_its_module_is_not_put_back(tmp_path: Path, arch: str) -> None:
     home = Home(tmp_path)
     files = {"/dummy.ko": dummy("bookworm", arch), "/file": _FILE}
-    with Machine.boot(MachineOptions(arch=arch, files=files)) as machine:
+    options = MachineOptions(arch=arch, files=files)
+    with Machine.boot(options) as machine, Command(home.directory / "state") as kprobe:
         settle(machine)
         target = str(machine.stub_address)
         witness = witness_of(target, home)
@@ -42,9 +42,9 @@ def test_what_went_with_its_module_is_not_put_back(tmp_path: Path, arch: str) ->
         page = _page_of_file(witness.guest.memory.ram)
         assert _lead_to(page, journal, witness) == (1, True)
 
-        done = _restore(target, home)
+        done = kprobe("restore", "--target", target)
 
-        assert done.returncode == 0, done.stdout
+        assert done.returncode == 0, done.stdout.decode()
         assert witness.guest.memory.ram.read(page, _PAGE) == _FILE
         assert witness.is_pristine(), witness.changes()
         assert home.journals == []
@@ -53,7 +53,8 @@ def test_what_went_with_its_module_is_not_put_back(tmp_path: Path, arch: str) ->
 
 def test_strange_text_of_the_kernel_keeps_the_journal(tmp_path: Path, arch: str) -> None:
     home = Home(tmp_path)
-    with Machine.boot(MachineOptions(arch=arch)) as machine:
+    options = MachineOptions(arch=arch)
+    with Machine.boot(options) as machine, Command(home.directory / "state") as kprobe:
         settle(machine)
         target = str(machine.stub_address)
         witness = witness_of(target, home)
@@ -66,12 +67,12 @@ def test_strange_text_of_the_kernel_keeps_the_journal(tmp_path: Path, arch: str)
         (text,) = (patch for patch in read(journal).patches if patch.what != FLAGS)
         ram.write(text.phys, text.new[::-1])
 
-        done = _restore(target, home)
+        done = kprobe("restore", "--target", target)
 
         assert (done.returncode, home.journals) == (1, [journal])
-        assert "1 places hold bytes that are neither ours nor the kernel's" in done.stdout
+        assert b"1 places hold bytes that are neither ours nor the kernel's" in done.stdout
         ram.write(text.phys, text.new)
-        assert _restore(target, home).returncode == 0
+        assert kprobe("restore", "--target", target).returncode == 0
         assert witness.is_pristine(), witness.changes()
         assert home.journals == []
 
@@ -108,8 +109,3 @@ def _lead_to(page: Phys, journal: Path, witness: Witness) -> tuple[int, bool]:
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
     records = list(where.values()).count(page + 8)
     return records, len(where) > records
-
-
-def _restore(target: str, home: Home) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "kprobes", "restore", "--target", target]
-    return subprocess.run(words, env=home.environment, capture_output=True, text=True, check=False)

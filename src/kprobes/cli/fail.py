@@ -136,15 +136,13 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
                 break
             time.sleep(_POLL_S)
             session.driver.check()
-        ending = ""
-        if workload is not None:
-            finished = workload.finish()
-            out.write(finished.output if finished is not None else b"")
-            ending = workload.ending(finished)
+        finished = workload.finish() if workload is not None else None
+        if finished is not None:
+            out.write(finished.output)
         if not args.quiet:
             _print_counts(args.rules, [(str(each.hits), str(each.skipped)) for each in armed])
-            if ending:
-                print_message(ending)
+            if workload is not None:
+                print_message(workload.ending(finished))
         return workload.status if workload is not None and args.exit_status == "command" else 0
 
 

@@ -411,6 +411,8 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "call_duration": (False, "--call-duration"),
 }
 """What only guests have: by attribute, its value when it is not asked for, and its name."""
+_OF_RETURNS = ("--returns", "--exits", "--call-duration")
+"""Of these, what only return probes mind."""
 _FIELDS = {_GUESTS["exits"][1]: "exit", _GUESTS["call_duration"][1]: "duration"}
 """The names of those that add a field, and the field."""
 
@@ -493,5 +495,14 @@ def _refuse_guests(args: argparse.Namespace) -> None:
 
 def _of_guests(args: argparse.Namespace) -> str | None:
     boot = (f"--{name}" for name in BOOT_OPTIONS if getattr(args, name, None) is not None)
-    others = (name for key, (usual, name) in _GUESTS.items() if getattr(args, key, usual) != usual)
-    return next(iter((*boot, *others)), None)
+    return next(iter((*boot, *_given(args))), None)
+
+
+def return_option(args: argparse.Namespace) -> str | None:
+    """Return the first option that was given and that only return probes mind, or None."""
+    return next((name for name in _given(args) if name in _OF_RETURNS), None)
+
+
+def _given(args: argparse.Namespace) -> list[str]:
+    found = _GUESTS.items()
+    return [name for key, (usual, name) in found if getattr(args, key, usual) != usual]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from kprobes.cli.control import Control
 from kprobes.cli.definitions import Script
 from kprobes.cli.files import report_ready
-from kprobes.cli.options import is_host, limits, return_method, strategy
+from kprobes.cli.options import is_host, limits, return_method, return_option, strategy
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import check_options, opened, opened_host
@@ -170,8 +170,6 @@ if TYPE_CHECKING:
     from kprobes.transport.agent import Job
 
 _LOST = 6
-_RETURN_OPTIONS = {"returns": "auto", "exits": False, "call_duration": False}
-"""Options that only return probes mind, each with its value when it is not given."""
 _POLL_S = 0.1
 """Between looks whether a paused guest goes on."""
 
@@ -292,10 +290,9 @@ def _check_returns(args: argparse.Namespace, session: "AnySession") -> None:
     # What --control or a script defines later may have returns.
     if args.control is not None or args.python is not None:
         return
-    given = [name for name, usual in _RETURN_OPTIONS.items() if getattr(args, name) != usual]
+    given = return_option(args)
     if given and not any(each.kind is Kind.RETURN for each in session.definitions):
-        name = given[0].replace("_", "-")
-        raise UsageError(f"--{name} is for return probes: define one (r FUNCTION)")
+        raise UsageError(f"{given} is for return probes: define one (r FUNCTION)")
 
 
 @contextmanager

@@ -170,7 +170,7 @@ def loaded_records(
 def unloaded_text(
     patches: Sequence[ArmedPatch], guest: Guest, memory: PhysicalMemory
 ) -> list[ArmedPatch]:
-    """Return the patches of text that holds neither their bytes and went with its module.
+    """Return the patches of text that has been changed since and went with its module.
 
     Args:
         patches: of text.
@@ -178,9 +178,15 @@ def unloaded_text(
         memory: that patches are written through.
     """
     now = memory.read_physical_many([(patch.phys, len(patch.old)) for patch in patches])
-    strange = [p for p, held in zip(patches, now, strict=True) if held not in (p.old, p.new)]
-    is_there = _are_loaded([patch.addr for patch in strange], guest)
-    return [patch for patch, is_loaded in zip(strange, is_there, strict=True) if not is_loaded]
+    changed = [p for p, held in zip(patches, now, strict=True) if held not in (p.old, p.new)]
+    there = {*loaded_text(changed, guest)}
+    return [patch for patch in changed if patch not in there]
+
+
+def loaded_text(patches: Sequence[ArmedPatch], guest: Guest) -> list[ArmedPatch]:
+    """Return the patches of text, of a guest that stands still, that is in it by its addresses."""
+    is_there = _are_loaded([patch.addr for patch in patches], guest)
+    return [patch for patch, is_loaded in zip(patches, is_there, strict=True) if is_loaded]
 
 
 def _are_loaded(addrs: Sequence[int], guest: Guest) -> list[bool]:

@@ -36,7 +36,7 @@ from kprobes.errors import (
 )
 from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.journal import Entry, Journal, read
-from kprobes.guest.patches import check_none, put_back
+from kprobes.guest.patches import check_unchanged, put_back
 from kprobes.transport.connect import connect
 from kprobes.transport.stub import Stub
 
@@ -216,22 +216,21 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
     # the kernel.
     records = [undo for undo in entry.patches if undo.what == FLAGS]
     text = [undo for undo in entry.patches if undo.what != FLAGS]
-    places, strange = put_back(text, StoppedMemory(stub, ram))
-    if entry.allocations.is_empty and not records and not strange:
+    places, changed = put_back(text, StoppedMemory(stub, ram))
+    left = [*records, *changed]
+    if entry.allocations.is_empty and not left:
         return Rescued(places, 0)
     if stub.is_held:
-        check_none(strange)
+        check_unchanged(changed)
         raise KprobesError("the guest is paused by somebody else")
-    more, memory = _free_after_crash(stub, entry, records, strange)
+    more, memory = _free_after_crash(stub, entry, left)
     return Rescued(places + more, memory)
 
 
-def _free_after_crash(
-    stub: Stub, entry: Entry, records: Sequence[ArmedPatch], strange: Sequence[ArmedPatch]
-) -> tuple[int, int]:
+def _free_after_crash(stub: Stub, entry: Entry, left: Sequence[ArmedPatch]) -> tuple[int, int]:
     from kprobes.guest.recovery import free_after_crash
 
-    return free_after_crash(stub, Journal.reopen(entry), records, strange, image=entry.image)
+    return free_after_crash(stub, Journal.reopen(entry), left, image=entry.image)
 
 
 def _connect(target: str, patience_s: float) -> Stub:

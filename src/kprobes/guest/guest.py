@@ -45,7 +45,7 @@ class GuestMemory:
     def read(self, addr: int, size: int) -> bytes:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
         if 0 < size <= _PAGE - addr % _PAGE:
-            # Nearly always, and in half the time.
+            # Nearly always, and in two thirds of the time.
             return self.ram.read(self.physical(addr), size)
         return b"".join(self.ram.read(phys, step) for phys, _, step in self.pieces(addr, size))
 

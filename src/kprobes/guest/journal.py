@@ -213,7 +213,7 @@ class Journal:
         """Go on with the journal of a dead tracer, its undos too until ``forget_undos``."""
         journal = cls(entry.path, entry.mark)
         journal.state, journal.boot, journal._marked = entry.state, entry.boot, entry.marked
-        lines = list(_raw_lines(entry.path))
+        lines = _raw_lines(entry.path)
         # Without the line that it died in.
         os.truncate(entry.path, sum(len(line) + 1 for line in lines))
         for line in lines:

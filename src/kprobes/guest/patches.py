@@ -40,8 +40,8 @@ def restore_text(patches: Sequence[ArmedPatch], memory: PhysicalMemory) -> int:
     Raises:
         TargetError: a place holds neither the old bytes nor ours; all others were put back.
     """
-    count, strange = put_back(patches, memory)
-    check_none(strange)
+    count, changed = put_back(patches, memory)
+    check_unchanged(changed)
     return count
 
 
@@ -62,16 +62,16 @@ def put_back(patches: Sequence[ArmedPatch], memory: PhysicalMemory) -> tuple[int
     return count, [patch for patch, now in zip(patches, found, strict=True) if now != patch.old]
 
 
-def check_none(strange: Sequence[ArmedPatch]) -> None:
-    """Check that no place was found to hold strange bytes.
+def check_unchanged(changed: Sequence[ArmedPatch]) -> None:
+    """Refuse places that hold neither the old bytes nor ours, if there are any.
 
     Raises:
-        TargetError: some do.
+        TargetError: there are some.
     """
-    if strange:
-        first = strange[0]
+    if changed:
+        first = changed[0]
         raise TargetError(
-            f"{len(strange)} places hold bytes that are neither ours nor the kernel's, the first "
+            f"{len(changed)} places hold bytes that are neither ours nor the kernel's, the first "
             f"at {first.addr:#x} ({first.what}): another kernel runs there, or it was changed since"
         )
 

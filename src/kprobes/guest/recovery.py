@@ -17,20 +17,20 @@ from kprobes.errors import (
     UsageError,
 )
 from kprobes.guest.allocations import AllocationLog, Kind
-from kprobes.guest.armed import ArmedPatch
+from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.attach import Access, identify
 from kprobes.guest.ftrace_records import (
     Records,
     loaded_records,
+    loaded_text,
     paused_between_changes,
-    unloaded_text,
 )
 from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import IdentityCheck, check_stopped
 from kprobes.guest.inject import ReturnTrap, breakpoint_at
 from kprobes.guest.journal import Entry, Journal, entries, read
-from kprobes.guest.patches import StoppedMemory, check_none, restore_text
+from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.release import free_when_idle
 from kprobes.transport.address import is_path
 from kprobes.transport.connect import parse_target
@@ -178,29 +178,23 @@ _LATE_S = 2.0
 
 
 def free_after_crash(
-    stub: Stub,
-    journal: Journal,
-    records: Sequence[ArmedPatch],
-    strange: Sequence[ArmedPatch],
-    *,
-    image: str,
+    stub: Stub, journal: Journal, left: Sequence[ArmedPatch], *, image: str
 ) -> tuple[int, int]:
     """Free what a journal has as allocated; the guest, which is stopped, runs again afterwards.
 
     Args:
-        stub: of the guest, whose text is as it was before, but for what is strange.
+        stub: of the guest, whose text is as it was before, but for what is left.
         journal: of the dead tracer.
-        records: what it wrote to those of the guest's ftrace.
-        strange: what it wrote to text that was changed since: its module must be gone.
+        left: what it wrote to records of the guest's ftrace, and to text that was changed since.
         image: of the kernel, or "".
 
     Returns:
-        How many records were put back, and bytes given back. None are where nothing proves that
+        How many of these were put back, and bytes given back. None are where nothing proves that
         they are still allocated.
 
     Raises:
         GuestReplacedError: it was rebooted meanwhile, or restored to an earlier state.
-        KprobesError: the guest is not understood, strange text is still there, a task sleeps in
+        KprobesError: the guest is not understood, changed text is still there, a task sleeps in
             the code, or none could be borrowed; the journal has what is still allocated.
     """
     allocations = journal.allocations
@@ -210,10 +204,9 @@ def free_after_crash(
     guest = identify(stub, Access(image=Path(image) if image else None))
     journal.watch(IdentityCheck(journal, guest).check)
     if not is_known:
-        check_none(strange)
-        journal.forget_undos()
+        # Nor was anything patched then.
         return 0, 0
-    count = _put_back(guest, journal, records, strange) if records or strange else 0
+    count = _put_back(guest, journal, left) if left else 0
     # Not before: who tries it once more must find what is left to do.
     journal.forget_undos()
     memory = allocations.memory
@@ -221,22 +214,18 @@ def free_after_crash(
     return count, memory
 
 
-def _put_back(
-    guest: Guest,
-    journal: Journal,
-    records: Sequence[ArmedPatch],
-    strange: Sequence[ArmedPatch],
-) -> int:
+def _put_back(guest: Guest, journal: Journal, left: Sequence[ArmedPatch]) -> int:
     ram = guest.memory.ram
     memory = StoppedMemory(guest.stub, ram)
+    records = [patch for patch in left if patch.what == FLAGS]
     memory.note_data(patch.phys for patch in records)
     with paused_between_changes(guest):
         check_stopped(journal, guest.stub, ram)
-        gone = {*unloaded_text(strange, guest, memory)}
-        check_none([patch for patch in strange if patch not in gone])
+        # What is not loaded any more has gone with its module: it is another's.
+        count = restore_text(loaded_text([p for p in left if p.what != FLAGS], guest), memory)
         records = loaded_records(records, guest, memory)
         those = Records(guest, memory)
-        count = restore_text(those.settled(records), memory)
+        count += restore_text(those.settled(records), memory)
         those.make_calls(records)
         return count
 

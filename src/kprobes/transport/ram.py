@@ -119,12 +119,8 @@ class SharedRam:
 
     def read(self, addr: int, size: int) -> bytes:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
-        pieces = self._map.split(addr, size)
-        if len(pieces) == 1:
-            index, offset, _ = pieces[0]
-            data, start = self._places[index]
-            return data[start + offset : start + offset + size]
-        return b"".join(data[at : at + n] for data, at, n in self._pieces(addr, size, verb="read"))
+        parts = [data[at : at + n] for data, at, n in self._pieces(addr, size, verb="read")]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_many(self, spans: Sequence[Span]) -> list[bytes]:
         """Return the bytes of each (address, size)."""

@@ -126,7 +126,7 @@ class StubRegisters:
         return self._description
 
     def forget(self, selected: int | None = None) -> None:
-        """Know nothing more of vCPUs, which have run, but to which one requests go, if that is."""
+        """Drop what was read: vCPUs have run. Requests go to the selected one, if that is known."""
         self._selected, self._packet = selected, b""
 
     def select(self, cpu: int) -> None:
