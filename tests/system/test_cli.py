@@ -69,6 +69,24 @@ def test_a_failing_command_is_reported_and_its_trace_is_done(kprobe: Command, ar
     assert "/absent" in paths or None in paths
 
 
+@pytest.mark.parametrize(("words", "status"), [((), 7), (("--exit-status", "ignore"), 0)])
+def test_calls_fail_and_how_the_command_ended_is_said(
+    kprobe: Command, words: tuple[str, ...], status: int
+) -> None:
+    done = kprobe(
+        "fail", "__x64_sys_mkdir returns -ENOSPC", "-t", "guest", *words, "--", "mkdir /a; exit 7"
+    )
+
+    assert done.returncode == status, done.stderr.decode()
+    assert done.stdout == b"mkdir: can't create directory '/a': No space left on device\n"
+    assert re.search(
+        rb"^calls +skipped +rule\n1 +1 +__x64_sys_mkdir returns -ENOSPC\n"
+        rb"mkdir /a; exit 7: exit status 7\n\Z",
+        done.stderr,
+        re.MULTILINE,
+    )
+
+
 @BOTH
 def test_a_guest_that_dies_leaves_its_events_and_one_clear_line(
     boot: Boot, kprobe: Command
