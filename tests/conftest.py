@@ -1,7 +1,8 @@
-"""Fixtures of all tests: a default target that is nobody's own machine, time, and second tries."""
+"""Fixtures of all tests: targets and journals that are nobody's own, time, and second tries."""
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # How long one example takes is told by whatever else this machine does.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_journals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the tests' journals apart from those that this user's tracers have left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
