@@ -49,6 +49,9 @@ class FakeSymbols:
     def all_named(self, name: str) -> tuple[Symbol, ...]:
         return tuple(symbol for symbol in self.all if symbol.name == name)
 
+    def is_unique(self, name: str) -> bool:
+        return len(self.all_named(name)) == 1
+
     def at(self, addr: int) -> Symbol | None:
         inside = (s for s in self.all if s.addr <= addr < s.addr + s.size)
         return next(inside, None)

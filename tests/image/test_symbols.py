@@ -108,6 +108,12 @@ def test_two_places_of_one_name_are_ambiguous() -> None:
     assert caught.value.addresses == (BASE + 0x200, BASE + 0x300)
 
 
+def test_a_name_is_unique_where_one_symbol_has_it() -> None:
+    names = ("mod_open", "vfs_read", "helper", "nosuch")
+
+    assert [symbols().is_unique(name) for name in names] == [True, False, False, False]
+
+
 def test_a_glob_gives_symbols_by_address() -> None:
     found = symbols().glob("vfs_*")
 

@@ -42,7 +42,7 @@ class Names:
 
     def name(self, number: int) -> bytes:
         """Return one name, without NUL."""
-        start = int(self.starts[number])
+        start: int = self.starts.data[number]
         return self.blob[start : self.blob.index(0, start)]
 
     def some(self, numbers: NDArray[np.intp]) -> Iterator[bytes]:

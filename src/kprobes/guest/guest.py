@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kprobes.arch.arch import Arch
+from kprobes.errors import MemoryFault
 from kprobes.model.kernel import Kernel
-from kprobes.ports import MappedRun, Ram, Tables, Translator
+from kprobes.ports import MappedRun, Memory, Ram, Tables, Translator
 from kprobes.transport.ram import ProcessPlace
 from kprobes.transport.stub import Stub
 from kprobes.units import U64, Addr, Phys
@@ -61,6 +62,31 @@ class GuestMemory:
     def set_u64(self, addr: int, value: int) -> None:
         """Write a little-endian u64."""
         self.write(addr, value.to_bytes(8, "little"))
+
+
+class PagesOnce:
+    """A memory's pages, each as it was when it was read first. Implements ``ports.Memory``.
+
+    For one batch of small reads: all pages that it has touched are kept.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._pages: dict[int, bytes] = {}
+
+    def read(self, addr: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes, or raise MemoryFault."""
+        number, at = divmod(addr, _PAGE)
+        if size > _PAGE - at:
+            return self._memory.read(addr, size)
+        page = self._pages.get(number)
+        if page is None:
+            try:
+                page = self._pages[number] = self._memory.read(number * _PAGE, _PAGE)
+            except MemoryFault:
+                # Of what was wanted, and not of its page.
+                return self._memory.read(addr, size)
+        return page[at : at + size]
 
 
 def write_code(debugger: Stub, memory: GuestMemory, codes: Iterable[Code]) -> None:

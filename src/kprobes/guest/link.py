@@ -361,8 +361,9 @@ class Linker:
             return self._link_shared(area, plan)
         if any(each.is_conditional for each in plan.returning):
             return self._link_conditional(area, plan)
-        body = self._body_of(plan, is_framed=self._is_framed(plan))
-        if not self._is_framed(plan):
+        is_framed = self._is_framed(plan)
+        body = self._body_of(plan, is_framed=is_framed)
+        if not is_framed:
             return self._program(area, plan, body.most, lambda place: body.link(area, place))
         return self._headed(area, plan, self._head(plan), [body])
 
@@ -489,9 +490,11 @@ class Linker:
         return self._body(plan.site.ip, form)
 
     def _body(self, site: Addr, form: Form) -> "_Body":
-        if form.shape not in self._templates:
-            self._templates[form.shape] = compile_form(self._arch, self.abi, form)
-        return _Body(template=self._templates[form.shape], numbers=self._numbers(site, form))
+        shape = form.shape
+        template = self._templates.get(shape)
+        if template is None:
+            template = self._templates[shape] = compile_form(self._arch, self.abi, form)
+        return _Body(template=template, numbers=self._numbers(site, form))
 
     def _numbers(self, site: Addr, form: Form) -> dict[str, int]:
         recorded = (*form.probes, *(p for each in form.returning for p in each.returns.probes))

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError, FormatError, MemoryFault, RefusedError, UnknownTypeError
-from kprobes.guest.guest import Guest, remembering
+from kprobes.guest.guest import Guest, PagesOnce, remembering
 from kprobes.guest.text import Classified, Instructions, NoBoundaryError, Prover, Text, first
 from kprobes.guest.tracers import GuestProbes
 from kprobes.image.tables import read_tables
@@ -223,7 +223,7 @@ class Places:
         found = [symbol for symbol in is_there if symbol.is_text]
         with_site = [symbol for symbol in found if self.has_site(symbol)]
         # A name of two functions cannot be probed by name; two names of one function are one.
-        unique = {s.addr: s.name for s in with_site if len(symbols.all_named(s.name)) == 1}
+        unique = {s.addr: s.name for s in with_site if symbols.is_unique(s.name)}
         if not unique:
             without = len(found) - len(with_site)
             raise RefusedError(
@@ -437,7 +437,7 @@ def text_of(
     """
     return Text(
         kernel=guest.kernel,
-        open_memory=lambda: Unpatched(remembering(guest.memory), patched),
+        open_memory=lambda: Unpatched(PagesOnce(remembering(guest.memory)), patched),
         read_tables=partial(
             read_tables, remembering(guest.memory), guest.kernel, ftrace=sites.addrs.tolist()
         ),

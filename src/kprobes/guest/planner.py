@@ -374,8 +374,9 @@ class _Change:
             return
         found = with_filter(probe, self._guest, self._tasks)
         table, dirty = self._table(single)
-        at = probe.layout.ip
-        table[at] = tuple(sorted((*table.get(at, ()), (single.sequence, found)), key=itemgetter(0)))
+        at, placed = probe.layout.ip, (single.sequence, found)
+        others = table.get(at, ())
+        table[at] = tuple(sorted((*others, placed), key=itemgetter(0))) if others else (placed,)
         dirty[at] = None
         self._come[single.event_id] = found
         if single.module:
@@ -446,7 +447,7 @@ class _Change:
                 del state.addrs[old.site.addr]
         wanted = [addr for addr in addrs if self._is_wanted(addr)]
         # An armed jump gives way to a breakpoint where it would cover a new place.
-        covering = {other for addr in wanted for other in self._covering(addr)}
+        covering = {other for addr in wanted if state.plans for other in self._covering(addr)}
         for addr in covering.difference(wanted):
             old = state.plans.pop(addr)
             del state.addrs[old.site.addr]

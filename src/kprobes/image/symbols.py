@@ -142,6 +142,8 @@ class SymbolMap:
             AmbiguousSymbolError: there are several at different addresses.
         """
         found = self.all_named(name)
+        if len(found) == 1:
+            return found[0]
         if not found:
             raise UnknownSymbolError(name, self._near(name))
         addrs = tuple(dict.fromkeys(symbol.addr for symbol in found))
@@ -159,7 +161,12 @@ class SymbolMap:
     def all_named(self, name: str) -> tuple[Symbol, ...]:
         """Return every symbol of this name, the kernel's first."""
         key = name.encode(errors="surrogateescape")
-        return tuple(part.symbol(i) for part in self._parts for i in part.names.numbers(key))
+        return tuple([part.symbol(i) for part in self._parts for i in part.names.numbers(key)])
+
+    def is_unique(self, name: str) -> bool:
+        """Whether there is one symbol of this name."""
+        key = name.encode(errors="surrogateescape")
+        return sum(len(part.names.numbers(key)) for part in self._parts) == 1
 
     def at(self, addr: int) -> Symbol | None:
         """Return the symbol that kallsyms prints for an address inside it, or None.
@@ -167,8 +174,10 @@ class SymbolMap:
         As get_symbol_pos() in kernel/kallsyms.c: the last address not above, and of the
         aliases there the first in the table. find_kallsyms_symbol() does the same for modules.
         """
-        found = (part.at(addr) for part in self._parts)
-        return next((symbol for symbol in found if symbol is not None), None)
+        for part in self._parts:
+            if (found := part.at(addr)) is not None:
+                return found
+        return None
 
     def is_fleeting(self, addr: int) -> bool:
         """Whether an address is in memory that a module gives back as soon as it has begun."""
@@ -230,16 +239,21 @@ class _Part:
         self._order = order[~np.isin(order, hidden)]
         self._sorted: NDArray[np.uint64] = self._addrs[self._order]
         self._ranges = sorted(owned for owner in owners for owned in owner.ranges)
+        # That were asked for one by one: who is looked up by name is by address next.
+        self._symbols: dict[int, Symbol] = {}
 
     def symbol(self, number: int) -> Symbol:
-        addr = self._addrs.data[number]
-        return Symbol(
-            addr=Addr(addr),
-            name=_text(self.names.name(number)),
-            type=chr(self._types[number]),
-            size=self._stop(addr) - addr,
-            module=self._labels[self._owner.data[number]],
-        )
+        found = self._symbols.get(number)
+        if found is None:
+            addr = self._addrs.data[number]
+            found = self._symbols[number] = Symbol(
+                addr=Addr(addr),
+                name=_text(self.names.name(number)),
+                type=chr(self._types[number]),
+                size=self._stop(addr) - addr,
+                module=self._labels[self._owner.data[number]],
+            )
+        return found
 
     def at(self, addr: int) -> Symbol | None:
         owned = self._range_of(addr)
@@ -305,7 +319,10 @@ class _Part:
     def _range_of(self, addr: int) -> Range | None:
         if not 0 <= addr <= U64:
             return None
-        return next((owned for owned in self._ranges if owned[0] <= addr < owned[1]), None)
+        for owned in self._ranges:
+            if owned[0] <= addr < owned[1]:
+                return owned
+        return None
 
 
 def _joined(tables: Sequence[SymbolTable]) -> tuple[bytes, NDArray[np.uint32]]:

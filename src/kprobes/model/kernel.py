@@ -62,6 +62,10 @@ class Symbols(Protocol):
         """Return every symbol of this name."""
         ...
 
+    def is_unique(self, name: str) -> bool:
+        """Whether there is one symbol of this name."""
+        ...
+
     def at(self, addr: int) -> Symbol | None:
         """Return the symbol that kallsyms prints for an address inside it, or None.
 

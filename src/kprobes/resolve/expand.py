@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import is_
 
 from kprobes.errors import UnknownTypeError
 from kprobes.model.codes import Code
@@ -37,7 +38,8 @@ def expand(context: ResolveContext) -> Definition:
         hint = f"at most {_ARGS_MAX}"
         raise context.error(Code.TOO_MANY_ARGS, definition.args[0].span.start, hint)
     _check_names(context, args)
-    return replace(definition, args=tuple(args))
+    is_same = len(args) == len(definition.args) and all(map(is_, args, definition.args))
+    return definition if is_same else replace(definition, args=tuple(args))
 
 
 def check_meta(context: ResolveContext) -> None:

@@ -65,6 +65,7 @@ class RunMap:
             raise ValueError("runs of RAM that are empty or not in ascending order")
         self.runs = tuple(runs)
         self._starts = [start for start, _ in runs]
+        self._stops = [start + size for start, size in runs]
 
     def split(self, addr: int, size: int, verb: str = "read") -> list[tuple[int, int, int]]:
         """Return (index of the run, offset in it, size) of each piece, or raise MemoryFault.
@@ -74,9 +75,12 @@ class RunMap:
             size: bytes.
             verb: what fails, for the error: ``read`` or ``write``.
         """
+        index = bisect_right(self._starts, addr) - 1
+        if index >= 0 and 0 < size <= self._stops[index] - addr:
+            # Nearly always, and in a third of the time.
+            return [(index, addr - self._starts[index], size)]
         pieces: list[tuple[int, int, int]] = []
         at, left = addr, size
-        index = bisect_right(self._starts, addr) - 1
         while left > 0:
             start, length = self.runs[index] if 0 <= index < len(self.runs) else (at, 0)
             n = min(left, start + length - at)
@@ -119,8 +123,12 @@ class SharedRam:
 
     def read(self, addr: int, size: int) -> bytes:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
-        parts = [data[at : at + n] for data, at, n in self._pieces(addr, size, verb="read")]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        pieces = self._map.split(addr, size)
+        if len(pieces) == 1:
+            index, at, _ = pieces[0]
+            data, start = self._places[index]
+            return data[start + at : start + at + size]
+        return b"".join(data[at : at + n] for data, at, n in self._pieces(addr, size, verb="read"))
 
     def read_many(self, spans: Sequence[Span]) -> list[bytes]:
         """Return the bytes of each (address, size)."""
