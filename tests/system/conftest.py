@@ -14,6 +14,7 @@ from kprobes.model.plan import Strategy
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.host_image import MEMORY_MIB, host_files
+from tests.system.whereabouts import whereabouts
 
 Boot = Callable[..., Machine]
 """Boots a guest with these MachineOptions; the test's end closes it."""
@@ -198,6 +199,7 @@ def _consoles_of(guest: Machine) -> list[tuple[str, str]]:
     try:
         guest.run("true", _ANSWER_S)
     except TargetError as e:
+        sections.append(("where the guest is", whereabouts(guest)))
         sections.append(("guest", f"ended, because it answers no more: {e}"))
         guest.close()
     return sections

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -20,6 +21,7 @@ from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.waiting import becomes_true
 from tests.system.conftest import SUITES, Boot
+from tests.system.whereabouts import whereabouts
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
@@ -275,6 +277,17 @@ def test_a_guest_that_a_debugger_stopped_is_waited_for(guest: Machine) -> None:
 
 
 @pytest.mark.arches("amd64", "arm64")
+def test_a_failed_tests_report_says_where_a_guest_is(guest: Machine) -> None:
+    running = guest.start("sleep 100", 30)
+
+    shown = whereabouts(guest)
+
+    running.kill()
+    assert shown.startswith("vCPU 1: ")
+    assert re.search(r"^task: __schedule\+.* hrtimer_nanosleep\+", shown, re.MULTILINE)
+    assert text(guest, "echo again") == "again\n"
+
+
 def test_the_console_has_a_shell(guest: Machine) -> None:
     user, terminal = pty.openpty()
     shell = threading.Thread(
