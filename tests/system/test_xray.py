@@ -14,6 +14,7 @@ import kprobes
 from kprobes.transport.debian import kernel_image
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.waiting import becomes_true
 from tests.system.conftest import SUITES, boot_or_skip
 
 KPROBE = Path(sys.executable).with_name("kprobe")
@@ -246,12 +247,21 @@ def test_a_native_breakpoint_in_a_function_is_named_and_its_slot_shown(
 @AMD64
 def test_a_native_optimised_kprobe_is_named_and_its_detour_shown(machine: Machine) -> None:
     offset = offset_of(machine, INFO["amd64"].plain)
-    machine.run(f"{EVENTS.format(f'p:mid vfs_read+{offset}')}; sleep 1")
+    machine.run(EVENTS.format(f"p:mid vfs_read+{offset}"))
+    looks: list[dict[str, Any]] = []
+
+    def is_optimised() -> bool:
+        # The kernel lists it so before its text is.
+        looks.append(look(machine, f"vfs_read+{offset}"))
+        return "a jump" in mark_by(looks[-1], "kprobe")["says"]
+
+    was_optimised = becomes_true(is_optimised)
     listed = machine.run("cat /sys/kernel/debug/kprobes/list").output
-    seen = look(machine, f"vfs_read+{offset}")
     machine.run(OVER)
 
+    assert was_optimised
     assert b"[OPTIMIZED]" in listed
+    seen = looks[-1]
     mark = mark_by(seen, "kprobe")
     assert "optimised: a jump to its detour; event mid; before: 4157" in mark["says"]
     assert seen["text"][0]["bytes"][:4] == "4157"
