@@ -58,10 +58,10 @@ cat "" a "$name" "b$name" "$name/$name/$name" /$name$name 2>/dev/null
 (sleep 0.2 & kill $!; wait $!; usleep 1000; sh -c 'exit 3'; sh -c 'kill -9 $$') 2>/dev/null
 ip link set lo up
 nc -l -p 7001 127.0.0.1 >/dev/null &
-for i in 1 2 3 4 5 6 7 8 9; do sleep 0.1; echo hello | nc -w 1 127.0.0.1 7001 && break; done
+for i in $(seq 100); do sleep 0.1; echo hello | nc -w 1 127.0.0.1 7001 && break; done
 ping -c 1 -s 40 127.0.0.1 >/dev/null
 rm -f /dev/log; syslogd -n -O /tmp/log & syslog=$!
-for i in 1 2 3 4 5 6 7 8 9; do sleep 0.1; [ -S /dev/log ] && logger hello && break; done
+for i in $(seq 100); do sleep 0.1; [ -S /dev/log ] && logger hello && break; done
 kill $syslog
 wait
 ping -c 1 127.0.0.1 >/dev/null

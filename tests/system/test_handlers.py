@@ -303,7 +303,8 @@ def test_kernel_data_is_written_and_code_is_not(kernel: GuestSession) -> None:
             found["operations"] = int(path.dentry.d_inode.i_fop)
 
     # It is a shell yet when it opens what it will read.
-    script = "sleep 60 < /etc/passwd > /dev/null & echo $!; sleep 0.2"
+    until = 'until [ "$(cat /proc/$!/comm)" = sleep ]; do usleep 9000; done'
+    script = f"sleep 60 < /etc/passwd > /dev/null & echo $!; {until}"
     pid = int(output(kernel, "sh", "-c", script))
     opened.unregister()
     assert output(kernel, "cat", f"/proc/{pid}/comm") == "sleep\n"

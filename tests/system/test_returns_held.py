@@ -20,6 +20,7 @@ from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.defined import delete_all
 from tests.build.victim import is_complaint
+from tests.build.waiting import PATIENCE_S
 from tests.system.oracle import TRACING
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -27,6 +28,10 @@ pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 _NATIVE = (
     f"cd {TRACING} && echo r:own do_nanosleep > kprobe_events && echo 1 > events/kprobes/enable"
 )
+_ASLEEP = """
+sleep 1000 & echo $! > /tmp/asleep
+until grep -q '(sleep) S' /proc/$!/stat; do :; done; sleep 0.01
+"""
 _HELD_S = 1.0
 
 
@@ -37,12 +42,11 @@ def _own_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hold_a_call(machine: Machine, session: GuestSession) -> None:
     """Have a task asleep in a call that both took over, and ours disarmed."""
-    assert machine.run(_NATIVE, 20).status == 0
+    assert machine.run(_NATIVE, PATIENCE_S).status == 0
     session.options = replace(session.options, return_method=ReturnMethod.RETHOOK)
     session.probe("p:in do_nanosleep\nr:out do_nanosleep")
     with session.record() as trace:
-        # It tells of itself before it sleeps.
-        machine.run("sleep 1000 & echo $! > /tmp/asleep; sleep 0.5", 20)
+        machine.run(_ASLEEP, PATIENCE_S)
     assert counted(trace, "in") == counted(trace, "out") + 1 == 2
 
 
@@ -86,7 +90,7 @@ def test_other_probes_are_armed_and_recorded_while_a_task_sleeps_in_a_call_of_ou
         assert counted(ended, "out") == counted(after, "out") == 1
         assert allocated_bytes() < allocated
         said = machine.run(
-            "cat /proc/*/comm 2>/dev/null | grep -c sleep; dmesg", 20
+            "cat /proc/*/comm 2>/dev/null | grep -c sleep; dmesg", PATIENCE_S
         ).output.decode()
         assert said.startswith("0\n")
         assert [line for line in said.splitlines() if is_complaint(line)] == []
@@ -103,7 +107,7 @@ def recorded(session: GuestSession, definitions: str, command: str) -> Trace:
     delete_all(session)
     session.probe(definitions)
     with session.record() as trace:
-        session.run(["sh", "-c", command], 20)
+        session.run(["sh", "-c", command], PATIENCE_S)
     return trace
 
 
@@ -112,7 +116,7 @@ def test_somebody_else_s_guest_is_waited_for_until_the_call_has_returned(arch: s
     with Machine.boot(MachineOptions(arch=arch)) as machine:
         session = kprobes.attach(str(machine.stub_address))
         hold_a_call(machine, session)
-        wake = threading.Timer(_HELD_S, machine.run, ("kill $(cat /tmp/asleep)", 20))
+        wake = threading.Timer(_HELD_S, machine.run, ("kill $(cat /tmp/asleep)", PATIENCE_S))
         began = time.monotonic()
         wake.start()
 
@@ -120,5 +124,5 @@ def test_somebody_else_s_guest_is_waited_for_until_the_call_has_returned(arch: s
 
         assert time.monotonic() - began > _HELD_S
         assert list(journal.entries()) == []
-        said = machine.run("sleep 0.2; dmesg", 20).output.decode().splitlines()
+        said = machine.run("sleep 0.2; dmesg", PATIENCE_S).output.decode().splitlines()
         assert [line for line in said if is_complaint(line)] == []

@@ -40,7 +40,8 @@ _ALL_AT_ONCE = f"for n in $(seq {_TASKS}); do {{}} & done; wait"
 _LOOP = f"for n in $(seq {_LOOPS}); do /{{}} & done; wait"
 _KILLED = """
 for n in $(seq 64); do sleep 1000 & pids="$pids $!"; done
-sleep 1; kill -9 $pids; wait
+for p in $pids; do until grep -q '(sleep) S' /proc/$p/stat; do usleep 9000; done; done
+kill -9 $pids; wait
 """
 _SIGNALS = """
 trap 'echo got >> /tmp/got' USR1
@@ -138,7 +139,7 @@ def test_tasks_that_sleep_are_timed_each(session: GuestSession) -> None:
     found = balanced(trace, "do_nanosleep")
     durations = [ns for batch in _batches(trace, "out_0") for ns in batch.values[-1].tolist()]
     assert len(durations) == found.returns
-    assert sum(1.9e9 < each < 10e9 for each in durations) >= _TASKS
+    assert sum(1.9e9 < each < 60e9 for each in durations) >= _TASKS
 
 
 @pytest.mark.parametrize("return_method", [None, ReturnMethod.RETHOOK])
