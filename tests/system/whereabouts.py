@@ -1,4 +1,4 @@
-"""Where a guest's vCPUs and tasks are, by words on their stacks: for guests that answer no more."""
+"""Places of a guest's vCPUs and tasks, by words on their stacks: for guests that answer no more."""
 
 import numpy as np
 
