@@ -72,9 +72,11 @@ PROCESSES := -n auto --maxprocesses 4
 # more, alone, and both runs are shown. What passes then is a defect all the same: it is named at
 # the end, and counted. A run that came to no end (a status above 1) stays one.
 SECOND_TRIES := $(STAMPS)/second-tries
+# To look through the others for tests with guests takes every process seven seconds.
+GUEST_TESTS := tests/system tests/project
 test: check $(STAMPS)/apt ## every test, with real kernels
 	@rm -f $(SECOND_TRIES); \
-	run() { KPROBES_NO_SKIP=1 $(BIN)/pytest --timeout 600 --durations=30 --second-tries=$(SECOND_TRIES) "$$@"; }; \
+	run() { KPROBES_NO_SKIP=1 $(BIN)/pytest --timeout 600 --durations=30 --second-tries=$(SECOND_TRIES) $(GUEST_TESTS) "$$@"; }; \
 	twice() { \
 		run -m "$$1" $$2 --cache-clear && return; status=$$?; [ $$status = 1 ] || return $$status; \
 		echo "== what failed above, once more in new guests"; \

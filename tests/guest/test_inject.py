@@ -324,7 +324,7 @@ def test_a_function_that_does_not_return_in_time_is_told() -> None:
     cpus.script.append(lambda: None)
 
     with pytest.raises(TargetError, match="did not return"), injector.task() as task:
-        task.call(Addr(FUNCTION))
+        task.call(Addr(FUNCTION), timeout_s=0.1)
 
     assert cpus.breakpoints == set()
     assert not cpus.is_running
@@ -376,7 +376,7 @@ def test_a_task_that_has_not_come_back_is_not_sent_again() -> None:
     cpus.script.append(lambda: None)
     with injector.task() as task:
         with pytest.raises(TargetError, match="did not return"):
-            task.call(Addr(FUNCTION))
+            task.call(Addr(FUNCTION), timeout_s=0.1)
         before = {cpu: dict(registers) for cpu, registers in cpus.vcpus.items()}
 
         assert task.is_calling

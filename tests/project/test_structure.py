@@ -1,5 +1,6 @@
 """The source's structure: every exception is on tools/structure.toml's list, with a reason."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,13 @@ def test_a_pattern_stands_for_one_path_of_each_word() -> None:
 
     assert unexplained(found, ["* a/*.py a/*.py"]) == [found[1]]
     assert stale(found, ["Same a/*", "Same a/* a/*"]) == ["Same a/*"]
+
+
+def test_tests_with_guests_are_where_make_test_looks() -> None:
+    found = re.search(r"^GUEST_TESTS := (.*)$", (TOP / "Makefile").read_text(), re.MULTILINE)
+    assert found is not None
+    places = [TOP / place for place in found[1].split()]
+    marked = [p for p in (TOP / "tests").rglob("*.py") if "pytest.mark.guest" in p.read_text()]
+
+    assert [p for p in marked if not any(map(p.is_relative_to, places))] == []
+    assert {place for p in marked for place in places if p.is_relative_to(place)} == {*places}
