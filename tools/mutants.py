@@ -25,6 +25,8 @@ _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "dist")
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "--timeout", "300")
 # Of tests that are named without a parameter, the cases of `make test`.
 _CASES = ("-m", "not matrix and not sweep and not storm and not fuzz")
+_HOME = "KPROBES_MUTANTS_HOME"
+"""Of a run's processes, in their environments; directories of their own they may have besides."""
 _WORDS = {0: "SURVIVED", 1: "killed"}
 """By pytest's status; whatever is higher says nothing of tests."""
 
@@ -97,7 +99,11 @@ class Copy:
         (home / "kprobes").mkdir(mode=0o700)
         (home / "kprobes" / "images").symlink_to(cache / "kprobes" / "images")
         own = dict.fromkeys(("XDG_CACHE_HOME", "XDG_STATE_HOME"), str(home))
-        own |= {"KPROBES_NO_SKIP": "1", "PYTHONPATH": f"{self._tree / 'src'}:{self._tree}"}
+        own |= {
+            _HOME: str(home),
+            "KPROBES_NO_SKIP": "1",
+            "PYTHONPATH": f"{self._tree / 'src'}:{self._tree}",
+        }
         with self.output.open("w") as file:
             command = [sys.executable, "-m", "pytest", *_OPTIONS, *_CASES, *options, *tests]
             done = subprocess.run(
@@ -115,7 +121,7 @@ def _write(path: Path, text: str) -> None:
 
 def _end_left(home: Path) -> None:
     # Tracers and guardians; without them their guests end by themselves.
-    mark = f"XDG_STATE_HOME={home}".encode()
+    mark = f"{_HOME}={home}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             is_python = (process / "exe").samefile(sys.executable)

@@ -8,6 +8,7 @@ from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.arch import Arch
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import RefusedError
+from kprobes.guest.guest import PagesOnce
 from kprobes.guest.text import CleanText, Instructions, NoBoundaryError, Prover, Text
 from kprobes.guest.tracers import GuestProbe
 from kprobes.model.kernel import TextTables
@@ -21,6 +22,7 @@ DETOUR = Addr(SITE + 0x4000_0000)
 # push r15; push r14; push r13; mov rsi, rbx; xor eax, eax; pop r13; pop r14; pop r15; ret
 X86_CODE = bytes.fromhex("4157 4156 4155 4889de 31c0 415d 415e 415f c3")
 X86_STARTS = {0, 2, 4, 6, 9, 11, 13, 15, 17}
+JUMP = X86_64.patch.jump(Addr(SITE), DETOUR)
 # mov x1, x0; mov x0, #1; b f+12; ret
 ARM64_CODE = bytes.fromhex("e10300aa 200080d2 01000014 c0035fd6")
 
@@ -79,6 +81,21 @@ def answer(arch: Arch, text: Text, at: int) -> str:
     except RefusedError as error:
         return str(error)
     return "yes"
+
+
+def test_pages_that_were_read_as_they_are_are_not_taken_for_the_compiled_text() -> None:
+    live = SparseMemory({SITE: patched(X86_CODE, 0, JUMP).ljust(4096, b"\xcc")})
+    probes = Probes(native(X86_64, X86_CODE, 0, detour=DETOUR))
+    text = replace(text_of(X86_64, X86_CODE, probes), open_memory=lambda: PagesOnce(live))
+    instructions = Instructions(text, X86_64.patch)
+    assert instructions.memory.read(SITE, len(JUMP)) == JUMP
+
+    # The guest takes its probe away before the first place is judged.
+    live.pieces[SITE], probes.probes = X86_CODE.ljust(4096, b"\xcc"), ()
+
+    with pytest.raises(NoBoundaryError):
+        instructions.site(Addr(SITE + 5), Wish())
+    assert instructions.site(Addr(SITE + 4), Wish()).old == X86_CODE[4:9]
 
 
 @pytest.mark.parametrize("at", sorted(X86_STARTS - {15, 17}))

@@ -19,7 +19,7 @@ from kprobes.errors import GuestGoneError, TargetError, UnreachableError
 from kprobes.transport import console
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
-from tests.build.waiting import becomes_true
+from tests.build.waiting import PATIENCE_S, becomes_true
 from tests.system.conftest import SUITES, Boot
 from tests.system.whereabouts import whereabouts
 
@@ -123,7 +123,8 @@ def test_commands_leave_no_zombies_and_no_files(guest: Machine) -> None:
 def test_a_started_command_runs_beside_others(guest: Machine) -> None:
     running = guest.start("sleep 100", 30)
 
-    assert text(guest, f"cat /proc/{running.pid}/comm") == "sleep\n"
+    # It is told of before it is what it was started as.
+    assert becomes_true(lambda: text(guest, f"cat /proc/{running.pid}/comm") == "sleep\n")
 
     running.kill()
     assert running.wait(30).status == 137
@@ -276,9 +277,10 @@ def test_a_guest_that_a_debugger_stopped_is_waited_for(guest: Machine) -> None:
         assert text(guest, "echo again") == "again\n"
 
 
-@pytest.mark.arches("amd64", "arm64")
 def test_a_failed_tests_report_says_where_a_guest_is(guest: Machine) -> None:
     running = guest.start("sleep 100", 30)
+    is_asleep = f"grep -q '(sleep) S' /proc/{running.pid}/stat"
+    assert becomes_true(lambda: guest.run(is_asleep, PATIENCE_S).status == 0)
 
     shown = whereabouts(guest)
 
@@ -288,6 +290,7 @@ def test_a_failed_tests_report_says_where_a_guest_is(guest: Machine) -> None:
     assert text(guest, "echo again") == "again\n"
 
 
+@pytest.mark.arches("amd64", "arm64")
 def test_the_console_has_a_shell(guest: Machine) -> None:
     user, terminal = pty.openpty()
     shell = threading.Thread(

@@ -25,7 +25,6 @@ _PAGE = 4096
 _FILE = b"another." + DISABLED.to_bytes(8, "little") + random.Random(1).randbytes(_PAGE - 16)
 
 
-@pytest.mark.arches("amd64", "arm64", matrix="arm64")
 def test_what_went_with_its_module_is_not_put_back(tmp_path: Path, arch: str) -> None:
     home = Home(tmp_path)
     files = {"/dummy.ko": dummy("bookworm", arch), "/file": _FILE}

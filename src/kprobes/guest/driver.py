@@ -220,11 +220,11 @@ class GuestDriver:
     ) -> int | bool | None:
         if self._upcall_control is not None and self._upcall_control.is_current:
             raise UsageError("a handler cannot call functions of the guest: a vCPU waits for it")
-        self.refresh_modules()
-        callee = Callee(self.guest, self.places, function)
-        registers = callee.arguments(arguments)
-        allocations = self._journal.allocations
         with self._changing:
+            self.refresh_modules()
+            callee = Callee(self.guest, self.places, function)
+            registers = callee.arguments(arguments)
+            allocations = self._journal.allocations
             return call_function(self.guest, allocations, callee, registers, timeout_s=timeout_s)
 
     def _find_overridden(self) -> OverrideResolver:

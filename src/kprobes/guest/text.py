@@ -156,7 +156,8 @@ class CompiledText:
     def __init__(self, text: Text, info: PatchOps) -> None:
         """Read the text of a kernel whose architecture has these facts."""
         self.patched = text.open_memory()
-        self.memory = CleanText(self.patched, self._read_patches)
+        # What is read by the other one is not what the kernel's own probes are known of.
+        self.memory = CleanText(text.open_memory(), self._read_patches)
         self._text = text
         self._info = info
         self._probes: tuple[GuestProbe, ...] = ()
@@ -170,7 +171,7 @@ class CompiledText:
         if not found and not missing:
             return tables
         symbols = self._text.kernel.symbols
-        probed = taken(found, symbols, self.patched, self._info)
+        probed = taken(found, symbols, self._text.open_memory(), self._info)
         return replace(tables, probed=probed, missing=tables.missing or missing)
 
     def _read_patches(self) -> tuple[Patch, ...]:

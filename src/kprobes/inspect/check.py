@@ -328,8 +328,8 @@ class Checker:
         return sorted({s.name for s in found}, key=lambda name: (len(name), name))[:_NEAR]
 
     def _is_probeable(self, symbol: Symbol) -> bool:
-        is_unique = len(self._backend.kernel.symbols.all_named(symbol.name)) == 1
-        return symbol.is_text and is_unique and self._backend.is_probeable(symbol)
+        is_unique = self._backend.kernel.symbols.is_unique
+        return symbol.is_text and is_unique(symbol.name) and self._backend.is_probeable(symbol)
 
 
 class Expanding(Protocol):
