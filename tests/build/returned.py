@@ -71,7 +71,7 @@ def chosen(
 
 def counted(session: GuestSession, command: str) -> dict[str, int]:
     """Run a command with what was defined armed, and return how often each event was recorded."""
-    worker = threading.Thread(target=lambda: session.run(command, timeout_s=120))
+    worker = threading.Thread(target=lambda: session.run(command, timeout_s=300))
     is_started = False
 
     def is_done() -> bool:

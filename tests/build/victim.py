@@ -222,7 +222,7 @@ def settle(machine: Machine) -> None:
     """Wait until a guest has chosen its clock: newer kernels patch their text for it."""
     clock = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
     found = machine.run(
-        f"until grep -qE '^(tsc|arch_sys_counter)$' {clock}; do usleep 50000; done", 20
+        f"until grep -qE '^(tsc|arch_sys_counter)$' {clock}; do usleep 50000; done", 180
     )
     assert found.status == 0, found.output
 
@@ -241,7 +241,7 @@ class Load:
     def rounds(self) -> int:
         """Return how much was done by all workers."""
         files = " ".join(f"/tmp/rounds{n}" for n in self._workers)
-        found = self._machine.run(f"cat {files} 2> /dev/null", 20).output
+        found = self._machine.run(f"cat {files} 2> /dev/null", 180).output
         return sum(map(int, found.split()))
 
     def goes_on(self, timeout_s: float = PATIENCE_S) -> bool:
@@ -251,14 +251,14 @@ class Load:
 
     def mistakes(self) -> str:
         """Return what went wrong: wrong checksums, and what the kernel complained about."""
-        said = self._machine.run("cat /tmp/wrong 2> /dev/null; dmesg", 20).output.decode()
+        said = self._machine.run("cat /tmp/wrong 2> /dev/null; dmesg", 180).output.decode()
         return "\n".join(line for line in said.splitlines() if is_complaint(line))
 
     def stop(self) -> None:
         """End the workers."""
         for each in self._running:
             each.kill()
-            each.wait(20)
+            each.wait(180)
 
 
 def is_complaint(line: str) -> bool:

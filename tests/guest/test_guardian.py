@@ -235,7 +235,7 @@ def test_the_end_of_the_pipe_without_a_word_is_the_tracer_s_death() -> None:
             command,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=20,
+            timeout=180,
             check=False,
         )
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -27,16 +28,18 @@ STRATEGIES = {
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "bookworm-backports", "7.x": "sid"}
 """Kernels that Debian offers, and where."""
 _NOT_ON_ARM64 = {"5.10", SUITES["5.10"], Strategy.BREAKPOINT}
+BOOT_S = 300.0
+"""What a guest may take until it is up, on a machine that does much else."""
 _RELEASE = re.compile(r"\d+\.(\d+|x)")
 _LAST_WORDS = 4000
 """Characters of a console that a failed test shows."""
-_ANSWER_S = 30
+_ANSWER_S = 120
 
 
 def boot_or_skip(options: MachineOptions) -> Machine:
     """Boot a guest, or skip the test with the reason why none can be had here."""
     try:
-        return Machine.boot(options)
+        return Machine.boot(replace(options, boot_timeout_s=BOOT_S))
     except UnreachableError as e:
         if "did not boot" in str(e) or "was not up" in str(e):
             raise

@@ -65,7 +65,7 @@ print("killed", killed, "of", number + 1, "longest", longest)
 """
 
 
-def attempt(guest: Machine, command: str, timeout_s: float = 120) -> Finished:
+def attempt(guest: Machine, command: str, timeout_s: float = 300) -> Finished:
     """Run a command in a guest, whatever comes of it."""
     return guest.run(command, timeout_s)
 
@@ -75,7 +75,7 @@ def text_of(finished: Finished) -> str:
     return finished.output.decode(errors="backslashreplace")
 
 
-def run(guest: Machine, command: str, timeout_s: float = 120) -> str:
+def run(guest: Machine, command: str, timeout_s: float = 300) -> str:
     """Run a command, which must succeed; return what it wrote."""
     finished = attempt(guest, command, timeout_s)
     assert finished.status == 0, (command[:200], text_of(finished))

@@ -105,7 +105,7 @@ class Tracefs:
 
     def run(self, script: str) -> str:
         """Run a script among the tracing files and return what it wrote; it must succeed."""
-        found = self._session.run(f"cd {TRACING}; set -e\n{script}", timeout_s=120)
+        found = self._session.run(f"cd {TRACING}; set -e\n{script}", timeout_s=300)
         output = found.output.decode(errors="backslashreplace")
         assert found.status == 0, f"{script[:200]}\n{output}"
         return output
@@ -178,7 +178,7 @@ def record_arming(session: GuestSession, arm: Callable[[], None]) -> tuple[Trace
 
 
 def _work(session: GuestSession) -> None:
-    done = session.run("sh /workload.sh", timeout_s=100)
+    done = session.run("sh /workload.sh", timeout_s=300)
     assert done.status == 0, done.output
 
 

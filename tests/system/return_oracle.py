@@ -108,7 +108,7 @@ class Pair:
         session.probe("\n".join(self.lines))
         newest = int(self._files.run(": > trace; echo 1 > tracing_on; echo $$"))
         with session.record() as trace:
-            assert session.run(load, timeout_s=120).status == 0
+            assert session.run(load, timeout_s=300).status == 0
             self._files.run(f"sleep 0.05; echo {_END} > trace_marker; sleep 0.05")
         end_us, native = _cut(self._files.read())
         plans = plans_of(session)

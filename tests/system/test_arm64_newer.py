@@ -100,7 +100,7 @@ def test_instructions_inside_a_function_are_hit_as_its_entry_is(session: GuestSe
     session.probe("p:entry vfs_read at=%x0\np:inside vfs_read+12 at=%x0\np:on vfs_read+16 at=%x0")
 
     with session.record() as trace:
-        session.run("sh /workload.sh", timeout_s=100)
+        session.run("sh /workload.sh", timeout_s=300)
 
     hits = [(hit.event, hit.pid, hit.values) for hit in oracle.our_hits(trace)]
     by_event = [

@@ -70,13 +70,13 @@ def test_every_kernel_boots(any_guest: Machine) -> None:
 
 
 def test_status_and_output_are_the_commands(guest: Machine) -> None:
-    finished = guest.run("echo out; echo err >&2; exit 3", 30)
+    finished = guest.run("echo out; echo err >&2; exit 3", 180)
 
     assert (finished.status, finished.output) == (3, b"out\nerr\n")
 
 
 def test_binary_output_is_exact(guest: Machine) -> None:
-    finished = guest.run(r"printf 'a\0\377\r\n\n\001\003\004\021\023\032\177'", 30)
+    finished = guest.run(r"printf 'a\0\377\r\n\n\001\003\004\021\023\032\177'", 180)
 
     assert finished.output == b"a\0\xff\r\n\n\1\3\4\x11\x13\x1a\x7f"
 
@@ -84,7 +84,7 @@ def test_binary_output_is_exact(guest: Machine) -> None:
 def test_quotes_pass_unchanged(guest: Machine) -> None:
     nasty = "'\"\\ $HOME `id` \t\n* é ;&|"
 
-    assert guest.run(["printf", "%s", nasty], 30).output == nasty.encode()
+    assert guest.run(["printf", "%s", nasty], 180).output == nasty.encode()
 
 
 def test_two_megabytes_of_noise_are_whole(guest: Machine) -> None:
@@ -101,7 +101,7 @@ def test_ten_megabytes_of_text_are_whole(guest: Machine) -> None:
 
 
 def test_the_pid_is_the_commands_own(guest: Machine) -> None:
-    finished = guest.run("echo $$; grep ^Pid: /proc/self/status", 30)
+    finished = guest.run("echo $$; grep ^Pid: /proc/self/status", 180)
 
     assert finished.output.startswith(b"%d\n" % finished.pid)
 
@@ -113,7 +113,7 @@ def test_a_hundred_commands_in_a_row_lose_nothing(guest: Machine) -> None:
 
 def test_commands_leave_no_zombies_and_no_files(guest: Machine) -> None:
     for _ in range(5):
-        guest.run("true", 30)
+        guest.run("true", 180)
 
     assert becomes_true(lambda: text(guest, "grep -l '^State:.Z' /proc/[0-9]*/status; true") == "")
     # The command that looks has a file and a pid of its own.
@@ -121,21 +121,21 @@ def test_commands_leave_no_zombies_and_no_files(guest: Machine) -> None:
 
 
 def test_a_started_command_runs_beside_others(guest: Machine) -> None:
-    running = guest.start("sleep 100", 30)
+    running = guest.start("sleep 100", 180)
 
     # It is told of before it is what it was started as.
     assert becomes_true(lambda: text(guest, f"cat /proc/{running.pid}/comm") == "sleep\n")
 
     running.kill()
     assert running.wait(30).status == 137
-    assert guest.run(f"test -e /proc/{running.pid}", 30).status == 1
+    assert guest.run(f"test -e /proc/{running.pid}", 180).status == 1
 
 
 def test_a_command_that_takes_too_long_is_killed(guest: Machine) -> None:
     with pytest.raises(TargetError, match="did not end in the guest in time"):
         guest.run("exec sleep 4321", 0.5)
 
-    assert becomes_true(lambda: guest.run("pidof sleep", 30).status == 1)
+    assert becomes_true(lambda: guest.run("pidof sleep", 180).status == 1)
 
 
 def test_tracing_is_there_and_runs_as_root(guest: Machine) -> None:
@@ -157,8 +157,8 @@ def test_the_agent_sleeps_while_a_command_runs(guest: Machine) -> None:
 def test_two_guests_do_not_see_each_other(guest: Machine, boot: Boot) -> None:
     other = boot(append="kprobes.second=1")
 
-    guest.run("echo first >/tmp/who", 30)
-    other.run("echo second >/tmp/who", 30)
+    guest.run("echo first >/tmp/who", 180)
+    other.run("echo second >/tmp/who", 180)
 
     assert text(guest, "cat /tmp/who") == "first\n"
     assert text(other, "cat /tmp/who") == "second\n"
@@ -179,7 +179,7 @@ def test_options_are_seen_inside(boot: Boot, tmp_path: Path) -> None:
     assert 230_000 < int(text(machine, "grep MemTotal /proc/meminfo").split()[1]) < 300 * 1024
     assert text(machine, "cat /proc/cmdline").endswith("kprobes.word=seen\n")
     assert text(machine, "/opt/tool") == "tool runs\n"
-    assert machine.run("cat /etc/note", 30).output == b"\0bytes"
+    assert machine.run("cat /etc/note", 180).output == b"\0bytes"
 
 
 def test_a_large_guests_ram_lies_where_the_runs_say(boot: Boot, arch: str) -> None:
@@ -195,7 +195,7 @@ def test_a_large_guests_ram_lies_where_the_runs_say(boot: Boot, arch: str) -> No
 
 
 def test_guest_memory_is_in_the_file(guest: Machine) -> None:
-    guest.run("echo -n 'a word ''to be found' >/tmp/mark", 30)
+    guest.run("echo -n 'a word ''to be found' >/tmp/mark", 180)
 
     # The command itself lies in memory as two words; only the file's page has one.
     assert b"a word to be found" in guest.ram_path.read_bytes()
@@ -214,13 +214,13 @@ def test_nothing_is_left_of_a_closed_guest(boot: Boot) -> None:
 
 def test_a_killed_qemu_is_a_guest_that_is_gone(boot: Boot) -> None:
     machine = boot()
-    running = machine.start("sleep 100", 30)
+    running = machine.start("sleep 100", 180)
     os.kill(machine.pid, signal.SIGKILL)
 
     with pytest.raises(GuestGoneError):
         running.wait(30)
     with pytest.raises(GuestGoneError):
-        machine.run("true", 30)
+        machine.run("true", 180)
     machine.close()
 
     assert not machine.stub_address.parent.exists()
@@ -231,14 +231,14 @@ def test_a_guest_that_powers_off_is_gone(boot: Boot) -> None:
     machine = boot()
 
     with pytest.raises(GuestGoneError):
-        machine.run("poweroff -f", 30)
+        machine.run("poweroff -f", 180)
 
 
 def test_a_panic_later_on_shows_in_the_error(boot: Boot) -> None:
     machine = boot()
 
     with pytest.raises(GuestGoneError, match="Kernel panic - not syncing: sysrq"):
-        machine.run("echo c >/proc/sysrq-trigger", 30)
+        machine.run("echo c >/proc/sysrq-trigger", 180)
 
 
 def test_a_panic_at_boot_shows_in_the_error() -> None:
@@ -278,7 +278,7 @@ def test_a_guest_that_a_debugger_stopped_is_waited_for(guest: Machine) -> None:
 
 
 def test_a_failed_tests_report_says_where_a_guest_is(guest: Machine) -> None:
-    running = guest.start("sleep 100", 30)
+    running = guest.start("sleep 100", 180)
     is_asleep = f"grep -q '(sleep) S' /proc/{running.pid}/stat"
     assert becomes_true(lambda: guest.run(is_asleep, PATIENCE_S).status == 0)
 
@@ -316,6 +316,6 @@ def test_the_console_has_a_shell(guest: Machine) -> None:
 
 
 def test_the_console_log_has_the_kernels_warnings(guest: Machine) -> None:
-    guest.run("echo '<1>a word from below' >/dev/kmsg", 30)
+    guest.run("echo '<1>a word from below' >/dev/kmsg", 180)
 
     assert becomes_true(lambda: "a word from below" in guest.console_log())

@@ -27,9 +27,9 @@ def _own_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def session(guest: Machine) -> Generator[GuestSession]:
     with kprobes.attach(str(guest.stub_address)) as session:
         yield session
-    said = guest.run("dmesg", 20).output.decode().splitlines()
+    said = guest.run("dmesg", 180).output.decode().splitlines()
     assert [line for line in said if is_complaint(line)] == []
-    assert guest.run("cat /proc/*/comm > /dev/null 2>&1; echo well", 20).output == b"well\n"
+    assert guest.run("cat /proc/*/comm > /dev/null 2>&1; echo well", 180).output == b"well\n"
 
 
 def test_results_have_the_function_s_types(session: GuestSession) -> None:

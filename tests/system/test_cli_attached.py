@@ -20,7 +20,7 @@ from tests.build.waiting import becomes_true
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 ENTRY_TEXT = {"amd64": "entry_SYSCALL_64", "arm64": "vectors"}
-_FOR_A_WHILE = ["--duration", "500ms"]
+_SOME_ROUNDS = ["--max-events", "40"]
 _PATH = re.compile(rb': (\w+): .* path="([^"]*)"\n')
 
 
@@ -146,7 +146,7 @@ def test_enums_are_printed_by_name_on_demand(
 def test_each_definition_has_a_filter_of_its_own(kprobe: Command, target: str) -> None:
     words = [OPEN, "--filter", 'path ~ "/proc/*"', "p:more do_sys_openat2 path=+0($arg2):ustring"]
 
-    done = kprobe("trace", "--target", target, *words, "--filter", 'path == "/none"', *_FOR_A_WHILE)
+    done = kprobe("trace", "-t", target, *words, "--filter", 'path == "/none"', *_SOME_ROUNDS)
 
     events = [(line[1], line[2]) for line in _PATH.finditer(done.stdout)]
     assert set(events) == {(b"open", b"/proc/version"), (b"more", b"/none")}
@@ -157,7 +157,7 @@ def test_each_definition_has_a_filter_of_its_own(kprobe: Command, target: str) -
 def test_only_hits_on_the_wanted_cpu_are_recorded(kprobe: Command, target: str, cpu: str) -> None:
     words = ["--cpu", cpu, OPEN, "--filter", 'path != "/none"', "p:other vfs_open"]
 
-    done = kprobe("trace", "-t", target, *words, "--duration", "1s")
+    done = kprobe("trace", "-t", target, *words, *_SOME_ROUNDS)
 
     found = {*re.findall(rb"\[00(\d)\] .*?: (\w+): \(", done.stdout)}
     assert found == {(cpu.encode(), b"open"), (cpu.encode(), b"other")}
@@ -228,8 +228,8 @@ def test_a_second_signal_ends_at_once_and_the_guest_is_put_right(
     wait_for_event(process)
 
     # Together, so that the second comes before the first has been acted on.
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
+    for each in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+        process.send_signal(each)
     _, words = process.communicate(timeout=WAIT_S)
 
     assert process.returncode == 130

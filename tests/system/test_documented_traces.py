@@ -104,7 +104,7 @@ def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Even
         kernel.probe(wanted, filter=chosen, duration=args.call_duration, exits=args.exits)
     command = args.command[0] if len(args.command) == 1 else args.command
     with kernel.record() as brought:
-        status = kernel.run(command, 180).status
+        status = kernel.run(command, 500).status
     return [event for events in brought.events for event in each_event(events)], status
 
 

@@ -58,7 +58,7 @@ _TRACE = (
     "'touch /tmp/armed; until [ -e /tmp/end ]; do sleep 0.1; done'"
 )
 _SWITCH = f"echo {{}} > $(echo {oracle.TRACING}/instances/kprobes-*)/tracing_on"
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 _PAGE_TEXT = 3900
 """Strings of so many characters together may not fit into a page of the kernel's buffer."""
 

@@ -47,7 +47,7 @@ Path("/proc/sys/kernel/kptr_restrict").write_text("0")
 def test_every_obstacle_is_told_with_what_to_do(any_host_guest: Machine) -> None:
     any_host_guest.run(f"cat > /tmp/obstacles.py <<'EOF'\n{_SCRIPT}\nEOF\n")
 
-    ran = any_host_guest.run("python3 /tmp/obstacles.py", 120)
+    ran = any_host_guest.run("python3 /tmp/obstacles.py", 300)
 
     lines = ran.output.decode().splitlines()
     assert ran.status == 0, lines
@@ -138,7 +138,7 @@ _ROOTLESS = (
 def test_containers_of_every_kind_are_told_as_such(any_host_guest: Machine) -> None:
     any_host_guest.run(f"cat > /tmp/containers.py <<'EOF'\n{_CONTAINERS}\nEOF\n")
 
-    ran = any_host_guest.run("python3 /tmp/containers.py", 120)
+    ran = any_host_guest.run("python3 /tmp/containers.py", 300)
 
     lines = ran.output.decode().splitlines()
     assert ran.status == 0, lines
@@ -152,8 +152,8 @@ def test_a_kernel_that_is_locked_down_says_so(boot_host: Boot) -> None:
     guest = boot_host("bookworm", append="lockdown=confidentiality")
     guest.run("mount -t securityfs none /sys/kernel/security")
 
-    told = guest.run("kprobe doctor --target host", 120)
-    tried = guest.run("kprobe trace --target host 'p vfs_read' -- true", 120)
+    told = guest.run("kprobe doctor --target host", 300)
+    tried = guest.run("kprobe trace --target host 'p vfs_read' -- true", 300)
 
     assert told.status == 5
     assert b"locked down (confidentiality)" in told.output

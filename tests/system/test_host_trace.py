@@ -26,6 +26,7 @@ _OPEN = "'p:open do_sys_openat2 dfd=$arg1:s32 path=+0($arg2):ustring how->flags'
 _HELD = "'touch /tmp/up; until [ -e /tmp/down ]; do sleep 0.1; done; rm /tmp/up /tmp/down'"
 _LEFT = "rm -f /tmp/up /tmp/down"
 """What a command leaves that its trace has killed."""
+_HELD_STILL = "ps -o args | grep -c '^/bin/sh -c touch /tmp/up' || true"
 _TAKE_AWAY = f"""
 cd {TRACING}
 for i in instances/kprobes-*; do echo 0 > $i/events/enable; done
@@ -164,7 +165,7 @@ def test_events_that_somebody_takes_away_end_the_trace(any_host_guest: Machine) 
 @_once
 def test_events_that_somebody_disables_end_the_trace_at_once(any_host_guest: Machine) -> None:
     guest = any_host_guest
-    running = guest.start(f"kprobe trace -q 'p:off vfs_write' -o /tmp/off.txt -- {_HELD}")
+    running = guest.start(f"kprobe trace 'p:off vfs_write' -o /tmp/off.txt -- {_HELD}")
     _await(guest, "[ -e /tmp/up ]")
     run(guest, f"cd {TRACING}/instances/kprobes-*/events/kprobes_*; echo 0 > off/enable")
 
@@ -173,6 +174,8 @@ def test_events_that_somebody_disables_end_the_trace_at_once(any_host_guest: Mac
     run(guest, _LEFT)
 
     assert ended.status == 1
+    assert run(guest, _HELD_STILL) == "0\n"
+    assert "rm /tmp/up /tmp/down: killed, because the trace was over" in text_of(ended)
     assert "somebody else enabled or disabled this session's events" in text_of(ended)
     assert ours(guest) == ""
 
@@ -187,7 +190,7 @@ def test_a_ring_that_overruns_is_told_with_the_kernels_own_counts(any_host_guest
     _await(guest, "[ -e /tmp/up ]")
 
     counted = run(guest, _FLOOD_WHILE_IT_IS_STOPPED)
-    told = running.wait(120)
+    told = running.wait(300)
 
     words = text_of(told)
     kernels = sum(int(found) for found in re.findall(r"(?:overrun|dropped events): (\d+)", counted))

@@ -19,6 +19,11 @@ from tests.system.test_kretprobe import RETURN_METHODS, nothing
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 _SLEEPERS = "for i in 1 2 3 4 5; do sleep 1.$i & done; wait"
+_ALL_ASLEEP = """
+for i in 1 2 3 4 5; do sleep 1000 & pids="$pids $!"; done
+for p in $pids; do until grep -q '(sleep) S' /proc/$p/stat; do :; done; done
+kill $pids; wait; true
+"""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ def test_more_calls_at_a_time_than_instances_are_missed(kernel: GuestSession) ->
     every = Kretprobe(symbol_name="do_nanosleep", handler=nothing)
     kernel.register_kretprobes([probe, every])
 
-    output(kernel, "sh", "-c", _SLEEPERS)
+    output(kernel, "sh", "-c", _ALL_ASLEEP)
 
     assert (probe.hits, probe.nmissed, len(probe.instances)) == (2, 3, 0)
     assert (every.hits, every.nmissed) == (5, 0)

@@ -37,7 +37,7 @@ def session(guest: Machine) -> Generator[GuestSession]:
     with kprobes.attach(str(guest.stub_address)) as session:
         session.machine = guest
         yield session
-    said = guest.run("dmesg", 20).output.decode().splitlines()
+    said = guest.run("dmesg", 180).output.decode().splitlines()
     assert [line for line in said if is_complaint(line)] == []
 
 

@@ -177,12 +177,12 @@ def test_a_debugger_s_breakpoint_nearby_stops_as_ever_and_ours_is_hit(
 
 
 def _natively(session: GuestSession, line: str) -> bool:
-    found = session.run(f"cd {TRACING}; echo '{line}' >> kprobe_events", 20)
+    found = session.run(f"cd {TRACING}; echo '{line}' >> kprobe_events", 180)
     return found.status == 0
 
 
 def _switch_natively(session: GuestSession, name: str, value: int) -> None:
-    found = session.run(f"cd {TRACING}; echo {value} > events/kprobes/{name}/enable", 20)
+    found = session.run(f"cd {TRACING}; echo {value} > events/kprobes/{name}/enable", 180)
     assert found.status == 0, found.output
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kprobes
-from kprobes.guest import journal
+from kprobes.guest import journal, stacks
 from kprobes.model.plan import ReturnMethod
 from kprobes.open import GuestSession
 from kprobes.trace import Trace
@@ -112,10 +112,13 @@ def recorded(session: GuestSession, definitions: str, command: str) -> Trace:
 
 
 @pytest.mark.arches("amd64", "arm64", matrix="arm64")
-def test_somebody_else_s_guest_is_waited_for_until_the_call_has_returned(arch: str) -> None:
+def test_somebody_else_s_guest_is_waited_for_until_the_call_has_returned(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Machine.boot(MachineOptions(arch=arch)) as machine:
         session = kprobes.attach(str(machine.stub_address))
         hold_a_call(machine, session)
+        monkeypatch.setattr(stacks, "_LEAVE_S", PATIENCE_S)
         wake = threading.Timer(_HELD_S, machine.run, ("kill $(cat /tmp/asleep)", PATIENCE_S))
         began = time.monotonic()
         wake.start()

@@ -31,11 +31,16 @@ _CALL = "sched_get_priority_min"
 """A system call that nobody else in the guest makes."""
 _LOOPS, _TIMES, _MANY = 4, 100_000, 500_000
 _ASLEEP = {
-    # So long that all have begun when the first one ends, also on a busy machine.
-    "do_nanosleep": "sleep 4",
-    "pipe_read": "sleep 4 | cat",
-    "do_wait": "sh -c 'sleep 4; true'",
+    "do_nanosleep": ("sleep", "sleep 1000"),
+    "pipe_read": ("cat", "sleep 1000 | cat"),
+    "do_wait": ("sh", "sh -c 'sleep 1000; true'"),
 }
+"""By function, what sleeps in it, and what starts it."""
+_ALL_ASLEEP = f"""
+for n in $(seq {_TASKS}); do {{}} & done
+until [ $(cat /proc/[0-9]*/stat 2>/dev/null | grep -c '({{}}) S') -ge {_TASKS} ]; do :; done
+killall sleep; wait; true
+"""
 _ALL_AT_ONCE = f"for n in $(seq {_TASKS}); do {{}} & done; wait"
 _LOOP = f"for n in $(seq {_LOOPS}); do /{{}} & done; wait"
 _KILLED = """
@@ -116,7 +121,8 @@ def test_what_64_sleeping_tasks_return_the_kernel_misses_and_we_do_not(
     files = Tracefs(session)
     files.arm([f"r:own {function}"], buffer_kib=1024)
 
-    trace = record(session, around(session, function), _ALL_AT_ONCE.format(_ASLEEP[function]))
+    name, command = _ASLEEP[function]
+    trace = record(session, around(session, function), _ALL_ASLEEP.format(command, name))
 
     native = files.read()
     missed = files.misses()["own"]

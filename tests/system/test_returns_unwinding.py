@@ -37,11 +37,11 @@ def asleep(session: GuestSession) -> Generator[int]:
     script = (
         "sleep 1000 & p=$!; until grep -q nanosleep /proc/$p/stack; do usleep 9000; done; echo $p"
     )
-    pid = int(session.run(script, timeout_s=20).output)
+    pid = int(session.run(script, timeout_s=180).output)
     try:
         yield pid
     finally:
-        session.run(f"kill -9 {pid}; while [ -e /proc/{pid} ]; do usleep 9000; done", timeout_s=20)
+        session.run(f"kill -9 {pid}; while [ -e /proc/{pid} ]; do usleep 9000; done", timeout_s=180)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def probed(
 
 def stack_of(session: GuestSession, pid: int) -> list[str]:
     """Return the functions on a sleeping task's stack, as /proc tells."""
-    return _names(session.run(f"cat /proc/{pid}/stack", timeout_s=20).output.decode())
+    return _names(session.run(f"cat /proc/{pid}/stack", timeout_s=180).output.decode())
 
 
 def dumped(session: GuestSession, pid: int) -> list[str]:

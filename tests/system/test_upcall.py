@@ -19,7 +19,7 @@ from tests.build import hot
 from tests.build.defined import ask, delete_all
 from tests.build.dialect import DIALECTS
 from tests.build.victim import Home, Load, Tracer, is_complaint, settle, witness_of
-from tests.build.waiting import PATIENCE_S, wait_until
+from tests.build.waiting import PATIENCE_S, becomes_true, wait_until
 from tests.system.upcalls import PARENT, PATIENT, Kernel, Serve, files
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -260,15 +260,13 @@ def test_hot_functions_under_load_are_served_and_all_results_are_right(
     try:
         assert load.goes_on()
         with kernel.asked(*upcalls):
-            time.sleep(5)
+            assert becomes_true(lambda: len(seen) >= least and seen.total() >= 5_000)
             # Slower, but it goes on.
             assert load.goes_on()
         assert load.goes_on()
         assert load.mistakes() == ""
     finally:
         load.stop()
-    assert len(seen) >= least
-    assert sum(seen.values()) >= 5_000
 
 
 def test_hits_wait_where_ram_is_read_through_qemu_s_own_memory(arch: str) -> None:
@@ -314,5 +312,5 @@ def test_a_tracer_killed_while_a_cpu_waits_for_it_leaves_a_guest_that_runs(
             # A thousand hits on each CPU: each would wait for a second if it did not know.
             assert running.wait(PATIENCE_S).status == 0
         assert wait_until(witness.is_pristine) is not None, witness.changes()
-        said = machine.run("dmesg", 20).output.decode().splitlines()
+        said = machine.run("dmesg", 180).output.decode().splitlines()
         assert [line for line in said if is_complaint(line)] == []

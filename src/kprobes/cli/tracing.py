@@ -339,11 +339,14 @@ class _Run:
                 undo.callback(self._control.close)
             try:
                 self._session.stream(self._limit_sink, is_done=until)
-            except KprobesError:
+            except BaseException as error:
                 # As where the guest was paused meanwhile. One that is gone cannot be asked.
                 with suppress(KprobesError):
-                    if until.has_begun:
+                    if isinstance(error, KprobesError) and until.has_begun:
                         self._count()
+                # On this machine it would run on.
+                with suppress(KprobesError):
+                    self._end_workload()
                 raise
             self._count()
             self._end_workload()
