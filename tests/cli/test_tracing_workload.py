@@ -7,6 +7,7 @@ import pytest
 from kprobes.cli.tracing import Workload
 from kprobes.errors import GuestGoneError, KprobesError, TargetError
 from kprobes.transport.agent import Command, Finished
+from tests.build.waiting import becomes_true
 
 
 class FakeJob:
@@ -36,11 +37,7 @@ class FakeJob:
 
 def wait_until_over(workload: Workload) -> None:
     # finish() would kill what has not ended yet.
-    for _ in range(500):
-        if workload.is_over:
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("the workload does not end")
+    assert becomes_true(lambda: workload.is_over)
 
 
 @pytest.mark.parametrize(

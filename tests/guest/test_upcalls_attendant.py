@@ -81,11 +81,16 @@ def test_a_question_for_nobody_is_answered_with_nothing_changed() -> None:
 
 
 def test_after_a_slow_handler_let_one_give_up_the_next_is_served() -> None:
-    callers, slow = Callers(), threading.Event()
+    callers, begun, slow = Callers(), threading.Event(), threading.Event()
 
-    with _attended(callers, _group(_until(slow))):
+    def serve(waiting: WaitingVcpu) -> None:
+        del waiting
+        begun.set()
+        slow.wait(PATIENCE_S)
+
+    with _attended(callers, _group(serve)):
         callers.ask(0)
-        time.sleep(0.05)
+        assert begun.wait(PATIENCE_S)
         callers.give_up(0)
         assert not callers.is_anyone_there
         slow.set()
