@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from kprobes.errors import TargetError, UnreachableError
+from kprobes.guest.upcalls import MAX_TIMEOUT_S
+from kprobes.handlers.probe import Kprobe, Kretprobe
 from kprobes.model.plan import Strategy
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -99,6 +101,15 @@ def _texts(item: pytest.Item) -> set[str]:
 def _parameters(item: pytest.Item) -> dict[str, object]:
     callspec = getattr(item, "callspec", None)
     return {} if callspec is None else dict(callspec.params)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_handlers() -> Iterator[None]:
+    """Have CPUs wait longer for handlers that name no time: this machine may be busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (Kprobe, Kretprobe):
+            patch.setitem(kind.__init__.__kwdefaults__ or {}, "timeout_s", MAX_TIMEOUT_S)
+        yield
 
 
 @pytest.fixture(scope="session")
