@@ -17,6 +17,8 @@ _GDT = b"".join(
     struct.pack("<Q", entry)
     for entry in (0, 0x00CF_9A00_0000_FFFF, 0x00CF_9200_0000_FFFF, 0x00AF_9A00_0000_FFFF)
 )
+_TOLD = "file:told"
+"""What a guest writes to a port when it stays, whatever its firmware has taken."""
 _STAY = b"\xb0\x41\xe6\xe9\xeb\xfe"  # mov al, 'A'; out 0xe9, al; jmp $
 _LONG = (
     b"\xc7\x05\x00\x10\x00\x00\x03\x20\x00\x00"  # mov dword [0x1000], 0x2003: a table at 0x2000
@@ -50,7 +52,7 @@ def bare_guest(directory: Path, arch: str, what: str) -> Generator[str]:
         )
     try:
         assert wait_until((directory / "gdb.sock").exists) is not None
-        if (arch, what) in _TELLING:
+        if _TOLD in command:
             told = directory / "told"
             assert wait_until(lambda: told.exists() and told.read_bytes()) is not None
         else:
@@ -64,7 +66,7 @@ def bare_guest(directory: Path, arch: str, what: str) -> Generator[str]:
 def _disk(image: Path, *, is_long: bool) -> Sequence[str]:
     image.write_bytes(_boot_sector(is_long=is_long).ljust(1 << 20, b"\0"))
     drive = ("-drive", f"file={image},format=raw,if=ide", "-boot", "c")
-    return (*drive, "-debugcon", "file:told")
+    return (*drive, "-debugcon", _TOLD)
 
 
 def _raw(image: Path, *, translation: int) -> Sequence[str]:
@@ -122,5 +124,3 @@ _BARE: Mapping[tuple[str, str], Callable[[Path], Sequence[str]]] = {
     ("arm64", "64-bit"): partial(_raw, translation=16 << 16 | 0b10 << 30),
     ("arm64", "no translation"): partial(_raw, translation=0),
 }
-_TELLING = (("amd64", "64-bit"), ("amd64", "32-bit"))
-"""Guests that write to a port when they stay, after what their firmware takes."""

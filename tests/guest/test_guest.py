@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from kprobes.errors import MemoryFault
-from kprobes.guest.guest import GuestMemory, PagesOnce, remembering
+from kprobes.guest.guest import GuestMemory, PageCache, remembering
 from kprobes.ports import MappedRun
 from kprobes.units import Phys
 from tests.build.guest import DATA, PERCPU, make_memory
@@ -85,7 +85,7 @@ def test_what_was_unmapped_for_a_moment_is_found_with_remembered_tables_too() ->
 
 def test_each_page_is_as_it_was_when_it_was_read_first() -> None:
     memory = make_memory()
-    again, ram = PagesOnce(memory), cast("FakeRam", memory.ram)
+    again, ram = PageCache(memory), cast("FakeRam", memory.ram)
     before = {at: memory.read(DATA + at, 16) for at in (0, PAGE - 8, PAGE - 16, PAGE)}
     found = {at: again.read(DATA + at, 16) for at in before}
     memory.write(DATA, b"x" * 2 * PAGE)
@@ -102,7 +102,7 @@ def test_each_page_is_as_it_was_when_it_was_read_first() -> None:
 @pytest.mark.parametrize(("addr", "size"), [(8, 4), (DATA - 4, 8), ((1 << 64) - 4, 8)])
 def test_what_is_not_mapped_is_a_fault_of_what_was_wanted(addr: int, size: int) -> None:
     with pytest.raises(MemoryFault) as caught:
-        PagesOnce(make_memory()).read(addr, size)
+        PageCache(make_memory()).read(addr, size)
 
     assert caught.value.addr in range(addr, addr + size)
 

@@ -8,7 +8,7 @@ from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.arch import Arch
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import RefusedError
-from kprobes.guest.guest import PagesOnce
+from kprobes.guest.guest import PageCache
 from kprobes.guest.text import CleanText, Instructions, NoBoundaryError, Prover, Text
 from kprobes.guest.tracers import GuestProbe
 from kprobes.model.kernel import TextTables
@@ -86,7 +86,7 @@ def answer(arch: Arch, text: Text, at: int) -> str:
 def test_pages_that_were_read_as_they_are_are_not_taken_for_the_compiled_text() -> None:
     live = SparseMemory({SITE: patched(X86_CODE, 0, JUMP).ljust(4096, b"\xcc")})
     probes = Probes(native(X86_64, X86_CODE, 0, detour=DETOUR))
-    text = replace(text_of(X86_64, X86_CODE, probes), open_memory=lambda: PagesOnce(live))
+    text = replace(text_of(X86_64, X86_CODE, probes), open_memory=lambda: PageCache(live))
     instructions = Instructions(text, X86_64.patch)
     assert instructions.memory.read(SITE, len(JUMP)) == JUMP
 

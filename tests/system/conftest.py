@@ -17,7 +17,7 @@ from kprobes.model.plan import Strategy
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.host_image import MEMORY_MIB, host_files
-from tests.system.whereabouts import whereabouts
+from tests.system.backtraces import backtraces
 
 Boot = Callable[..., Machine]
 """Boots a guest with these MachineOptions; the test's end closes it."""
@@ -30,7 +30,7 @@ STRATEGIES = {
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "bookworm-backports", "7.x": "sid"}
 """Kernels that Debian offers, and where."""
 _NOT_ON_ARM64 = {"5.10", SUITES["5.10"], Strategy.BREAKPOINT}
-BOOT_S = 300.0
+_BOOT_S = 300.0
 """What a guest may take until it is up, on a machine that does much else."""
 _RELEASE = re.compile(r"\d+\.(\d+|x)")
 _LAST_WORDS = 4000
@@ -41,7 +41,7 @@ _ANSWER_S = 120
 def boot_or_skip(options: MachineOptions) -> Machine:
     """Boot a guest, or skip the test with the reason why none can be had here."""
     try:
-        return Machine.boot(replace(options, boot_timeout_s=BOOT_S))
+        return Machine.boot(replace(options, boot_timeout_s=_BOOT_S))
     except UnreachableError as e:
         if "did not boot" in str(e) or "was not up" in str(e):
             raise
@@ -108,7 +108,9 @@ def patient_handlers() -> Iterator[None]:
     """Have CPUs wait longer for handlers that name no time: this machine may be busy."""
     with pytest.MonkeyPatch.context() as patch:
         for kind in (Kprobe, Kretprobe):
-            patch.setitem(kind.__init__.__kwdefaults__ or {}, "timeout_s", MAX_TIMEOUT_S)
+            defaults = kind.__init__.__kwdefaults__
+            assert defaults is not None
+            patch.setitem(defaults, "timeout_s", MAX_TIMEOUT_S)
         yield
 
 
@@ -213,7 +215,7 @@ def _consoles_of(guest: Machine) -> list[tuple[str, str]]:
     try:
         guest.run("true", _ANSWER_S)
     except TargetError as e:
-        sections.append(("where the guest is", whereabouts(guest)))
+        sections.append(("backtraces", backtraces(guest)))
         sections.append(("guest", f"ended, because it answers no more: {e}"))
         guest.close()
     return sections

@@ -27,6 +27,7 @@ _HELD = "'touch /tmp/up; until [ -e /tmp/down ]; do sleep 0.1; done; rm /tmp/up 
 _LEFT = "rm -f /tmp/up /tmp/down"
 """What a command leaves that its trace has killed."""
 _HELD_STILL = "ps -o args | grep -c '^/bin/sh -c touch /tmp/up' || true"
+"""How many of these commands run."""
 _TAKE_AWAY = f"""
 cd {TRACING}
 for i in instances/kprobes-*; do echo 0 > $i/events/enable; done

@@ -338,19 +338,25 @@ class _Run:
             if self._control is not None:
                 undo.callback(self._control.close)
             try:
-                self._session.stream(self._limit_sink, is_done=until)
-            except BaseException as error:
-                # As where the guest was paused meanwhile. One that is gone cannot be asked.
-                with suppress(KprobesError):
-                    if isinstance(error, KprobesError) and until.has_begun:
-                        self._count()
+                self._stream(until)
+            except BaseException:
                 # On this machine it would run on.
                 with suppress(KprobesError):
                     self._end_workload()
                 raise
-            self._count()
             self._end_workload()
         self._output.check()
+
+    def _stream(self, until: Until) -> None:
+        try:
+            self._session.stream(self._limit_sink, is_done=until)
+        except KprobesError:
+            # As where the guest was paused meanwhile. One that is gone cannot be asked.
+            with suppress(KprobesError):
+                if until.has_begun:
+                    self._count()
+            raise
+        self._count()
 
     def _count(self) -> None:
         self._hits, self._calls = self._session.hits(), _calls(self._session)

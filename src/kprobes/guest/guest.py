@@ -64,10 +64,10 @@ class GuestMemory:
         self.write(addr, value.to_bytes(8, "little"))
 
 
-class PagesOnce:
+class PageCache:
     """A memory's pages, each as it was when it was read first. Implements ``ports.Memory``.
 
-    For one batch of small reads: all pages that it has touched are kept.
+    For one batch of small reads: it keeps all pages that were read.
     """
 
     def __init__(self, memory: Memory) -> None:

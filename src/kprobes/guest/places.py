@@ -22,7 +22,7 @@ from typing import Protocol
 
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError, FormatError, MemoryFault, RefusedError, UnknownTypeError
-from kprobes.guest.guest import Guest, PagesOnce, remembering
+from kprobes.guest.guest import Guest, PageCache, remembering
 from kprobes.guest.text import Classified, Instructions, NoBoundaryError, Prover, Text, first
 from kprobes.guest.tracers import GuestProbes
 from kprobes.image.tables import read_tables
@@ -437,7 +437,7 @@ def text_of(
     """
     return Text(
         kernel=guest.kernel,
-        open_memory=lambda: Unpatched(PagesOnce(remembering(guest.memory)), patched),
+        open_memory=lambda: Unpatched(PageCache(remembering(guest.memory)), patched),
         read_tables=partial(
             read_tables, remembering(guest.memory), guest.kernel, ftrace=sites.addrs.tolist()
         ),

@@ -156,7 +156,7 @@ class CompiledText:
     def __init__(self, text: Text, info: PatchOps) -> None:
         """Read the text of a kernel whose architecture has these facts."""
         self.patched = text.open_memory()
-        # What is read by the other one is not what the kernel's own probes are known of.
+        # Pages of its own: the others' may be older than what is known of the kernel's own probes.
         self.memory = CleanText(text.open_memory(), self._read_patches)
         self._text = text
         self._info = info

@@ -44,9 +44,7 @@ class HostPlaces:
         found = [s for s in symbols.glob(pattern) if s.is_text and s.module == (module or s.module)]
         # A name of two functions cannot be probed by name; two names of one function are one.
         unique = {
-            s.addr: s.name
-            for s in found
-            if self.is_probeable(s) and len(symbols.all_named(s.name)) == 1
+            s.addr: s.name for s in found if self.is_probeable(s) and symbols.is_unique(s.name)
         }
         if not unique:
             raise RefusedError(

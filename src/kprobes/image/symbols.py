@@ -239,7 +239,7 @@ class _Part:
         self._order = order[~np.isin(order, hidden)]
         self._sorted: NDArray[np.uint64] = self._addrs[self._order]
         self._ranges = sorted(owned for owner in owners for owned in owner.ranges)
-        # That were asked for one by one: who is looked up by name is by address next.
+        # By number: one that is looked up by its name is looked up by its address next.
         self._symbols: dict[int, Symbol] = {}
 
     def symbol(self, number: int) -> Symbol:

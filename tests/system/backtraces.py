@@ -1,4 +1,4 @@
-"""Places of a guest's vCPUs and tasks, by words on their stacks: for guests that answer no more."""
+"""Backtraces of a guest's vCPUs and tasks, by words on their stacks: for one that hangs."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ _STACK = 4096
 _POINTERS = "rsp", "sp"
 
 
-def whereabouts(machine: Machine) -> str:
+def backtraces(machine: Machine) -> str:
     """Return a line per vCPU, and one per task that differs from others; or why there is none."""
     try:
         with attached(str(machine.stub_address)) as guest, guest.stub.paused():
