@@ -28,10 +28,19 @@ _LEFT = "rm -f /tmp/up /tmp/down"
 """What a command leaves that its trace has killed."""
 _HELD_STILL = "ps -o args | grep -c '^/bin/sh -c touch /tmp/up' || true"
 """How many of these commands run."""
+_STOP = f"""
+cd {TRACING}/instances/kprobes-*
+tracer=${{PWD#*/kprobes-}}
+kill -STOP ${{tracer%%-*}}
+"""
+_CONTINUE = "kill -CONT ${tracer%%-*}"
+# Its tracer looks once a second, and would find them disabled and still there.
 _TAKE_AWAY = f"""
+{_STOP}
 cd {TRACING}
 for i in instances/kprobes-*; do echo 0 > $i/events/enable; done
 for e in $(cut -d: -f2 kprobe_events | cut -d' ' -f1); do echo -:$e >> kprobe_events; done
+{_CONTINUE}
 touch /tmp/down
 """
 _HIDDEN = """
@@ -46,13 +55,11 @@ mount | grep -c tracefs
 mount -t tracefs none {TRACING}
 """
 _FLOOD_WHILE_IT_IS_STOPPED = f"""
-cd {TRACING}/instances/kprobes-*
-tracer=${{PWD#*/kprobes-}}
-kill -STOP ${{tracer%%-*}}
+{_STOP}
 for i in 1 2; do dd if=/dev/zero of=/dev/null bs=1 count=20000 2>/dev/null & done; wait
 echo 0 > tracing_on
 cat per_cpu/cpu*/stats
-kill -CONT ${{tracer%%-*}}
+{_CONTINUE}
 touch /tmp/down
 """
 _PATIENCE_S = 240
