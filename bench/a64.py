@@ -7,7 +7,8 @@ linking, where ``movz`` has it. Encodings: Arm ARM (DDI 0487), C6.2.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.arch.aarch64.arch import CODE
 from kprobes.model.abi import Relocation, Template
@@ -34,8 +35,7 @@ _OPERAND = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(Struct, frozen=True):
     # ``form`` is the mnemonic and the kinds of its operands: x, w (registers), # (number),
     # < (shift), [ (base and offset), s (system register), @ (label).
     form: str

@@ -1,6 +1,6 @@
 """amd64 guests: programs and code written by hand, in Intel's syntax."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bench.assembly import assemble
 from bench.isa import TASK_AT, Alone, ByHand, Gdb, Goals, Isa, Many, Middle, Programs

@@ -7,8 +7,9 @@ the kernel's own with its optimisation off, jumps beside its own optimised ones 
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from bench.guest import Rig, boot
 from bench.isa import Isa, Middle

@@ -1,6 +1,6 @@
 """arm64 guests: programs and code written by hand, in the syntax of bench/a64.py."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bench.a64 import assemble
 from bench.isa import TASK_AT, Alone, ByHand, Gdb, Goals, Isa, Many, Middle, Programs

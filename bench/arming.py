@@ -11,8 +11,9 @@ import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from bench.elf_program import Loop
 from bench.guest import TRACING, Rig, attached, machine
@@ -33,8 +34,7 @@ _QUIET = ("tcp_*", "udp_*", "inet_*", "ip6_*", "ipv6_*", "netdev_*", "pci_*", "a
 _BUSY_STEPS, _BUSY_REPEATS = 1_000_000, 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
+class Timing(Struct, frozen=True, kw_only=True):
     """One arming and disarming, in seconds."""
 
     armed: float

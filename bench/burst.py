@@ -7,8 +7,9 @@ machine at once.
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from bench.elf_program import Loop
 from bench.guest import Rig, attached, machine
@@ -25,8 +26,7 @@ _STEPS, _REPEATS, _QUICK_REPEATS = 10_000, 100, 20
 _NAME = "burst"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """What one burst brought, with rings of ``ring`` bytes: hits made, lines written, seconds."""
 
     ring: int

@@ -5,9 +5,11 @@ All of them in turn in each of several guests; see bench/rounds.py.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bench import in_user_space
 from bench.guest import HandWritten, Rig
@@ -32,8 +34,7 @@ _CONTROLS = {"poll": _WRITE, "write": _POLL}
 """Programs, and what is armed that they do not hit: it may cost them nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Struct, frozen=True, kw_only=True):
     """One probe, measured with one program.
 
     Attributes:

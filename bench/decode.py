@@ -9,10 +9,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from bench.isa import Isa
@@ -48,8 +48,7 @@ _GOAL_OF_PEER = 0.5
 """The text sink's rate as a share of trace-cmd's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rate:
+class Rate(Struct, frozen=True, kw_only=True):
     """One measurement: events per second, the best of several runs."""
 
     name: str

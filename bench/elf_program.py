@@ -6,7 +6,8 @@ to standard output: for each loop two ``struct timespec``.
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bench.isa import Isa
 from kprobes.units import MIB, Addr
@@ -31,8 +32,7 @@ FILE = "/proc/self/sched"
 """What is written to it is not looked at."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loop:
+class Loop(Struct, frozen=True, kw_only=True):
     """What a program does.
 
     Attributes:

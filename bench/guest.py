@@ -4,7 +4,8 @@ import base64
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 import kprobes
 from bench.elf_program import Loop

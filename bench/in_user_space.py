@@ -4,7 +4,8 @@ The code is compiled as for the kernel; the words that it uses lie in the progra
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bench.elf_program import DATA, Loop
 from bench.isa import Isa

@@ -1,7 +1,8 @@
 """Parts of the benchmarks that differ by the guests' architecture: assembly, names, goals."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.arch.arch import Arch
 from kprobes.model.abi import GuestAbi, Template
@@ -9,8 +10,7 @@ from kprobes.model.plan import Strategy
 from kprobes.units import Addr
 
 
-@dataclass(frozen=True, kw_only=True)
-class Many:
+class Many(Struct, frozen=True, kw_only=True):
     """A system call that has the kernel call one function for each element of an array.
 
     Attributes:
@@ -22,8 +22,7 @@ class Many:
     step: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Programs:
+class Programs(Struct, frozen=True, kw_only=True):
     """Assembly that a guest's programs consist of; bench/elf_program.py says what they do.
 
     Attributes:
@@ -43,8 +42,7 @@ class Programs:
     writev: Many
 
 
-@dataclass(frozen=True, kw_only=True)
-class ByHand:
+class ByHand(Struct, frozen=True, kw_only=True):
     """The code of a probe as a person would write it; see bench/handwritten.py.
 
     Attributes:
@@ -60,8 +58,7 @@ class ByHand:
     registers: Mapping[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alone:
+class Alone(Struct, frozen=True, kw_only=True):
     """How a probe's code runs in user space; see bench/in_user_space.py.
 
     Attributes:
@@ -81,8 +78,7 @@ class Alone:
     registers: Mapping[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Middle:
+class Middle(Struct, frozen=True, kw_only=True):
     """A way to probe the middle of a function, and the kernel's own that is beside it.
 
     Attributes:
@@ -96,8 +92,7 @@ class Middle:
     is_optimised: bool | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gdb:
+class Gdb(Struct, frozen=True, kw_only=True):
     """The gdb that knows an architecture: its program, and what it calls that and ``first``."""
 
     program: str
@@ -105,8 +100,7 @@ class Gdb:
     register: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Goals:
+class Goals(Struct, frozen=True, kw_only=True):
     """How many times as much the kernel's own is to cost."""
 
     entry: float
@@ -117,8 +111,7 @@ class Goals:
     pair: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Isa:
+class Isa(Struct, frozen=True, kw_only=True):
     """One architecture of guests.
 
     Attributes:

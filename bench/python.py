@@ -9,7 +9,8 @@ import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bench.elf_program import Loop
 from bench.guest import attached, machine

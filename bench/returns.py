@@ -7,8 +7,10 @@ and kretprobe.
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.guest import Rig
 from bench.isa import Isa
@@ -28,8 +30,7 @@ _RETURNING = f"{POLLED} ret=$retval:x64"
 _UNPROBED = "unprobed"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Struct, frozen=True, kw_only=True):
     """Probes of ours, and the kernel's own events that do the same.
 
     Attributes:

@@ -6,10 +6,11 @@ hit costs there; so a guest is one sample, however often it is measured in it.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from statistics import median
+
+from msgspec import Struct
 
 from bench.elf_program import Loop
 from bench.guest import Rig, boot
@@ -22,8 +23,7 @@ _QUICK_ROUNDS, _QUICK_PASSES = 6, 1
 Arm = Callable[[], AbstractContextManager[object]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn:
+class Turn(Struct, frozen=True, kw_only=True):
     """A program that is run with something armed."""
 
     name: str

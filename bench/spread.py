@@ -6,15 +6,15 @@ Statistics, 7.1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import comb, inf
 from statistics import median
+
+from msgspec import Struct
 
 _CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """A figure, by samples that do not depend on each other; there is at least one."""
 
     samples: Sequence[float]

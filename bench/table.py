@@ -1,8 +1,9 @@
 """Results of a benchmark, as rows of one table."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from bench.spread import Spread, ratio_of
 
@@ -18,8 +19,7 @@ class Verdict(StrEnum):
     UNTOLD = "not told"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """One measurement.
 
     Attributes:
@@ -56,8 +56,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return ("  " + "  ".join(padded)).rstrip()
 
 
-@dataclass(frozen=True)
-class Goal:
+class Goal(Struct, frozen=True):
     """How many times ours the peer's figure is to be, and how that is said."""
 
     least: float

@@ -1,10 +1,11 @@
 """Events of a session and their state, over a driver that says what it was asked."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe

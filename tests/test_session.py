@@ -1,10 +1,10 @@
 """Text given to a session, on a guest that is never armed."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError, RefusedError, TargetError, UsageError
 from kprobes.guest.arena import ArenaSize

@@ -1,8 +1,7 @@
 """One recording, as programs see it."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kprobes.model.events import Counts, Hits
 from kprobes.sinks.names import TraceSource

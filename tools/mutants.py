@@ -14,9 +14,10 @@ import time
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
+
+from msgspec import Struct
 
 TOP = Path(__file__).parent.parent
 FOLDER = TOP / "tests" / "mutants"
@@ -31,8 +32,7 @@ _WORDS = {0: "SURVIVED", 1: "killed"}
 """By pytest's status; whatever is higher says nothing of tests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
+class Mutant(Struct, frozen=True, kw_only=True):
     """One change.
 
     Attributes:

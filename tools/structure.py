@@ -16,12 +16,13 @@ import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 TOP = Path(__file__).parent.parent
 SHORT, LONG = 60, 600
@@ -38,8 +39,7 @@ _COMMENTED = ("codegen/*", "guest/link.py", "arch/*/stack.py")
 """The hardest code: what it does cannot be read from it alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class File(Struct, frozen=True, kw_only=True):
     """One Python file, read once."""
 
     name: str

@@ -8,9 +8,10 @@ import gc
 import threading
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+
+from msgspec.structs import replace
 
 from kprobes.driver import EventDriver
 from kprobes.errors import DefinitionError, RefusedError, UsageError

@@ -11,10 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import GuestGoneError, KprobesError
@@ -28,8 +28,7 @@ _LEAST_HITS = 100
 """Between two samples: of fewer, a rate cannot be told from chance."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Sample:
+class _Sample(Struct, frozen=True, kw_only=True, eq=False):
     at_s: float
     loads: Loads
 

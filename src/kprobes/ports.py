@@ -1,10 +1,10 @@
 """Protocols of the outside world as the stages need it, in the fewest methods that work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Events
@@ -40,8 +40,7 @@ class Ram(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MappedRun:
+class MappedRun(Struct, frozen=True, kw_only=True):
     """Addresses that lie in one piece in physical memory, with equal rights.
 
     Attributes:

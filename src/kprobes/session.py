@@ -5,9 +5,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, Unpack
+
+from msgspec.structs import replace
 
 from kprobes.drain import ROOM, Drain
 from kprobes.driver import Driver

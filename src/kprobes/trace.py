@@ -2,9 +2,10 @@
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Literal
+
+from msgspec.structs import replace
 
 from kprobes.model.events import (
     NO_COUNTS,

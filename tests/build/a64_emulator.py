@@ -2,9 +2,9 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from unicorn import (
     UC_ARCH_ARM64,
     UC_HOOK_INTR,
@@ -34,8 +34,7 @@ _EL1_VECTORS = 3 << 20
 """CPACR_EL1.FPEN: vector instructions raise nothing."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What is left behind: registers, writes, and where the CPU goes on.
 
     Attributes:

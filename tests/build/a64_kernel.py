@@ -3,10 +3,10 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from kprobes.arch.aarch64.cfg import find_exits
@@ -34,8 +34,7 @@ _COUNTERS = (0xFFFFF000, 0xD53BE000)
 """mrs of the timers' registers: two runs never see the same."""
 
 
-@dataclass(frozen=True, eq=False)
-class Arm64Kernel:
+class Arm64Kernel(Struct, frozen=True, eq=False):
     """A kernel's text, without what else its image has.
 
     Attributes:
@@ -53,8 +52,7 @@ class Arm64Kernel:
         return self.text[addr - self.start : addr - self.start + size]
 
 
-@dataclass
-class Compared:
+class Compared(Struct):
     """What came of it, by kind."""
 
     executed: Counter[str] = field(default_factory=Counter[str])

@@ -1,8 +1,10 @@
 """An arm64 guest's CPUs running generated code, with as much kernel around it as a probe sees."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64 import encode
 from kprobes.arch.aarch64.arch import AARCH64
@@ -95,8 +97,7 @@ _REGIONS = (
 _EL1H = 5
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """Probes on one site; a hit runs from ``start`` to ``end``."""
 
     probes: Sequence[Resolved]

@@ -2,7 +2,9 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64 import encode
 from kprobes.arch.aarch64.arch import AARCH64
@@ -39,8 +41,7 @@ def return_probe(text: str, *, event_id: int = 1, addr: int) -> Resolved:
     return replace(probe, layout=told)
 
 
-@dataclass(frozen=True)
-class Leaving:
+class Leaving(Struct, frozen=True):
     """How a function ends: what is after its frame's end.
 
     Attributes:

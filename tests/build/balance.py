@@ -5,9 +5,9 @@ only who is inside when it ends has an entry without a return, and that is the l
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Events
@@ -17,8 +17,7 @@ _MOST_EARLY = 2
 Numbers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Balance:
+class Balance(Struct, frozen=True, kw_only=True):
     """What entries and returns of some functions add up to.
 
     Attributes:

@@ -1,7 +1,8 @@
 """A guest's vCPUs as the mailbox sees them: they ask, give up and take answers."""
 
 import struct
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.guest.arena import Arena

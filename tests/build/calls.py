@@ -1,8 +1,10 @@
 """Tasks of the emulated guest that call functions whose returns are probed, and sleep in them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from random import Random
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kprobes.model.plan import ReturnMethod, Returns
 from kprobes.model.resolved import EntryValue, ExitAddress, RegisterValue
@@ -17,8 +19,7 @@ _SCRIPT_SIZE = 0x100
 _CALLERS = 16
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(Struct, frozen=True):
     """What the record of one call must tell."""
 
     event_id: int
@@ -27,8 +28,7 @@ class Expected:
     caller: int
 
 
-@dataclass
-class Task:
+class Task(Struct):
     """One stack, and the call that is in progress on it.
 
     Attributes:

@@ -1,9 +1,9 @@
 """A bare CPU for tests, x86-64 or arm64: Unicorn with typed doors, and every store noted."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from unicorn import arm64_const as arm64
 from unicorn import unicorn_const as const
 from unicorn import x86_const as x86
@@ -29,8 +29,7 @@ _ARM64_REGISTERS: dict[str, int] = {
 }
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(Struct, frozen=True):
     """One store."""
 
     addr: int
@@ -38,8 +37,7 @@ class Write:
     value: int
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """One architecture's CPU, as Unicorn has it.
 
     Attributes:

@@ -1,7 +1,8 @@
 """A function's instructions, whatever its architecture."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.arch.aarch64 import decode as aarch64
 from kprobes.arch.aarch64.decode import Instruction as Word
@@ -13,8 +14,7 @@ from kprobes.units import Addr
 Instruction = Bytes | Word
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Decoded:
+class Decoded(Struct, frozen=True, kw_only=True, eq=False):
     """A decoded function.
 
     Attributes:

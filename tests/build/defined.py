@@ -1,7 +1,8 @@
 """Definitions of a guest's session in tests: deleted, planned, counted by event."""
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kprobes.guest.driver import GuestDriver
 from kprobes.model.options import Wanted

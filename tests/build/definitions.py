@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from typing import cast
 
 import pytest
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.parser import parse
@@ -24,8 +24,7 @@ def argument(text: str, *, head: str = "p vfs_read") -> FetchArg:
     return read(f"{head} {text}").args[0]
 
 
-@dataclass(frozen=True)
-class Wrong:
+class Wrong(Struct, frozen=True):
     """A definition with a ``^`` where the caret must stand, and the error that it must give."""
 
     marked: str
@@ -53,15 +52,14 @@ def plain(node: object) -> object:
     """A node's values without its spans, its command and whether its name was given."""
     if isinstance(node, tuple):
         return tuple(plain(item) for item in cast("tuple[object, ...]", node))
-    if not is_dataclass(node):
+    if not isinstance(node, Struct):
         return node
     left_out = ("span", "body", "type_span", "command", "is_named")
-    kept = {f.name: plain(getattr(node, f.name)) for f in fields(node) if f.name not in left_out}
+    kept = {n: plain(getattr(node, n)) for n in node.__struct_fields__ if n not in left_out}
     return type(node).__name__, kept
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(Struct, frozen=True):
     """What made-up definitions speak of; by default, of anything that could have such a name.
 
     Attributes:
@@ -101,8 +99,7 @@ _number_types = st.one_of(st.sampled_from(_plain_types), _bits())
 _counts = st.one_of(st.integers(1, 8), st.just(64)).map("[{}]".format)
 
 
-@dataclass(frozen=True)
-class _Where:
+class _Where(Struct, frozen=True):
     names: Names
     is_return: bool = False
     is_address: bool = False

@@ -1,12 +1,11 @@
 """Names and places of the same things in the kernels of each architecture."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from kprobes.open import GuestSession
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dialect:
+class Dialect(Struct, frozen=True, kw_only=True):
     """Words of one architecture, and habits of its kernel.
 
     Attributes:

@@ -3,10 +3,10 @@
 import random
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from iced_x86 import Mnemonic
+from msgspec import Struct
 from unicorn import UC_ARCH_X86, UC_HOOK_INTR, UC_MODE_64, x86_const
 from unicorn.unicorn import Uc, UcError
 
@@ -46,16 +46,14 @@ _LARGE = 21
 _TOP = 511
 
 
-@dataclass(frozen=True)
-class State:
+class State(Struct, frozen=True):
     """Registers by name before an instruction, and its data memory."""
 
     registers: Mapping[str, int]
     data: bytes
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What is left behind: registers, memory, and where the CPU goes on.
 
     Attributes:

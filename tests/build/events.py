@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column, Events
@@ -18,8 +18,7 @@ _LINE = re.compile(
 _ARGUMENT = re.compile(rb' (\w+)=(".*?"(?= \w+=|$)|\(fault\)|\S+)', re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """One event."""
 
     ts: int = 0

@@ -1,8 +1,9 @@
 """Probes with filters, and in plain Python which hits they choose."""
 
 import re
-from dataclasses import replace
 from functools import cache
+
+from msgspec.structs import replace
 
 from kprobes.lang.filter import parse_filter
 from kprobes.lang.filter_value import Known

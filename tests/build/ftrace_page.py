@@ -2,9 +2,9 @@
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.formats.ftrace import PageFormat
@@ -13,8 +13,7 @@ PAGE = PageFormat(size=4096, data=16, commit=8)
 U64 = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Struct, frozen=True):
     """One record of a page.
 
     ``kind`` is ``data``, ``long`` (data whose length stands in a word of its own), ``discarded``,
@@ -58,8 +57,7 @@ def pages(*whole: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(whole), np.uint8).reshape(-1, PAGE.size)
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct, frozen=True):
     """A data record as the reference reads it."""
 
     page: int

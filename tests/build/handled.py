@@ -1,7 +1,8 @@
 """A small guest with typed objects in its memory, and a task that waits in it for Python."""
 
-from dataclasses import dataclass
 from typing import cast
+
+from msgspec import Struct
 
 from kprobes.arch.arch import Arch
 from kprobes.arch.x86_64.arch import X86_64
@@ -33,8 +34,7 @@ _USER_PAGES = {USER_DATA: 0x6000, USER_DATA + PAGE: 0x8000, USER_DATA + 4 * PAGE
 _RIGHTS = {RODATA: NX, TEXT: 0, USER_DATA + 4 * PAGE: USER | NX}
 
 
-@dataclass(frozen=True)
-class Handled:
+class Handled(Struct, frozen=True):
     """What a handler can see.
 
     Attributes:

@@ -51,7 +51,7 @@ def make_machine(
         online=2,
     )
     # What available_filter_functions would say.
-    machine.__dict__["traceable"] = frozenset(s.name for s in SYMBOLS if s.name != "untyped")
+    vars(machine)["traceable"] = frozenset(s.name for s in SYMBOLS if s.name != "untyped")
     return machine
 
 

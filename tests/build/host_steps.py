@@ -13,8 +13,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kprobes.formats.ftrace import parse_page
 from kprobes.host.reader import read_format

@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.armed import ArmedPatch

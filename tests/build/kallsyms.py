@@ -2,8 +2,9 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 Named = tuple[int, str, str]
 """(address, type letter, name)."""
@@ -22,8 +23,7 @@ class Layout(StrEnum):
     V7 = "7.x: offsets from their own place, 4-byte alignment"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tables:
+class Tables(Struct, frozen=True, kw_only=True):
     """A piece of read-only data with the tables in it."""
 
     data: bytes

@@ -3,7 +3,9 @@
 import difflib
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import AmbiguousSymbolError, UnknownSymbolError, UnknownTypeError
@@ -25,8 +27,7 @@ def symbol(name: str, addr: int, *, type: str = "T", size: int = 0x40, module: s
     return Symbol(addr=Addr(addr), name=name, type=type, size=size, module=module)
 
 
-@dataclass(frozen=True)
-class FakeSymbols:
+class FakeSymbols(Struct, frozen=True):
     """Names in a list. Implements ``model.kernel.Symbols``."""
 
     all: Sequence[Symbol]
@@ -64,8 +65,7 @@ class FakeSymbols:
         return tuple(s for s in self.all if fnmatch.fnmatchcase(s.name, pattern))
 
 
-@dataclass(frozen=True)
-class FakeTypes:
+class FakeTypes(Struct, frozen=True):
     """Struct members at offsets, by ``struct.path``. Implements ``model.kernel.Types``."""
 
     members: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])

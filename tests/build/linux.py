@@ -2,7 +2,8 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kprobes.formats.btf_index import Kind
 from tests.build.btf import BtfBuilder, kernel_types
@@ -23,8 +24,7 @@ _MASTER_AT, _MODULES_AT, _INFO_AT, _INFO_TEXT = 0, 0x1000, 0x1010, 0x2000
 _IMAGE_SIZE = 0x4_0000
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinuxSpec:
+class LinuxSpec(Struct, frozen=True, kw_only=True):
     """What the guest is like."""
 
     slide: int = 0x60_0000
@@ -45,8 +45,7 @@ class LinuxSpec:
         return LINK + self.slide
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinuxGuest:
+class LinuxGuest(Struct, frozen=True, kw_only=True):
     """The guest, the CR3 of a process in it, and what its kallsyms would print."""
 
     spec: LinuxSpec

@@ -1,9 +1,11 @@
 """A guest's CPUs running generated code, with as much kernel around it as a probe sees."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
@@ -115,8 +117,7 @@ State = Mapping[str, int]
 Action = Callable[[], None]
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """Probes on one site, and their code from ``entry`` to ``stop``."""
 
     probes: Sequence[Resolved]

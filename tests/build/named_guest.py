@@ -1,7 +1,8 @@
 """A small guest whose ftrace sites have names, for whoever gives it definitions."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tests.build.guest import GuestWithSites, make_guest
 from tests.build.kernel import make_kernel, symbol

@@ -1,10 +1,9 @@
 """A reader of newc archives, written from the kernel's description of the format."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct, frozen=True):
     ino: int
     mode: int
     owner: tuple[int, int]

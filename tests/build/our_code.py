@@ -1,6 +1,6 @@
 """A kernel whose function carries probes of ours: real code, and the journal that names it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
@@ -82,7 +82,7 @@ def ours(*definitions: str, veneer: bytes = b"", abi: GuestAbi = ABI) -> TextSna
         Allocation(kind=Kind.PER_CPU, addr=PER_CPU, size=64),
     )
     entry = replace(
-        make_entry("qemu:/s.sock", undo._replace(addr=Addr(SITE)), is_live=True),
+        make_entry("qemu:/s.sock", replace(undo, addr=Addr(SITE)), is_live=True),
         allocations=allocations,
         probes=tuple(
             ArmedProbe(site=Addr(SITE), entry=Addr(CODE), event_id=n, definition=text)

@@ -1,7 +1,8 @@
 """A function with overrides on an emulated CPU of either architecture, and calls of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.arch.aarch64 import encode
 from kprobes.arch.aarch64.arch import AARCH64
@@ -29,8 +30,7 @@ from tests.build.machine import Loaded, Machine, random_state
 AnyMachine = Machine | Arm64Machine
 
 
-@dataclass(frozen=True, kw_only=True)
-class Called:
+class Called(Struct, frozen=True, kw_only=True):
     """One call of the function.
 
     Attributes:
@@ -43,8 +43,7 @@ class Called:
     after: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Isa:
+class Isa(Struct, frozen=True, kw_only=True):
     """What differs between the two.
 
     Attributes:

@@ -4,8 +4,9 @@ import os
 import subprocess
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kprobes.formats import cpio
 from kprobes.transport.debian import busybox, kernel_image
@@ -21,8 +22,7 @@ done
 _BOOT_S = 180
 
 
-@dataclass(frozen=True)
-class PlainGuest:
+class PlainGuest(Struct, frozen=True):
     """A running guest.
 
     Attributes:

@@ -1,8 +1,9 @@
 """The guest's functions that probes call, for the emulated CPU: readers as in mm/maccess.c."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from kprobes.model.abi import GuestAbi
 from kprobes.units import U64
@@ -11,8 +12,7 @@ from tests.build.cpu import Cpu
 EFAULT, ERANGE = -14, -34
 
 
-@dataclass(frozen=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """How functions are called.
 
     Attributes:

@@ -1,8 +1,9 @@
 """Programs of docs/howto/recipes.md, and what the page says that they print."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "howto" / "recipes.md"
@@ -13,8 +14,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)*")
 _ZERO = re.compile(r"(?:0x)?[0.]+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Struct, frozen=True, kw_only=True):
     """One section of the page.
 
     Attributes:

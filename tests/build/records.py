@@ -1,8 +1,9 @@
 """Reading records by hand, one after the other: what generated code wrote, in plain Python."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from kprobes.model.abi import CPU_SHIFT
 from kprobes.model.resolved import Field, RecordLayout, Resolved, Storage
@@ -32,8 +33,7 @@ class Machine(Protocol):
     def place(self, number: int, position: int) -> int: ...
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Struct, frozen=True):
     """One record of a ring, its commit word checked.
 
     Attributes:

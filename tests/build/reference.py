@@ -1,8 +1,9 @@
 """Record that a hit must leave, computed in plain Python from registers and memory."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from kprobes.model.abi import MAX_STRING
 from kprobes.model.resolved import (

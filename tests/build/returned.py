@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.guest.places import places_of
 from kprobes.guest.text import Prover
@@ -29,8 +30,7 @@ _EXITS = ("do_exit", "do_group_exit", *(f"{each.syscall}exit" for each in DIALEC
 _TRAPPED = ("asm_", "exc_", "sysvec_", *_EXITS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ran:
+class Ran(Struct, frozen=True, kw_only=True):
     """A function that ran, how often in one load, and how its returns are probed."""
 
     name: str

@@ -2,7 +2,9 @@
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen.compile import compile_probes, needs_frame
@@ -36,8 +38,7 @@ _FOLLOW = bytes.fromhex("488b5d00 488d6d08 ffe3")
 """mov rbx, [rbp]; lea rbp, [rbp+8]; jmp rbx"""
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Struct, frozen=True):
     """One site of a function: where it is, and the bytes that are probed there."""
 
     addr: int

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kprobes.guest.places import places_of
 from kprobes.open import GuestSession

@@ -1,10 +1,10 @@
 """Kernels for x-rays: one function in memory and in a file, and who may have changed it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.guest.journal import Entry

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import RefusedError
 from kprobes.guest.places import Places, places_of
@@ -40,8 +42,7 @@ def lasting(seconds: float) -> Callable[[], bool]:
     return is_over
 
 
-@dataclass(frozen=True, kw_only=True)
-class Swept:
+class Swept(Struct, frozen=True, kw_only=True):
     """What probes on some addresses counted.
 
     Attributes:

@@ -26,9 +26,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import KprobesError

@@ -6,7 +6,8 @@ argument becomes the one that has this argument there.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.arch import Arch
@@ -14,8 +15,7 @@ from kprobes.arch.x86_64.arch import X86_64
 from tests.build.dialect import DIALECTS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Words:
+class Words(Struct, frozen=True, kw_only=True):
     """The words of one architecture.
 
     Attributes:

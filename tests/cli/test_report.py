@@ -2,9 +2,9 @@
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.cli import report
 from kprobes.cli.report import guest_as_text, journal_as_text, session_as_text

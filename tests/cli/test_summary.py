@@ -1,10 +1,10 @@
 """The words at the end of a trace."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.cli.summary import Calls, Summary
 from kprobes.model.events import Hits

@@ -1,9 +1,9 @@
 """Filters as machine code: which hits are recorded, and what the others leave alone."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.codegen.filters import quick_steps
 from kprobes.lang.filter import FOLLOWED, task_filter

@@ -1,9 +1,9 @@
 """The guard: what runs inside a hit of the same context is counted and does nothing else."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.model.abi import PERCPU_GUARD
 from tests.build.kernel import make_probe

@@ -1,8 +1,7 @@
 """Values that a call's instance keeps for its return, and calls that can keep none."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen.compile import calls_guest, needs_frame

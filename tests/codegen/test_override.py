@@ -1,8 +1,7 @@
 """Overrides as machine code: which calls are skipped, what they return, and what is counted."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kprobes.codegen.override import GAMMA, LAST_SHIFT, MIX
 from kprobes.model.override import ALWAYS, Override, OverrideCounts

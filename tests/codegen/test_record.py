@@ -1,10 +1,10 @@
 """Reserve, header, commit: the record and the ring around the fields."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen import llvm

@@ -1,12 +1,12 @@
 """Allocations of a guest: known at every moment, also from the journal's lines alone."""
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.model.plan import InstanceTable

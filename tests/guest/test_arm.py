@@ -1,10 +1,10 @@
 """Plans to armed text and back: all or nothing, journal first, whatever write fails."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64 import slot
 from kprobes.errors import (

@@ -1,10 +1,11 @@
 """Changes of what is armed: all of one or nothing, journal first, and breakpoints always found."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64 import slot
 from kprobes.codegen.breakpoint import BLOCK_MASK, BLOCK_TABLE, first_entry

@@ -1,9 +1,9 @@
 """Looking at a guest beside its tracer: when there is a window, and when it is shut."""
 
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.registry import machine
 from kprobes.errors import TargetError

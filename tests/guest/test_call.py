@@ -1,9 +1,9 @@
 """Functions that may be called: what they take and return, and which are refused."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import (
     AmbiguousSymbolError,

@@ -1,12 +1,12 @@
 """The line that one counter's cycles are scaled by, and whether it is one."""
 
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kprobes.errors import TargetError
 from kprobes.guest.clock import SchedClock, clock_function, find_line, open_clock

@@ -1,11 +1,11 @@
 """Match of a stopped guest and a journal: reboots and restored states, told apart."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from msgspec import Struct, field
 
 from kprobes.errors import GuestReplacedError
 from kprobes.guest import identity
@@ -27,8 +27,7 @@ MARK = b"sixteen bytes..."
 KERNEL, NOWHERE = {"cr3": ROOT}, {"cr3": 0}
 
 
-@dataclass
-class Vcpu:
+class Vcpu(Struct):
     """A stub of one vCPU; its registers at each look, the last ones from then on."""
 
     looks: list[Mapping[str, int]] = field(default_factory=lambda: [KERNEL])
@@ -42,8 +41,7 @@ class Vcpu:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
 
-@dataclass(frozen=True)
-class Journal:
+class Journal(Struct, frozen=True):
     boot: Boot = BOOT
     mark: bytes = MARK
     mark_place: Phys | None = PLACE

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kprobes.errors import FormatError, KprobesError, StateError, UnreachableError
 from kprobes.guest import journal
@@ -63,6 +63,7 @@ def test_what_was_written_is_read_back() -> None:
         patches=tuple(UNDOS),
         mark=made.mark,
         state=2,
+        allocations=entry.allocations,
     )
 
 

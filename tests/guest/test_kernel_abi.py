@@ -1,8 +1,7 @@
 """Layouts that move between kernel releases."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.guest import kernel_abi

@@ -1,9 +1,8 @@
 """Code that asks Python: every place by a number of its own, trampolines included."""
 
-from dataclasses import replace
-
 import pytest
 from iced_x86 import Decoder, Mnemonic
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import NoRoomError, RefusedError

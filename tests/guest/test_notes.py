@@ -1,10 +1,10 @@
 """A session's notes in its guest: written, found, and turned into a journal again."""
 
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind

@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError, KprobesError, RefusedError, TargetError, UsageError
 from kprobes.formats.btf_index import Kind

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import GuestGoneError, TargetError
 from kprobes.guest.arm import StagedChange, TextPatcher

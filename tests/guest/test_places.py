@@ -1,10 +1,10 @@
 """Meaning of definitions on one kernel, and the first of several errors, as the kernel finds it."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.x86_64.arch import X86_64

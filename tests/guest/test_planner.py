@@ -1,10 +1,10 @@
 """Definitions to plans: globs, sites that several probes share, numbers of events."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError

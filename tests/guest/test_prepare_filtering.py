@@ -1,8 +1,7 @@
 """A definition's filter in a guest that knows its CPUs and functions."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
 from kprobes.guest.guest import Guest

@@ -35,7 +35,7 @@ class FakeRecorder:
         return make_events([])
 
 
-class _Yielding(Events):
+class _Yielding(Events, frozen=True):
     """Events that let another thread have its turn whenever they are counted."""
 
     def __len__(self) -> int:

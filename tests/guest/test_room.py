@@ -1,11 +1,11 @@
 """Memory that is taken, let go of and free again: never twice, never while somebody is inside."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kprobes.errors import NoRoomError, UsageError
 from kprobes.guest.release import CodeMemory

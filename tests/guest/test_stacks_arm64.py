@@ -2,10 +2,11 @@
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.errors import UnknownTypeError

@@ -1,7 +1,8 @@
 """Return addresses that are ours are put back from outside: chains, doubles, dead stacks."""
 
 import struct
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.stacks import awaited, find_caller, home, restore_callers, returned_to

@@ -1,8 +1,7 @@
 """Text that the kernel's own kprobes have changed is judged as it was compiled."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.arch import Arch

@@ -1,10 +1,10 @@
 """Arguments by name: where the ABI has them, typed, and changed in place."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.arch import Passed
 from kprobes.arch.x86_64.arch import X86_64

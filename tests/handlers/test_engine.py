@@ -1,9 +1,9 @@
 """Places that a guest's driver finds for handlers."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.errors import DefinitionError, UsageError

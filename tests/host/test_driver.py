@@ -1,10 +1,10 @@
 """Arming and taking away, with a kernel that refuses, fails and loses things."""
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import (
     DefinitionError,

@@ -1,8 +1,7 @@
 """Definitions to events: names, filters, tasks."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError, UsageError
 from kprobes.host.prepare import HostPreparer, HostProbe

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import FormatError, MemoryFault, TargetError
 from kprobes.image.file import KernelImage, check_same_build, kernel_from_image, read_image

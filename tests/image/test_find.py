@@ -1,11 +1,11 @@
 """Guest RAM to a kernel."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.machine import MACHINE
 from kprobes.arch.x86_64.paging import PTI_USER

@@ -2,11 +2,11 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.image.init_tables import read_image_tables

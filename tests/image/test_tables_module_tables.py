@@ -1,10 +1,10 @@
 """Tables of modules: intact, absent, damaged."""
 
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kprobes.image.module_types import with_loaded_modules
 from kprobes.image.modules import table_of

@@ -1,8 +1,7 @@
 """Code of ours, explained: which instruction is for which fetch argument."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from kprobes.guest.arena import LOADS_SIZE
 from kprobes.inspect.model import ChangeSource
@@ -81,7 +80,7 @@ def test_a_reader_that_is_called_by_a_veneer_is_told() -> None:
 def test_a_definition_that_this_kernel_has_not_leaves_offsets() -> None:
     snapshot = ours()
     entry = snapshot.entries[0]
-    strange = [probe._replace(definition="p:first nosuch one=%di") for probe in entry.probes]
+    strange = [replace(probe, definition="p:first nosuch one=%di") for probe in entry.probes]
     snapshot = replace(snapshot, entries=(replace(entry, probes=tuple(strange)),))
 
     assert "record at 0x28" in notes(snapshot)

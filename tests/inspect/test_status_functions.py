@@ -1,9 +1,9 @@
 """Functions that can be probed by name."""
 
-from dataclasses import replace
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import TargetError

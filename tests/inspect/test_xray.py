@@ -1,9 +1,8 @@
 """X-rays of one function: its lines on both sides, and who changed it."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.aarch64.encode import MOV_X9_X30, bl

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.append import Definitions, apply

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import cast, get_args
 
 import pytest
+from msgspec import Struct
 
 from kprobes.arch.x86_64.registers import NAMES
 from kprobes.errors import DefinitionError
@@ -75,7 +75,7 @@ def _nodes(value: object) -> Iterator[object]:
     if isinstance(value, tuple):
         for item in cast("tuple[object, ...]", value):
             yield from _nodes(item)
-    elif is_dataclass(value):
+    elif isinstance(value, Struct):
         yield value
-        for field in fields(value):
-            yield from _nodes(getattr(value, field.name))
+        for name in value.__struct_fields__:
+            yield from _nodes(getattr(value, name))

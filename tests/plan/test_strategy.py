@@ -1,9 +1,9 @@
 """Choice of a strategy for an instruction: the cheapest that is safe, or the one that is forced."""
 
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import RefusedError
 from kprobes.model.plan import Displaced, PatchOptions, Site, Strategy

@@ -1,8 +1,7 @@
 """Names to operands, and what is wrong with them, with the caret where it belongs."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError, RefusedError

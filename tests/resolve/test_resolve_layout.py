@@ -1,10 +1,9 @@
 """Fields in their records: order, sizes, alignment, and the words that only some records have."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.model.kernel import Symbol

@@ -1,11 +1,11 @@
 import itertools
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError, RingError

@@ -2,10 +2,10 @@
 
 import io
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.model.resolved import RecordLayout
 from kprobes.sinks import FORMATS

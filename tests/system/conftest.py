@@ -4,11 +4,11 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import TargetError, UnreachableError
 from kprobes.guest.upcalls import MAX_TIMEOUT_S

@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.model.codes import Code
 from tests.system.error_corpus import RELEASES, Case
 from tests.system.judge import Verdict
 
 
-@dataclass(frozen=True)
-class Ours:
+class Ours(Struct, frozen=True):
     """What we say.
 
     Attributes:
@@ -23,8 +23,7 @@ class Ours:
     refusal: str = ""
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """How a difference is recognised, and in which releases it may, and must, be."""
 
     is_why: Callable[[Case, Ours, Verdict], bool]
@@ -36,16 +35,14 @@ class Rule:
         return kernel.number in self.releases and kernel.arch in self.arches
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(Struct, frozen=True):
     """A kernel: one of ``RELEASES``, and the architecture by Debian's name."""
 
     number: str
     arch: str
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """One row of the table; ``what`` is its first cell."""
 
     what: str

@@ -6,8 +6,10 @@ older kernel knows. A case of several lines has `` && `` between them; the last 
 """
 
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.model.codes import Code
 from tests.build.generated import drawn
@@ -29,8 +31,7 @@ _ARGS_MAX, _ARGS_SINCE = 128, (6, 15)
 _BODY_MAX, _BODY_SINCE = 63, (7, 3)
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """Some statements, the last of which is judged.
 
     Attributes:

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -29,8 +30,7 @@ _FILE = re.compile(r"\n( *)\^\nparse_error: .*\n\n")
 _LOG = re.compile(r"event filter parse error: error: (.*)\n  Command: [^\0]*?\n( *)\^\n")
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """What became of a filter.
 
     Attributes:

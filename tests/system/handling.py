@@ -1,7 +1,8 @@
 """Shared parts of tests of handlers: a guest that each leaves as it was, and programs."""
 
 from collections.abc import Generator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kprobes.handlers.registers import Registers
 from kprobes.open import GuestSession

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -31,8 +32,7 @@ _ANSWER = re.compile(r"(yes|no)\n@@ listing\n(.*?)@@ errors\n(.*)", re.DOTALL)
 _ERROR = re.compile(r"\[[ 0-9.]+\] \w+: error: (.*)\n  Command: (.*)\n( *)\^")
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """What became of the last line of a case; everything but ``is_accepted`` may be empty.
 
     Attributes:

@@ -3,7 +3,8 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.open import GuestSession
@@ -36,8 +37,7 @@ BEHIND_THE_CALL = {("o_state", 5), ("o_more", 4)}
 Stream = tuple[str, int, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
+class Hit(Struct, frozen=True, kw_only=True):
     """One line of a trace.
 
     Attributes:
@@ -77,8 +77,7 @@ Fields = Mapping[str, Sequence[tuple[str, str]]]
 """By event name: every field's name and a pattern of its text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Native:
+class Native(Struct, frozen=True, kw_only=True):
     """What the guest's own kprobe events recorded.
 
     Attributes:
@@ -219,8 +218,7 @@ def header_of(text: str) -> list[str]:
     return [line for line in text.split("\n") if line[:1] == "#" and "entries-in" not in line]
 
 
-@dataclass(slots=True)
-class Comparison:
+class Comparison(Struct):
     """Two streams side by side.
 
     Attributes:

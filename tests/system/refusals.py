@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.arch.x86_64.decode import decode_function
 from kprobes.arch.x86_64.insn import Flow
@@ -41,8 +42,7 @@ WE_REFUSE = {
 """Words of our reasons where the kernel accepts, and why that differs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Struct, frozen=True, kw_only=True):
     """One address, and both answers."""
 
     place: str

@@ -8,7 +8,9 @@ first of who was the last at the entry, and from there to the other's.
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.inspect.check import checker_of_guest
 from kprobes.model.events import Counts
@@ -28,8 +30,7 @@ _ARROW = " <- "
 _END = "the load is over"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
+class Recorded(Struct, frozen=True, kw_only=True):
     """One load, recorded twice.
 
     Attributes:

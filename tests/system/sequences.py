@@ -9,7 +9,8 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kprobes.open import GuestSession
 from tests.build.words import WORDS
@@ -61,16 +62,14 @@ _WRONG_FILTERS = (
 )
 
 
-@dataclass(frozen=True)
-class FileWrite:
+class FileWrite(Struct, frozen=True):
     """One operation: a text and the file, below tracefs, that it is written to."""
 
     file: str
     text: str
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What a kernel said to a write.
 
     Attributes:
@@ -82,8 +81,7 @@ class Answer:
     errors: tuple[tuple[str, str, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class EventStates:
+class EventStates(Struct, frozen=True):
     """What the files say.
 
     Attributes:

@@ -6,9 +6,9 @@ All that other tests show of 6.1 is shown of these in ``make matrix``: emulating
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.arch.aarch64.arch import AARCH64

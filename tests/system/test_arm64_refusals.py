@@ -5,10 +5,10 @@ Also what is taken from its file beside what it lists while it runs.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from msgspec import Struct
 
 from kprobes.arch.aarch64.decode import decode_function
 from kprobes.arch.aarch64.verdict import insn_verdict
@@ -42,8 +42,7 @@ SIGNED = frozenset({0xD50323BF, 0xD50323FF, 0xD65F0BFF, 0xD65F0FFF})
 LOOKS_BACK = 32
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Struct, frozen=True, kw_only=True):
     """One address, and both answers.
 
     Attributes:
@@ -73,8 +72,7 @@ class Case:
         return False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Live:
+class Live(Struct, frozen=True, kw_only=True, eq=False):
     """A running kernel, while it is looked at."""
 
     kernel: Kernel

@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import RefusedError
 from kprobes.guest.obstacles import check_possible

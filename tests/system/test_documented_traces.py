@@ -8,10 +8,11 @@ import argparse
 import re
 import shlex
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.cli import main, trace
@@ -33,8 +34,7 @@ _FIELD = re.compile(r'(\w+)=("[^"]*")?')
 _ELSEWHERE = ("-t", "--target", "--python", "--kernel")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Example:
+class Example(Struct, frozen=True, kw_only=True):
     """A command, and the events that are shown below it."""
 
     words: list[str]

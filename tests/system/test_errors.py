@@ -3,9 +3,10 @@
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.arch.x86_64.registers import NAMES
@@ -45,8 +46,7 @@ _WITHOUT_A_CASE = _OURS | {
 }
 
 
-@dataclass
-class Events:
+class Events(Struct):
     """What is defined so far.
 
     Attributes:
@@ -101,8 +101,7 @@ class Events:
                 self.places.find_site(Wish())(probe.layout.ip, definition)
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """A kernel's verdicts and ours.
 
     Attributes:

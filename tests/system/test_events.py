@@ -13,10 +13,10 @@ Memory may change between the two records of one hit, for other CPUs run: one va
 
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
+from msgspec import Struct
 
 import kprobes
 from kprobes.guest.arena import ArenaSize
@@ -82,8 +82,7 @@ def pointers(arch: str) -> bytes:
     return syscalls(calls, size=_SIZE, tail=b"tail", arch=arch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """One group of definitions, recorded twice."""
 
     is_arm64: bool

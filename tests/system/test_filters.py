@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
+from msgspec import Struct
 
 import kprobes
 from kprobes.errors import DefinitionError
@@ -99,8 +99,7 @@ _NEAR_US = 50_000
 """All events of one hit lie within this, though its CPU may have to wait in their middle."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """One workload that the kernel's filtered events and ours saw.
 
     Attributes:

@@ -4,11 +4,11 @@ import gzip
 import lzma
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import Struct
 
 from kprobes.arch.registry import machine_of_stub
 from kprobes.errors import TargetError
@@ -47,8 +47,7 @@ echo 0 > events/kprobes/alias/enable; echo > kprobe_events; echo > trace
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
+class Compared(Struct, frozen=True, kw_only=True):
     """A guest, what we found in its RAM, and what its own /proc/kallsyms says."""
 
     machine: Machine

@@ -6,11 +6,11 @@ Every event has its fields in pairs, ``a1`` and ``b1``, that must be equal on ev
 import json
 import re
 from collections.abc import Generator
-from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import DefinitionError, RefusedError

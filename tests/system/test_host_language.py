@@ -6,9 +6,9 @@ and recorded by its own kernel, outside they are patched into its text. Every va
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 import kprobes
 from kprobes.arch.x86_64.registers import NAMES
@@ -63,8 +63,7 @@ _PAGE_TEXT = 3900
 """Strings of so many characters together may not fit into a page of the kernel's buffer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Both:
+class Both(Struct, frozen=True, kw_only=True):
     """One workload, recorded from inside and from outside."""
 
     names: set[str]

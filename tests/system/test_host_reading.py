@@ -8,11 +8,11 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from kprobes.transport.qemu import Machine
 from tests.build import host_reading, host_steps
@@ -49,8 +49,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(Struct, frozen=True):
     """What came of a run."""
 
     kernel: bytes

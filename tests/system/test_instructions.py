@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import iced_x86
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.model.plan import Strategy
@@ -115,8 +116,7 @@ Hits = dict[tuple[str, int], list[tuple[object, ...]]]
 """CPU and registers of every hit, by event and pid, one after the other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
+class Pair(Struct, frozen=True, kw_only=True):
     """Two neighbours that are always run together.
 
     Attributes:

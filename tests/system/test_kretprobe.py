@@ -3,11 +3,11 @@
 import re
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes import Kretprobe

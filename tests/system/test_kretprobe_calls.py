@@ -1,9 +1,9 @@
 """Python at returns of calls that go on at once: of several tasks, or one inside another."""
 
 from collections.abc import Generator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes import Kprobe, Kretprobe

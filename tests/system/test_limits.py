@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Generator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import TargetError

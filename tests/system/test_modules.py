@@ -4,9 +4,9 @@ import threading
 import time
 from collections.abc import Generator, Iterable
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import RefusedError

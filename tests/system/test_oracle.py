@@ -19,10 +19,10 @@ What may differ, and why:
 import re
 from collections import Counter, defaultdict
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
+from msgspec import Struct
 
 import kprobes
 from kprobes.errors import GuestGoneError
@@ -102,8 +102,7 @@ def _calls(pointer: int) -> list[Call]:
     return [("openat", _AT_FDCWD, pointer, 0, 0), ("write", 1, pointer, 8), ("read", 0, pointer, 0)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """One workload, recorded twice."""
 
     arch: str

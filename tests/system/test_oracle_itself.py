@@ -1,8 +1,7 @@
 """The comparison with the kernel's records: what begins or ends in the middle is nobody's fault."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.system.oracle import Comparison, Hit, compare
 

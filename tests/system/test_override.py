@@ -2,9 +2,9 @@
 
 import struct
 from collections.abc import Generator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import DefinitionError, RefusedError, UsageError

@@ -1,10 +1,10 @@
 """Our probes at functions that the guest's own ftrace traces, too: neither harms the other."""
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import RefusedError

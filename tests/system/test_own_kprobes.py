@@ -2,9 +2,9 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.inspect.check import checker_of_guest

@@ -5,9 +5,9 @@ Nothing crashes, nothing is lost uncounted, and what cannot work is refused.
 
 import time
 from collections.abc import Generator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import DefinitionError, RefusedError, TargetError

@@ -7,9 +7,10 @@ program.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.guest.arena import ArenaSize
@@ -92,8 +93,7 @@ _OLD = (5, 10)
 and run with interrupts off, which the flags say."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """What one kernel's probes and ours made of some forms, by each way of ours.
 
     Attributes:

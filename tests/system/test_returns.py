@@ -12,9 +12,9 @@ own take over the same return. What may differ, and why:
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 import kprobes
 from kprobes.guest.arena import ArenaSize
@@ -30,8 +30,7 @@ from tests.system.return_oracle import Pair, Recorded, function_of, returned_val
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scope:
+class Scope(Struct, frozen=True, kw_only=True):
     """How much of a kernel is compared.
 
     Attributes:
@@ -64,8 +63,7 @@ _SPARE = 1.15
 """More are probed: some are not reached in every load."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """One guest's functions, recorded by each way.
 
     Attributes:

@@ -6,10 +6,10 @@ kernel looks: our code must stay until that call returns, or until there is no g
 
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.guest import journal, stacks

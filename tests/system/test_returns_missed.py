@@ -6,9 +6,9 @@ return of a call that finds none free.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.guest.arena import ArenaSize

@@ -1,9 +1,9 @@
 """A function that calls itself: entries and returns are the kernel's own, in their order."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.model.plan import ReturnMethod

@@ -10,9 +10,10 @@ import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.guest.arena import ArenaSize
@@ -57,8 +58,7 @@ _RETURN_METHODS = (None, ReturnMethod.RETHOOK)
 _SIZE = ArenaSize(code=16 * MIB, ring=32 * MIB)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
+class Scene(Struct, frozen=True, kw_only=True):
     """A guest at work on files, processes and its network, and a witness.
 
     Attributes:

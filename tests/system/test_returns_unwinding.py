@@ -3,9 +3,9 @@
 import re
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.model.plan import ReturnMethod

@@ -23,9 +23,9 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 import kprobes
 from kprobes.errors import DefinitionError, KprobesError, RefusedError, UsageError
@@ -171,8 +171,7 @@ def is_busy(error: KprobesError) -> bool:
     return isinstance(error, RefusedError) and _BUSY in str(error)
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(Struct, frozen=True):
     """A guest of ours, and the sequences whose scripts it has."""
 
     session: GuestSession

@@ -7,10 +7,10 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from kprobes.errors import GuestGoneError, MemoryFault, UnreachableError
 from kprobes.transport.connect import connect
@@ -24,8 +24,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 Reached = tuple[PlainGuest, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """What differs between two architectures' guests.
 
     Attributes:

@@ -10,9 +10,9 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 import kprobes
 from kprobes.guest.arena import ArenaSize
@@ -38,8 +38,7 @@ _ALLOWED = 4
 """Two vCPUs, when arming and when disarming."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
+class Scene(Struct, frozen=True, kw_only=True):
     """A guest at work on files, processes and its network, a session with it, and a witness."""
 
     machine: Machine

@@ -5,9 +5,9 @@ Of x86 only: on arm64 a branch can replace any instruction, and there are no bre
 
 import bisect
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 import kprobes
 from kprobes.arch.x86_64.trampoline import TRAP_PATH

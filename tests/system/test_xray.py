@@ -4,11 +4,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 import kprobes
 from kprobes.transport.debian import kernel_image
@@ -75,8 +75,7 @@ OVER = "cd /sys/kernel/tracing; echo 0 >events/kprobes/enable; echo >kprobe_even
 _PAIR = {name: SUITES[name] for name in ("6.1", "6.12")}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """What differs between two architectures' text.
 
     Attributes:

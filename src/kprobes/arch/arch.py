@@ -4,9 +4,10 @@ What an architecture makes of a body of compiled code: the forms of its function
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from kprobes.arch.insn import Analysis, Disassembled, MemoryAccess, Read, Syntax
 from kprobes.arch.machine import Machine
@@ -113,8 +114,7 @@ class MakeBranchDetour(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(Struct, frozen=True, kw_only=True):
     """Per-CPU memory that single instructions reach, so that no interrupt can come in between.
 
     All assembly has the place put in by ``format``: an offset, or a register in brackets.
@@ -136,8 +136,7 @@ class Segment:
     change: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class Base(Struct, frozen=True, kw_only=True):
     """Per-CPU memory at an address that a register has: the task can move before it is used.
 
     Attributes:
@@ -147,8 +146,7 @@ class Base:
     expression: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallAbi:
+class CallAbi(Struct, frozen=True, kw_only=True):
     """How a probe's code is called, and where it finds the registers of the probed code.
 
     Attributes:
@@ -183,8 +181,7 @@ class CallAbi:
     padding: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeInfo:
+class CodeInfo(Struct, frozen=True, kw_only=True):
     """How machine code for probes is made.
 
     Attributes:
@@ -227,8 +224,7 @@ class CodeInfo:
     intrinsics: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FtraceInfo:
+class FtraceInfo(Struct, frozen=True, kw_only=True):
     """How a function's ftrace site looks and is patched.
 
     Attributes:
@@ -258,8 +254,7 @@ class FtraceInfo:
     entry: MakeEntry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
+class Passed(Struct, frozen=True, kw_only=True):
     """Where one argument is when its function is entered.
 
     Attributes:
@@ -273,8 +268,7 @@ class Passed:
     is_address: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DisasmOps:
+class DisasmOps(Struct, frozen=True, kw_only=True):
     """How code is shown and explained.
 
     Attributes:
@@ -292,8 +286,7 @@ class DisasmOps:
     jump_target: Callable[[Addr, bytes], Addr | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrapInfo:
+class TrapInfo(Struct, frozen=True, kw_only=True):
     """How a breakpoint's exception comes to us.
 
     Attributes:
@@ -307,8 +300,7 @@ class TrapInfo:
     ip: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatchOps:
+class PatchOps(Struct, frozen=True, kw_only=True):
     """How instructions that are not an ftrace site are probed.
 
     Attributes:
@@ -338,8 +330,7 @@ class PatchOps:
     landing_pad: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnOps:
+class ReturnOps(Struct, frozen=True, kw_only=True):
     """How functions return, and how that is taken over.
 
     Attributes:
@@ -370,8 +361,7 @@ class ReturnOps:
     branch_detour: MakeBranchDetour
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpcallOps:
+class UpcallOps(Struct, frozen=True, kw_only=True):
     """How a hit waits for Python.
 
     Attributes:
@@ -399,8 +389,7 @@ class UpcallOps:
     pops: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arch:
+class Arch(Struct, frozen=True, kw_only=True):
     """One architecture.
 
     Attributes:

@@ -7,8 +7,9 @@ branches and calls reach from its entry.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from kprobes.arch.insn import Flow
 from kprobes.model.kernel import TextPart, TextTables
@@ -61,8 +62,7 @@ InstructionT = TypeVar("InstructionT", bound=Insn)
 StackT = TypeVar("StackT", bound=StackState)
 
 
-@dataclass(kw_only=True, eq=False)
-class Cfg(Generic[InstructionT, StackT]):
+class Cfg(Struct, Generic[InstructionT, StackT], kw_only=True, eq=False):
     """What was found.
 
     Attributes:
@@ -169,8 +169,7 @@ class FunctionCode(Protocol[InstructionT, StackT]):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Generic[InstructionT, StackT]):
+class Step(Struct, Generic[InstructionT, StackT], frozen=True, kw_only=True):
     """Where a path is to be followed from.
 
     Attributes:

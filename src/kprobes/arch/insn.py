@@ -5,8 +5,9 @@ Places of a kernel's text that may carry no probe, whatever instruction is there
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.units import Addr
@@ -48,8 +49,7 @@ class Flow(StrEnum):
 _ENDS = frozenset({Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN, Flow.LEAVE})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disassembled:
+class Disassembled(Struct, frozen=True, kw_only=True):
     """One line of a listing.
 
     Attributes:
@@ -84,8 +84,7 @@ class Disassembled:
         return f"{self.mnemonic} {self.operands}".rstrip()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryAccess:
+class MemoryAccess(Struct, frozen=True, kw_only=True):
     """A memory operand, or an address computed, a constant after a window of memory's start.
 
     Attributes:
@@ -102,8 +101,7 @@ class MemoryAccess:
     is_write: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InsnVerdict:
+class InsnVerdict(Struct, frozen=True, kw_only=True):
     """Whether an instruction may carry a probe.
 
     Attributes:
@@ -120,8 +118,7 @@ class InsnVerdict:
         return self.verdict == "refuse"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
+class Analysis(Struct, frozen=True, kw_only=True):
     """A whole function, understood.
 
     Attributes:

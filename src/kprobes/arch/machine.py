@@ -4,8 +4,9 @@ Nothing here needs a kernel's symbols to be chosen: a stub names the architectur
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from kprobes.arch.insn import Read
 from kprobes.formats.vmcoreinfo import VmcoreInfo
@@ -29,8 +30,7 @@ class MappedMemory(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnPath:
+class ReturnPath(Struct, frozen=True, kw_only=True):
     """The kernel's own code that a task returns through when an injected call is done.
 
     Attributes:
@@ -46,8 +46,7 @@ class ReturnPath:
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallSetup:
+class CallSetup(Struct, frozen=True, kw_only=True):
     """The state in which a function begins that returns to a trap.
 
     Attributes:
@@ -59,16 +58,14 @@ class CallSetup:
     words: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCall:
+class FunctionCall(Struct, frozen=True, kw_only=True):
     """A function of the guest and its numbers."""
 
     function: Addr
     args: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeRequest:
+class CodeRequest(Struct, frozen=True, kw_only=True):
     """Executable memory that is to be allocated.
 
     Attributes:
@@ -82,8 +79,7 @@ class CodeRequest:
     caller: Addr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InjectOps:
+class InjectOps(Struct, frozen=True, kw_only=True):
     """How calls are injected into tasks, and memory for code is allocated.
 
     A frame is an address on the task's stack, below all that it uses.
@@ -146,8 +142,7 @@ def address_of(kernel: Kernel, *names: str) -> Addr | None:
     return next((symbol.addr for symbol in found if symbol is not None), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagingInfo:
+class PagingInfo(Struct, frozen=True, kw_only=True):
     """How a vCPU's registers lead to the kernel's memory.
 
     Attributes:
@@ -184,8 +179,7 @@ class PagingInfo:
     signature: Callable[[Tables], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextOps:
+class TextOps(Struct, frozen=True, kw_only=True):
     """Names in a kernel's text that mean something to whoever reads its code.
 
     Attributes:
@@ -218,8 +212,7 @@ class TextOps:
     references: Callable[[bytes, int], Iterable[int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskInfo:
+class TaskInfo(Struct, frozen=True, kw_only=True):
     """Where tasks are: what runs, what was interrupted, and what sleeps.
 
     Attributes:
@@ -248,8 +241,7 @@ class TaskInfo:
     interrupted: tuple[int, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """One architecture, as far as it must be known to reach a guest.
 
     Attributes:

@@ -1,9 +1,9 @@
 """Page tables of any architecture: their entries, and the runs of memory that they map."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import MemoryFault
@@ -18,8 +18,7 @@ WRITABLE, EXECUTABLE = 1, 2
 Words = NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """What maps one address. Rights are those of all levels together.
 
     Attributes:

@@ -7,18 +7,18 @@ import io
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, cast
+
+from msgspec import Struct
 
 from kprobes.errors import DefinitionError, KprobesError, RefusedError, UsageError
 
 _MAX_SIZE = 16 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class Text(Struct, frozen=True, kw_only=True):
     """What one word of the command line stands for, and the file that it is from, or ""."""
 
     text: str
@@ -118,8 +118,7 @@ if TYPE_CHECKING:
     from kprobes.open import AnySession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class Script(Struct, frozen=True, kw_only=True):
     """A file that was compiled.
 
     Attributes:

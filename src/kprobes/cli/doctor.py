@@ -68,6 +68,6 @@ def findings_as_text(findings: "Sequence[Finding]") -> str:
 
 def findings_as_json(findings: "Sequence[Finding]") -> str:
     """Return one JSON object per line."""
-    from dataclasses import asdict
+    from msgspec.structs import asdict
 
     return json_lines(map(asdict, findings))

@@ -1,8 +1,10 @@
 """The words at the end of a trace: what was recorded, what was not, and what it cost."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from kprobes.cli.terminal import aligned, counted, json_lines
 from kprobes.model.events import Hits
@@ -11,8 +13,7 @@ _MAX_PROBES = 20
 _NO_ROOM = "more calls were in progress than there was room for; rN makes room for N"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class Calls(Struct, frozen=True, kw_only=True):
     """One Python handler's numbers: calls, hits that went on without it, and its errors."""
 
     name: str
@@ -22,8 +23,7 @@ class Calls:
     errors: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Struct, frozen=True, kw_only=True):
     """What one trace counted.
 
     Attributes:
@@ -101,8 +101,10 @@ class Summary:
             None if self.pauses is None else dict(zip(("s", "stops"), self.pauses, strict=True))
         )
         figures = ("recorded", "missed", "nmissed", "unserved", "over_limit", "is_complete")
-        shown = [(name, getattr(self, name)) for name in figures]
-        return json_lines([asdict(self, dict_factory=_json) | {"pauses": pauses} | _json(shown)])
+        shown = {name: getattr(self, name) for name in figures}
+        probes, handlers = (list(map(asdict, each)) for each in (self.probes, self.handlers))
+        parts = {"probes": list(map(_json, probes)), "handlers": handlers, "pauses": pauses}
+        return json_lines([_json(asdict(self) | parts | shown)])
 
     def losses(self) -> str:
         """Return what is missing in the events, which nobody may keep quiet about, or ""."""
@@ -135,9 +137,9 @@ class Summary:
         return f"{shown}, {self.all_missed:,} missed, {self.lost:,} lost"
 
 
-def _json(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _json(items: dict[str, Any]) -> dict[str, Any]:
     # JSON's own word, older than the kernel's here; and not what is of one session only.
-    shown = ((name, value) for name, value in items if name != "event_id")
+    shown = ((name, value) for name, value in items.items() if name != "event_id")
     return {"unkept" if name == "nmissed" else name: value for name, value in shown}
 
 

@@ -3,8 +3,9 @@
 import argparse
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from kprobes.cli.options import BOOT_OPTIONS, choose_target, is_host, print_reason
 from kprobes.cli.terminal import Stop

@@ -13,8 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.cli.control import Control
 from kprobes.cli.definitions import Script
@@ -174,8 +176,7 @@ _POLL_S = 0.1
 """Between looks whether a paused guest goes on."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Until:
+class Until(Struct, kw_only=True):
     """Says when a trace is over. It is first asked when everything is armed.
 
     Attributes:

@@ -201,7 +201,7 @@ def _tracer(target: str) -> "Entry | None":
 
 @contextmanager
 def _prepared(args: argparse.Namespace, session: "GuestSession") -> Generator[None]:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from kprobes.cli.terminal import print_bytes, print_message
     from kprobes.model.kernel import place_of

@@ -12,8 +12,10 @@ What an x-ray is to look at, as text: a site, or a range of addresses.
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.cli.terminal import json_lines
 from kprobes.cli.verdicts import exit_as_text, exits_as_object, exits_as_text, proof
@@ -287,8 +289,7 @@ _PLACE = re.compile(r"(?:(?P<module>[\w-]+):)?(?P<symbol>[A-Za-z_.$][\w.$]*)(?:\
 _MAX_SIZE = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Chosen(Struct, frozen=True, kw_only=True):
     """Where an x-ray begins, and where it ends if that was said."""
 
     start: Addr

@@ -5,8 +5,9 @@ in when the template is linked, so a thousand probes cost one compilation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from kprobes.arch.arch import Arch, CallAbi
 from kprobes.codegen import filters, override, record, returns, runtime
@@ -48,8 +49,7 @@ _FUNCTION = """define {kind} i64 @{name}({parameters}) #0 {{
 _RETURN = "ret i64 poison"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class Form(Struct, frozen=True, kw_only=True):
     """What the code of one site is made from; see ``compile_probes``."""
 
     probes: tuple[Resolved, ...]

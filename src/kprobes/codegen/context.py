@@ -1,7 +1,8 @@
 """Context of all that emits code: the function that is being written, and facts of the target."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kprobes.arch.arch import Arch, CodeInfo
 from kprobes.codegen.ir import Function, Value
@@ -9,8 +10,7 @@ from kprobes.model.abi import GuestAbi
 from kprobes.model.resolved import Operand
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Early:
+class Early(Struct, frozen=True, kw_only=True):
     """A field's number that the filter has fetched.
 
     Attributes:
@@ -22,8 +22,7 @@ class Early:
     is_fault: Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
+class Returned(Struct, frozen=True, kw_only=True):
     """What a return probe's record tells of the call that returns.
 
     Attributes:
@@ -39,8 +38,7 @@ class Returned:
     kept: tuple[Operand, ...]
 
 
-@dataclass(slots=True, kw_only=True)
-class Context:
+class Context(Struct, kw_only=True):
     """One function of IR while it is being emitted.
 
     Attributes:
@@ -74,7 +72,7 @@ class Context:
     parts: dict[str, str] = field(default_factory=dict[str, str])
 
     # Two functions of one module have two contexts: a filter's quick steps, and the record. What
-    # sees other registers, as a return's record does, has a copy made by dataclasses.replace:
+    # sees other registers, as a return's record does, has a copy made by ``replace``:
     # `out`, `early` and `parts` are then shared.
     @property
     def code(self) -> CodeInfo:

@@ -6,8 +6,9 @@ a record to put them into. Patterns are constants in the instructions, words whe
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import assert_never
+
+from msgspec import Struct
 
 from kprobes.codegen import fetch, guard, per_cpu
 from kprobes.codegen.context import Context, Early
@@ -34,8 +35,7 @@ from kprobes.model.resolved import COMM_SIZE, FieldFetch, Load, Resolved, can_fa
 _WORDS = (8, 4, 2, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class Text(Struct, frozen=True, kw_only=True):
     """A text in memory, with a NUL after it.
 
     Attributes:
@@ -316,8 +316,7 @@ def quick_steps(probe: Resolved) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emitter:
+class Emitter(Struct, frozen=True, kw_only=True):
     """Writes the filter of one probe.
 
     Attributes:

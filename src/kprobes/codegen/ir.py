@@ -6,11 +6,11 @@ pointers where memory is touched.
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """A number in IR: its type (``i64``) and how it is written (``%3`` or ``17``)."""
 
     type: str
@@ -32,8 +32,7 @@ def const(value: int, type_: str = "i64") -> Value:
 _ZERO = const(0)
 
 
-@dataclass(slots=True)
-class Loop:
+class Loop(Struct):
     """One round of a loop.
 
     Attributes:

@@ -7,7 +7,9 @@ records are guarded.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.codegen import fetch, guard, instances, record
 from kprobes.codegen.context import Context, Returned
@@ -64,8 +66,7 @@ def emit(context: Context, returning: Sequence[Returning], first: int) -> None:
 # A RETURN needs an instance only for probes that need something of the entry. That there is none is
 # not an error: the call began before these were armed, or found no room and was counted. A probe
 # that came when others were there already does not record calls whose entry kept nothing for it.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Roles:
+class _Roles(Struct, frozen=True, kw_only=True):
     context: Context
     returns: Returns
     first: int

@@ -8,8 +8,9 @@ plan. docs/internals/guest-runtime.md tells how to change a part.
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
+
+from msgspec.structs import replace
 
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const

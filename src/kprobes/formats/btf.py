@@ -5,10 +5,10 @@ structs that contain themselves and types that do not exist.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError
@@ -26,8 +26,7 @@ _SIGNED = 1
 """BTF_INT_SIGNED."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Type:
+class Type(Struct, frozen=True, kw_only=True):
     """One type's header.
 
     Attributes:
@@ -45,8 +44,7 @@ class Type:
     flag: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """One member of a struct or union.
 
     Attributes:
@@ -60,8 +58,7 @@ class Member:
     bit_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoding:
+class Encoding(Struct, frozen=True, kw_only=True):
     """What an INT's own word says; all zero for other kinds."""
 
     bits: int = 0

@@ -12,10 +12,10 @@ once, leaves one list look-up per type to Python.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError
@@ -74,8 +74,7 @@ for _kind in Kind:
     _each_words[_kind] = EACH.get(_kind, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BtfIndex:
+class BtfIndex(Struct, frozen=True, kw_only=True, eq=False):
     """All types' headers.
 
     Attributes:

@@ -15,7 +15,8 @@ Archives may follow each other in one file: a later entry of the same name wins.
 
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _MAGIC = b"070701"
 _TRAILER = "TRAILER!!!"
@@ -24,8 +25,7 @@ _LIMIT = (1 << 32) - 1
 _NAME_LIMIT = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """One thing in the archive; all belong to root.
 
     Attributes:

@@ -15,8 +15,9 @@ library that could takes 50, of a guest's first armed probe.
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import cast
+
+from msgspec import Struct
 
 from kprobes.errors import FormatError
 
@@ -36,8 +37,7 @@ EM_X86_64 = 62
 EM_AARCH64 = 183
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(Struct, frozen=True, kw_only=True):
     """One piece of a file that is loaded.
 
     Attributes:
@@ -49,8 +49,7 @@ class Segment:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class Image(Struct, frozen=True, kw_only=True):
     """What an ELF file loads.
 
     Attributes:
@@ -134,8 +133,7 @@ _RELA = struct.Struct("<QQq")
 _NOBITS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(Struct, frozen=True, kw_only=True):
     """One section: its name, type, size, bytes (none of .bss), and the section it refers to."""
 
     name: str
@@ -145,8 +143,7 @@ class Section:
     link: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rela:
+class Rela(Struct, frozen=True, kw_only=True):
     """One relocation: the symbol's name, and the number that the ABI gives its kind."""
 
     offset: int

@@ -37,9 +37,9 @@ The page's own, ``events/header_page``, has lines of the same kind only
 """
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError, RingError
@@ -56,8 +56,7 @@ _NUMBER_MAX = (1 << 16) - 1
 _SIZE_MAX = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageFormat:
+class PageFormat(Struct, frozen=True, kw_only=True):
     """How a page of the ring, a sub-buffer, lies in memory.
 
     Attributes:
@@ -148,8 +147,7 @@ _WORD = 4
 _NONE = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PageRecords:
+class PageRecords(Struct, frozen=True, kw_only=True, eq=False):
     """The data records of some pages, in the pages' order.
 
     Attributes:
@@ -238,8 +236,7 @@ def _read(pages: Bytes, form: PageFormat, skips: Index, *, first: int) -> PageRe
     return PageRecords(at=begins + first * form.size, sizes=sizes, ts=ts, page=page, lost=lost)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Found:
+class _Found(Struct, frozen=True, kw_only=True, eq=False):
     # By page: where its records begin and end, in words from the first page, and how many there
     # are, once it is known.
     words: Words

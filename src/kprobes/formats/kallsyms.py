@@ -14,9 +14,10 @@ found is believed only when every table agrees with the others.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError
@@ -34,8 +35,7 @@ _REACH = 1 << 31
 _Addrs = NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SymbolTable:
+class SymbolTable(Struct, frozen=True, kw_only=True, eq=False):
     """Symbols in the kernel's order, which is by address.
 
     Attributes:
@@ -77,8 +77,7 @@ class SymbolTable:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Names:
+class _Names(Struct, frozen=True, kw_only=True, eq=False):
     # The name stream and where its neighbours are, as positions in the image.
     tokens: Tokens
     num_syms_at: int

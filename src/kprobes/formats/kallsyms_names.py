@@ -11,9 +11,9 @@ Written down in the kernel's scripts/kallsyms.c.
 """
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError
@@ -32,8 +32,7 @@ _MAX_BYTES = 1 << 28
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tokens:
+class Tokens(Struct, frozen=True, kw_only=True, eq=False):
     """The token tables found in an image.
 
     Attributes:
@@ -51,8 +50,7 @@ class Tokens:
     sizes: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Expanded:
+class Expanded(Struct, frozen=True, kw_only=True, eq=False):
     """Names in full.
 
     Attributes:

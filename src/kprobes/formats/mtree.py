@@ -11,7 +11,8 @@ From 7.2 to 10.x only the accelerator's name at the end came and went.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.errors import FormatError
 from kprobes.units import Phys
@@ -28,8 +29,7 @@ _LINE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RamRun:
+class RamRun(Struct, frozen=True, kw_only=True):
     """Guest-physical addresses that are one stretch of a RAM block.
 
     Attributes:

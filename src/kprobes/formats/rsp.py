@@ -8,10 +8,10 @@ and then ``N - 29`` more of it.
 import binascii
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from kprobes.errors import FormatError
 from kprobes.units import KIB, MIB
@@ -50,8 +50,7 @@ class Packet(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopReply:
+class StopReply(Struct, frozen=True, kw_only=True):
     """Why a guest stopped.
 
     Attributes:

@@ -5,8 +5,9 @@ annex file per feature and does not declare the ``xi:`` prefix, so it is read wi
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from xml.parsers import expat
+
+from msgspec import Struct, field
 
 from kprobes.errors import FormatError
 from kprobes.formats.rsp import from_hex, to_hex
@@ -17,8 +18,7 @@ _MAX_REGISTERS = 8192
 _MAX_BITS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterSlot:
+class RegisterSlot(Struct, frozen=True, kw_only=True):
     """One register of a stub.
 
     Attributes:
@@ -33,8 +33,7 @@ class RegisterSlot:
     offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
+class Description(Struct, frozen=True, kw_only=True):
     """A stub's registers by number, and the name gdb has for their architecture."""
 
     architecture: str
@@ -95,8 +94,7 @@ def _encoded(slot: RegisterSlot, value: int) -> bytes:
     return to_hex((value & ((1 << 8 * slot.size) - 1)).to_bytes(slot.size, "little"))
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct):
     fetch: Callable[[str], bytes]
     registers: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     architecture: str = ""

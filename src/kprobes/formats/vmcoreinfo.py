@@ -12,7 +12,8 @@ have none.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _SIZE = 4096
 """The kernel keeps it in one page."""
@@ -20,8 +21,7 @@ _START = re.compile(rb"OSRELEASE=(?=[0-9])")
 _LINE = re.compile(r"(?:(\w+)\(([\w.]+)\)|([\w-]+))=(.*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmcoreInfo:
+class VmcoreInfo(Struct, frozen=True, kw_only=True):
     """One VMCOREINFO text.
 
     Attributes:

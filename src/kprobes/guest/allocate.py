@@ -5,8 +5,9 @@ What compiled code must know of it and of the guest.
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from kprobes.errors import NoRoomError, TargetError
 from kprobes.guest import arena as arenas

@@ -6,9 +6,11 @@ was under way, and where return addresses on stacks may lead into this memory.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from kprobes.model.plan import InstanceTable
 from kprobes.units import Addr
@@ -26,8 +28,7 @@ class Kind(StrEnum):
     """A place in the guest's chain of callbacks for exceptions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class Allocation(Struct, frozen=True, kw_only=True):
     """One thing that was allocated in a guest.
 
     Attributes:
@@ -39,8 +40,7 @@ class Allocation:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """A call of a guest's function, which may allocate or free something.
 
     Attributes:

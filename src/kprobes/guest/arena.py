@@ -5,7 +5,9 @@ Allocated once, by injected calls; arming afterwards is only memory writes.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.codegen.breakpoint import BLOCK_SIZE
 from kprobes.errors import TargetError, UsageError
@@ -50,8 +52,7 @@ _LEAST_RING = 64 * KIB
 _DEFAULT_RING = 16 * MIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArenaSize:
+class ArenaSize(Struct, frozen=True, kw_only=True):
     """How much to allocate.
 
     Attributes:
@@ -72,8 +73,7 @@ class ArenaSize:
             raise UsageError(f"a ring of {self.ring} bytes: a power of two, 64 KiB at least")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arena:
+class Arena(Struct, frozen=True, kw_only=True):
     """What was allocated, by kernel address.
 
     Attributes:

@@ -9,7 +9,8 @@ Breakpoints of ours in a guest: its own exception chain is told whose they are.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.codegen.breakpoint import (
     BLOCK_MASK,
@@ -101,8 +102,7 @@ _MOST_GONE = 4096
 """Patches that are gone, in the journal beside as many as are there: it is written anew then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Armed:
+class _Armed(Struct, frozen=True, kw_only=True):
     # One site: its program, and the patches of text and of its ftrace record.
     program: Program
     text: tuple[ArmedPatch, ...]
@@ -117,8 +117,7 @@ class _Armed:
         return *self.flags, *self.text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedChange:
+class StagedChange(Struct, frozen=True, kw_only=True):
     """A change of a guest's text that is in the journal, and not made yet.
 
     Attributes:

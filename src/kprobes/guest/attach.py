@@ -8,8 +8,10 @@ where its page table is; that is enough to read the kernel, and nothing can be w
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch
 from kprobes.arch.machine import Machine
@@ -28,8 +30,7 @@ from kprobes.transport.stub import Stub
 from kprobes.units import Phys
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class Access(Struct, frozen=True, kw_only=True):
     """How a guest is looked at.
 
     Attributes:

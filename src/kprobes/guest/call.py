@@ -10,8 +10,9 @@ from it, by the kernel's own code, to what it was doing; see ``guest.inject``.
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import SupportsIndex
+
+from msgspec import Struct
 
 from kprobes.errors import (
     AmbiguousSymbolError,
@@ -159,8 +160,7 @@ class Callee:
         return any(value < 0 for value, _ in self._types.enumerators(type_.number))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Functions:
+class Functions(Struct, frozen=True, kw_only=True):
     """What is done to functions of a kernel besides probing them.
 
     Attributes:

@@ -23,9 +23,9 @@ read_data[seq & 1]. The line is drawn anew before the product could overflow, ev
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.arch.registry import machine
@@ -46,8 +46,7 @@ _MAX_SHIFT = 32
 _NS_PER_S = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(Struct, frozen=True, kw_only=True):
     """From cycles to nanoseconds.
 
     Attributes:
@@ -153,8 +152,7 @@ _SIZE = 2 * _DATA.size + 4
 _LOW = np.uint64(0xFFFF_FFFF)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class Scale(Struct, frozen=True, kw_only=True):
     """One CPU's line from cycles to nanoseconds."""
 
     mul: int

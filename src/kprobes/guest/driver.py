@@ -4,11 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from typing import SupportsIndex
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kprobes.drain import Drain, hits_of

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.guest import Guest
 from kprobes.guest.patches import PhysicalMemory
@@ -85,7 +87,7 @@ class Records:
             return list(patches)
         new = {found[0].phys: self._flags(*found) for found in self._users(patches)}
         return [
-            patch._replace(old=new[patch.phys]) if patch.what == FLAGS else patch
+            replace(patch, old=new[patch.phys]) if patch.what == FLAGS else patch
             for patch in patches
         ]
 

@@ -21,10 +21,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from msgspec import Struct
 
 from kprobes.errors import (
     FormatError,
@@ -150,8 +151,7 @@ def _path() -> list[str]:
     return [own, *(each for each in sys.path if Path(each).is_absolute() and each != own)]
 
 
-@dataclass(frozen=True, slots=True)
-class Rescued:
+class Rescued(Struct, frozen=True):
     """What a guest has got back.
 
     Attributes:

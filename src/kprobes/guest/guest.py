@@ -5,7 +5,8 @@ Kernel virtual memory of a guest: its RAM seen through its page tables.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.arch.arch import Arch
 from kprobes.errors import MemoryFault
@@ -131,8 +132,7 @@ class _Remembered:
         return self._tables.mapped_runs(start, stop)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Guest:
+class Guest(Struct, frozen=True, kw_only=True, eq=False):
     """One guest under a stub.
 
     Attributes:

@@ -11,8 +11,9 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from kprobes.arch.machine import CallSetup, FunctionCall, InjectOps, ReturnPath, address_of
 from kprobes.arch.registry import machine
@@ -37,8 +38,7 @@ _SYSCALLS = (
 _TIMER = "hrtimer_interrupt"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
+class Returned(Struct, frozen=True, kw_only=True):
     """A task at the return trap.
 
     Attributes:
@@ -52,8 +52,7 @@ class Returned:
     result: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnTrap:
+class ReturnTrap(Struct, frozen=True, kw_only=True):
     """The place that a task's injected calls return to.
 
     Attributes:
@@ -107,8 +106,7 @@ class ReturnTrap:
         _set_registers(self.debugger, thread, after, self.check)
 
 
-@dataclass(slots=True, kw_only=True)
-class Task:
+class Task(Struct, kw_only=True):
     """A task of the guest that runs what we say.
 
     Attributes:

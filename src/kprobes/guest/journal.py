@@ -13,9 +13,11 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from kprobes import directories
 from kprobes.errors import FormatError, KprobesError, StateError
@@ -45,8 +47,7 @@ _BROKEN = (
 """What reading one raises that we did not write, or that was damaged since."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RamMap:
+class RamMap(Struct, frozen=True, kw_only=True):
     """How a guest's memory is looked at without its stub, which a tracer keeps for itself.
 
     Attributes:
@@ -63,8 +64,7 @@ class RamMap:
     registers: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Boot:
+class Boot(Struct, frozen=True, kw_only=True):
     """Bytes of a guest's kernel that are random at each boot, and where they lie.
 
     Attributes:
@@ -77,8 +77,7 @@ class Boot:
     value: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkPlace:
+class MarkPlace(Struct, frozen=True, kw_only=True):
     """Where a session's mark lies in a guest's memory.
 
     Attributes:
@@ -90,8 +89,7 @@ class MarkPlace:
     phys: Phys
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """One session's journal as it lies on disk.
 
     Attributes:
@@ -129,9 +127,9 @@ class Entry:
     is_held: bool = False
     is_closed: bool = False
     image: str = ""
-    allocations: AllocationLog = field(default_factory=AllocationLog, compare=False)
-    probes: tuple[ArmedProbe, ...] = field(default=(), compare=False)
-    window: RamMap | None = field(default=None, compare=False)
+    allocations: AllocationLog = field(default_factory=AllocationLog)
+    probes: tuple[ArmedProbe, ...] = ()
+    window: RamMap | None = None
 
     @property
     def is_done(self) -> bool:

@@ -4,8 +4,10 @@ The upcall entry stub of an arena: the code through which all hits go that wait 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch, Restored
 from kprobes.codegen.compile import Form, calls_guest, compile_form, needs_frame, saved_reads
@@ -59,8 +61,7 @@ _HEAD_ROOM, _STUB_ROOM, _ALIGNMENT = 1024, 4096, 16
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(Struct, frozen=True, kw_only=True):
     """The code of one plan; a hit enters it at its start."""
 
     plan: Plan
@@ -74,8 +75,7 @@ class Program:
         return self.entry, Addr(self.entry + len(self.code))
 
 
-@dataclass(slots=True, kw_only=True)
-class _Function:
+class _Function(Struct, kw_only=True):
     # What one version of a function's return probes has: its bodies by area, the trampoline's text
     # with the words before it, and what is asked there.
     instances: InstanceTable | None = None
@@ -524,8 +524,7 @@ class _Head(Protocol):
     def __call__(self, place: Addr, body: Addr, /) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
+class _Body(Struct, frozen=True, kw_only=True):
     template: Template
     numbers: Mapping[str, int]
 

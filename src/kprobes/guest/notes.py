@@ -22,11 +22,11 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
 import numpy as np
+from msgspec import Struct
 
 from kprobes.errors import MemoryFault
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
@@ -53,8 +53,7 @@ _MAX_UNDOS, _MAX_NOTES = 1 << 20, 64
 _STEP = 64 * MIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notes:
+class Notes(Struct, frozen=True, kw_only=True):
     """What a session has left in a guest.
 
     Attributes:

@@ -15,8 +15,10 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import (
     DefinitionError,
@@ -57,8 +59,7 @@ _MAX_ENTRIES = 1 << 16
 _START, _STOP, _TYPE, _SIZE = 16, 24, 32, 36
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Injectable:
+class Injectable(Struct, frozen=True, kw_only=True):
     """A function whose callers expect that it fails.
 
     Attributes:

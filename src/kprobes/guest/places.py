@@ -15,10 +15,12 @@ Which of several errors of a definition the kernel tells: the first that it come
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError, FormatError, MemoryFault, RefusedError, UnknownTypeError
@@ -51,8 +53,7 @@ Name = tuple[str, str]
 """Group and event."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
+class _Layout(Struct, frozen=True, kw_only=True):
     list: int
     event_class: int
     name: int

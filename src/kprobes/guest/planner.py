@@ -8,10 +8,11 @@ at jumps that would cover a new one.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from operator import itemgetter
 from types import MappingProxyType
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from kprobes.errors import KprobesError, RefusedError
 from kprobes.guest.guest import Guest
@@ -36,8 +37,7 @@ _Placed = tuple[int, Resolved]
 """A probe with its sequence number."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _State:
+class _State(Struct, kw_only=True):
     # What is planned. A change works on a copy: values are never changed in place.
     definitions: dict[int, tuple[Definition, tuple[Single, ...]]] = field(
         default_factory=dict[int, tuple[Definition, tuple[Single, ...]]]
@@ -70,12 +70,11 @@ class _State:
     """By the address of the patch that of the probes."""
 
     def copy(self) -> "_State":
-        names = self.__dataclass_fields__
+        names = self.__struct_fields__
         return _State(**{name: dict(getattr(self, name)) for name in names})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Planned:
+class Planned(Struct, frozen=True, kw_only=True, eq=False):
     """A change of what is armed; nothing has been changed yet.
 
     Attributes:

@@ -13,9 +13,11 @@ before its exec gets FOLLOWED - 1: nothing that it did until then counts.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import NotLoadedError, RefusedError, TargetError
 from kprobes.guest.guest import Guest
@@ -72,8 +74,7 @@ def follow(guest: Guest, pid: int) -> None:
 _MAX_EVENTS = (1 << 16) - 1
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Single:
+class Single(Struct, kw_only=True, eq=False):
     """A definition of one place, as long as it is defined.
 
     Attributes:

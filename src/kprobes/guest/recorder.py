@@ -8,10 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kprobes.drain import ROOM, Drain, DrainThread, nothing
@@ -232,8 +233,7 @@ class Recorder:
                 self._ending.remove((heads, ending))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Totals:
+class _Totals(Struct, frozen=True, kw_only=True, eq=False):
     # Per event id, uint64 (65536,), of hits and calls; and of all.
     missed: NDArray[np.uint64]
     nmissed: NDArray[np.uint64]

@@ -4,9 +4,10 @@ Giving a guest its ftrace records and memory back when the tracer that had them 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from msgspec import Struct
 
 from kprobes.arch.registry import machine_of_stub
 from kprobes.errors import (
@@ -60,8 +61,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class Restored(Struct, frozen=True, kw_only=True):
     """One journal that was dealt with.
 
     Attributes:

@@ -10,8 +10,9 @@ from a cache of large pages, 2e45474ab14f ("execmem: add support for cache of la
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import assert_never
+
+from msgspec import Struct
 
 from kprobes.arch.machine import CodeRequest, FunctionCall
 from kprobes.errors import TargetError
@@ -29,8 +30,7 @@ _SET_ROX = ("set_memory_ro", "set_memory_x")
 _SET_RW = ("set_memory_nx", "set_memory_rw")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeMemory:
+class CodeMemory(Struct, frozen=True, kw_only=True):
     """Executable memory.
 
     Attributes:

@@ -2,9 +2,9 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import MemoryFault
@@ -73,8 +73,7 @@ def _clipped(run: MappedRun, start: int, stop: int) -> tuple[Phys, int]:
     return Phys(run.phys + first - run.virt), last - first
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ring:
+class Ring(Struct, frozen=True, eq=False):
     """One CPU's ring."""
 
     cpu: int

@@ -7,7 +7,8 @@ to it.
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kprobes.errors import NoRoomError, UsageError
 from kprobes.guest.arena import Arena
@@ -81,8 +82,7 @@ class Room:
         self._free.insert(index, (start, stop))
 
 
-@dataclass(slots=True, kw_only=True)
-class Area:
+class Area(Struct, kw_only=True):
     """What is where in one piece of code memory. Nothing is written yet.
 
     Attributes:
@@ -98,7 +98,7 @@ class Area:
     """
 
     text: Text
-    room: Room = field(init=False)
+    room: Room = field(default_factory=Room)
     entry_stub: Addr | None = None
     called: dict[str, Addr] = field(default_factory=dict[str, Addr])
     routines: list[tuple[Addr, bytes]] = field(default_factory=list[tuple[Addr, bytes]])
@@ -106,7 +106,6 @@ class Area:
 
     def __post_init__(self) -> None:
         """Begin with all of it free."""
-        self.room = Room()
         self.room.give(self.text[0], self.text[1] - self.text[0])
 
     def fill(self, most: int, make: Callable[[Addr], bytes]) -> tuple[Addr, bytes]:
@@ -155,8 +154,7 @@ def _instances_of(arena: Arena) -> tuple[Addr, int]:
 NOWHERE: Text = Addr(0), Addr(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retired:
+class Retired(Struct, frozen=True, kw_only=True):
     """What no site leads to any more.
 
     Attributes:

@@ -9,9 +9,11 @@ Which of a kernel's functions can be probed at every return, as its text is now.
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.arch import PatchOps
 from kprobes.errors import MemoryFault, RefusedError, TargetError
@@ -123,8 +125,7 @@ class _NoProbes:
 _NO_PROBES = _NoProbes()
 
 
-@dataclass(eq=False, kw_only=True)
-class Text:
+class Text(Struct, kw_only=True, eq=False, dict=True):
     """A kernel's text.
 
     Attributes:
@@ -258,8 +259,7 @@ _NO_FUNCTIONS = ("__pfx_", "__cfi_")
 _COLD = ".cold"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Classified:
+class Classified(Struct, frozen=True, kw_only=True, eq=False):
     """A function and its ways out.
 
     Attributes:

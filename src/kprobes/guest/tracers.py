@@ -25,7 +25,8 @@ The guest may run, and may be hostile: what does not read is left out, lists end
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.arch.arch import PatchOps
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
@@ -63,8 +64,7 @@ _ALLOWED = "kprobes_allow_optimization"
 """A bool: /proc/sys/debug/kprobes-optimization."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestProbe:
+class GuestProbe(Struct, frozen=True, kw_only=True):
     """One address that the guest's own kprobes have.
 
     Attributes:
@@ -349,8 +349,7 @@ _OPS_MEMBERS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tracer:
+class Tracer(Struct, frozen=True, kw_only=True):
     """One user of the guest's ftrace.
 
     Attributes:

@@ -6,9 +6,10 @@ What a function returns, as its types say.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import index
 from typing import Any, SupportsIndex
+
+import msgspec
 
 from kprobes.arch.arch import Arch, Passed, ReturnOps
 from kprobes.errors import MemoryFault, RefusedError, UnknownTypeError, UsageError
@@ -22,8 +23,7 @@ _PASSED = 1 << 62
 """Where a struct that lies in registers appears to be: no memory is at such addresses."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
+class Argument(msgspec.Struct, frozen=True, kw_only=True):
     """One parameter of a function, and where its argument is."""
 
     name: str
@@ -184,8 +184,7 @@ class _PassedMemory:
         self._others.write(addr, data)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerPlace:
+class HandlerPlace(msgspec.Struct, frozen=True, kw_only=True):
     """One address that has handlers.
 
     Attributes:

@@ -8,8 +8,9 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
+
+from msgspec import Struct
 
 from kprobes.errors import MemoryFault
 from kprobes.handlers.probe import Probe
@@ -97,8 +98,7 @@ FAULT = "fault_handler"
 OnFault = Callable[[MemoryFault], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """Whether a handler, or its fault_handler, was satisfied, and what the handler returned."""
 
     is_well: bool

@@ -7,9 +7,11 @@ When Python is called for a probe, and by whom: all probes of one address togeth
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import MemoryFault, UsageError
 from kprobes.handlers.arguments import Argument, HandlerPlace
@@ -23,8 +25,7 @@ from kprobes.units import U64, Addr
 _PRE, _POST = "pre_handler", "post_handler"
 
 
-@dataclass(slots=True, kw_only=True)
-class Dispatch:
+class Dispatch(Struct, kw_only=True):
     """Serves the hits of one address.
 
     A handler that fails changes nothing: the vCPU goes on as if it had not been called.
@@ -106,8 +107,7 @@ CallerOf = Callable[[Addr, Addr], Addr]
 """(slot of a call, its return address) to where it came from, even if that was taken over."""
 
 
-@dataclass(slots=True, kw_only=True)
-class ReturnDispatch:
+class ReturnDispatch(Struct, kw_only=True):
     """Serves the entries and returns of one function.
 
     A handler that fails changes nothing: the vCPU goes on as if it had not been called.

@@ -1,8 +1,9 @@
 """Upcalls to armed sites of one guest, beside the definitions that are being recorded."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from kprobes.errors import RefusedError, UsageError
 from kprobes.guest.driver import GuestDriver

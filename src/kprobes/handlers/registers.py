@@ -1,10 +1,11 @@
 """The registers of probed code as a handler sees them: ``struct pt_regs`` by the kernel's names."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from operator import index
 from typing import Any, SupportsIndex
+
+from msgspec import Struct
 
 from kprobes.errors import UsageError
 from kprobes.handlers.arguments import RETVAL, Argument, Arguments, load_returned, store_returned
@@ -22,8 +23,7 @@ def _no_return() -> Prototype | None:
     raise UsageError("what a function returns is known only when it returns: to a Kretprobe")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hit:
+class Hit(Struct, frozen=True, kw_only=True, dict=True):
     """One vCPU at a probe.
 
     Attributes:

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
+
+from msgspec import Struct
 
 from kprobes.errors import UsageError
 from kprobes.handlers.arguments import HandlerPlace
@@ -41,8 +42,7 @@ class Engine(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _Entry(Struct, frozen=True, kw_only=True):
     # One probe, its place, and what its upcalls had missed before: numbers are used again.
     probe: Probe
     place: HandlerPlace

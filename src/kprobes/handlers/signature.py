@@ -5,9 +5,10 @@ Functions to registered probes, for decorators.
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any, TypedDict
+
+from msgspec import Struct
 
 from kprobes.errors import UsageError
 from kprobes.handlers.arguments import RETVAL, declaration
@@ -32,8 +33,7 @@ SYNTHETIC_FIELDS = ("probe", "regs")
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class Signature(Struct, frozen=True, kw_only=True):
     """What a handler takes.
 
     Attributes:

@@ -6,9 +6,10 @@ Numbers are Python's own integers, read at once. Nothing is cached: two reads ma
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import index
 from typing import Any, Protocol
+
+import msgspec
 
 from kprobes.errors import UnknownTypeError
 from kprobes.handlers.memory import MAX_STRING, bit_field, check_number, number, pattern
@@ -34,8 +35,7 @@ class DataMemory(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
+class Typed(msgspec.Struct, frozen=True, kw_only=True):
     """Memory, and the types of what is in it."""
 
     memory: DataMemory

@@ -5,10 +5,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.drain import Drain, DrainThread, hits_of
 from kprobes.errors import (
@@ -41,8 +42,7 @@ _CHECK_S = 1.0
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostOptions:
+class HostOptions(Struct, frozen=True, kw_only=True):
     """How this machine's kernel records.
 
     Attributes:

@@ -1,9 +1,10 @@
 """This machine, as far as probing its kernel needs to know it."""
 
 import os
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from msgspec import Struct
 
 from kprobes.arch.arch import Arch
 from kprobes.arch.registry import arch
@@ -17,8 +18,7 @@ _BTF = Path("/sys/kernel/btf")
 _FILTERABLE = "available_filter_functions"
 
 
-@dataclass(eq=False, kw_only=True)
-class HostMachine:
+class HostMachine(Struct, kw_only=True, eq=False, dict=True):
     """This machine's kernel and its tracing files.
 
     Attributes:

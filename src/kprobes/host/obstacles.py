@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kprobes.arch.registry import arch
 from kprobes.errors import KprobesError, TargetError, TracefsError, UnreachableError
@@ -35,8 +36,7 @@ _FIRST = (5, 5)
 """The first release that knows all that definitions are spelled in."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obstacle:
+class Obstacle(Struct, frozen=True, kw_only=True):
     """One thing in the way.
 
     Attributes:

@@ -13,8 +13,9 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kprobes.directories import check, make, state
 from kprobes.guest.journal import directory, process_start
@@ -23,8 +24,7 @@ _NAME = re.compile(r"kprobes[-_]([0-9]+)[-_]([0-9]+)[-_]([0-9]+)")
 _sessions = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class Owner(Struct, frozen=True, kw_only=True):
     """One session of one process."""
 
     pid: int

@@ -5,9 +5,11 @@ What definitions mean on this machine's kernel: globs, functions, arguments.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.guest.places import first_kernel_error
@@ -85,8 +87,7 @@ _COMM_LENGTH = 15
 _SPECIAL = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostProbe:
+class HostProbe(Struct, frozen=True, kw_only=True):
     """One probe, which is to be an event of this kernel.
 
     Attributes:
@@ -181,8 +182,7 @@ class HostPreparer:
         return name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Named:
+class _Named(Struct, frozen=True, kw_only=True):
     probe: Resolved
     name: str
 

@@ -7,9 +7,11 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import KprobesError, TargetError
 from kprobes.formats.ftrace import PageFormat, parse_event, parse_page
@@ -122,8 +124,7 @@ log: until "ring-buffer: Do not trigger WARN_ON() due to a commit_overrun" (6.16
 _NO_EVENTS = HostMerger().finish()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostKernel:
+class HostKernel(Struct, frozen=True, kw_only=True):
     """What a reader must know of the kernel that it runs on.
 
     Attributes:

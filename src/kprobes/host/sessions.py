@@ -5,7 +5,8 @@ What killed tracers left in this machine's tracefs: found by journal and by name
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.errors import TracefsError
 from kprobes.host.events import PROBES, HostFiles, owners
@@ -13,8 +14,7 @@ from kprobes.host.owner import Owner, forget, noted
 from kprobes.transport.tracefs import Tracefs, open_tracefs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(Struct, frozen=True, kw_only=True):
     """What one session has.
 
     Attributes:
@@ -48,8 +48,7 @@ def sessions_in(tracefs: Tracefs) -> list[Session]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
+class Removed(Struct, frozen=True, kw_only=True):
     """What became of one session's things.
 
     Attributes:

@@ -4,9 +4,10 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats import btf_index, elf, kallsyms
@@ -30,16 +31,14 @@ Source = tuple[int, int]
 """(addr, size) of memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class Region(Struct, frozen=True, kw_only=True):
     """A piece of a kernel's image and its address."""
 
     addr: Addr
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Build:
+class Build(Struct, frozen=True, kw_only=True, eq=False):
     """What every boot of one kernel file shares.
 
     Attributes:

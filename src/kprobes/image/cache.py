@@ -16,11 +16,11 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from kprobes import directories
 from kprobes.errors import MemoryFault, StateError
@@ -44,8 +44,7 @@ def default_root() -> Path:
     return directories.cache() / "kernels"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
+class _Header(Struct, frozen=True, kw_only=True):
     link: int
     build_id: str
     banner: str

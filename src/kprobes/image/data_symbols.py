@@ -12,11 +12,11 @@ Each offset counts from itself; the names are strings nearby. Written down in ke
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 
 import numpy as np
+from msgspec import Struct
 
 from kprobes.arch.machine import TextOps
 from kprobes.errors import MemoryFault
@@ -92,8 +92,7 @@ Test = Callable[[Memory, int], bool]
 """(memory, address) to whether that is what is looked for. MemoryFault means no."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(Struct, frozen=True, kw_only=True):
     """Where to look for one name.
 
     Attributes:

@@ -1,8 +1,9 @@
 """A kernel file (vmlinux or boot image) to a Kernel at link addresses, and to readable memory."""
 
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kprobes.arch.registry import machine, machine_of_elf
 from kprobes.errors import FormatError, MemoryFault, TargetError
@@ -16,8 +17,7 @@ from kprobes.units import GIB, Addr
 _MAX_SIZE = 4 * GIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelImage:
+class KernelImage(Struct, frozen=True, kw_only=True):
     """What a kernel file loads; a Memory at link addresses.
 
     Attributes:

@@ -7,8 +7,10 @@ again.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from operator import attrgetter
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.machine import Machine
 from kprobes.errors import MemoryFault, TargetError
@@ -65,8 +67,7 @@ _MAX_SCAN = 8192 * MIB
 _PAGE = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FoundKernel:
+class FoundKernel(Struct, frozen=True, kw_only=True, eq=False):
     """A running kernel.
 
     Attributes:
@@ -78,8 +79,7 @@ class FoundKernel:
     tables: Tables
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class Space(Struct, frozen=True, kw_only=True):
     """An address space in which something is mapped where kernels are.
 
     Attributes:

@@ -8,9 +8,9 @@ own names come first, in the order of its tables.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError, TargetError
@@ -29,8 +29,7 @@ _NO_MODULES = (b"bpf", b"__builtin__")
 """What kallsyms calls a module and is none: compiled programs, trampolines, slots."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFiles:
+class HostFiles(Struct, frozen=True, kw_only=True):
     """What this machine's files say.
 
     Attributes:

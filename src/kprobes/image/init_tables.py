@@ -10,10 +10,11 @@ s32 __return_sites[], __retpoline_sites[], __call_sites[], __ibt_endbr_seal[], _
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.registry import machine
 from kprobes.errors import UnknownTypeError
@@ -95,8 +96,7 @@ def alternatives(memory: Memory, kernel: Kernel) -> Iterator[tuple[int, int]]:
     return ((each.start, each.stop) for each in _alternatives(memory, kernel))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Alternative:
+class _Alternative(Struct, frozen=True, kw_only=True):
     start: Addr
     stop: Addr
     code: TextPart
@@ -183,8 +183,7 @@ class BootPatch(StrEnum):
     CONSTANT = "runtime constant"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewritten:
+class Rewritten(Struct, frozen=True, kw_only=True):
     """Bytes [start, stop) that boot may rewrite, and why; at link addresses.
 
     Attributes:

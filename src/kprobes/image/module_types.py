@@ -10,7 +10,9 @@ and a ring that does not close ends somewhere.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
 from kprobes.formats import btf_index
@@ -26,8 +28,7 @@ _MAX_MODULES = 4096
 _MAX_SIZE = 1 << 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
+class _Layout(Struct, frozen=True, kw_only=True):
     btf: int
     data: int
     data_size: int

@@ -16,9 +16,9 @@ struct mod_kallsyms { Elf64_Sym *symtab; unsigned int num_symtab; char *strtab, 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
@@ -32,8 +32,7 @@ _MAX_STRUCT = 1 << 16
 _MAX_RANGES = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(Struct, frozen=True, kw_only=True):
     """A number in a struct's bytes."""
 
     offset: int
@@ -44,8 +43,7 @@ class Field:
         return int.from_bytes(data[self.offset : self.offset + self.size], "little")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleLayout:
+class ModuleLayout(Struct, frozen=True, kw_only=True):
     """The fields of struct module and what it points to.
 
     Attributes:

@@ -8,9 +8,9 @@ import difflib
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import AmbiguousSymbolError, UnknownSymbolError
@@ -83,8 +83,7 @@ _NEAR_CANDIDATES = 1000
 _NEAR_SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModuleSymbols:
+class ModuleSymbols(Struct, frozen=True, kw_only=True, eq=False):
     """One loaded module's names.
 
     Attributes:

@@ -18,9 +18,10 @@ module whose tables do not read can carry no probe but at its ftrace sites.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kprobes.arch.machine import TextOps
@@ -81,8 +82,7 @@ MAX_SIZE = 1 << 25
 Addrs = NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Struct, frozen=True, kw_only=True):
     """An array of a kernel: the symbols around it, and how its entries look.
 
     Attributes:
@@ -164,8 +164,7 @@ _UNREADABLE = "its module's tables, which say what may not be probed, cannot be 
 _MAX_AREA = 1 << 26
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleTables:
+class ModuleTables(Struct, frozen=True, kw_only=True):
     """What modules' tables say, as in ``TextTables``."""
 
     exceptions: dict[int, int]
@@ -260,8 +259,7 @@ _AREAS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needed:
+class Needed(Struct, frozen=True, kw_only=True):
     """What must be known of a kernel before its instructions are probed.
 
     Attributes:

@@ -7,9 +7,9 @@ layout.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kprobes.arch.arch import Arch
 from kprobes.arch.insn import Disassembled, MemoryAccess, Syntax
@@ -55,8 +55,7 @@ _HEADER = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Touched:
+class _Touched(Struct, frozen=True, kw_only=True):
     reach: MemoryAccess
     layout: RecordLayout | None
 

@@ -6,9 +6,9 @@ source knows is said to be unknown.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kprobes.arch.insn import Disassembled, Syntax
 from kprobes.errors import MemoryFault
@@ -28,8 +28,7 @@ _NEVER_SAID = frozenset({BootPatch.CALL, BootPatch.LOCK})
 """Too many of them are rewritten on no CPU of today."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bytes:
+class Bytes(Struct, frozen=True, kw_only=True):
     """Some text as it is: in memory, and in the file as KASLR leaves it; None where it is not."""
 
     subject: Subject

@@ -1,9 +1,11 @@
 """Statements to verdicts: what would be armed, or why not and what would. Nothing is touched."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch
 from kprobes.arch.registry import arch
@@ -39,8 +41,7 @@ _NEAR = 3
 _MAX_NEAR = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(Struct, frozen=True, kw_only=True):
     """What is asked for beside the definitions.
 
     Attributes:
@@ -57,8 +58,7 @@ class Terms:
 NO_TERMS = Terms()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(Struct, frozen=True, kw_only=True):
     """One probe of a definition, and where it is; in a running kernel, as it is now.
 
     Attributes:
@@ -75,8 +75,7 @@ class Placed:
     declaration: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class CheckResult(Struct, frozen=True, kw_only=True):
     """What becomes of one statement.
 
     Attributes:
@@ -107,8 +106,7 @@ class CheckResult:
         return self.error is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(Struct, frozen=True, kw_only=True):
     """What a statement's probes would take, by prediction: ``plan.cost``.
 
     Attributes:

@@ -1,8 +1,9 @@
 """An x-ray of kernel text: its lines, who changed which bytes, and where they lead."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from msgspec import Struct
 
 from kprobes.arch.insn import Disassembled, InsnVerdict
 from kprobes.model.kernel import Kernel
@@ -25,8 +26,7 @@ class ChangeSource(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextChange:
+class TextChange(Struct, frozen=True, kw_only=True):
     """Bytes [start, stop) of kernel text that somebody changed or may change.
 
     Attributes:
@@ -53,8 +53,7 @@ class Side(StrEnum):
     MEMORY = "memory"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """One instruction of the text.
 
     Attributes:
@@ -72,8 +71,7 @@ class Row:
     verdict: InsnVerdict | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detour:
+class Detour(Struct, frozen=True, kw_only=True):
     """Code that a change leads to.
 
     Attributes:
@@ -86,8 +84,7 @@ class Detour:
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(Struct, frozen=True, kw_only=True):
     """What is looked at: addresses [start, stop) at their running place.
 
     Attributes:
@@ -99,8 +96,7 @@ class Subject:
     site: Addr | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FunctionText:
+class FunctionText(Struct, frozen=True, kw_only=True, eq=False):
     """An x-ray.
 
     Attributes:

@@ -7,10 +7,10 @@ anywhere, journals tell, and what tracers note in the guest.
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.arch.arch import FtraceInfo
@@ -43,8 +43,7 @@ class Owner(StrEnum):
     """Bytes that are not a call at all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmedSite:
+class ArmedSite(Struct, frozen=True, kw_only=True):
     """One site that does not hold its nop.
 
     Attributes:
@@ -62,8 +61,7 @@ class ArmedSite:
     entry: Entry | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(Struct, frozen=True, kw_only=True):
     """A guest's ftrace sites: how many there are; and what is armed, any other site included."""
 
     release: str
@@ -194,8 +192,7 @@ def _where(kernel: Kernel, addr: Addr) -> str:
     return f"{addr:#x}" if symbol is None else f"{symbol.name}+{addr - symbol.addr:#x}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
+class Function(Struct, frozen=True, kw_only=True):
     """A function that a definition may name.
 
     Attributes:

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch
 from kprobes.arch.registry import arch
@@ -24,8 +26,7 @@ from kprobes.transport.debian import cached
 _PLACES = ("boot/vmlinuz-{0}", "usr/lib/modules/{0}/vmlinuz", "lib/modules/{0}/vmlinuz")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TextSnapshot:
+class TextSnapshot(Struct, frozen=True, kw_only=True, eq=False):
     """A kernel, as far as it can be looked at.
 
     Attributes:

@@ -6,7 +6,8 @@ and the guest runs on.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kprobes.arch.insn import Analysis, Disassembled, InsnVerdict, Syntax
 from kprobes.errors import MemoryFault, RefusedError, TargetError

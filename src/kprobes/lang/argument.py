@@ -5,7 +5,9 @@ The kernel's first pass over the arguments: words that start with ``$arg``.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.fetch import read_fetch
@@ -90,8 +92,7 @@ _PATHS = {"%pd": (len("+0x0(+0x28()):string"), 2), "%pD": (len("+0x0(+0x28(+0x48
 """By type: what the kernel puts around such an expression, in characters and dereferences."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Word:
+class _Word(Struct, frozen=True, kw_only=True):
     """What the words before and the word itself say of its body."""
 
     name: str

@@ -7,8 +7,9 @@ casts, ``(STRUCT)FETCH->MEMBER`` and ``(STRUCT,FIELD)FETCH->MEMBER``, which need
 
 import re
 from collections.abc import Collection
-from dataclasses import replace
 from difflib import get_close_matches
+
+from msgspec.structs import replace
 
 from kprobes.lang.lexer import Token, read_decimal, read_signed, read_unsigned
 from kprobes.lang.names import is_identifier

@@ -10,7 +10,8 @@ that are named by ``kprobe trace --follow --pid --tgid --comm`` are a filter, to
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kprobes.lang import filter_value
 from kprobes.lang.filter_value import Known, Scan, Subject
@@ -144,8 +145,7 @@ def _check_balance(scan: Scan) -> None:
         raise scan.error(FilterCode.TOO_MANY_OPEN, opened[-1])
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(Struct):
     """One operand: its first step, and the ends that lead out of it when it holds, or not.
 
     An end is a step and which of its two targets.

@@ -5,7 +5,8 @@ Lists of CPUs, ``0-3,8-31:1/4``, are read as by bitmap_parselist() in the kernel
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.glob import glob, literal, matches
@@ -70,8 +71,7 @@ _WORD = re.compile("[0-9A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\xff]*")
 _NAME = re.compile("[0-9A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\xff_]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(Struct, frozen=True, kw_only=True):
     """What an event's filter may name.
 
     Attributes:
@@ -86,8 +86,7 @@ class Known:
     function: Callable[[str | int], tuple[int, int] | None]
 
 
-@dataclass(slots=True, kw_only=True)
-class Scan:
+class Scan(Struct, kw_only=True):
     """A filter's text while it is read.
 
     Attributes:
@@ -167,8 +166,7 @@ _SPECIAL = re.compile(r"[*?\[\\]")
 _NEVER = Always(holds=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(Struct, frozen=True, kw_only=True):
     """What a value is for.
 
     Attributes:

@@ -8,7 +8,8 @@ kstrtol: base by prefix, 64 bits.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.errors import DefinitionError
 from kprobes.model.codes import Code, rejection
@@ -63,8 +64,7 @@ def _bounded(value: int | None, most: int) -> int | None:
     return value if value is not None and value <= most else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class Token(Struct, frozen=True, kw_only=True):
     """Columns [start, stop) of a command.
 
     Attributes:
@@ -112,8 +112,7 @@ _LINE_LIMIT = 4094
 _BOOT_PARAMETER = "kprobe_event="
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(Struct, frozen=True, kw_only=True):
     """One line that says something.
 
     Attributes:

@@ -1,7 +1,8 @@
 """Definitions to the lines that the kernel's ``kprobe_events`` lists."""
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kprobes.lang.fetch import ARGUMENTS_MAX
 from kprobes.lang.names import ARG_NAME_LIMIT, event_at

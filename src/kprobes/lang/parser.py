@@ -6,8 +6,9 @@ A statement that begins with ``-:`` deletes: ``-:[GRP/]EVENT [PLACE [ARGS]]``.
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.append import apply

@@ -1,7 +1,8 @@
 """The state shared by the readers of expressions: the text around one, and what was read."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.lexer import Token
@@ -12,8 +13,7 @@ OPS_MAX = 14
 """The kernel's fetch programs have 16 operations; two are its own (store and end)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParseContext:
+class ParseContext(Struct, frozen=True, kw_only=True):
     """What the text around an expression says about it.
 
     Attributes:
@@ -33,8 +33,7 @@ class ParseContext:
     is_meta: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """An expression that was read.
 
     Attributes:

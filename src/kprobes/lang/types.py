@@ -4,7 +4,9 @@ Whether an expression and its type fit: the kernel's checks after it has read bo
 """
 
 import re
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.lexer import Token, read_plain, read_unsigned
@@ -106,8 +108,7 @@ def _container(base: str) -> int | None:
 _STRINGS = ("string", "ustring")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(Struct, frozen=True, kw_only=True):
     """An argument without its name, cut at its colon.
 
     Attributes:

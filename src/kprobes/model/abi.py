@@ -1,7 +1,8 @@
 """Facts for generated code: of one guest, and of the session's arena in it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.units import Addr
 
@@ -30,8 +31,7 @@ SLACK = 32768
 """Bytes after a ring for a record that begins before the ring's end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskAbi:
+class TaskAbi(Struct, frozen=True, kw_only=True):
     """Where the running task and its facts are. Offsets are in task_struct.
 
     Attributes:
@@ -54,8 +54,7 @@ class TaskAbi:
     resched_mask: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readers:
+class Readers(Struct, frozen=True, kw_only=True):
     """The guest's fault-safe readers."""
 
     copy_kernel: Addr
@@ -64,8 +63,7 @@ class Readers:
     string_user: Addr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestAbi:
+class GuestAbi(Struct, frozen=True, kw_only=True):
     """Everything that generated code has as constants.
 
     Attributes:
@@ -105,8 +103,7 @@ class GuestAbi:
     is_guarded: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(Struct, frozen=True, kw_only=True):
     """Bits of code that a number goes into.
 
     Attributes:
@@ -142,8 +139,7 @@ class Field:
         return (left | (value & mask) << self.at).to_bytes(self.size, "little")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relocation:
+class Relocation(Struct, frozen=True, kw_only=True):
     """A number to be put into a template at ``offset``.
 
     Attributes:
@@ -158,8 +154,7 @@ class Relocation:
     addend: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
+class Template(Struct, frozen=True, kw_only=True):
     """Machine code of one shape of probes, its entry at offset 0.
 
     Attributes:

@@ -4,8 +4,9 @@ It has the types of its fields (``u8``, ``b4@2/32``, ``string``, ``x16[4]``), an
 that the records of return probes have beside what their definitions fetch.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from kprobes.units import Addr
 
@@ -13,8 +14,7 @@ DURATION = "duration"
 EXIT = "exit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticFields:
+class SyntheticFields(Struct, frozen=True, kw_only=True):
     """Which of them are wanted, of every return probe.
 
     Attributes:
@@ -39,8 +39,7 @@ STRINGS = ("string", "ustring", "symstr", "pd", "pD")
 """Kept in the record as a u32 ``data_loc``, their bytes after the fixed part."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeWord:
+class TypeWord(Struct, frozen=True, kw_only=True):
     """How an argument's value is fetched last, kept and printed.
 
     Attributes:
@@ -64,8 +63,7 @@ class TypeWord:
         return self.base in STRINGS
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """Columns [start, stop) of the command: its words joined by single blanks."""
 
     start: int
@@ -79,62 +77,54 @@ class Kind(StrEnum):
     RETURN = "r"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Register:
+class Register(Struct, frozen=True, kw_only=True):
     """``%NAME``: a register by its pt_regs name, without the percent sign."""
 
     name: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
+class Argument(Struct, frozen=True, kw_only=True):
     """``$argN``, N from 1."""
 
     number: int
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackPointer:
+class StackPointer(Struct, frozen=True, kw_only=True):
     """``$stack``."""
 
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSlot:
+class StackSlot(Struct, frozen=True, kw_only=True):
     """``$stackN``: the N-th long of the stack, N from 0."""
 
     number: int
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comm:
+class Comm(Struct, frozen=True, kw_only=True):
     """``$comm``: the current task's name."""
 
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Immediate:
+class Immediate(Struct, frozen=True, kw_only=True):
     r"""``\NUM``; ``value`` is the 64-bit pattern, unsigned."""
 
     value: int
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryAt:
+class MemoryAt(Struct, frozen=True, kw_only=True):
     """``@ADDR``: memory at an address."""
 
     addr: Addr
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryOf:
+class MemoryOf(Struct, frozen=True, kw_only=True):
     """``@SYM[+|-OFF]``: memory at a symbol."""
 
     symbol: str
@@ -142,8 +132,7 @@ class MemoryOf:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deref:
+class Deref(Struct, frozen=True, kw_only=True):
     """``+|-[u]OFF(BASE)``: memory at BASE plus a signed offset, kernel's or user's."""
 
     base: "Fetch"
@@ -152,38 +141,33 @@ class Deref:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnValue:
+class ReturnValue(Struct, frozen=True, kw_only=True):
     """``$retval``."""
 
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class Text(Struct, frozen=True, kw_only=True):
     r"""``\"TEXT"``: an immediate string, without its quotes."""
 
     value: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(Struct, frozen=True, kw_only=True):
     """``NAME``: a parameter of the probed function by the name that its types give it."""
 
     name: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllParameters:
+class AllParameters(Struct, frozen=True, kw_only=True):
     """``$arg*``: every parameter of the probed function; alone in its word."""
 
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """One ``->NAME`` (``is_arrow``) or ``.NAME``; the span is the name's."""
 
     name: str
@@ -191,8 +175,7 @@ class Step:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """``BASE->a.b->c``: a walk along members, by the kernel's types; at least one step."""
 
     base: "Fetch"
@@ -200,8 +183,7 @@ class Member:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
+class Cast(Struct, frozen=True, kw_only=True):
     """``(STRUCT)BASE``, or ``(STRUCT,FIELD)BASE``: BASE points to that field of a STRUCT.
 
     Attributes:
@@ -214,15 +196,13 @@ class Cast:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentTask:
+class CurrentTask(Struct, frozen=True, kw_only=True):
     """``$current``: the running task's ``struct task_struct *``."""
 
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerCpu:
+class PerCpu(Struct, frozen=True, kw_only=True):
     """``this_cpu_ptr(BASE)``, or ``this_cpu_read(BASE)`` when ``is_read``."""
 
     base: "Fetch"
@@ -251,8 +231,7 @@ Fetch = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchArg:
+class FetchArg(Struct, frozen=True, kw_only=True):
     """One argument word ``[NAME=]FETCH[:TYPE]``.
 
     Attributes:
@@ -282,8 +261,7 @@ class FetchArg:
         return self.body.start > self.span.start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """Where the probe goes: a symbol (or a glob of symbols) and an offset, or an address.
 
     Attributes:
@@ -304,8 +282,7 @@ class Place:
         return any(char in self.symbol for char in "*?[")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class Definition(Struct, frozen=True, kw_only=True):
     """One whole statement.
 
     Attributes:
@@ -330,8 +307,7 @@ class Definition:
     synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deletion:
+class Deletion(Struct, frozen=True, kw_only=True):
     """``-:[GRP/]EVENT [WORDS]``: remove every probe that matches.
 
     Attributes:

@@ -6,11 +6,11 @@ were taken out of the kernel's rings into batches of those events' layouts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from kprobes.model.resolved import RecordLayout
@@ -21,8 +21,7 @@ _STRING = 40
 Rows = slice | NDArray[np.integer[Any]] | NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class Batch(Struct, frozen=True, kw_only=True, eq=False):
     """``n`` events of one layout. Every array has shape (n,) unless said otherwise.
 
     Attributes:
@@ -77,8 +76,7 @@ class Batch:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Events:
+class Events(Struct, frozen=True, kw_only=True, eq=False):
     """Batches of several events with the order that time puts them in.
 
     Attributes:
@@ -115,8 +113,7 @@ def _strings(column: Column) -> int:
     return len(strings) * _STRING + sum(map(len, filter(None, strings)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True):
     """One hit of a probe.
 
     Attributes:
@@ -242,8 +239,7 @@ def _text(value: bytes) -> str:
     return value.decode(errors="backslashreplace")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class Counts(Struct, frozen=True, kw_only=True):
     """What a run counted.
 
     Attributes:
@@ -266,8 +262,7 @@ class Counts:
 NO_COUNTS = Counts(recorded={}, missed={}, lost=0, damaged=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loads:
+class Loads(Struct, frozen=True, kw_only=True, eq=False):
     """What the hits of every event have taken so far, since a time that does not matter.
 
     Attributes:
@@ -282,8 +277,7 @@ class Loads:
     site_s: NDArray[np.float64] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hits:
+class Hits(Struct, frozen=True, kw_only=True):
     """One probe's numbers.
 
     Attributes:
@@ -320,8 +314,7 @@ class Locator(StrEnum):
     """The same from the u32's own end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventField:
+class EventField(Struct, frozen=True, kw_only=True):
     """One ``field:`` line.
 
     Attributes:
@@ -342,8 +335,7 @@ class EventField:
         return self.offset + self.size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventFormat:
+class EventFormat(Struct, frozen=True, kw_only=True):
     """An event's ``format`` file.
 
     Attributes:
@@ -363,8 +355,7 @@ class EventFormat:
         return max((field.end for field in (*self.common, *self.fields)), default=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostEvent:
+class HostEvent(Struct, frozen=True, kw_only=True):
     """A kprobe event of this kernel.
 
     Attributes:
@@ -419,8 +410,7 @@ class HostReader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pages:
+class Pages(Struct, frozen=True, kw_only=True, eq=False):
     """Some pages of some CPUs' rings, each CPU's in the ring's order.
 
     Attributes:

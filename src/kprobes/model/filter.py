@@ -5,9 +5,11 @@ stage walks along it in a straight line.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 ACCEPT: Final = -1
 REJECT: Final = -2
@@ -46,8 +48,7 @@ class FieldKind(Enum):
     """No filter of the kernel's ever holds for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilterField:
+class FilterField(Struct, frozen=True, kw_only=True):
     """One field that a filter may name.
 
     Attributes:
@@ -81,8 +82,7 @@ Piece = tuple[int, ...]
 """Characters in a row: for each the bytes that it may be, bit N for byte N. Never a NUL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
+class Pattern(Struct, frozen=True, kw_only=True):
     """What a text must look like.
 
     Attributes:
@@ -98,8 +98,7 @@ class Pattern:
         return sum(map(len, self.pieces))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compare:
+class Compare(Struct, frozen=True, kw_only=True):
     """A number beside a constant.
 
     Attributes:
@@ -114,8 +113,7 @@ class Compare:
     value: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Within:
+class Within(Struct, frozen=True, kw_only=True):
     """A number, without sign, in one of some ranges; both their ends belong to them."""
 
     source: Source
@@ -123,16 +121,14 @@ class Within:
     ranges: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matches:
+class Matches(Struct, frozen=True, kw_only=True):
     """A text that looks like a pattern; one that cannot be read looks like none."""
 
     source: Source
     pattern: Pattern
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Always:
+class Always(Struct, frozen=True, kw_only=True):
     """What is known without looking."""
 
     holds: bool
@@ -141,8 +137,7 @@ class Always:
 Test = Compare | Within | Matches | Always
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """A test, and the steps after it: later ones by their index, ACCEPT or REJECT."""
 
     test: Test
@@ -150,8 +145,7 @@ class Step:
     no: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class Filter(Struct, frozen=True, kw_only=True):
     """At least one step; the first is where it begins."""
 
     steps: tuple[Step, ...]

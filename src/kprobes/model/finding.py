@@ -1,7 +1,8 @@
 """One fact of a check-up: what was looked at, how it is, and what helps."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class Severity(StrEnum):
@@ -13,8 +14,7 @@ class Severity(StrEnum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """One fact.
 
     Attributes:

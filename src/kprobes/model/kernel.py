@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from kprobes.units import Addr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Symbol:
+class Symbol(Struct, frozen=True, kw_only=True):
     """One kallsyms entry.
 
     Attributes:
@@ -105,8 +106,7 @@ def name_of(symbols: Symbols, addr: int) -> str:
     return f"{symbol.name}{offset}{module}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPart:
+class TextPart(Struct, frozen=True, kw_only=True):
     """One piece of a function: its own range, or that of its ``.cold`` part.
 
     Attributes:
@@ -123,8 +123,7 @@ class TextPart:
         return Addr(self.addr + len(self.code))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forbidden:
+class Forbidden(Struct, frozen=True, kw_only=True):
     """Addresses [start, stop) that may carry no probe, and why."""
 
     start: Addr
@@ -132,8 +131,7 @@ class Forbidden:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TextTables:
+class TextTables(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """What a kernel's tables say of its text; what is empty is not known.
 
     Attributes:
@@ -158,8 +156,6 @@ class TextTables:
             which then must stay; True where that is not known.
         no_return: functions that never come back to their caller.
         missing: what says where probes do harm and was not found, in words; "" when all was.
-        table_targets: where the exception table and jump labels lead.
-        table_sources: the instructions that these belong to.
     """
 
     exceptions: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -181,17 +177,19 @@ class TextTables:
     has_landing_pads: bool = True
     no_return: frozenset[int] = frozenset()
     missing: str = ""
-    table_targets: frozenset[int] = field(init=False)
-    table_sources: frozenset[int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        led_to = (*self.exceptions.values(), *self.jump_labels.values())
-        object.__setattr__(self, "table_targets", frozenset(led_to))
-        object.__setattr__(self, "table_sources", frozenset((*self.exceptions, *self.jump_labels)))
+    @cached_property
+    def table_targets(self) -> frozenset[int]:
+        """Where the exception table and jump labels lead."""
+        return frozenset((*self.exceptions.values(), *self.jump_labels.values()))
+
+    @cached_property
+    def table_sources(self) -> frozenset[int]:
+        """The instructions that these belong to."""
+        return frozenset((*self.exceptions, *self.jump_labels))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(Struct, frozen=True, kw_only=True):
     """One parameter of a function: its name, its type as C writes it, and that type's number."""
 
     name: str
@@ -199,8 +197,7 @@ class Parameter:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prototype:
+class Prototype(Struct, frozen=True, kw_only=True):
     """A function's signature.
 
     Attributes:
@@ -225,8 +222,7 @@ class TypeKind(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CType:
+class CType(Struct, frozen=True, kw_only=True):
     """One type without its typedefs and qualifiers.
 
     Attributes:
@@ -271,8 +267,7 @@ def value_range(type_: CType) -> range | None:
             return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberPlace:
+class MemberPlace(Struct, frozen=True, kw_only=True):
     """Where a member is in its aggregate, those of anonymous ones inside included.
 
     Attributes:
@@ -349,8 +344,7 @@ class Types(Protocol):
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kernel:
+class Kernel(Struct, frozen=True, kw_only=True, eq=False):
     """What planning and compiling know of the target's kernel.
 
     Attributes:

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.errors import UsageError
 from kprobes.model.definition import Definition
@@ -12,8 +13,7 @@ from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tasks:
+class Tasks(Struct, frozen=True, kw_only=True):
     """Whose hits are recorded.
 
     Attributes:
@@ -29,8 +29,7 @@ class Tasks:
     follow: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """What probes may take of a kernel; by default all of it.
 
     Attributes:
@@ -70,8 +69,7 @@ def _always(addr: Addr) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Struct, frozen=True, kw_only=True):
     """Options of a recording.
 
     Attributes:
@@ -91,8 +89,7 @@ class Options:
     checkpoint: Callable[[], None] = _nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True, eq=False):
     """What is to be armed: a site is armed as long as something here is a reason for it.
 
     Attributes:

@@ -13,9 +13,10 @@ The words of one override in the guest, which its code counts in:
     };
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
+
+from msgspec import Struct
 
 from kprobes.errors import UsageError
 from kprobes.model.resolved import Resolved
@@ -56,8 +57,7 @@ class ErrorType(StrEnum):
                 return value == 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverrideOptions:
+class OverrideOptions(Struct, frozen=True, kw_only=True):
     """Which calls are skipped; of several conditions in this order, as in the kernel's should_fail.
 
     Attributes:
@@ -120,8 +120,7 @@ def with_comm(options: OverrideWords, comm: str) -> OverrideWords:
     return {**options, "filter": f"{by_name} && ({own})" if own else by_name}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Override:
+class Override(Struct, frozen=True, kw_only=True):
     """One override at the entry of one function.
 
     Attributes:
@@ -148,8 +147,7 @@ class Override:
         return (*chosen, self.value, self.every, self.times, self.chance, self.seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverrideCounts:
+class OverrideCounts(Struct, frozen=True, kw_only=True):
     """What one override has counted.
 
     Attributes:

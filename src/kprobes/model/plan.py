@@ -24,8 +24,9 @@ In front of every trampoline are two u64: where its function's instances are, an
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from kprobes.model.override import Override
 from kprobes.model.resolved import Operand, Resolved
@@ -55,8 +56,7 @@ class ReturnMethod(StrEnum):
     """In no way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class Exit(Struct, frozen=True, kw_only=True):
     """One instruction by which a function is left for good.
 
     Attributes:
@@ -79,8 +79,7 @@ class Exit:
         return not self.why
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unproven:
+class Unproven(Struct, frozen=True, kw_only=True):
     """What is missing in a proof.
 
     Attributes:
@@ -94,8 +93,7 @@ class Unproven:
     callee: Addr | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exits:
+class Exits(Struct, frozen=True, kw_only=True):
     """All ways out of one function.
 
     Attributes:
@@ -159,8 +157,7 @@ class Role(StrEnum):
     """In the trampoline: record, and return to where the function was called from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceTable:
+class InstanceTable(Struct, frozen=True, kw_only=True):
     """Room for the calls of one function that are in progress.
 
     Attributes:
@@ -181,8 +178,7 @@ class InstanceTable:
         return self.count * self.stride
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returns:
+class Returns(Struct, frozen=True, kw_only=True):
     """All return probes of one function.
 
     Attributes:
@@ -240,8 +236,7 @@ class Returns:
         return max((probe.definition.maxactive for probe in self.probes), default=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returning:
+class Returning(Struct, frozen=True, kw_only=True):
     """What return probes do at one site.
 
     Attributes:
@@ -279,8 +274,7 @@ class Strategy(StrEnum):
     BREAKPOINT = "breakpoint"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+class Patch(Struct, frozen=True, kw_only=True):
     """One write to the guest's memory, with the bytes it replaces."""
 
     addr: Addr
@@ -293,8 +287,7 @@ class Patch:
             raise ValueError(f"{len(self.old)} bytes replaced by {len(self.new)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Displaced:
+class Displaced(Struct, frozen=True, kw_only=True):
     """Whole instructions that a detour runs in the place of their own.
 
     Attributes:
@@ -310,8 +303,7 @@ class Displaced:
     stop: Addr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatchOptions:
+class PatchOptions(Struct, frozen=True, kw_only=True):
     """How one address of a kernel's text may be patched, besides as a function tracer's site.
 
     Attributes:
@@ -325,8 +317,7 @@ class PatchOptions:
     is_boundary: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Site(Struct, frozen=True, kw_only=True):
     """One address that a patch goes to, as it is now.
 
     Attributes:
@@ -362,8 +353,7 @@ class Site:
         return ((Addr(self.addr + 1), self.displaced.stop),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """One site, and what shares its patch: probes, return probes, overrides, and Python."""
 
     site: Site

@@ -22,8 +22,9 @@ array of numbers. See docs/reference/formats/ring.md.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from kprobes.model.definition import Definition, Span
 from kprobes.model.filter import Filter, Header, Source
@@ -66,8 +67,7 @@ class Storage(StrEnum):
     DURATION = "duration"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(Struct, frozen=True, kw_only=True):
     """One fetch argument in the record.
 
     Attributes:
@@ -108,8 +108,7 @@ class Field:
         return self.size * (self.count or 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordLayout:
+class RecordLayout(Struct, frozen=True, kw_only=True):
     """One event's record.
 
     Attributes:
@@ -140,15 +139,13 @@ class RecordLayout:
     caller_offset: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterValue:
+class RegisterValue(Struct, frozen=True, kw_only=True):
     """A register of the probed code, by its pt_regs name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackValue:
+class StackValue(Struct, frozen=True, kw_only=True):
     """The long at stack pointer plus 8 times ``slot``; 0 when that is outside the stack.
 
     Another page than the stack pointer's is read by the guest's fault-safe readers.
@@ -157,20 +154,17 @@ class StackValue:
     slot: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
+class Constant(Struct, frozen=True, kw_only=True):
     """A number that is known now; ``value`` is an unsigned 64-bit pattern."""
 
     value: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommValue:
+class CommValue(Struct, frozen=True, kw_only=True):
     """The current task's name, as the record's header has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(Struct, frozen=True, kw_only=True):
     """Memory at ``base`` plus ``offset``, through the guest's fault-safe readers."""
 
     base: "Operand"
@@ -178,18 +172,15 @@ class Load:
     is_user: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextValue:
+class TextValue(Struct, frozen=True, kw_only=True):
     """An immediate string: its field has the bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskAddress:
+class TaskAddress(Struct, frozen=True, kw_only=True):
     """Where the running task's ``task_struct`` is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerCpuAddress:
+class PerCpuAddress(Struct, frozen=True, kw_only=True):
     """Where a per-CPU object is on the CPU that was hit.
 
     Attributes:
@@ -202,25 +193,21 @@ class PerCpuAddress:
     cpu_offset: Addr | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnedValue:
+class ReturnedValue(Struct, frozen=True, kw_only=True):
     """What the probed function returned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryValue:
+class EntryValue(Struct, frozen=True, kw_only=True):
     """What an argument was when the function was entered, of a probe at its return."""
 
     base: "Operand"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryCounter:
+class EntryCounter(Struct, frozen=True, kw_only=True):
     """The raw counter, or the guest's clock, when the probed function was entered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitAddress:
+class ExitAddress(Struct, frozen=True, kw_only=True):
     """The instruction by which the probed function was left, 0 where it is not known."""
 
 
@@ -283,8 +270,7 @@ def _chain(operand: Operand | None) -> Iterator[Operand]:
         operand = None if isinstance(operand, EntryValue) else base_of(operand)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldFetch:
+class FieldFetch(Struct, frozen=True, kw_only=True):
     """One field of the record and where its value comes from.
 
     A STRING field's operand is a Load whose memory is the string itself. In an array of strings
@@ -307,8 +293,7 @@ class FieldFetch:
         return calls_guest(self.operand)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
+class Resolved(Struct, frozen=True, kw_only=True):
     """One probe on one function.
 
     Attributes:
@@ -352,8 +337,7 @@ class Resolved:
         return (layout.size, *extra, self.fetches, self.filter)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class Word(Struct, frozen=True, kw_only=True):
     """One word of the line, and what it stands for.
 
     Attributes:
@@ -367,8 +351,7 @@ class Word:
     is_same: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KprobeEvent:
+class KprobeEvent(Struct, frozen=True, kw_only=True):
     """One probe as text.
 
     Attributes:

@@ -12,13 +12,13 @@ was; while the two are equal nobody waits. Python then changes ``present`` as so
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.units import Addr
 
 
-@dataclass(slots=True, kw_only=True)
-class WaitingVcpu:
+class WaitingVcpu(Struct, kw_only=True):
     """One vCPU that waits for Python.
 
     Attributes:
@@ -39,8 +39,7 @@ class WaitingVcpu:
     registers: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upcall:
+class Upcall(Struct, frozen=True, kw_only=True):
     """What Python does at one site.
 
     Attributes:
@@ -58,8 +57,7 @@ class Upcall:
     serve: Callable[[WaitingVcpu], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteUpcalls:
+class SiteUpcalls(Struct, frozen=True, kw_only=True):
     """What the code of one site asks Python.
 
     Attributes:
@@ -73,8 +71,7 @@ class SiteUpcalls:
     after: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detour:
+class Detour(Struct, frozen=True, kw_only=True):
     """Code of one site.
 
     Attributes:
@@ -87,8 +84,7 @@ class Detour:
     copies: Mapping[Addr, Addr]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpcallGroup:
+class UpcallGroup(Struct, frozen=True, kw_only=True):
     """All upcalls that are served at one time: before one instruction, or after it.
 
     Attributes:
@@ -131,8 +127,7 @@ _ROOM = 5 * _LINE
 """Bytes of a request, and of an answer: arm64's are 37 words, and 34."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MailboxLayout:
+class MailboxLayout(Struct, frozen=True, kw_only=True):
     """Offsets in the area of a guest with so many CPUs.
 
     Args:

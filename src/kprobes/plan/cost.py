@@ -5,9 +5,9 @@ exception of a breakpoint takes a part of that only: a prediction errs on the gu
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.plan import Plan, Role, Strategy
@@ -19,8 +19,7 @@ _PAUSE_S, SITE_PAUSE_S = 0.002, 25e-6
 """Seconds of a pause, and of each site that is changed in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeCost:
+class CodeCost(Struct, frozen=True, kw_only=True):
     """Nanoseconds that the code of a probe takes on one architecture.
 
     Attributes:

@@ -8,9 +8,9 @@ A guest's ftrace keeps a record per site, in pages (kernel/trace/ftrace.c, inclu
 
 import struct
 from bisect import bisect_left
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.arch.arch import FtraceInfo
@@ -34,8 +34,7 @@ _TRACER = "ftrace_location_range", "ftrace_location"
 """Functions that only kernels with CONFIG_DYNAMIC_FTRACE have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sites:
+class Sites(Struct, frozen=True, kw_only=True, eq=False):
     """Every ftrace site of a running kernel, sorted by address.
 
     Attributes:

@@ -5,7 +5,9 @@ How the returns of a function are probed: the cheapest way that is proven, and w
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import Symbols, place_of
@@ -27,8 +29,7 @@ from kprobes.ports import Memory
 from kprobes.units import Addr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(Struct, frozen=True, kw_only=True):
     """What planning has to respect besides the text itself.
 
     Attributes:

@@ -3,7 +3,7 @@
 As traceprobe_parse_probe_arg_body() in the kernel, from where the expression is known.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from kprobes.model.codes import Code
 from kprobes.model.definition import FetchArg, Member, StackPointer, Text, TypeWord
@@ -27,8 +27,7 @@ _STRINGS = ("string", "ustring")
 _CHAR_BITS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class Fetched(Struct, frozen=True, kw_only=True):
     """One argument, ready to be laid out. The names are those of ``Field`` and ``FieldFetch``."""
 
     name: str

@@ -1,8 +1,9 @@
 """Words that the kernel rewrites before it reads any argument: ``$arg*``, ``$argN``, ``%pd``."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from operator import is_
+
+from msgspec.structs import replace
 
 from kprobes.errors import UnknownTypeError
 from kprobes.model.codes import Code

@@ -5,8 +5,9 @@
 arrow reads the pointer before it, dots add offsets.
 """
 
-from dataclasses import dataclass
 from typing import assert_never
+
+from msgspec import Struct
 
 from kprobes.arch.arch import Arch, Base
 from kprobes.errors import DefinitionError
@@ -80,8 +81,7 @@ def _first_slot(arch: Arch) -> int:
     return last.stack // _WORD
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolveContext:
+class ResolveContext(Struct, frozen=True, kw_only=True):
     """One definition on one function.
 
     Attributes:
@@ -126,8 +126,7 @@ class ResolveContext:
         return rejection(code, command=self.definition.command, column=column, hint=hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class Value(Struct, frozen=True, kw_only=True):
     """An expression and what is known of it.
 
     Attributes:
@@ -143,8 +142,7 @@ class Value:
     bit_size: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Struct, frozen=True, kw_only=True):
     """What a chain begins at.
 
     Attributes:

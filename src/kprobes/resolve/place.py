@@ -1,7 +1,8 @@
 """The place of a definition's probe: the function, and the address in it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.errors import (
     AmbiguousSymbolError,
@@ -23,8 +24,7 @@ _RENAMED = {"_do_fork": "kernel_clone", "do_fork": "kernel_clone", "kernel_clone
 _IN_EVERY_MODULE = ("__this_module", "init_module", "cleanup_module")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """Where a probe goes.
 
     Attributes:

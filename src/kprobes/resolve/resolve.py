@@ -7,7 +7,8 @@ trace_find_event_field() would find.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError
@@ -113,8 +114,7 @@ def _field(field: Field) -> FilterField:
 _CALLER_SIZE = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """The fields of a record and its extra words, names of event and place left out."""
 
     fields: tuple[Field, ...]

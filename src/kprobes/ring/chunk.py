@@ -4,9 +4,9 @@ Layouts as lookup tables: what finding records needs to know of every event id a
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch
@@ -29,8 +29,7 @@ POSITION_MASK = (1 << 48) - 1
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Chunk:
+class Chunk(Struct, frozen=True, kw_only=True, eq=False):
     """Bytes of one CPU's ring, without a wrap inside.
 
     Attributes:
@@ -54,8 +53,7 @@ class Chunk:
             raise ValueError(f"records begin in {self.limit} of {len(self.data)} bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Decoded:
+class Decoded(Struct, frozen=True, kw_only=True, eq=False):
     """The committed records of one chunk.
 
     Attributes:

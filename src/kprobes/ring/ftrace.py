@@ -14,9 +14,9 @@ same rings.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import RingError
@@ -84,8 +84,7 @@ UNKNOWN = b"<...>"
 _COMM = f"S{COMM_SIZE}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Naming:
+class Naming(Struct, frozen=True, kw_only=True):
     """A task got a name.
 
     Attributes:
@@ -197,8 +196,7 @@ Which = Index | slice
 """Some records, or all of them at no cost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostDecoded:
+class HostDecoded(Struct, frozen=True, kw_only=True, eq=False):
     """What some pages hold.
 
     Attributes:
@@ -215,8 +213,7 @@ class HostDecoded:
     lost: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostShapes:
+class HostShapes(Struct, frozen=True, kw_only=True):
     """Everything that may be in the pages of one instance.
 
     Attributes:
@@ -229,8 +226,7 @@ class HostShapes:
     namings: Mapping[int, NamingShape]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Found:
+class _Found(Struct, frozen=True, kw_only=True, eq=False):
     # The records of some pages, ``kinds`` their events' numbers. ``blob`` is the pages' bytes.
     pages: Pages
     flat: Bytes
@@ -253,8 +249,7 @@ class _Found:
         return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Part:
+class _Part(Struct, frozen=True, kw_only=True, eq=False):
     # Records of one event at one address, and which of all records they are.
     shape: EventShape
     layout: RecordLayout

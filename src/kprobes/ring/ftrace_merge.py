@@ -6,9 +6,9 @@ kernel's trace, events of the same time go by CPU and then as they stand in thei
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Events
@@ -16,8 +16,7 @@ from kprobes.ring.ftrace import HostDecoded
 from kprobes.ring.merge import join
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Stream:
+class _Stream(Struct, frozen=True, kw_only=True, eq=False):
     # Events as they were read. ``which`` is each one's batch, ``ts`` and ``cpu`` are its own.
     batches: tuple[Batch, ...]
     which: NDArray[np.uint16]

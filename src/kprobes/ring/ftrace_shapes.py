@@ -1,9 +1,10 @@
 """The kernel's events as lookup tables: what decoding needs to know of each, made once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import FormatError
 from kprobes.model.events import EventField, EventFormat, HostEvent, Locator
@@ -72,8 +73,7 @@ class EventShape:
         return replace(layout, fields=self.fields, caller_offset=self._caller)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamingShape:
+class NamingShape(Struct, frozen=True, kw_only=True):
     """One event of those that tell a task's name: see ``task_names``.
 
     Attributes:

@@ -9,9 +9,9 @@ was drained from the ring before it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Events
@@ -53,8 +53,7 @@ def _join_masks(masks: tuple[NDArray[np.bool_] | None, ...]) -> NDArray[np.bool_
 _FOREVER = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Held:
+class _Held(Struct, frozen=True, kw_only=True, eq=False):
     batch: Batch
     round: int
     first: int

@@ -6,9 +6,9 @@ of the ring and its beginning are two chunks. The format is docs/reference/forma
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kprobes.errors import RingError
 from kprobes.model.events import Batch
@@ -101,8 +101,7 @@ Copy = Callable[[int, int], Bytes]
 """(offset, size) to a private copy of the ring's bytes there, the slack after it included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
+class Geometry(Struct, frozen=True, kw_only=True):
     """Where a CPU's ring ends: ``size`` bytes, a power of two, and ``slack`` after them."""
 
     cpu: int

@@ -8,9 +8,9 @@ many records are cut out of the bytes at once.
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column
@@ -26,8 +26,7 @@ _WORDS = 1 << 14
 _STEPS = np.arange(_WORDS, dtype=np.uint64) << np.uint64(EVENT_BITS + 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FoundRecords:
+class FoundRecords(Struct, frozen=True, kw_only=True, eq=False):
     """Records of a chunk: byte offsets (n,) ascending, and the event id of each.
 
     ``end`` is where decoding goes on; for the rest see ``Decoded``.
@@ -205,8 +204,7 @@ _HIGHS = np.uint64(0x8080808080808080)
 Rows = NDArray[np.void]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Records:
+class Records(Struct, frozen=True, kw_only=True, eq=False):
     """Records of one layout, as they were found.
 
     Attributes:

@@ -6,9 +6,9 @@ time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Events
@@ -121,8 +121,7 @@ def _number(addr: int) -> str:
     return f"{addr:#x}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSource:
+class TraceSource(Struct, frozen=True, kw_only=True):
     """The traced kernel, as far as its trace file's looks depend on it.
 
     Attributes:

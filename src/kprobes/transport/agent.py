@@ -26,8 +26,9 @@ import time
 import zlib
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import BinaryIO, Protocol, TypeVar
+
+from msgspec import Struct
 
 from kprobes.errors import TargetError, UsageError
 
@@ -57,8 +58,7 @@ class Wire(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(Struct, frozen=True, kw_only=True):
     """A command that has ended.
 
     Attributes:

@@ -19,8 +19,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kprobes import directories
 from kprobes.errors import FormatError, StateError, UnreachableError, UsageError
@@ -57,8 +58,7 @@ Dir::Cache "{root}/cache";
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class Package(Struct, frozen=True, kw_only=True):
     """What apt knows of a package.
 
     Attributes:
@@ -72,8 +72,7 @@ class Package:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apt:
+class Apt(Struct, frozen=True, kw_only=True):
     """One suite of Debian; ``open_apt`` makes it."""
 
     root: Path
@@ -377,8 +376,7 @@ def kernel_parts(find: Callable[[str], Package], name: str) -> list[Package]:
     return parts[1:] or parts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Debian:
+class _Debian(Struct, frozen=True, kw_only=True):
     suite: str
     arch: str
     mirror: str

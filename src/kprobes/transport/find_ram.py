@@ -6,9 +6,10 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
 
 from kprobes.errors import FormatError, MemoryFault, TargetError
 from kprobes.formats.mtree import RamRun, parse_mtree
@@ -35,8 +36,7 @@ _MAPPING = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mapping:
+class Mapping(Struct, frozen=True, kw_only=True):
     """One line of ``/proc/PID/maps``.
 
     Attributes:

@@ -2,10 +2,11 @@
 
 import shutil
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from msgspec import Struct
 
 from kprobes.errors import GuestGoneError, UnreachableError
 from kprobes.transport import console, initramfs
@@ -205,8 +206,7 @@ class Machine:
             raise UnreachableError(f"the guest was not up after {limit:g} s; it printed:\n{lines}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
+class _Recipe(Struct, frozen=True, kw_only=True):
     """What a guest is booted from, however often."""
 
     options: MachineOptions

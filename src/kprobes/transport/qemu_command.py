@@ -5,10 +5,11 @@ All that differs between architectures when booting is in a machine type.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from kprobes.errors import UnreachableError, UsageError
 from kprobes.formats.elf import EM_AARCH64, EM_X86_64
@@ -82,8 +83,7 @@ class RamRun(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineType:
+class MachineType(Struct, frozen=True, kw_only=True):
     """What differs between the machines of two architectures.
 
     Attributes:
@@ -189,8 +189,7 @@ MACHINE_TYPES: Mapping[str, MachineType] = {
 """By Debian's name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineOptions:
+class MachineOptions(Struct, frozen=True, kw_only=True):
     """A guest to boot: ``kprobes.boot(MachineOptions(suite="sid", cpus=4))``.
 
     Attributes:
@@ -233,8 +232,7 @@ class MachineOptions:
         return MACHINE_TYPES[self.arch]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class Places(Struct, frozen=True, kw_only=True):
     """Where one guest's files and sockets are: private directories that end with it.
 
     Attributes:

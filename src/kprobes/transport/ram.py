@@ -9,11 +9,11 @@ import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import GuestGoneError, MemoryFault
@@ -24,8 +24,7 @@ Span = tuple[int, int]
 """(address, size)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRun:
+class FileRun(Struct, frozen=True, kw_only=True):
     """A run of RAM that lies in a file, from ``offset`` on."""
 
     start: Phys
@@ -34,8 +33,7 @@ class FileRun:
     offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessRun:
+class ProcessRun(Struct, frozen=True, kw_only=True):
     """A run of RAM that lies in a process's memory, from ``addr`` on."""
 
     start: Phys
@@ -43,8 +41,7 @@ class ProcessRun:
     addr: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessPlace:
+class ProcessPlace(Struct, frozen=True, kw_only=True):
     """Where RAM lies in QEMU's own memory: whoever may read that needs no stub.
 
     Attributes:

@@ -23,10 +23,10 @@ import mmap
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import TargetError
@@ -40,8 +40,7 @@ _STAMP_SIZE = 8
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RingMap:
+class RingMap(Struct, frozen=True, kw_only=True, eq=False):
     """A ring's memory and what changes it.
 
     Attributes:

@@ -10,11 +10,11 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import TargetError, UnreachableError
@@ -125,8 +125,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuRing:
+class CpuRing(Struct, frozen=True, kw_only=True):
     """One CPU's ring.
 
     Attributes:

@@ -1,9 +1,9 @@
 """Injected calls on arm64: how a task comes back through the kernel's own code."""
 
 import struct
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 from kprobes.arch.aarch64.inject import INJECT_OPS
 from kprobes.arch.aarch64.paging import PageTables
@@ -36,8 +36,7 @@ KERNEL = make_kernel(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Text:
+class Text(Struct, frozen=True, eq=False):
     """Memory of a guest whose text is one page."""
 
     tables: PageTables

@@ -1,12 +1,12 @@
 """Slots: their bytes for every form, and what they do on an emulated CPU."""
 
 import random
-from dataclasses import replace
 from functools import cache
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.decode import decode_function, decode_one
 from kprobes.arch.x86_64.slot import MAX_SIZE, slot

@@ -4,7 +4,8 @@ What needs capstone, imported when it is first used: arming a probe does not.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64 import cfg, encode, registers, trampoline, upcall, verdict
 from kprobes.arch.aarch64.machine import MACHINE, runs_at_el2

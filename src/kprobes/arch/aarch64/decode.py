@@ -7,9 +7,9 @@ to the instruction pointer, and padding.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from kprobes.arch.aarch64.insn import (
     NOP,
@@ -50,8 +50,7 @@ BRANCHING = frozenset({Kind.B, Kind.BL, Kind.B_COND, Kind.CBZ, Kind.TBZ})
 """Kinds that go to an address of their own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
+class Instruction(Struct, frozen=True, kw_only=True):
     """One instruction.
 
     Attributes:
@@ -84,8 +83,7 @@ class Instruction:
         return FLOWS.get(self.kind, Flow.NEXT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Function:
+class Function(Struct, frozen=True, kw_only=True, eq=False):
     """A decoded function.
 
     Attributes:

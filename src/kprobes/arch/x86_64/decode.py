@@ -6,10 +6,10 @@ Decoding is a sweep from the first byte, as the kernel's own can_probe() does it
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from iced_x86 import Decoder, FlowControl, Mnemonic, OpKind
 from iced_x86 import Instruction as Decoded
+from msgspec.structs import replace
 
 from kprobes.arch.insn import Flow
 from kprobes.arch.x86_64.insn import PREFIX_SIZE, Function, Instruction, added

@@ -6,7 +6,6 @@ which no symbol tells the size of, is followed along its direct branches.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache, partial
 
 from iced_x86 import (
@@ -23,6 +22,7 @@ from iced_x86 import (
     RegisterExt,
 )
 from iced_x86 import Instruction as Decoded
+from msgspec.structs import replace
 
 from kprobes.arch.cfg import Led, Pieces, pieces_from, states_of
 from kprobes.arch.insn import Disassembled, MemoryAccess, Read, Syntax

@@ -4,11 +4,11 @@ What instructions do to the stack: how far a function is from its return address
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from iced_x86 import FlowControl, Mnemonic, OpKind, Register
 from iced_x86 import Instruction as Decoded
+from msgspec import Struct
 
 from kprobes.arch.insn import Flow
 from kprobes.model.kernel import TextPart
@@ -22,8 +22,7 @@ PREFIX_SIZE = 5
 _PADDING = frozenset({Mnemonic.NOP, Mnemonic.INT3})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
+class Instruction(Struct, frozen=True, kw_only=True):
     """One instruction.
 
     Attributes:
@@ -57,8 +56,7 @@ class Instruction:
         return self.mnemonic in _PADDING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Function:
+class Function(Struct, frozen=True, kw_only=True, eq=False):
     """A decoded function.
 
     Attributes:

@@ -31,10 +31,10 @@ volume 2.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from iced_x86 import Code, FlowControl
 from iced_x86 import Instruction as Decoded
+from msgspec import Struct
 
 from kprobes.arch.x86_64 import registers, slot
 from kprobes.arch.x86_64.decode import decode_function, decode_one
@@ -174,8 +174,7 @@ def _first(instruction: Instruction, at: Addr, upcalls: SiteUpcalls, *, is_last:
         raise RefusedError(f"{at:#x} is too far from {instruction.addr:#x}") from e
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asker:
+class _Asker(Struct, frozen=True, kw_only=True):
     number: int
     entry_stub: Addr
 

@@ -13,11 +13,11 @@ interrupted tasks inside the run.
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from iced_x86 import Code, FlowControl, Mnemonic, OpKind, Register
 from iced_x86 import Instruction as Decoded
+from msgspec import Struct
 
 from kprobes.arch.insn import Flow, forbidden_place, probed_place, reserved_place
 from kprobes.arch.x86_64 import slot
@@ -144,8 +144,7 @@ class SlotAction(StrEnum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotVerdict:
+class SlotVerdict(Struct, frozen=True, kw_only=True):
     """The verdict on an address.
 
     Attributes:
@@ -290,8 +289,7 @@ _FLAGS = frozenset(
 _CALLS = frozenset({Flow.CALL, Flow.INDIRECT_CALL})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """Adjacent instructions that one jump may replace.
 
     Attributes:
