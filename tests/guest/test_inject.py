@@ -9,13 +9,13 @@ from typing import cast
 import pytest
 
 from kprobes.arch.x86_64.registers import NAMES, STUB_NAMES
-from kprobes.errors import GuestGoneError, GuestReplacedError, TargetError
+from kprobes.errors import GuestGoneError, GuestReplacedError, MemoryFault, TargetError
 from kprobes.formats.rsp import StopReply
 from kprobes.guest.allocations import AllocationLog
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.inject import CallInjector, Returned
 from kprobes.transport.stub import Stub
-from kprobes.units import Addr
+from kprobes.units import Addr, Phys
 from tests.build.guest import DATA, make_memory
 from tests.build.kernel import TEXT, make_kernel, symbol
 
@@ -447,6 +447,31 @@ def test_a_guest_that_is_paused_while_a_task_is_waited_for_is_told() -> None:
         raise AssertionError("it must run for this")
 
     assert cpus.breakpoints == set()
+
+
+def test_another_state_in_which_the_frame_is_mapped_nowhere_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpus, memory, _ = _guest()
+    allocations = AllocationLog()
+    injector = CallInjector(cast("Stub", cpus), memory, KERNEL, allocations)
+    _caught(cpus)
+
+    def nowhere(addr: int) -> Phys:
+        raise MemoryFault(addr, 1)
+
+    with injector.task() as task:
+        before = dict(cpus.vcpus[1])
+
+        def check() -> None:
+            # Once it has been given its registers.
+            if cpus.vcpus[1] != before:
+                monkeypatch.setattr(memory, "physical", nowhere)
+                raise GuestReplacedError("the guest was restored to an earlier state")
+
+        allocations.check = check
+        with pytest.raises(GuestReplacedError):
+            task.call(Addr(FUNCTION), 1)
 
 
 def test_nothing_is_called_in_a_guest_that_is_another_one() -> None:

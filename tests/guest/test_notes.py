@@ -1,11 +1,13 @@
 """A session's notes in its guest: written, found, and turned into a journal again."""
 
 import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from kprobes.errors import RESTORED, GuestReplacedError
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.arena import NOTES_PAGE
@@ -111,6 +113,25 @@ def test_notes_of_memory_that_was_given_back_are_not_found(made: GuestWithSites)
     made.guest.memory.ram.write(made.guest.memory.physical(ARENA.data), page)
 
     assert list(find_notes(made.guest)) == []
+
+
+def test_nothing_is_noted_in_another_state_of_the_guest(made: GuestWithSites) -> None:
+    written, patches = _allocated(), _patches(made)
+    begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
+    notes = NotesWriter(made.guest.memory, ARENA, written)
+    written.record(patches)
+    before = bytes(NOTES_PAGE + 256)
+    made.guest.memory.write(ARENA.notes, before)
+
+    def is_another() -> None:
+        raise GuestReplacedError(RESTORED)
+
+    written.check = is_another
+    for write in (partial(notes.write, patches), partial(notes.change, (), patches)):
+        with pytest.raises(GuestReplacedError):
+            write()
+
+    assert made.guest.memory.read(ARENA.notes, len(before)) == before
 
 
 def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:

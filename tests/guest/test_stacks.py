@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
-from kprobes.errors import TargetError
+from kprobes.errors import RESTORED, GuestReplacedError, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.release import await_exit
@@ -383,10 +383,28 @@ def test_instances_of_dead_calls_are_freed_unless_somebody_is_in_our_code(
     for n, slot in enumerate([LIVE, 0, DEAD]):
         memory.set_u64(Addr(INSTANCES.addr + INSTANCES.stride * n), slot)
 
-    freed = free_dead_calls(guest, [INSTANCES], [(Addr(CODE), Addr(CODE + 0x1000))])
+    freed = free_dead_calls(guest, [INSTANCES], [(Addr(CODE), Addr(CODE + 0x1000))], _is_ours)
 
     assert freed == left.count(0) - 1
     assert _slots(memory) == left
+
+
+def _is_ours() -> None:
+    pass
+
+
+def _is_another() -> None:
+    raise GuestReplacedError(RESTORED)
+
+
+def test_nothing_is_freed_in_another_state_of_the_guest() -> None:
+    guest, _, memory = _guest()
+    memory.set_u64(INSTANCES.addr, DEAD)
+
+    with pytest.raises(GuestReplacedError):
+        free_dead_calls(guest, [INSTANCES], [], _is_another)
+
+    assert _slots(memory)[0] == DEAD
 
 
 TRAMPOLINE = CODE + 0x110

@@ -132,10 +132,12 @@ def test_restored_right_before_any_request_to_its_stub_it_is_well(
     assert _probe_once(target) is None
     # The first task that is caught is let go of and made to call before memory has a mark.
     first = next(n for n, each in enumerate(requests) if "b'z0" in str(each))
-    # And there the guest runs on in that call.
+    # And there the guest runs on in that call; and when its text is as it was.
     resumed = requests.index(b"vCont;c", first)
-    chance = random.Random()
-    for due in (first, resumed, *(chance.randrange(len(requests)) for _ in range(_ROUNDS))):
+    patched = max(n for n, each in enumerate(requests) if "b'M" in str(each))
+    restored = requests.index(b"vCont;c", patched)
+    drawn = random.Random().sample(range(len(requests)), min(_ROUNDS, len(requests)))
+    for due in (first, resumed, restored, *drawn):
         requests.clear()
         # Time that has gone back is seen only until it has come here again.
         assert victim.wait_for_ticks(victim.ticks() + 20, WAIT_S)

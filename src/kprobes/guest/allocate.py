@@ -193,6 +193,8 @@ class Allocator:
                 return
             tables = [each.instances for each in retired if each.instances is not None]
             in_use = returned_to(guest, tables, linker.live)
+            # To look at all stacks takes a while, in which a monitor may have put the guest back.
+            self._journal.check()
             for table in linker.free_retired(inside[: len(retired)].tolist(), in_use):
                 guest.memory.write(table.addr, bytes(table.size))
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kprobes.drain import Drain, hits_of
 from kprobes.errors import (
     DefinitionError,
+    GuestGoneError,
     KprobesError,
     RefusedError,
     UsageError,
@@ -381,7 +382,7 @@ class GuestDriver:
             with self.guest.stub.paused():
                 self._journal.check()
                 ranges = list(code_in_use(self.guest, self._journal.allocations))
-                free_dead_calls(self.guest, patcher.linker.instances, ranges)
+                free_dead_calls(self.guest, patcher.linker.instances, ranges, self._journal.check)
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
@@ -520,6 +521,9 @@ class GuestDriver:
             patcher.register_notifier(planned.new, more=bool(planned.waiting))
             self._serve(groups)
             change.make(programs, planned.gone, partial(self._let_return, patcher, planned))
+        except GuestGoneError:
+            # Nothing that is there now is ours.
+            raise
         except BaseException:
             if change.is_torn or patcher.leads_to(programs):
                 # The text has changed, and what follows could not be done.
@@ -560,14 +564,10 @@ class GuestDriver:
         return is_watch or not start <= plan.site.addr < stop
 
     def _stopped_for(self, change: StagedChange) -> AbstractContextManager[None]:
+        stopped = partial(stopped_outside, self.guest, change.covered, otherwise=_COVERED)
         if any(each.flags for each in change.gone):
-            return stopped_outside(
-                self.guest,
-                change.covered,
-                otherwise=_COVERED,
-                also=when_tracers_stay(self.guest),
-            )
-        return stopped_outside(self.guest, change.covered, otherwise=_COVERED)
+            return stopped(also=when_tracers_stay(self.guest))
+        return stopped()
 
     def _let_return(self, patcher: TextPatcher, planned: Planned) -> None:
         # Calls of functions whose returns are probed no more return to their callers again.

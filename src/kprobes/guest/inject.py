@@ -179,8 +179,10 @@ class Task(Struct, kw_only=True):
         try:
             _set_registers(self.trap.debugger, self.thread, registers, self.allocations.check)
         except GuestReplacedError:
-            if memory.read(place, len(frame)) == frame:
-                memory.write(place, before)
+            # Its page tables may lead nowhere from there.
+            with suppress(MemoryFault):
+                if memory.read(place, len(frame)) == frame:
+                    memory.write(place, before)
             raise
 
     def finish(self, timeout_s: float) -> int:

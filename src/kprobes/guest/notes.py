@@ -93,12 +93,18 @@ class NotesWriter:
         self._count = 0
 
     def write(self, patches: Sequence[ArmedPatch] = ()) -> None:
-        """Write all of it, with these patches and no others."""
+        """Write all of it, with these patches and no others; errors as for ``change``."""
         self._slots, self._free, self._count = {}, [], 0
         self.change((), patches)
 
     def change(self, gone: Sequence[ArmedPatch], new: Sequence[ArmedPatch]) -> None:
-        """Write what is allocated and how often patches changed, with some patches more or less."""
+        """Write what is allocated and how often patches changed, with some patches more or less.
+
+        Raises:
+            GuestReplacedError: another guest runs there, or another state of it.
+        """
+        # The mark is in what is written: it would pass for one that was there.
+        self._journal.check()
         room = self._arena.patches
         for patch in gone:
             slot = self._slots.pop((patch.phys, patch.new), None)

@@ -396,7 +396,12 @@ def _callers(memory: GuestMemory, instances: InstanceTable) -> set[int]:
     return set(table[is_live, INSTANCE_CALLER // _SLOT_SIZE].tolist())
 
 
-def free_dead_calls(guest: Guest, tables: Sequence[InstanceTable], ranges: Sequence[Text]) -> int:
+def free_dead_calls(
+    guest: Guest,
+    tables: Sequence[InstanceTable],
+    ranges: Sequence[Text],
+    check: Callable[[], None],
+) -> int:
     """Free the instances of calls that will never return: their tasks have died.
 
     Args:
@@ -404,14 +409,20 @@ def free_dead_calls(guest: Guest, tables: Sequence[InstanceTable], ranges: Seque
         tables: all that the session has.
         ranges: of our code. While anybody is inside, nothing is freed: who has just returned to a
             trampoline stands above the slot that it is about to look for.
+        check: is called right before anything is freed.
 
     Returns:
         How many instances were freed.
+
+    Raises:
+        GuestReplacedError: from ``check``.
     """
     if is_anyone_inside(guest, ranges):
         return 0
     now = remembering(guest.memory)
     live = np.array(live_stacks(guest, now), np.uint64).reshape(-1, 2)
+    # To look at all stacks takes a while, in which a monitor may have put the guest back.
+    check()
     return sum(_free(now, instances, live) for instances in tables)
 
 
