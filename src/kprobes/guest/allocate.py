@@ -31,8 +31,9 @@ from kprobes.model.upcall import UpcallGroup
 from kprobes.ports import Text
 from kprobes.units import MIB, Addr
 
-_CODE_OF_PLAN = 1024
-"""Bytes of code that a plan, or a trampoline, takes on average at most."""
+_CODE_OF_PLAN, _CODE_OF_PLAIN = 1024, 448
+"""Bytes of code that a plan, or a trampoline, takes on average at most; and one that only records
+that it was hit, of which there may be tens of thousands."""
 _AWAITED_INSTANCES = _SPARE_INSTANCES = 1 * MIB
 _UNDOS_OF_PLAN, _SPARE_UNDOS = 2, 1024
 """A site and its ftrace record; what crosses pages, comes late, or has a handler."""
@@ -228,13 +229,20 @@ class Allocator:
         awaited = sum(each.kind is Kind.RETURN for each in waiting)
         instances = instances_size(plans) + (_AWAITED_INSTANCES if awaited else 0)
         # A function whose returns are taken over has a trampoline besides.
-        pieces = len(plans) + len(instance_counts(plans))
+        plain = 0 if self.counts_hits else sum(map(_is_plain, plans))
+        pieces = len(plans) - plain + len(instance_counts(plans))
+        code = pieces * _CODE_OF_PLAN + plain * _CODE_OF_PLAIN
         patches = _UNDOS_OF_PLAN * len(plans) + _SPARE_UNDOS
-        return replace(
-            self._size, code=pieces * _CODE_OF_PLAN, instances=instances, patches=patches
-        )
+        return replace(self._size, code=code, instances=instances, patches=patches)
 
     def _open_clock(self, guest: Guest, arena: Arena) -> AnyClock:
         if self._clock is not None:
             return GuestClock()
         return open_clock(guest.memory, guest.kernel, arena.bases)
+
+
+def _is_plain(plan: Plan) -> bool:
+    if plan.upcalls or plan.returning or plan.overrides or len(plan.probes) != 1:
+        return False
+    (probe,) = plan.probes
+    return not probe.fetches and probe.filter is None
