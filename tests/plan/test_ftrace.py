@@ -1,15 +1,21 @@
 """The ftrace strategy: the guest's list of sites, where a function's is, what it holds."""
 
+import random
 import struct
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from kprobes.arch.aarch64.arch import SITE as ARM64
+from kprobes.arch.arch import FtraceInfo
 from kprobes.arch.x86_64.arch import SITE
 from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.model.kernel import Kernel
+from kprobes.model.plan import Site
 from kprobes.plan.ftrace import (
     Sites,
+    idle_sites,
     inspect,
     is_in_use,
     locate,
@@ -157,6 +163,61 @@ def test_a_site_whose_record_serves_another_purpose_now_is_refused() -> None:
 
     with pytest.raises(RefusedError, match="its module was unloaded"):
         inspect(Addr(TEXT + 0x100), memory, sites, SITE)
+
+
+MANY = [Addr(TEXT + 0x100 * n + 0x10) for n in range(1, 0x70)]
+
+OTHERS = [Addr(TEXT + 0x101), Addr(TEXT + 0xFF00)]
+
+
+def _inspected(memory: FakeRam, sites: Sites, info: FtraceInfo) -> dict[Addr, Site]:
+    found: dict[Addr, Site] = {}
+    for addr in (*MANY, *OTHERS):
+        with suppress(RefusedError):
+            found[addr] = inspect(addr, memory, sites, info)
+    return found
+
+
+@pytest.mark.parametrize("info", [SITE, ARM64], ids=["x86_64", "aarch64"])
+def test_many_sites_are_what_each_of_them_is(info: FtraceInfo) -> None:
+    memory = FakeRam(0x10000, start=TEXT)
+    write_list(memory, LIST, [MANY[:50], MANY[50:]])
+    sites, chance = read_sites(memory, _kernel()), random.Random(7)
+    calls = b"\xe8\x12\x34\x56\x78"[: info.size].ljust(info.size, b"\0")
+    for n, addr in enumerate(MANY):
+        old = chance.choice([*info.nops, calls])
+        preamble = info.preamble if n % 5 else bytes(len(info.preamble))
+        memory.write(addr - len(preamble), preamble + old)
+        record = sites.find(addr)
+        assert record is not None
+        memory.write(record + 8, struct.pack("<Q", n << 32 | n))
+        if n % 7 == 0:
+            memory.write(record, struct.pack("<Q", 0x1234))
+
+    inspected = _inspected(memory, sites, info)
+    found = idle_sites([*MANY, *OTHERS], memory, sites, info)
+
+    assert found == inspected
+    assert 20 < len(found) < len(MANY)
+
+
+@pytest.mark.parametrize(("start", "at"), [(TEXT, TEXT + 0x0FFD), (TEXT + 0x1000, TEXT + 0x800)])
+def test_of_many_sites_one_on_two_pages_or_one_that_cannot_be_read_is_left_out(
+    start: int, at: int
+) -> None:
+    memory = FakeRam(0x10000, start=start)
+    records = TEXT + 0x8000
+    sites = Sites(
+        addrs=np.array([at, TEXT + 0x2000], np.uint64),
+        records=np.array([records, records + 16], np.uint64),
+    )
+    memory.write(records, struct.pack("<QQQQ", at, 0, TEXT + 0x2000, 0))
+    for addr in (at, TEXT + 0x2000):
+        if addr >= start:
+            memory.write(addr, SITE.nops[0])
+
+    wanted = [Addr(at), Addr(TEXT + 0x2000)]
+    assert [*idle_sites(wanted, memory, sites, SITE)] == wanted[1:]
 
 
 def test_an_address_between_sites_is_refused() -> None:

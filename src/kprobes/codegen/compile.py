@@ -100,6 +100,8 @@ def saved_reads(
     if any(each.role in (Role.RETURN, Role.TRAMPOLINE) for each in returning):
         return frozenset(call.saved)
     operands = [item.operand for probe in probes for item in probe.fetches]
+    if not (operands or returning):
+        return frozenset()
     operands += [operand for each in returning for operand in each.returns.kept]
     leaves = (leaf for leaf in map(leaf_of, operands) if isinstance(leaf, RegisterValue))
     return frozenset(call.aliases.get(leaf.name, leaf.name) for leaf in leaves) & set(call.saved)

@@ -4,7 +4,7 @@ Kernel virtual memory of a guest: its RAM seen through its page tables.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -36,13 +36,15 @@ class GuestMemory:
         """Return where an address lies in RAM, or raise MemoryFault."""
         return self.tables.physical(addr)
 
-    def pieces(self, addr: int, size: int) -> Iterator[tuple[Phys, int, int]]:
-        """Yield (physical address, offset, size) for each page of a range."""
+    def pieces(self, addr: int, size: int) -> list[tuple[Phys, int, int]]:
+        """Return (physical address, offset, size) for each page of a range."""
+        found: list[tuple[Phys, int, int]] = []
         at = 0
         while at < size:
             step = min(size - at, _PAGE - (addr + at) % _PAGE)
-            yield self.physical(addr + at), at, step
+            found.append((self.physical(addr + at), at, step))
             at += step
+        return found
 
     def read(self, addr: int, size: int) -> bytes:
         """Return exactly ``size`` bytes, or raise MemoryFault."""

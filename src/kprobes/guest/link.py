@@ -90,6 +90,9 @@ class _Function(Struct, kw_only=True):
         return [*(Retired(text=text) for text in self.bodies.values()), end]
 
 
+_NO_FUNCTION = _Function()
+
+
 def instance_counts(plans: Iterable[Plan]) -> list[tuple[Returns, int]]:
     """Return the return probes that need instances, and how many of them.
 
@@ -497,25 +500,21 @@ class Linker:
         return _Body(template=template, numbers=self._numbers(site, form))
 
     def _numbers(self, site: Addr, form: Form) -> dict[str, int]:
-        recorded = (*form.probes, *(p for each in form.returning for p in each.returns.probes))
-        numbers: dict[str, int] = {
-            f"event{n}": probe.layout.event_id for n, probe in enumerate(recorded)
-        }
-        numbers |= {
-            f"override{n}": self._arena.overrides + OVERRIDE_SIZE * each.number
-            for n, each in enumerate(form.overrides)
-        }
+        recorded = [*form.probes, *(p for each in form.returning for p in each.returns.probes)]
+        numbers: dict[str, int] = {"site": site}
+        for n, probe in enumerate(recorded):
+            numbers[f"event{n}"] = probe.layout.event_id
+        for n, override in enumerate(form.overrides):
+            numbers[f"override{n}"] = self._arena.overrides + OVERRIDE_SIZE * override.number
         # What is left here belongs to one function.
         functions = [self._function(each.returns) for each in form.returning]
-        function = next((each for each in functions if each.instances is not None), _Function())
+        function = next((each for each in functions if each.instances is not None), _NO_FUNCTION)
         instances = function.instances or _NO_INSTANCES
-        numbers |= {
-            "missed_upcall": function.missed_upcall,
-            "instances": instances.addr,
-            "instance_count": instances.count,
-            "trampoline": instances.trampoline,
-        }
-        return numbers | {"site": site}
+        numbers["missed_upcall"] = function.missed_upcall
+        numbers["instances"] = instances.addr
+        numbers["instance_count"] = instances.count
+        numbers["trampoline"] = instances.trampoline
+        return numbers
 
 
 class _Head(Protocol):

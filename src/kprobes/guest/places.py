@@ -14,7 +14,7 @@ what does not read is left out, and a ring that does not close ends somewhere.
 Which of several errors of a definition the kernel tells: the first that it comes to.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Protocol
@@ -44,6 +44,8 @@ from kprobes.resolve.place import Locate, find_target
 from kprobes.resolve.resolve import check_parameters, check_variables, resolve, resolve_arguments
 from kprobes.units import Addr
 
+_MANY = 64
+"""Sites that are looked at together."""
 _MAX_EVENTS = 1 << 16
 _MAX_NAME = 64
 _TRACEPOINT, _KPROBE = "TRACE_EVENT_FL_TRACEPOINT", "TRACE_EVENT_FL_KPROBE"
@@ -272,7 +274,9 @@ class Places:
         """Return what judges the text as it is now."""
         return Instructions(self.text, self.arch.patch)
 
-    def find_site(self, wish: Wish, text: Instructions | None = None) -> FindSite:
+    def find_site(
+        self, wish: Wish, text: Instructions | None = None, addrs: Sequence[Addr] = ()
+    ) -> FindSite:
         """Return what tells how a probe is placed.
 
         It raises RefusedError where no probe can be; where no instruction begins that is a
@@ -281,12 +285,19 @@ class Places:
         Args:
             wish: of the user and the session.
             text: as it was at one time; None for as it is now.
+            addrs: that are asked for next; many are looked at together.
         """
         instructions = self.instructions() if text is None else text
+        idle: dict[Addr, Site] = {}
+        if len(addrs) >= _MANY and wish.strategy in (None, Strategy.FTRACE):
+            # A module's may be init text.
+            start, stop = self.kernel.text
+            own = [addr for addr in addrs if start <= addr < stop]
+            idle = ftrace.idle_sites(own, instructions.memory, self.sites, self.arch.site)
 
         def find_site(addr: Addr, definition: Definition | None = None) -> Site:
             try:
-                return self._site(addr, wish, instructions)
+                return idle.get(addr) or self._site(addr, wish, instructions)
             except NoBoundaryError as error:
                 if definition is None:
                     raise

@@ -452,7 +452,7 @@ class _Change:
             del state.addrs[old.site.addr]
             wanted.append(addr)
             self._touched.add(addr)
-        finders = self._finders(state.plans.keys() | set(wanted), planner)
+        finders = self._finders(state.plans.keys() | set(wanted), planner, wanted)
         for addr in wanted:
             self._options.checkpoint()
             try:
@@ -481,16 +481,18 @@ class _Change:
                 yield Addr(at)
 
     def _finders(
-        self, others: AbstractSet[Addr], planner: ReturnPlanner
+        self, others: AbstractSet[Addr], planner: ReturnPlanner, wanted: Sequence[Addr]
     ) -> tuple[FindSite, FindSite, FindSite]:
         # At entries, at exits; and freely: a strategy is forced on definitions, and what Python
         # needs is placed as it can be.
-        strategy, places = self._options.strategy, self._resolver.places
-        at_entry, at_exit, freely = (
-            places.find_site(Wish(strategy=each, others=others), planner.text)
-            for each in (strategy, at_exits(strategy), None)
-        )
-        return at_entry, at_exit, freely
+        strategy, before, places = self._options.strategy, self._before, self._resolver.places
+        new = [addr for addr in wanted if self._is_fresh or addr not in before.plans]
+        kinds = strategy, at_exits(strategy), None
+        found = {
+            each: places.find_site(Wish(strategy=each, others=others), planner.text, new)
+            for each in set(kinds)
+        }
+        return found[kinds[0]], found[kinds[1]], found[None]
 
     def _plan(
         self, addr: Addr, finders: tuple[FindSite, FindSite, FindSite], *, may_stay: bool

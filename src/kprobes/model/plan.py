@@ -365,6 +365,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def recorded(self) -> tuple[Resolved, ...]:
         """All probes that have something to do here, those at returns last."""
+        if not self.returning:
+            return self.probes
         return (*self.probes, *(p for each in self.returning for p in each.returns.probes))
 
     @property

@@ -8,6 +8,7 @@ A guest's ftrace keeps a record per site, in pages (kernel/trace/ftrace.c, inclu
 
 import struct
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from kprobes.arch.arch import FtraceInfo
 from kprobes.arch.registry import machine
-from kprobes.errors import RefusedError, TargetError
+from kprobes.errors import MemoryFault, RefusedError, TargetError
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.plan import Site, Strategy
 from kprobes.ports import Memory
@@ -30,6 +31,7 @@ from 5.10 to 7.x."""
 _MAX_PAGES = 10_000
 _MAX_RECORDS = 1_000_000
 _RECORD_SIZE = 16
+_PAGE = 4096
 _TRACER = "ftrace_location_range", "ftrace_location"
 """Functions that only kernels with CONFIG_DYNAMIC_FTRACE have."""
 
@@ -184,6 +186,67 @@ def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
         record=record,
         flags=flags,
     )
+
+
+def idle_sites(
+    addrs: Sequence[Addr], memory: Memory, sites: Sites, info: FtraceInfo
+) -> dict[Addr, Site]:
+    """Return those of many addresses where ``inspect`` finds an idle site: all looked at together.
+
+    Args:
+        addrs: of sites, or of others, which are left out. So is what crosses a page.
+        memory: is read in whole pages.
+        sites: of the kernel.
+        info: of its architecture.
+    """
+    wanted = np.array(addrs, np.uint64)
+    places = np.searchsorted(sites.addrs, wanted)
+    wanted, places = wanted[places < len(sites.addrs)], places[places < len(sites.addrs)]
+    is_site = sites.addrs[places] == wanted
+    wanted, records = wanted[is_site], sites.records[places[is_site]]
+    size = len(info.preamble)
+    code, is_text_read = _rows(memory, wanted - np.uint64(size), size + info.size)
+    words, is_record_read = _rows(memory, records, _RECORD_SIZE)
+    entries = words.copy().view(np.uint64)
+    preambles = info.preamble, info.probed_preamble
+    is_whole = _is_any(code[:, :size], preambles) & (entries[:, 0] == wanted) & (records != 0)
+    is_whole &= is_text_read & is_record_read
+    found: dict[Addr, Site] = {}
+    for nop in info.nops:
+        is_idle = is_whole & _is_any(code[:, size:], (nop,))
+        columns = (wanted[is_idle], records[is_idle], entries[is_idle, 1])
+        for addr, record, flags in zip(*(column.tolist() for column in columns), strict=True):
+            found[addr] = Site(
+                strategy=Strategy.FTRACE, addr=addr, old=nop, record=record, flags=flags
+            )
+    return found
+
+
+def _is_any(rows: NDArray[np.uint8], values: Sequence[bytes]) -> NDArray[np.bool_]:
+    # Which rows are one of some values, shape (n,).
+    equal = [(rows == np.frombuffer(value, np.uint8)).all(axis=1) for value in values]
+    return np.logical_or.reduce(equal)
+
+
+def _rows(
+    memory: Memory, addrs: NDArray[np.uint64], width: int
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    # Some bytes at each address, shape (n, width), a copy; and of which they could be read.
+    numbers, page_of = np.unique(addrs // np.uint64(_PAGE), return_inverse=True)
+    pages = [_page(memory, number) for number in numbers.tolist()]
+    is_there = np.array([page is not None for page in pages], np.bool_)
+    blob = np.frombuffer(b"".join(page or bytes(_PAGE) for page in pages), np.uint8)
+    at = (addrs % np.uint64(_PAGE)).astype(np.intp)
+    is_inside = at + width <= _PAGE
+    starts = page_of * _PAGE + np.where(is_inside, at, 0)
+    return blob[starts[:, np.newaxis] + np.arange(width)], is_there[page_of] & is_inside
+
+
+def _page(memory: Memory, number: int) -> bytes | None:
+    try:
+        return memory.read(number * _PAGE, _PAGE)
+    except MemoryFault:
+        return None
 
 
 def is_in_use(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> bool:
