@@ -4,10 +4,10 @@
 
 It boots the embedded guest, traces one command there, and prints each module of kprobes in which
 a function was called, in the order of the first call, with the number of its functions that were
-called. Module and class bodies, and what they call while they are imported, do not count; methods
-that ``@dataclass`` makes do. The guardian, a process of its own, is not followed. Of two trees the
-other one's modules are measured with ``PYTHONPATH=TREE/src``. The first run in a tree may fill its
-caches: the second one's figure is to be compared.
+called. Module and class bodies, and what they call while they are imported, do not count. The
+guardian, a process of its own, is not followed. Of two trees the other one's modules are measured
+with ``PYTHONPATH=TREE/src``. The first run in a tree may fill its caches: the second one's figure
+is to be compared.
 """
 
 import inspect
