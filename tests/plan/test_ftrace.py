@@ -15,6 +15,7 @@ from kprobes.model.kernel import Kernel
 from kprobes.model.plan import Site
 from kprobes.plan.ftrace import (
     Sites,
+    have_sites,
     idle_sites,
     inspect,
     is_in_use,
@@ -114,6 +115,16 @@ def test_a_function_s_site_is_at_its_start_or_after_endbr64() -> None:
 @pytest.mark.parametrize("addr", [TEXT + 0x500, TEXT + 0xFF, TEXT + 0x3F8])
 def test_a_function_may_have_no_site(addr: int) -> None:
     assert locate(symbol("lonely", addr), _sites(), SITE) is None
+
+
+@pytest.mark.parametrize("info", [SITE, ARM64], ids=["x86_64", "aarch64"])
+def test_of_many_functions_those_have_sites_in_which_one_is_located(info: FtraceInfo) -> None:
+    functions = [symbol(f"f{at:x}", TEXT + at) for at in range(0x80, 0x500, 4)]
+
+    found = have_sites(functions, _sites(), info)
+
+    assert found == [locate(function, _sites(), info) is not None for function in functions]
+    assert 3 < sum(found) < len(found)
 
 
 @pytest.mark.parametrize("nop", SITE.nops)

@@ -61,9 +61,11 @@ class Form(Struct, frozen=True, kw_only=True):
     @property
     def shape(self) -> tuple[object, ...]:
         """What the machine code depends on: equal shapes differ in numbers only."""
-        groups = (self.probes, self.returning, self.overrides)
-        shapes = tuple(tuple(each.shape for each in group) for group in groups)
-        return (self.is_framed, self.is_patched, *shapes)
+        probes, returning, overrides = (
+            tuple([each.shape for each in group])
+            for group in (self.probes, self.returning, self.overrides)
+        )
+        return self.is_framed, self.is_patched, probes, returning, overrides
 
 
 def load_compiler() -> None:

@@ -224,7 +224,8 @@ class Places:
         symbols = self.kernel.symbols
         is_there = [s for s in symbols.glob(pattern) if s.module == (module or s.module)]
         found = [symbol for symbol in is_there if symbol.is_text]
-        with_site = [symbol for symbol in found if self.has_site(symbol)]
+        have_sites = ftrace.have_sites(found, self.sites, self.arch.site)
+        with_site = [each for each, has_site in zip(found, have_sites, strict=True) if has_site]
         # A name of two functions cannot be probed by name; two names of one function are one.
         unique = {s.addr: s.name for s in with_site if symbols.is_unique(s.name)}
         if not unique:

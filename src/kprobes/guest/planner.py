@@ -25,7 +25,7 @@ from kprobes.model.definition import Definition, Kind
 from kprobes.model.kernel import place_of
 from kprobes.model.options import Options, Wanted
 from kprobes.model.override import Override
-from kprobes.model.plan import LONGEST_PATCH, Plan, Returning, Returns, Role, Site
+from kprobes.model.plan import LONGEST_PATCH, Plan, Returning, Returns, Role, Site, Strategy
 from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import Upcall
 from kprobes.plan.strategy import Wish, at_exits, check_alone
@@ -487,12 +487,11 @@ class _Change:
         # needs is placed as it can be.
         strategy, before, places = self._options.strategy, self._before, self._resolver.places
         new = [addr for addr in wanted if self._is_fresh or addr not in before.plans]
-        kinds = strategy, at_exits(strategy), None
-        found = {
-            each: places.find_site(Wish(strategy=each, others=others), planner.text, new)
-            for each in set(kinds)
-        }
-        return found[kinds[0]], found[kinds[1]], found[None]
+        found: dict[Strategy | None, FindSite] = {}
+        for each in {strategy, at_exits(strategy), None}:
+            wish = Wish(strategy=each, others=others)
+            found[each] = places.find_site(wish, planner.text, new)
+        return found[strategy], found[at_exits(strategy)], found[None]
 
     def _plan(
         self, addr: Addr, finders: tuple[FindSite, FindSite, FindSite], *, may_stay: bool
@@ -513,7 +512,8 @@ class _Change:
             returning=tuple(each for each in returning if each.is_compiled),
             overrides=state.overrides.get(addr, ()),
         )
-        self._check_upcall(plan)
+        if plan.upcalls:
+            self._check_upcall(plan)
         return before if before and before == plan and not self._is_anew else plan
 
     def _find_site(self, addr: Addr, finders: tuple[FindSite, FindSite, FindSite]) -> Site:
@@ -557,7 +557,7 @@ class _Change:
                 f"{place} is an ftrace site that the guest's own ftrace uses, and is probed after "
                 "it: no handler can be after that instruction"
             )
-        if plan.upcalls and any(each.is_conditional for each in plan.returning):
+        if any(each.is_conditional for each in plan.returning):
             symbol = self._guest.kernel.symbols.at(plan.site.addr)
             where = symbol.place(plan.site.addr) if symbol is not None else f"{plan.site.addr:#x}"
             raise RefusedError(

@@ -128,6 +128,12 @@ class Field(Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: it does not fit.
         """
+        if not (self.width or self.at or self.drop or self.is_part):
+            # All of the bytes, nearly always.
+            try:
+                return number.to_bytes(self.size, "little", signed=True)
+            except OverflowError:
+                raise ValueError(f"{number:#x} in {8 * self.size} bits") from None
         width = self.width or 8 * self.size
         value, mask = number >> self.drop, (1 << width) - 1
         is_whole = -(1 << width - 1) <= value < 1 << width - 1

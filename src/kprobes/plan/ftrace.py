@@ -153,6 +153,13 @@ def locate(function: Symbol, sites: Sites, info: FtraceInfo) -> Addr | None:
     return function.addr if found is not None and info.reports_entry else found
 
 
+def have_sites(functions: Sequence[Symbol], sites: Sites, info: FtraceInfo) -> list[bool]:
+    """Return for each of many functions whether ``locate`` finds a site."""
+    starts = np.array([function.addr for function in functions], np.uint64)
+    found = [np.isin(starts + np.uint64(offset), sites.addrs) for offset in info.offsets]
+    return np.logical_or.reduce(found).tolist()
+
+
 def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
     """Look at what an idle site holds now; in a file it holds nothing yet.
 

@@ -199,6 +199,8 @@ def _aligned(value: int, size: int) -> int:
     return -(-value // size) * size if size else value
 
 
+_PLAIN = lay_out(())
+"""Of a probe that fetches nothing."""
 _RECORD_MAX = 3072
 """MAX_PROBE_EVENT_SIZE: bytes of all fields in the kernel's own record."""
 
@@ -220,13 +222,12 @@ def resolve(
         RefusedError: from ``locate``, or for a place where it has no probe.
     """
     target = find_target(definition, kernel, locate)
-    expanded, own = resolve_arguments(definition, kernel, arch, target)
-    context = _context(expanded, kernel, arch, target)
-    for arg in expanded.args:
-        check_symbols(context, arg.fetch)
-    fetched = (*own, *extra_fields(context))
+    expanded, fetched, shape = definition, (), _PLAIN
+    # Tens of thousands that a pattern names have nothing to look up.
+    if definition.args or definition.kind is Kind.RETURN:
+        expanded, fetched = _expand_and_fetch(definition, kernel, arch, target)
+        shape = lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
     ip = ip_of(target, locate)
-    shape = lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
     symbol = kernel.symbols.at(ip) or target.function
     return Resolved(
         definition=expanded,
@@ -242,6 +243,16 @@ def resolve(
             for field, arg in zip(shape.fields, fetched, strict=True)
         ),
     )
+
+
+def _expand_and_fetch(
+    definition: Definition, kernel: Kernel, arch: Arch, target: Target
+) -> tuple[Definition, tuple[Fetched, ...]]:
+    expanded, own = resolve_arguments(definition, kernel, arch, target)
+    context = _context(expanded, kernel, arch, target)
+    for arg in expanded.args:
+        check_symbols(context, arg.fetch)
+    return expanded, (*own, *extra_fields(context))
 
 
 def resolve_arguments(
