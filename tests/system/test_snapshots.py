@@ -120,7 +120,11 @@ def test_whenever_it_is_restored_while_a_tracer_comes_and_goes_it_is_well(
 
 @pytest.mark.arches("amd64", "arm64", matrix="arm64")
 def test_restored_right_before_any_request_to_its_stub_it_is_well(
-    victim: PlainGuest, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    victim: PlainGuest,
+    target: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     requests: list[object] = []
@@ -148,6 +152,7 @@ def test_restored_right_before_any_request_to_its_stub_it_is_well(
         assert _is_well(victim), told
         assert not [*tmp_path.rglob("*.jsonl")], told
         assert error is None or str(error) == "the guest was restored to an earlier state", told
+    assert caplog.text == ""
 
 
 def _counted(
