@@ -36,7 +36,7 @@ from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.room import joined
 from kprobes.guest.stacks import restore_callers
 from kprobes.model.abi import GuestAbi
-from kprobes.model.plan import Plan, Site, Strategy
+from kprobes.model.plan import Patch, Plan, Site, Strategy
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
 from kprobes.units import Addr
@@ -500,7 +500,8 @@ class TextPatcher:
         site = program.plan.site
         start = self._start(site, program.entry)
         filler = self._guest.arch.patch.filler * (len(site.old) - len(start))
-        return _place(site.addr, site.old, start + filler, program.plan.name, memory)
+        patch = Patch(addr=site.addr, old=site.old, new=start + filler)
+        return _place(patch, program.plan.name, memory)
 
     def _start(self, site: Site, entry: Addr) -> bytes:
         arch = self._guest.arch
@@ -567,12 +568,12 @@ def _flag_patch(site: Site, memory: GuestMemory) -> list[ArmedPatch]:
     # tracing altogether. A site that it already uses is left to it.
     old, new = ((site.flags | bit).to_bytes(8, "little") for bit in (0, DISABLED))
     assert site.record is not None
-    return _place(Addr(site.record + _FLAGS), old, new, FLAGS, memory)
+    patch = Patch(addr=Addr(site.record + _FLAGS), old=old, new=new)
+    return _place(patch, FLAGS, memory)
 
 
-def _place(addr: Addr, old: bytes, new: bytes, what: str, memory: GuestMemory) -> list[ArmedPatch]:
-    if len(old) != len(new):
-        raise ValueError(f"{len(old)} bytes replaced by {len(new)}")
+def _place(patch: Patch, what: str, memory: GuestMemory) -> list[ArmedPatch]:
+    addr, old, new = patch.addr, patch.old, patch.new
     # One per page: kernels that are built for size align no function.
     return [
         ArmedPatch(phys, Addr(addr + at), old[at : at + size], new[at : at + size], what)

@@ -496,11 +496,7 @@ class GuestDriver:
         return planned
 
     def _patch(
-        self,
-        patcher: TextPatcher,
-        recorder: Recorder,
-        planned: Planned,
-        options: Options,
+        self, patcher: TextPatcher, recorder: Recorder, planned: Planned, options: Options
     ) -> None:
         patcher.check()
         programs, groups = self._allocator.link(

@@ -19,6 +19,7 @@ from kprobes.guest.guest import Guest
 from kprobes.guest.places import FindSite, Places, places_of, unchecked
 from kprobes.guest.prepare import Resolver, Single, with_filter
 from kprobes.guest.returns import ReturnPlanner
+from kprobes.guest.text import Instructions
 from kprobes.lang.filter import task_filter
 from kprobes.lang.listing import is_of_pattern
 from kprobes.model.definition import Definition, Kind
@@ -35,6 +36,8 @@ from kprobes.units import Addr
 _T = TypeVar("_T")
 _Placed = tuple[int, Resolved]
 """A probe with its sequence number."""
+_Finders = Mapping[Strategy | None, FindSite]
+"""By the strategy that is forced."""
 
 
 class _State(Struct, kw_only=True):
@@ -441,8 +444,7 @@ class _Change:
         state, addrs = self._state, list(self._dirty)
         self._dirty = {}
         for addr in addrs:
-            old = state.plans.pop(addr, None)
-            if old is not None:
+            if (old := state.plans.pop(addr, None)) is not None:
                 del state.addrs[old.site.addr]
         wanted = [addr for addr in addrs if self._is_wanted(addr)]
         # An armed jump gives way to a breakpoint where it would cover a new place.
@@ -452,7 +454,7 @@ class _Change:
             del state.addrs[old.site.addr]
             wanted.append(addr)
             self._touched.add(addr)
-        finders = self._finders(state.plans.keys() | set(wanted), planner, wanted)
+        finders = self._finders(state.plans.keys() | set(wanted), planner.text, wanted)
         for addr in wanted:
             self._options.checkpoint()
             try:
@@ -481,23 +483,20 @@ class _Change:
                 yield Addr(at)
 
     def _finders(
-        self, others: AbstractSet[Addr], planner: ReturnPlanner, wanted: Sequence[Addr]
-    ) -> tuple[FindSite, FindSite, FindSite]:
-        # At entries, at exits; and freely: a strategy is forced on definitions, and what Python
-        # needs is placed as it can be.
+        self, others: AbstractSet[Addr], text: Instructions, wanted: Sequence[Addr]
+    ) -> _Finders:
         strategy, before, places = self._options.strategy, self._before, self._resolver.places
         new = [addr for addr in wanted if self._is_fresh or addr not in before.plans]
-        found: dict[Strategy | None, FindSite] = {}
-        for each in {strategy, at_exits(strategy), None}:
-            wish = Wish(strategy=each, others=others)
-            found[each] = places.find_site(wish, planner.text, new)
-        return found[strategy], found[at_exits(strategy)], found[None]
+        # Those that may be many are entries, on which the strategy is forced.
+        return {
+            each: places.find_site(
+                Wish(strategy=each, others=others), text, new if each == strategy else ()
+            )
+            for each in {strategy, at_exits(strategy), None}
+        }
 
-    def _plan(
-        self, addr: Addr, finders: tuple[FindSite, FindSite, FindSite], *, may_stay: bool
-    ) -> Plan:
-        before = self._before.plans.get(addr)
-        state = self._state
+    def _plan(self, addr: Addr, finders: _Finders, *, may_stay: bool) -> Plan:
+        state, before = self._state, self._before.plans.get(addr)
         found, returning = state.at_sites.get(addr, ()), state.returning.get(addr, ())
         upcalls = [*state.upcalls.get(addr, ())]
         for each in returning:
@@ -516,15 +515,15 @@ class _Change:
             self._check_upcall(plan)
         return before if before and before == plan and not self._is_anew else plan
 
-    def _find_site(self, addr: Addr, finders: tuple[FindSite, FindSite, FindSite]) -> Site:
-        at_entry, at_exit, freely = finders
-        state = self._state
+    def _find_site(self, addr: Addr, finders: _Finders) -> Site:
+        state, strategy = self._state, self._options.strategy
         found, returning = state.at_sites.get(addr, ()), state.returning.get(addr, ())
         definition = found[0][1].definition if found else None
         is_recorded = bool(found) or any(each.returns.probes for each in returning)
         is_entry = found or addr in state.at_returns
-        find_site = (at_entry if is_entry else at_exit) if is_recorded else freely
-        return find_site(addr, definition)
+        # It is forced on definitions, and what Python needs is placed as it can be.
+        forced = strategy if is_entry else at_exits(strategy)
+        return finders[forced if is_recorded else None](addr, definition)
 
     def _leave_out_at(self, addr: Addr, error: RefusedError) -> bool:
         # Of patterns, functions that cannot be probed are left out: with all their places.
@@ -558,10 +557,9 @@ class _Change:
                 "it: no handler can be after that instruction"
             )
         if any(each.is_conditional for each in plan.returning):
-            symbol = self._guest.kernel.symbols.at(plan.site.addr)
-            where = symbol.place(plan.site.addr) if symbol is not None else f"{plan.site.addr:#x}"
+            place = place_of(self._guest.kernel.symbols, plan.site.addr)
             raise RefusedError(
-                f"{where} is a conditional jump into another function, by which a function is left "
+                f"{place} is a conditional jump into another function, by which a function is left "
                 "whose returns are probed: no handler can be there meanwhile"
             )
 

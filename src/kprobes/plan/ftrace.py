@@ -156,8 +156,16 @@ def locate(function: Symbol, sites: Sites, info: FtraceInfo) -> Addr | None:
 def have_sites(functions: Sequence[Symbol], sites: Sites, info: FtraceInfo) -> list[bool]:
     """Return for each of many functions whether ``locate`` finds a site."""
     starts = np.array([function.addr for function in functions], np.uint64)
-    found = [np.isin(starts + np.uint64(offset), sites.addrs) for offset in info.offsets]
+    found = [_numbers(starts + np.uint64(offset), sites) >= 0 for offset in info.offsets]
     return np.logical_or.reduce(found).tolist()
+
+
+def _numbers(addrs: NDArray[np.uint64], sites: Sites) -> NDArray[np.intp]:
+    # The number of the site at exactly each address, shape (n,); -1 where there is none.
+    numbers = np.searchsorted(sites.addrs, addrs)
+    is_site = numbers < len(sites.addrs)
+    is_site[is_site] = sites.addrs[numbers[is_site]] == addrs[is_site]
+    return np.where(is_site, numbers, -1)
 
 
 def inspect(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> Site:
@@ -207,10 +215,8 @@ def idle_sites(
         info: of its architecture.
     """
     wanted = np.array(addrs, np.uint64)
-    places = np.searchsorted(sites.addrs, wanted)
-    wanted, places = wanted[places < len(sites.addrs)], places[places < len(sites.addrs)]
-    is_site = sites.addrs[places] == wanted
-    wanted, records = wanted[is_site], sites.records[places[is_site]]
+    numbers = _numbers(wanted, sites)
+    wanted, records = wanted[numbers >= 0], sites.records[numbers[numbers >= 0]]
     size = len(info.preamble)
     code, is_text_read = _rows(memory, wanted - np.uint64(size), size + info.size)
     words, is_record_read = _rows(memory, records, _RECORD_SIZE)
