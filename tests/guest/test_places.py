@@ -1,5 +1,6 @@
 """Meaning of definitions on one kernel, and the first of several errors, as the kernel finds it."""
 
+import struct
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,17 +12,17 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError, RefusedError
 from kprobes.formats import btf_index
 from kprobes.formats.btf import Btf
-from kprobes.guest.places import Places, Unpatched
+from kprobes.guest.places import FindSite, Places, Unpatched
 from kprobes.guest.text import Text
 from kprobes.image.types import BtfTypes
 from kprobes.model.kernel import TextTables
-from kprobes.model.plan import Strategy
+from kprobes.model.plan import Site, Strategy
 from kprobes.plan.ftrace import Sites
 from kprobes.plan.strategy import Wish
 from kprobes.resolve.explain import explain
 from kprobes.units import Addr
 from tests.build.btf import BtfBuilder
-from tests.build.kernel import TEXT, make_kernel, read, symbol
+from tests.build.kernel import TEXT, FakeSymbols, make_kernel, read, symbol
 from tests.build.pages import FakeRam
 from tests.build.typed import SYMBOLS, builder
 
@@ -139,6 +140,46 @@ def test_an_arm64_entry_is_probed_at_its_site_and_has_its_own_address(
 
     assert (site.strategy, site.addr - TEXT, site.ip - TEXT) == found
     assert places.locate(kernel.symbols.named("f")) == TEXT
+
+
+class Fleeting(FakeSymbols, frozen=True):
+    """Names of which all from MODULE on are init text."""
+
+    def is_fleeting(self, addr: int) -> bool:
+        return addr >= MODULE
+
+
+MODULE = TEXT + 0x100_0000
+MANY = [Addr(TEXT + 0x20 * n) for n in range(1, 80)]
+
+
+def _found(find_site: FindSite, addr: Addr) -> Site | str:
+    try:
+        return find_site(addr)
+    except RefusedError as error:
+        return str(error)
+
+
+def test_many_places_that_are_looked_at_together_are_what_each_of_them_is() -> None:
+    memory = FakeRam(0x110_0000, start=TEXT)
+    addrs = [*MANY, Addr(MODULE + 0x40)]
+    records = [Addr(TEXT + 0x8000 + 16 * n) for n in range(len(addrs))]
+    for n, (addr, record) in enumerate(zip(addrs, records, strict=True)):
+        memory.write(record, struct.pack("<QQ", addr, n))
+        # Some hold what no nop is.
+        memory.write(addr, X86_64.site.nops[0] if n % 9 else b"\xcc" * X86_64.site.size)
+    kernel = replace(make_kernel([]), symbols=Fleeting([symbol("f", TEXT, size=0x4000)]))
+    sites = Sites(addrs=np.array(addrs, np.uint64), records=np.array(records, np.uint64))
+    text = Text(kernel=kernel, open_memory=lambda: memory, read_tables=TextTables)
+    places = Places(text, X86_64, sites)
+
+    together = places.find_site(Wish(), addrs=addrs)
+    alone = places.find_site(Wish())
+
+    found = [_found(together, addr) for addr in addrs]
+    assert found == [_found(alone, addr) for addr in addrs]
+    assert sum(isinstance(each, Site) for each in found) == 70
+    assert "init text" in str(found[-1])
 
 
 class Bytes:

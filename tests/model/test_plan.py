@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprobes.model.plan import Displaced, Site, Strategy
+from kprobes.model.plan import Displaced, Patch, Site, Strategy
 from kprobes.units import Addr
 
 START, STOP = Addr(0x1000), Addr(0x1005)
@@ -22,3 +22,8 @@ def test_nobody_may_come_back_in_between_displaced_instructions(
 
 def test_an_ftrace_site_displaces_nothing() -> None:
     assert Site(strategy=Strategy.FTRACE, addr=START, old=PUSHES).covered == ()
+
+
+def test_a_patch_changes_as_many_bytes_as_it_knows() -> None:
+    with pytest.raises(ValueError, match="5 bytes replaced by 6"):
+        Patch(addr=START, old=PUSHES, new=PUSHES + b"\x90")

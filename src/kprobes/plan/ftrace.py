@@ -218,12 +218,10 @@ def idle_sites(
     numbers = _numbers(wanted, sites)
     wanted, records = wanted[numbers >= 0], sites.records[numbers[numbers >= 0]]
     size = len(info.preamble)
-    code, is_text_read = _rows(memory, wanted - np.uint64(size), size + info.size)
-    words, is_record_read = _rows(memory, records, _RECORD_SIZE)
-    entries = words.copy().view(np.uint64)
+    code = _rows(memory, wanted - np.uint64(size), size + info.size)
+    entries = _rows(memory, records, _RECORD_SIZE).view(np.uint64)
     preambles = info.preamble, info.probed_preamble
     is_whole = _is_any(code[:, :size], preambles) & (entries[:, 0] == wanted) & (records != 0)
-    is_whole &= is_text_read & is_record_read
     found: dict[Addr, Site] = {}
     for nop in info.nops:
         is_idle = is_whole & _is_any(code[:, size:], (nop,))
@@ -241,25 +239,24 @@ def _is_any(rows: NDArray[np.uint8], values: Sequence[bytes]) -> NDArray[np.bool
     return np.logical_or.reduce(equal)
 
 
-def _rows(
-    memory: Memory, addrs: NDArray[np.uint64], width: int
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    # Some bytes at each address, shape (n, width), a copy; and of which they could be read.
+def _rows(memory: Memory, addrs: NDArray[np.uint64], width: int) -> NDArray[np.uint8]:
+    # Some bytes at each address, shape (n, width), a copy. Zeros, which are no site and no record,
+    # where they lie on two pages or cannot be read.
     numbers, page_of = np.unique(addrs // np.uint64(_PAGE), return_inverse=True)
-    pages = [_page(memory, number) for number in numbers.tolist()]
-    is_there = np.array([page is not None for page in pages], np.bool_)
-    blob = np.frombuffer(b"".join(page or bytes(_PAGE) for page in pages), np.uint8)
+    pages = b"".join(_page(memory, number) for number in numbers.tolist())
     at = (addrs % np.uint64(_PAGE)).astype(np.intp)
     is_inside = at + width <= _PAGE
     starts = page_of * _PAGE + np.where(is_inside, at, 0)
-    return blob[starts[:, np.newaxis] + np.arange(width)], is_there[page_of] & is_inside
+    rows = np.frombuffer(pages, np.uint8)[starts[:, np.newaxis] + np.arange(width)]
+    rows[~is_inside] = 0
+    return rows
 
 
-def _page(memory: Memory, number: int) -> bytes | None:
+def _page(memory: Memory, number: int) -> bytes:
     try:
         return memory.read(number * _PAGE, _PAGE)
     except MemoryFault:
-        return None
+        return bytes(_PAGE)
 
 
 def is_in_use(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> bool:
