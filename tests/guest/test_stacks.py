@@ -2,9 +2,10 @@
 
 import struct
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -12,9 +13,14 @@ from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import RESTORED, GuestReplacedError, TargetError
+from kprobes.guest.allocate import Allocator
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
+from kprobes.guest.arena import ArenaSize, CodeMemory
+from kprobes.guest.arm import TextPatcher
 from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.guest.journal import Journal
 from kprobes.guest.release import await_exit
+from kprobes.guest.room import Retired
 from kprobes.guest.stacks import (
     are_inside,
     awaited,
@@ -27,7 +33,7 @@ from kprobes.model.plan import INSTANCE_VALUES, InstanceTable
 from kprobes.ports import Tables
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
-from tests.build.guest import CODE, CPUS, DATA, PERCPU, make_memory
+from tests.build.guest import CODE, CPUS, DATA, PERCPU, make_arena, make_memory
 from tests.build.kernel import TEXT, make_kernel, symbol
 from tests.build.machine import ABI
 
@@ -81,6 +87,9 @@ class Vcpus:
 
     def registers(self, cpu: int) -> Mapping[str, int]:
         return self.all[cpu]
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def _stack(n: int) -> int:
@@ -405,6 +414,29 @@ def test_nothing_is_freed_in_another_state_of_the_guest() -> None:
         free_dead_calls(guest, [INSTANCES], [], _is_another)
 
     assert _slots(memory)[0] == DEAD
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+def test_code_is_let_go_of_in_the_state_in_which_nobody_was_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_another: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    guest, _, memory = _guest()
+    arena, journal = make_arena(), Journal.create("fake")
+    patcher = TextPatcher(guest, arena, ABI, journal)
+    pool = patcher.linker.pool
+    pool.grow(replace(arena, code=CodeMemory(addr=Addr(arena.code.stop), size=0x100)))
+    place, _ = pool.take_code(pool.areas[1], 0x100, lambda _: bytes(0x100))
+    gone = Retired(text=(place, Addr(place + 0x100)), instances=INSTANCES)
+    pool.retired = [gone]
+    memory.set_u64(INSTANCES.addr, LIVE)
+    if is_another:
+        journal.check = _is_another
+
+    with pytest.raises(GuestReplacedError) if is_another else nullcontext():
+        Allocator(journal, ArenaSize(), pytest.fail).tidy(guest, patcher)
+
+    assert (pool.retired, _slots(memory)[0]) == (([gone], LIVE) if is_another else ([], 0))
 
 
 TRAMPOLINE = CODE + 0x110
