@@ -173,7 +173,7 @@ class EventTable:
 
     def end(self) -> None:
         """Have nothing recorded any more; called again, what was not drained until then goes."""
-        with self._lock:
+        with self._lock, _without_collector():
             self._is_recording, self._chosen = False, None
             self._driver.end()
 
@@ -422,6 +422,10 @@ def _without_collector() -> Generator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            # They are old at once, and not looked at when the next object is made.
+            gc.freeze()
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
 from kprobes.arch.x86_64 import slot
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import (
     GuestGoneError,
     GuestReplacedError,
@@ -17,6 +19,7 @@ from kprobes.errors import (
 from kprobes.guest import ftrace_records, journal
 from kprobes.guest.arena import NOTIFIER_SIZE
 from kprobes.guest.arm import StagedChange, TextPatcher
+from kprobes.guest.guest import GuestMemory
 from kprobes.guest.journal import Journal
 from kprobes.guest.patches import restore_text
 from kprobes.guest.release import CodeMemory
@@ -24,9 +27,12 @@ from kprobes.model.kernel import Kernel
 from kprobes.model.plan import Plan
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
+from kprobes.transport.ram import StubRam
+from kprobes.transport.stub import Stub
 from kprobes.units import Addr
 from tests.build.guest import CODE, NOP, GuestWithSites, make_arena, make_guest
 from tests.build.machine import ABI
+from tests.build.pages import PAGE
 
 TEXTS = ["p f a=$arg1", "p f a=$arg1", "p f a=%bx", "p f s=+0($arg1):string"]
 
@@ -413,11 +419,12 @@ def _is_another() -> None:
     raise GuestReplacedError("the guest was rebooted")
 
 
-@pytest.mark.parametrize("step", ["load", "stage", "apply", "change", "disarm"])
+@pytest.mark.parametrize("step", ["load_new", "load", "stage", "apply", "change", "disarm"])
 def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
     made, patcher, written = _make()
     programs, _ = patcher.linker.link(made.plans)
     steps: dict[str, Callable[[], object]] = {
+        "load_new": lambda: patcher.load_new(patcher.codes(programs)),
         "load": lambda: patcher.load(patcher.codes(programs)),
         "stage": lambda: staged.append(patcher.stage(programs)),
         "apply": lambda: patcher.apply(staged[-1]),
@@ -425,7 +432,7 @@ def test_nothing_is_written_to_a_guest_that_is_another_one(step: str) -> None:
         "disarm": patcher.disarm,
     }
     staged: list[StagedChange] = []
-    before = ["load", "stage", "apply"]
+    before = ["load_new", "load", "stage", "apply"]
     for each in before[: before.index(step) if step in before else None]:
         steps[each]()
     writes = made.stub.writes
@@ -460,19 +467,53 @@ def test_what_a_loadvm_in_the_middle_of_arming_let_in_is_put_back(number: int) -
     assert made.text() == before
 
 
-def test_code_that_a_loadvm_let_into_somebody_elses_memory_is_taken_out_again() -> None:
+@pytest.mark.parametrize("way", ["load_new", "load"])
+def test_code_that_a_loadvm_let_into_somebody_elses_memory_is_taken_out_again(way: str) -> None:
     made, patcher, written = _make()
     programs, _ = patcher.linker.link(made.plans)
     size = 1024
-    before = made.guest.memory.read(CODE, size)
+    made.guest.memory.write(CODE, bytes(size))
+    before, loaded = made.guest.memory.read(CODE, size), list[int]()
 
     def load(addr: int, data: bytes) -> None:
-        del addr, data
+        del data
         made.stub.before_write = lambda _addr, _data: None
-        written.watch(_is_another)
+        loaded.append(addr)
 
     made.stub.before_write = load
+    written.watch(lambda: _is_another() if loaded else None)
     with pytest.raises(GuestReplacedError):
-        patcher.load(patcher.codes(programs))
+        getattr(patcher, way)(patcher.codes(programs))
 
     assert made.guest.memory.read(CODE, size) == before
+
+
+@pytest.mark.parametrize("held", [b"\0", X86_64.patch.filler])
+def test_only_where_there_was_no_code_is_some_written_past_the_stub(
+    monkeypatch: pytest.MonkeyPatch, held: bytes
+) -> None:
+    made, patcher, _ = _make()
+    memory, start = made.guest.memory, CODE + PAGE - 0x20
+    # Three pages; somebody has run something in the middle one, and the last is half and half.
+    used, mixed = held * 8 + b"\x90" + held * (PAGE - 9), held * 8 + b"\x90\0\xcc"
+    memory.write(start, held * 0x20 + used + mixed)
+    codes = [(Addr(start), bytes(range(0x20))), (Addr(CODE + PAGE), b"\x55" * (PAGE + 16))]
+    monkeypatch.setattr(made.stub, "write_physical_many", pytest.fail)
+
+    rest = patcher.load_new(codes)
+
+    assert [(addr, len(code)) for addr, code in rest] == [
+        (CODE + PAGE, PAGE),
+        (CODE + 2 * PAGE, 16),
+    ]
+    assert memory.read(start, 0x20 + PAGE) == bytes(range(0x20)) + used
+
+
+def test_without_mapped_memory_all_code_is_written_while_the_guest_stands_still() -> None:
+    made, _, written = _make()
+    stub = cast("Stub", made.stub)
+    guest = replace(made.guest, memory=GuestMemory(StubRam(stub, ()), made.guest.memory.tables))
+    patcher, codes = TextPatcher(guest, make_arena(), ABI, written), [(Addr(CODE), b"\x90")]
+
+    assert patcher.load_new(codes) == codes
+    assert made.stub.writes == 0

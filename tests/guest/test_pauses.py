@@ -29,6 +29,7 @@ class Patcher:
         paused_s: for how long it had the guest stopped.
         fixed_s: what every change takes besides.
         loaded: how much code was written at a time.
+        new: the addresses of code that was written while the guest ran.
         failing: the change that fails, and how.
     """
 
@@ -36,6 +37,7 @@ class Patcher:
         self.done: list[tuple[list[int], list[int]]] = []
         self.paused_s = self.fixed_s = 0.0
         self.loaded: list[int] = []
+        self.new: set[int] = set()
         self.forgotten = 0
         self.joined: set[int] = set()
         self.failing: dict[int, BaseException] = {}
@@ -64,6 +66,9 @@ class Patcher:
 
     def forget_routines(self) -> None:
         self.forgotten += 1
+
+    def load_new(self, codes: Sequence[Code]) -> list[Code]:
+        return [code for code in codes if code[0] not in self.new]
 
     def load(self, codes: Sequence[Code]) -> None:
         self.loaded.append(len(codes))
@@ -267,6 +272,17 @@ def test_whatever_fails_is_undone(error: BaseException) -> None:
         change.make(programs(*apart(60)), (), nothing)
 
     assert (patcher.armed, change.is_torn) == ([], False)
+
+
+def test_code_that_was_written_while_the_guest_ran_is_written_in_no_pause() -> None:
+    patcher = Patcher()
+    made = [replace(each, entry=Addr(n)) for n, each in enumerate(programs(*apart(3)))]
+    patcher.new = {0, 2}
+
+    patcher.paced(math.inf).make(made, (), nothing)
+
+    assert patcher.loaded == [1]
+    assert len(patcher.armed) == 3
 
 
 def test_code_that_was_not_written_is_written_the_next_time() -> None:

@@ -1,8 +1,8 @@
 """Plans to armed code, and back: the only place where a guest's text is written.
 
-All writes to code go through the stub and by physical address: a write behind QEMU's back would
-leave stale translated code. Each goes to the journal first, and is compared with what planning
-saw at the moment of writing.
+Code is written through the stub and by physical address, but where there was none: a write that
+QEMU does not see leaves stale translated code. Each patch of text goes to the journal first, and is
+compared with what planning saw at the moment of writing.
 
 Breakpoints of ours in a guest: its own exception chain is told whose they are.
 """
@@ -26,7 +26,7 @@ from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arena import NOTIFIER_SIZE, Arena
 from kprobes.guest.armed import FLAGS, ArmedPatch, ArmedProbe
 from kprobes.guest.ftrace_records import Records, stale_records, unloaded_text
-from kprobes.guest.guest import Code, Guest, GuestMemory, remembering, write_code
+from kprobes.guest.guest import Code, Guest, GuestMemory, remembering, write_code, write_new_code
 from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import first_of
@@ -39,6 +39,7 @@ from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Site, Strategy
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
+from kprobes.transport.ram import StubRam
 from kprobes.units import Addr
 
 _CALLBACK, _NEXT, _PRIORITY = 0, 8, 16
@@ -124,11 +125,15 @@ class StagedChange(Struct, frozen=True, kw_only=True):
         gone: sites that are as they were, or lead elsewhere, afterwards.
         new: sites that lead to new programs.
         covered: text that nobody may be inside when it is made.
+        restored: patches that are taken back, those of text first.
+        made: patches that are made, those of ftrace records first.
     """
 
     gone: tuple[_Armed, ...]
     new: tuple[_Armed, ...]
     covered: tuple[Text, ...]
+    restored: list[ArmedPatch]
+    made: list[ArmedPatch]
 
     @property
     def programs(self) -> list[Program]:
@@ -140,25 +145,11 @@ class StagedChange(Struct, frozen=True, kw_only=True):
         """What nothing leads to any more."""
         return [each.program for each in self.gone]
 
-    @property
-    def restored(self) -> list[ArmedPatch]:
-        """Patches that are taken back, those of text first."""
-        kept = {patch for each in self.new for patch in each.flags}
-        flags = [patch for each in self.gone for patch in each.flags if patch not in kept]
-        return [*(patch for each in self.gone for patch in each.text), *flags]
-
-    @property
-    def made(self) -> list[ArmedPatch]:
-        """Patches that are made, those of ftrace records first."""
-        kept = {patch for each in self.gone for patch in each.flags}
-        flags = [patch for each in self.new for patch in each.flags if patch not in kept]
-        return [*flags, *(patch for each in self.new for patch in each.text)]
-
 
 class TextPatcher:
     """Puts programs into a guest's arena and leads its text to them, and takes that back.
 
-    ``load``, ``apply`` and ``disarm`` need a stopped guest.
+    ``load``, ``apply`` and ``disarm`` need a stopped guest, ``load_new`` does not.
 
     Attributes:
         linker: of the programs.
@@ -266,8 +257,13 @@ class TextPatcher:
             elif not flags:
                 flags = tuple(_flag_patch(site, memory))
             new.append(_Armed(program=program, text=text, flags=flags))
+        old = before.values()
         change = StagedChange(
-            gone=tuple(before.values()), new=tuple(new), covered=self._covered(programs, before)
+            gone=tuple(old),
+            new=tuple(new),
+            covered=self._covered(programs, before),
+            restored=[*_text_of(old), *_flags_of(old, new)],
+            made=[*_flags_of(new, old), *_text_of(new)],
         )
         made = change.made
         self._stopped.note_data(undo.phys for each in new for undo in each.flags)
@@ -307,8 +303,20 @@ class TextPatcher:
         own = ((each.entry, each.code) for each in programs)
         return sorted([*self.linker.routines, *own])
 
+    def load_new(self, codes: Sequence[Code]) -> list[Code]:
+        """Write code to where there was none, while the guest runs, and return the rest of it.
+
+        Args:
+            codes: with their addresses, by which they are sorted.
+        """
+        memory = remembering(self._guest.memory)
+        if isinstance(memory.ram, StubRam):
+            return list(codes)
+        filler = self._guest.arch.patch.filler
+        return write_new_code(memory, joined(codes), filler, self._journal.check)
+
     def load(self, codes: Sequence[Code]) -> None:
-        """Write code to the arena, where nothing calls it yet.
+        """Write code to the arena of a guest that stands still, where nothing calls it yet.
 
         Args:
             codes: with their addresses, by which they are sorted.
@@ -469,8 +477,7 @@ class TextPatcher:
         self._journal.check()
         # What an attempt that failed has put back, nobody else has.
         is_first, self._is_retried = not self._is_retried, True
-        armed = [patch for each in self._sites.values() for patch in each.flags]
-        armed += [patch for each in self._sites.values() for patch in each.text]
+        armed = [*_flags_of(self._sites.values()), *_text_of(self._sites.values())]
         patches = self._still_there(self._sites.values(), armed)
         stuck = zip(self._stuck, self._read(self._stuck), strict=True)
         count = self._restore([*patches, *(patch for patch, now in stuck if now == patch.new)])
@@ -542,6 +549,16 @@ class TextPatcher:
             raise
 
 
+def _text_of(sites: Iterable[_Armed]) -> list[ArmedPatch]:
+    return [patch for each in sites for patch in each.text]
+
+
+def _flags_of(sites: Iterable[_Armed], others: Iterable[_Armed] = ()) -> list[ArmedPatch]:
+    # Those of records that the others do not have, too.
+    kept = {patch for each in others for patch in each.flags}
+    return [patch for each in sites for patch in each.flags if patch not in kept]
+
+
 def _detours(sites: Sequence[_Armed]) -> dict[Addr, Addr]:
     return {
         each.addr: each.program.entry
@@ -566,8 +583,8 @@ def _described(programs: Sequence[Program]) -> list[ArmedProbe]:
 def _flag_patch(site: Site, memory: GuestMemory) -> list[ArmedPatch]:
     # The guest's ftrace must not find bytes that it did not write: it would WARN and give up
     # tracing altogether. A site that it already uses is left to it.
-    old, new = ((site.flags | bit).to_bytes(8, "little") for bit in (0, DISABLED))
     assert site.record is not None
+    old, new = site.flags.to_bytes(8, "little"), (site.flags | DISABLED).to_bytes(8, "little")
     patch = Patch(addr=Addr(site.record + _FLAGS), old=old, new=new)
     return _place(patch, FLAGS, memory)
 

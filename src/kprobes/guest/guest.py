@@ -4,12 +4,12 @@ Kernel virtual memory of a guest: its RAM seen through its page tables.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
 from kprobes.arch.arch import Arch
-from kprobes.errors import MemoryFault
+from kprobes.errors import GuestReplacedError, MemoryFault
 from kprobes.model.kernel import Kernel
 from kprobes.ports import MappedRun, Memory, Ram, Tables, Translator
 from kprobes.transport.ram import ProcessPlace
@@ -19,6 +19,8 @@ from kprobes.units import U64, Addr, Phys
 Code = tuple[Addr, bytes]
 """An address, and the code that is to be there."""
 _PAGE = 4096
+_UNCHECKED = 16
+"""Pieces of code that are written between two looks at whose memory it is: some 50 us."""
 _REGION = 1 << 27
 
 
@@ -38,6 +40,8 @@ class GuestMemory:
 
     def pieces(self, addr: int, size: int) -> list[tuple[Phys, int, int]]:
         """Return (physical address, offset, size) for each page of a range."""
+        if 0 < size <= _PAGE - addr % _PAGE:
+            return [(self.physical(addr), 0, size)]
         found: list[tuple[Phys, int, int]] = []
         at = 0
         while at < size:
@@ -101,6 +105,48 @@ def write_code(debugger: Stub, memory: GuestMemory, codes: Iterable[Code]) -> No
             for phys, at, step in memory.pieces(addr, len(code))
         ]
     )
+
+
+def write_new_code(
+    memory: GuestMemory, codes: Iterable[Code], filler: bytes, check: Callable[[], None]
+) -> list[Code]:
+    """Write code past the stub where there has been none; the guest may run.
+
+    Where nothing but zeros or fillers is, the guest itself has put them over whatever was there
+    before, and QEMU has thrown away then what it had translated.
+
+    Args:
+        memory: where RAM is mapped.
+        codes: that nothing leads to yet.
+        filler: a byte with which a kernel fills memory for code.
+        check: raises GuestReplacedError where the memory is another guest's.
+
+    Returns:
+        The rest: what is to be written to a guest that stands still.
+
+    Raises:
+        GuestReplacedError: as for ``check``; what was written there is gone again.
+    """
+    rest: list[Code] = []
+    pieces = [(a, code, piece) for a, code in codes for piece in memory.pieces(a, len(code))]
+    for start in range(0, len(pieces), _UNCHECKED):
+        check()
+        written: list[tuple[Phys, bytes, bytes]] = []
+        for addr, code, (phys, at, size) in pieces[start : start + _UNCHECKED]:
+            before, new = memory.ram.read(phys, size), code[at : at + size]
+            if before[:1] in (b"\0", filler) and before == before[:1] * size:
+                written.append((phys, before, new))
+                memory.ram.write(phys, new)
+            else:
+                rest.append((Addr(addr + at), new))
+        try:
+            check()
+        except GuestReplacedError:
+            for phys, before, new in written:
+                if memory.ram.read(phys, len(new)) == new:
+                    memory.ram.write(phys, before)
+            raise
+    return rest
 
 
 def remembering(memory: GuestMemory) -> GuestMemory:

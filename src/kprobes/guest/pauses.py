@@ -99,7 +99,7 @@ class PacedChange:
         at, first = 0, self._fitting(2 * SITE_PAUSE_S)
         size = first
         groups = self._groups(programs, gone) if self.is_split(programs, gone) else []
-        codes = self._patcher.codes(programs)
+        codes = self._patcher.load_new(self._patcher.codes(programs))
         if groups or sum(len(code) for _, code in codes) > _LOADED:
             self._load(codes)
             codes = []

@@ -472,8 +472,8 @@ class _Change:
 
     def _is_wanted(self, addr: Addr) -> bool:
         state = self._state
-        tables = state.at_sites, state.returning, state.upcalls, state.overrides
-        return any(addr in table for table in tables)
+        is_probed = addr in state.at_sites or addr in state.returning
+        return is_probed or addr in state.upcalls or addr in state.overrides
 
     def _covering(self, addr: Addr) -> Iterator[Addr]:
         for at in range(addr - LONGEST_PATCH, addr):
@@ -566,6 +566,8 @@ class _Change:
 
 def _newest_first(placed: Sequence[_Placed]) -> tuple[Resolved, ...]:
     # Every hit runs them in this order: add_new_kprobe() puts the new one first.
+    if len(placed) == 1:
+        return (placed[0][1],)
     return tuple(probe for _, probe in reversed(placed))
 
 

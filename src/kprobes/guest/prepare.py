@@ -45,6 +45,8 @@ def with_filter(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved
         DefinitionError: the filter is wrong, or names what the event has not.
     """
     text = probe.definition.filter
+    if not text and tasks is None:
+        return probe
     own = parse_filter(text, _known(probe, guest)) if text else None
     chosen = every([each for each in (tasks, own) if each is not None])
     return replace(probe, filter=chosen) if chosen is not None else probe
