@@ -4,6 +4,7 @@ Beside it: the guest's own kernel with the same definitions, through its tracefs
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ _NATIVE_S = 300
 _ONE = "p:one {} a=$arg1"
 # Functions that an idle guest never runs: no hit disturbs the clock.
 _QUIET = ("tcp_*", "udp_*", "inet_*", "ip6_*", "ipv6_*", "netdev_*", "pci_*", "acpi_*", "neigh_*")
+_MAX_PAUSE_S = 0.05
 _BUSY_STEPS, _BUSY_REPEATS = 1_000_000, 1000
 
 
@@ -126,6 +128,10 @@ def _every(rig: Rig, rounds: int) -> list[Row]:
     with rig.session.recording():
         more = [_more(rig, n) for n in range(5 * rounds)]
     rig.session.select().delete()
+    # Its ids can be given again when a recording begins.
+    _timing(rig, "p:once do_sys_openat2")
+    paced = [_timing(rig, "p:paced *", max_pause_s=_MAX_PAUSE_S)]
+    rig.session.select().delete()
     on, off = _function_tracer(rig)
     return [
         _row("every function (p *), from text to armed", [t.armed for t in found], 2.0, [on]),
@@ -135,6 +141,9 @@ def _every(rig: Rig, rounds: int) -> list[Row]:
         _row("  pause to disarm", [t.disarm_pause for t in found]),
         _row("  one more probe beside them", [armed for armed, _ in more], 0.05),
         _row("    pause", [pause for _, pause in more], 0.005),
+        _row(f"  with --max-pause {_MAX_PAUSE_S * 1e3:.0f}", [t.armed for t in paced], 2.0, [on]),
+        _row("    pause", [t.arm_pause for t in paced], 0.3),
+        _row("    longest pause", [t.longest_pause for t in paced], 0.05),
     ]
 
 
@@ -159,10 +168,11 @@ def _probes(prefix: str, names: Sequence[str]) -> list[str]:
     return [f"p:{prefix}{n} {name} a=$arg1" for n, name in enumerate(names)]
 
 
-def _timing(rig: Rig, text: str) -> Timing:
+def _timing(rig: Rig, text: str, *, max_pause_s: float = math.inf) -> Timing:
     session, stub = rig.session, rig.guest.stub
     if session.definitions:
         session.select().delete()
+    session.limit(max_pause_s=max_pause_s)
     start, pause, stub.longest_s = time.perf_counter(), stub.paused_s, 0.0
     session.probe(text)
     with session.recording():

@@ -98,13 +98,13 @@ class PageCache:
 
 def write_code(debugger: Stub, memory: GuestMemory, codes: Iterable[Code]) -> None:
     """Write code to a stopped guest: past QEMU it would go on with what it has translated."""
-    debugger.write_physical_many(
-        [
-            (phys, code[at : at + step])
-            for addr, code in codes
-            for phys, at, step in memory.pieces(addr, len(code))
-        ]
-    )
+    writes = [
+        (phys, code[at : at + step])
+        for addr, code in codes
+        for phys, at, step in memory.pieces(addr, len(code))
+    ]
+    if writes:
+        debugger.write_physical_many(writes)
 
 
 def write_new_code(
