@@ -130,7 +130,9 @@ def guarded(act: Callable[[], int]) -> int:
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     own, command, has_command = _split(words)
-    parser = make_parsers()[0]
+    # What other commands take is not needed to read this one.
+    name = next((word for word in own if not word.startswith("-")), "")
+    parser = make_parsers(name)[0]
     empty = next((at for at, word in enumerate(own) if _EMPTY.fullmatch(word)), None)
     if empty is not None:
         option = own[empty].strip() or "".join(own[max(empty - 1, 0) : empty])
@@ -183,8 +185,12 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parsers() -> Sequence[argparse.ArgumentParser]:
-    """Return the parser of the command line, and after it that of each command."""
+def make_parsers(name: str | None = None) -> Sequence[argparse.ArgumentParser]:
+    """Return the parser of the command line, and after it that of each command.
+
+    Args:
+        name: the only command that has its arguments; None for all of them.
+    """
     parser = _Parser(
         prog="kprobe",
         description=_DESCRIPTION,
@@ -206,7 +212,8 @@ def make_parsers() -> Sequence[argparse.ArgumentParser]:
         )
         own.register("action", None, Once)
         own.register("action", "store", Once)
-        module.add_arguments(own)
+        if name in (None, module.NAME):
+            module.add_arguments(own)
         own.set_defaults(run=module.run, name=module.NAME, parser=own)
         made.append(own)
     return made
