@@ -25,7 +25,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ from msgspec.structs import replace
 import kprobes
 from kprobes.errors import KprobesError
 from kprobes.formats.rsp import StopReply
-from kprobes.guest import inject
+from kprobes.guest import arm, inject
 from kprobes.guest.allocations import Allocation, AllocationLog, Call
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.armed import ArmedPatch
+from kprobes.guest.guest import Code, GuestMemory
 from kprobes.guest.journal import Journal
 from kprobes.guest.patches import StoppedMemory
 from kprobes.guest.places import places_of
@@ -163,20 +164,39 @@ def _fail_at_write(number: int, fail: Fail) -> None:
     write, write_place = Stub.write_physical_many, StoppedMemory.write_physical_many
     left = itertools.count(number, -1)
 
+    def count() -> None:
+        if next(left) == 0:
+            fail()
+
     def some(self: Stub, writes: Sequence[tuple[int, bytes]]) -> None:
         for item in writes:
-            if next(left) == 0:
-                fail()
+            count()
             write(self, [item])
 
     def some_places(self: StoppedMemory, writes: Sequence[tuple[int, bytes]]) -> None:
         for item in writes:
-            if self.is_data(item) and next(left) == 0:
-                fail()
+            if self.is_data(item):
+                count()
             write_place(self, [item])
 
     Stub.write_physical_many = some
     StoppedMemory.write_physical_many = some_places
+    _count_new_code(count)
+
+
+def _count_new_code(count: Callable[[], None]) -> None:
+    write = arm.write_new_code
+
+    def some(
+        memory: GuestMemory, codes: Iterable[Code], filler: bytes, check: Callable[[], None]
+    ) -> list[Code]:
+        rest: list[Code] = []
+        for code in codes:
+            count()
+            rest += write(memory, [code], filler, check)
+        return rest
+
+    arm.write_new_code = some
 
 
 def _fail_at_record(number: int, fail: Fail) -> None:
