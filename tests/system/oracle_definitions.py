@@ -69,7 +69,7 @@ p:sys_read __x64_sys_read fd=+112($arg1):s32 buf=+104($arg1):x64 count=+96($arg1
 p:sys_open __x64_sys_openat path=+0(+104($arg1)):ustring same=+u0(+104(%di)):string
 """
 _ARM64 = r"""
-p:m_stack do_mmap seven=$arg7 eight=$arg8 at7=+0($arg7):x64 same=+0($stack1):x32
+p:m_stack do_mmap seven=$arg7 eight=$arg8 at7=+0($arg7):x64 slot=$stack1:x64
 p:o_regs do_sys_openat2 a=%x0 b=%x1 c=%x2 d=%x3 e=%x4 f=%x5 g=%x6 h=%x7 i=%x8 j=%x10
 p:o_more do_sys_openat2 a=%x11 b=%x12 c=%x13 d=%x14 e=%x15 f=%x16 g=%x17 h=%x18 i=%x19 j=%x20
 p:o_rest do_sys_openat2 a=%x21 b=%x22 c=%x23 d=%x24 e=%x25 f=%x26 g=%x27 h=%x28 i=%x29 j=%x30
