@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from kprobes.errors import FormatError, KprobesError, StateError, UnreachableError
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, Call, Kind
-from kprobes.guest.armed import ArmedPatch, ArmedProbe
+from kprobes.guest.armed import ArmedPatch, ArmedProbe, line_of
 from kprobes.guest.attach import attach
 from kprobes.guest.journal import Entry, Journal, RamMap
 from kprobes.units import Addr, Phys
@@ -531,3 +531,9 @@ def test_no_line_of_one_thread_is_lost_while_another_replaces_the_file() -> None
             made.keep(UNDOS)
             other.join()
             assert made.path.read_text().count('"held"') == number
+
+
+def test_a_command_line_that_is_no_text_is_written_and_read() -> None:
+    value = {"target": "qemu:/tmp/\udce4/ä", "phys": [0xFFFF_FFFF_8100_0000]}
+
+    assert json.loads(line_of(value)) == value

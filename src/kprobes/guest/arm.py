@@ -440,8 +440,7 @@ class TextPatcher:
         for each in change.gone:
             for patch in each.patches:
                 self._patched.pop(patch.addr, None)
-        for each in change.new:
-            self._patched |= {patch.addr: patch.old for patch in each.patches}
+        self._patched |= {patch.addr: patch.old for each in change.new for patch in each.patches}
         if not self._sites:
             self._keep(())
         elif restored:

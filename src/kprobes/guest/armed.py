@@ -12,6 +12,7 @@ from itertools import starmap
 from typing import Any, cast
 
 from msgspec import Struct
+from msgspec.json import encode
 
 from kprobes.units import Addr, Phys
 
@@ -94,7 +95,11 @@ def patches_line(patches: Sequence[ArmedPatch], state: int) -> bytes:
 
 def line_of(value: dict[str, Any]) -> bytes:
     """Return a value as a line."""
-    return json.dumps(value).encode() + b"\n"
+    try:
+        return encode(value) + b"\n"
+    except UnicodeEncodeError:
+        # Bytes of a command line that are no text: escaped.
+        return json.dumps(value).encode() + b"\n"
 
 
 def _columns(patches: Sequence[ArmedPatch]) -> dict[str, list[Any]]:

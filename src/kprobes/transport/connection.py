@@ -85,7 +85,7 @@ class Wire:
                 found = self._plain_oks(due) or [self._answer(None)]
                 answers += found
                 due -= len(found)
-        if any(map(rsp.is_stop, answers)):
+        if any(answer != b"OK" and rsp.is_stop(answer) for answer in answers):
             raise TargetError("the guest was resumed by somebody else in the middle of a request")
         return answers
 

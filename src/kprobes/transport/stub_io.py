@@ -72,11 +72,13 @@ class StubMemory:
     def write(self, writes: Sequence[tuple[int, bytes]]) -> None:
         """Write each (address, data); raise MemoryFault for the first that failed."""
         largest = (self.packet_size - _HEADER) // 2
-        chunks = [
-            (start, data[start - addr : start - addr + size])
-            for addr, data in writes
-            for start, size in _chunks(addr, len(data), largest)
-        ]
+        chunks = writes
+        if any(not 0 < len(data) <= largest for _, data in writes):
+            chunks = [
+                (start, data[start - addr : start - addr + size])
+                for addr, data in writes
+                for start, size in _chunks(addr, len(data), largest)
+            ]
         requests = [b"M%x,%x:%s" % (a, len(data), rsp.to_hex(data)) for a, data in chunks]
         for (addr, data), answer in zip(chunks, self._wire.exchange(requests), strict=True):
             if answer != b"OK":
