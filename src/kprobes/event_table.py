@@ -414,6 +414,9 @@ def _noted(statements: Iterable[Statement], made: list[Statement]) -> Iterator[S
         made.append(statement)
 
 
+_MANY_OBJECTS = 100_000
+
+
 @contextmanager
 def _without_collector() -> Generator[None]:
     # A pattern makes a million objects, none of them garbage: looking for some takes a sixth of it.
@@ -422,8 +425,9 @@ def _without_collector() -> Generator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
-            # They are old at once, and not looked at when the next object is made.
+        if gc.get_count()[0] > _MANY_OBJECTS and not gc.get_freeze_count():
+            # They are old at once, and not looked at when the next object is made. Not after small
+            # changes: counting begins anew, so that after many of them none would be looked at.
             gc.freeze()
             gc.unfreeze()
         if was_enabled:
