@@ -312,6 +312,7 @@ class TextPatcher:
         memory = remembering(self._guest.memory)
         if isinstance(memory.ram, StubRam):
             return list(codes)
+        # With the same byte the kernel fills memory for code.
         filler = self._guest.arch.patch.filler
         return write_new_code(memory, joined(codes), filler, self._journal.check)
 

@@ -414,11 +414,7 @@ class _Change:
             try:
                 before = self._before.returns.get(entry)
                 returns, found = planner.plan(
-                    entry,
-                    probes,
-                    upcalls,
-                    before,
-                    is_fresh=self._is_fresh,
+                    entry, probes, upcalls, before, is_fresh=self._is_fresh
                 )
             except RefusedError as error:
                 if upcalls or not self._leave_out(probes, error):
