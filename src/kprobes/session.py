@@ -24,7 +24,7 @@ from kprobes.limits import LimitThread, LoadWindow
 from kprobes.model.definition import Definition, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.model.kernel import Kernel
-from kprobes.model.options import Limits, Options, Tasks
+from kprobes.model.options import MAX_PAUSE_S, Limits, Options, Tasks
 from kprobes.model.override import OverrideOptions, OverrideWords, errno_value, with_comm
 from kprobes.ports import Sink
 from kprobes.sinks.names import TraceSource
@@ -204,7 +204,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         *,
         max_rate: float = math.inf,
         max_overhead: float = math.inf,
-        max_pause_s: float = math.inf,
+        max_pause_s: float = MAX_PAUSE_S,
     ) -> None:
         """Keep what events take within limits, from the next recording on: howto/limits.md.
 
@@ -212,7 +212,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
             max_rate: how often a second one may be hit; it is disabled when it is hit more often.
             max_overhead: the share of the CPUs' time, from 0 to 1, that all hits may take; the
                 dearest events are disabled when they take more.
-            max_pause_s: for how long a guest may stand still at once while probes are armed.
+            max_pause_s: for how long a guest may stand still at once while probes are armed or
+                disarmed; ``math.inf`` changes all text in one pause.
 
         Raises:
             NotSupportedError: this machine's kernel is to limit the overhead.

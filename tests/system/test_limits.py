@@ -137,6 +137,21 @@ def test_a_change_in_several_pauses_loses_nothing_of_others(
         assert stub.stops - stops > 5
 
 
+def test_many_sites_are_changed_in_several_pauses_also_when_no_limit_is_given(
+    session: GuestSession, arch: str
+) -> None:
+    stub = session.driver.guest.stub
+    limit(session, Limits())
+    with recorded(session, arch):
+        many = session.probe("p:many [st]*", enabled=False)
+        stops = stub.stops
+        many.enable()
+        assert stub.stops - stops > 1
+        stops = stub.stops
+        many.disable()
+        assert stub.stops - stops > 1
+
+
 def test_several_pauses_are_undone_as_a_whole(
     session: GuestSession, arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,18 +281,18 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-pause",
         type=pause,
         metavar="MS",
-        help="pause a guest no longer at once to arm or disarm: in several pauses if need be",
+        help="pause a guest no longer at once to arm or disarm, but more often (default: 50)",
     )
 
 
 def limits(args: argparse.Namespace) -> "Limits":
     """Return what probes may take."""
-    from kprobes.model.options import Limits
+    from kprobes.model.options import MAX_PAUSE_S, Limits
 
     return Limits(
         max_rate=args.max_rate or math.inf,
         max_overhead=args.max_overhead or math.inf,
-        max_pause_s=args.max_pause or math.inf,
+        max_pause_s=args.max_pause or MAX_PAUSE_S,
     )
 
 

@@ -65,12 +65,19 @@ def parse_description(fetch: Callable[[str], bytes]) -> Description:
 
 def decode_registers(description: Description, payload: bytes) -> dict[str, int]:
     """Read a g packet, little endian; registers that it lacks or marks ``x`` are left out."""
-    values: dict[str, int] = {}
-    for slot in description.slots:
-        digits = payload[2 * slot.offset : 2 * (slot.offset + slot.size)]
-        if len(digits) == 2 * slot.size and b"x" not in digits:
-            values[slot.name] = int.from_bytes(from_hex(digits), "little")
-    return values
+    shown = [slot for slot in description.slots if 2 * (slot.offset + slot.size) <= len(payload)]
+    if b"x" in payload:
+        shown = [slot for slot in shown if b"x" not in _digits(slot, payload)]
+        payload = payload.replace(b"x", b"0")
+    data = from_hex(payload)
+    return {
+        slot.name: int.from_bytes(data[slot.offset : slot.offset + slot.size], "little")
+        for slot in shown
+    }
+
+
+def _digits(slot: RegisterSlot, payload: bytes) -> bytes:
+    return payload[2 * slot.offset : 2 * (slot.offset + slot.size)]
 
 
 def encode_registers(description: Description, payload: bytes, values: Mapping[str, int]) -> bytes:

@@ -80,9 +80,10 @@ class Allocator:
         """
         if self.arena is None or self.recorder is None:
             size = self._rounded(self._needed(plans, waiting))
+            injector = self._injector(guest)
             with guest.stub.paused():
                 arena = arenas.allocate(
-                    self._injector(guest),
+                    injector,
                     guest.kernel,
                     size,
                     note=partial(begin_notes, guest.memory, journal=self._journal),
@@ -202,9 +203,9 @@ class Allocator:
     def _grow(self, guest: Guest, patcher: TextPatcher, plans: Collection[Plan]) -> None:
         if self.arena is None:
             raise ValueError("nothing was allocated that could grow")
-        size = self._rounded(self._needed(plans, ()))
+        size, injector = self._rounded(self._needed(plans, ())), self._injector(guest)
         with guest.stub.paused():
-            arena = arenas.grow(self._injector(guest), guest.kernel, self.arena, size)
+            arena = arenas.grow(injector, guest.kernel, self.arena, size)
         patcher.linker.pool.grow(arena)
         patcher.notes.change((), ())
         self.set_abi(guest, patcher)

@@ -277,7 +277,7 @@ def _left(deadline: float, most: float = math.inf) -> float:
 
 
 class CallInjector:
-    """Finds tasks of one guest that can make calls; the guest is stopped before and after.
+    """Finds tasks of one guest that can make calls; it is stopped before and after ``task``.
 
     Attributes:
         memory: of the guest.
@@ -293,6 +293,7 @@ class CallInjector:
         self._kernel = kernel
         self.allocations = allocations
         self._return_path = self._info.return_path(memory, kernel)
+        self._places = self._sleepable()
 
     @contextmanager
     def task(self, *, timeout_s: float = 10.0) -> Generator[Task]:
@@ -303,19 +304,18 @@ class CallInjector:
         """
         if self._debugger.is_held:
             raise TargetError(_PAUSED)
-        places = self._sleepable()
-        thread = self._stop_at(places, min(_BUSY_WAIT_S, timeout_s))
-        if thread is None:
+        stopped = self._stop_at(self._places, min(_BUSY_WAIT_S, timeout_s))
+        if stopped is None:
             self._nudge(timeout_s)
-            thread = self._stop_at(places, timeout_s)
-        if thread is None:
+            stopped = self._stop_at(self._places, timeout_s)
+        if stopped is None:
             raise TargetError("no task of the guest came by that could make a call; is it hung?")
-        with self._borrowed(thread) as task:
+        with self._borrowed(*stopped) as task:
             yield task
 
     @contextmanager
-    def _borrowed(self, thread: int) -> Generator[Task]:
-        task, data = self._frame(thread)
+    def _borrowed(self, thread: int, registers: Mapping[str, int]) -> Generator[Task]:
+        task, data = self._frame(thread, registers)
         # As if a call had come back, from where resuming is right, too: after our death the first
         # call can be told from the one before it by its number, as any other.
         at_trap = self._info.at_trap(self._return_path, task.trap.frame)
@@ -324,10 +324,10 @@ class CallInjector:
         with breakpoint_at(self._debugger, self._return_path.trap):
             yield task
 
-    def _frame(self, thread: int) -> tuple[Task, bytes]:
+    def _frame(self, thread: int, registers: Mapping[str, int]) -> tuple[Task, bytes]:
         # And what must be in its frame.
         self.allocations.check()
-        frame, data = self._info.save_frame(self._return_path, self._debugger.registers(thread))
+        frame, data = self._info.save_frame(self._return_path, registers)
         trap = ReturnTrap(
             debugger=self._debugger,
             place=self._return_path.trap,
@@ -355,8 +355,10 @@ class CallInjector:
                 return
         raise GuestReplacedError(RESTORED)
 
-    def _stop_at(self, places: Sequence[Addr], timeout_s: float) -> int | None:
-        """Stop somebody who comes to one of these places."""
+    def _stop_at(
+        self, places: Sequence[Addr], timeout_s: float
+    ) -> tuple[int, Mapping[str, int]] | None:
+        """Stop somebody who comes to one of these places; return the vCPU and its registers."""
         deadline = time.monotonic() + timeout_s
         with ExitStack() as breakpoints:
             for place in places:
@@ -367,8 +369,9 @@ class CallInjector:
                 # Two vCPUs may come to an earlier breakpoint at once. QEMU tells of the second
                 # when the guest runs again, and the breakpoint is gone: that one is in the
                 # middle of an interrupt, maybe.
-                if self._debugger.registers(thread)[self._info.pc] in places:
-                    return thread
+                registers = self._debugger.registers(thread)
+                if registers[self._info.pc] in places:
+                    return thread, registers
             return None
 
     def _nudge(self, timeout_s: float) -> None:
@@ -382,10 +385,10 @@ class CallInjector:
         if work is None or timer is None or queue is None or call is None:
             return
         self._raise_timer()
-        thread = self._stop_at([timer.addr], timeout_s)
-        if thread is None:
+        stopped = self._stop_at([timer.addr], timeout_s)
+        if stopped is None:
             return
-        with self._borrowed(thread) as task:
+        with self._borrowed(*stopped) as task:
             task.call(call.addr, 0, self.memory.u64(queue.addr), work.addr, 0)
 
     def _raise_timer(self) -> None:
@@ -397,10 +400,11 @@ class CallInjector:
         if called is None:
             return
         for thread in self._debugger.ids():
-            if not self._is_idle(self._debugger.registers(thread)):
+            registers = self._debugger.registers(thread)
+            if not self._is_idle(registers):
                 continue
             # Straight back to what it was doing: the trap may carry a breakpoint by then.
-            task, data = self._frame(thread)
+            task, data = self._frame(thread, registers)
             setup = self._info.set_up_jump(self._return_path, task.trap.frame, called)
             task.change(data, setup.registers)
             return

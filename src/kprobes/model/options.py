@@ -29,8 +29,12 @@ class Tasks(Struct, frozen=True, kw_only=True):
     follow: bool = False
 
 
+MAX_PAUSE_S = 0.05
+"""How long a guest stands still at once, unless something else is said."""
+
+
 class Limits(Struct, frozen=True, kw_only=True):
-    """What probes may take of a kernel; by default all of it.
+    """What probes may take of a kernel; by default all of it, but no long pause.
 
     Attributes:
         max_rate: how often a second an event may be hit, hits that its filter rejects included; it
@@ -43,7 +47,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     max_rate: float = math.inf
     max_overhead: float = math.inf
-    max_pause_s: float = math.inf
+    max_pause_s: float = MAX_PAUSE_S
 
     def __post_init__(self) -> None:
         """Refuse what no probe could keep to."""
