@@ -128,8 +128,12 @@ def _session(
     access: "Access | None" = None,
 ) -> GuestSession:
     from kprobes.guest.open import open_driver
-    from kprobes.handlers.engine import GuestEngine
 
     driver = open_driver(undo, target, size, is_ours=machine is not None, access=access)
-    handlers = Registry(GuestEngine(driver), LiveKernel(lambda: driver.guest))
+
+    def handlers() -> Registry:
+        from kprobes.handlers.engine import GuestEngine
+
+        return Registry(GuestEngine(driver), LiveKernel(lambda: driver.guest))
+
     return Session(driver, undo.pop_all(), machine, handlers)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -58,13 +59,15 @@ class Session(Generic[_Driver_co, _Commands_co]):
         driver: _Driver_co,
         resources: ExitStack,
         machine: _Commands_co | None = None,
-        handlers: Registry | None = None,
+        handlers: Callable[[], Registry] | None = None,
     ) -> None:
         self.driver = driver
         self.machine = machine
         self._events = EventTable(driver)
         self.options = Options(warn=logging.getLogger("kprobes").warning)
-        self._handlers = handlers
+        self._make_handlers = handlers
+        self._handlers: Registry | None = None
+        self._making = threading.Lock()
         self._resources = resources
         self._is_closed = False
 
@@ -105,8 +108,12 @@ class Session(Generic[_Driver_co, _Commands_co]):
     @property
     def handlers(self) -> Registry:
         """Probes with Python handlers, or NotSupportedError where there can be none."""
-        if self._handlers is None:
+        if self._make_handlers is None:
             raise NotSupportedError(NO_HANDLERS)
+        # Threads may ask for it at once.
+        with self._making:
+            if self._handlers is None:
+                self._handlers = self._make_handlers()
         return self._handlers
 
     @property
