@@ -65,6 +65,22 @@ def test_a_task_of_an_idle_guest_calls_a_function(reached: tuple[Machine, Guest]
     assert complaints(machine) == []
 
 
+@pytest.mark.parametrize("ticks", ["highres=off", "highres=off nohz=off"])
+def test_an_idle_guest_whose_timer_is_of_low_resolution_has_a_task_at_once(
+    boot: Boot, ticks: str
+) -> None:
+    machine = boot(append=ticks)
+    guest = attach(str(machine.stub_address))
+    injector, began = injector_of(guest, AllocationLog()), time.monotonic()
+
+    # Without its timer's handler nobody comes by before the time is over.
+    with guest.stub.paused(), injector.task(timeout_s=2 * IDLE_S):
+        took = time.monotonic() - began
+
+    guest.stub.detach()
+    assert took < IDLE_S
+
+
 def test_an_arena_is_allocated_within_reach_and_given_back(
     reached: tuple[Machine, Guest], arch: str
 ) -> None:

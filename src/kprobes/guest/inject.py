@@ -35,7 +35,12 @@ _SYSCALLS = (
     "read write openat close poll ppoll select nanosleep clock_nanosleep getpid getppid wait4 "
     "futex epoll_wait ioctl newfstat sendto recvfrom rt_sigaction rt_sigprocmask sched_yield"
 )
-_TIMER = "hrtimer_interrupt"
+_TIMERS = (
+    *("hrtimer_interrupt", "tick_nohz_handler", "tick_nohz_lowres_handler"),
+    "tick_handle_periodic",
+)
+"""The handlers of a CPU's timer: with high resolution, and without (``highres=off``; machines whose
+clock cannot have it) idle ticks or all of them: kernel/time/tick-sched.c, tick-common.c."""
 
 
 class Returned(Struct, frozen=True, kw_only=True):
@@ -377,15 +382,16 @@ class CallInjector:
     def _nudge(self, timeout_s: float) -> None:
         """Make an idle guest run vmstat_shepherd, from its next timer interrupt."""
         symbols = self._kernel.symbols
-        work, timer = symbols.find("shepherd"), symbols.find(_TIMER)
+        work, found = symbols.find("shepherd"), map(symbols.find, _TIMERS)
+        timers = [timer.addr for timer in found if timer is not None]
         # Since 128ea9f6ccfb ("workqueue: Add system_percpu_wq and system_dfl_wq") (v6.17) the old
         # name makes the kernel complain.
         queue = symbols.find("system_percpu_wq") or symbols.find("system_wq")
         call = symbols.find("mod_delayed_work_on")
-        if work is None or timer is None or queue is None or call is None:
+        if work is None or not timers or queue is None or call is None:
             return
         self._raise_timer()
-        stopped = self._stop_at([timer.addr], timeout_s)
+        stopped = self._stop_at(timers, timeout_s)
         if stopped is None:
             return
         with self._borrowed(*stopped) as task:
