@@ -66,6 +66,6 @@ def test_what_is_not_a_target_is_told_what_is_one() -> None:
         check_options(parse("--target", "nonsense"))
 
     assert str(caught.value) == (
-        "'nonsense' is not a target: use qemu:HOST:PORT or qemu:/path/of.sock, "
-        "or host, guest or auto"
+        "'nonsense' is not a target: use one of qemu:HOST:PORT, qemu:/path/of.sock, pid:N, "
+        "name:NAME, running, host, guest, auto"
     )

@@ -14,10 +14,14 @@ def test_a_guest_is_paused_when_it_stands_for_a_while(
 ) -> None:
     answers = iter(seen)
 
-    def is_running(address: str) -> bool | None:
-        del address
+    def runs(pid: int) -> bool | None:
+        del pid
         return next(answers)
 
-    monkeypatch.setattr(connect, "is_running", is_running)
+    monkeypatch.setattr(connect, "runs", runs)
 
-    assert connect.is_paused("/gdb.sock") is is_paused
+    assert bool(connect.stands(1)) is is_paused
+
+
+def test_of_who_does_not_listen_here_nothing_is_known() -> None:
+    assert not connect.is_paused("/gdb.sock")

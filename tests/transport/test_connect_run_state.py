@@ -1,9 +1,10 @@
 """Run state of a QEMU's guest, by its process's memory; with QEMU itself in tests/system."""
 
+import os
 import socket
 from pathlib import Path
 
-from kprobes.transport.connect import is_running
+from kprobes.transport.connect import is_paused, runs
 
 
 def test_nothing_tells_of_programs_that_are_not_qemu(tmp_path: Path) -> None:
@@ -12,10 +13,12 @@ def test_nothing_tells_of_programs_that_are_not_qemu(tmp_path: Path) -> None:
         server.bind(str(path))
         server.listen()
 
-        assert is_running(str(path)) is None
-        assert is_running(f"localhost:{port.getsockname()[1]}") is None
+        assert not is_paused(str(path))
+        assert not is_paused(f"localhost:{port.getsockname()[1]}")
+    assert runs(os.getpid()) is None
 
 
 def test_nothing_tells_of_other_machines_and_of_nobody(tmp_path: Path) -> None:
-    assert is_running("192.0.2.1:1234") is None
-    assert is_running(str(tmp_path / "none.sock")) is None
+    assert not is_paused("192.0.2.1:1234")
+    assert not is_paused(str(tmp_path / "none.sock"))
+    assert runs(1 << 30) is None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import BinaryIO, NoReturn, TypeVar
 
-from kprobes.cli import check, doctor, fail, guest, list, restore, status, trace, xray
+from kprobes.cli import check, doctor, fail, guest, list, restore, status, targets, trace, xray
 from kprobes.cli.files import UnwrittenError, WholeFile, own_streams
 from kprobes.cli.options import Once
 from kprobes.cli.terminal import print_message, status_of
@@ -26,6 +26,7 @@ COMMANDS: tuple[ModuleType, ...] = (
     xray,
     fail,
     guest,
+    targets,
     status,
     restore,
     doctor,

@@ -31,7 +31,10 @@ _MIB = 1 << 20
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _CPUS = re.compile(rf"{_RANGE.pattern}(?:,{_RANGE.pattern})*")
 _TWICE = "given twice"
-TARGET_HELP = "a running guest: qemu:HOST:PORT or qemu:/path.sock of its gdb stub or monitor"
+TARGET_HELP = (
+    "a running guest: qemu:HOST:PORT or qemu:/path.sock of its gdb stub or monitor, pid:N or "
+    "name:NAME of its QEMU, running for the only one (`kprobe targets` lists them)"
+)
 _TARGETS = (
     f"host: this machine's own kernel; guest: one that is booted; {TARGET_HELP}; "
     "auto (default): the host where it can be probed, else a guest"

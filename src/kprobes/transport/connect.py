@@ -35,6 +35,7 @@ from kprobes.transport.address import (
 )
 from kprobes.transport.connection import handshake
 from kprobes.transport.monitor import Monitor, is_monitor, leave
+from kprobes.transport.running import is_named, named_address
 from kprobes.transport.stub import Stub
 
 _RUNNING, _STATES = 9, 16
@@ -46,17 +47,16 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = np.dtype([("name", "<u4"), ("other", "<u4"), ("value", "<u8"), ("size", "<u8")])
 
 
-def is_running(address: str) -> bool | None:
-    """Return whether the guest of the QEMU that listens at an address runs.
+def runs(pid: int) -> bool | None:
+    """Return whether the guest of a QEMU process runs.
 
-    None where nothing tells: a QEMU on another machine, of another user, or without symbols.
+    None where nothing tells: a QEMU of another user, or without symbols.
     """
-    pid = listener_pid(address)
     try:
-        state = None if pid is None else _read_state(Path("/proc", str(pid)))
+        state = _read_state(Path("/proc", str(pid)))
     except (OSError, ValueError, struct.error, FormatError, TargetError):
         return None
-    return None if state is None or state >= _STATES else state == _RUNNING
+    return None if state >= _STATES else state == _RUNNING
 
 
 def _read_state(process: Path) -> int:
@@ -94,6 +94,7 @@ def _find(program: mmap.mmap) -> tuple[Machine, int]:
 
 _PAUSED_S, _STEP_S = 0.5, 0.02
 _PREFIX = "qemu:"
+_FORMS = "qemu:HOST:PORT, qemu:/path/of.sock, pid:N, name:NAME, running"
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _DISCONNECTED = "disconnected:"
 _MAX_WORDS = 200
@@ -107,16 +108,21 @@ _TCP = re.compile(r"(?:tcp|telnet):(\[?.*?\]?):([0-9]+)(?:,server(?:=on)?)?$")
 def parse_target(target: str) -> str:
     """Return the address in ``qemu:HOST:PORT``, ``qemu:/path.sock``, or either without ``qemu:``.
 
+    Of a QEMU that is named, by ``pid:N``, ``name:NAME`` or ``running``, it is looked up.
+
     A path comes back absolute: a guardian, or whoever restores, stands in another directory.
 
     Raises:
-        UsageError: neither.
+        UsageError: none of these, or several guests are meant.
+        UnreachableError: there is no such guest, or no way into it.
     """
+    if is_named(target):
+        return named_address(target)
     address = target.removeprefix(_PREFIX)
     if is_path(address):
         return str(Path(address.removeprefix("unix:")).absolute())
     if parse_host_port(address) is None:
-        raise UsageError(f"{target!r} is not a target: use qemu:HOST:PORT or qemu:/path/of.sock")
+        raise UsageError(f"{target!r} is not a target: use one of {_FORMS}")
     return address
 
 
@@ -151,12 +157,18 @@ def is_paused(address: str) -> bool:
 
     Not where another command has stopped it for a moment, to look at it.
     """
+    pid = listener_pid(address)
+    return pid is not None and stands(pid) is True
+
+
+def stands(pid: int) -> bool | None:
+    """Return whether the guest of a QEMU process stands still; None where nothing tells."""
     deadline = time.monotonic() + _PAUSED_S
-    while is_running(address) is False:
+    while (is_running := runs(pid)) is False:
         if time.monotonic() > deadline:
             return True
         time.sleep(_STEP_S)
-    return False
+    return None if is_running is None else False
 
 
 def _connect(address: str, *, is_held: bool, timeout_s: float) -> Stub:

@@ -1,0 +1,316 @@
+"""QEMU processes of this machine, by their command lines and what /proc has of them.
+
+No stub or monitor is connected to, and no guest stands still for it. QEMU's options are written
+down in its manual, "Invocation"; where one is given several times the last one counts, but for
+stubs and monitors, of which a guest may have several.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kprobes.errors import UnreachableError, UsageError
+from kprobes.transport.address import is_path, parse_host_port
+from kprobes.transport.find_ram import Mapping as MemoryMapping
+from kprobes.transport.find_ram import parse_maps
+from kprobes.units import MIB
+
+PROC = Path("/proc")
+RUNNING = "running"
+"""The target that is the only guest that runs."""
+NO_WAY = "its QEMU has no gdb stub and no monitor on a socket: start it with -s, or with -qmp"
+_PID, _NAME = "pid:", "name:"
+_PROGRAM = re.compile(r"qemu-system-(\w+)|qemu-kvm|kvm")
+_ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
+_DEFAULT_MEMORY = 128 * MIB
+_UNITS = {"B": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([BKMGT]?)B?", re.IGNORECASE)
+_STUB = "tcp::1234"
+_BARE_WORDS = (
+    "S s enable-kvm nographic no-reboot no-shutdown daemonize snapshot nodefaults no-user-config "
+    "full-screen no-acpi no-hpet no-fd-bootchk mem-prealloc usb preconfig singlestep h help "
+    "version win2k-hack xen-attach xen-domid-restrict old-param semihosting only-migratable no- "
+    "kvm sdl curses portrait no-quit no-frame alt-grab ctrl-grab nouserconfig"
+)
+"""Options without a value."""
+_IMPLIED = {"name": "guest", "m": "size", "smp": "cpus", "machine": "type", "accel": "accel"}
+"""By option: what its first word means where it has no key."""
+_SAME = {"M": "machine"}
+_BARE = frozenset(_BARE_WORDS.split())
+_SOCKETS = ("cpus", "sockets", "dies", "clusters", "cores", "threads")
+_KVM = "anon_inode:kvm-vm"
+_ESCAPED = "\0"
+
+_Options = dict[str, list[str]]
+
+
+class CommandLine(Struct, frozen=True, kw_only=True):
+    """What a QEMU was told when it was started.
+
+    Attributes:
+        arch: of its guest, in Debian's words or QEMU's; "" where its name does not say.
+        name: of its guest, or "".
+        cpus: of its guest.
+        memory: of its guest, in bytes.
+        accel: the accelerator that is tried first.
+        machine: the machine's type, or "" for the default one.
+        kernel: the file that it boots, or "".
+        stubs: where gdb stubs listen: ``HOST:PORT``, or a path that may be relative to where QEMU
+            stands.
+        monitors: likewise of QMP and human monitors.
+    """
+
+    arch: str
+    name: str
+    cpus: int
+    memory: int
+    accel: str
+    machine: str
+    kernel: str
+    stubs: tuple[str, ...]
+    monitors: tuple[str, ...]
+
+
+class Qemu(Struct, frozen=True, kw_only=True):
+    """One QEMU process.
+
+    Attributes:
+        pid: its number.
+        command: how it was started; paths of sockets are absolute.
+        has_kvm: whether it uses KVM; None where its files are hidden.
+        ram: where its guest's memory is, or None where that is hidden.
+    """
+
+    pid: int
+    command: CommandLine
+    has_kvm: bool | None
+    ram: MemoryMapping | None
+
+    @property
+    def accel(self) -> str:
+        """Its accelerator."""
+        return self.command.accel if self.has_kvm is None else "kvm" if self.has_kvm else "tcg"
+
+
+def find_qemus(proc: Path = PROC) -> list[Qemu]:
+    """Return the QEMU processes that this user may look at, by their numbers."""
+    found: list[Qemu] = []
+    for pid in sorted(int(each.name) for each in proc.iterdir() if each.name.isdecimal()):
+        with suppress(OSError, ValueError):
+            words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
+            command = parse_command([os.fsdecode(word) for word in words])
+            if command is not None:
+                found.append(_read_files(proc / str(pid), pid, command))
+    return found
+
+
+def parse_command(words: Sequence[str]) -> CommandLine | None:
+    """Return what a command line says, or None where it is not QEMU's."""
+    program = _PROGRAM.fullmatch(Path(words[0]).name) if words else None
+    if program is None:
+        return None
+    options = _options(words[1:])
+    last = {name: _keys(name, values[-1]) for name, values in options.items() if values}
+    machine = _merged("machine", options)
+    devices = _devices(options)
+    stubs = [*options.get("gdb", ()), *(_STUB for _ in options.get("s", ()))]
+    monitors = [*options.get("qmp", ()), *options.get("qmp-pretty", ())]
+    monitors += options.get("monitor", ())
+    monitors += (f"chardev:{each.get('chardev', '')}" for each in _all("mon", options))
+    accel = [each.get("accel", "") for each in _all("accel", options)]
+    accel += ["kvm"] if "enable-kvm" in options else []
+    accel += [machine["accel"]] if "accel" in machine else []
+    return CommandLine(
+        arch=_ARCHITECTURES.get(program[1] or "", program[1] or ""),
+        name=last.get("name", {}).get("guest", ""),
+        cpus=_cpus(last.get("smp", {})),
+        memory=_size(last.get("m", {}).get("size", "")) or _DEFAULT_MEMORY,
+        accel=(accel or ["tcg"])[0].partition(":")[0],
+        machine=machine.get("type", ""),
+        kernel=(options.get("kernel") or [""])[-1],
+        stubs=tuple(_listening(stubs, devices)),
+        monitors=tuple(_listening(monitors, devices)),
+    )
+
+
+def is_named(target: str) -> bool:
+    """Whether a target names a QEMU process: ``pid:N``, ``name:NAME``, ``running``."""
+    return target == RUNNING or target.startswith((_PID, _NAME))
+
+
+def named_address(target: str, proc: Path = PROC) -> str:
+    """Return where the stub of the QEMU listens that a target names, or else its monitor.
+
+    Raises:
+        UsageError: several guests are meant, or no process could be.
+        UnreachableError: there is no such guest, or no way into it.
+    """
+    number = target.removeprefix(_PID)
+    if target == _NAME or (target.startswith(_PID) and not number.isdecimal()):
+        raise UsageError(f"{target!r} is not a target: use pid:NUMBER or name:NAME")
+    found = [qemu for qemu in find_qemus(proc) if _is_meant(qemu, target)]
+    if not found:
+        none = "no guest runs on this machine" if target == RUNNING else f"{target}: no such guest"
+        raise UnreachableError(f"{none}; `kprobe targets` lists those that this user may look at")
+    if len(found) > 1:
+        names = ", ".join(f"pid:{qemu.pid}" for qemu in found)
+        raise UsageError(f"{target}: {len(found)} guests run: use one of {names}")
+    command = found[0].command
+    addresses = [*command.stubs, *command.monitors]
+    if not addresses:
+        raise UnreachableError(f"{target}: {NO_WAY}")
+    return addresses[0]
+
+
+def _is_meant(qemu: Qemu, target: str) -> bool:
+    return target in (RUNNING, f"{_PID}{qemu.pid}", f"{_NAME}{qemu.command.name}")
+
+
+def is_free(address: str, proc: Path = PROC) -> bool:
+    """Whether a client of a stub or monitor would be served at once: nobody else is."""
+    return not any(_clients(address, proc))
+
+
+def _read_files(process: Path, pid: int, command: CommandLine) -> Qemu:
+    with suppress(OSError):
+        cwd = (process / "cwd").readlink()
+        stubs, monitors = (
+            tuple(str(cwd / each) if is_path(each) else each for each in addresses)
+            for addresses in (command.stubs, command.monitors)
+        )
+        command = _with_sockets(command, stubs, monitors)
+    return Qemu(
+        pid=pid,
+        command=command,
+        has_kvm=_has_kvm(process / "fd"),
+        ram=_find_ram(process / "maps", command.memory),
+    )
+
+
+def _with_sockets(
+    command: CommandLine, stubs: tuple[str, ...], monitors: tuple[str, ...]
+) -> CommandLine:
+    return replace(command, stubs=stubs, monitors=monitors)
+
+
+def _has_kvm(files: Path) -> bool | None:
+    try:
+        links = [str(each.readlink()) for each in files.iterdir()]
+    except OSError:
+        return None
+    return _KVM in links
+
+
+def _find_ram(maps: Path, size: int) -> MemoryMapping | None:
+    # The largest one that may be written: the guest's memory, or the greater part of it.
+    try:
+        with maps.open(encoding="utf-8", errors="replace") as lines:
+            mappings = [each for each in parse_maps(iter(lines)) if each.flags.startswith("rw")]
+    except (OSError, ValueError):
+        return None
+    found = max(mappings, key=lambda each: each.stop - each.start, default=None)
+    return found if found is not None and 2 * (found.stop - found.start) >= size else None
+
+
+def _options(words: Sequence[str]) -> _Options:
+    found: _Options = {}
+    left = iter(words)
+    for word in left:
+        name = word.lstrip("-")
+        name = _SAME.get(name, name)
+        if word.startswith("-"):
+            found.setdefault(name, []).append("" if name in _BARE else next(left, ""))
+    return found
+
+
+def _keys(option: str, value: str) -> dict[str, str]:
+    # key=value,key=value, in which a comma of a value is written twice.
+    found: dict[str, str] = {}
+    for number, part in enumerate(value.replace(",,", _ESCAPED).split(",")):
+        key, equals, text = part.replace(_ESCAPED, ",").partition("=")
+        if equals:
+            found[key] = text
+        elif number == 0 and option in _IMPLIED:
+            found[_IMPLIED[option]] = key
+        else:
+            found[key] = "on"
+    return found
+
+
+def _all(option: str, options: _Options) -> list[dict[str, str]]:
+    return [_keys(option, value) for value in options.get(option, ())]
+
+
+def _merged(option: str, options: _Options) -> dict[str, str]:
+    # Of some options a later one adds to those before.
+    found: dict[str, str] = {}
+    for each in _all(option, options):
+        found |= each
+    return found
+
+
+def _cpus(smp: Mapping[str, str]) -> int:
+    numbers = {key: int(smp[key]) for key in _SOCKETS if smp.get(key, "").isdecimal()}
+    if "cpus" in numbers:
+        return numbers["cpus"]
+    count = 1
+    for number in numbers.values():
+        count *= number
+    return count
+
+
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    return 0 if found is None else int(float(found[1]) * (1 << _UNITS[found[2].upper() or "M"]))
+
+
+def _devices(options: _Options) -> dict[str, str]:
+    # Sockets that other options name: -chardev socket,id=ID,path=PATH or host=HOST,port=PORT.
+    found: dict[str, str] = {}
+    for each in _all("chardev", options):
+        if "socket" in each and each.get("server", "off") != "off" and "id" in each:
+            path, port = each.get("path"), f"{each.get('host', '')}:{each.get('port', '')}"
+            found[each["id"]] = f"tcp:{port}" if path is None else f"unix:{path}"
+    return found
+
+
+def _listening(devices: Iterable[str], known: Mapping[str, str]) -> Iterator[str]:
+    # unix:PATH,server=on,wait=off; tcp:HOST:PORT,server; telnet:... likewise; chardev:ID.
+    for device in devices:
+        kind, _, rest = device.partition(":")
+        if kind == "chardev":
+            kind, _, rest = known.get(rest, "").partition(":")
+        where = rest.replace(",,", _ESCAPED).partition(",")[0].replace(_ESCAPED, ",")
+        if kind == "unix" and where:
+            yield where if is_path(where) else f"./{where}"
+        elif kind in ("tcp", "telnet") and (found := parse_host_port(where)) is not None:
+            host = "localhost" if found[0] in ("0.0.0.0", "::") else found[0]
+            yield f"[{host}]:{found[1]}" if ":" in host else f"{host}:{found[1]}"
+
+
+def _clients(address: str, proc: Path) -> Iterator[str]:
+    # Lines of connections that somebody has accepted, at QEMU's end.
+    if is_path(address):
+        name = Path(address).name
+        for line in _table(proc / "net" / "unix"):
+            words = line.split(maxsplit=7)
+            if len(words) == 8 and words[5] == "03" and Path(words[7]).name == name:
+                yield line
+        return
+    _, port = parse_host_port(address) or ("", 0)
+    for name in ("tcp", "tcp6"):
+        for line in _table(proc / "net" / name):
+            words = line.split()
+            if words[3] == "01" and int(words[1].rsplit(":", 1)[1], 16) == port:
+                yield line
+
+
+def _table(path: Path) -> list[str]:
+    with suppress(OSError):
+        return path.read_text("utf-8", "surrogateescape").splitlines()[1:]
+    return []

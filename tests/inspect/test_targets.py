@@ -1,0 +1,78 @@
+"""A kernel that is found in memory: of a process that is no QEMU, but has such memory."""
+
+import mmap
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from kprobes.inspect.targets import read_kernel
+from kprobes.transport.find_ram import Mapping
+from kprobes.transport.running import CommandLine, Qemu
+from kprobes.units import MIB
+
+PAGE = 4096
+TEXT = "OSRELEASE={}\nBUILD-ID={}\nSYMBOL(swapper_pg_dir)=ffffffffa0210000\n"
+COMMAND = CommandLine(
+    arch="amd64",
+    name="",
+    cpus=1,
+    memory=192 * MIB,
+    accel="tcg",
+    machine="",
+    kernel="",
+    stubs=(),
+    monitors=(),
+)
+
+
+@contextmanager
+def guest(*texts: tuple[int, str]) -> Generator[Qemu]:
+    """Have this process pass for a QEMU whose guest has some texts in its memory."""
+    with mmap.mmap(-1, COMMAND.memory, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        for at, text in texts:
+            memory[at : at + len(text)] = text.encode()
+        view = np.frombuffer(memory, np.uint8)
+        start = view.ctypes.data
+        del view
+        ram = Mapping(
+            start=start, stop=start + len(memory), flags="rw-p", offset=0, inode=0, path=""
+        )
+        yield Qemu(pid=os.getpid(), command=COMMAND, has_kvm=False, ram=ram)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def test_a_kernel_is_found_in_memory_of_which_nothing_else_is_touched() -> None:
+    text = TEXT.format("6.1.0", "abcd")
+    # The second one is the same kernel's, in a note; the third says nothing of symbols.
+    with guest((130 * MIB, text), (3 * PAGE + 24, text), (7 * PAGE, "OSRELEASE=5.10\n")) as qemu:
+        before = resident()
+        found = read_kernel(qemu)
+        assert resident() - before < 64 * MIB
+    assert found is not None
+    assert (found.release, found.build_id.hex()) == ("6.1.0", "abcd")
+
+
+def test_of_two_kernels_in_memory_none_is_known_to_run() -> None:
+    texts = [(n * PAGE, TEXT.format(f"6.{n}.0", "abcd")) for n in range(2)]
+    with guest(*texts) as qemu:
+        assert read_kernel(qemu) is None
+
+
+def test_there_is_a_limit_of_time() -> None:
+    with guest((0, TEXT.format("6.1.0", "abcd"))) as qemu:
+        assert read_kernel(qemu, at_most_s=0) is None
+        assert read_kernel(qemu) is not None
+
+
+def test_memory_that_is_gone_or_hidden_tells_nothing() -> None:
+    with guest((0, TEXT.format("6.1.0", "abcd"))) as qemu:
+        pass
+    assert read_kernel(qemu) is None
+    assert read_kernel(Qemu(pid=1 << 30, command=COMMAND, has_kvm=None, ram=qemu.ram)) is None
+    assert read_kernel(Qemu(pid=os.getpid(), command=COMMAND, has_kvm=None, ram=None)) is None
