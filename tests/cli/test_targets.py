@@ -55,12 +55,12 @@ def shown(
 ) -> list[str]:
     """Return the lines that are printed of some guests and this machine."""
 
-    def describe(qemus: object, entries: object) -> list[LocalGuest]:
-        del qemus, entries
+    def local_guests(entries: object) -> list[LocalGuest]:
+        del entries
         return list(guests)
 
     why = [] if is_free else [Obstacle(subject="root", found="not root", advice="sudo")]
-    monkeypatch.setattr("kprobes.inspect.targets.describe", describe)
+    monkeypatch.setattr("kprobes.inspect.targets.local_guests", local_guests)
     monkeypatch.setattr(obstacles, "obstacles", lambda: why)
     out = io.BytesIO()
     args = make_parsers("targets")[0].parse_args(["targets", *words.split()])

@@ -42,11 +42,10 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.cli.report import print_broken
     from kprobes.guest.journal import entries
     from kprobes.host.obstacles import obstacles
-    from kprobes.inspect.targets import describe
-    from kprobes.transport.running import find_qemus
+    from kprobes.inspect.targets import local_guests
 
     broken: list[KprobesError] = []
-    found = describe(find_qemus(), entries(broken.append))
+    found = local_guests(entries(broken.append))
     in_the_way = obstacles()
     print_broken(broken)
     show = _as_json if args.format == "json" else _as_text

@@ -18,7 +18,7 @@ from kprobes.formats.vmcoreinfo import VmcoreInfo, find
 from kprobes.guest.journal import Entry, process_start
 from kprobes.transport.connect import stands
 from kprobes.transport.find_ram import Mapping
-from kprobes.transport.running import NO_WAY, Qemu, is_free
+from kprobes.transport.running import NO_WAY, Qemu, find_qemus, is_free
 from kprobes.units import MIB
 
 _PAGE = 4096
@@ -62,14 +62,13 @@ class LocalGuest(Struct, frozen=True, kw_only=True):
         return NO_WAY
 
 
-def describe(qemus: Sequence[Qemu], entries: Iterable[Entry]) -> list[LocalGuest]:
-    """Return what can be said of guests, without any standing still for it.
+def local_guests(entries: Iterable[Entry]) -> list[LocalGuest]:
+    """Return the guests that this user may look at, without any standing still for it.
 
     Args:
-        qemus: their processes.
         entries: journals of this machine.
     """
-    journals = list(entries)
+    journals, qemus = list(entries), find_qemus()
     names = [qemu.command.name for qemu in qemus]
     return [
         _describe(qemu, [each for each in journals if _is_of(each, qemu)], names) for qemu in qemus
