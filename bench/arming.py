@@ -53,7 +53,7 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
         with attached(booted, loops) as rig:
             rows += _one(rig, one, 3 if quick else 15)
             rows += _many(rig, 1 if quick else 5)
-        return [*rows, *_every(booted, loops, 1 if quick else 3)]
+        return [*rows, *_every(booted, one, loops, 1 if quick else 3)]
 
 
 def _attaching(booted: Machine, one: str, rounds: int) -> list[Row]:
@@ -119,12 +119,14 @@ def _many(rig: Rig, rounds: int) -> list[Row]:
     ]
 
 
-def _every(booted: Machine, loops: Mapping[str, Loop], rounds: int) -> list[Row]:
+def _every(booted: Machine, one: str, loops: Mapping[str, Loop], rounds: int) -> list[Row]:
     # Beside it the guest's function tracer, which changes as many sites.
     found, more, tracer = list[Timing](), list[tuple[float, float]](), list[tuple[float, float]]()
     for _ in range(rounds):
         # Each in memory of its own: code is written without a pause where none has been.
         with attached(booted, loops) as rig:
+            # What a session's first probe has read of the kernel is in the rows of attaching.
+            _timing(rig, one)
             found.append(_timing(rig, "p:every *"))
             with rig.session.recording():
                 more += [_more(rig, n) for n in range(5)]
