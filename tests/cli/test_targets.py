@@ -92,10 +92,12 @@ def test_what_is_not_known_and_who_is_there_is_told(monkeypatch: pytest.MonkeyPa
 def test_a_guest_that_cannot_be_reached_has_a_line_of_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shut = replace(GUEST, stub="", monitor="", is_paused=True)
+    command = replace(COMMAND, stubs=(), monitors=())
+    qemu = replace(GUEST.qemu, command=command)
+    shut = replace(GUEST, qemu=qemu, stub="", monitor="", is_paused=True)
     _, guest, _, advice = shown(monkeypatch, shut)
     assert "  paused  " in guest
-    assert advice == f"name:one: {shut.advice}"
+    assert advice == f"name:one: {command.advice}"
     assert "-s" in advice
 
 

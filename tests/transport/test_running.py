@@ -146,10 +146,25 @@ def test_a_name_that_says_too_little_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UnreachableError, match=f"{target}: no such guest"):
             named_address(target, tmp_path)
     for target in ("pid:", "pid:x", "name:"):
-        with pytest.raises(UsageError, match="use pid:NUMBER or name:NAME"):
+        with pytest.raises(UsageError, match="use pid:NUMBER, name:NAME or vng:NAME"):
             named_address(target, tmp_path)
     with pytest.raises(UnreachableError, match="no gdb stub and no monitor"):
         named_address("pid:20", tmp_path)
+
+
+def test_guests_of_virtme_ng_have_a_name_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError, match="no guest of virtme-ng runs"):
+        named_address("vng", tmp_path)
+    process(tmp_path, 20, "qemu-system-x86_64 -name one -s")
+    process(tmp_path, 30, "qemu-system-x86_64 -name two -append virtme_hostname=two -gdb tcp::5")
+    assert named_address("vng", tmp_path) == named_address("vng:two", tmp_path) == "localhost:5"
+    with pytest.raises(UnreachableError, match="vng:one: no such guest"):
+        named_address("vng:one", tmp_path)
+    process(tmp_path, 40, "qemu-system-x86_64 -name three -append virtme_hostname=three")
+    with pytest.raises(UsageError, match="vng: 2 guests run: use one of pid:30, pid:40"):
+        named_address("vng", tmp_path)
+    with pytest.raises(UnreachableError, match="start it with vng --debug"):
+        named_address("vng:three", tmp_path)
 
 
 def test_whoever_is_connected_keeps_others_out(tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 def _as_text(found: "Sequence[LocalGuest]", obstacles: "Sequence[Obstacle]") -> str:
     rows = [HEAD, *map(_row, found), _host_row(obstacles)]
-    lines = [f"{each.name}: {each.advice}\n" for each in found if each.advice]
+    lines = [
+        f"{each.name}: {each.qemu.command.advice}\n" for each in found if each.qemu.command.advice
+    ]
     return aligned(rows) + "".join(lines)
 
 
@@ -113,7 +115,7 @@ def _as_json(found: "Sequence[LocalGuest]", obstacles: "Sequence[Obstacle]") -> 
             "is_stub_free": each.is_stub_free,
             "monitor": each.monitor,
             "memory_by": each.ram,
-            "advice": each.advice,
+            "advice": each.qemu.command.advice,
             "tracers": [
                 {"pid": it.pid, "is_at_work": not it.is_abandoned, "sites": len(patches(it))}
                 for it in each.tracers

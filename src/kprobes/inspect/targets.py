@@ -18,7 +18,7 @@ from kprobes.formats.vmcoreinfo import VmcoreInfo, find
 from kprobes.guest.journal import Entry, process_start
 from kprobes.transport.connect import stands
 from kprobes.transport.find_ram import Mapping
-from kprobes.transport.running import NO_WAY, Qemu, find_qemus, is_free
+from kprobes.transport.running import Qemu, find_qemus, is_free
 from kprobes.units import MIB
 
 _PAGE = 4096
@@ -53,13 +53,6 @@ class LocalGuest(Struct, frozen=True, kw_only=True):
     monitor: str
     ram: str
     tracers: tuple[Entry, ...]
-
-    @property
-    def advice(self) -> str:
-        """What to do where neither a stub nor a monitor is there; else ""."""
-        if self.stub or self.monitor:
-            return ""
-        return NO_WAY
 
 
 def local_guests(entries: Iterable[Entry]) -> list[LocalGuest]:

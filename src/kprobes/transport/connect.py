@@ -94,7 +94,7 @@ def _find(program: mmap.mmap) -> tuple[Machine, int]:
 
 _PAUSED_S, _STEP_S = 0.5, 0.02
 _PREFIX = "qemu:"
-_FORMS = "qemu:HOST:PORT, qemu:/path/of.sock, pid:N, name:NAME, running"
+_FORMS = "qemu:HOST:PORT, qemu:/path/of.sock, pid:N, name:NAME, vng, running"
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _DISCONNECTED = "disconnected:"
 _MAX_WORDS = 200

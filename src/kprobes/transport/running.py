@@ -23,14 +23,21 @@ from kprobes.units import MIB
 PROC = Path("/proc")
 RUNNING = "running"
 """The target that is the only guest that runs."""
-NO_WAY = "its QEMU has no gdb stub and no monitor on a socket: start it with -s, or with -qmp"
-_PID, _NAME = "pid:", "name:"
+VNG = "vng"
+"""The target that is the only guest that virtme-ng runs."""
+_PID, _NAME, _VNG = "pid:", "name:", "vng:"
+_OF_VNG = "virtme_"
+"""In the kernel's command line: words that virtme-ng's init reads."""
 _PROGRAM = re.compile(r"qemu-system-(\w+)|qemu-kvm|kvm")
 _ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
 _DEFAULT_MEMORY = 128 * MIB
 _UNITS = {"B": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([BKMGT]?)B?", re.IGNORECASE)
 _STUB = "tcp::1234"
+_NONE = {
+    RUNNING: "no guest runs on this machine",
+    VNG: "no guest of virtme-ng runs on this machine",
+}
 _BARE_WORDS = (
     "S s enable-kvm nographic no-reboot no-shutdown daemonize snapshot nodefaults no-user-config "
     "full-screen no-acpi no-hpet no-fd-bootchk mem-prealloc usb preconfig singlestep h help "
@@ -63,6 +70,7 @@ class CommandLine(Struct, frozen=True, kw_only=True):
         stubs: where gdb stubs listen: ``HOST:PORT``, or a path that may be relative to where QEMU
             stands.
         monitors: likewise of QMP and human monitors.
+        is_vng: whether virtme-ng has started it.
     """
 
     arch: str
@@ -74,6 +82,15 @@ class CommandLine(Struct, frozen=True, kw_only=True):
     kernel: str
     stubs: tuple[str, ...]
     monitors: tuple[str, ...]
+    is_vng: bool = False
+
+    @property
+    def advice(self) -> str:
+        """What to do where neither a stub nor a monitor listens; else ""."""
+        if self.stubs or self.monitors:
+            return ""
+        how = "vng --debug" if self.is_vng else "-s, or with -qmp"
+        return f"its QEMU has no gdb stub and no monitor on a socket: start it with {how}"
 
 
 class Qemu(Struct, frozen=True, kw_only=True):
@@ -135,12 +152,13 @@ def parse_command(words: Sequence[str]) -> CommandLine | None:
         kernel=(options.get("kernel") or [""])[-1],
         stubs=tuple(_listening(stubs, devices)),
         monitors=tuple(_listening(monitors, devices)),
+        is_vng=any(_OF_VNG in text for text in options.get("append", ())),
     )
 
 
 def is_named(target: str) -> bool:
-    """Whether a target names a QEMU process: ``pid:N``, ``name:NAME``, ``running``."""
-    return target == RUNNING or target.startswith((_PID, _NAME))
+    """Whether a target names a process: ``pid:N``, ``name:NAME``, ``vng:NAME``, ``running``."""
+    return target in (RUNNING, VNG) or target.startswith((_PID, _NAME, _VNG))
 
 
 def named_address(target: str, proc: Path = PROC) -> str:
@@ -151,11 +169,11 @@ def named_address(target: str, proc: Path = PROC) -> str:
         UnreachableError: there is no such guest, or no way into it.
     """
     number = target.removeprefix(_PID)
-    if target == _NAME or (target.startswith(_PID) and not number.isdecimal()):
-        raise UsageError(f"{target!r} is not a target: use pid:NUMBER or name:NAME")
+    if target in (_NAME, _VNG) or (target.startswith(_PID) and not number.isdecimal()):
+        raise UsageError(f"{target!r} is not a target: use pid:NUMBER, name:NAME or vng:NAME")
     found = [qemu for qemu in find_qemus(proc) if _is_meant(qemu, target)]
     if not found:
-        none = "no guest runs on this machine" if target == RUNNING else f"{target}: no such guest"
+        none = _NONE.get(target, f"{target}: no such guest")
         raise UnreachableError(f"{none}; `kprobe targets` lists those that this user may look at")
     if len(found) > 1:
         names = ", ".join(f"pid:{qemu.pid}" for qemu in found)
@@ -163,12 +181,14 @@ def named_address(target: str, proc: Path = PROC) -> str:
     command = found[0].command
     addresses = [*command.stubs, *command.monitors]
     if not addresses:
-        raise UnreachableError(f"{target}: {NO_WAY}")
+        raise UnreachableError(f"{target}: {command.advice}")
     return addresses[0]
 
 
 def _is_meant(qemu: Qemu, target: str) -> bool:
-    return target in (RUNNING, f"{_PID}{qemu.pid}", f"{_NAME}{qemu.command.name}")
+    name = qemu.command.name
+    names = [RUNNING, f"{_PID}{qemu.pid}", f"{_NAME}{name}"]
+    return target in ([*names, VNG, f"{_VNG}{name}"] if qemu.command.is_vng else names)
 
 
 def is_free(address: str, proc: Path = PROC) -> bool:
