@@ -151,6 +151,7 @@ def test_nothing_is_run_from_the_directory_that_somebody_stands_in(
     with listening(stub) as path:
         watcher = Guardian(path, journal.path)
         watcher.watch(lambda _: None)
+        watcher.await_ready()
         assert Path(f"/proc/{watcher.pid}/cwd").readlink() == Path("/")
         watcher.dismiss()
 
@@ -170,22 +171,23 @@ def test_modules_come_from_where_the_tracer_has_them(
     journal = Journal.create("/somewhere")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
-    with (
-        Guardian("/somewhere", journal.path) as watcher,
-        pytest.raises(TargetError, match="does not start: ImportError: ours"),
-    ):
+    with Guardian("/somewhere", journal.path) as watcher:
         watcher.watch(lambda _: None)
+        with pytest.raises(TargetError, match="does not start: ImportError: ours"):
+            watcher.await_ready()
 
 
 def test_a_guardian_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal.create("/somewhere")
+    deaths = queue.Queue[KprobesError]()
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
-    with (
-        Guardian("/somewhere", journal.path) as watcher,
-        pytest.raises(TargetError, match="does not start: it says nothing"),
-    ):
-        watcher.watch(lambda _: None)
+    with Guardian("/somewhere", journal.path) as watcher:
+        watcher.watch(deaths.put)
+        with pytest.raises(TargetError, match="does not start: it says nothing"):
+            watcher.await_ready()
+    # Whoever waits for something else must hear of it, too.
+    assert "does not start" in str(deaths.get(timeout=20))
 
 
 def test_a_guardian_that_dies_is_told_once_and_one_that_is_dismissed_is_not() -> None:
@@ -194,9 +196,11 @@ def test_a_guardian_that_dies_is_told_once_and_one_that_is_dismissed_is_not() ->
 
     with Guardian("/somewhere", journal.path) as watcher:
         watcher.watch(deaths.put)
+        watcher.await_ready()
     assert deaths.empty()
     with Guardian("/somewhere", journal.path) as watcher:
         watcher.watch(deaths.put)
+        watcher.await_ready()
         os.kill(watcher.pid, signal.SIGKILL)
         assert "was killed itself" in str(deaths.get(timeout=20))
 
@@ -208,6 +212,7 @@ def test_what_ends_a_tracer_s_group_or_session_leaves_its_guardian() -> None:
 
     with Guardian("/somewhere", journal.path) as watcher:
         watcher.watch(lambda _: None)
+        watcher.await_ready()
 
         assert os.getpgid(watcher.pid) == os.getsid(watcher.pid) == watcher.pid
 

@@ -7,14 +7,14 @@ not, the guardian connects to the stub, puts back what the journal says, and let
 then it frees what was allocated in the guest.
 
 It runs code from where the tracer found its own, and from no directory that somebody happens to
-stand in. Its standard output is a pipe to the tracer: a line when it is ready, before anything is
-patched; the end of the pipe is its death, after which the tracer goes on no longer.
+stand in. Its standard output is a pipe to the tracer: a line when it is ready, which is waited for
+before anything is patched; the end of the pipe is its death, after which the tracer goes on no
+longer.
 """
 
 import gc
 import importlib
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -70,6 +70,8 @@ class Guardian:
         """Start the process that watches over us; a path in ``target`` is absolute."""
         self._is_dismissed = False
         self._watcher: threading.Thread | None = None
+        self._has_begun = threading.Event()
+        self._failure: TargetError | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _START, __name__, target, str(journal), *_path()],
             cwd="/",
@@ -86,16 +88,22 @@ class Guardian:
         return self._process.pid
 
     def watch(self, on_death: Callable[[KprobesError], None]) -> None:
-        """Wait until it is ready; from then on its death is told at once, in another thread.
+        """Have its death told at once, in another thread."""
+        self._watcher = threading.Thread(
+            target=self._follow, args=(on_death,), name="kprobes-guardian", daemon=True
+        )
+        self._watcher.start()
+
+    def await_ready(self) -> None:
+        """Wait until it is ready, which takes longer than to look at a guest.
 
         Raises:
             TargetError: it does not start.
         """
-        self._await_ready()
-        self._watcher = threading.Thread(
-            target=self._await_death, args=(on_death,), name="kprobes-guardian", daemon=True
-        )
-        self._watcher.start()
+        if not self._has_begun.wait(_START_S):
+            raise TargetError(f"{_NOT_STARTED}: it says nothing")
+        if self._failure is not None:
+            raise self._failure
 
     def __enter__(self) -> Self:
         return self
@@ -121,28 +129,19 @@ class Guardian:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _await_ready(self) -> None:
-        said = b""
-        deadline = time.monotonic() + _START_S
-        while _READY not in said:
-            more = self._read(deadline - time.monotonic())
-            if not more:
-                why = said.decode(errors="replace").strip().rpartition("\n")[2]
-                raise TargetError(f"{_NOT_STARTED}: {why or 'it says nothing'}")
-            said += more
-
-    def _read(self, timeout_s: float) -> bytes:
-        out = self._process.stdout
-        assert out is not None
-        ready, _, _ = select.select([out], [], [], max(timeout_s, 0))
-        return out.read(_MAX_SAID) if ready else b""
-
-    def _await_death(self, on_death: Callable[[KprobesError], None]) -> None:
+    def _follow(self, on_death: Callable[[KprobesError], None]) -> None:
         assert self._process.stdout is not None
-        while self._process.stdout.read(_MAX_SAID):
-            pass
+        said, death = b"", TargetError(_DEAD)
+        while more := self._process.stdout.read(_MAX_SAID):
+            said = (said + more)[-_MAX_SAID:]
+            if _READY in said:
+                self._has_begun.set()
+        if not self._has_begun.is_set():
+            why = said.decode(errors="replace").strip().rpartition("\n")[2]
+            self._failure = death = TargetError(f"{_NOT_STARTED}: {why or 'it says nothing'}")
+            self._has_begun.set()
         if not self._is_dismissed:
-            on_death(TargetError(_DEAD))
+            on_death(death)
 
 
 def _path() -> list[str]:

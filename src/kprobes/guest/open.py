@@ -4,7 +4,7 @@ Looking at a guest without arming anything, so that it runs on whatever becomes 
 """
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
@@ -57,11 +57,21 @@ def open_driver(
     guest = attach(target, access=access)
     undo.push(partial(_detach, guest.stub))
     _identify(journal, guest, access)
+    if guardian is not None:
+        journal.watch(_after(guardian.await_ready, journal.check))
     driver = GuestDriver(guest, journal, size or ArenaSize(), check_possible)
     undo.callback(_leave if is_ours else _close, driver, journal)
     if guardian is not None:
         guardian.watch(driver.give_up)
     return driver
+
+
+def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        then()
+
+    return both
 
 
 def _identify(journal: Journal, guest: Guest, access: Access | None) -> None:
