@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import kprobes
+from kprobes.errors import TargetError
 from kprobes.guest.armed import FLAGS
+from kprobes.guest.guardian import Guardian
 from kprobes.guest.journal import read
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Ram
@@ -109,3 +112,30 @@ def _lead_to(page: Phys, journal: Path, witness: Witness) -> tuple[int, bool]:
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
     records = list(where.values()).count(page + 8)
     return records, len(where) > records
+
+
+def test_nothing_is_written_or_called_before_the_guardian_is_ready(
+    guest: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = [TargetError("it does not start")]
+
+    def wait(guardian: Guardian) -> None:
+        del guardian
+        if late:
+            raise late[0]
+
+    monkeypatch.setattr(Guardian, "await_ready", wait)
+    with kprobes.attach(str(guest.stub_address)) as session:
+        driver = session.driver
+        start, stop = driver.kernel.text
+        before = driver.guest.memory.read(start, stop - start)
+        session.probe("p:read vfs_read")
+        with pytest.raises(TargetError, match="it does not start"), session.recording():
+            pass
+        with pytest.raises(TargetError, match="it does not start"):
+            session.call("int_sqrt", 4)
+        assert driver.pauses[1] == 1
+        assert driver.guest.memory.read(start, stop - start) == before
+        late.clear()
+        with session.recording():
+            assert driver.guest.memory.read(start, stop - start) != before

@@ -222,6 +222,7 @@ class GuestDriver:
         if self._upcall_control is not None and self._upcall_control.is_current:
             raise UsageError("a handler cannot call functions of the guest: a vCPU waits for it")
         with self._changing:
+            self._journal.check()
             self.refresh_modules()
             callee = Callee(self.guest, self.places, function)
             registers = callee.arguments(arguments)
