@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -221,11 +222,23 @@ def test_a_guardian_that_is_dismissed_does_not_touch_the_guest() -> None:
     stub = FakeStub()
     journal = Journal.create("/somewhere")
     with listening(stub) as path, Guardian(path, journal.path) as watcher:
-        pid = watcher.pid
+        watcher.watch(lambda _: None)
+        watcher.await_ready()
 
-    assert pid > 0
     assert stub.asked == []
     assert journal.path.exists()
+
+
+def test_one_that_is_dismissed_before_it_is_ready_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guardian, "_START", "import time; time.sleep(3600)")
+    began = time.monotonic()
+
+    with Guardian("/somewhere", Journal.create("/somewhere").path):
+        pass
+
+    assert time.monotonic() - began < 600
 
 
 def test_the_end_of_the_pipe_without_a_word_is_the_tracer_s_death() -> None:

@@ -119,6 +119,9 @@ class Guardian:
     def dismiss(self) -> None:
         """Say that we are done: the guest needs nothing any more."""
         self._is_dismissed = True
+        if not self._has_begun.is_set():
+            # Nothing was written: it would find nothing to do when it has loaded.
+            self._process.kill()
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(b"q")

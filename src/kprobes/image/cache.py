@@ -137,10 +137,10 @@ def _peek(path: Path) -> _Header | None:
 
 
 def _parse_header(data: bytes) -> _Header:
-    line, newline, _ = data[_FIRST_LINE:].partition(b"\n")
-    if not newline:
+    end = data.find(b"\n", _FIRST_LINE)
+    if end < 0:
         raise ValueError("no header")
-    fields: dict[str, Any] = json.loads(line)
+    fields: dict[str, Any] = json.loads(data[_FIRST_LINE:end])
     sources = tuple((addr, size) for addr, size in fields.pop("sources"))
     numbers = (fields["link"], fields["n"], *(number for pair in sources for number in pair))
     words = (fields[name] for name in ("build_id", "banner", "digest", "head"))
