@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 import kprobes
 from kprobes.errors import TargetError
 from kprobes.guest.arm import StagedChange, TextPatcher
+from kprobes.guest.pauses import PacedChange
 from kprobes.model.options import Limits
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
@@ -24,6 +26,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 WAIT_S = 180
 CPUS = 2
+ROUNDS = 20
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,34 @@ def test_every_hit_is_counted_in_the_guest(session: GuestSession, arch: str) -> 
     assert few.recorded == 0
     assert after.code_s is not None
     assert all(after.code_s[each.event_id] > 0 for each in (all_, returned, few))
+
+
+def test_hits_that_are_on_their_way_at_the_end_are_recorded(
+    session: GuestSession, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = PacedChange.make
+
+    def make_and_go_on(change: PacedChange, *args: Any) -> None:
+        # What comes after the change comes before any vCPU goes on.
+        with session.driver.guest.stub.paused():
+            make(change, *args)
+
+    limit(session, Limits(max_rate=1e12))
+    function = f"{DIALECTS[arch].syscall}{CALL}"
+    session.probe(f"p:all {function}\nr:returned {function} $retval")
+    monkeypatch.setattr(PacedChange, "make", make_and_go_on)
+    found = 0
+    for _ in range(ROUNDS):
+        with session.record() as trace:
+            assert wait_until(partial(_hits_beyond, session, found), WAIT_S) is not None
+        assert trace.counts is not None
+        found += sum(trace.counts.recorded.values()) + trace.counts.lost
+        # The guest's own counters go on from recording to recording.
+        assert found == session.driver.loads().hits.sum()
+
+
+def _hits_beyond(session: GuestSession, count: int) -> bool:
+    return bool(session.driver.loads().hits.sum() > count)
 
 
 def test_the_dearest_event_is_disabled_when_hits_take_too_much(

@@ -36,7 +36,7 @@ from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.room import joined
 from kprobes.guest.stacks import restore_callers
 from kprobes.model.abi import GuestAbi
-from kprobes.model.plan import Patch, Plan, Site, Strategy
+from kprobes.model.plan import Patch, Plan, Returns, Site, Strategy
 from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
 from kprobes.transport.ram import StubRam
@@ -200,16 +200,16 @@ class TextPatcher:
         """What the guest's text leads to."""
         return [each.program for each in self._sites.values()]
 
+    def texts(self, gone: Iterable[Plan], returns: Iterable[Returns]) -> list[Text]:
+        """Return the code that sites of some plans lead to, and calls of some return probes."""
+        programs = (self._sites[plan.site.addr].program for plan in gone)
+        return self.linker.texts(programs, returns)
+
     def leads_to(self, programs: Sequence[Program]) -> bool:
         """Whether the guest's text leads to any of some programs."""
         found = (self._sites.get(each.plan.site.addr) for each in programs)
         pairs = zip(found, programs, strict=True)
         return any(site is not None and site.program is each for site, each in pairs)
-
-    @property
-    def lookup(self) -> Text:
-        """The code that looks breakpoints up."""
-        return self._arena.lookup
 
     def check(self) -> None:
         """Check that the guest's text is what it is taken for.
@@ -287,7 +287,7 @@ class TextPatcher:
         sites += [program.plan.site for program in programs]
         if any(site.strategy is Strategy.BREAKPOINT for site in sites):
             # Who looks a breakpoint up must not find half of another table.
-            found.append(self.lookup)
+            found.append(self._arena.lookup)
         return tuple(found)
 
     def unstage(self) -> None:

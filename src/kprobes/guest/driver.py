@@ -36,6 +36,7 @@ from kprobes.guest.prepare import follow
 from kprobes.guest.recorder import Recorder, open_drain
 from kprobes.guest.release import code_in_use, free_when_idle
 from kprobes.guest.stacks import (
+    Leaving,
     find_caller,
     free_dead_calls,
     restore_callers,
@@ -503,21 +504,22 @@ class GuestDriver:
         programs, groups = self._allocator.link(
             self.guest, patcher, planned.new, options.checkpoint
         )
+        stub, most_s = self.guest.stub, options.limits.max_pause_s
         change = PacedChange(
-            patcher,
-            self.guest.stub,
-            self._stopped_for,
-            self._is_of_modules,
-            max_pause_s=options.limits.max_pause_s,
+            patcher, stub, self._stopped_for, self._is_of_modules, max_pause_s=most_s
         )
         come = [probe.layout for probe in planned.come]
         # A change that is refused in a later pause has recorded nothing.
         is_split = change.is_split(programs, planned.gone)
+        # Hits on their way are recorded, too, before no more are.
+        old = (planned.gone, planned.old_returns) if planned.ended else ((), ())
+        leaving = Leaving(self.guest, patcher.texts(*old))
+        finish = partial(self._let_return, patcher, planned, leaving)
         try:
             recorder.add(come, are_shown=not is_split)
             patcher.register_notifier(planned.new, more=bool(planned.waiting))
             self._serve(groups)
-            change.make(programs, planned.gone, partial(self._let_return, patcher, planned))
+            change.make(programs, planned.gone, finish)
         except GuestGoneError:
             # Nothing that is there now is ours.
             raise
@@ -532,6 +534,7 @@ class GuestDriver:
             raise
         recorder.show(layout.event_id for layout in come)
         self._serve_no_more(patcher.linker.retire(change.left, planned.old_returns))
+        leaving.wait()
         recorder.ignore(planned.ended)
         self._warn_put_back(change.put_back)
 
@@ -566,7 +569,8 @@ class GuestDriver:
             return stopped(also=when_tracers_stay(self.guest))
         return stopped()
 
-    def _let_return(self, patcher: TextPatcher, planned: Planned) -> None:
+    def _let_return(self, patcher: TextPatcher, planned: Planned, leaving: Leaving) -> None:
+        leaving.find()
         # Calls of functions whose returns are probed no more return to their callers again.
         if not self.guest.arch.returns.comes_back:
             return

@@ -195,19 +195,30 @@ class Linker:
             programs: of sites that are as they were, or lead elsewhere.
             returns: return probes, all of whose sites are so.
         """
+        returns = list(returns)
+        gone = self._going(programs, returns)
+        for each in returns:
+            versions = self._functions.get(each.entry, {})
+            versions.pop(each.generation, None)
+            if not versions:
+                self._functions.pop(each.entry, None)
+        self.pool.retired += gone
+        return [number for each in gone for number in each.numbers]
+
+    def texts(self, programs: Iterable[Program], returns: Iterable[Returns]) -> list[Text]:
+        """Return where the code is that ``retire`` would let go, and that asks nobody."""
+        gone = self._going(programs, returns)
+        return [each.text for each in gone if each.text != NOWHERE and not each.numbers]
+
+    def _going(self, programs: Iterable[Program], returns: Iterable[Returns]) -> list[Retired]:
         gone = [
             Retired(text=each.text, numbers=tuple(group.number for group in each.groups))
             for each in programs
         ]
         for each in returns:
-            versions = self._functions.get(each.entry, {})
-            function = versions.pop(each.generation, None)
-            if function is not None:
-                gone += function.retired()
-            if not versions:
-                self._functions.pop(each.entry, None)
-        self.pool.retired += gone
-        return [number for each in gone for number in each.numbers]
+            function = self._functions.get(each.entry, {}).get(each.generation)
+            gone += () if function is None else function.retired()
+        return gone
 
     def free_retired(
         self, are_inside: Sequence[bool], in_use: Collection[InstanceTable]

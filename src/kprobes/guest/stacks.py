@@ -54,6 +54,7 @@ _INT = 0xFFFF_FFFF
 _LEAVE_S = 5.0
 _LEAVE_STEP_S = 0.002
 _LEAVE_SHARE = 2
+_HIT_S = 1.0
 
 
 _MEMBERS = (
@@ -117,12 +118,37 @@ def is_anyone_inside(guest: Guest, ranges: Sequence[Text]) -> bool:
     return bool(are_inside(guest, ranges).any())
 
 
-def are_inside(guest: Guest, ranges: Sequence[Text]) -> NDArray[np.bool_]:
+class Leaving:
+    """vCPUs that are still in code which nothing leads to any more: hits on their way."""
+
+    def __init__(self, guest: Guest, ranges: Sequence[Text]) -> None:
+        """Look at nothing yet; ``ranges`` as for ``are_inside``."""
+        self._guest = guest
+        self._ranges = ranges
+        self._is_anyone = False
+
+    def find(self) -> None:
+        """Find out, in a stopped guest, whether there are any."""
+        self._is_anyone = bool(are_inside(self._guest, self._ranges, are_running=True).any())
+
+    def wait(self) -> None:
+        """Have them leave, if there are any."""
+        deadline = time.monotonic() + _HIT_S
+        while self._is_anyone and time.monotonic() < deadline:
+            time.sleep(_LEAVE_STEP_S)
+            with self._guest.stub.paused():
+                self.find()
+
+
+def are_inside(
+    guest: Guest, ranges: Sequence[Text], *, are_running: bool = False
+) -> NDArray[np.bool_]:
     """Return for each of some ranges of addresses whether a stopped guest is in it, or will be.
 
     Args:
         guest: stopped.
         ranges: [start, stop) each; none overlaps another.
+        are_running: look at what runs only, which takes a part of the time.
 
     Returns:
         A new array of shape (len(ranges),).
@@ -130,10 +156,10 @@ def are_inside(guest: Guest, ranges: Sequence[Text]) -> NDArray[np.bool_]:
     Raises:
         TargetError: the guest's task list has no end.
     """
-    vcpus = _vcpus(guest)
     found = np.zeros(len(ranges), np.bool_)
     if not ranges:
         return found
+    vcpus = _vcpus(guest)
     pairs = np.array(ranges, np.uint64).reshape(-1, 2)
     order = np.argsort(pairs[:, 0], kind="stable")
     starts, stops = pairs[order].T
@@ -146,7 +172,7 @@ def are_inside(guest: Guest, ranges: Sequence[Text]) -> NDArray[np.bool_]:
     signature = np.uint64(guest.arch.machine.paging.signature(guest.tables))
     note(np.array([*_held(guest, vcpus)], np.uint64) | signature)
     memory = remembering(guest.memory)
-    for stack in _live(guest, memory, vcpus):
+    for stack in _live(guest, memory, vcpus, are_running=are_running):
         if not (stack.is_running or stack.is_queued):
             continue
         words = np.frombuffer(_read_mapped(memory, stack.start, stack.stop), np.uint64)
@@ -205,13 +231,16 @@ def _pointers(guest: Guest, vcpus: _Vcpus) -> list[int]:
     return [found[info.sp] for found in vcpus if found[info.pc] >= _KERNEL_HALF]
 
 
-def _live(guest: Guest, memory: GuestMemory, vcpus: _Vcpus) -> Iterator[_Stack]:
+def _live(
+    guest: Guest, memory: GuestMemory, vcpus: _Vcpus, *, are_running: bool = False
+) -> Iterator[_Stack]:
     size, pointers = guest.arch.thread_size, _pointers(guest, vcpus)
     types, info = types_of(guest.kernel), guest.arch.machine.task
     members = ("stack", info.saved_sp, "on_rq")
     stack, saved, queued = (types.offset("task_struct", path) for path in members)
     running = set(_running(guest, memory, vcpus))
-    bases = {t: memory.u64(t + stack) for t in {*each_task(memory, guest.kernel), *running}}
+    tasks = running if are_running else {*each_task(memory, guest.kernel), *running}
+    bases = {task: memory.u64(task + stack) for task in tasks}
     standing = {pointer & -size for pointer in pointers}
     for pointer in pointers:
         # An interrupt's stack need not be aligned to its size. After a task's is something else:
