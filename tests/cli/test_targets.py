@@ -29,7 +29,7 @@ COMMAND = CommandLine(
 )
 GUEST = LocalGuest(
     name="name:one",
-    qemu=Qemu(pid=77, command=COMMAND, has_kvm=None, ram=None),
+    qemu=Qemu(pid=77, command=COMMAND, files=None, ram=None),
     is_paused=False,
     release="6.1.0",
     build_id="abcd",

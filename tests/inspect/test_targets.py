@@ -40,7 +40,7 @@ def guest(*texts: tuple[int, str]) -> Generator[Qemu]:
         ram = Mapping(
             start=start, stop=start + len(memory), flags="rw-p", offset=0, inode=0, path=""
         )
-        yield Qemu(pid=os.getpid(), command=COMMAND, has_kvm=False, ram=ram)
+        yield Qemu(pid=os.getpid(), command=COMMAND, files=None, ram=ram)
 
 
 def resident() -> int:
@@ -74,5 +74,5 @@ def test_memory_that_is_gone_or_hidden_tells_nothing() -> None:
     with guest((0, TEXT.format("6.1.0", "abcd"))) as qemu:
         pass
     assert read_kernel(qemu) is None
-    assert read_kernel(Qemu(pid=1 << 30, command=COMMAND, has_kvm=None, ram=qemu.ram)) is None
-    assert read_kernel(Qemu(pid=os.getpid(), command=COMMAND, has_kvm=None, ram=None)) is None
+    assert read_kernel(Qemu(pid=1 << 30, command=COMMAND, files=None, ram=qemu.ram)) is None
+    assert read_kernel(Qemu(pid=os.getpid(), command=COMMAND, files=None, ram=None)) is None

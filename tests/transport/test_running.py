@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import UnreachableError, UsageError
-from kprobes.transport.running import find_qemus, is_free, named_address, parse_command
+from kprobes.transport.running import Qemu, find_qemus, named_address, parse_command
 from kprobes.units import GIB, MIB
 
 MAPS = (
@@ -16,7 +17,7 @@ TCP = (
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
     "   0: 0100007F:04D2 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000\n"
 )
-ACCEPTED = "   1: 0100007F:04D2 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000\n"
+ACCEPTED = "   1: 0100007F:04D2 0100007F:D431 01 00000000:00000000 00:0 00000000  1000 0 41\n"
 
 
 def process(proc: Path, pid: int, command: str, maps: str = MAPS) -> None:
@@ -106,7 +107,7 @@ def test_processes_are_found_with_what_their_files_tell(tmp_path: Path) -> None:
     small, large = find_qemus(tmp_path)
 
     assert (small.pid, large.pid) == (3, 20)
-    assert (small.has_kvm, small.accel, large.has_kvm) == (True, "kvm", False)
+    assert (small.accel, large.accel) == ("kvm", "tcg")
     # Half a GiB is not the memory of a guest of four.
     assert small.ram is None
     assert large.ram is not None
@@ -120,7 +121,7 @@ def test_another_user_s_process_has_its_command_line_only(tmp_path: Path) -> Non
 
     (found,) = find_qemus(tmp_path)
 
-    assert (found.has_kvm, found.accel, found.ram) == (None, "kvm", None)
+    assert (found.files, found.accel, found.ram) == (None, "kvm", None)
     assert found.command.stubs == ("localhost:1234",)
 
 
@@ -168,16 +169,26 @@ def test_guests_of_virtme_ng_have_a_name_of_their_own(tmp_path: Path) -> None:
 
 
 def test_whoever_is_connected_keeps_others_out(tmp_path: Path) -> None:
+    process(tmp_path, 20, "qemu-system-x86_64 -s")
+    (tmp_path / "20" / "fd" / "9").symlink_to("socket:[8]")
+    (tmp_path / "20" / "fd" / "10").symlink_to("socket:[41]")
     (tmp_path / "net").mkdir()
     unix = "Num RefCount Protocol Flags Type St Inode Path\n0: 2 0 10000 0001 01 7 /srv/gdb.sock\n"
     (tmp_path / "net" / "tcp").write_text(TCP)
     (tmp_path / "net" / "unix").write_text(unix)
-    assert is_free("localhost:1234", tmp_path)
-    assert is_free("/srv/gdb.sock", tmp_path)
+    (qemu,) = find_qemus(tmp_path)
+    hidden = replace(qemu, files=None)
+    assert is_free(qemu, tmp_path) == is_free(hidden, tmp_path) == [True] * 4
 
     (tmp_path / "net" / "tcp").write_text(TCP + ACCEPTED)
     (tmp_path / "net" / "unix").write_text(f"{unix}0: 3 0 0 0001 03 8 /srv/gdb.sock\n")
-    assert not is_free("localhost:1234", tmp_path)
-    assert not is_free("/srv/gdb.sock", tmp_path)
-    assert is_free("localhost:1235", tmp_path)
-    assert is_free("/srv/other.sock", tmp_path)
+    assert is_free(qemu, tmp_path) == is_free(hidden, tmp_path) == [False, False, True, True]
+
+    # Another QEMU's, whose socket has the same name.
+    (tmp_path / "net" / "unix").write_text(f"{unix}0: 3 0 0 0001 03 9 gdb.sock\n")
+    assert is_free(qemu, tmp_path) == [True, False, True, True]
+
+
+def is_free(qemu: Qemu, proc: Path) -> list[bool]:
+    addresses = ("/srv/gdb.sock", "localhost:1234", "/srv/other.sock", "localhost:1235")
+    return [qemu.is_free(address, proc) for address in addresses]

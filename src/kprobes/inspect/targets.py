@@ -18,7 +18,7 @@ from kprobes.formats.vmcoreinfo import VmcoreInfo, find
 from kprobes.guest.journal import Entry, process_start
 from kprobes.transport.connect import stands
 from kprobes.transport.find_ram import Mapping
-from kprobes.transport.running import Qemu, find_qemus, is_free
+from kprobes.transport.running import Qemu, find_qemus
 from kprobes.units import MIB
 
 _PAGE = 4096
@@ -80,7 +80,7 @@ def _describe(qemu: Qemu, journals: Sequence[Entry], names: Sequence[str]) -> Lo
         release=info.release if info is not None else "",
         build_id=info.build_id.hex() if info is not None else "",
         stub=stub,
-        is_stub_free=bool(stub) and is_free(stub),
+        is_stub_free=bool(stub) and qemu.is_free(stub),
         monitor=next(iter(command.monitors), ""),
         ram=_backend(qemu),
         tracers=tuple(journals),

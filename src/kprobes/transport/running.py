@@ -41,8 +41,8 @@ _NONE = {
 _BARE_WORDS = (
     "S s enable-kvm nographic no-reboot no-shutdown daemonize snapshot nodefaults no-user-config "
     "full-screen no-acpi no-hpet no-fd-bootchk mem-prealloc usb preconfig singlestep h help "
-    "version win2k-hack xen-attach xen-domid-restrict old-param semihosting only-migratable no- "
-    "kvm sdl curses portrait no-quit no-frame alt-grab ctrl-grab nouserconfig"
+    "version win2k-hack xen-attach xen-domid-restrict old-param semihosting only-migratable "
+    "no-kvm sdl curses portrait no-quit no-frame alt-grab ctrl-grab nouserconfig"
 )
 """Options without a value."""
 _IMPLIED = {"name": "guest", "m": "size", "smp": "cpus", "machine": "type", "accel": "accel"}
@@ -99,19 +99,26 @@ class Qemu(Struct, frozen=True, kw_only=True):
     Attributes:
         pid: its number.
         command: how it was started; paths of sockets are absolute.
-        has_kvm: whether it uses KVM; None where its files are hidden.
+        files: what it has open, as readlink(2) shows it; None where that is hidden.
         ram: where its guest's memory is, or None where that is hidden.
     """
 
     pid: int
     command: CommandLine
-    has_kvm: bool | None
+    files: frozenset[str] | None
     ram: MemoryMapping | None
 
     @property
     def accel(self) -> str:
         """Its accelerator."""
-        return self.command.accel if self.has_kvm is None else "kvm" if self.has_kvm else "tcg"
+        if self.files is None:
+            return self.command.accel
+        return "kvm" if _KVM in self.files else "tcg"
+
+    def is_free(self, address: str, proc: Path = PROC) -> bool:
+        """Whether a client of its stub or monitor would be served at once: nobody else is."""
+        clients = _clients(address, proc)
+        return not any(self.files is None or f"socket:[{each}]" in self.files for each in clients)
 
 
 def find_qemus(proc: Path = PROC) -> list[Qemu]:
@@ -191,11 +198,6 @@ def _is_meant(qemu: Qemu, target: str) -> bool:
     return target in ([*names, VNG, f"{_VNG}{name}"] if qemu.command.is_vng else names)
 
 
-def is_free(address: str, proc: Path = PROC) -> bool:
-    """Whether a client of a stub or monitor would be served at once: nobody else is."""
-    return not any(_clients(address, proc))
-
-
 def _read_files(process: Path, pid: int, command: CommandLine) -> Qemu:
     with suppress(OSError):
         cwd = (process / "cwd").readlink()
@@ -203,27 +205,19 @@ def _read_files(process: Path, pid: int, command: CommandLine) -> Qemu:
             tuple(str(cwd / each) if is_path(each) else each for each in addresses)
             for addresses in (command.stubs, command.monitors)
         )
-        command = _with_sockets(command, stubs, monitors)
+        command = replace(command, stubs=stubs, monitors=monitors)
     return Qemu(
         pid=pid,
         command=command,
-        has_kvm=_has_kvm(process / "fd"),
+        files=_files(process / "fd"),
         ram=_find_ram(process / "maps", command.memory),
     )
 
 
-def _with_sockets(
-    command: CommandLine, stubs: tuple[str, ...], monitors: tuple[str, ...]
-) -> CommandLine:
-    return replace(command, stubs=stubs, monitors=monitors)
-
-
-def _has_kvm(files: Path) -> bool | None:
-    try:
-        links = [str(each.readlink()) for each in files.iterdir()]
-    except OSError:
-        return None
-    return _KVM in links
+def _files(directory: Path) -> frozenset[str] | None:
+    with suppress(OSError):
+        return frozenset(str(each.readlink()) for each in directory.iterdir())
+    return None
 
 
 def _find_ram(maps: Path, size: int) -> MemoryMapping | None:
@@ -314,20 +308,20 @@ def _listening(devices: Iterable[str], known: Mapping[str, str]) -> Iterator[str
 
 
 def _clients(address: str, proc: Path) -> Iterator[str]:
-    # Lines of connections that somebody has accepted, at QEMU's end.
+    # Inodes of connections that somebody has accepted, at his end.
     if is_path(address):
         name = Path(address).name
         for line in _table(proc / "net" / "unix"):
             words = line.split(maxsplit=7)
             if len(words) == 8 and words[5] == "03" and Path(words[7]).name == name:
-                yield line
+                yield words[6]
         return
     _, port = parse_host_port(address) or ("", 0)
     for name in ("tcp", "tcp6"):
         for line in _table(proc / "net" / name):
             words = line.split()
             if words[3] == "01" and int(words[1].rsplit(":", 1)[1], 16) == port:
-                yield line
+                yield words[9]
 
 
 def _table(path: Path) -> list[str]:
