@@ -511,9 +511,10 @@ class GuestDriver:
         come = [probe.layout for probe in planned.come]
         # A change that is refused in a later pause has recorded nothing.
         is_split = change.is_split(programs, planned.gone)
-        # Hits on their way are recorded, too, before no more are.
-        old = (planned.gone, planned.old_returns) if planned.ended else ((), ())
-        leaving = Leaving(self.guest, patcher.texts(*old))
+        # Hits on their way are recorded, or counted, before no more are.
+        ends = planned.ended or any(plan.overrides for plan in planned.gone)
+        texts = patcher.texts(planned.gone, planned.old_returns) if ends else ()
+        leaving = Leaving(self.guest, texts)
         finish = partial(self._let_return, patcher, planned, leaving)
         try:
             recorder.add(come, are_shown=not is_split)
