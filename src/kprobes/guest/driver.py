@@ -512,9 +512,7 @@ class GuestDriver:
         # A change that is refused in a later pause has recorded nothing.
         is_split = change.is_split(programs, planned.gone)
         # Hits on their way are recorded, or counted, before no more are.
-        ends = planned.ended or any(plan.overrides for plan in planned.gone)
-        texts = patcher.texts(planned.gone, planned.old_returns) if ends else ()
-        leaving = Leaving(self.guest, texts)
+        leaving = Leaving(self.guest, patcher.texts(planned.gone, planned.old_returns))
         finish = partial(self._let_return, patcher, planned, leaving)
         try:
             recorder.add(come, are_shown=not is_split)

@@ -61,6 +61,7 @@ _MEMBERS = (
     *(("task_struct", name) for name in ("stack", "tasks", "thread_node", "signal", "on_rq")),
     ("signal_struct", "thread_head"),
 )
+_Ranges = Sequence[Text] | NDArray[np.uint64]
 _Vcpus = Sequence[Mapping[str, int]]
 
 
@@ -124,7 +125,8 @@ class Leaving:
     def __init__(self, guest: Guest, ranges: Sequence[Text]) -> None:
         """Look at nothing yet; ``ranges`` as for ``are_inside``."""
         self._guest = guest
-        self._ranges = ranges
+        # Of tens of thousands, before the guest stands still.
+        self._ranges = _pairs(ranges)
         self._is_anyone = False
 
     def find(self) -> None:
@@ -140,14 +142,16 @@ class Leaving:
                 self.find()
 
 
-def are_inside(
-    guest: Guest, ranges: Sequence[Text], *, are_running: bool = False
-) -> NDArray[np.bool_]:
+def _pairs(ranges: _Ranges) -> NDArray[np.uint64]:
+    return np.asarray(ranges, np.uint64).reshape(-1, 2)
+
+
+def are_inside(guest: Guest, ranges: _Ranges, *, are_running: bool = False) -> NDArray[np.bool_]:
     """Return for each of some ranges of addresses whether a stopped guest is in it, or will be.
 
     Args:
         guest: stopped.
-        ranges: [start, stop) each; none overlaps another.
+        ranges: [start, stop) each, also as an array of shape (n, 2); none overlaps another.
         are_running: look at what runs only, which takes a part of the time.
 
     Returns:
@@ -157,10 +161,10 @@ def are_inside(
         TargetError: the guest's task list has no end.
     """
     found = np.zeros(len(ranges), np.bool_)
-    if not ranges:
+    if not len(ranges):
         return found
     vcpus = _vcpus(guest)
-    pairs = np.array(ranges, np.uint64).reshape(-1, 2)
+    pairs = _pairs(ranges)
     order = np.argsort(pairs[:, 0], kind="stable")
     starts, stops = pairs[order].T
 
