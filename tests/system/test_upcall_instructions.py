@@ -19,8 +19,11 @@ from tests.system.upcalls import PARENT, PATIENT, Kernel, files
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
 SUITES = {"6.1": "bookworm", "7.x": "sid"}
-_MAKES_RESULT = {"amd64": rb"\x48\x63[\xc0-\xc7]", "arm64": rb"\x00\x7c\x40\x93"}
-"""movslq REG, %rax; sxtw x0, w0."""
+_MAKES_RESULT = {
+    "amd64": rb"\x48\x63[\xc0-\xc7]",
+    "arm64": rb"[\x00\x20\x40\x60\x80\xa0\xc0\xe0][\x7c-\x7f]\x40\x93",
+}
+"""movslq REG, %rax; sxtw x0, REG."""
 _RETURN, _JUMP, _CALL, _ON = "return", "jump", "call", ("next", "branch")
 
 
