@@ -196,9 +196,13 @@ class Emulator:
         self._faults.append(f"exception {number}")
 
     def _place(self, phys: int, addr: int, code: bytes) -> None:
-        first = _PAGE - addr % _PAGE
-        for at, piece in ((addr, code[:first]), (addr + first, code[first:])):
+        # Neighbours need not lie together: after the last page comes the first one.
+        at, stop = addr, addr + len(code)
+        while at < stop:
+            size = min(_PAGE - at % _PAGE, stop - at)
+            piece = code[at - addr : at - addr + size]
             self._uc.mem_write(phys + at // _PAGE % _PAGES * _PAGE + at % _PAGE, piece)
+            at += size
         self._uc.ctl_remove_cache(addr, addr + len(code))
 
     def _map(self, start: int, stop: int) -> None:

@@ -156,7 +156,9 @@ class _Stepper:
             return self._repaired(at, code, fault)
         if self._cpu.value("RSP") == sp - 8 and at < self._cpu.on_stack(sp - 8) <= at + _LONGEST:
             pushed = self._cpu.on_stack(sp - 8)
-            if goal != pushed:
+            # A push of where an iretq goes is none.
+            is_call = decode_one(code, at).flow_control != FlowControl.NEXT
+            if is_call and goal != pushed:
                 return self._called(at, pushed, sp), ""
         if goal == at:
             self._cpu.set("RCX", 1)
@@ -168,7 +170,8 @@ class _Stepper:
         decoded = decode_one(code, at)
         if fixup is not None:
             return self._annexed(fixup), ""
-        if decoded.flow_control == FlowControl.NEXT and decoded.memory_base != Register.RSP:
+        is_skipped = decoded.memory_base != Register.RSP and not decoded.stack_pointer_increment
+        if decoded.flow_control == FlowControl.NEXT and is_skipped:
             return at + decoded.len, ""
         return at, fault
 
