@@ -175,7 +175,8 @@ def are_inside(guest: Guest, ranges: _Ranges, *, are_running: bool = False) -> N
 
     signature = np.uint64(guest.arch.machine.paging.signature(guest.tables))
     note(np.array([*_held(guest, vcpus)], np.uint64) | signature)
-    memory = remembering(guest.memory)
+    # To read tables in bulk pays for many tasks only.
+    memory = guest.memory if are_running else remembering(guest.memory)
     for stack in _live(guest, memory, vcpus, are_running=are_running):
         if not (stack.is_running or stack.is_queued):
             continue
