@@ -569,14 +569,12 @@ class GuestDriver:
         return stopped()
 
     def _let_return(self, patcher: TextPatcher, planned: Planned, leaving: Leaving) -> None:
-        leaving.find()
         # Calls of functions whose returns are probed no more return to their callers again.
-        if not self.guest.arch.returns.comes_back:
-            return
         tables = patcher.linker.tables_of(planned.left_functions)
-        if tables:
+        if tables and self.guest.arch.returns.comes_back:
             kept = {t.trampoline for t in patcher.linker.instances if t not in tables}
             restore_callers(self.guest.memory, tables, kept)
+        leaving.find()
 
     def _serve(self, groups: Sequence[UpcallGroup]) -> None:
         # From before the first hit on; not when there will be none.

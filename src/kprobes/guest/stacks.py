@@ -131,14 +131,16 @@ class Leaving:
 
     def find(self) -> None:
         """Find out, in a stopped guest, whether there are any."""
-        self._is_anyone = bool(are_inside(self._guest, self._ranges, are_running=True).any())
+        self._is_anyone = False
+        with suppress(MemoryFault):
+            self._is_anyone = bool(are_inside(self._guest, self._ranges, are_running=True).any())
 
     def wait(self) -> None:
-        """Have them leave, if there are any."""
-        deadline = time.monotonic() + _HIT_S
-        while self._is_anyone and time.monotonic() < deadline:
+        """Have them leave, if there are any, unless somebody else has stopped the guest."""
+        deadline, stub = time.monotonic() + _HIT_S, self._guest.stub
+        while self._is_anyone and not stub.is_held and time.monotonic() < deadline:
             time.sleep(_LEAVE_STEP_S)
-            with self._guest.stub.paused():
+            with stub.paused():
                 self.find()
 
 
