@@ -31,14 +31,15 @@ COMMAND = CommandLine(
 @contextmanager
 def guest(*texts: tuple[int, str]) -> Generator[Qemu]:
     """Have this process pass for a QEMU whose guest has some texts in its memory."""
-    with mmap.mmap(-1, COMMAND.memory, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+    # Shared: what is read of a private one that was never touched is nobody's page.
+    with mmap.mmap(-1, COMMAND.memory, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) as memory:
         for at, text in texts:
             memory[at : at + len(text)] = text.encode()
         view = np.frombuffer(memory, np.uint8)
         start = view.ctypes.data
         del view
         ram = Mapping(
-            start=start, stop=start + len(memory), flags="rw-p", offset=0, inode=0, path=""
+            start=start, stop=start + len(memory), flags="rw-s", offset=0, inode=0, path=""
         )
         yield Qemu(pid=os.getpid(), command=COMMAND, files=None, ram=ram)
 
