@@ -13,19 +13,13 @@ from kprobes.guest.journal import Entry
 from kprobes.host import obstacles
 from kprobes.host.obstacles import Obstacle
 from kprobes.inspect.targets import LocalGuest
-from kprobes.transport.running import CommandLine, Qemu
+from kprobes.transport.running import Qemu
 from kprobes.units import MIB
+from tests.build.qemus import command_line
 
-COMMAND = CommandLine(
-    arch="amd64",
-    name="one",
-    cpus=1,
-    memory=256 * MIB,
-    accel="tcg",
-    machine="q35",
-    kernel="/boot/vmlinuz",
-    stubs=("/gdb.sock",),
-    monitors=("/qmp.sock",),
+COMMAND = command_line(
+    "qemu-system-x86_64 -name one -m 256 -machine q35 -kernel /boot/vmlinuz "
+    "-gdb unix:/gdb.sock,server=on -qmp unix:/qmp.sock,server=on"
 )
 GUEST = LocalGuest(
     name="name:one",
@@ -33,9 +27,7 @@ GUEST = LocalGuest(
     is_paused=False,
     release="6.1.0",
     build_id="abcd",
-    stub="/gdb.sock",
     is_stub_free=True,
-    monitor="/qmp.sock",
     ram="stub",
     tracers=(),
 )
@@ -79,8 +71,9 @@ def test_a_guest_is_a_line_and_this_machine_is_the_last(monkeypatch: pytest.Monk
 
 
 def test_what_is_not_known_and_who_is_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    qemu = replace(GUEST.qemu, command=replace(COMMAND, monitors=()))
     used = replace(
-        GUEST, is_paused=None, release="", is_stub_free=False, monitor="", tracers=(ENTRY,)
+        GUEST, qemu=qemu, is_paused=None, release="", is_stub_free=False, tracers=(ENTRY,)
     )
     _, guest, host = shown(monkeypatch, used, is_free=False)
     for words in ("?", "/gdb.sock (in use)", "-", "0 sites by process 1 (ended)"):
@@ -94,7 +87,7 @@ def test_a_guest_that_cannot_be_reached_has_a_line_of_what_to_do(
 ) -> None:
     command = replace(COMMAND, stubs=(), monitors=())
     qemu = replace(GUEST.qemu, command=command)
-    shut = replace(GUEST, qemu=qemu, stub="", monitor="", is_paused=True)
+    shut = replace(GUEST, qemu=qemu, is_paused=True)
     _, guest, _, advice = shown(monkeypatch, shut)
     assert "  paused  " in guest
     assert advice == f"name:one: {command.advice}"

@@ -10,22 +10,13 @@ import numpy as np
 
 from kprobes.inspect.targets import read_kernel
 from kprobes.transport.find_ram import Mapping
-from kprobes.transport.running import CommandLine, Qemu
+from kprobes.transport.running import Qemu
 from kprobes.units import MIB
+from tests.build.qemus import command_line
 
 PAGE = 4096
 TEXT = "OSRELEASE={}\nBUILD-ID={}\nSYMBOL(swapper_pg_dir)=ffffffffa0210000\n"
-COMMAND = CommandLine(
-    arch="amd64",
-    name="",
-    cpus=1,
-    memory=192 * MIB,
-    accel="tcg",
-    machine="",
-    kernel="",
-    stubs=(),
-    monitors=(),
-)
+COMMAND = command_line("qemu-system-x86_64 -m 192")
 
 
 @contextmanager

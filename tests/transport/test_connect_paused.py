@@ -20,7 +20,7 @@ def test_a_guest_is_paused_when_it_stands_for_a_while(
 
     monkeypatch.setattr(connect, "runs", runs)
 
-    assert bool(connect.stands(1)) is is_paused
+    assert bool(connect.is_process_paused(1)) is is_paused
 
 
 def test_of_who_does_not_listen_here_nothing_is_known() -> None:

@@ -1,6 +1,7 @@
 """``kprobe targets``: the kernels on this machine that could be probed."""
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kprobes.cli import options
@@ -62,7 +63,7 @@ def _as_text(found: "Sequence[LocalGuest]", obstacles: "Sequence[Obstacle]") -> 
 
 
 def _row(target: "LocalGuest") -> tuple[str, ...]:
-    command, stub = target.qemu.command, target.stub
+    command, stub = target.qemu.command, target.qemu.command.stub
     cpus = counted(command.cpus, "CPU")
     return (
         target.name,
@@ -71,15 +72,13 @@ def _row(target: "LocalGuest") -> tuple[str, ...]:
         _STATES[target.is_paused],
         target.release or _UNKNOWN,
         f"{stub}{'' if target.is_stub_free else ' (in use)'}" if stub else "-",
-        target.monitor or "-",
+        command.monitor or "-",
         target.ram,
         ", ".join(map(_tracer, target.tracers)) or "-",
     )
 
 
 def _host_row(obstacles: "Sequence[Obstacle]") -> tuple[str, ...]:
-    import os
-
     system = os.uname()
     state = f"cannot be probed: {obstacles[0].found}" if obstacles else "can be probed"
     return options.HOST, "-", system.machine, "running", system.release, "-", "-", "-", state
@@ -93,8 +92,6 @@ def _tracer(entry: "Entry") -> str:
 
 
 def _as_json(found: "Sequence[LocalGuest]", obstacles: "Sequence[Obstacle]") -> str:
-    import os
-
     from kprobes.cli.report import patches
 
     rows: list[dict[str, Any]] = [
@@ -111,9 +108,9 @@ def _as_json(found: "Sequence[LocalGuest]", obstacles: "Sequence[Obstacle]") -> 
             "is_paused": each.is_paused,
             "release": each.release,
             "build_id": each.build_id,
-            "stub": each.stub,
+            "stub": each.qemu.command.stub,
             "is_stub_free": each.is_stub_free,
-            "monitor": each.monitor,
+            "monitor": each.qemu.command.monitor,
             "memory_by": each.ram,
             "advice": each.qemu.command.advice,
             "tracers": [

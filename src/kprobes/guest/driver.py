@@ -509,13 +509,14 @@ class GuestDriver:
             patcher, stub, self._stopped_for, self._is_of_modules, max_pause_s=most_s
         )
         come = [probe.layout for probe in planned.come]
-        # A change that is refused in a later pause has recorded nothing.
-        is_split = change.is_split(programs, planned.gone)
         # Hits on their way are recorded, or counted, before no more are.
-        leaving = Leaving(self.guest, patcher.texts(planned.gone, planned.old_returns))
+        ends = planned.ended or any(plan.overrides for plan in planned.gone)
+        texts = patcher.texts(planned.gone, planned.old_returns) if ends else ()
+        leaving = Leaving(self.guest, texts)
         finish = partial(self._let_return, patcher, planned, leaving)
         try:
-            recorder.add(come, are_shown=not is_split)
+            # A change that is refused in a later pause has recorded nothing.
+            recorder.add(come, are_shown=not change.is_split(programs, planned.gone))
             patcher.register_notifier(planned.new, more=bool(planned.waiting))
             self._serve(groups)
             change.make(programs, planned.gone, finish)

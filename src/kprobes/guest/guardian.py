@@ -70,7 +70,8 @@ class Guardian:
         """Start the process that watches over us; a path in ``target`` is absolute."""
         self._is_dismissed = False
         self._watcher: threading.Thread | None = None
-        self._has_begun = threading.Event()
+        # It is ready, or has failed to start: see _failure.
+        self._has_answered = threading.Event()
         self._failure: TargetError | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _START, __name__, target, str(journal), *_path()],
@@ -100,7 +101,7 @@ class Guardian:
         Raises:
             TargetError: it does not start.
         """
-        if not self._has_begun.wait(_START_S):
+        if not self._has_answered.wait(_START_S):
             raise TargetError(f"{_NOT_STARTED}: it says nothing")
         if self._failure is not None:
             raise self._failure
@@ -119,7 +120,7 @@ class Guardian:
     def dismiss(self) -> None:
         """Say that we are done: the guest needs nothing any more."""
         self._is_dismissed = True
-        if not self._has_begun.is_set():
+        if not self._has_answered.is_set():
             # Nothing was written: it would find nothing to do when it has loaded.
             self._process.kill()
         if self._process.stdin is not None:
@@ -138,11 +139,11 @@ class Guardian:
         while more := self._process.stdout.read(_MAX_SAID):
             said = (said + more)[-_MAX_SAID:]
             if _READY in said:
-                self._has_begun.set()
-        if not self._has_begun.is_set():
+                self._has_answered.set()
+        if not self._has_answered.is_set():
             why = said.decode(errors="replace").strip().rpartition("\n")[2]
             self._failure = death = TargetError(f"{_NOT_STARTED}: {why or 'it says nothing'}")
-            self._has_begun.set()
+            self._has_answered.set()
         if not self._is_dismissed:
             on_death(death)
 

@@ -36,11 +36,13 @@ _SYSCALLS = (
     "futex epoll_wait ioctl newfstat sendto recvfrom rt_sigaction rt_sigprocmask sched_yield"
 )
 _TIMERS = (
-    *("hrtimer_interrupt", "tick_nohz_handler", "tick_nohz_lowres_handler"),
+    "hrtimer_interrupt",
+    "tick_nohz_handler",
+    "tick_nohz_lowres_handler",
     "tick_handle_periodic",
 )
-"""The handlers of a CPU's timer: with high resolution, and without (``highres=off``; machines whose
-clock cannot have it) idle ticks or all of them: kernel/time/tick-sched.c, tick-common.c."""
+"""Handlers of a CPU's timer interrupt: with high resolution; without (``highres=off``, or no clock
+that is fit for it), when an idle CPU has no ticks, by both names; and when it has them."""
 
 
 class Returned(Struct, frozen=True, kw_only=True):

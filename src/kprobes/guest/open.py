@@ -57,12 +57,11 @@ def open_driver(
     guest = attach(target, access=access)
     undo.push(partial(_detach, guest.stub))
     _identify(journal, guest, access)
-    if guardian is not None:
-        journal.watch(_after(guardian.await_ready, journal.check))
     driver = GuestDriver(guest, journal, size or ArenaSize(), check_possible)
     undo.callback(_leave if is_ours else _close, driver, journal)
     if guardian is not None:
         guardian.watch(driver.give_up)
+        journal.watch(_after(guardian.await_ready, journal.check))
     return driver
 
 

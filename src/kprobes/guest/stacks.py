@@ -55,6 +55,7 @@ _LEAVE_S = 5.0
 _LEAVE_STEP_S = 0.002
 _LEAVE_SHARE = 2
 _HIT_S = 1.0
+"""How long a hit on its way is waited for."""
 
 
 _MEMBERS = (

@@ -16,7 +16,7 @@ from msgspec import Struct
 from kprobes.errors import KprobesError
 from kprobes.formats.vmcoreinfo import VmcoreInfo, find
 from kprobes.guest.journal import Entry, process_start
-from kprobes.transport.connect import stands
+from kprobes.transport.connect import is_process_paused
 from kprobes.transport.find_ram import Mapping
 from kprobes.transport.running import Qemu, find_qemus
 from kprobes.units import MIB
@@ -37,8 +37,7 @@ class LocalGuest(Struct, frozen=True, kw_only=True):
         qemu: its process.
         is_paused: whether it stands still; None where nothing tells.
         release, build_id: of its kernel; "" where that was not found, or has none.
-        stub, monitor: where they listen, or "".
-        is_stub_free: whether nobody uses the stub.
+        is_stub_free: whether nobody uses its stub, if it has one.
         ram: how its memory can be reached: ``shared``, ``process``, or ``stub``.
         tracers: journals of those who have something in it.
     """
@@ -48,9 +47,7 @@ class LocalGuest(Struct, frozen=True, kw_only=True):
     is_paused: bool | None
     release: str
     build_id: str
-    stub: str
     is_stub_free: bool
-    monitor: str
     ram: str
     tracers: tuple[Entry, ...]
 
@@ -71,17 +68,14 @@ def local_guests(entries: Iterable[Entry]) -> list[LocalGuest]:
 def _describe(qemu: Qemu, journals: Sequence[Entry], names: Sequence[str]) -> LocalGuest:
     command = qemu.command
     info = read_kernel(qemu)
-    stub = next(iter(command.stubs), "")
     is_named = bool(command.name) and names.count(command.name) == 1
     return LocalGuest(
         name=f"name:{command.name}" if is_named else f"pid:{qemu.pid}",
         qemu=qemu,
-        is_paused=stands(qemu.pid),
+        is_paused=is_process_paused(qemu.pid),
         release=info.release if info is not None else "",
         build_id=info.build_id.hex() if info is not None else "",
-        stub=stub,
-        is_stub_free=bool(stub) and qemu.is_free(stub),
-        monitor=next(iter(command.monitors), ""),
+        is_stub_free=bool(command.stub) and qemu.is_free(command.stub),
         ram=_backend(qemu),
         tracers=tuple(journals),
     )

@@ -97,6 +97,7 @@ def _reason(error: OSError) -> str:
             return error.strerror or str(error)
 
 
+PROC = Path("/proc")
 _UCRED = struct.Struct("3i")
 _FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6}
 _MAPPED = "::ffff:"
@@ -134,7 +135,7 @@ def listener_pid(address: str) -> int | None:
 def _path_owners(path: Path) -> set[int]:
     # Num RefCount Protocol Flags Type St Inode Path, this as it was given to bind(2).
     bound: dict[int, str] = {}
-    for line in Path("/proc/net/unix").read_text("utf-8", "surrogateescape").splitlines()[1:]:
+    for line in socket_table("unix"):
         words = line.split(maxsplit=7)
         if len(words) == 8 and int(words[3], 16) & _ACCEPTS and words[7].endswith(path.name):
             name = words[7]
@@ -152,8 +153,8 @@ def _is_same(path: Path, other: Path) -> bool:
 
 def _port_owners(port: int) -> set[int]:
     inodes = set[int]()
-    for table in (Path("/proc/net", name) for name in _FAMILIES):
-        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+    for name in _FAMILIES:
+        for line in socket_table(name):
             words = line.split()
             if words[3] == _LISTENING and int(words[1].rsplit(":", 1)[1], 16) == port:
                 inodes.add(int(words[9]))
@@ -228,8 +229,8 @@ def _owners(inodes: Collection[int]) -> dict[int, int]:
     # By socket: the first process that has it open.
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[int, int] = {}
-    for pid in _pids() if wanted else ():
-        for link in _links(f"/proc/{pid}/fd"):
+    for pid in pids() if wanted else ():
+        for link in open_files(PROC / str(pid) / "fd"):
             if link in wanted:
                 found.setdefault(wanted[link], pid)
         if len(found) == len(wanted):
@@ -237,13 +238,22 @@ def _owners(inodes: Collection[int]) -> dict[int, int]:
     return found
 
 
-def _pids() -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
+def socket_table(name: str, proc: Path = PROC) -> list[str]:
+    """Return the lines of ``/proc/net/NAME``, its head left out; none where it is hidden."""
+    with contextlib.suppress(OSError):
+        return (proc / "net" / name).read_text("utf-8", "surrogateescape").splitlines()[1:]
+    return []
+
+
+def pids(proc: Path = PROC) -> Iterator[int]:
+    """Yield the numbers of all processes."""
+    for entry in proc.iterdir():
         if re.fullmatch("[0-9]+", entry.name):
             yield int(entry.name)
 
 
-def _links(directory: str) -> Iterator[str]:
+def open_files(directory: Path) -> Iterator[str]:
+    """Yield what the links of ``/proc/PID/fd`` say; nothing of a process that is not ours."""
     try:
         place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

@@ -158,10 +158,10 @@ def is_paused(address: str) -> bool:
     Not where another command has stopped it for a moment, to look at it.
     """
     pid = listener_pid(address)
-    return pid is not None and stands(pid) is True
+    return pid is not None and is_process_paused(pid) is True
 
 
-def stands(pid: int) -> bool | None:
+def is_process_paused(pid: int) -> bool | None:
     """Return whether the guest of a QEMU process stands still; None where nothing tells."""
     deadline = time.monotonic() + _PAUSED_S
     while (is_running := runs(pid)) is False:

@@ -15,12 +15,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kprobes.errors import UnreachableError, UsageError
-from kprobes.transport.address import is_path, parse_host_port
+from kprobes.transport.address import (
+    PROC,
+    is_path,
+    open_files,
+    parse_host_port,
+    pids,
+    socket_table,
+)
 from kprobes.transport.find_ram import Mapping as MemoryMapping
 from kprobes.transport.find_ram import parse_maps
 from kprobes.units import MIB
 
-PROC = Path("/proc")
 RUNNING = "running"
 """The target that is the only guest that runs."""
 VNG = "vng"
@@ -85,9 +91,19 @@ class CommandLine(Struct, frozen=True, kw_only=True):
     is_vng: bool = False
 
     @property
+    def stub(self) -> str:
+        """Where its first stub listens, or ""."""
+        return next(iter(self.stubs), "")
+
+    @property
+    def monitor(self) -> str:
+        """Where its first monitor listens, or ""."""
+        return next(iter(self.monitors), "")
+
+    @property
     def advice(self) -> str:
         """What to do where neither a stub nor a monitor listens; else ""."""
-        if self.stubs or self.monitors:
+        if self.stub or self.monitor:
             return ""
         how = "vng --debug" if self.is_vng else "-s, or with -qmp"
         return f"its QEMU has no gdb stub and no monitor on a socket: start it with {how}"
@@ -124,7 +140,7 @@ class Qemu(Struct, frozen=True, kw_only=True):
 def find_qemus(proc: Path = PROC) -> list[Qemu]:
     """Return the QEMU processes that this user may look at, by their numbers."""
     found: list[Qemu] = []
-    for pid in sorted(int(each.name) for each in proc.iterdir() if each.name.isdecimal()):
+    for pid in sorted(pids(proc)):
         with suppress(OSError, ValueError):
             words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
             command = parse_command([os.fsdecode(word) for word in words])
@@ -186,10 +202,9 @@ def named_address(target: str, proc: Path = PROC) -> str:
         names = ", ".join(f"pid:{qemu.pid}" for qemu in found)
         raise UsageError(f"{target}: {len(found)} guests run: use one of {names}")
     command = found[0].command
-    addresses = [*command.stubs, *command.monitors]
-    if not addresses:
+    if command.advice:
         raise UnreachableError(f"{target}: {command.advice}")
-    return addresses[0]
+    return command.stub or command.monitor
 
 
 def _is_meant(qemu: Qemu, target: str) -> bool:
@@ -209,15 +224,9 @@ def _read_files(process: Path, pid: int, command: CommandLine) -> Qemu:
     return Qemu(
         pid=pid,
         command=command,
-        files=_files(process / "fd"),
+        files=frozenset(open_files(process / "fd")) or None,
         ram=_find_ram(process / "maps", command.memory),
     )
-
-
-def _files(directory: Path) -> frozenset[str] | None:
-    with suppress(OSError):
-        return frozenset(str(each.readlink()) for each in directory.iterdir())
-    return None
 
 
 def _find_ram(maps: Path, size: int) -> MemoryMapping | None:
@@ -311,20 +320,14 @@ def _clients(address: str, proc: Path) -> Iterator[str]:
     # Inodes of connections that somebody has accepted, at his end.
     if is_path(address):
         name = Path(address).name
-        for line in _table(proc / "net" / "unix"):
+        for line in socket_table("unix", proc):
             words = line.split(maxsplit=7)
             if len(words) == 8 and words[5] == "03" and Path(words[7]).name == name:
                 yield words[6]
         return
     _, port = parse_host_port(address) or ("", 0)
     for name in ("tcp", "tcp6"):
-        for line in _table(proc / "net" / name):
+        for line in socket_table(name, proc):
             words = line.split()
             if words[3] == "01" and int(words[1].rsplit(":", 1)[1], 16) == port:
                 yield words[9]
-
-
-def _table(path: Path) -> list[str]:
-    with suppress(OSError):
-        return path.read_text("utf-8", "surrogateescape").splitlines()[1:]
-    return []
