@@ -379,6 +379,7 @@ def test_of_several_wrong_lines_the_first_one_is_told(armer: Armer, table: Event
         "p:b wrong\np:a f",
         "p:b wrong\n-:c",
         "-:z\np:z wrong\n-:c",
+        "p:b wrong\n-:b\n-:c",
     ):
         with pytest.raises(RefusedError, match="wrong cannot be probed"):
             table.define(each_statement(text, registers=REGISTERS), is_enabled=True)

@@ -263,8 +263,8 @@ class EventTable:
         except (DefinitionError, RefusedError) as error:
             # The kernel is through with a line before it reads the next one, and looks at places
             # and arguments before it compares them with others of the event.
-            if made:
-                self._check(made, filter)
+            for cut in [*cuts, len(made)] if made else ():
+                self._check(made[:cut], filter)
             if isinstance(error, DefinitionError):
                 raise self._driver.first_kernel_error(error) from error
             raise

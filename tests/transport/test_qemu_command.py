@@ -43,7 +43,8 @@ def test_options_reach_qemu() -> None:
 def test_the_clock_is_reliable_and_a_panic_ends_the_guest() -> None:
     words = command(MachineOptions())
 
-    assert {"tsc=reliable", "panic=-1", "console=ttyS0"} <= set(after(words, "-append").split())
+    told = set(after(words, "-append").split())
+    assert {"tsc=reliable", "no_timer_check", "panic=-1", "console=ttyS0"} <= told
     assert "-no-reboot" in words
 
 
