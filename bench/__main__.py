@@ -1,4 +1,4 @@
-"""``python -m bench [--arch A] [--quick] [NAME...]``: measure, beside what others need for it."""
+"""``python -m bench [--arch A] [--append WORDS] [--quick] [NAME...]``: measure, beside others."""
 
 import argparse
 import importlib
@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
+
+from msgspec.structs import replace
 
 from bench.amd64 import AMD64
 from bench.arm64 import ARM64
@@ -27,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run benchmarks and print a table for each."""
     parser = _parser()
     args = parser.parse_args(words)
-    isa = ISAS[args.arch]
+    isa = replace(ISAS[args.arch], append=args.append)
     known = names(isa)
     for name in args.names:
         if name not in NAMES:
@@ -35,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if name not in known:
             parser.error(f"no {name} for {isa.name}: {_HERE[name]}")
     _warn_of_load()
-    print(f"Guests are {isa.name}.\n")
+    print(f"Guests are {isa.name}{isa.append and ', '}{isa.append}.\n")
     for name in args.names or known:
         _show(name, isa, is_quick=args.quick)
     return 0
@@ -43,13 +45,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def names(isa: Isa) -> tuple[str, ...]:
     """Return the benchmarks that there are for an architecture."""
-    return tuple(name for name in NAMES if isa is AMD64 or name not in _HERE)
+    return tuple(name for name in NAMES if isa.name == AMD64.name or name not in _HERE)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--arch", choices=ISAS, default=AMD64.name, help="the guests' architecture")
+    parser.add_argument("--append", default="", metavar="WORDS", help="for the guests' kernels")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: rough figures, soon")
     return parser
 

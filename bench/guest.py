@@ -55,7 +55,7 @@ class ByHand(GuestDriver):
 
     def __init__(self, guest: Guest, journal: Journal, size: ArenaSize) -> None:
         super().__init__(guest, journal, size)
-        self._allocator = self._linking = _Allocator(journal, size, self._warn)
+        self._allocator = self._linking = _Allocator(journal, size, None, self._warn)
 
     @property
     def written(self) -> HandWritten | None:
@@ -164,7 +164,8 @@ class Rig:
 def machine(isa: Isa, loops: Mapping[str, Loop]) -> Generator[Machine]:
     """Boot a guest with programs in it; nobody is attached to it."""
     files = {f"{_FOLDER}/{name}": loop.program() for name, loop in loops.items()}
-    with Machine.boot(MachineOptions(arch=isa.name, files=files)) as booted:
+    options = MachineOptions(arch=isa.name, append=isa.append, files=files)
+    with Machine.boot(options) as booted:
         yield booted
 
 

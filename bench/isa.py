@@ -121,6 +121,7 @@ class Isa(Struct, frozen=True, kw_only=True):
         syscall: what its kernel's functions of system calls begin with.
         first: the first argument's register, as probes name it.
         gdb: which one knows it.
+        append: words for the kernel of its guests.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Isa(Struct, frozen=True, kw_only=True):
     alone: Alone
     middles: tuple[Middle, ...]
     goals: Goals
+    append: str = ""
 
     @property
     def getppid(self) -> str:

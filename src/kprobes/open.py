@@ -51,6 +51,7 @@ def boot(
 
     Raises:
         UnreachableError: no QEMU, no kernel, or the guest does not come up.
+        UsageError: the kernel has no such clock.
     """
     from kprobes.transport.qemu import Machine
 
@@ -77,6 +78,7 @@ def attach(
     Raises:
         UnreachableError: nothing answers there, or somebody else uses the stub.
         TargetError: no Linux that we understand runs there.
+        UsageError: its kernel has no such clock.
     """
     with ExitStack() as undo:
         return _session(undo, target, size, access=access)

@@ -77,7 +77,10 @@ class FakeTypes(Struct, frozen=True):
         return self._member(struct, path)[1]
 
     def size(self, struct: str) -> int:
-        raise UnknownTypeError(struct)
+        ends = [sum(place) for path, place in self.members.items() if path.startswith(f"{struct}.")]
+        if not ends:
+            raise UnknownTypeError(struct)
+        return max(ends)
 
     def enumerator(self, name: str) -> int:
         raise UnknownTypeError(name)

@@ -7,18 +7,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprobes.errors import TargetError
-from kprobes.guest.clock import AnyClock, GuestClock, TscClock, clock_function, open_clock
+from kprobes.errors import TargetError, UsageError
+from kprobes.guest.clock import GuestClock, TscClock, check_clock, current_clock, open_clock
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.rings import MappedRange
 from kprobes.model.kernel import Kernel
-from kprobes.units import U64
+from kprobes.units import U64, Addr
+from tests.build import timekeeping
 from tests.build.guest import DATA, PERCPU, make_memory
 from tests.build.kernel import TEXT, make_kernel, symbol
 
-CYC2NS = 0x40
+CYC2NS, TICKS = 0x40, 0x80
 NATIVE, LOCAL, GLOBAL = TEXT + 0x100, TEXT + 0x200, TEXT + 0x300
+READ_TSC, READ_HPET = TEXT + 0x400, TEXT + 0x440
 KEYS, CALL, TRACE, CLOCKS = DATA, DATA + 0x100, DATA + 0x200, DATA + 0x300
+AHEAD, OFFSET, MONO, RAW, SOURCE = (DATA + 0x400 + 0x100 * n for n in range(5))
+ADDRESSES = {
+    "cyc2ns": CYC2NS,
+    "sched_clock_data": TICKS,
+    "native_sched_clock": NATIVE,
+    "trace_clock_local": LOCAL,
+    "trace_clock_global": GLOBAL,
+    "trace_clock": TEXT + 0x500,
+    "ktime_get_mono_fast_ns": TEXT + 0x540,
+    "ktime_get_raw_fast_ns": TEXT + 0x580,
+    "ktime_get_boot_fast_ns": TEXT + 0x5C0,
+    "trace_clock_x86_tsc": TEXT + 0x600,
+    "read_tsc": READ_TSC,
+    "read_hpet": READ_HPET,
+    "__use_tsc": KEYS,
+    "__sched_clock_stable": KEYS + 4,
+    "__SCK__pv_sched_clock": CALL,
+    "global_trace": TRACE,
+    "trace_clocks": CLOCKS,
+    "__gtod_offset": AHEAD,
+    "__sched_clock_offset": OFFSET,
+    "tk_fast_mono": MONO,
+    "tk_fast_raw": RAW,
+}
 words = st.integers(0, U64)
 
 
@@ -29,8 +55,8 @@ def write_scale(
     memory.write(PERCPU[cpu] + CYC2NS, data + struct.pack("<I", latch))
 
 
-def _clock(memory: GuestMemory) -> AnyClock:
-    return open_clock(memory, make_kernel([symbol("cyc2ns", CYC2NS)]), PERCPU)
+def _clock(memory: GuestMemory) -> TscClock:
+    return TscClock([MappedRange(memory, base + CYC2NS, 36) for base in PERCPU])
 
 
 MEMORY = make_memory()
@@ -89,59 +115,143 @@ def test_a_scale_beyond_reason_is_told(shift: int) -> None:
         _clock(memory)
 
 
-def test_a_kernel_without_the_scale_has_no_such_clock() -> None:
-    with pytest.raises(TargetError, match="no cyc2ns"):
-        open_clock(make_memory(), make_kernel([]), PERCPU)
-
-
 def test_nanoseconds_of_the_guest_s_own_are_taken_as_they_are() -> None:
     counter = np.array([1, 2, 3], np.uint64)
 
-    assert GuestClock().ns(counter, 0) is counter
+    assert GuestClock("f", Addr(1)).ns(counter, 0) is counter
 
 
-# Which clock the guest's own trace uses.
+# Which clock stamps are of, and how it is had.
 
 
-def _kernel(*, is_stable: bool = True, call: int = NATIVE, clock: int = 0) -> Kernel:
-    MEMORY.write(KEYS, struct.pack("<II", 1, is_stable))
-    MEMORY.set_u64(CALL, call)
-    MEMORY.write(TRACE + 16, struct.pack("<i", clock))
+def _kernel(
+    *,
+    is_trusted: bool = True,
+    has_tsc: bool = True,
+    call: int = NATIVE,
+    current: int = 0,
+    read: int = READ_HPET,
+) -> Kernel:
+    memory = MEMORY
+    for cpu in (0, 1):
+        write_scale(memory, cpu, [(1, 0, 0), (1, 0, 0)])
+        tick = struct.pack("<QQQ", 1000 + cpu, 500 + cpu, 0)
+        memory.write(PERCPU[cpu] + TICKS, tick)
+    memory.write(KEYS, struct.pack("<II", has_tsc, is_trusted))
+    memory.set_u64(CALL, call)
+    memory.write(TRACE + 16, struct.pack("<i", current))
     for n, function in enumerate((LOCAL, GLOBAL, 0x1234)):
-        MEMORY.write(CLOCKS + 24 * n, struct.pack("<QQi4x", function, 0, 1))
-    MEMORY.write(CLOCKS + 24 * 3, struct.pack("<QQi4x", GLOBAL, 0, 0))
+        memory.write(CLOCKS + 24 * n, struct.pack("<QQi4x", function, 0, 1))
+    memory.write(CLOCKS + 24 * 3, struct.pack("<QQi4x", GLOBAL, 0, 0))
+    memory.set_u64(AHEAD, 40)
+    memory.set_u64(OFFSET, 7)
+    for keeper in (MONO, RAW):
+        memory.write(keeper, struct.pack("<Q", 0) + bytes(112))
+        # clock, cycle_last, shift, base
+        memory.write(keeper + 8, struct.pack("<QQQIIQQQ", SOURCE, 0, 900, 1, 0, 0, 300, 0))
+    memory.set_u64(SOURCE, read)
     return make_kernel(
-        [
-            symbol("cyc2ns", CYC2NS),
-            symbol("native_sched_clock", NATIVE),
-            symbol("trace_clock_local", LOCAL),
-            symbol("trace_clock_global", GLOBAL),
-            symbol("__use_tsc", KEYS),
-            symbol("__sched_clock_stable", KEYS + 4),
-            symbol("__SCK__pv_sched_clock", CALL),
-            symbol("global_trace", TRACE),
-            symbol("trace_clocks", CLOCKS),
-        ],
-        types={"trace_array.clock_id": (16, 4)},
+        [symbol(name, addr) for name, addr in ADDRESSES.items()],
+        types={
+            "trace_array.clock_id": (16, 4),
+            **timekeeping.TICKS,
+            **timekeeping.TIMEKEEPER,
+        },
     )
 
 
-def test_a_trusted_tsc_tells_the_time_by_itself() -> None:
-    assert clock_function(MEMORY, _kernel()) is None
+def _told(kernel: Kernel, name: str | None = None) -> tuple[int | None, list[int]]:
+    """Return the function that is called, and what the count 2000 is on the first CPU."""
+    clock = open_clock(MEMORY, kernel, PERCPU, name)
+    return clock.function, clock.ns(np.array([2000], np.uint64), 0).tolist()
 
 
-def test_a_tsc_that_the_guest_does_not_trust_is_not_ours_to_trust() -> None:
-    assert clock_function(MEMORY, _kernel(is_stable=False)) == LOCAL
+@pytest.mark.parametrize(
+    ("name", "time"),
+    [("local", 2000), ("global", 2007), ("perf", 2007), ("x86-tsc", 2000)],
+)
+def test_a_trusted_tsc_tells_the_time_by_itself(name: str, time: int) -> None:
+    assert _told(_kernel(), name) == (None, [time])
 
 
-def test_under_a_paravirtual_clock_the_guest_is_asked() -> None:
-    assert clock_function(MEMORY, _kernel(call=TEXT + 0x900)) == LOCAL
+@pytest.mark.parametrize(
+    ("name", "time"),
+    # Of the newest tick 1001 was 501, and the clock is 40 ahead of timekeeping.
+    [("local", 2000), ("global", 1540), ("perf", 1540), ("mono", 1500), ("x86-tsc", 2000)],
+)
+def test_one_that_is_not_trusted_does_with_what_was_said_at_ticks(name: str, time: int) -> None:
+    assert _told(_kernel(is_trusted=False), name) == (None, [time])
 
 
-def test_another_clock_of_the_guest_s_trace_is_asked() -> None:
-    assert clock_function(MEMORY, _kernel(clock=1)) == GLOBAL
+@pytest.mark.parametrize("is_trusted", [True, False])
+@pytest.mark.parametrize("name", ["mono", "mono_raw"])
+def test_where_timekeeping_reads_the_counter_its_last_tick_tells(
+    name: str, *, is_trusted: bool
+) -> None:
+    kernel = _kernel(is_trusted=is_trusted, read=READ_TSC)
+
+    assert _told(kernel, name) == (None, [2000 - 900 + 300])
 
 
-@pytest.mark.parametrize("clock", [2, 3, 99, -1])
-def test_a_clock_that_is_no_function_in_nanoseconds_is_not_called(clock: int) -> None:
-    assert clock_function(MEMORY, _kernel(clock=clock, is_stable=False)) == LOCAL
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("mono", "ktime_get_mono_fast_ns"), ("mono_raw", "ktime_get_raw_fast_ns")],
+)
+def test_where_it_reads_another_one_its_function_is_called(name: str, function: str) -> None:
+    assert _told(_kernel(), name)[0] == ADDRESSES[function]
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_clock_that_no_counter_tells_is_called(*, is_trusted: bool) -> None:
+    kernel = _kernel(is_trusted=is_trusted)
+
+    assert _told(kernel, "boot") == (ADDRESSES["ktime_get_boot_fast_ns"], [2000])
+
+
+@pytest.mark.parametrize(("call", "has_tsc"), [(TEXT + 0x900, True), (NATIVE, False)])
+def test_without_a_tsc_of_its_own_the_guest_is_asked(call: int, *, has_tsc: bool) -> None:
+    made = _kernel(is_trusted=False, call=call, has_tsc=has_tsc)
+
+    assert _told(made, "local")[0] == LOCAL
+    assert _told(made, "global")[0] == GLOBAL
+    with pytest.raises(UsageError, match="the TSC of this guest is not what its kernel"):
+        _told(made, "x86-tsc")
+
+
+def test_cpus_whose_counters_differ_are_asked() -> None:
+    kernel = _kernel(is_trusted=False)
+    MEMORY.write(PERCPU[1] + TICKS, struct.pack("<QQQ", 1001, 5_000_000, 0))
+
+    assert _told(kernel, "global")[0] == GLOBAL
+
+
+@pytest.mark.parametrize(
+    ("current", "name"), [(0, "local"), (1, "global"), (2, "local"), (3, "local"), (-1, "local")]
+)
+def test_by_default_it_is_the_clock_of_the_guest_s_own_trace(current: int, name: str) -> None:
+    kernel = _kernel(current=current)
+
+    assert current_clock(MEMORY, kernel) == name
+    assert _told(kernel) == _told(kernel, name)
+
+
+@pytest.mark.parametrize("name", ["uptime", "", "Local", "tai"])
+def test_a_clock_that_there_is_not_is_told_with_those_that_there_are(name: str) -> None:
+    words = f"no clock {name!r} in kernel 6.1.0-56-cloud-amd64; there are: local, global, perf, "
+
+    for told in (lambda: check_clock(_kernel(), name), lambda: _told(_kernel(), name)):
+        with pytest.raises(UsageError, match=words):
+            told()
+
+
+def test_a_kernel_that_tells_no_time_is_told() -> None:
+    with pytest.raises(TargetError, match="has no trace_clock_local or sched_clock"):
+        open_clock(make_memory(), make_kernel([]), PERCPU)
+
+
+@pytest.mark.parametrize("name", ["local", "global", "x86-tsc"])
+def test_a_count_takes_as_long_as_the_kernel_says(name: str) -> None:
+    kernel = _kernel()
+    write_scale(MEMORY, 0, [(3, 0, 0), (1, 0, 0)])
+
+    assert open_clock(MEMORY, kernel, PERCPU, name).tick_s == pytest.approx(3e-9)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kprobes.errors import TargetError
-from kprobes.guest.clock import SchedClock, clock_function, find_line, open_clock
+from kprobes.guest.clock import SchedClock, find_line, open_clock
 from kprobes.guest.guest import GuestMemory
 from kprobes.model.kernel import Kernel
 from kprobes.units import U64, Addr
@@ -72,9 +72,7 @@ def test_what_makes_no_sense_is_no_line_and_the_guest_is_asked(
     kernel = make_arm64(memory)
 
     assert find_line(memory, kernel) is None
-    assert clock_function(memory, kernel) == LOCAL
-    with pytest.raises(TargetError, match="only its counter"):
-        open_clock(memory, kernel, PERCPU)
+    assert open_clock(memory, kernel, PERCPU).function == LOCAL
 
 
 def test_a_line_spares_asking() -> None:
@@ -82,8 +80,8 @@ def test_a_line_spares_asking() -> None:
     write_line(memory, slope=(3, 1))
     kernel = make_arm64(memory)
 
-    assert clock_function(memory, kernel) is None
     clock = open_clock(memory, kernel, PERCPU)
+    assert clock.function is None
     assert clock.ns(np.array([10], np.uint64), 1).tolist() == [15]
 
 

@@ -14,6 +14,7 @@ from kprobes.guest.rings import MappedRange
 from kprobes.model.abi import CPU_SHIFT, LOAD_SIZE, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD
 from kprobes.model.events import Events
 from kprobes.model.resolved import RecordLayout
+from kprobes.units import Addr
 from tests.build.guest import CPUS, RING, make_arena, make_memory
 from tests.build.ring import Hit, make_layout, record
 from tests.build.turns import short_switch_interval
@@ -40,7 +41,7 @@ class Writer:
 def _guest(*layouts: RecordLayout) -> tuple[Recorder, list[Writer], GuestMemory, Arena]:
     memory, arena = make_memory(), make_arena()
     reset(arena, memory)
-    recorder = Recorder(arena, memory, GuestClock())
+    recorder = Recorder(arena, memory, GuestClock("f", Addr(1)))
     recorder.add(layouts)
     return recorder, [Writer(memory, arena, cpu) for cpu in range(CPUS)], memory, arena
 

@@ -434,7 +434,7 @@ def test_code_is_let_go_of_in_the_state_in_which_nobody_was_inside(
         journal.check = _is_another
 
     with pytest.raises(GuestReplacedError) if is_another else nullcontext():
-        Allocator(journal, ArenaSize(), pytest.fail).tidy(guest, patcher)
+        Allocator(journal, ArenaSize(), None, pytest.fail).tidy(guest, patcher)
 
     assert (pool.retired, _slots(memory)[0]) == (([gone], LIVE) if is_another else ([], 0))
 

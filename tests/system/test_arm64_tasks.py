@@ -112,24 +112,10 @@ def test_who_idles_is_inside_what_it_returns_to_and_in_nothing_else(arm64: Guest
 def test_its_counter_tells_the_local_clock(arm64: GuestSession) -> None:
     guest = arm64.driver.guest
 
-    assert clock.clock_function(guest.memory, guest.kernel) is None
+    assert clock.open_clock(guest.memory, guest.kernel, ()).function is None
     with guest.stub.paused():
         rate = guest.stub.register(guest.stub.ids()[0], "CNTFRQ_EL0")
     assert ticks_per_s(guest) == rate
-
-
-@pytest.mark.parametrize("name", ["global", "mono"])
-def test_another_clock_is_asked(arm64: GuestSession, name: str) -> None:
-    guest = arm64.driver.guest
-    arm64.run(f"echo {name} > {TRACE}/trace_clock")
-
-    found = clock.clock_function(guest.memory, guest.kernel)
-
-    arm64.run(f"echo local > {TRACE}/trace_clock")
-    assert found is not None
-    symbol = guest.kernel.symbols.at(found)
-    assert symbol is not None
-    assert name in symbol.name
 
 
 def test_hits_are_when_and_where_the_guests_own_probe_has_them(arm64: GuestSession) -> None:

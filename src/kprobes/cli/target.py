@@ -140,7 +140,7 @@ def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Gues
     from kprobes.open import attach, boot
 
     size = _arena_size(args)
-    access = Access(image=getattr(args, "vmlinux", None))
+    access = Access(image=getattr(args, "vmlinux", None), clock=getattr(args, "clock", None))
     if args.target is None:
         print_reason(args)
         return boot(machine_options(args), size=size, access=access, progress=progress)

@@ -136,7 +136,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "-k",
         "--clock",
         metavar="NAME",
-        help="of time stamps on this machine: local, mono, boot, ...",
+        help="of time stamps: local, global, mono, boot, x86-tsc, ... (default: of a guest that of "
+        "its own trace, of this machine local)",
     )
     parser.add_argument(
         "--ready",
@@ -173,8 +174,6 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     choose_target(args)
     if not is_host(args):
         check_command(args)
-    if args.clock is not None and not is_host(args):
-        raise UsageError("--clock is for this machine's own kernel: --target host")
     if args.cpu is not None and args.python is not None:
         raise UsageError("--cpu is for definitions, not for the handlers of --python")
     args.follow = is_following(args)

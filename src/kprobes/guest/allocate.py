@@ -13,7 +13,7 @@ from kprobes.errors import NoRoomError, TargetError
 from kprobes.guest import arena as arenas
 from kprobes.guest.arena import Arena, ArenaSize
 from kprobes.guest.arm import TextPatcher
-from kprobes.guest.clock import AnyClock, GuestClock, clock_function, open_clock
+from kprobes.guest.clock import X86_TSC, open_clock
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
 from kprobes.guest.inject import CallInjector
@@ -29,7 +29,7 @@ from kprobes.model.definition import Definition, Kind
 from kprobes.model.plan import Plan
 from kprobes.model.upcall import UpcallGroup
 from kprobes.ports import Text
-from kprobes.units import MIB, Addr
+from kprobes.units import MIB
 
 _CODE_OF_PLAN, _CODE_OF_PLAIN = 1024, 448
 """Bytes of code that a plan, or a trampoline, takes on average at most; and one that only records
@@ -49,12 +49,19 @@ class Allocator:
         is_guarded: whether any probe calls the guest's functions, so that all look at the guard.
     """
 
-    def __init__(self, journal: Journal, size: ArenaSize, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        size: ArenaSize,
+        clock: str | None,
+        warn: Callable[[str], None],
+    ) -> None:
         """Take nothing yet.
 
         Args:
             journal: of what is allocated.
             size: that is wanted at least.
+            clock: the kernel's name of that of time stamps; None for its trace's.
             warn: is given what is wrong with the guest's clock, for people.
         """
         self.arena: Arena | None = None
@@ -63,7 +70,7 @@ class Allocator:
         self._journal = journal
         self._size = size
         self._warn = warn
-        self._clock: Addr | None = None
+        self._clock = clock
 
     def allocate(
         self, guest: Guest, plans: Collection[Plan], waiting: Sequence[Definition]
@@ -92,11 +99,16 @@ class Allocator:
             # Nobody knows of this memory yet, so the guest may run on meanwhile.
             arenas.reset(arena, guest.memory)
             self.arena = arena
-            self._clock = clock_function(guest.memory, guest.kernel)
-            self.recorder = Recorder(arena, guest.memory, self._open_clock(guest, arena))
+            clock = open_clock(guest.memory, guest.kernel, arena.bases, self._clock)
+            self.recorder = Recorder(arena, guest.memory, clock)
             self.recorder.check = self._journal.check
             self.recorder.warn = self._warn
         return self.arena, self.recorder
+
+    @property
+    def has_ns(self) -> bool:
+        """Whether time stamps are nanoseconds."""
+        return self._clock != X86_TSC
 
     def link(
         self,
@@ -163,8 +175,8 @@ class Allocator:
             guest: that runs it.
             code: where trampolines may be.
         """
-        arena = self.arena
-        if arena is None:
+        arena, recorder = self.arena, self.recorder
+        if arena is None or recorder is None:
             raise ValueError("nothing was allocated that code could use")
         return GuestAbi(
             task=task_abi(guest.kernel),
@@ -179,7 +191,7 @@ class Allocator:
             ring_size=arena.ring_size,
             task_size=guest.task_size,
             thread_size=guest.arch.thread_size,
-            clock=self._clock,
+            clock=recorder.clock.function,
             is_guarded=self.is_guarded,
         )
 
@@ -235,11 +247,6 @@ class Allocator:
         code = pieces * _CODE_OF_PLAN + plain * _CODE_OF_PLAIN
         patches = _UNDOS_OF_PLAN * len(plans) + _SPARE_UNDOS
         return replace(self._size, code=code, instances=instances, patches=patches)
-
-    def _open_clock(self, guest: Guest, arena: Arena) -> AnyClock:
-        if self._clock is not None:
-            return GuestClock()
-        return open_clock(guest.memory, guest.kernel, arena.bases)
 
 
 def _is_plain(plan: Plan) -> bool:

@@ -38,10 +38,13 @@ class Access(Struct, frozen=True, kw_only=True):
             ``process``, the ``stub``.
         image: the vmlinux or boot image of its kernel, or None. Another build is refused. It
             gives the types that a kernel built without them lacks.
+        clock: of time stamps, by the kernel's name: local, global, mono, mono_raw, boot, tai, perf,
+            x86-tsc; None for that of the kernel's own trace.
     """
 
     backends: Sequence[str] = RAM_BACKENDS
     image: Path | None = None
+    clock: str | None = None
 
 
 def attach(target: str, *, access: Access | None = None) -> Guest:

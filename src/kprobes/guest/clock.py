@@ -1,11 +1,19 @@
-"""The guest's trace clock: from raw counters by the kernel's own numbers, or by asking it.
+"""The clock of time stamps: the CPUs' counter by the kernel's own numbers, or a kernel's function.
+
+A counter is turned into what the kernel's trace clock says, whether the kernel trusts it or not:
+
+=============== ==================================================================================
+local           sched_clock(): on x86 ``cyc2ns`` of the CPU, elsewhere ``cd``
+global, perf    sched_clock_cpu(): the same, or timekeeping's time at the CPU's last tick and what
+                sched_clock() has counted since, where the kernel does not trust its TSC
+mono, mono_raw  ktime_get_mono_fast_ns(): timekeeping's time, drawn anew at each tick
+x86-tsc         the counter itself
+=============== ==================================================================================
 
     struct cyc2ns_data { u32 cyc2ns_mul; u32 cyc2ns_shift; u64 cyc2ns_offset; };
     struct cyc2ns { struct cyc2ns_data data[2]; seqcount_latch_t seq; };   // per CPU
 
 arch/x86/kernel/tsc.c, cycles_2_ns: ns = offset + (cycles * mul >> shift), from data[seq & 1].
-
-The kernel's own line from a counter to nanoseconds, where one line holds for all CPUs.
 
     struct clock_data {    // kernel/time/sched_clock.c, ``cd``
         seqcount_latch_t seq;
@@ -22,19 +30,48 @@ read_data[seq & 1]. The line is drawn anew before the product could overflow, ev
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.arch.registry import machine
-from kprobes.errors import MemoryFault, TargetError
+from kprobes.errors import MemoryFault, TargetError, UsageError
+from kprobes.guest.fitted_clock import (
+    FittedClock,
+    Points,
+    counter_of,
+    tick_points,
+    timekeeper_points,
+)
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.rings import MappedRange
-from kprobes.model.kernel import Kernel
+from kprobes.model.kernel import Kernel, Symbol
 from kprobes.units import U64, Addr
+
+X86_TSC = "x86-tsc"
+"""The clock whose counts are not nanoseconds."""
+_LOCAL = "local"
+_CLOCKS: Mapping[str, tuple[str, ...]] = {
+    _LOCAL: ("trace_clock_local", "sched_clock"),
+    "global": ("trace_clock_global",),
+    "perf": ("trace_clock",),
+    "mono": ("ktime_get_mono_fast_ns",),
+    "mono_raw": ("ktime_get_raw_fast_ns",),
+    "boot": ("ktime_get_boot_fast_ns",),
+    "tai": ("ktime_get_tai_fast_ns",),
+    X86_TSC: ("trace_clock_x86_tsc",),
+}
+"""The kernel's names of its trace clocks, and its functions, the first that there is."""
+_DIRECT = "the CPU's counter, read directly"
+_TIMEKEEPERS = {"mono": "tk_fast_mono", "mono_raw": "tk_fast_raw"}
+_STABLE = "__sched_clock_stable"
+_COUNTERS = ("read_tsc", "arch_counter_read")
+"""Functions by which timekeeping reads what probes record."""
 
 _SEQ_SIZE = 8
 _READ_DATA = struct.Struct("<QQQQII")
@@ -73,6 +110,10 @@ class SchedClock:
     Implements ``ports.Clock``.
     """
 
+    function: ClassVar[Addr | None] = None
+    is_fit: ClassVar[bool] = True
+    words: ClassVar[str] = _DIRECT
+
     def __init__(self, memory: GuestMemory, place: Addr) -> None:
         """Read the line at ``place``, the kernel's ``cd``.
 
@@ -81,6 +122,11 @@ class SchedClock:
         """
         self._window = MappedRange(memory, place, _CLOCK_SIZE)
         self.refresh()
+
+    @property
+    def tick_s(self) -> float:
+        """How long a count is, in seconds."""
+        return 1 / self._line.rate
 
     def refresh(self) -> None:
         """Read the line again: the guest draws it anew from time to time.
@@ -161,7 +207,11 @@ class Scale(Struct, frozen=True, kw_only=True):
 
 
 class TscClock:
-    """The ``local`` trace clock of a kernel that trusts its TSC. Implements ``ports.Clock``."""
+    """The ``local`` trace clock of a kernel that has a TSC. Implements ``ports.Clock``."""
+
+    function: ClassVar[Addr | None] = None
+    is_fit: ClassVar[bool] = True
+    words: ClassVar[str] = _DIRECT
 
     def __init__(self, windows: Sequence[MappedRange]) -> None:
         """Read the scales in some windows, each on one CPU's ``struct cyc2ns``.
@@ -172,6 +222,11 @@ class TscClock:
         self._windows = windows
         self._scales: list[Scale] = []
         self.refresh()
+
+    @property
+    def tick_s(self) -> float:
+        """How long a count is, in seconds, on the first CPU."""
+        return self._scales[0].mul / (1 << self._scales[0].shift) / _NS_PER_S
 
     def refresh(self) -> None:
         """Read the scales again: the guest refines them in its first seconds.
@@ -192,8 +247,77 @@ class TscClock:
         return ns + np.uint64(scale.offset)
 
 
+RawClock = TscClock | SchedClock
+"""sched_clock() of a kernel that tells the time by the CPUs' counter."""
+
+
+class OffsetClock:
+    """A clock that is a number ahead of another one, which tells from when on it was trusted."""
+
+    function: ClassVar[Addr | None] = None
+    is_fit: ClassVar[bool] = True
+    words: ClassVar[str] = _DIRECT
+
+    def __init__(self, clock: RawClock, offset: MappedRange) -> None:
+        """Read the number; errors as for the other clock."""
+        self._clock, self._window = clock, offset
+        self.refresh()
+
+    @property
+    def tick_s(self) -> float:
+        """How long a count is, in seconds."""
+        return self._clock.tick_s
+
+    def refresh(self) -> None:
+        """Read all numbers again; errors as for the other clock."""
+        self._clock.refresh()
+        self._offset = np.uint64(self._window.u64(0))
+
+    def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
+        """Return nanoseconds for counts that were read on one CPU, in a new array."""
+        return self._clock.ns(counter, cpu) + self._offset
+
+
+class CounterClock:
+    """The counter itself, whose counts are not nanoseconds."""
+
+    function: ClassVar[Addr | None] = None
+    is_fit: ClassVar[bool] = True
+    words: ClassVar[str] = _DIRECT
+
+    def __init__(self, clock: RawClock) -> None:
+        """Count as a clock does."""
+        self._clock = clock
+
+    @property
+    def tick_s(self) -> float:
+        """How long a count is, in seconds."""
+        return self._clock.tick_s
+
+    def refresh(self) -> None:
+        """Read the numbers again that ``tick_s`` goes by."""
+        self._clock.refresh()
+
+    def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
+        """Return the counts."""
+        del cpu
+        return counter
+
+
 class GuestClock:
-    """The trace clock of a kernel whose own function was called at the hit."""
+    """A function of the kernel's, which is called at every hit.
+
+    Attributes:
+        function: its address.
+    """
+
+    is_fit: ClassVar[bool] = True
+    tick_s: ClassVar[float] = 1e-9
+
+    def __init__(self, name: str, function: Addr) -> None:
+        """Call a function that returns nanoseconds."""
+        self.function: Addr | None = function
+        self.words = f"{name}(), called at each hit, which takes longer than the CPU's counter"
 
     def refresh(self) -> None:
         """Do nothing."""
@@ -204,70 +328,137 @@ class GuestClock:
         return counter
 
 
-AnyClock = TscClock | SchedClock | GuestClock
-"""What a recording may have. All can ``refresh``."""
+AnyClock = TscClock | SchedClock | OffsetClock | FittedClock | CounterClock | GuestClock
+"""What a recording may have.
+
+All can ``refresh``, and have ``words`` for people, ``tick_s``, ``function``, which is None where
+the counter is recorded, and ``is_fit``, which says whether all CPUs' stamps are of one clock.
+"""
 
 
 def open_clock(
-    memory: GuestMemory, kernel: Kernel, bases: tuple[int, ...]
-) -> TscClock | SchedClock:
-    """Return the clock that turns raw counters into the guest's ``local`` trace clock.
+    memory: GuestMemory, kernel: Kernel, bases: Sequence[int], name: str | None = None
+) -> AnyClock:
+    """Return a trace clock of a guest, by the CPUs' counter wherever that can tell it.
+
+    Where the kernel's table has no names of data its trace clock is taken for the ``local`` one.
 
     Args:
         memory: of the guest.
         kernel: that runs there.
         bases: where each CPU's per-CPU memory begins.
+        name: the kernel's name of it; by default the clock that its own trace has now.
 
     Raises:
-        TargetError: the kernel has no such clock, or its numbers make no sense.
+        UsageError: it has no such clock.
+        TargetError: its numbers make no sense, or it has no clock at all.
     """
+    asked, name = name, current_clock(memory, kernel) if name is None else name
+    raw = _open_raw(memory, kernel, bases)
+    found = None if raw is None else _by_counter(memory, kernel, bases, name, raw)
+    if found is not None:
+        return found
+    function = _function(kernel, name) if asked is None else check_clock(kernel, asked)
+    if function is None:
+        raise TargetError(f"kernel {kernel.release} has no {' or '.join(_CLOCKS[name])}")
+    if name == X86_TSC:
+        raise UsageError(f"the TSC of this guest is not what its kernel {kernel.release} uses")
+    return GuestClock(function.name, function.addr)
+
+
+def check_clock(kernel: Kernel, name: str) -> Symbol:
+    """Return the function of a kernel that is one of its trace clocks.
+
+    Raises:
+        UsageError: it has no such clock, or one that neither counts nanoseconds nor is the TSC.
+    """
+    function = _function(kernel, name) if name in _CLOCKS else None
+    if function is None:
+        known = [each for each in _CLOCKS if _function(kernel, each) is not None]
+        raise UsageError(
+            f"no clock {name!r} in kernel {kernel.release}; there are: {', '.join(known)}"
+        )
+    return function
+
+
+def _by_counter(
+    memory: GuestMemory, kernel: Kernel, bases: Sequence[int], name: str, raw: RawClock
+) -> AnyClock | None:
+    offset = kernel.symbols.find("__sched_clock_offset")
+    match name:
+        case "local":
+            return raw
+        case "x86-tsc":
+            return CounterClock(raw)
+        case "global" | "perf" if _is_trusted(memory, kernel):
+            ahead = None if offset is None else MappedRange(memory, offset.addr, 8)
+            return raw if ahead is None else OffsetClock(raw, ahead)
+        case "global" | "perf" | "mono" | "mono_raw":
+            points = _points(memory, kernel, bases, name, raw)
+        case _:
+            return None
+    clock = None if points is None else FittedClock(raw, points)
+    return clock if clock is not None and clock.is_fit else None
+
+
+def _points(
+    memory: GuestMemory, kernel: Kernel, bases: Sequence[int], name: str, raw: RawClock
+) -> Points | None:
+    find, types = kernel.symbols.find, kernel.types
+    fast = find(_TIMEKEEPERS.get(name, ""))
+    if types is None:
+        return None
+    if fast is not None and counter_of(memory, kernel, types, fast.addr) in _COUNTERS:
+        return timekeeper_points(memory, types, fast.addr, partial(_at, raw))
+    ticks, ahead = find("sched_clock_data"), find("__gtod_offset")
+    if name == "mono_raw" or ticks is None or ahead is None or _is_trusted(memory, kernel):
+        return None
+    places = [(ticks.addr + base) & U64 for base in bases]
+    return tick_points(memory, types, places, None if name == "mono" else ahead.addr)
+
+
+def _is_trusted(memory: GuestMemory, kernel: Kernel) -> bool:
+    # Where there is no such key the counter always is.
+    return kernel.symbols.find(_STABLE) is None or _is_on(memory, kernel, _STABLE)
+
+
+def _at(raw: RawClock, count: int) -> int:
+    return int(raw.ns(np.array([count], np.uint64), 0)[0])
+
+
+def _open_raw(memory: GuestMemory, kernel: Kernel, bases: Sequence[int]) -> RawClock | None:
+    """Return sched_clock() where it is the CPUs' counter that it tells the time by."""
     if machine(kernel.arch).counters:
         found = find_line(memory, kernel)
-        if found is None:
-            raise TargetError(f"kernel {kernel.release} has no clock that only its counter tells")
-        return SchedClock(memory, found[0])
-    symbol = first_of(kernel, "cyc2ns")
-    return TscClock([MappedRange(memory, (symbol + base) & U64, _SIZE) for base in bases])
+        return None if found is None else SchedClock(memory, found[0])
+    scale = kernel.symbols.find("cyc2ns")
+    if scale is None or not _is_on(memory, kernel, "__use_tsc") or not _is_native(memory, kernel):
+        return None
+    return TscClock([MappedRange(memory, (scale.addr + base) & U64, _SIZE) for base in bases])
 
 
-def clock_function(memory: GuestMemory, kernel: Kernel) -> Addr | None:
-    """Return the guest's trace clock when only calling it tells the time, else None.
-
-    None is for the ``local`` clock of a kernel whose raw counter and line tell the same: on x86
-    of one that trusts its TSC and is not under a paravirtual clock. Where the kernel's table has
-    no names of data its trace clock is taken for the ``local`` one.
-    """
-    local = first_of(kernel, "trace_clock_local", "sched_clock")
-    current = _trace_clock(memory, kernel) or local
-    return None if current == local and _is_raw(memory, kernel) else current
+def _function(kernel: Kernel, name: str) -> Symbol | None:
+    found = (kernel.symbols.find(each) for each in _CLOCKS[name])
+    return next((symbol for symbol in found if symbol is not None), None)
 
 
-def _trace_clock(memory: GuestMemory, kernel: Kernel) -> Addr | None:
+def current_clock(memory: GuestMemory, kernel: Kernel) -> str:
+    """Return the kernel's name of the clock that its own trace has now; ``local`` if unknown."""
     # The top instance's choice; "global" by default where the TSC is not trusted.
     #     static struct { u64 (*func)(void); const char *name; int in_ns; } trace_clocks[];
     trace, table = kernel.symbols.find("global_trace"), kernel.symbols.find("trace_clocks")
     if trace is None or table is None or kernel.types is None:
-        return None
+        return _LOCAL
     place = trace.addr + kernel.types.offset("trace_array", "clock_id")
     index = int.from_bytes(memory.read(place, 4), "little")
     if index >= _MAX_CLOCKS:
-        return None
-    function, _, in_ns = _TRACE_CLOCK.unpack(
+        return _LOCAL
+    chosen, _, in_ns = _TRACE_CLOCK.unpack(
         memory.read(table.addr + index * _TRACE_CLOCK.size, _TRACE_CLOCK.size)
     )
-    is_code = kernel.text[0] <= function < kernel.text[1]
-    return Addr(function) if is_code and in_ns else None
-
-
-def _is_raw(memory: GuestMemory, kernel: Kernel) -> bool:
-    if machine(kernel.arch).counters:
-        return find_line(memory, kernel) is not None
-    return (
-        kernel.symbols.find("cyc2ns") is not None
-        and _is_on(memory, kernel, "__use_tsc")
-        and _is_on(memory, kernel, "__sched_clock_stable")
-        and _is_native(memory, kernel)
-    )
+    functions = ((name, _function(kernel, name)) for name in _CLOCKS)
+    found = (name for name, each in functions if each is not None and each.addr == chosen)
+    return next(found, _LOCAL) if in_ns else _LOCAL
 
 
 def _is_on(memory: GuestMemory, kernel: Kernel, key: str) -> bool:

@@ -83,13 +83,14 @@ class GuestDriver:
         journal: Journal,
         size: ArenaSize,
         check: Callable[[Guest], None] = unchecked,
+        clock: str | None = None,
     ) -> None:
         """Arm nothing yet; ``check`` raises RefusedError where nothing can be probed."""
         self.guest = guest
         self.wanted = Wanted()
         self.options = Options()
         self._journal = journal
-        self._allocator = Allocator(journal, size, self._warn)
+        self._allocator = Allocator(journal, size, clock, self._warn)
         self._patched: dict[Addr, bytes] = {}
         self._planner = Planner(guest, check, self._patched)
         self._changing = threading.RLock()
@@ -137,6 +138,7 @@ class GuestDriver:
             cpus=self.cpus,
             symbol_at=partial(place_of, self.kernel.symbols),
             trampoline=kretprobe_trampoline(self.kernel),
+            has_ns=self._allocator.has_ns,
         )
 
     def parse(self, text: str) -> Iterator[Statement]:

@@ -3,7 +3,7 @@
 from kprobes.arch.machine import CodeRequest
 from kprobes.arch.registry import machine
 from kprobes.errors import RefusedError, TargetError
-from kprobes.guest.clock import clock_function, open_clock
+from kprobes.guest.clock import open_clock
 from kprobes.guest.guest import Guest
 from kprobes.guest.kernel_abi import first_of, per_cpu_bases, readers, task_abi
 from kprobes.guest.stacks import check_types
@@ -30,9 +30,7 @@ def check_possible(guest: Guest) -> None:
         read_sites(guest.memory, kernel)
         readers(kernel)
         allocators(guest)
-        bases = per_cpu_bases(guest.memory, kernel)
-        if clock_function(guest.memory, kernel) is None:
-            open_clock(guest.memory, kernel, bases)
+        open_clock(guest.memory, kernel, per_cpu_bases(guest.memory, kernel))
     except RefusedError:
         raise
     except TargetError as error:

@@ -13,6 +13,7 @@ from kprobes.codegen.compile import load_compiler
 from kprobes.errors import GuestGoneError, GuestReplacedError
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.attach import Access, attach, publish_ram_map
+from kprobes.guest.clock import check_clock
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.guardian import Guardian
 from kprobes.guest.guest import Guest
@@ -43,8 +44,9 @@ def open_driver(
     Raises:
         UnreachableError: nothing answers there, or somebody else uses the stub.
         TargetError: no Linux that we understand runs there.
+        UsageError: its kernel has no such clock.
     """
-    target = parse_target(target)
+    target, access = parse_target(target), access or Access()
     journal = Journal.create(target)
     # Last: the guardian needs it if the guest could not be put right.
     undo.callback(journal.close)
@@ -57,7 +59,9 @@ def open_driver(
     guest = attach(target, access=access)
     undo.push(partial(_detach, guest.stub))
     _identify(journal, guest, access)
-    driver = GuestDriver(guest, journal, size or ArenaSize(), check_possible)
+    if access.clock is not None:
+        check_clock(guest.kernel, access.clock)
+    driver = GuestDriver(guest, journal, size or ArenaSize(), check_possible, access.clock)
     undo.callback(_leave if is_ours else _close, driver, journal)
     if guardian is not None:
         guardian.watch(driver.give_up)
@@ -73,8 +77,8 @@ def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], 
     return both
 
 
-def _identify(journal: Journal, guest: Guest, access: Access | None) -> None:
-    image = access.image.resolve() if access and access.image else None
+def _identify(journal: Journal, guest: Guest, access: Access) -> None:
+    image = access.image.resolve() if access.image else None
     journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
     journal.note_boot(read_boot(guest))
     journal.watch(IdentityCheck(journal, guest).check)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kprobes.drain import ROOM, Drain, DrainThread, nothing
 from kprobes.errors import GuestReplacedError
 from kprobes.guest.arena import LOADS_SIZE, MISSED_SIZE, Arena
-from kprobes.guest.clock import AnyClock, GuestClock
+from kprobes.guest.clock import AnyClock
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.rings import MappedRange, open_rings
 from kprobes.model.abi import LOAD_SIZE, SLACK
@@ -35,10 +35,10 @@ _STANDS = (
     "one; time stamps are as coarse, and durations below a step are ? (null in JSON). On x86 "
     "`tsc=reliable` on the guest kernel's command line helps"
 )
-
-
-_TICKS = 1 << 20
-"""Counts of the clock between the points whose distance tells how long one is."""
+_PARTS = (
+    "the counters of the guest's CPUs differ: time stamps of different CPUs cannot be compared. "
+    "`--clock local` or `x86-tsc` shows each CPU's own time"
+)
 
 
 def _nothing() -> None:
@@ -56,6 +56,7 @@ class Recorder:
     expected, and all that is counted, is under ``_lock``.
 
     Attributes:
+        clock: of the time stamps.
         check: raises GuestReplacedError unless the rings are still ours.
         warn: is given, once, what is wrong with the guest's clock, for people.
     """
@@ -64,12 +65,12 @@ class Recorder:
         self._missed = MappedRange(memory, arena.missed, MISSED_SIZE)
         self._nmissed = MappedRange(memory, arena.nmissed, MISSED_SIZE)
         self._arena, self._memory = arena, memory
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.RLock()
         self.check: Callable[[], None] = _nothing
         self.warn: Callable[[str], None] = _ignore
         # Raw counters do not stand; a guest's function may give the time of its last tick.
-        self._may_stand = isinstance(clock, GuestClock)
+        self._may_stand, self._may_part = clock.function is not None, True
         self._shapes = Shapes()
         self._merger = Merger()
         self._recorded: Counter[int] = Counter()
@@ -165,10 +166,7 @@ class Recorder:
         with self._lock:
             size = LOAD_SIZE * (max(self._shapes.layouts, default=-1) + 1)
         found = self._mapped_loads.read(0, size).view(np.uint64).reshape(-1, 2)
-        # The slope of the clock, the same for all CPUs; its numbers may wrap around in one place.
-        points = self._clock.ns(np.arange(4, dtype=np.uint64) * np.uint64(_TICKS), 0)
-        tick_s = 1e-9 * float(np.median(np.diff(points.view(np.int64)))) / _TICKS
-        return found[:, 0], found[:, 1].astype(np.float64) * tick_s
+        return found[:, 0], found[:, 1].astype(np.float64) * self.clock.tick_s
 
     @cached_property
     def _mapped_loads(self) -> MappedRange:
@@ -187,6 +185,9 @@ class Recorder:
         ):
             self._may_stand = False
             self.warn(_STANDS)
+        if self._may_part and not self.clock.is_fit:
+            self._may_part = False
+            self.warn(_PARTS)
 
     def _totals(self) -> "_Totals":
         return _Totals(
@@ -198,11 +199,11 @@ class Recorder:
 
     def _read(self) -> list[Decoded]:
         self.check()
-        self._clock.refresh()
+        self.clock.refresh()
         found: list[Decoded] = []
         for ring, reader in zip(self._rings, self._readers, strict=True):
             # Who is expected is added before the first record, so before this head.
-            parts = reader.read(ring.head, self._shapes, self._clock)
+            parts = reader.read(ring.head, self._shapes, self.clock)
             if parts:
                 ring.free(reader.tail)
             reader.note_lost(ring.lost)

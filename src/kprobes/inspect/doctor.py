@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kprobes import directories
 from kprobes.errors import KprobesError, StateError
-from kprobes.guest.clock import clock_function, open_clock
+from kprobes.guest.clock import current_clock, open_clock
 from kprobes.guest.guest import Guest
 from kprobes.guest.journal import directory
 from kprobes.guest.kernel_abi import per_cpu_bases, readers, task_abi
@@ -118,13 +118,9 @@ def _cpus(guest: Guest) -> str:
 
 
 def _clock(guest: Guest) -> str:
-    function = clock_function(guest.memory, guest.kernel)
-    if function is None:
-        open_clock(guest.memory, guest.kernel, per_cpu_bases(guest.memory, guest.kernel))
-        return "local: the TSC, read directly"
-    symbol = guest.kernel.symbols.at(function)
-    name = symbol.name if symbol else f"{function:#x}"
-    return f"{name}(): called at each hit, which takes longer than the TSC"
+    memory, kernel = guest.memory, guest.kernel
+    clock = open_clock(memory, kernel, per_cpu_bases(memory, kernel))
+    return f"{current_clock(memory, kernel)}: {clock.words}"
 
 
 def _allocators(guest: Guest) -> str:

@@ -1,0 +1,150 @@
+"""Time stamps by every clock of the kernel's, beside those of the guest's own event.
+
+At each call of a function their event comes first, then ours, then the next call: so do stamps.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import kprobes
+from kprobes.errors import UsageError
+from kprobes.guest.attach import Access
+from kprobes.guest.clock import X86_TSC, open_clock
+from kprobes.guest.kernel_abi import per_cpu_bases
+from kprobes.open import GuestSession
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+from tests.build.continuous import CALL
+from tests.build.dialect import DIALECTS
+from tests.build.programs import counting_loop
+from tests.build.victim import settle
+
+pytestmark = pytest.mark.guest
+
+TRACE = "/sys/kernel/tracing"
+TIMES = 2000
+UNTRUSTED = "amd64, TSC not trusted"
+GUESTS = {
+    "amd64": MachineOptions(),
+    # Timekeeping reads a HPET then, of which the kernel keeps what it said at each tick.
+    UNTRUSTED: MachineOptions(append="tsc=unstable"),
+    "arm64": MachineOptions(arch="arm64"),
+}
+CLOCKS = ("local", "global", "perf", "mono", "mono_raw", "boot")
+CALLED = {"amd64": {"boot"}, UNTRUSTED: {"mono_raw", "boot"}, "arm64": {"mono", "mono_raw", "boot"}}
+_STAMPED = re.compile(r"-(\d+) .* ([0-9.]+): theirs: ")
+_ROUNDING_NS = 1000
+"""Theirs are shown in microseconds."""
+_STEP_NS = 20_000
+"""By which the guest's own clock steps at a tick, at most of them, where it does not trust its TSC;
+both CPUs being busy here, one reads two clocks some time apart now and then."""
+
+Times = Mapping[int, list[int]]
+"""By task."""
+
+
+@pytest.fixture(scope="module", params=GUESTS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def machine(kind: str) -> Generator[Machine]:
+    options = GUESTS[kind]
+    files = {"/loop": counting_loop(CALL, TIMES, arch=options.arch)}
+    with Machine.boot(replace(options, files=files)) as machine:
+        if kind != UNTRUSTED:
+            settle(machine)
+        machine.run(
+            f"chmod 755 /loop; cd {TRACE}; echo 4096 > buffer_size_kb; "
+            f"echo 'p:theirs {_function(kind)}' > kprobe_events"
+        )
+        yield machine
+
+
+def _function(kind: str) -> str:
+    return f"{DIALECTS[GUESTS[kind].arch].syscall}{CALL}"
+
+
+def _attach(machine: Machine, clock: str | None) -> GuestSession:
+    return kprobes.attach(str(machine.stub_address), access=Access(clock=clock))
+
+
+def _recorded(machine: Machine, kind: str, clock: str | None) -> tuple[Times, Times]:
+    """Return when calls of the same tasks were by their event, and by ours."""
+    theirs, ours = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    with _attach(machine, clock) as session:
+        session.probe(f"p:ours {_function(kind)}")
+        machine.run(f"cd {TRACE}; echo > trace; echo 1 > events/kprobes/enable")
+        with session.record() as trace:
+            machine.run("/loop & /loop & wait")
+    told = machine.run(f"cd {TRACE}; echo 0 > events/kprobes/enable; cat trace").output.decode()
+    for pid, stamp in _STAMPED.findall(told):
+        scale = 1000 if "." in stamp else 1
+        theirs[int(pid)].append(scale * int(stamp.replace(".", "")))
+    found = trace.columns("ours")
+    for pid, stamp in zip(found["pid"].tolist(), found["ts"].tolist(), strict=True):
+        ours[pid].append(stamp)
+    assert {pid: len(times) for pid, times in ours.items()} == dict.fromkeys(theirs, TIMES)
+    return theirs, ours
+
+
+def _share_in_order(theirs: Times, ours: Times, step: int) -> float:
+    """Return of how many calls our stamp is between theirs and theirs of the next one."""
+    found: list[float] = []
+    for pid, times in theirs.items():
+        first, second = np.array(times, np.int64), np.array(ours[pid], np.int64)
+        assert np.all(np.diff(second) > 0)
+        after = second >= first - step
+        before = second[:-1] <= first[1:] + step
+        found += [float(after.mean()), float(before.mean())]
+    return min(found)
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_stamps_are_those_of_the_guests_own_event(machine: Machine, kind: str, clock: str) -> None:
+    machine.run(f"echo {clock} > {TRACE}/trace_clock")
+    theirs, ours = _recorded(machine, kind, clock)
+
+    if kind == UNTRUSTED and clock not in CALLED[kind] | {"local"}:
+        assert _share_in_order(theirs, ours, _STEP_NS) > 0.9
+    else:
+        assert _share_in_order(theirs, ours, _ROUNDING_NS) == 1
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_no_function_is_called_where_the_counter_tells_it(
+    machine: Machine, kind: str, clock: str
+) -> None:
+    with _attach(machine, None) as session:
+        guest = session.driver.guest
+        bases = per_cpu_bases(guest.memory, guest.kernel)
+        found = open_clock(guest.memory, guest.kernel, bases, clock)
+
+    assert (found.function is not None) == (clock in CALLED[kind])
+
+
+def test_the_counter_is_shown_as_the_kernel_shows_it(machine: Machine, kind: str) -> None:
+    if kind == "arm64":
+        with pytest.raises(UsageError, match=r"no clock 'x86-tsc' in kernel .*; there are: local"):
+            _attach(machine, X86_TSC)
+        return
+    machine.run(f"echo {X86_TSC} > {TRACE}/trace_clock")
+    theirs, ours = _recorded(machine, kind, X86_TSC)
+
+    assert _share_in_order(theirs, ours, 0) == 1
+
+
+@pytest.mark.parametrize("clock", ["local", "global", "mono"])
+def test_by_default_it_is_the_clock_of_the_guests_own_trace(
+    machine: Machine, kind: str, clock: str
+) -> None:
+    machine.run(f"echo {clock} > {TRACE}/trace_clock")
+    theirs, ours = _recorded(machine, kind, None)
+
+    assert _share_in_order(theirs, ours, _STEP_NS) > 0.9
