@@ -23,9 +23,9 @@ def polling(isa: Isa, *, hits: int = _HITS, repeats: int = _REPEATS, cpus: int =
     return _loop(isa, isa.programs.poll, hits=hits, repeats=repeats, cpus=cpus)
 
 
-def writing(isa: Isa) -> Loop:
+def writing(isa: Isa, *, repeats: int = _REPEATS) -> Loop:
     """Return a program that hits ``WRITTEN``, with ``elf_program.PATH``."""
-    return _loop(isa, isa.programs.writev, hits=_HITS, repeats=_REPEATS, cpus=1)
+    return _loop(isa, isa.programs.writev, hits=_HITS, repeats=repeats, cpus=1)
 
 
 def _loop(isa: Isa, many: Many, *, hits: int, repeats: int, cpus: int) -> Loop:

@@ -1,31 +1,39 @@
-"""Python at a hit: a handler of ours, and a Python breakpoint of gdb's on the same QEMU.
+"""Python at a hit: handlers of ours, and a Python breakpoint of gdb's on the same QEMU.
 
 Both read a register and let the guest go on. Hits per second of the host's time, as the guest's
-stands still while gdb has stopped it.
+stands still while gdb has stopped it. Handlers of users' are beside it: one that does nothing, one
+that reads a register, and ones with a function's arguments, of which the last reads a string of 20
+bytes, too.
 """
 
 import shutil
 import subprocess
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from msgspec.structs import replace
 
 from bench.elf_program import Loop
 from bench.guest import attached, machine
 from bench.isa import Gdb, Isa
+from bench.many import POLLED, WRITTEN, polling, writing
 from bench.spread import Spread
 from bench.table import Goal, Row, compared
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.places import places_of
+from kprobes.handlers.probe import Handler, Kprobe
+from kprobes.handlers.registers import Registers
 from kprobes.model.upcall import Upcall, WaitingVcpu
+from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.units import Addr
 
 TITLE = "python: hits per second that Python looks at"
 
 _GOAL = Goal(10)
+_REPEATS = 20
 _GDB = """
 import gdb
 class Hit(gdb.Breakpoint):
@@ -49,11 +57,13 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
                 two = _spread(booted, "both", loops, rounds)
             with _ours(driver, isa, site, is_return=True):
                 back = _spread(booted, "many", loops, rounds)
+            users = _users(rig.session, booted, isa, loops, rounds)
         gdb = _under_gdb(booted, isa, site, rounds)
     return [
         _beside_gdb(isa, one, gdb),
         Row(name="two vCPUs at once", figure=_rate(two)),
         Row(name="one vCPU, when the function returns", figure=_rate(back)),
+        *users,
     ]
 
 
@@ -63,7 +73,47 @@ def _loops(isa: Isa) -> dict[str, Loop]:
         "many": many,
         "both": replace(many, steps=2500, cpus=2),
         "few": replace(many, steps=300),
+        "poll": polling(isa, repeats=_REPEATS),
+        "write": writing(isa, repeats=_REPEATS),
     }
+
+
+def _nothing(_probe: Kprobe, _regs: Registers) -> None:
+    pass
+
+
+def _looks_at_nothing(_file: Any, _wait: Any) -> None:
+    pass
+
+
+def _reads_string(_file: Any, text: Any, _size: Any, _at: Any) -> None:
+    text.string(20)
+
+
+def _users(
+    session: GuestSession, booted: Machine, isa: Isa, loops: Mapping[str, Loop], rounds: int
+) -> list[Row]:
+    def register(probe: Kprobe, regs: Registers) -> None:
+        del probe
+        _ = regs[isa.first]
+
+    def plain(handler: Handler) -> Kprobe:
+        return session.register_kprobe(Kprobe(symbol_name=POLLED, pre_handler=handler))
+
+    # What is measured, with what program, and what registers it.
+    cases: tuple[tuple[str, str, Callable[[], Kprobe]], ...] = (
+        ("a handler that does nothing", "poll", lambda: plain(_nothing)),
+        ("one that reads a register", "poll", lambda: plain(register)),
+        ("one of two arguments", "poll", lambda: session.entry(POLLED)(_looks_at_nothing)),
+        ("one of four that reads a string", "write", lambda: session.entry(WRITTEN)(_reads_string)),
+    )
+    rows: list[Row] = []
+    for name, program, made in cases:
+        with made() as probe:
+            rows.append(Row(name=name, figure=_rate(_spread(booted, program, loops, rounds))))
+            if probe.errors or probe.nmissed:
+                raise RuntimeError(f"{name}: {probe!r}")
+    return rows
 
 
 def _under_gdb(booted: Machine, isa: Isa, site: Addr, rounds: int) -> Spread | None:

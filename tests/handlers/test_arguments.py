@@ -9,7 +9,16 @@ from msgspec.structs import replace
 from kprobes.arch.arch import Passed
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import MemoryFault, UsageError
-from kprobes.handlers.arguments import Arguments, arguments_of, declaration, find_prototype
+from kprobes.handlers.arguments import (
+    Argument,
+    Arguments,
+    EntryArguments,
+    HandlerPlace,
+    arguments_of,
+    declaration,
+    find_prototype,
+)
+from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.values import TextPointer
 from kprobes.model.kernel import Parameter, Prototype
 from tests.build import typed
@@ -31,6 +40,28 @@ def test_arguments_are_typed() -> None:
     assert (list(args), len(args)) == (["file", "buf", "count", "mode", "c"], 5)
     assert repr(args).startswith(f"file=(struct file *){FILE:#x}, buf=(char *){NAME:#x}, count=")
     assert "count" in dir(args)
+
+
+def test_they_are_looked_up_once_for_each_set_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, looked_up = make_handled(), list[str]()
+    find = HandlerPlace.arguments
+
+    def counted(place: HandlerPlace, live: LiveKernel) -> tuple[Argument, ...]:
+        looked_up.append(place.function.name)
+        return find(place, live)
+
+    monkeypatch.setattr(HandlerPlace, "arguments", counted)
+    known = EntryArguments(make_place(), made.live)
+
+    found = [known(), known()]
+    kernel = replace(made.live.guest.kernel, types=typed.UNTYPED.types)
+    monkeypatch.setattr(LiveKernel, "guest", replace(made.live.guest, kernel=kernel))
+    with pytest.raises(UsageError, match="no type information"):
+        known()
+    monkeypatch.undo()
+
+    assert found[0] == found[1] == find(make_place(), made.live)
+    assert looked_up == ["vfs_read", "vfs_read"]
 
 
 def test_the_seventh_argument_is_on_the_stack_above_the_return_address() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kprobes.errors import MemoryFault
+from kprobes.handlers.arguments import EntryArguments
 from kprobes.handlers.calling import Report
 from kprobes.handlers.dispatch import Dispatch
 from kprobes.handlers.probe import FaultHandler, Handler, Kprobe, PostHandler
@@ -29,9 +30,11 @@ class Served:
 
     def __post_init__(self) -> None:
         self.vcpu = self.made.vcpu(ip=OURS)
+        place = make_place(is_nop=self.is_nop)
         self.dispatch = Dispatch(
             live=self.made.live,
-            place=make_place(is_nop=self.is_nop),
+            place=place,
+            arguments=EntryArguments(place, self.made.live),
             probes=self.probes,
             report=Report(self.told.append),
         )

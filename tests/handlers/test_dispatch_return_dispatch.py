@@ -7,6 +7,7 @@ import pytest
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.errors import UsageError
+from kprobes.handlers.arguments import EntryArguments
 from kprobes.handlers.calling import Report
 from kprobes.handlers.dispatch import ReturnDispatch
 from kprobes.handlers.probe import Instance, Kretprobe, ReturnHandler
@@ -32,9 +33,11 @@ class Served:
     def __post_init__(self) -> None:
         for probe in self.probes:
             probe.start(1)
+        place = make_place()
         self.dispatch = ReturnDispatch(
             live=self.made.live,
-            place=make_place(),
+            place=place,
+            arguments=EntryArguments(place, self.made.live),
             probes=self.probes,
             report=Report(self.told.append),
             caller_of=self.caller_of,

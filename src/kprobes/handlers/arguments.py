@@ -133,6 +133,8 @@ class Arguments:
         return int.from_bytes(self.typed_.memory.read(place, 8), "little")
 
     def _raw(self, passed: Passed) -> int:
+        if len(passed.registers) == 1:
+            return self.registers_[passed.registers[0]]
         words = [self.registers_[name] for name in passed.registers]
         return sum(word << 64 * n for n, word in enumerate(words))
 
@@ -246,6 +248,25 @@ class HandlerPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     def _types(self, live: LiveKernel) -> Types:
         return live.types_for(self.module)
+
+
+class EntryArguments:
+    """The arguments of a function that is entered, looked up once for each set of types it has."""
+
+    def __init__(self, place: HandlerPlace, live: LiveKernel) -> None:
+        """Look up nothing yet."""
+        self._place, self._live = place, live
+        self._types: Types | None = None
+        self._found: tuple[Argument, ...] = ()
+
+    def __call__(self) -> tuple[Argument, ...]:
+        """Return them; errors as for ``HandlerPlace.prototype``."""
+        # A module that was loaded again has types of its own.
+        types = self._live.guest.kernel.types_for(self._place.module)
+        if types is None or types is not self._types:
+            self._found = self._place.arguments(self._live)
+            self._types = types
+        return self._found
 
 
 RETVAL = "retval"

@@ -141,7 +141,7 @@ def why_not(regs: Registers, *, is_elsewhere: bool) -> str:
         regs: as a handler left them.
         is_elsewhere: whether it is to go on at their instruction pointer.
     """
-    if regs.sp < regs.hit_.vcpu.registers["sp"]:
+    if regs.values_["sp"] < regs.hit_.vcpu.registers["sp"]:
         return "regs.sp may not be lowered: what is below belongs to interrupts"
     if is_elsewhere and not regs.hit_.live.is_code(regs.ip_):
         return f"regs.{regs.pc_} = {regs.ip_:#x} is not code: the CPU did not go there"
@@ -150,7 +150,7 @@ def why_not(regs: Registers, *, is_elsewhere: bool) -> str:
 
 def changes(regs: Registers) -> dict[str, int]:
     """Return the registers that a handler has changed, without the instruction pointer."""
-    return {name: regs[name] for name in regs.changed_ - {regs.pc_}}
+    return {name: regs.values_[name] for name in regs.changed_ if name != regs.pc_}
 
 
 def _fault(

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kprobes.errors import MemoryFault, UsageError
-from kprobes.handlers.arguments import Argument, HandlerPlace
+from kprobes.handlers.arguments import Argument, EntryArguments, HandlerPlace
 from kprobes.handlers.calling import Outcome, Report, call_handler, changes, why_not
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.probe import Instance, Kprobe, Kretprobe, Probe, TaskName, is_gone, name_task
@@ -33,12 +33,14 @@ class Dispatch(Struct, kw_only=True):
     Attributes:
         live: the kernel.
         place: of the probes.
+        arguments: of the function that is entered.
         probes: in the order of their handlers.
         report: of errors.
     """
 
     live: LiveKernel
     place: HandlerPlace
+    arguments: EntryArguments
     probes: Sequence[Kprobe]
     report: Report
 
@@ -77,7 +79,7 @@ class Dispatch(Struct, kw_only=True):
             vcpu=vcpu,
             module=place.module,
             constants=place.constants(live.guest.arch),
-            arguments=partial(place.arguments, live),
+            arguments=self.arguments,
         )
         return Registers(hit, ip=ip)
 
@@ -115,6 +117,7 @@ class ReturnDispatch(Struct, kw_only=True):
     Attributes:
         live: the kernel.
         place: of the function's entry.
+        arguments: of the function that is entered.
         probes: in the order of their handlers.
         report: of errors.
         caller_of: tells where calls came from.
@@ -122,6 +125,7 @@ class ReturnDispatch(Struct, kw_only=True):
 
     live: LiveKernel
     place: HandlerPlace
+    arguments: EntryArguments
     probes: Sequence[Kretprobe]
     report: Report
     caller_of: CallerOf
@@ -196,7 +200,7 @@ class ReturnDispatch(Struct, kw_only=True):
             vcpu=vcpu,
             module=self.place.module,
             constants=self.place.constants(arch),
-            arguments=partial(self.place.arguments, self.live),
+            arguments=self.arguments,
         )
         return Registers(hit, ip=self.place.addr + arch.hit_shift)
 
@@ -258,15 +262,18 @@ def serving(
     caller_of: CallerOf,
 ) -> Mapping[Side, Callable[[WaitingVcpu], None]]:
     """Return what serves the hits of one address; ``probes`` in the order of their handlers."""
+    arguments = EntryArguments(place, live)
     sites = Dispatch(
         live=live,
         place=place,
+        arguments=arguments,
         probes=[probe for probe in probes if isinstance(probe, Kprobe)],
         report=report,
     )
     calls = ReturnDispatch(
         live=live,
         place=place,
+        arguments=arguments,
         probes=[probe for probe in probes if isinstance(probe, Kretprobe)],
         report=report,
         caller_of=caller_of,

@@ -59,8 +59,10 @@ class Struct:
 
     def __init__(self, typed: Typed, number: int, address: int) -> None:
         """See the attributes."""
-        for name, value in (("typed_", typed), ("number_", number), ("address_", address)):
-            object.__setattr__(self, name, value)
+        put = object.__setattr__
+        put(self, "typed_", typed)
+        put(self, "number_", number)
+        put(self, "address_", address)
 
     @property
     def type_(self) -> str:
@@ -123,8 +125,10 @@ class Pointer:
 
     def __init__(self, typed: Typed, target: int, address: int) -> None:
         """See the attributes."""
-        for name, value in (("typed_", typed), ("target_", target), ("address_", address)):
-            object.__setattr__(self, name, value)
+        put = object.__setattr__
+        put(self, "typed_", typed)
+        put(self, "target_", target)
+        put(self, "address_", address)
 
     @property
     def type_(self) -> str:

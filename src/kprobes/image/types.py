@@ -41,6 +41,11 @@ class BtfTypes:
         self._aggregates: dict[str, Type] = {}
         self._functions: dict[str, Prototype | None] = {}
         self._members: dict[tuple[str, str], tuple[int, int]] = {}
+        # A handler asks for the same few at each hit.
+        self._described: dict[int, CType] = {}
+        self._places: dict[tuple[int, str], MemberPlace | None] = {}
+        self._enumerators: dict[int, tuple[tuple[int, str], ...]] = {}
+        self._named: dict[str, int | None] = {}
 
     def offset(self, struct: str, path: str) -> int:
         """Return the byte offset of ``path`` (``a.b``; anonymous members are transparent).
@@ -77,6 +82,40 @@ class BtfTypes:
 
     def describe(self, number: int) -> CType:
         """Return what a type is behind typedefs and qualifiers."""
+        if number not in self._described:
+            self._described[number] = self._describe(number)
+        return self._described[number]
+
+    def member(self, number: int, name: str) -> MemberPlace | None:
+        """Return where an aggregate has a member, or None when it has none of this name."""
+        key = number, name
+        if key not in self._places:
+            self._places[key] = self._find_place(number, name)
+        return self._places[key]
+
+    def enumerators(self, number: int) -> tuple[tuple[int, str], ...]:
+        """Return value and name of each enumerator of an enum, in their order."""
+        if number not in self._enumerators:
+            self._enumerators[number] = tuple(self.btf.enumerators(self.btf.strip(number)))
+        return self._enumerators[number]
+
+    def member_names(self, number: int) -> tuple[str, ...]:
+        """Return the names of an aggregate's members, those of anonymous ones inside included."""
+        found = self.btf.strip(number)
+        names = (member.name for member in self._flat(found)) if found.kind in AGGREGATES else ()
+        return tuple(name for name in islice(names, _MAX_MEMBERS) if name)
+
+    def named(self, name: str) -> int | None:
+        """Return the number of a type by its name in C: ``struct file``, ``size_t``; or None."""
+        if name not in self._named:
+            self._named[name] = self._find_named(name)
+        return self._named[name]
+
+    def type_name(self, number: int) -> str:
+        """Return how C writes a type."""
+        return type_name(self.btf, number)
+
+    def _describe(self, number: int) -> CType:
         found = self.btf.strip(number)
         kind = _KINDS.get(found.kind, TypeKind.OTHER)
         encoding = self.btf.encoding(found)
@@ -92,28 +131,7 @@ class BtfTypes:
             is_signed=encoding.is_signed,
         )
 
-    def member(self, number: int, name: str) -> MemberPlace | None:
-        """Return where an aggregate has a member, or None when it has none of this name."""
-        found = self.btf.strip(number)
-        member = self._find(found, name) if found.kind in AGGREGATES and name else None
-        if member is None:
-            return None
-        return MemberPlace(
-            bit_offset=member.bit_offset, bit_size=member.bit_size, number=member.type
-        )
-
-    def enumerators(self, number: int) -> tuple[tuple[int, str], ...]:
-        """Return value and name of each enumerator of an enum, in their order."""
-        return tuple(self.btf.enumerators(self.btf.strip(number)))
-
-    def member_names(self, number: int) -> tuple[str, ...]:
-        """Return the names of an aggregate's members, those of anonymous ones inside included."""
-        found = self.btf.strip(number)
-        names = (member.name for member in self._flat(found)) if found.kind in AGGREGATES else ()
-        return tuple(name for name in islice(names, _MAX_MEMBERS) if name)
-
-    def named(self, name: str) -> int | None:
-        """Return the number of a type by its name in C: ``struct file``, ``size_t``; or None."""
+    def _find_named(self, name: str) -> int | None:
         tag, _, own = name.rpartition(" ")
         kinds = _TAGGED.get(tag)
         if kinds is not None:
@@ -122,9 +140,14 @@ class BtfTypes:
         every = (self.btf.numbers(name, *kinds) for kinds in (_UNTAGGED, *_TAGGED.values()))
         return next((number for found in every for number in found), None)
 
-    def type_name(self, number: int) -> str:
-        """Return how C writes a type."""
-        return type_name(self.btf, number)
+    def _find_place(self, number: int, name: str) -> MemberPlace | None:
+        found = self.btf.strip(number)
+        member = self._find(found, name) if found.kind in AGGREGATES and name else None
+        if member is None:
+            return None
+        return MemberPlace(
+            bit_offset=member.bit_offset, bit_size=member.bit_size, number=member.type
+        )
 
     def _find_function(self, name: str) -> Prototype | None:
         for number in self.btf.numbers(name, Kind.FUNC):
