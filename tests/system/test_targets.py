@@ -1,6 +1,7 @@
 """``kprobe targets`` beside guests as users start them, and targets that name a process."""
 
 import json
+import os
 import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -11,11 +12,18 @@ import pytest
 
 from tests.build.command import WAIT_S, Command, wait_for_words
 from tests.build.plain_guest import PlainGuest, plain_guest
+from tests.build.virsh import FakeVirsh
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
 STUB = ("-gdb", "unix:gdb.sock,server=on,wait=off")
 QMP = ("-qmp", "unix:qmp.sock,server=on,wait=off")
+LIBVIRT = (
+    *("-name", "guest=dom,debug-threads=on"),
+    *("-chardev", "socket,id=charmonitor,path=virt.sock,server=on,wait=off"),
+    *("-mon", "chardev=charmonitor,id=monitor,mode=control"),
+)
+"""A domain as libvirt starts it, but for the monitor, which has a descriptor there."""
 PROBE = "p:reads vfs_write"
 
 
@@ -94,6 +102,24 @@ def test_a_monitor_is_the_way_where_there_is_no_stub(
         assert done.returncode == 0, done.stderr.decode()
         assert done.stdout.count(b"reads: (vfs_write") == 3
         assert guest.is_ticking()
+
+
+def test_a_domain_of_libvirt_gets_a_stub_and_is_as_before(
+    kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    virsh = FakeVirsh(tmp_path / "bin", "dom", tmp_path / "virt.sock")
+    path = f"{virsh.directory}:{os.environ['PATH']}"
+    with plain_guest(tmp_path, *LIBVIRT, arch=arch) as guest:
+        assert targets(kprobe)[guest.pid]["monitor"] == "libvirt:dom"
+        for name in ("libvirt:dom", "name:dom"):
+            done = kprobe("trace", "-t", name, PROBE, "--max-events", "3", path=path)
+            assert done.returncode == 0, done.stderr.decode()
+            assert done.stdout.count(b"reads: (vfs_write") == 3
+            assert virsh.commands[-1] == "gdbserver none"
+        assert guest.is_ticking()
+        done = kprobe("trace", "-t", "libvirt:other", PROBE, path=path)
+    assert done.returncode == 3
+    assert b"libvirt:other: virsh: error: failed to get domain" in done.stderr
 
 
 def test_a_guest_without_either_is_refused_with_what_to_do(

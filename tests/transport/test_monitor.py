@@ -8,6 +8,7 @@ from kprobes.errors import FormatError, KprobesError, UnreachableError
 from kprobes.transport.monitor import Monitor, is_monitor
 from tests.build.monitor import FakeMonitor
 from tests.build.stub import serving
+from tests.build.virsh import FakeVirsh
 
 
 @pytest.fixture
@@ -55,6 +56,46 @@ def test_what_is_no_monitor_is_refused(
     with serving(path, serve), pytest.raises(error):
         # What is wrong is seen at once; the others say nothing more.
         Monitor.open(str(path), timeout_s=30 if error is FormatError else 0.3)
+
+
+def test_of_a_domain_of_libvirt_it_is_reached_through_virsh(
+    tmp_path: Path, fake: FakeMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "monitor"
+    virsh = FakeVirsh(tmp_path / "bin", "one", path)
+    monkeypatch.setenv("PATH", str(virsh.directory), prepend=":")
+
+    with serving(path, fake.serve_human), Monitor.open("libvirt:one", timeout_s=60) as monitor:
+        assert (monitor.pid, monitor.uid) == (None, None)
+        assert monitor.command("info status") == "VM status: running\n"
+    with (
+        pytest.raises(UnreachableError, match="libvirt:two: virsh: error: failed to get domain"),
+        Monitor.open("libvirt:two", timeout_s=60) as monitor,
+    ):
+        monitor.command("info status")
+
+    assert virsh.commands == ["info status"]
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (None, "no virsh here: install libvirt-clients"),
+        ("#!/bin/sh\nexit 7\n", "virsh: exit status 7"),
+        ("#!/bin/sh\nexec sleep 60\n", "does not answer within 0.3 s"),
+        ("#!/no/such/program\n", "virsh: No such file"),
+    ],
+)
+def test_a_virsh_that_does_not_help_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, why: str
+) -> None:
+    if program is not None:
+        (tmp_path / "virsh").write_text(program)
+        (tmp_path / "virsh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if program else str(tmp_path))
+
+    with pytest.raises(UnreachableError, match=f"libvirt:one: .*{why}"):
+        Monitor.open("libvirt:one", timeout_s=0.3).command("info status")
 
 
 def test_a_monitor_that_sends_events_without_end_has_a_deadline(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from kprobes.errors import UnreachableError, UsageError
-from kprobes.transport.running import Qemu, find_qemus, named_address, parse_command
+from kprobes.transport.running import (
+    Qemu,
+    domain_pid,
+    find_qemus,
+    named_address,
+    parse_command,
+)
 from kprobes.units import GIB, MIB
 
 MAPS = (
@@ -52,6 +58,11 @@ def process(proc: Path, pid: int, command: str, maps: str = MAPS) -> None:
         # A descriptor that was passed on, as libvirt does; a client; somebody else's device.
         ("-chardev socket,id=m,fd=38,server=on -mon chardev=m", [], []),
         ("-chardev socket,id=m,path=/m -mon chardev=m", [], []),
+        (
+            "-name guest=one -chardev socket,id=charmonitor,fd=38,server=on",
+            [],
+            ["libvirt:one"],
+        ),
         ("-chardev socket,id=m,path=/m,server=on -mon chardev=other", [], []),
         ("-append -s -kernel -gdb", [], []),
     ],
@@ -61,6 +72,22 @@ def test_where_stubs_and_monitors_listen(words: str, stubs: list[str], monitors:
     assert command is not None
     assert list(command.stubs) == stubs
     assert list(command.monitors) == monitors
+
+
+def test_a_domain_is_the_process_that_libvirt_talks_to(tmp_path: Path) -> None:
+    words = "qemu-system-x86_64 -name guest=one -chardev socket,id=charmonitor,fd=3,server=on"
+    process(tmp_path, 7, words.replace("guest=one", "guest=two"))
+    process(tmp_path, 8, words)
+    process(tmp_path, 9, "qemu-system-x86_64 -name guest=three -monitor unix:/m,server=on")
+
+    assert domain_pid("libvirt:one", tmp_path) == 8
+    assert domain_pid("libvirt:three", tmp_path) is None
+    assert [named_address(name, tmp_path) for name in ("pid:8", "name:two", "name:three")] == [
+        "libvirt:one",
+        "libvirt:two",
+        "/m",
+    ]
+    assert find_qemus(tmp_path)[0].is_free("libvirt:two", tmp_path)
 
 
 def test_what_a_guest_is() -> None:

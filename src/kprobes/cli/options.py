@@ -33,8 +33,8 @@ _CPUS = re.compile(rf"{_RANGE.pattern}(?:,{_RANGE.pattern})*")
 _TWICE = "given twice"
 TARGET_HELP = (
     "a running guest: qemu:HOST:PORT or qemu:/path.sock of its gdb stub or monitor, pid:N or "
-    "name:NAME of its QEMU, vng or vng:NAME of virtme-ng, running for the only one "
-    "(`kprobe targets` lists them)"
+    "name:NAME of its QEMU, vng or vng:NAME of virtme-ng, libvirt:DOMAIN, running for the only "
+    "one (`kprobe targets` lists them)"
 )
 _TARGETS = (
     f"host: this machine's own kernel; guest: one that is booted; {TARGET_HELP}; "

@@ -20,6 +20,15 @@ _MAX_PATH = 107
 """Bytes of a path in ``struct sockaddr_un``, NUL left out."""
 
 
+LIBVIRT = "libvirt:"
+"""Before a domain's name: the address of the monitor that libvirt keeps to itself."""
+
+
+def is_domain(address: str) -> bool:
+    """Whether an address names a domain of libvirt."""
+    return address.startswith(LIBVIRT)
+
+
 def parse_host_port(address: str) -> tuple[str, int] | None:
     """Return host and port of ``HOST:PORT``, ``[IPV6]:PORT`` or ``:PORT``; None for others."""
     found = _HOST_PORT.fullmatch(address)

@@ -26,16 +26,17 @@ from kprobes.arch.registry import machine_of_elf
 from kprobes.errors import FormatError, KprobesError, TargetError, UnreachableError, UsageError
 from kprobes.formats.elf import MAGIC
 from kprobes.transport.address import (
+    LIBVIRT,
     dial,
+    is_domain,
     is_path,
     listener_pid,
     parse_host_port,
-    peer_pid,
     peer_uid,
 )
 from kprobes.transport.connection import handshake
 from kprobes.transport.monitor import Monitor, is_monitor, leave
-from kprobes.transport.running import is_named, named_address
+from kprobes.transport.running import domain_pid, is_named, named_address
 from kprobes.transport.stub import Stub
 
 _RUNNING, _STATES = 9, 16
@@ -94,7 +95,7 @@ def _find(program: mmap.mmap) -> tuple[Machine, int]:
 
 _PAUSED_S, _STEP_S = 0.5, 0.02
 _PREFIX = "qemu:"
-_FORMS = "qemu:HOST:PORT, qemu:/path/of.sock, pid:N, name:NAME, vng, running"
+_FORMS = "qemu:HOST:PORT, qemu:/path/of.sock, pid:N, name:NAME, vng, libvirt:DOMAIN, running"
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _DISCONNECTED = "disconnected:"
 _MAX_WORDS = 200
@@ -109,6 +110,7 @@ def parse_target(target: str) -> str:
     """Return the address in ``qemu:HOST:PORT``, ``qemu:/path.sock``, or either without ``qemu:``.
 
     Of a QEMU that is named, by ``pid:N``, ``name:NAME`` or ``running``, it is looked up.
+    ``libvirt:DOMAIN`` stays as it is.
 
     A path comes back absolute: a guardian, or whoever restores, stands in another directory.
 
@@ -118,6 +120,8 @@ def parse_target(target: str) -> str:
     """
     if is_named(target):
         return named_address(target)
+    if is_domain(target) and target != LIBVIRT:
+        return target
     address = target.removeprefix(_PREFIX)
     if is_path(address):
         return str(Path(address.removeprefix("unix:")).absolute())
@@ -157,7 +161,7 @@ def is_paused(address: str) -> bool:
 
     Not where another command has stopped it for a moment, to look at it.
     """
-    pid = listener_pid(address)
+    pid = domain_pid(address) if is_domain(address) else listener_pid(address)
     return pid is not None and is_process_paused(pid) is True
 
 
@@ -172,6 +176,8 @@ def is_process_paused(pid: int) -> bool | None:
 
 
 def _connect(address: str, *, is_held: bool, timeout_s: float) -> Stub:
+    if is_domain(address):
+        return _through_monitor(address, is_held=is_held, timeout_s=timeout_s)
     sock = dial(address, timeout_s=timeout_s)
     first = handshake(sock, address, timeout_s=timeout_s)
     if not is_monitor(first):
@@ -187,7 +193,7 @@ def _through_monitor(monitor_address: str, *, is_held: bool, timeout_s: float) -
     with Monitor.open(monitor_address, timeout_s=timeout_s) as monitor:
         is_held |= monitor.command("info status").startswith("VM status: paused")
         address = _existing(monitor, monitor_address)
-        undo, owner = None, peer_uid(monitor.peer())
+        undo, owner = None, monitor.uid
         if address is None:
             address, undo = _start(monitor, monitor_address, timeout_s)
     try:
@@ -209,15 +215,14 @@ def _existing(monitor: Monitor, monitor_address: str) -> str | None:
     if not found[1].startswith(_DISCONNECTED):
         raise UnreachableError(f"{monitor_address}: the gdb stub ({found[1]}) is already in use")
     # Used as it is: QEMU cannot open another beside it, and the user may want it later.
-    address = _address_of(found[1].removeprefix(_DISCONNECTED), monitor.peer())
+    address = _address_of(found[1].removeprefix(_DISCONNECTED), monitor.pid)
     if address is None:
         raise UnreachableError(f"{monitor_address}: connect to its gdb stub instead: {found[1]}")
     return address
 
 
-def _address_of(filename: str, sock: socket.socket) -> str | None:
+def _address_of(filename: str, pid: int | None) -> str | None:
     if found := _UNIX.match(filename):
-        pid = peer_pid(sock)
         # The path is relative to where QEMU stands.
         base = Path(f"/proc/{pid}/cwd") if pid and found[1][0] != "/" else Path("/")
         return str((base / found[1]).resolve())
@@ -228,7 +233,8 @@ def _address_of(filename: str, sock: socket.socket) -> str | None:
 
 
 def _start(monitor: Monitor, address: str, timeout_s: float) -> tuple[str, Callable[[], None]]:
-    host_port = None if is_path(address) else parse_host_port(address)
+    is_port = not (is_path(address) or is_domain(address))
+    host_port = parse_host_port(address) if is_port else None
     if host_port is not None and host_port[0] not in _LOOPBACK:
         # Without a password it must not be open to the network.
         raise UsageError(f"{address}: a monitor elsewhere: start its gdb stub there yourself")
@@ -259,7 +265,7 @@ def _open_stub(monitor: Monitor, directory: Path, address: str) -> str:
         said += monitor.command(f"gdbserver unix:{_escaped(path)},server=on,wait=off")
         if path.is_socket():
             return str(path)
-    if is_path(address):
+    if is_path(address) or is_domain(address):
         monitor.command("gdbserver none")
         raise _no_stub(said)
     return _open_port(monitor, said)

@@ -1,17 +1,20 @@
-"""QEMU's monitor sockets: QMP (JSON lines) and the human one (a prompt), one command at a time.
+"""QEMU's monitors: QMP (JSON lines) and the human one (a prompt), one command at a time.
 
 Written down in QEMU's docs/interop/qmp-spec.rst; the human monitor echoes what it reads with
-escape sequences and ends every answer with its prompt.
+escape sequences and ends every answer with its prompt. That of a libvirt domain, whose one client
+is libvirt, is reached through ``virsh qemu-monitor-command``.
 """
 
 import contextlib
 import json
+import shutil
 import socket
+import subprocess
 import time
 from typing import Protocol, Self, cast
 
 from kprobes.errors import FormatError, UnreachableError
-from kprobes.transport.address import dial
+from kprobes.transport.address import LIBVIRT, dial, is_domain, peer_pid, peer_uid
 from kprobes.units import MIB
 
 _PROMPT = b"(qemu) "
@@ -46,25 +49,32 @@ def leave(sock: socket.socket, *, timeout_s: float) -> None:
 
 
 class _Talk(Protocol):
-    def greet(self, greeting: bytes) -> None: ...
-
     def command(self, text: str) -> str: ...
 
 
 class Monitor:
-    """A connection to a monitor of either kind. QEMU serves one client of a socket at a time."""
+    """A connection to a monitor of any kind. QEMU serves one client of a socket at a time.
 
-    def __init__(self, lines: "_Lines", talk: _Talk) -> None:
-        self._lines = lines
+    Attributes:
+        pid, uid: of QEMU's process, or None where that is not known.
+    """
+
+    def __init__(self, talk: _Talk, sock: socket.socket | None = None) -> None:
         self._talk = talk
+        self._sock = sock
+        self.pid = None if sock is None else peer_pid(sock)
+        self.uid = None if sock is None else peer_uid(sock)
 
     @classmethod
     def open(cls, address: str, *, timeout_s: float = 5.0) -> Self:
         """Connect and find out which kind it is.
 
         Raises:
-            UnreachableError: nobody listens, or no monitor greets.
+            UnreachableError: nobody listens, or no monitor greets; of ``libvirt:DOMAIN``: there is
+                no ``virsh``.
         """
+        if is_domain(address):
+            return cls(_Virsh(address.removeprefix(LIBVIRT), timeout_s))
         lines = _Lines(dial(address, timeout_s=timeout_s), address, timeout_s)
         try:
             greeting = lines.take_first()
@@ -73,7 +83,7 @@ class Monitor:
         except BaseException:
             lines.sock.close()
             raise
-        return cls(lines, talk)
+        return cls(talk, lines.sock)
 
     def __enter__(self) -> Self:
         return self
@@ -90,13 +100,44 @@ class Monitor:
         """
         return self._talk.command(text).replace("\r\n", "\n")
 
-    def peer(self) -> socket.socket:
-        """Return the connection, to find out whose it is."""
-        return self._lines.sock
-
     def close(self) -> None:
         """Close the connection."""
-        self._lines.sock.close()
+        if self._sock is not None:
+            self._sock.close()
+
+
+class _Virsh:
+    # A client for each command. LIBVIRT_DEFAULT_URI says which libvirt; virsh(1).
+    def __init__(self, domain: str, timeout_s: float) -> None:
+        program = shutil.which("virsh")
+        if program is None:
+            raise UnreachableError(
+                f"{LIBVIRT}{domain}: there is no virsh here: install libvirt-clients"
+            )
+        self._words = [program, "qemu-monitor-command", "--domain", domain, "--hmp", "--"]
+        self._domain = domain
+        self._timeout_s = timeout_s
+
+    def command(self, text: str) -> str:
+        try:
+            done = subprocess.run(
+                [*self._words, text],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self._timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as e:
+            raise self._error(f"virsh does not answer within {self._timeout_s:g} s") from e
+        except OSError as e:
+            raise self._error(f"virsh: {e.strerror}") from e
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
+            raise self._error(f"virsh: {said[:_MAX_WORDS] or f'exit status {done.returncode}'}")
+        return done.stdout[:_MAX_ANSWER].decode("utf-8", "replace")
+
+    def _error(self, why: str) -> UnreachableError:
+        return UnreachableError(f"{LIBVIRT}{self._domain}: {why}")
 
 
 class _Lines:

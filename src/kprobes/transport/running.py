@@ -16,7 +16,9 @@ from msgspec.structs import replace
 
 from kprobes.errors import UnreachableError, UsageError
 from kprobes.transport.address import (
+    LIBVIRT,
     PROC,
+    is_domain,
     is_path,
     open_files,
     parse_host_port,
@@ -32,6 +34,8 @@ RUNNING = "running"
 VNG = "vng"
 """The target that is the only guest that virtme-ng runs."""
 _PID, _NAME, _VNG = "pid:", "name:", "vng:"
+_OF_LIBVIRT = "charmonitor"
+"""The device by which libvirt, and nobody else, talks to a QEMU."""
 _OF_VNG = "virtme_"
 """In the kernel's command line: words that virtme-ng's init reads."""
 _PROGRAM = re.compile(r"qemu-system-(\w+)|qemu-kvm|kvm")
@@ -75,7 +79,7 @@ class CommandLine(Struct, frozen=True, kw_only=True):
         kernel: the file that it boots, or "".
         stubs: where gdb stubs listen: ``HOST:PORT``, or a path that may be relative to where QEMU
             stands.
-        monitors: likewise of QMP and human monitors.
+        monitors: likewise of QMP and human monitors; ``libvirt:NAME`` of the one that libvirt has.
         is_vng: whether virtme-ng has started it.
     """
 
@@ -159,22 +163,20 @@ def parse_command(words: Sequence[str]) -> CommandLine | None:
     machine = _merged("machine", options)
     devices = _devices(options)
     stubs = [*options.get("gdb", ()), *(_STUB for _ in options.get("s", ()))]
-    monitors = [*options.get("qmp", ()), *options.get("qmp-pretty", ())]
-    monitors += options.get("monitor", ())
-    monitors += (f"chardev:{each.get('chardev', '')}" for each in _all("mon", options))
+    name = last.get("name", {}).get("guest", "")
     accel = [each.get("accel", "") for each in _all("accel", options)]
     accel += ["kvm"] if "enable-kvm" in options else []
     accel += [machine["accel"]] if "accel" in machine else []
     return CommandLine(
         arch=_ARCHITECTURES.get(program[1] or "", program[1] or ""),
-        name=last.get("name", {}).get("guest", ""),
+        name=name,
         cpus=_cpus(last.get("smp", {})),
         memory=_size(last.get("m", {}).get("size", "")) or _DEFAULT_MEMORY,
         accel=(accel or ["tcg"])[0].partition(":")[0],
         machine=machine.get("type", ""),
         kernel=(options.get("kernel") or [""])[-1],
         stubs=tuple(_listening(stubs, devices)),
-        monitors=tuple(_listening(monitors, devices)),
+        monitors=tuple(_monitors(options, devices, name)),
         is_vng=any(_OF_VNG in text for text in options.get("append", ())),
     )
 
@@ -205,6 +207,12 @@ def named_address(target: str, proc: Path = PROC) -> str:
     if command.advice:
         raise UnreachableError(f"{target}: {command.advice}")
     return command.stub or command.monitor
+
+
+def domain_pid(address: str, proc: Path = PROC) -> int | None:
+    """Return the QEMU process of ``libvirt:DOMAIN``, or None where it is not seen here."""
+    found = (qemu for qemu in find_qemus(proc) if address in qemu.command.monitors)
+    return next((qemu.pid for qemu in found), None)
 
 
 def _is_meant(qemu: Qemu, target: str) -> bool:
@@ -302,6 +310,14 @@ def _devices(options: _Options) -> dict[str, str]:
     return found
 
 
+def _monitors(options: _Options, devices: Mapping[str, str], name: str) -> Iterator[str]:
+    if name and any(each.get("id") == _OF_LIBVIRT for each in _all("chardev", options)):
+        yield f"{LIBVIRT}{name}"
+    found = [*options.get("qmp", ()), *options.get("qmp-pretty", ()), *options.get("monitor", ())]
+    found += (f"chardev:{each.get('chardev', '')}" for each in _all("mon", options))
+    yield from _listening(found, devices)
+
+
 def _listening(devices: Iterable[str], known: Mapping[str, str]) -> Iterator[str]:
     # unix:PATH,server=on,wait=off; tcp:HOST:PORT,server; telnet:... likewise; chardev:ID.
     for device in devices:
@@ -318,6 +334,8 @@ def _listening(devices: Iterable[str], known: Mapping[str, str]) -> Iterator[str
 
 def _clients(address: str, proc: Path) -> Iterator[str]:
     # Inodes of connections that somebody has accepted, at his end.
+    if is_domain(address):
+        return
     if is_path(address):
         name = Path(address).name
         for line in socket_table("unix", proc):
