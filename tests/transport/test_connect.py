@@ -10,9 +10,11 @@ import pytest
 
 from kprobes.errors import UnreachableError, UsageError
 from kprobes.transport import connect as connect_module
+from kprobes.transport import monitor as monitor_module
 from kprobes.transport.connect import connect, parse_target
 from tests.build.monitor import FakeMonitor
 from tests.build.stub import FakeStub, listening, packet, serving, serving_port
+from tests.build.virsh import FakeVirsh
 
 
 class FakeQemu(FakeMonitor):
@@ -26,7 +28,7 @@ class FakeQemu(FakeMonitor):
         self.answers["gdbserver unix:"] = self.refuse if has_sandbox else self.open_stub
         self.answers["gdbserver"] = lambda _: "Could not open gdbserver\n"
         self.answers["gdbserver none"] = lambda _: "Disabled gdbserver\n"
-        self._stack = stack
+        self.stack = stack
 
     def refuse(self, command: str) -> str:
         return f"Failed to bind socket\nCould not open gdbserver on device {command}\n"
@@ -35,7 +37,7 @@ class FakeQemu(FakeMonitor):
         found = re.fullmatch(r"gdbserver unix:(.*),server=on,wait=off", command)
         assert found is not None
         self.path = Path(found[1])
-        self._stack.enter_context(serving(self.path, self.stub.serve))
+        self.stack.enter_context(serving(self.path, self.stub.serve))
         return "Waiting for gdb connection\n"
 
 
@@ -55,6 +57,8 @@ def stack() -> Generator[ExitStack]:
         ("qemu:/run/gdb.sock", "/run/gdb.sock"),
         ("/run/gdb.sock", "/run/gdb.sock"),
         ("qemu:unix:/run/gdb.sock", "/run/gdb.sock"),
+        ("libvirt:one", "libvirt:one"),
+        ("libvirt:1234", "libvirt:1234"),
     ],
 )
 def test_targets_are_read(target: str, address: str) -> None:
@@ -70,7 +74,7 @@ def test_a_path_is_the_same_from_every_directory(
     assert parse_target(target) == str(tmp_path / "gdb.sock")
 
 
-@pytest.mark.parametrize("target", ["", "qemu:", "guest", "qemu:1234", "qemu:host:99999"])
+@pytest.mark.parametrize("target", ["", "qemu:", "guest", "qemu:1234", "qemu:h:99999", "libvirt:"])
 def test_what_is_no_target_is_a_usage_error(target: str) -> None:
     with pytest.raises(UsageError, match=r"qemu:HOST:PORT"):
         parse_target(target)
@@ -197,6 +201,55 @@ def test_a_qemu_in_a_sandbox_opens_a_socket_beside_its_monitors(
         assert stub.ids() == (1, 2)
 
 
+def test_of_a_domain_of_libvirt_a_stub_is_opened_and_closed_through_virsh(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qemu = _domain(tmp_path, FakeQemu(stack), monkeypatch)
+
+    with connect("libvirt:one", timeout_s=60) as stub:
+        assert stub.ids() == (1, 2)
+        assert stub.address == str(qemu.path)
+
+    assert qemu.ran[-1] == "gdbserver none"
+    assert not qemu.path.parent.exists()
+
+
+def test_a_domain_that_is_confined_gets_no_port_but_advice(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qemu = _domain(tmp_path, FakeQemu(stack, has_sandbox=True), monkeypatch)
+
+    with pytest.raises(UnreachableError, match="Failed to bind socket; run kprobe as QEMU's user"):
+        connect("libvirt:one", timeout_s=60)
+
+    assert not [each for each in qemu.ran if "tcp" in each]
+    assert qemu.ran[-1] == "gdbserver none"
+
+
+def _domain(tmp_path: Path, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch) -> FakeQemu:
+    virsh = FakeVirsh(tmp_path / "bin", "one", tmp_path / "monitor")
+    qemu.stack.enter_context(serving(tmp_path / "monitor", qemu.serve_qmp))
+    monkeypatch.setenv("PATH", str(virsh.directory), prepend=":")
+    return qemu
+
+
+def test_root_gives_the_socket_s_directory_to_qemu_s_user(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[Path, int, int]] = []
+
+    def chown(path: Path, uid: int, gid: int) -> None:
+        given.append((path, uid, gid))
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", chown)
+    qemu = FakeQemu(stack)
+    stack.enter_context(serving(tmp_path / "monitor", qemu.serve_qmp))
+
+    with connect(str(tmp_path / "monitor")):
+        assert given == [(qemu.path.parent, os.getuid(), -1)]
+
+
 def _open_port(qemu: FakeQemu, stack: ExitStack, command: str) -> str:
     stack.enter_context(serving_port(qemu.stub.serve, port=int(command.rsplit(":", 1)[1])))
     return "Waiting for gdb connection\n"
@@ -234,6 +287,7 @@ def test_a_port_that_another_user_may_have_taken_is_left_at_once(
         return next(left)
 
     # Nobody but the kernel says who has a port.
+    monkeypatch.setattr(monitor_module, "peer_uid", peer_uid)
     monkeypatch.setattr(connect_module, "peer_uid", peer_uid)
 
     with pytest.raises(UnreachableError, match="another user's"):

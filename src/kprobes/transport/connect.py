@@ -9,6 +9,7 @@ that one, and is exported to QEMU's modules, also where everything else is strip
 
 import contextlib
 import mmap
+import os
 import re
 import secrets
 import shutil
@@ -96,6 +97,10 @@ def _find(program: mmap.mmap) -> tuple[Machine, int]:
 _PAUSED_S, _STEP_S = 0.5, 0.02
 _PREFIX = "qemu:"
 _FORMS = "qemu:HOST:PORT, qemu:/path/of.sock, pid:N, name:NAME, vng, libvirt:DOMAIN, running"
+_CONFINED = (
+    "; run kprobe as QEMU's user or as root; where libvirt confines its QEMU (AppArmor, SELinux) "
+    "open a port yourself: docs/howto/guests.md, libvirt"
+)
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _DISCONNECTED = "disconnected:"
 _MAX_WORDS = 200
@@ -238,7 +243,7 @@ def _start(monitor: Monitor, address: str, timeout_s: float) -> tuple[str, Calla
     if host_port is not None and host_port[0] not in _LOOPBACK:
         # Without a password it must not be open to the network.
         raise UsageError(f"{address}: a monitor elsewhere: start its gdb stub there yourself")
-    directory = Path(tempfile.mkdtemp(prefix="kprobes-"))
+    directory = _directory(domain_pid(address) if is_domain(address) else monitor.pid)
 
     def undo() -> None:
         # The guest may have ended, or its monitor may be in use; nothing else is lost.
@@ -254,6 +259,15 @@ def _start(monitor: Monitor, address: str, timeout_s: float) -> tuple[str, Calla
         raise
 
 
+def _directory(pid: int | None) -> Path:
+    # A QEMU of another user can make its socket only in a directory of its own.
+    directory = Path(tempfile.mkdtemp(prefix="kprobes-"))
+    with contextlib.suppress(OSError):
+        if pid is not None and os.geteuid() == 0:
+            os.chown(directory, Path(f"/proc/{pid}").stat().st_uid, -1)
+    return directory
+
+
 def _open_stub(monitor: Monitor, directory: Path, address: str) -> str:
     paths = [directory / "gdb.sock"]
     if is_path(address):
@@ -267,7 +281,7 @@ def _open_stub(monitor: Monitor, directory: Path, address: str) -> str:
             return str(path)
     if is_path(address) or is_domain(address):
         monitor.command("gdbserver none")
-        raise _no_stub(said)
+        raise _no_stub(said, _CONFINED if is_domain(address) else "")
     return _open_port(monitor, said)
 
 
@@ -288,9 +302,9 @@ def _check_owner(sock: socket.socket, owner: int | None, address: str) -> None:
         raise UnreachableError(f"{address}: another user's, or not to be told from another user's")
 
 
-def _no_stub(said: str) -> UnreachableError:
+def _no_stub(said: str, advice: str = "") -> UnreachableError:
     first = said.strip().partition("\n")[0][:_MAX_WORDS]
-    return UnreachableError(f"QEMU opens no gdb stub: {first or 'it does not say why'}")
+    return UnreachableError(f"QEMU opens no gdb stub: {first or 'it does not say why'}{advice}")
 
 
 def _escaped(path: Path) -> str:
