@@ -53,17 +53,11 @@ class _Talk(Protocol):
 
 
 class Monitor:
-    """A connection to a monitor of any kind. QEMU serves one client of a socket at a time.
-
-    Attributes:
-        pid, uid: of QEMU's process, or None where that is not known.
-    """
+    """A connection to a monitor of any kind. QEMU serves one client of a socket at a time."""
 
     def __init__(self, talk: _Talk, sock: socket.socket | None = None) -> None:
         self._talk = talk
         self._sock = sock
-        self.pid = None if sock is None else peer_pid(sock)
-        self.uid = None if sock is None else peer_uid(sock)
 
     @classmethod
     def open(cls, address: str, *, timeout_s: float = 5.0) -> Self:
@@ -99,6 +93,16 @@ class Monitor:
             FormatError: an answer that is not a monitor's.
         """
         return self._talk.command(text).replace("\r\n", "\n")
+
+    @property
+    def pid(self) -> int | None:
+        """Of QEMU's process, or None where that is not known."""
+        return None if self._sock is None else peer_pid(self._sock)
+
+    @property
+    def uid(self) -> int | None:
+        """Of QEMU's user, or None where that is not known, as of a socket that has a path."""
+        return None if self._sock is None else peer_uid(self._sock)
 
     def close(self) -> None:
         """Close the connection."""
