@@ -26,7 +26,16 @@ _FOLDER = re.compile(r"`((?:[a-z0-9_]+/)+)`")
 _NAMED_IN = re.compile(r"`(?P<name>\w+)` (?:in |\()`(?P<file>[\w/]+\.py)`")
 _HOME_OF = re.compile(r"`(?P<file>[\w/]+\.py)` \(`(?P<name>\w+)`\)")
 _OPTION = re.compile(r"`(--[a-z-]+)")
-_OF_OTHERS = ("--hmp", "--qemu-opts", "--privileged", "--quick", "--help", "--version")
+_OF_OTHERS = (
+    "--hmp",
+    "--qemu-opts",
+    "--debug",
+    "--disable-kvm",
+    "--privileged",
+    "--quick",
+    "--help",
+    "--version",
+)
 """Options of other programs, and of the command as a whole."""
 _ENDS = ("|", ">", "&", "...")
 _FOREIGN = ("drivers/", "events/")
