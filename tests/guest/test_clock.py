@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kprobes.errors import TargetError, UsageError
 from kprobes.guest.clock import GuestClock, TscClock, check_clock, current_clock, open_clock
@@ -15,7 +16,7 @@ from kprobes.model.kernel import Kernel
 from kprobes.units import U64, Addr
 from tests.build import timekeeping
 from tests.build.guest import DATA, PERCPU, make_memory
-from tests.build.kernel import TEXT, make_kernel, symbol
+from tests.build.kernel import TEXT, FakeTypes, make_kernel, symbol
 
 CYC2NS, TICKS = 0x40, 0x80
 NATIVE, LOCAL, GLOBAL = TEXT + 0x100, TEXT + 0x200, TEXT + 0x300
@@ -216,6 +217,19 @@ def test_without_a_tsc_of_its_own_the_guest_is_asked(call: int, *, has_tsc: bool
     assert _told(made, "global")[0] == GLOBAL
     with pytest.raises(UsageError, match="the TSC of this guest is not what its kernel"):
         _told(made, "x86-tsc")
+
+
+@pytest.mark.parametrize("missing", ["sched_clock_data.tick_gtod", "tk_read_base.clock"])
+@pytest.mark.parametrize("name", ["global", "mono"])
+def test_a_kernel_that_is_laid_out_otherwise_is_asked(name: str, missing: str) -> None:
+    kernel = _kernel(is_trusted=False)
+    assert isinstance(kernel.types, FakeTypes)
+    members = {path: place for path, place in kernel.types.members.items() if path != missing}
+
+    function, _ = _told(replace(kernel, types=FakeTypes(members)), name)
+
+    is_asked = missing.startswith("sched") or name == "mono"
+    assert (function is not None) == is_asked
 
 
 def test_cpus_whose_counters_differ_are_asked() -> None:

@@ -210,6 +210,18 @@ def test_counters_of_cpus_that_differ_are_no_clock(apart: int, *, is_fit: bool) 
     assert fitted(guest).is_fit is is_fit
 
 
+@pytest.mark.parametrize(("ppm", "is_fit"), [(550, True), (-550, True), (5000, False)])
+def test_a_cpu_that_has_slept_may_be_as_far_off_as_the_rate_may_be_wrong(
+    ppm: float, *, is_fit: bool
+) -> None:
+    guest = Guest(ppm=ppm)
+    guest.tick(0)
+    guest.now += 20 * S
+    guest.tick(1)
+
+    assert fitted(guest).is_fit is is_fit
+
+
 def test_counters_that_begin_to_differ_are_noticed() -> None:
     guest = Guest()
     guest.tick(0)

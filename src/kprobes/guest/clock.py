@@ -39,7 +39,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.arch.registry import machine
-from kprobes.errors import MemoryFault, TargetError, UsageError
+from kprobes.errors import MemoryFault, TargetError, UnknownTypeError, UsageError
 from kprobes.guest.fitted_clock import (
     FittedClock,
     Points,
@@ -394,10 +394,20 @@ def _by_counter(
             ahead = None if offset is None else MappedRange(memory, offset.addr, 8)
             return raw if ahead is None else OffsetClock(raw, ahead)
         case "global" | "perf" | "mono" | "mono_raw":
-            points = _points(memory, kernel, bases, name, raw)
+            return _fitted(memory, kernel, bases, name, raw)
         case _:
             return None
-    clock = None if points is None else FittedClock(raw, points)
+
+
+def _fitted(
+    memory: GuestMemory, kernel: Kernel, bases: Sequence[int], name: str, raw: RawClock
+) -> FittedClock | None:
+    try:
+        points = _points(memory, kernel, bases, name, raw)
+        clock = None if points is None else FittedClock(raw, points)
+    except (MemoryFault, UnknownTypeError):
+        # Another layout than that of kernels that we know.
+        return None
     return clock if clock is not None and clock.is_fit else None
 
 

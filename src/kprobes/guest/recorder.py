@@ -31,9 +31,9 @@ from kprobes.transport.ram import StubRam
 from kprobes.transport.stub import Stub
 
 _STANDS = (
-    "the guest's clock stands still between its ticks: its TSC is not trusted, or it has no better "
-    "one; time stamps are as coarse, and durations below a step are ? (null in JSON). On x86 "
-    "`tsc=reliable` on the guest kernel's command line helps"
+    "the guest's clock stands still between its ticks: its kernel uses no counter that is finer; "
+    "time stamps are as coarse, and durations below a step are ? (null in JSON). On x86 "
+    "`tsc=reliable` on the guest kernel's command line may help"
 )
 _PARTS = (
     "the counters of the guest's CPUs differ: time stamps of different CPUs cannot be compared. "
