@@ -1,7 +1,6 @@
 """``kprobe targets`` beside guests as users start them, and targets that name a process."""
 
 import json
-import os
 import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pytest
 from tests.build.command import WAIT_S, Command, wait_for_words
 from tests.build.plain_guest import PlainGuest, plain_guest
 from tests.build.virsh import FakeVirsh
+from tests.build.waiting import becomes_true
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
@@ -104,22 +104,44 @@ def test_a_monitor_is_the_way_where_there_is_no_stub(
         assert guest.is_ticking()
 
 
+@pytest.fixture
+def virsh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeVirsh:
+    """The first ``virsh`` that is found; ``kprobe`` must come after it."""
+    made = FakeVirsh(tmp_path / "bin", "dom", tmp_path / "virt.sock")
+    monkeypatch.setenv("PATH", str(made.directory), prepend=":")
+    return made
+
+
 def test_a_domain_of_libvirt_gets_a_stub_and_is_as_before(
-    kprobe: Command, tmp_path: Path, arch: str
+    virsh: FakeVirsh, kprobe: Command, tmp_path: Path, arch: str
 ) -> None:
-    virsh = FakeVirsh(tmp_path / "bin", "dom", tmp_path / "virt.sock")
-    path = f"{virsh.directory}:{os.environ['PATH']}"
     with plain_guest(tmp_path, *LIBVIRT, arch=arch) as guest:
         assert targets(kprobe)[guest.pid]["monitor"] == "libvirt:dom"
         for name in ("libvirt:dom", "name:dom"):
-            done = kprobe("trace", "-t", name, PROBE, "--max-events", "3", path=path)
+            done = kprobe("trace", "-t", name, PROBE, "--max-events", "3")
             assert done.returncode == 0, done.stderr.decode()
             assert done.stdout.count(b"reads: (vfs_write") == 3
             assert virsh.commands[-1] == "gdbserver none"
         assert guest.is_ticking()
-        done = kprobe("trace", "-t", "libvirt:other", PROBE, path=path)
+        done = kprobe("trace", "-t", "libvirt:other", PROBE)
     assert done.returncode == 3
     assert b"libvirt:other: virsh: error: failed to get domain" in done.stderr
+
+
+def test_of_a_killed_tracer_not_even_the_stub_is_left_that_it_has_opened(
+    virsh: FakeVirsh, kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    with plain_guest(tmp_path, *LIBVIRT, arch=arch) as guest:
+        tracer = kprobe.start("trace", "-t", "libvirt:dom", PROBE)
+        wait_for_words(tracer, b"tracing 1 function")
+        (opened,) = (each for each in virsh.commands if each.startswith("gdbserver unix:"))
+        socket_path = Path(opened.removeprefix("gdbserver unix:").partition(",")[0])
+        assert socket_path.is_socket()
+        tracer.kill()
+        assert becomes_true(lambda: virsh.commands[-1] == "gdbserver none", WAIT_S)
+        assert becomes_true(lambda: not socket_path.parent.exists(), WAIT_S)
+        assert kprobe.is_idle("libvirt:dom")
+        assert guest.is_ticking()
 
 
 def test_a_guest_without_either_is_refused_with_what_to_do(

@@ -147,6 +147,23 @@ def test_a_stub_that_is_there_already_is_used_and_stays(tmp_path: Path, stack: E
     assert set(qemu.ran) == {"info status", "info chardev"}
 
 
+@pytest.mark.parametrize("name", ["kprobes-a_1b/stub.sock", "kprobes-0123456789abcdef.sock"])
+def test_a_stub_that_a_killed_tracer_has_left_is_used_and_closed(
+    tmp_path: Path, stack: ExitStack, name: str
+) -> None:
+    qemu, path = FakeQemu(stack), tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    stack.enter_context(serving(path, qemu.stub.serve))
+    qemu.chardevs = f"gdb: filename=disconnected:unix:{path},server=on\n"
+    stack.enter_context(serving(tmp_path / "monitor", qemu.serve_human))
+
+    with connect(str(tmp_path / "monitor")) as stub:
+        assert stub.address == str(path)
+
+    assert qemu.ran[-1] == "gdbserver none"
+    assert path.parent.exists() == (path.parent == tmp_path)
+
+
 def test_a_stub_that_another_debugger_uses_is_left_alone(tmp_path: Path, stack: ExitStack) -> None:
     qemu = FakeQemu(stack)
     qemu.chardevs = "gdb: filename=tcp:127.0.0.1:1234,server=on <-> 127.0.0.1:40000\n"

@@ -17,7 +17,7 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +97,9 @@ def _find(program: mmap.mmap) -> tuple[Machine, int]:
 _PAUSED_S, _STEP_S = 0.5, 0.02
 _PREFIX = "qemu:"
 _FORMS = "qemu:HOST:PORT, qemu:/path/of.sock, pid:N, name:NAME, vng, libvirt:DOMAIN, running"
+_SOCKET = "stub.sock"
+_OURS = re.compile(r"/kprobes-\w+/stub\.sock$|/kprobes-[0-9a-f]{16}\.sock$")
+"""Sockets of stubs that a monitor has opened for us."""
 _CONFINED = (
     "; run kprobe as QEMU's user or as root; where libvirt confines its QEMU (AppArmor, SELinux) "
     "open a port yourself: docs/howto/guests.md, libvirt"
@@ -197,10 +200,14 @@ def _connect(address: str, *, is_held: bool, timeout_s: float) -> Stub:
 def _through_monitor(monitor_address: str, *, is_held: bool, timeout_s: float) -> Stub:
     with Monitor.open(monitor_address, timeout_s=timeout_s) as monitor:
         is_held |= monitor.command("info status").startswith("VM status: paused")
-        address = _existing(monitor, monitor_address)
-        undo, owner = None, monitor.uid
+        address, undo = _existing(monitor, monitor_address), None
+        owner = monitor.uid
         if address is None:
-            address, undo = _start(monitor, monitor_address, timeout_s)
+            address = _start(monitor, monitor_address)
+            undo = partial(_end, monitor_address, address, timeout_s)
+        elif _OURS.search(address):
+            # A tracer that was killed has left it.
+            undo = partial(_end, monitor_address, address, timeout_s)
     try:
         sock = dial(address, timeout_s=timeout_s)
         handshake(sock, address, timeout_s=timeout_s)
@@ -237,26 +244,32 @@ def _address_of(filename: str, pid: int | None) -> str | None:
     return None
 
 
-def _start(monitor: Monitor, address: str, timeout_s: float) -> tuple[str, Callable[[], None]]:
+def _start(monitor: Monitor, address: str) -> str:
     is_port = not (is_path(address) or is_domain(address))
     host_port = parse_host_port(address) if is_port else None
     if host_port is not None and host_port[0] not in _LOOPBACK:
         # Without a password it must not be open to the network.
         raise UsageError(f"{address}: a monitor elsewhere: start its gdb stub there yourself")
     directory = _directory(domain_pid(address) if is_domain(address) else monitor.pid)
-
-    def undo() -> None:
-        # The guest may have ended, or its monitor may be in use; nothing else is lost.
-        with contextlib.suppress(KprobesError), Monitor.open(address, timeout_s=timeout_s) as again:
-            again.command("gdbserver none")
-        shutil.rmtree(directory, ignore_errors=True)
-
     try:
-        return _open_stub(monitor, directory, address), undo
+        address = _open_stub(monitor, directory, address)
     except BaseException:
-        # No stub is open, and undo would wait for the monitor that we still hold.
         shutil.rmtree(directory, ignore_errors=True)
         raise
+    if not address.startswith(f"{directory}/"):
+        directory.rmdir()
+    return address
+
+
+def _end(monitor_address: str, address: str, timeout_s: float) -> None:
+    # The guest may have ended, or its monitor may be in use; nothing else is lost.
+    with (
+        contextlib.suppress(KprobesError),
+        Monitor.open(monitor_address, timeout_s=timeout_s) as monitor,
+    ):
+        monitor.command("gdbserver none")
+    if Path(address).name == _SOCKET:
+        shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
 def _directory(pid: int | None) -> Path:
@@ -269,7 +282,7 @@ def _directory(pid: int | None) -> Path:
 
 
 def _open_stub(monitor: Monitor, directory: Path, address: str) -> str:
-    paths = [directory / "gdb.sock"]
+    paths = [directory / _SOCKET]
     if is_path(address):
         # A QEMU of another user, or in a sandbox, cannot make a socket in a directory of ours, but
         # could where its monitor's is. Never a port: any local user could have the guest there.
