@@ -84,6 +84,39 @@ def test_the_environment_has_a_say_when_nothing_else_has(monkeypatch: pytest.Mon
     assert (by_environment.target, by_option.target) == ("qemu:localhost:1", None)
 
 
+@pytest.mark.parametrize(
+    ("target", "suite", "arch"),
+    [
+        ("guest", None, None),
+        ("guest:sid", "sid", None),
+        ("guest:arm64", None, "arm64"),
+        ("guest:sid:arm64", "sid", "arm64"),
+        ("guest:amd64:sid", "sid", "amd64"),
+    ],
+)
+def test_a_guest_that_is_booted_is_named_by_suite_and_architecture(
+    target: str, suite: str | None, arch: str | None
+) -> None:
+    args = parse("-t", target)
+    choose_target(args)
+
+    assert (args.target, args.suite, args.arch) == (None, suite, arch)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-t", "guest:"], "'guest:' is not a target here: use guest, or guest:SUITE:ARCH"),
+        (["-t", "guest:sid:trixie"], "guest:sid:trixie and --suite sid are two guests"),
+        (["-t", "guest:sid", "--suite", "bookworm"], "guest:sid and --suite bookworm are two"),
+        (["-t", "guest:arm64", "--arch", "amd64"], "guest:arm64 and --arch amd64 are two guests"),
+    ],
+)
+def test_one_guest_is_booted(words: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        choose_target(parse(*words))
+
+
 def test_a_running_guest_is_what_it_is() -> None:
     args = parse("--target", "qemu:localhost:1")
 

@@ -67,5 +67,5 @@ def test_what_is_not_a_target_is_told_what_is_one() -> None:
 
     assert str(caught.value) == (
         "'nonsense' is not a target: use one of qemu:HOST:PORT, qemu:/path/of.sock, pid:N, "
-        "name:NAME, vng, libvirt:DOMAIN, running, host, guest, auto"
+        "name:NAME, vng, libvirt:DOMAIN, running, host, guest, guest:SUITE:ARCH, auto"
     )

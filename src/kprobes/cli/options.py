@@ -37,7 +37,7 @@ TARGET_HELP = (
     "one (`kprobe targets` lists them)"
 )
 _TARGETS = (
-    f"host: this machine's own kernel; guest: one that is booted; {TARGET_HELP}; "
+    f"host: this machine's own kernel; guest, guest:SUITE:ARCH: one that is booted; {TARGET_HELP}; "
     "auto (default): the host where it can be probed, else a guest"
 )
 
@@ -436,6 +436,8 @@ def choose_target(args: argparse.Namespace) -> None:
         args.target = HOST
     elif wanted == AUTO:
         args.target = _auto(args)
+    elif wanted.startswith(f"{GUEST}:"):
+        _choose_guest(args, wanted)
     elif wanted != GUEST:
         args.target = wanted
 
@@ -454,6 +456,19 @@ def check_command(args: argparse.Namespace) -> None:
     if args.target is not None and args.command:
         only = "a command can be run only in a guest that kprobe boots (-t guest)"
         raise UsageError(f"{only}, not in {args.target}")
+
+
+def _choose_guest(args: argparse.Namespace, target: str) -> None:
+    # guest[:SUITE][:ARCH], in any order: the same as --suite and --arch.
+    from kprobes.transport.qemu_command import MACHINE_TYPES
+
+    for word in target.split(":")[1:]:
+        name = "arch" if word in MACHINE_TYPES else "suite"
+        if not word or not hasattr(args, name):
+            raise UsageError(f"{target!r} is not a target here: use guest, or guest:SUITE:ARCH")
+        if getattr(args, name) not in (None, word):
+            raise UsageError(f"{target} and --{name} {getattr(args, name)} are two guests")
+        setattr(args, name, word)
 
 
 def _usual(args: argparse.Namespace) -> str:

@@ -41,7 +41,7 @@ def check_options(args: argparse.Namespace) -> None:
     try:
         parse_target(args.target)
     except UsageError as error:
-        raise UsageError(f"{error}, host, guest, auto") from None
+        raise UsageError(f"{error}, host, guest, guest:SUITE:ARCH, auto") from None
     given = [name for name in BOOT_OPTIONS if getattr(args, name, None) is not None]
     if given:
         raise UsageError(f"--{given[0]} is for a guest that is booted, not for --target")
