@@ -41,9 +41,8 @@ CALLED = {"amd64": {"boot"}, UNTRUSTED: {"mono_raw", "boot"}, "arm64": {"mono", 
 _STAMPED = re.compile(r"-(\d+) .* ([0-9.]+): theirs: ")
 _ROUNDING_NS = 1000
 """Theirs are shown in microseconds."""
-_STEPS = {20_000: 0.1, 1_000_000: 0.5}
-"""Nanoseconds by which the guest's own clock may be wrong, and the share of calls, at least, of
-which it is by less: where it does not trust its TSC it steps at each tick, and stands when one is
+_STEP_NS, _LATE_NS = 20_000, 1_000_000
+"""Where the guest does not trust its TSC its own clock steps at each tick, and stands when one is
 late. On a busy machine both happen often, and by any amount."""
 
 Times = Mapping[int, list[int]]
@@ -99,20 +98,22 @@ def _recorded(machine: Machine, kind: str, clock: str | None) -> tuple[Times, Ti
     return theirs, ours
 
 
-def _share_in_order(theirs: Times, ours: Times, step: int) -> float:
-    """Return of how many calls our stamp is between theirs and theirs of the next one."""
-    found: list[float] = []
+def _shares(theirs: Times, ours: Times, step: int) -> tuple[float, float]:
+    """Return of how many calls our stamp comes after theirs, and before theirs of the next one."""
+    after: list[float] = []
+    before: list[float] = []
     for pid, times in theirs.items():
         first, second = np.array(times, np.int64), np.array(ours[pid], np.int64)
         assert np.all(np.diff(second) > 0)
-        after = second >= first - step
-        before = second[:-1] <= first[1:] + step
-        found += [float(after.mean()), float(before.mean())]
-    return min(found)
+        after.append(float((second >= first - step).mean()))
+        before.append(float((second[:-1] <= first[1:] + step).mean()))
+    return min(after), min(before)
 
 
 def _is_near(theirs: Times, ours: Times) -> bool:
-    return all(_share_in_order(theirs, ours, step) > share for step, share in _STEPS.items())
+    # Theirs may be late for long, and early for a tick; now and then they are right.
+    after, before = _shares(theirs, ours, _LATE_NS)
+    return after > 0.9 and before > 0.1 and min(_shares(theirs, ours, _STEP_NS)) > 0.01
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
@@ -123,7 +124,7 @@ def test_stamps_are_those_of_the_guests_own_event(machine: Machine, kind: str, c
     if kind == UNTRUSTED and clock not in CALLED[kind] | {"local"}:
         assert _is_near(theirs, ours)
     else:
-        assert _share_in_order(theirs, ours, _ROUNDING_NS) == 1
+        assert _shares(theirs, ours, _ROUNDING_NS) == (1, 1)
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
@@ -146,7 +147,7 @@ def test_the_counter_is_shown_as_the_kernel_shows_it(machine: Machine, kind: str
     machine.run(f"echo {X86_TSC} > {TRACE}/trace_clock")
     theirs, ours = _recorded(machine, kind, X86_TSC)
 
-    assert _share_in_order(theirs, ours, 0) == 1
+    assert _shares(theirs, ours, 0) == (1, 1)
 
 
 @pytest.mark.parametrize("clock", ["local", "global", "mono"])
