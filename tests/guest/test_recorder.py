@@ -1,6 +1,7 @@
 """Rings of an arena to events in order, and to counts."""
 
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -36,6 +37,11 @@ class Writer:
         self.memory.set_u64(
             self.arena.words(self.cpu) + PERCPU_WORD, self.cpu << CPU_SHIFT | self.head
         )
+
+
+class _Parted(GuestClock):
+    # The clock of CPUs whose counters differ.
+    is_fit: ClassVar[bool] = False
 
 
 def _guest(*layouts: RecordLayout) -> tuple[Recorder, list[Writer], GuestMemory, Arena]:
@@ -198,6 +204,21 @@ def test_a_clock_that_stands_between_hits_is_told_once(times: tuple[int, ...], t
 
     assert len(said) == told
     assert all("tsc=reliable" in words for words in said)
+
+
+def test_a_clock_whose_cpus_part_is_told_once() -> None:
+    recorder, _, _, _ = _guest(PLAIN)
+    said: list[str] = []
+    recorder.warn = said.append
+    recorder.drain()
+    assert not said
+
+    recorder.clock = _Parted("f", Addr(1))
+    for _ in range(2):
+        recorder.drain()
+
+    assert len(said) == 1
+    assert "`--clock local`" in said[0]
 
 
 def test_one_time_on_two_cpus_is_no_clock_that_stands() -> None:

@@ -196,8 +196,9 @@ class FittedClock:
         self._kept: deque[Point] = deque(maxlen=_KEPT)
         self._last: dict[int, Point] = {}
         self._origin = Point(cpu=0, raw=0, ns=0)
-        # Where time goes on by another slope: x, y and that slope.
-        self._bends: deque[tuple[float, float, float]] = deque([(0.0, 0.0, 0.0)], maxlen=_KEPT)
+        # Where time goes on by another slope: x, y and that slope; and the same by columns.
+        self._knots: deque[tuple[float, float, float]] = deque([(0.0, 0.0, 0.0)], maxlen=_KEPT)
+        self._columns = np.array(self._knots).T
         self._latest = -np.inf
         self._next_s = 0.0
         self.is_fit = False
@@ -220,7 +221,8 @@ class FittedClock:
         self._next_s = now_s + _INTERVAL_S
         self._raw.refresh()
         if self._take(self._read()):
-            self._bend()
+            self._steer()
+            self._columns = np.array(self._knots).T
 
     def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
         """Return nanoseconds for n counts that were read on one CPU, a copy of shape (n,)."""
@@ -228,9 +230,9 @@ class FittedClock:
         x = (raw - np.uint64(self._origin.raw)).view(np.int64).astype(np.float64)
         if len(x):
             self._latest = max(self._latest, float(x.max()))
-        at, y, slope = np.array(self._bends).T
-        bend = np.maximum(np.searchsorted(at, x, side="right") - 1, 0)
-        moved = np.rint(y[bend] + slope[bend] * (x - at[bend])).astype(np.int64)
+        at, y, slope = self._columns
+        knot = np.maximum(np.searchsorted(at, x, side="right") - 1, 0)
+        moved = np.rint(y[knot] + slope[knot] * (x - at[knot])).astype(np.int64)
         ahead = np.uint64(self._origin.ns - self._origin.raw & U64)
         return raw + ahead + moved.view(np.uint64)
 
@@ -275,28 +277,28 @@ class FittedClock:
         counts = [point.raw for point in self._kept]
         return 0 if slope else _MAX_DRIFT * (max(counts) - min(counts))
 
-    def _bend(self) -> None:
+    def _steer(self) -> None:
         if self._latest == -np.inf:
             # Nobody has been told a time: it may begin anywhere.
             self._origin = max(self._kept, key=lambda point: point.raw)
         slope, offset = self._line()
         self.is_fit = self._differ_ns(slope, offset) <= _UNFIT_NS + self._doubt_ns(slope)
         if self._latest == -np.inf:
-            self._bends = deque([(0.0, offset, slope)], maxlen=_KEPT)
+            self._knots = deque([(0.0, offset, slope)], maxlen=_KEPT)
             return
         # A count that the guest made up must not bend time far away from here.
         at = min(self._latest, max(self._place(point)[0] for point in self._kept) + _AHEAD_NS)
-        while len(self._bends) > 1 and self._bends[-1][0] > at:
-            self._bends.pop()
-        last_x, last_y, last_slope = self._bends[-1]
+        while len(self._knots) > 1 and self._knots[-1][0] > at:
+            self._knots.pop()
+        last_x, last_y, last_slope = self._knots[-1]
         at = max(at, last_x)
         y = last_y + last_slope * (at - last_x)
         error = offset + slope * at - y
         step = float(np.clip(error / _STEER_NS, -_MAX_STEER, _MAX_STEER))
-        self._bends.append((at, y, slope + step))
+        self._knots.append((at, y, slope + step))
         if step:
             then = at + error / step
-            self._bends.append((then, offset + slope * then, slope))
+            self._knots.append((then, offset + slope * then, slope))
 
 
 def _signed(value: int) -> int:

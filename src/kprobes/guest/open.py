@@ -51,22 +51,24 @@ def open_driver(
     # Last: the guardian needs it if the guest could not be put right.
     undo.callback(journal.close)
     # A guest of our own ends with us; anybody else's must live on if we are killed.
-    guardian = None if is_ours else undo.enter_context(Guardian(target, journal.path))
-    if guardian is not None:
-        journal.note_guardian(guardian.pid)
+    guardian = None if is_ours else _guarded(undo, target, journal)
     # LLVM's library loads while the guest is looked at: that needs no Python.
     threading.Thread(target=load_compiler, name="kprobes-llvm", daemon=True).start()
     guest = attach(target, access=access)
     undo.push(partial(_detach, guest.stub))
     _identify(journal, guest, access)
-    if access.clock is not None:
-        check_clock(guest.kernel, access.clock)
     driver = GuestDriver(guest, journal, size or ArenaSize(), check_possible, access.clock)
     undo.callback(_leave if is_ours else _close, driver, journal)
     if guardian is not None:
         guardian.watch(driver.give_up)
         journal.watch(_after(guardian.await_ready, journal.check))
     return driver
+
+
+def _guarded(undo: ExitStack, target: str, journal: Journal) -> Guardian:
+    guardian = undo.enter_context(Guardian(target, journal.path))
+    journal.note_guardian(guardian.pid)
+    return guardian
 
 
 def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
@@ -78,6 +80,8 @@ def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], 
 
 
 def _identify(journal: Journal, guest: Guest, access: Access) -> None:
+    if access.clock is not None:
+        check_clock(guest.kernel, access.clock)
     image = access.image.resolve() if access.image else None
     journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
     journal.note_boot(read_boot(guest))
