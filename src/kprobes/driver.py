@@ -24,7 +24,7 @@ class EventDriver(Protocol):
         """Resolve and plan, without touching the kernel."""
         ...
 
-    def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> object:
+    def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> None:
         """Arm and disarm what differs: all of it, or nothing."""
         ...
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
 from kprobes.guest.guest import Guest
-from kprobes.guest.planner import Planned, Planner
+from kprobes.guest.planner import Planner, Prepared
 from kprobes.model.options import Options, Tasks, Wanted
 from kprobes.model.plan import Plan, ReturnMethod, Role, Strategy
 from kprobes.model.upcall import Upcall, WaitingVcpu
@@ -126,11 +126,11 @@ def test_a_pattern_leaves_out_where_nothing_can_be_and_a_name_does_not() -> None
     made.guest.memory.write(made.sites[0], b"\xcc")
     planner = Planner(made.guest)
 
-    planned = planner.plan(wanted("p vfs_*", "r:back vfs_*"))
+    prepared = planner.plan(wanted("p vfs_*", "r:back vfs_*"))
 
-    assert {plan.site.addr for plan in planned.new} & {made.sites[0]} == set()
-    assert len(planned.left_out) >= 1
-    assert "neither a nop nor a call" in str(planned.left_out[0])
+    assert {plan.site.addr for plan in prepared.new} & {made.sites[0]} == set()
+    assert len(prepared.left_out) >= 1
+    assert "neither a nop nor a call" in str(prepared.left_out[0])
     with pytest.raises(RefusedError, match="neither a nop nor a call"):
         Planner(made.guest).plan(wanted("p vfs_*", "p vfs_read"))
 
@@ -270,11 +270,11 @@ def test_what_is_in_a_module_that_is_not_loaded_waits_and_keeps_its_number() -> 
     planner, watch = _watched(_guest())
     both = wanted("p absent:f", "p vfs_write")
 
-    planned = planner.plan(both)
+    prepared = planner.plan(both)
 
-    assert planned.waiting == list(both.definitions[:1])
-    assert [probe.layout.event_id for probe in planned.come] == [2]
-    assert [plan.upcalls for plan in planned.new] == [watch, ()]
+    assert prepared.waiting == list(both.definitions[:1])
+    assert [probe.layout.event_id for probe in prepared.come] == [2]
+    assert [plan.upcalls for plan in prepared.new] == [watch, ()]
     assert planner.resolver.numbers_of(both.definitions[0]) == [1]
 
 
@@ -285,10 +285,10 @@ def test_who_waits_in_vain_goes_on_waiting() -> None:
     planner.keep(planner.plan(one), one.options)
 
     planner.use(made.guest)
-    planned = planner.plan(one)
+    prepared = planner.plan(one)
 
-    assert (planned.new, planned.gone, planned.errors) == ((), (), ())
-    assert planned.waiting == planner.waiting == list(one.definitions)
+    assert (prepared.new, prepared.gone, prepared.errors) == ((), (), ())
+    assert prepared.waiting == planner.waiting == list(one.definitions)
 
 
 def test_nobody_is_told_of_modules_that_no_probe_is_in() -> None:
@@ -312,11 +312,11 @@ def test_planning_ends_where_its_checkpoint_raises(calls: int) -> None:
     assert planner.plan(wanted(text)).new
 
 
-def _change(planner: Planner, wanted: Wanted, lost: Sequence[tuple[Addr, Addr]] = ()) -> Planned:
+def _change(planner: Planner, wanted: Wanted, lost: Sequence[tuple[Addr, Addr]] = ()) -> Prepared:
     """Plan and take it as made."""
-    planned = planner.plan(wanted, lost)
-    planner.keep(planned, wanted.options)
-    return planned
+    prepared = planner.plan(wanted, lost)
+    planner.keep(prepared, wanted.options)
+    return prepared
 
 
 def _events(plans: Sequence[Plan]) -> list[list[str]]:
@@ -329,11 +329,11 @@ def test_what_stays_has_the_same_plan_and_is_no_change() -> None:
     before = {plan.site.addr: plan for plan in _change(planner, first).new}
 
     second = replace(first, definitions=[*first.definitions, read("p:c vfs_write")])
-    planned = _change(planner, second)
+    prepared = _change(planner, second)
 
-    assert (_events(planned.new), planned.gone) == ([["c"]], ())
+    assert (_events(prepared.new), prepared.gone) == ([["c"]], ())
     assert [before.get(plan.site.addr, plan) for plan in planner.plans] == list(planner.plans)
-    assert [probe.layout.event for probe in planned.come] == ["c"]
+    assert [probe.layout.event for probe in prepared.come] == ["c"]
     assert planner.plan(second).new == planner.plan(second).gone == ()
 
 
@@ -360,10 +360,10 @@ def test_an_older_probe_that_comes_again_runs_after_the_newer_one() -> None:
     _change(planner, Wanted(definitions=[a, b]))
     _change(planner, Wanted(definitions=[b]))
 
-    planned = _change(planner, Wanted(definitions=[a, b]))
+    prepared = _change(planner, Wanted(definitions=[a, b]))
 
-    assert _events(planned.new) == [["b", "a"]]
-    assert [probe.layout.event_id for probe in planned.come] == [1]
+    assert _events(prepared.new) == [["b", "a"]]
+    assert [probe.layout.event_id for probe in prepared.come] == [1]
 
 
 # Twice mov %rax,%rbx, then ret: a jump takes both.
@@ -377,10 +377,10 @@ def test_a_jump_gives_way_to_a_breakpoint_where_it_would_cover_a_new_place() -> 
     (jump,) = _change(planner, Wanted(definitions=[first])).new
     assert jump.site.strategy is Strategy.JUMP
 
-    planned = _change(planner, Wanted(definitions=[first, second]))
+    prepared = _change(planner, Wanted(definitions=[first, second]))
 
-    assert planned.gone == (jump,)
-    strategies = {plan.site.addr - inside: plan.site.strategy for plan in planned.new}
+    assert prepared.gone == (jump,)
+    strategies = {plan.site.addr - inside: plan.site.strategy for plan in prepared.new}
     assert strategies[0] is Strategy.BREAKPOINT
     assert set(strategies) == {0, 3}
     # It is not made a jump again: that would be a change for nothing.
@@ -393,11 +393,11 @@ def test_other_options_plan_all_anew() -> None:
     before = _change(planner, both).new
 
     chosen = replace(both, options=Options(tasks=Tasks(pids=(7,))))
-    planned = _change(planner, chosen)
+    prepared = _change(planner, chosen)
 
-    assert (set(map(id, planned.gone)), len(planned.new)) == (set(map(id, before)), 2)
-    assert all(probe.filter is not None for plan in planned.new for probe in plan.probes)
-    assert planned.ended == frozenset()
+    assert (set(map(id, prepared.gone)), len(prepared.new)) == (set(map(id, before)), 2)
+    assert all(probe.filter is not None for plan in prepared.new for probe in plan.probes)
+    assert prepared.ended == frozenset()
     assert planner.plan(chosen).new == ()
 
 
@@ -406,11 +406,11 @@ def test_all_is_planned_anew_where_other_code_is_needed() -> None:
     both = wanted("p:a vfs_read", "r:b do_exit")
     _change(planner, both)
 
-    planned = planner.plan(both, is_anew=True)
+    prepared = planner.plan(both, is_anew=True)
 
-    assert (len(planned.gone), len(planned.new)) == (2, 2)
-    assert [plan.site for plan in planned.gone] == [plan.site for plan in planned.new]
-    ((old,), (new,)) = planned.old_returns, planned.new_returns
+    assert (len(prepared.gone), len(prepared.new)) == (2, 2)
+    assert [plan.site for plan in prepared.gone] == [plan.site for plan in prepared.new]
+    ((old,), (new,)) = prepared.old_returns, prepared.new_returns
     assert (old.entry, new.generation) == (new.entry, old.generation + 1)
 
 
@@ -420,13 +420,13 @@ def test_return_probes_that_change_have_another_generation_and_others_stay() -> 
     a, b, c = map(read, ("r:a do_exit $arg2", "r:b do_exit $arg1", "r:c vfs_read"))
     _change(planner, Wanted(definitions=[a, c], options=options))
 
-    planned = _change(planner, Wanted(definitions=[a, b, c], options=options))
-    (returns,) = planned.new_returns
+    prepared = _change(planner, Wanted(definitions=[a, b, c], options=options))
+    (returns,) = prepared.new_returns
 
-    assert [plan.returning[0].returns for plan in planned.new] == [returns]
+    assert [plan.returning[0].returns for plan in prepared.new] == [returns]
     assert (returns.generation, returns.since) == (1, ((3, 1),))
     assert returns.first_generations == (1, 0)
-    assert planned.left_functions == []
+    assert prepared.left_functions == []
     gone = _change(planner, Wanted(definitions=[c], options=options))
     assert gone.old_returns == (returns,)
     assert gone.left_functions == [returns.entry]
@@ -484,11 +484,11 @@ def test_what_cannot_be_probed_when_its_module_comes_is_told_and_nothing_else_su
     _change(planner, both)
 
     planner.use(_loaded(made))
-    planned = _change(planner, both)
+    prepared = _change(planner, both)
 
     # Nobody waits any more, so that nobody is told of modules.
-    assert (planned.new, [plan.recorded for plan in planned.gone]) == ((), [()])
-    (error,) = planned.errors
+    assert (prepared.new, [plan.recorded for plan in prepared.gone]) == ((), [()])
+    (error,) = prepared.errors
     assert isinstance(error, DefinitionError)
     assert _change(planner, both).errors == ()
 
@@ -501,10 +501,10 @@ def test_a_filter_that_is_wrong_when_its_module_comes_is_told_and_the_event_wait
     _change(planner, both)
     planner.use(_loaded(made))
 
-    planned = _change(planner, both)
+    prepared = _change(planner, both)
 
-    assert len(planned.errors) == 1
-    assert (_events(planned.new), planned.waiting) == ([], [])
+    assert len(prepared.errors) == 1
+    assert (_events(prepared.new), prepared.waiting) == ([], [])
     assert _change(planner, both).errors == ()
 
 
@@ -562,9 +562,9 @@ def test_numbers_are_given_again_only_when_it_is_said_that_no_record_has_them() 
     with pytest.raises(RefusedError, match="at most 65,535 until a recording begins; before,"):
         planner.plan(Wanted(definitions=[second, third]))
     planner.resolver.reuse_numbers()
-    planned = planner.plan(Wanted(definitions=[second, third]))
+    prepared = planner.plan(Wanted(definitions=[second, third]))
 
-    assert [probe.layout.event_id for probe in planned.come] == [1]
+    assert [probe.layout.event_id for probe in prepared.come] == [1]
 
 
 def test_the_number_of_what_never_was_armed_is_given_again_at_once() -> None:
@@ -575,6 +575,6 @@ def test_the_number_of_what_never_was_armed_is_given_again_at_once() -> None:
     planner.plan(Wanted(definitions=[first, second]))
     planner.resolver.forget(second, is_new=True)
 
-    planned = planner.plan(Wanted(definitions=[first, third]))
+    prepared = planner.plan(Wanted(definitions=[first, third]))
 
-    assert [probe.layout.event_id for probe in planned.come] == [2]
+    assert [probe.layout.event_id for probe in prepared.come] == [2]

@@ -31,7 +31,7 @@ from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
 from kprobes.guest.override import OverrideResolver, Overrides, read_counts
 from kprobes.guest.pauses import PacedChange
 from kprobes.guest.places import Places, places_of, unchecked
-from kprobes.guest.planner import Planned, Planner
+from kprobes.guest.planner import Planner, Prepared
 from kprobes.guest.prepare import follow
 from kprobes.guest.recorder import Recorder, open_drain
 from kprobes.guest.release import code_in_use, free_when_idle
@@ -153,7 +153,7 @@ class GuestDriver:
         """Take any: a guest can be probed in every way."""
         self.options = options
 
-    def prepare(self, wanted: Wanted) -> Planned:
+    def prepare(self, wanted: Wanted) -> Prepared:
         """Resolve and plan what would change, without touching the guest.
 
         Raises:
@@ -164,9 +164,9 @@ class GuestDriver:
             check(self.guest, [*wanted.upcalls, *wanted.return_upcalls])
             self.refresh_modules()
             self._planner.resolver.compare_without(wanted.deleted)
-            planned = self._planner.plan(wanted)
-            self._left_out = [*self._left_out, *planned.left_out]
-            return planned
+            prepared = self._planner.plan(wanted)
+            self._left_out = [*self._left_out, *prepared.left_out]
+            return prepared
 
     def forget(self, definition: Definition, *, is_new: bool = False) -> None:
         """Let a definition go that will not be wanted again; a new one never was."""
@@ -180,15 +180,12 @@ class GuestDriver:
         """Take a definition for another one, which differs in its filter, and goes on counting."""
         self._planner.resolver.replace_filter(old, new)
 
-    def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> Planned:
+    def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> None:
         """Arm and disarm what differs from what is armed, while the rest goes on; all, or nothing.
 
         Args:
             change: what is armed to what is wanted; no other thread changes that meanwhile.
             begins: whether a recording begins with it: counting begins at zero.
-
-        Returns:
-            What has changed.
 
         Raises:
             DefinitionError, RefusedError: as for ``prepare``.
@@ -200,15 +197,14 @@ class GuestDriver:
             wanted = change(self.wanted)
             if begins:
                 self._left_out = ()
-            planned = self.prepare(wanted)
+            prepared = self.prepare(wanted)
             if begins:
-                self._begin(planned)
-            planned = self._change(planned, wanted)
+                self._begin(prepared)
+            self._change(prepared, wanted)
             if self._ended is not None:
                 # Since we began; whoever gave up may have found nothing to disarm.
                 self.disarm()
                 raise self._ended
-            return planned
 
     def end(self) -> None:
         """Record nothing of what is defined; errors as for ``apply``."""
@@ -279,7 +275,7 @@ class GuestDriver:
 
     @property
     def left_out(self) -> Sequence[RefusedError]:
-        """Why functions that patterns match are not probed, by what was planned last."""
+        """Why functions that patterns match are not probed, by what was prepared last."""
         return self._left_out
 
     @property
@@ -471,57 +467,56 @@ class GuestDriver:
         except KprobesError as error:
             self._warn(str(error))
 
-    def _begin(self, planned: Planned) -> None:
-        _, recorder = self._allocator.allocate(self.guest, planned.new, planned.waiting)
+    def _begin(self, prepared: Prepared) -> None:
+        _, recorder = self._allocator.allocate(self.guest, prepared.new, prepared.waiting)
         recorder.begin()
         self._recorded = {}
         if self._patcher is None or self._allocator.tidy(self.guest, self._patcher):
             # No call in progress returns to code that still has their numbers.
             self._planner.resolver.reuse_numbers()
 
-    def _change(self, planned: Planned, wanted: Wanted, lost: Sequence[Text] = ()) -> Planned:
-        if planned.new or planned.gone:
-            patcher, recorder = self._opened(planned)
+    def _change(self, prepared: Prepared, wanted: Wanted, lost: Sequence[Text] = ()) -> None:
+        if prepared.new or prepared.gone:
+            patcher, recorder = self._opened(prepared)
             before = self._allocator.is_guarded, self._allocator.counts_hits
             try:
-                if self._prepare_code(planned, patcher, wanted.options.limits):
+                if self._prepare_code(prepared, patcher, wanted.options.limits):
                     # Everything must look at the guard, or count, from now on, also what stays.
-                    planned = self._planner.plan(wanted, lost, is_anew=True)
-                self._patch(patcher, recorder, planned, wanted.options)
+                    prepared = self._planner.plan(wanted, lost, is_anew=True)
+                self._patch(patcher, recorder, prepared, wanted.options)
             except BaseException:
                 self._allocator.is_guarded, self._allocator.counts_hits = before
                 self._allocator.set_abi(self.guest, patcher)
                 raise
-        for error in planned.errors:
+        for error in prepared.errors:
             self._warn(str(error))
-        self._recorded |= {probe.layout.event_id: probe for probe in planned.come}
-        self._planner.keep(planned, wanted.options)
+        self._recorded |= {probe.layout.event_id: probe for probe in prepared.come}
+        self._planner.keep(prepared, wanted.options)
         self.wanted, self._site_costs = wanted, None
-        return planned
 
     def _patch(
-        self, patcher: TextPatcher, recorder: Recorder, planned: Planned, options: Options
+        self, patcher: TextPatcher, recorder: Recorder, prepared: Prepared, options: Options
     ) -> None:
         patcher.check()
         programs, groups = self._allocator.link(
-            self.guest, patcher, planned.new, options.checkpoint
+            self.guest, patcher, prepared.new, options.checkpoint
         )
         stub, most_s = self.guest.stub, options.limits.max_pause_s
         change = PacedChange(
             patcher, stub, self._stopped_for, self._is_of_modules, max_pause_s=most_s
         )
-        come = [probe.layout for probe in planned.come]
+        come = [probe.layout for probe in prepared.come]
         # Hits on their way are recorded, or counted, before no more are.
-        ends = planned.ended or any(plan.overrides for plan in planned.gone)
-        texts = patcher.texts(planned.gone, planned.old_returns) if ends else ()
+        ends = prepared.ended or any(plan.overrides for plan in prepared.gone)
+        texts = patcher.texts(prepared.gone, prepared.old_returns) if ends else ()
         leaving = Leaving(self.guest, texts)
-        finish = partial(self._let_return, patcher, planned, leaving)
+        finish = partial(self._let_return, patcher, prepared, leaving)
         try:
             # A change that is refused in a later pause has recorded nothing.
-            recorder.add(come, are_shown=not change.is_split(programs, planned.gone))
-            patcher.register_notifier(planned.new, more=bool(planned.waiting))
+            recorder.add(come, are_shown=not change.is_split(programs, prepared.gone))
+            patcher.register_notifier(prepared.new, more=bool(prepared.waiting))
             self._serve(groups)
-            change.make(programs, planned.gone, finish)
+            change.make(programs, prepared.gone, finish)
         except GuestGoneError:
             # Nothing that is there now is ours.
             raise
@@ -532,28 +527,28 @@ class GuestDriver:
                 self.disarm()
                 raise
             patcher.unstage()
-            self._serve_no_more(patcher.linker.retire(programs, planned.new_returns))
+            self._serve_no_more(patcher.linker.retire(programs, prepared.new_returns))
             raise
         recorder.show(layout.event_id for layout in come)
-        self._serve_no_more(patcher.linker.retire(change.left, planned.old_returns))
+        self._serve_no_more(patcher.linker.retire(change.left, prepared.old_returns))
         leaving.wait()
-        recorder.ignore(planned.ended)
+        recorder.ignore(prepared.ended)
         self._warn_put_back(change.put_back)
 
-    def _opened(self, planned: Planned) -> tuple[TextPatcher, Recorder]:
+    def _opened(self, prepared: Prepared) -> tuple[TextPatcher, Recorder]:
         guest, allocator = self.guest, self._allocator
-        arena, recorder = allocator.allocate(guest, planned.new, planned.waiting)
+        arena, recorder = allocator.allocate(guest, prepared.new, prepared.waiting)
         if self._patcher is None:
             abi = allocator.abi(guest, arena.programs[:1])
             self._patcher = TextPatcher(guest, arena, abi, self._journal, self._patched)
         return self._patcher, recorder
 
-    def _prepare_code(self, planned: Planned, patcher: TextPatcher, limits: Limits) -> bool:
+    def _prepare_code(self, prepared: Prepared, patcher: TextPatcher, limits: Limits) -> bool:
         # Return whether what is armed has to be linked anew.
         allocator, was_armed = self._allocator, patcher.is_armed
         was_guarded, did_count = allocator.is_guarded and was_armed, allocator.counts_hits
-        calls_guest = any(plan.calls_guest for plan in planned.new)
-        allocator.is_guarded = was_guarded or bool(planned.waiting) or calls_guest
+        calls_guest = any(plan.calls_guest for plan in prepared.new)
+        allocator.is_guarded = was_guarded or bool(prepared.waiting) or calls_guest
         allocator.counts_hits = limits.counts_hits
         allocator.set_abi(self.guest, patcher)
         is_as_before = allocator.is_guarded == was_guarded and allocator.counts_hits == did_count
@@ -571,9 +566,9 @@ class GuestDriver:
             return stopped(also=when_tracers_stay(self.guest))
         return stopped()
 
-    def _let_return(self, patcher: TextPatcher, planned: Planned, leaving: Leaving) -> None:
+    def _let_return(self, patcher: TextPatcher, prepared: Prepared, leaving: Leaving) -> None:
         # Calls of functions whose returns are probed no more return to their callers again.
-        tables = patcher.linker.tables_of(planned.left_functions)
+        tables = patcher.linker.tables_of(prepared.left_functions)
         if tables and self.guest.arch.returns.comes_back:
             kept = {t.trampoline for t in patcher.linker.instances if t not in tables}
             restore_callers(self.guest.memory, tables, kept)

@@ -77,7 +77,7 @@ class _State(Struct, kw_only=True):
         return _State(**{name: dict(getattr(self, name)) for name in names})
 
 
-class Planned(Struct, frozen=True, kw_only=True, eq=False):
+class Prepared(Struct, frozen=True, kw_only=True, eq=False):
     """A change of what is armed; nothing has been changed yet.
 
     Attributes:
@@ -172,7 +172,7 @@ class Planner:
         returns, self._state = list(self._state.returns.values()), _State()
         return returns
 
-    def plan(self, wanted: Wanted, lost: Sequence[Text] = (), *, is_anew: bool = False) -> Planned:
+    def plan(self, wanted: Wanted, lost: Sequence[Text] = (), *, is_anew: bool = False) -> Prepared:
         """Return what has to change for what is wanted; nothing is changed.
 
         Args:
@@ -193,11 +193,11 @@ class Planner:
         change.set_upcalls(wanted, self.watch, lost)
         if is_anew:
             change.plan_all()
-        return change.planned()
+        return change.prepared()
 
-    def keep(self, planned: Planned, options: Options) -> None:
+    def keep(self, prepared: Prepared, options: Options) -> None:
         """Take a change as made."""
-        self._state, self._options = planned.state, options
+        self._state, self._options = prepared.state, options
 
 
 def _how(options: Options) -> tuple[object, ...]:
@@ -326,7 +326,7 @@ class _Change:
         self._functions |= dict.fromkeys(self._state.returns)
         self._is_anew = True
 
-    def planned(self) -> Planned:
+    def prepared(self) -> Prepared:
         """Return all of it; errors as for ``Planner.plan``."""
         before, state = self._before, self._state
         planner = ReturnPlanner(
@@ -342,7 +342,7 @@ class _Change:
             self._plan_sites(planner)
         if self._left_out and not state.plans:
             raise self._left_out[0]
-        return Planned(
+        return Prepared(
             gone=self._others(before.plans, state.plans),
             new=self._others(state.plans, before.plans),
             old_returns=self._others(before.returns, state.returns),
