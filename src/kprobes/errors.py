@@ -16,6 +16,7 @@
         ├── NoRoomError          the memory that was taken from a guest is full
         ├── RefusedError         exit 4: a probe that cannot be placed, with the reason
         ├── TracefsError         a file of this machine's tracefs cannot be read or written
+        ├── GuestCrashedError    the guest panicked, or hangs; it is still there to be looked at
         └── GuestGoneError       the guest died or its stub hung up
             └── GuestReplacedError   it was rebooted, or restored to another state
 
@@ -151,6 +152,10 @@ class NotLoadedError(RefusedError):
     def __init__(self, module: str) -> None:
         super().__init__(f"module {module} is not loaded; load it first")
         self.module = module
+
+
+class GuestCrashedError(TargetError):
+    """The guest panicked, or hangs. What it recorded, and its memory, can still be read."""
 
 
 class GuestGoneError(TargetError):

@@ -21,6 +21,7 @@ from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING
 from kprobes.handlers.probe import Probe
 from kprobes.handlers.registry import Registry
+from kprobes.image.log import LogRecord
 from kprobes.limits import LimitThread, LoadWindow
 from kprobes.model.definition import Definition, SyntheticFields
 from kprobes.model.events import Counts, Event, Events, Hits, each_event
@@ -486,6 +487,16 @@ class Session(Generic[_Driver_co, _Commands_co]):
     def write(self, addr: SupportsIndex, data: bytes) -> None:
         """Write the kernel's data; MemoryFault where that is impossible, RefusedError for code."""
         self.live.write(addr, data)
+
+    def log(self, since: int = 0) -> Sequence[LogRecord]:
+        """Return the kernel's own log from message number ``since`` on, also of a dead guest.
+
+        ``for each in kernel.log(): print(each.ts_ns, each.text)``
+
+        Raises:
+            TargetError: it cannot be found.
+        """
+        return self.live.log(since)
 
     def symbol(self, addr: SupportsIndex) -> str:
         """Return an address as ``%pS`` prints it: ``vfs_read+0x1a/0x2d0``."""

@@ -5,7 +5,7 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -49,8 +49,15 @@ class ConsoleGuest:
         assert found[1] == b"0", f"{command}: status {found[1].decode()}\n{output}"
         return output
 
+    def send(self, command: str) -> None:
+        """Have the shell begin a command line that may never end.
+
+        QEMU stands still on arm64 as soon as nobody reads what the guest prints.
+        """
+        self._console.sendall(f"{command}\n".encode())
+
     def wait_ready(self) -> None:
-        """Return when the shell answers."""
+        """Return when the shell answers, after a boot."""
         printed = self._until(re.compile(_PROMPT + rb"|---\[ end trace"), _BOOT_S)
         if not printed.endswith(_PROMPT):
             raise CrashedError
@@ -71,14 +78,19 @@ class ConsoleGuest:
 
 
 @contextmanager
-def console_guest(directory: Path, *, suite: str, arch: str = "amd64") -> Generator[ConsoleGuest]:
-    """Boot a Debian suite's kernel with a gdb stub on a port, as ``-s`` does, and a shell."""
+def console_guest(
+    directory: Path, *options: str, suite: str, arch: str = "amd64"
+) -> Generator[ConsoleGuest]:
+    """Boot a Debian suite's kernel with a gdb stub on a port, as ``-s`` does, and a shell.
+
+    It ends when it reboots; options of QEMU come after all others (``-action reboot=reset``).
+    """
     with ExitStack() as undo:
         try:
-            guest = undo.enter_context(_booted(directory, suite, arch))
+            guest = undo.enter_context(_booted(directory, suite, arch, options))
         except CrashedError:
             # QEMU before 8.1: see kprobes.transport.qemu. A second time would be another fault.
-            guest = undo.enter_context(_booted(directory, suite, arch))
+            guest = undo.enter_context(_booted(directory, suite, arch, options))
         yield guest
 
 
@@ -87,7 +99,9 @@ class CrashedError(Exception):
 
 
 @contextmanager
-def _booted(directory: Path, suite: str, arch: str) -> Generator[ConsoleGuest]:
+def _booted(
+    directory: Path, suite: str, arch: str, options: Sequence[str]
+) -> Generator[ConsoleGuest]:
     board, kernel, port = MACHINE_TYPES[arch], kernel_image(suite=suite, arch=arch), _free_port()
     # There is no port for the agent, and without it init starts a shell only.
     archive = initramfs.build(busybox(arch=arch), {}, agent=board.agent)
@@ -97,6 +111,7 @@ def _booted(directory: Path, suite: str, arch: str) -> Generator[ConsoleGuest]:
         *("-initrd", "initramfs", "-append", f"console={board.console} quiet", "-no-reboot"),
         *("-cpu", board.cpu[Accel.TCG], "-smp", "2", "-display", "none", "-monitor", "none"),
         *("-serial", "unix:console,server=on,wait=off", "-gdb", f"tcp::{port}"),
+        *options,
     ]
     with (directory / "qemu.log").open("wb") as log:
         qemu = subprocess.Popen(

@@ -91,6 +91,16 @@ def test_a_breakpoint_is_waited_for() -> None:
     assert fake.breakpoints == set()
 
 
+def test_a_breakpoint_of_the_cpu_is_asked_for_and_taken_away_as_such() -> None:
+    fake = FakeStub()
+
+    with opened(fake) as stub:
+        stub.insert_breakpoint(0x1000, is_hardware=True)
+        stub.remove_breakpoint(0x1000)
+
+    assert [each for each in fake.asked if each[:1] in (b"Z", b"z")] == [b"Z1,1000,1", b"z1,1000,1"]
+
+
 def test_detaching_removes_breakpoints_and_resumes() -> None:
     fake = FakeStub()
 

@@ -92,6 +92,7 @@ class InjectOps(Struct, frozen=True, kw_only=True):
         system_call: what the names of their functions begin with.
         idle: functions that a CPU sleeps in.
         can_leave_idle: (registers) to whether it can be sent elsewhere from there.
+        takes_interrupts: (registers) to whether a CPU has interrupts on.
         return_path: how a task comes back; raises TargetError where there is none.
         save_frame: (way, a task's registers) to its frame, and what is written there.
         set_up_call: (way, frame, function with its numbers) to how that begins.
@@ -113,6 +114,7 @@ class InjectOps(Struct, frozen=True, kw_only=True):
     system_call: str
     idle: tuple[str, ...]
     can_leave_idle: Callable[[Mapping[str, int]], bool]
+    takes_interrupts: Callable[[Mapping[str, int]], bool]
     return_path: Callable[[MappedMemory, Kernel], ReturnPath]
     save_frame: Callable[[ReturnPath, Mapping[str, int]], tuple[int, bytes]]
     set_up_call: Callable[[ReturnPath, int, FunctionCall], CallSetup]

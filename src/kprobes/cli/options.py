@@ -413,6 +413,9 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "returns": ("auto", "--returns"),
     "exits": (False, "--exits"),
     "call_duration": (False, "--call-duration"),
+    "until_panic": (None, "--until-panic"),
+    "wait": (False, "--wait"),
+    "rearm": (False, "--rearm"),
 }
 """What only guests have: by attribute, its value when it is not asked for, and its name."""
 _OF_RETURNS = ("--returns", "--exits", "--call-duration")

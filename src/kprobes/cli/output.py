@@ -36,6 +36,7 @@ class Output:
 
     Attributes:
         unwritten: events that were to be written and were not.
+        mark: what ``begin`` writes before anything else.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Output:
     ) -> None:
         """Write with a sink to a stream, which is closed at the end if it is ours."""
         self.unwritten = 0
+        self.mark = b""
         self._stream = stream
         self._file = stream if isinstance(stream, WholeFile) else None
         self._is_ours = is_ours
@@ -77,6 +79,7 @@ class Output:
         """Write what stands before all events: the header of a text."""
         with self._noting():
             if self._error is None:
+                self._stream.write(self.mark)
                 self._sink.write(_NOTHING)
 
     def write(self, events: Events) -> None:
@@ -177,13 +180,21 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
-def open_output(path: Path) -> WholeFile:
-    """Open a file for events, emptied; a regular one so that it can be read and sought, too.
+def open_output(path: Path, *, goes_on: bool = False) -> WholeFile:
+    """Open a file for events; a regular one so that it can be read and sought, too.
+
+    Args:
+        path: of the file.
+        goes_on: whether what it holds stays, in front of what comes.
 
     Raises:
         KprobesError: it cannot be written.
     """
     try:
+        if goes_on and path.is_file():
+            file = WholeFile(path, "r+b")
+            file.seek(0, os.SEEK_END)
+            return file
         return WholeFile(path, "w+b" if path.is_file() else "wb")
     except OSError as error:
         raise KprobesError(f"cannot write {path}: {error.strerror}") from error

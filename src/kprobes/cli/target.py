@@ -1,21 +1,24 @@
 """The kernel that a command works on: this machine's own, or a guest's."""
 
 import argparse
+import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kprobes.cli.options import BOOT_OPTIONS, choose_target, is_host, print_reason
-from kprobes.cli.terminal import Stop
-from kprobes.errors import UsageError
+from kprobes.cli.terminal import Stop, print_message
+from kprobes.errors import TargetError, UnreachableError, UsageError
 from kprobes.transport.connect import parse_target
 from kprobes.transport.qemu_command import MachineOptions
 
 if TYPE_CHECKING:
     # The engine for guests takes a third of a second to import, and the host's does without.
     from kprobes.guest.arena import ArenaSize
+    from kprobes.guest.journal import Boot
     from kprobes.host.machine import HostMachine
     from kprobes.model.kernel import Kernel
     from kprobes.open import GuestSession, HostSession
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 ATTACHING_S = 2.0
 """How long a first Ctrl-C waits for a guest that is being looked at. An interrupt lets it go on."""
+_POLL_S = 0.1
+"""Between looks for a guest that is waited for."""
 _RENAMED = {"memory": "memory_mib", "file": "files"}
 
 
@@ -34,6 +39,9 @@ def check_options(args: argparse.Namespace) -> None:
     """
     choose_target(args)
     if args.target is None:
+        waits = next((name for name in ("rearm", "wait") if getattr(args, name, False)), "")
+        if waits:
+            raise UsageError(f"--{waits} is for a guest that others start: name it with --target")
         machine_options(args)
         return
     if is_host(args):
@@ -65,23 +73,50 @@ def machine_options(args: argparse.Namespace) -> MachineOptions:
     return MachineOptions(**given)
 
 
+class WaitedError(Exception):
+    """The time to wait for a guest is over."""
+
+
+class Patience(Struct, frozen=True, kw_only=True):
+    """How a guest is waited for.
+
+    Attributes:
+        is_over: whether nobody waits any more.
+        crashed: the boot of it that is not meant, or None.
+    """
+
+    is_over: Callable[[], bool]
+    crashed: "Boot | None" = None
+
+
 @contextmanager
 def opened(
-    args: argparse.Namespace, *, stop: Stop, progress: Callable[[str], None]
+    args: argparse.Namespace,
+    *,
+    stop: Stop,
+    progress: Callable[[str], None],
+    waiting: Patience | None = None,
 ) -> Generator["GuestSession"]:
     """Attach to the target, or boot a guest; ``--buffer-size`` and ``--vmlinux`` are minded.
 
     From then on a first Ctrl-C is kept: ``stop.is_asked`` tells of it.
 
+    Args:
+        args: of the command.
+        stop: the user's wish.
+        progress: is told what is done.
+        waiting: for a guest that is not there yet, or boots; None where that is an error.
+
     Raises:
         KprobesError: there is no such guest, or it is not what the user says.
         KeyboardInterrupt: the user does not want to wait.
+        WaitedError: the time to wait is over.
     """
     if args.target is not None:
         # Somebody else's guest must not be left in the middle of anything, but its stub may be
         # as slow as it likes.
         stop.defer(at_most_s=ATTACHING_S)
-    with _session(args, progress) as session:
+    with _await(args, stop, progress, waiting) as session:
         stop.defer()
         stop.check()
         yield session
@@ -146,6 +181,43 @@ def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Gues
         return boot(machine_options(args), size=size, access=access, progress=progress)
     progress(f"attaching to {args.target}")
     return attach(args.target, size=size, access=access)
+
+
+def _await(
+    args: argparse.Namespace, stop: Stop, progress: Callable[[str], None], waiting: Patience | None
+) -> "GuestSession":
+    is_said = False
+    while True:
+        try:
+            session = _session(args, progress)
+            if waiting is None or _is_up(session, waiting):
+                return session
+            why = "it has not booted"
+        except (UnreachableError, TargetError) as error:
+            if waiting is None:
+                raise
+            why = str(error)
+        if not is_said:
+            print_message(f"kprobe: waiting for {args.target}: {why}")
+            is_said = True
+        progress(f"waiting for {args.target}: {why}")
+        time.sleep(_POLL_S)
+        stop.check()
+        if waiting.is_over():
+            raise WaitedError
+
+
+def _is_up(session: "GuestSession", waiting: Patience) -> bool:
+    # Else it is let go of.
+    with ExitStack() as undo:
+        undo.callback(session.close)
+        driver = session.driver
+        if not driver.has_started or driver.boot == waiting.crashed:
+            return False
+        # What tells its boots apart may have been set since it was looked at.
+        driver.check()
+        undo.pop_all()
+        return True
 
 
 def _arena_size(args: argparse.Namespace) -> "ArenaSize | None":

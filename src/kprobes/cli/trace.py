@@ -87,6 +87,27 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-events", type=options.count, metavar="N", help="stop after N events")
     parser.add_argument(
+        "--until-panic",
+        type=options.size,
+        metavar="SIZE",
+        help="keep only the last SIZE of events, and print them, and the kernel's log, when the "
+        "guest panics, hangs or ends, or the trace does",
+    )
+    parser.add_argument(
+        "--hang-timeout",
+        type=options.duration,
+        metavar="TIME",
+        help="with --until-panic: a CPU whose interrupts are off for so long hangs (default: 10s)",
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for the target, if it is not there yet, or boots"
+    )
+    parser.add_argument(
+        "--rearm",
+        action="store_true",
+        help="when the guest is rebooted, or started again, go on with it; --wait is included",
+    )
+    parser.add_argument(
         "--follow",
         action="store_true",
         help="record only what COMMAND and its children do, from its exec on: the default with a "

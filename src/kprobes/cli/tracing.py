@@ -24,15 +24,22 @@ from kprobes.cli.files import report_ready
 from kprobes.cli.options import is_host, limits, return_method, return_option, strategy
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
-from kprobes.cli.target import check_options, opened, opened_host
+from kprobes.cli.target import Patience, WaitedError, check_options, opened, opened_host
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
-from kprobes.errors import GuestGoneError, KprobesError, RefusedError, UsageError
+from kprobes.cli.until_panic import EndOfLog, LastEvents
+from kprobes.errors import (
+    GuestCrashedError,
+    GuestGoneError,
+    KprobesError,
+    RefusedError,
+    UsageError,
+)
 from kprobes.model.definition import Kind
 from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.options import Options
 from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
-from kprobes.sinks import FORMATS
+from kprobes.sinks import FORMATS, reboot_mark
 from kprobes.transport.agent import Command, Finished
 
 _KILL_S = 5.0
@@ -168,10 +175,12 @@ def _faulted(events: Events) -> int:
 if TYPE_CHECKING:
     # A third of a second to import, which this machine's own kernel does not need.
     from kprobes.driver import Driver
+    from kprobes.guest.journal import Boot
     from kprobes.open import AnySession
     from kprobes.transport.agent import Job
 
 _LOST = 6
+_HANG_S = 10.0
 _POLL_S = 0.1
 """Between looks whether a paused guest goes on."""
 
@@ -236,30 +245,123 @@ def trace(
 ) -> int:
     """Trace definitions, texts each with a filter, as the options say; return the exit code."""
     check_options(args)
-    with Stop() as stop, Progress(is_quiet=args.quiet) as progress, ExitStack() as undo:
-        session = undo.enter_context(_opened(args, stop, progress))
-        progress("resolving the definitions")
-        _define(args, session, texts, stop)
-        if not args.quiet:
-            _print_waiting(session.driver)
-        _await_cont(session.driver, stop)
-        if script is not None:
-            progress("running the handlers' file")
-            session.handlers.report.warn = _warn
-            script.run(session)
-        stop.check()
-        run = _Run(args, session, _output(args, session, out, stop))
-        try:
-            run.go(stop, progress)
-            # Leaving the guest stops it once more: that counts too.
-            undo.close()
-        finally:
-            summary = run.summary()
-            if summary is not None:
-                _print_summary(summary, args)
-    if summary is not None and (summary.unwritten or (args.strict and not summary.is_complete)):
-        return _LOST
-    return run.status if args.exit_status == "command" else 0
+    with Stop() as stop:
+        return _Tracer(args=args, texts=texts, out=out, script=script, stop=stop).trace()
+
+
+class _Tracer(Struct, kw_only=True):
+    """One trace, over all boots of a guest if it is to go on with them.
+
+    Attributes:
+        args, texts, out, script, stop: what is traced, and how.
+        boots: how many were traced.
+        events: of them.
+        ends_s: when the trace is over, by ``time.monotonic``.
+        crashed: the latest boot, if it crashed: it is still there, and of no use.
+    """
+
+    args: argparse.Namespace
+    texts: Sequence[tuple[str, str]]
+    out: BinaryIO
+    script: Script | None
+    stop: Stop
+    boots: int = 0
+    events: int = 0
+    ends_s: float = math.inf
+    crashed: "Boot | None" = None
+
+    def trace(self) -> int:
+        """Trace boot after boot, or one; return the exit code."""
+        while True:
+            try:
+                return self._trace_boot()
+            except (GuestGoneError, GuestCrashedError) as error:
+                goes_on = self.args.rearm and self.boots and not self.stop.is_asked
+                if not goes_on or self.is_over():
+                    raise
+                print_message(f"kprobe: {error}; probes are armed again when it boots")
+            except (KeyboardInterrupt, WaitedError):
+                if not self.boots:
+                    raise
+                # Between two boots, with nothing armed.
+                return 0
+
+    def is_over(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() >= self.ends_s
+
+    def left_s(self) -> float:
+        """Return how long the next boot may be traced."""
+        duration_s: float = self.args.duration or math.inf
+        return self.ends_s - time.monotonic() if self.boots else duration_s
+
+    def begin_boot(self) -> None:
+        """Note that everything is armed in another boot."""
+        self.ends_s = time.monotonic() + self.left_s()
+        self.boots += 1
+
+    def _trace_boot(self) -> int:
+        args, stop = self.args, self.stop
+        with Progress(is_quiet=args.quiet) as progress, ExitStack() as undo:
+            session = undo.enter_context(self._opened(progress))
+            progress("resolving the definitions")
+            _define(args, session, self.texts, stop)
+            if not args.quiet:
+                _print_waiting(session.driver)
+            _await_cont(session.driver, stop)
+            if self.script is not None:
+                progress("running the handlers' file")
+                session.handlers.report.warn = _warn
+                self.script.run(session)
+            stop.check()
+            run = _Run(self, session, self._output(session))
+            try:
+                run.go(progress)
+                # Leaving the guest stops it once more: that counts too.
+                undo.close()
+            finally:
+                summary = run.summary()
+                if summary is not None:
+                    _print_summary(summary, args)
+        if summary is not None and (summary.unwritten or (args.strict and not summary.is_complete)):
+            return _LOST
+        return run.status if args.exit_status == "command" else 0
+
+    @contextmanager
+    def _opened(self, progress: Progress) -> "Generator[AnySession]":
+        args = self.args
+        if is_host(args):
+            progress("reading this machine's symbols and types")
+            self.stop.defer()
+            with opened_host(args) as host:
+                yield host
+            return
+        waiting = None
+        if args.wait or args.rearm:
+            waiting = Patience(is_over=self.is_over, crashed=self.crashed)
+        with opened(args, stop=self.stop, progress=progress, waiting=waiting) as guest:
+            try:
+                yield guest
+            except GuestCrashedError:
+                self.crashed = guest.driver.boot
+                raise
+
+    def _output(self, session: "AnySession") -> Output:
+        args, stream = self.args, self.out
+        if args.output is not None:
+            stream = open_output(args.output, goes_on=self.boots > 0)
+        is_ours = stream is not self.out
+        if not session.definitions and args.control is None:
+            return Output(stream, lambda _: NoEvents(), is_ours=is_ours, stop=self.stop)
+        sink = FORMATS[args.format]
+        has_wide_numbers = args.json_numbers == "number"
+        source = replace(
+            session.source, has_enum_names=args.enum, has_wide_numbers=has_wide_numbers
+        )
+        output = Output(stream, lambda s: sink(s, source), is_ours=is_ours, stop=self.stop)
+        if self.boots:
+            output.mark = reboot_mark(args.format, session.kernel.release)
+        return output
 
 
 def _define(
@@ -270,6 +372,7 @@ def _define(
         strategy=strategy(args),
         return_method=return_method(args),
         limits=limits(args),
+        hang_timeout_s=args.until_panic and (args.hang_timeout or _HANG_S),
         warn=_warn,
         checkpoint=stop.check,
     )
@@ -296,46 +399,57 @@ def _check_returns(args: argparse.Namespace, session: "AnySession") -> None:
         raise UsageError(f"{given} is for return probes: define one (r FUNCTION)")
 
 
-@contextmanager
-def _opened(args: argparse.Namespace, stop: Stop, progress: Progress) -> "Generator[AnySession]":
-    if is_host(args):
-        progress("reading this machine's symbols and types")
-        stop.defer()
-        with opened_host(args) as host:
-            yield host
-        return
-    with opened(args, stop=stop, progress=progress) as guest:
-        yield guest
-
-
 class _Run:
-    def __init__(self, args: argparse.Namespace, session: "AnySession", output: Output) -> None:
+    # One boot of it.
+
+    def __init__(self, tracer: _Tracer, session: "AnySession", output: Output) -> None:
+        args = tracer.args
         self._args = args
         self._session = session
+        self._tracer = tracer
         self._workload = Workload(session.start, args.command) if args.command else None
         self._output = output
-        self._limit_sink = LimitSink(self._output, limit=args.max_events)
+        limit = None if args.max_events is None else args.max_events - tracer.events
+        self._limit_sink = LimitSink(self._output, limit=limit)
+        self._last: LastEvents | None = None
+        if args.until_panic is not None:
+            self._last = LastEvents(self._limit_sink, most=args.until_panic)
+        self._log: EndOfLog | None = None
         self._counts: Counts | None = None
         self._hits: Sequence[Hits] = ()
         self._ending = ""
         self._calls: Sequence[Calls] = ()
         self._control = None if args.control is None else Control(args.control, session)
 
-    def go(self, stop: Stop, progress: Progress) -> None:
+    def go(self, progress: Progress) -> None:
         """Stream until it is over, then end the command and the output."""
+        tracer = self._tracer
         until = Until(
-            stop=stop,
+            stop=tracer.stop,
             output=self._output,
             limit_sink=self._limit_sink,
             workload=self._workload,
             progress=progress,
-            duration_s=self._args.duration or math.inf,
+            duration_s=tracer.left_s(),
             announce=self._announce,
             control=self._control,
         )
         progress("arming")
+        try:
+            self._go(until)
+        except GuestCrashedError:
+            if self._log is not None:
+                self._log.show()
+            raise
+        finally:
+            tracer.events += self._limit_sink.events
+        self._output.check()
+
+    def _go(self, until: Until) -> None:
         with ExitStack() as undo:
             undo.callback(self._output.close)
+            if self._last is not None:
+                undo.callback(self._last.pass_on)
             if self._control is not None:
                 undo.callback(self._control.close)
             try:
@@ -346,11 +460,10 @@ class _Run:
                     self._end_workload()
                 raise
             self._end_workload()
-        self._output.check()
 
     def _stream(self, until: Until) -> None:
         try:
-            self._session.stream(self._limit_sink, is_done=until)
+            self._session.stream(self._last or self._limit_sink, is_done=until)
         except KprobesError:
             # As where the guest was paused meanwhile. One that is gone cannot be asked.
             with suppress(KprobesError):
@@ -387,6 +500,9 @@ class _Run:
         )
 
     def _announce(self) -> None:
+        self._tracer.begin_boot()
+        if self._last is not None:
+            self._log = EndOfLog(self._session)
         # From now on an interrupt ends the trace, and not what must be done at its end.
         self._session.options = replace(self._session.options, checkpoint=lambda: None)
         if not self._args.quiet:
@@ -395,7 +511,7 @@ class _Run:
             print_message(f"tracing {counted(len(functions), 'function')}; Ctrl-C ends")
         if self._control is not None:
             self._control.start()
-        if self._args.ready is not None:
+        if self._args.ready is not None and self._tracer.boots == 1:
             report_ready(self._args.ready)
 
     def _end_workload(self) -> None:
@@ -404,16 +520,6 @@ class _Run:
             self._ending = self._workload.ending(finished)
             if finished is not None:
                 print_bytes(finished.output)
-
-
-def _output(args: argparse.Namespace, session: "AnySession", out: BinaryIO, stop: Stop) -> Output:
-    stream = out if args.output is None else open_output(args.output)
-    if not session.definitions and args.control is None:
-        return Output(stream, lambda _: NoEvents(), is_ours=stream is not out, stop=stop)
-    sink = FORMATS[args.format]
-    has_wide_numbers = args.json_numbers == "number"
-    source = replace(session.source, has_enum_names=args.enum, has_wide_numbers=has_wide_numbers)
-    return Output(stream, lambda s: sink(s, source), is_ours=stream is not out, stop=stop)
 
 
 def _calls(session: "AnySession") -> list[Calls]:

@@ -25,8 +25,8 @@ from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.call import Callee, Functions, call_function
 from kprobes.guest.ftrace_records import paused_between_changes, when_tracers_stay
 from kprobes.guest.guest import Guest
-from kprobes.guest.identity import check_stopped
-from kprobes.guest.journal import Journal
+from kprobes.guest.identity import has_started
+from kprobes.guest.journal import Boot, Journal
 from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
 from kprobes.guest.override import OverrideResolver, Overrides, read_counts
 from kprobes.guest.pauses import PacedChange
@@ -43,6 +43,7 @@ from kprobes.guest.stacks import (
     stopped_outside,
 )
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
+from kprobes.guest.watch import GuestWatch
 from kprobes.image.module_types import module_ranges, with_loaded_modules
 from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
@@ -59,7 +60,6 @@ from kprobes.sinks.names import TraceSource
 from kprobes.transport.ram import StubRam
 from kprobes.units import Addr
 
-_STUB_CHECK_S = 0.25
 _POLL_S = 0.5
 """Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
@@ -104,9 +104,8 @@ class GuestDriver:
         self._upcall_control: UpcallControl | None = None
         self._left_out: Sequence[RefusedError] = ()
         self._nmissed = 0
-        self._checked_s = self._stub_checked_s = 0.0
-        self._is_held = False
-        self._jiffies = b""
+        self._checked_s = 0.0
+        self._watch = GuestWatch(guest, journal, self._warn)
         self._recorded: dict[int, Resolved] = {}
         self._ended: KprobesError | None = None
         # Seconds of each event's hit besides its code, while nothing changes.
@@ -200,6 +199,7 @@ class GuestDriver:
             prepared = self.prepare(wanted)
             if begins:
                 self._begin(prepared)
+                self._watch.begin(wanted.options.hang_timeout_s)
             self._change(prepared, wanted)
             if self._ended is not None:
                 # Since we began; whoever gave up may have found nothing to disarm.
@@ -209,6 +209,7 @@ class GuestDriver:
     def end(self) -> None:
         """Record nothing of what is defined; errors as for ``apply``."""
         self.apply(lambda wanted: replace(wanted, definitions=()))
+        self._watch.end()
 
     @property
     def functions(self) -> Functions:
@@ -301,13 +302,25 @@ class GuestDriver:
         Raises:
             GuestGoneError: it has ended.
             GuestReplacedError: it was rebooted, or restored to an earlier state.
+            GuestCrashedError: it panicked, or hangs, where ``Options.hang_timeout_s`` is given.
         """
         self._check_ended()
-        if time.monotonic() > self._stub_checked_s + _STUB_CHECK_S:
-            # The guest's memory outlives it; only the stub tells that it is gone.
-            self.check_stub()
-            self.check_guest()
-            self._stub_checked_s = time.monotonic()
+        self._watch.check()
+
+    @property
+    def boot(self) -> Boot | None:
+        """What tells this boot of the guest from others."""
+        return self._journal.boot
+
+    @property
+    def has_started(self) -> bool:
+        """Whether its kernel has come so far that it can be probed."""
+        return has_started(self.guest)
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether the guest has panicked, or hangs."""
+        return self._watch.crash is not None
 
     def _check_ended(self) -> None:
         if self._ended is not None:
@@ -315,20 +328,6 @@ class GuestDriver:
 
     def _warn(self, problem: str) -> None:
         self.options.warn(problem)
-
-    def check_stub(self) -> None:
-        """Notice that the guest has ended, or that somebody else has stopped it.
-
-        Raises:
-            GuestGoneError: it has ended.
-        """
-        stub, was_held = self.guest.stub, self._is_held
-        stub.wait(0)
-        self._is_held = stub.is_held
-        if self._is_held != was_held:
-            self._journal.note_held(is_held=self._is_held)
-        if self._is_held and not was_held:
-            self._warn("somebody else has paused the guest; events come again when it goes on")
 
     def counts(self) -> Counts:
         """Return what was counted since the recording began, or in the last one."""
@@ -401,7 +400,7 @@ class GuestDriver:
             if patcher is not None and patcher.is_armed:
                 programs = patcher.programs
                 with paused_between_changes(self.guest):
-                    self._check_stopped()
+                    self._watch.check_stopped()
                     count = patcher.disarm()
                 self._warn_put_back(count)
                 patcher.linker.retire(programs, self._planner.reset())
@@ -411,33 +410,18 @@ class GuestDriver:
 
     def close(self) -> None:
         """Disarm, and give the guest its memory back as soon as nothing runs in it."""
+        self._watch.end()
         self.disarm()
+        if self.has_crashed:
+            # Nobody is there who could free it.
+            return
         self.overrides.keep_counts()
         self._allocator.arena = self._upcall_control = self._patcher = None
         if not self._journal.allocations.is_empty:
             with self.guest.stub.paused():
-                self._check_stopped()
+                self._watch.check_stopped()
         free_when_idle(self.guest, self._journal.allocations, self._warn)
-        self.check_guest()
-
-    def check_guest(self) -> None:
-        """Check that the guest is still the one that was attached to; to be called often.
-
-        It stands still for a moment where its time seems to.
-
-        Raises:
-            GuestReplacedError: it was rebooted, or restored to an earlier state.
-        """
-        self._journal.check()
-        jiffies = self.guest.kernel.symbols.find("jiffies_64")
-        now = self.guest.memory.read(jiffies.addr, 8) if jiffies is not None else b""
-        if now == self._jiffies:
-            with self.guest.stub.paused():
-                self._check_stopped()
-        self._jiffies = now
-
-    def _check_stopped(self) -> None:
-        check_stopped(self._journal, self.guest.stub, self.guest.memory.ram)
+        self._watch.check_same()
 
     def refresh_modules(self) -> None:
         """Find out what modules the guest has now."""

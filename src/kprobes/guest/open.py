@@ -118,6 +118,9 @@ def _leave(driver: GuestDriver, journal: Journal) -> None:
 def _close(driver: GuestDriver, journal: Journal) -> None:
     try:
         driver.close()
+        if driver.has_crashed:
+            # Text is as it was; memory ends with the kernel that had lent it.
+            journal.remove()
     except GuestReplacedError:
         # Nothing is left to put right, and nothing may be.
         journal.remove()

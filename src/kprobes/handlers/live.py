@@ -1,6 +1,6 @@
 """A running kernel as Python at a probe sees it: memory, names, types."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -8,6 +8,7 @@ from kprobes.errors import MemoryFault, UnknownTypeError, UsageError
 from kprobes.guest.guest import Guest
 from kprobes.handlers.memory import MAX_STRING, NoUser, TaskMemory, task_memory
 from kprobes.handlers.values import DataMemory, Pointer, Typed, load, pointer_to
+from kprobes.image.log import MOST, KernelLog, LogRecord
 from kprobes.model.kernel import Types, place_of
 
 _TASK = "struct task_struct"
@@ -59,6 +60,16 @@ class LiveKernel:
     def write(self, addr: SupportsIndex, data: bytes) -> None:
         """Write data; MemoryFault where that is impossible, RefusedError for code."""
         self._memory.write(addr, data)
+
+    def log(self, since: int = 0, *, most: int = MOST) -> Sequence[LogRecord]:
+        """Return the kernel's log: messages from number ``since`` on, the latest ``most`` of them.
+
+        ``print(kernel.log()[-1].text)``
+
+        Raises:
+            TargetError: it cannot be found.
+        """
+        return KernelLog(self.guest.memory, self.guest.kernel).records(since, most=most)
 
     def symbol(self, addr: SupportsIndex) -> str:
         """Return an address as ``%pS`` prints it: ``vfs_read+0x1a/0x2d0``."""

@@ -152,12 +152,14 @@ class HostDriver:
 
         Raises:
             NotSupportedError: processes are chosen, or how probes are placed, or overhead is
-                limited.
+                limited, or crashes are looked for.
         """
         if options.tasks.tgids:
             raise NotSupportedError(
                 "this machine's own kernel filters by task, not by process: give pids"
             )
+        if options.hang_timeout_s is not None:
+            raise NotSupportedError("the kernel that runs this tracer cannot be traced to its end")
         if options.limits.max_overhead < math.inf:
             raise NotSupportedError(
                 "this machine's own kernel does not tell what hits take; a limit of hits a second "

@@ -82,6 +82,9 @@ class Options(Struct, frozen=True, kw_only=True):
         tasks: whose hits are recorded, whatever the probe.
         warn: is given what goes wrong at times when no method could raise it, for people.
         limits: of what probes may take.
+        hang_timeout_s: for how many seconds a CPU of a guest may have its interrupts off before it
+            counts as hung; given, a hang or a panic ends the recording with GuestCrashedError.
+            None: no crash is looked for.
         checkpoint: called often while probes are planned and linked; it may raise to end that.
     """
 
@@ -89,6 +92,7 @@ class Options(Struct, frozen=True, kw_only=True):
     return_method: ReturnMethod | None = None
     tasks: Tasks = Tasks()
     limits: Limits = Limits()
+    hang_timeout_s: float | None = None
     warn: Callable[[str], None] = _ignore
     checkpoint: Callable[[], None] = _nothing
 

@@ -20,7 +20,7 @@ from kprobes.transport.connection import DETACH, FAREWELL, Wire, check_ok, hands
 from kprobes.transport.stub_io import StubMemory, StubRegisters
 
 _MAX_CPUS = 4096
-_SIGTRAP = 5
+SIGTRAP = 5
 """Of a breakpoint or a step; a stop by a monitor, or of QEMU's own accord, has another."""
 
 
@@ -55,7 +55,8 @@ class Stub:
         self._on_close = on_close
         self._paused_s = self.longest_s = 0.0
         self._stopped_at = clock()
-        self._breakpoints: set[int] = set()
+        # By address: 0 for one that QEMU may write into memory, 1 for one of the CPU's.
+        self._breakpoints: dict[int, int] = {}
         self._registers = StubRegisters(wire, packet_size=rsp.DEFAULT_PACKET_SIZE)
         self._memory = StubMemory(wire, packet_size=rsp.DEFAULT_PACKET_SIZE)
         self._can_vcont = False
@@ -268,7 +269,7 @@ class Stub:
 
     def _note_stop(self, reply: rsp.StopReply) -> rsp.StopReply:
         self._mark_stopped()
-        self.is_held = reply.signal != _SIGTRAP
+        self.is_held = reply.signal != SIGTRAP
         if not self.is_held:
             # Requests go to the vCPU that came to a breakpoint; gdb relies on it, too.
             self._registers.forget(reply.cpu)
@@ -323,20 +324,26 @@ class Stub:
 
     # Breakpoints.
 
-    def insert_breakpoint(self, addr: int) -> None:
-        """Stop the guest when any vCPU comes to an address."""
+    def insert_breakpoint(self, addr: int, *, is_hardware: bool = False) -> None:
+        """Stop the guest when any vCPU comes to an address.
+
+        Args:
+            addr: where.
+            is_hardware: whether the CPU's own is used, which leaves memory as it is; under KVM
+                there are four.
+        """
         self._must_be_stopped()
         # Before the request: if we are interrupted in it, detaching still removes it.
-        self._breakpoints.add(addr)
-        check_ok(self._wire.ask(b"Z0,%x,1" % addr), f"a breakpoint at {addr:#x}")
+        self._breakpoints[addr] = int(is_hardware)
+        check_ok(self._wire.ask(b"Z%x,%x,1" % (is_hardware, addr)), f"a breakpoint at {addr:#x}")
 
     def remove_breakpoint(self, addr: int) -> None:
         """Take a breakpoint away; one that is gone already is not an error."""
         self._must_be_stopped()
-        answer = self._wire.ask(b"z0,%x,1" % addr)
+        answer = self._wire.ask(b"z%x,%x,1" % (self._breakpoints.get(addr, 0), addr))
         if answer != b"E22":
             check_ok(answer, f"to remove the breakpoint at {addr:#x}")
-        self._breakpoints.discard(addr)
+        self._breakpoints.pop(addr, None)
 
     # Memory.
 

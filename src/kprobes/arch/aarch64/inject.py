@@ -67,6 +67,7 @@ _DAIF = 0b1111 << 6
 _GUARDED = 1 << 50
 """GP: an indirect branch into the page must land on an instruction for that."""
 _IDLE = ("cpu_do_idle",)
+_IRQS_OFF = 1 << 7
 _SET_TIMER = "arch_timer_set_next_event_virt"
 _REACH = 100 * MIB
 """Of the 128 MiB that ``b`` reaches, the text itself takes some."""
@@ -183,6 +184,7 @@ INJECT_OPS = InjectOps(
     idle=_IDLE,
     # Interrupts are masked there: one that comes only ends the sleep.
     can_leave_idle=lambda _registers: True,
+    takes_interrupts=lambda registers: not registers["cpsr"] & _IRQS_OFF,
     return_path=_return_path,
     save_frame=_save_frame,
     set_up_call=_set_up_call,

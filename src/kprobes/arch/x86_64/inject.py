@@ -162,6 +162,10 @@ def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> Functio
     return called
 
 
+def _takes_interrupts(registers: Mapping[str, int]) -> bool:
+    return bool(registers["eflags"] & _IRQS_ON)
+
+
 INJECT_OPS = InjectOps(
     pc="rip",
     result="rax",
@@ -169,7 +173,8 @@ INJECT_OPS = InjectOps(
     switch="x64_sys_call",
     system_call="__x64_sys_",
     idle=_IDLE,
-    can_leave_idle=lambda registers: bool(registers["eflags"] & _IRQS_ON),
+    can_leave_idle=_takes_interrupts,
+    takes_interrupts=_takes_interrupts,
     return_path=_return_path,
     save_frame=_save_frame,
     set_up_call=_set_up_call,

@@ -1,0 +1,271 @@
+"""Guests that panic, hang, reboot or are not there yet, beside a tracer that goes on to the end."""
+
+import json
+import re
+import signal
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import kprobes
+from kprobes.errors import GuestCrashedError
+from kprobes.model.events import Events
+from kprobes.open import GuestSession
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MACHINE_TYPES
+from tests.build.command import WAIT_S, Command, events_of, wait_for_words
+from tests.build.console_guest import ConsoleGuest, console_guest
+from tests.build.plain_guest import plain_guest
+from tests.build.waiting import becomes_true
+from tests.system.conftest import SUITES, Boot
+
+pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
+
+ONE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
+"""Alike on both."""
+ARMED = b"tracing 1 function"
+WRITES = "p:w vfs_write count=$arg3:u64"
+PANIC = "echo c > /proc/sysrq-trigger"
+SELF_JUMPS = {"amd64": b"\xeb\xfe", "arm64": b"\x00\x00\x00\x14"}
+MASKED = {"amd64": ("eflags", ~0x200, 0), "arm64": ("cpsr", ~0x1F, 0x3C5)}
+"""A register, what of it stays and what is set, so that the kernel runs without interrupts."""
+
+
+@pytest.fixture
+def kprobe(tmp_path: Path) -> Iterator[Command]:
+    """The command, with journals of this test's own."""
+    with Command(tmp_path / "state") as command:
+        yield command
+
+
+@contextmanager
+def rebooting_guest(directory: Path, arch: str) -> Generator[ConsoleGuest]:
+    """Boot a guest that boots again when it reboots or panics."""
+    board = MACHINE_TYPES[arch]
+    words = f"console={board.console} quiet panic=1 {board.words}"
+    options = ("-action", "reboot=reset", "-append", words)
+    with console_guest(directory, *options, suite="bookworm", arch=arch) as guest:
+        yield guest
+
+
+def journals(tmp_path: Path) -> list[str]:
+    return [each.name for each in (tmp_path / "state" / "kprobes" / "journal").glob("*")]
+
+
+def writes(text: bytes) -> list[int]:
+    """Return the sizes that the shell and its children wrote, in order."""
+    return [int(each) for each in re.findall(rb": w: .* count=(\d+)\n", text)]
+
+
+def test_a_panic_ends_the_trace_with_the_last_events_and_the_log(
+    kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    with rebooting_guest(tmp_path, arch) as guest:
+        tracer = kprobe.start(
+            *("trace", "-t", guest.target, "--until-panic", "1M", WRITES, "--comm", "dd"),
+            *("--comm", "sh", "--summary", f"json:{tmp_path / 'summary'}"),
+        )
+        wait_for_words(tracer, ARMED)
+        guest.run("for i in $(seq 301 320); do dd if=/dev/zero of=/dev/null bs=$i count=1; done")
+        guest.send(PANIC)
+        # It goes on to what its kernel does after a panic, with text as it was.
+        guest.wait_ready()
+        out, said = tracer.communicate(timeout=WAIT_S)
+
+    assert tracer.returncode == 1, said.decode()
+    found = writes(out)
+    assert [each for each in found if 301 <= each <= 320] == [*range(301, 321)]
+    # The last one of all has triggered it.
+    assert found[-1] == len("c\n")
+    lines = said.decode().splitlines()
+    assert any("Kernel panic - not syncing: sysrq triggered crash" in each for each in lines)
+    assert not any("Linux version" in each for each in lines)
+    assert lines[-1] == "kprobe: the guest panicked"
+    summary = json.loads((tmp_path / "summary").read_text())
+    assert (summary["lost"], summary["written"]) == (0, len(events_of(out)))
+    assert journals(tmp_path) == []
+
+
+@ONE
+def test_only_the_last_events_are_kept(kprobe: Command, tmp_path: Path, arch: str) -> None:
+    out = tmp_path / "out"
+    with rebooting_guest(tmp_path, arch) as guest:
+        tracer = kprobe.start(
+            *("trace", "-t", guest.target, "--until-panic", "256K", WRITES),
+            *("--format", "json", "-o", str(out)),
+        )
+        wait_for_words(tracer, ARMED)
+        guest.run("dd if=/dev/zero of=/dev/null bs=77 count=60000")
+        guest.send(PANIC)
+        guest.wait_ready()
+        _, said = tracer.communicate(timeout=WAIT_S)
+
+    events = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert 10 < len(events) < 30_000, said.decode()
+    assert events[-1]["args"] == {"count": "2"}
+    total = re.search(rf"^{len(events):,} of ([\d,]+) events".encode(), said, re.MULTILINE)
+    assert total is not None, said.decode()
+    assert int(total[1].replace(b",", b"")) > 60_000
+
+
+@ONE
+def test_a_killed_tracer_leaves_no_breakpoint_at_a_panic(
+    kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    with rebooting_guest(tmp_path, arch) as guest:
+        tracer = kprobe.start("trace", "-t", guest.target, "--until-panic", "1M", WRITES)
+        wait_for_words(tracer, ARMED)
+        tracer.kill()
+        tracer.wait()
+        assert becomes_true(lambda: kprobe.is_idle(guest.target))
+
+        guest.send(PANIC)
+        guest.wait_ready()
+
+
+@ONE
+def test_a_trace_that_ends_before_anything_happens_prints_what_is_kept(
+    kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    with rebooting_guest(tmp_path, arch) as guest:
+        tracer = kprobe.start("trace", "-t", guest.target, "--until-panic", "1M", WRITES)
+        wait_for_words(tracer, ARMED)
+        guest.run("dd if=/dev/zero of=/dev/null bs=4321 count=3")
+        tracer.send_signal(signal.SIGINT)
+        out, said = tracer.communicate(timeout=WAIT_S)
+
+        assert tracer.returncode == 0, said.decode()
+        assert writes(out).count(4321) == 3
+        # Nor a breakpoint is left: it reboots.
+        guest.send(PANIC)
+        guest.wait_ready()
+
+
+def test_a_guest_that_reboots_is_probed_again_in_one_run(
+    kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    out = tmp_path / "out"
+    with rebooting_guest(tmp_path, arch) as guest:
+        tracer = kprobe.start("trace", "-t", guest.target, "--rearm", WRITES, "-o", str(out))
+        wait_for_words(tracer, ARMED)
+        guest.run("dd if=/dev/zero of=/dev/null bs=3001 count=1")
+        for size in (3002, 3003):
+            guest.send("reboot -f" if size == 3002 else PANIC)
+            guest.wait_ready()
+            wait_for_words(tracer, b"the guest was rebooted")
+            wait_for_words(tracer, ARMED)
+            guest.run(f"dd if=/dev/zero of=/dev/null bs={size} count=1")
+        tracer.send_signal(signal.SIGINT)
+        _, said = tracer.communicate(timeout=WAIT_S)
+
+        assert tracer.returncode == 0, said.decode()
+        assert kprobe.is_idle(guest.target)
+        guest.run("true")
+    boots = out.read_bytes().split(b"# the guest was rebooted: Linux 6.1.")
+    assert len(boots) == 3
+    for number, boot in enumerate(boots, 3001):
+        assert boot.count(b"# tracer: nop") == 1
+        assert [each for each in writes(boot) if 3001 <= each <= 3003] == [number]
+    assert journals(tmp_path) == []
+
+
+def test_a_guest_that_is_not_there_yet_is_waited_for(
+    kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    target = str(tmp_path / "gdb.sock")
+    tracer = kprobe.start("trace", "-t", target, "--wait", "--max-events", "5", WRITES)
+    wait_for_words(tracer, b"no such socket")
+    with plain_guest(tmp_path, "-gdb", "unix:gdb.sock,server=on,wait=off", arch=arch) as guest:
+        out, said = tracer.communicate(timeout=WAIT_S)
+
+        assert tracer.returncode == 0, said.decode()
+        assert len(events_of(out)) == 5
+        assert guest.is_ticking()
+    assert journals(tmp_path) == []
+
+
+@ONE
+@pytest.mark.parametrize("option", ["--wait", "--rearm"])
+def test_ctrl_c_while_nothing_is_there_is_as_before_arming(
+    kprobe: Command, tmp_path: Path, option: str
+) -> None:
+    tracer = kprobe.start("trace", "-t", str(tmp_path / "gdb.sock"), option, WRITES)
+    wait_for_words(tracer, b"no such socket")
+    tracer.send_signal(signal.SIGINT)
+
+    _, said = tracer.communicate(timeout=WAIT_S)
+
+    assert (tracer.returncode, said) == (130, b"kprobe: interrupted\n")
+
+
+class Counted:
+    """Counts events, and does something once some have come."""
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    def write(self, events: Events) -> None:
+        self.events += len(events)
+
+    def close(self) -> None:
+        pass
+
+
+def hang(session: GuestSession, arch: str) -> str:
+    """Have the second vCPU run in the kernel for ever, with interrupts off; return where."""
+    guest = session.driver.guest
+    start, stop = guest.kernel.text
+    jump, text = SELF_JUMPS[arch], guest.memory.read(start, stop - start)
+    step = 4 if arch == "arm64" else 1
+    at = next(n for n in range(0, len(text), step) if text[n : n + len(jump)] == jump)
+    name, kept, added = MASKED[arch]
+    pc = "rip" if arch == "amd64" else "pc"
+    with guest.stub.paused():
+        flags = guest.stub.registers(2)[name]
+        guest.stub.set_registers(2, {pc: start + at, name: flags & kept | added})
+    return session.symbol(start + at)
+
+
+def test_a_cpu_that_hangs_ends_the_recording_and_is_named(machine: Machine, arch: str) -> None:
+    with kprobes.attach(str(machine.stub_address)) as session:
+        session.probe(WRITES)
+        session.options = replace(session.options, hang_timeout_s=3.0)
+        place, sink = "", Counted()
+
+        def is_done() -> bool:
+            nonlocal place
+            place = place or hang(session, arch)
+            return False
+
+        with pytest.raises(GuestCrashedError) as error:
+            session.stream(sink, is_done=is_done)
+
+    assert re.fullmatch(
+        r"the guest hangs: a CPU has had interrupts off for \d+ s, in (.*)", str(error.value)
+    )
+    assert str(error.value).endswith(place)
+
+
+@pytest.fixture
+def machine(boot: Boot, arch: str) -> Machine:
+    """A guest of this test's own, which it may ruin."""
+    return boot(arch=arch)
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_the_log_is_what_dmesg_prints(boot: Boot, arch: str, suite: str) -> None:
+    machine = boot(arch=arch, suite=suite)
+    with kprobes.attach(str(machine.stub_address)) as session:
+        machine.run("echo '<3>tests: one more' > /dev/kmsg")
+        log = session.log()
+        theirs = machine.run("dmesg").output
+
+        ours = b"\n".join(line for each in log for line in each.lines())
+        # It may have said more meanwhile.
+        assert theirs.startswith(ours + b"\n")
+        (at,) = (n for n, each in enumerate(log) if each.text == b"tests: one more")
+        assert log[at].level == 3
+        assert session.log(log[at].seq)[0] == log[at]
