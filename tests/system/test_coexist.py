@@ -83,6 +83,10 @@ _NOISE = frozenset(
 guest's own trampolines."""
 
 
+_TICK_US = 250_000
+"""What two clocks may differ by."""
+
+
 @dataclass(kw_only=True)
 class Story:
     """What happened to a guest, in the order of the fields."""
@@ -213,7 +217,9 @@ def test_times_are_those_of_the_guests_own_trace(story: Story) -> None:
         text = story.traces[number].to_text()
         found = re.search(rf'(\d+)\.(\d+): opened: .*path="/cycle-{number}"', text)
         assert found is not None
-        assert before <= int(found[1]) * 1_000_000 + int(found[2]) <= after
+        # Its clock is one of ticks; on a busy machine a tick's two readings may be 20 ms apart.
+        stamp = int(found[1]) * 1_000_000 + int(found[2])
+        assert before - _TICK_US <= stamp <= after + _TICK_US
 
 
 def test_the_workload_never_stops(story: Story) -> None:

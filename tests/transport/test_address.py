@@ -1,10 +1,12 @@
+import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from kprobes.errors import UsageError
-from kprobes.transport.address import dial, is_path, parse_host_port
+from kprobes.transport.address import dial, is_path, open_files, parse_host_port
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,19 @@ def test_a_path_may_be_longer_than_a_sockets_name(
         server.listen()
 
         dial(str(deep / "gdb.sock"), timeout_s=1).close()
+
+
+def test_a_process_that_ends_while_it_is_looked_at_has_no_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scandir = os.scandir
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+
+        def ended(place: int) -> object:
+            other.kill()
+            other.wait()
+            return scandir(place)
+
+        monkeypatch.setattr(os, "scandir", ended)
+
+        assert list(open_files(Path(f"/proc/{other.pid}/fd"))) == []

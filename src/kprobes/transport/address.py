@@ -269,8 +269,8 @@ def open_files(directory: Path) -> Iterator[str]:
         # Another user's process, or one that has just ended.
         return
     try:
-        # By pathlib it is five times as slow, and there are thousands.
-        with os.scandir(place) as entries:
+        # By pathlib it is five times as slow, and there are thousands. It may end meanwhile.
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     yield os.readlink(entry.name, dir_fd=place)
