@@ -46,20 +46,28 @@ class PlainGuest(Struct, frozen=True):
         return becomes_true(lambda: self.ticks() >= count, timeout_s)
 
 
-def kernel(arch: str = "amd64") -> Path:
-    """Return the kernel to try: for amd64 KPROBES_TEST_KERNEL, else Debian's."""
+def kernel(arch: str = "amd64", suite: str | None = None) -> Path:
+    """Return the kernel to try: a suite's, else for amd64 KPROBES_TEST_KERNEL, else Debian's."""
+    if suite is not None:
+        return kernel_image(suite=suite, arch=arch)
     named = os.environ.get("KPROBES_TEST_KERNEL") if arch == "amd64" else None
     return Path(named) if named else kernel_image(arch=arch)
 
 
 @contextmanager
-def plain_guest(directory: Path, *options: str, arch: str = "amd64") -> Generator[PlainGuest]:
+def plain_guest(
+    directory: Path, *options: str, arch: str = "amd64", suite: str | None = None
+) -> Generator[PlainGuest]:
     """Boot a guest until its init runs, and kill it afterwards."""
     (directory / "initramfs").write_bytes(_initramfs(arch))
     (directory / "console").touch()
     with (directory / "qemu.log").open("wb") as log:
         qemu = subprocess.Popen(
-            _command(arch, options), cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            _command(kernel(arch, suite), arch, options),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
     guest = PlainGuest(directory, qemu.pid)
     try:
@@ -72,10 +80,10 @@ def plain_guest(directory: Path, *options: str, arch: str = "amd64") -> Generato
         qemu.wait()
 
 
-def _command(arch: str, options: Sequence[str]) -> list[str]:
+def _command(image: Path, arch: str, options: Sequence[str]) -> list[str]:
     machine_type = MACHINE_TYPES[arch]
     return [
-        *(machine_type.program, "-kernel", str(kernel(arch)), "-initrd", "initramfs"),
+        *(machine_type.program, "-kernel", str(image), "-initrd", "initramfs"),
         *(
             "-machine",
             machine_type.machine,

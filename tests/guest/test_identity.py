@@ -12,7 +12,6 @@ from kprobes.guest import identity
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.identity import IdentityCheck, check_stopped
 from kprobes.guest.journal import Boot
-from kprobes.model.kernel import Symbol
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr, Phys
 from tests.build.guest import DATA, make_memory
@@ -139,29 +138,3 @@ def test_a_kernel_that_hides_its_time_is_not_taken_for_another() -> None:
     memory.set_u64(DATA, 0)
 
     watch.check()
-
-
-def guest_of(*symbols: Symbol, jiffies: int = 0) -> Guest:
-    def u64(addr: int) -> int:
-        assert addr == DATA
-        return jiffies
-
-    memory = SimpleNamespace(u64=u64)
-    return cast("Guest", SimpleNamespace(kernel=make_kernel(symbols), memory=memory))
-
-
-NAMES = [symbol("__per_cpu_offset", DATA), symbol("nr_cpu_ids", DATA)]
-JIFFIES = symbol("jiffies_64", DATA)
-
-
-@pytest.mark.parametrize("hz", [100, 250, 300, 1000])
-def test_a_kernel_whose_timer_has_not_ticked_has_not_started(hz: int) -> None:
-    first = (1 << 32) - 300 * hz
-
-    assert not identity.has_started(guest_of(*NAMES, JIFFIES, jiffies=first))
-    assert identity.has_started(guest_of(*NAMES, JIFFIES, jiffies=first + 1))
-
-
-def test_a_kernel_whose_data_is_not_known_yet_has_not_started() -> None:
-    assert not identity.has_started(guest_of(NAMES[0], JIFFIES, jiffies=1 << 32))
-    assert identity.has_started(guest_of(*NAMES))

@@ -22,7 +22,7 @@ class FullGuest:
 
     def __init__(self, info: object) -> None:
         self.trap = SimpleNamespace(info=info, place=Addr(TEXT + 0x100))
-        self.memory = None
+        self.memory: object = None
         self.allocated: list[Allocation] = []
 
     def call(self, function: Addr, *args: int, allocates: Allocation) -> int:
@@ -42,6 +42,18 @@ def test_where_all_is_in_reach_of_the_text_modules_have_no_memory_of_their_own()
     guest = FullGuest(X86_64)
 
     assert allocate_module_code(cast("Task", guest), KERNEL, 8192) is None
+    assert guest.allocated == []
+
+
+def test_a_kernel_that_cannot_have_memory_for_code_yet_is_not_asked_for_it() -> None:
+    info = symbol("execmem_info", TEXT + 0x1000, type="d")
+    guest = FullGuest(X86_64)
+    guest.memory = SimpleNamespace(u64={info.addr: 0}.__getitem__)
+    kernel = make_kernel([symbol("module_alloc", TEXT), info])
+
+    with pytest.raises(TargetError, match="cannot have memory for code yet"):
+        allocate_code(cast("Task", guest), kernel, 8192, like=Addr(0))
+
     assert guest.allocated == []
 
 

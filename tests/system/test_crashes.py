@@ -1,10 +1,14 @@
 """Guests that panic, hang, reboot or are not there yet, beside a tracer that goes on to the end."""
 
 import json
+import os
+import random
 import re
 import signal
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +33,8 @@ ONE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
 ARMED = b"tracing 1 function"
 WRITES = "p:w vfs_write count=$arg3:u64"
 PANIC = "echo c > /proc/sysrq-trigger"
+FIRST_CALLS = {"amd64": b"ipc_ns_init", "arm64": b"populate_rootfs"}
+"""Of the first level; and of a later one, as newer kernels are probed after the first few."""
 SELF_JUMPS = {"amd64": b"\xeb\xfe", "arm64": b"\x00\x00\x00\x14"}
 MASKED = {"amd64": ("eflags", ~0x200, 0), "arm64": ("cpsr", ~0x1F, 0x3C5)}
 """A register, what of it stays and what is set, so that the kernel runs without interrupts."""
@@ -187,6 +193,44 @@ def test_a_guest_that_is_not_there_yet_is_waited_for(
     assert journals(tmp_path) == []
 
 
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_a_guest_that_is_waited_for_is_probed_before_its_initcalls(
+    kprobe: Command, tmp_path: Path, arch: str, suite: str
+) -> None:
+    target = str(tmp_path / "gdb.sock")
+    probes = "p:call do_one_initcall fn=$arg1:symbol", "r:done do_one_initcall"
+    tracer = kprobe.start("trace", "-t", target, "--wait", *probes)
+    wait_for_words(tracer, b"no such socket")
+    stub = "-gdb", "unix:gdb.sock,server=on,wait=off"
+    with plain_guest(tmp_path, *stub, arch=arch, suite=suite) as guest:
+        wait_for_words(tracer, ARMED)
+        tracer.send_signal(signal.SIGINT)
+        out, said = tracer.communicate(timeout=WAIT_S)
+
+        assert tracer.returncode == 0, said.decode()
+        assert guest.is_ticking()
+    calls = re.findall(rb": call: .* fn=(\w+)\+0x0/", out)
+    assert len(calls) == len(re.findall(rb": done: ", out))
+    if (arch, suite) != ("arm64", SUITES["6.1"]):
+        # The other one does not tell its state.
+        assert {FIRST_CALLS[arch], b"deferred_probe_initcall"} < set(calls)
+    assert journals(tmp_path) == []
+
+
+@ONE
+def test_a_definition_that_is_wrong_does_not_keep_a_guest_from_booting(
+    kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    target = str(tmp_path / "gdb.sock")
+    tracer = kprobe.start("trace", "-t", target, "--wait", "p no_such_function")
+    wait_for_words(tracer, b"no such socket")
+    with plain_guest(tmp_path, "-gdb", "unix:gdb.sock,server=on,wait=off", arch=arch) as guest:
+        _, said = tracer.communicate(timeout=WAIT_S)
+        assert tracer.returncode == 4, said.decode()
+        assert guest.is_ticking()
+    assert journals(tmp_path) == []
+
+
 @ONE
 @pytest.mark.parametrize("option", ["--wait", "--rearm"])
 def test_ctrl_c_while_nothing_is_there_is_as_before_arming(
@@ -269,3 +313,55 @@ def test_the_log_is_what_dmesg_prints(boot: Boot, arch: str, suite: str) -> None
         (at,) = (n for n, each in enumerate(log) if each.text == b"tests: one more")
         assert log[at].level == 3
         assert session.log(log[at].seq)[0] == log[at]
+
+
+ROUNDS = int(os.environ.get("KPROBES_ROUNDS", "20"))
+SEED = int(os.environ.get("KPROBES_SEED", random.randrange(1 << 30)))
+
+
+@pytest.mark.sweep
+@pytest.mark.alone
+def test_a_tracer_that_is_killed_while_its_guest_boots_harms_nobody(
+    kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    drawn = random.Random(SEED)
+    for number in range(ROUNDS):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        target = str(directory / "gdb.sock")
+        tracer = kprobe.start("trace", "-t", target, "--wait", "p:call do_one_initcall", "-q")
+        killer = threading.Timer(drawn.uniform(0.5, 6), tracer.kill)
+        killer.start()
+        with plain_guest(directory, "-gdb", "unix:gdb.sock,server=on,wait=off", arch=arch) as guest:
+            killer.join()
+            tracer.wait()
+            assert guest.is_ticking(), f"round {number} of seed {SEED}"
+            assert becomes_true(partial(kprobe.is_idle, target)), f"round {number} of seed {SEED}"
+            assert guest.is_ticking(), f"round {number} of seed {SEED}"
+
+
+@pytest.mark.sweep
+@pytest.mark.alone
+def test_rounds_of_reboots_and_panics_lose_no_event(
+    kprobe: Command, tmp_path: Path, arch: str
+) -> None:
+    drawn, out = random.Random(SEED), tmp_path / "out"
+    with rebooting_guest(tmp_path, arch) as guest:
+        tracer = kprobe.start("trace", "-t", guest.target, "--rearm", WRITES, "-o", str(out))
+        wait_for_words(tracer, ARMED)
+        counts = list[int]()
+        for number in range(ROUNDS):
+            counts.append(drawn.randrange(1, 5000))
+            guest.run(f"dd if=/dev/zero of=/dev/null bs=3001 count={counts[-1]}")
+            # What was not drained ends with its boot.
+            guest.run("sleep 1")
+            guest.send(drawn.choice(["reboot -f", PANIC]))
+            guest.wait_ready()
+            wait_for_words(tracer, ARMED)
+            guest.run(f"echo {number}")
+        tracer.send_signal(signal.SIGINT)
+        _, said = tracer.communicate(timeout=WAIT_S)
+        assert tracer.returncode == 0, said.decode()
+        assert kprobe.is_idle(guest.target)
+    boots = out.read_bytes().split(b"# the guest was rebooted: ")
+    assert [writes(boot).count(3001) for boot in boots] == [*counts, 0], f"seed {SEED}"

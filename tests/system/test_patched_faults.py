@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import DefinitionError, RefusedError, TargetError
-from kprobes.guest.inject import breakpoint_at, run_until_stop
 from kprobes.guest.places import places_of
+from kprobes.guest.stops import breakpoint_at, run_until_stop
 from kprobes.model.plan import Strategy
 from kprobes.open import GuestSession
 from kprobes.trace import Trace

@@ -3,7 +3,8 @@
 import argparse
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -116,7 +117,10 @@ def opened(
         # Somebody else's guest must not be left in the middle of anything, but its stub may be
         # as slow as it likes.
         stop.defer(at_most_s=ATTACHING_S)
-    with _await(args, stop, progress, waiting) as session:
+    begin = partial(_session, args, progress)
+    if waiting is not None:
+        begin = partial(_await, args, stop, progress, waiting)
+    with begin() as session:
         stop.defer()
         stop.check()
         yield session
@@ -170,12 +174,17 @@ def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
         yield memory, replace(read_kernel(), slide=next(slides, 0))
 
 
-def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "GuestSession":
+def _session(
+    args: argparse.Namespace,
+    progress: Callable[[str], None],
+    wait: Callable[[str], None] | None = None,
+) -> "GuestSession":
     from kprobes.guest.attach import Access
     from kprobes.open import attach, boot
 
     size = _arena_size(args)
-    access = Access(image=getattr(args, "vmlinux", None), clock=getattr(args, "clock", None))
+    image, clock = getattr(args, "vmlinux", None), getattr(args, "clock", None)
+    access = Access(image=image, clock=clock, wait=wait)
     if args.target is None:
         print_reason(args)
         return boot(machine_options(args), size=size, access=access, progress=progress)
@@ -183,41 +192,40 @@ def _session(args: argparse.Namespace, progress: Callable[[str], None]) -> "Gues
     return attach(args.target, size=size, access=access)
 
 
-def _await(
-    args: argparse.Namespace, stop: Stop, progress: Callable[[str], None], waiting: Patience | None
-) -> "GuestSession":
-    is_said = False
-    while True:
-        try:
-            session = _session(args, progress)
-            if waiting is None or _is_up(session, waiting):
-                return session
-            why = "it has not booted"
-        except (UnreachableError, TargetError) as error:
-            if waiting is None:
-                raise
-            why = str(error)
-        if not is_said:
-            print_message(f"kprobe: waiting for {args.target}: {why}")
-            is_said = True
-        progress(f"waiting for {args.target}: {why}")
-        time.sleep(_POLL_S)
-        stop.check()
-        if waiting.is_over():
+class _Waiter:
+    # Tells once why a guest is waited for, and ends that.
+
+    def __init__(self, target: str, stop: Stop, progress: Callable[[str], None]) -> None:
+        self._target, self._stop, self._progress = target, stop, progress
+        self._is_said = False
+
+    def until(self, is_over: Callable[[], bool], why: str) -> None:
+        words = f"waiting for {self._target}: {why}"
+        if not self._is_said:
+            print_message(f"kprobe: {words}")
+            self._is_said = True
+        self._progress(words)
+        self._stop.check()
+        if is_over():
             raise WaitedError
 
 
-def _is_up(session: "GuestSession", waiting: Patience) -> bool:
-    # Else it is let go of.
-    with ExitStack() as undo:
-        undo.callback(session.close)
-        driver = session.driver
-        if not driver.has_started or driver.boot == waiting.crashed:
-            return False
-        # What tells its boots apart may have been set since it was looked at.
-        driver.check()
-        undo.pop_all()
-        return True
+def _await(
+    args: argparse.Namespace, stop: Stop, progress: Callable[[str], None], waiting: Patience
+) -> "GuestSession":
+    wait = partial(_Waiter(args.target, stop, progress).until, waiting.is_over)
+    while True:
+        try:
+            session = _session(args, progress, wait)
+        except (UnreachableError, TargetError) as error:
+            why = str(error)
+        else:
+            if session.driver.boot != waiting.crashed:
+                return session
+            session.close()
+            why = "it has crashed"
+        wait(why)
+        time.sleep(_POLL_S)
 
 
 def _arena_size(args: argparse.Namespace) -> "ArenaSize | None":

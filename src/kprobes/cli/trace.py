@@ -100,7 +100,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="with --until-panic: a CPU whose interrupts are off for so long hangs (default: 10s)",
     )
     parser.add_argument(
-        "--wait", action="store_true", help="wait for the target, if it is not there yet, or boots"
+        "--wait", action="store_true", help="wait for the target, and arm before its initcalls"
     )
     parser.add_argument(
         "--rearm",

@@ -6,8 +6,9 @@ A stub serves one client. The tracer's journal says where the guest's RAM is in 
 where its page table is; that is enough to read the kernel, and nothing can be written.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,6 +18,8 @@ from kprobes.arch.arch import Arch
 from kprobes.arch.machine import Machine
 from kprobes.arch.registry import arch, machine, machine_of_stub
 from kprobes.errors import TargetError, UnreachableError
+from kprobes.guest.allocations import nothing
+from kprobes.guest.boot import await_boot
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
 from kprobes.image.cache import KernelCache, default_root
@@ -25,7 +28,7 @@ from kprobes.image.find import Registers, find_spaces, read_kernel
 from kprobes.model.kernel import Kernel
 from kprobes.transport.connect import connect, parse_target
 from kprobes.transport.find_ram import RAM_BACKENDS, open_ram
-from kprobes.transport.ram import ProcessRam, ProcessRun
+from kprobes.transport.ram import GuestRam, ProcessRam, ProcessRun
 from kprobes.transport.stub import Stub
 from kprobes.units import Phys
 
@@ -40,11 +43,14 @@ class Access(Struct, frozen=True, kw_only=True):
             gives the types that a kernel built without them lacks.
         clock: of time stamps, by the kernel's name: local, global, mono, mono_raw, boot, tai, perf,
             x86-tsc; None for that of the kernel's own trace.
+        wait: called often while the guest boots, with why it cannot be looked at yet; what it
+            raises ends that. None where one that boots is an error.
     """
 
     backends: Sequence[str] = RAM_BACKENDS
     image: Path | None = None
     clock: str | None = None
+    wait: Callable[[str], None] | None = None
 
 
 def attach(target: str, *, access: Access | None = None) -> Guest:
@@ -88,12 +94,19 @@ def _check_free(target: str) -> None:
 def identify(stub: Stub, access: Access) -> Guest:
     """Find RAM and kernel of a guest that a stub has stopped; it runs again afterwards.
 
-    One that somebody else has stopped stays so.
+    One that somebody else has stopped stays so; and one that is waited for while it boots stands
+    still before its initcalls, until a recording begins or it is let go of.
 
     Raises:
         TargetError: no Linux that we understand runs there, or not the image's.
     """
     ram = open_ram(stub, backends=access.backends)
+    if access.wait is None:
+        return _look(stub, ram, access, stub.let_run)
+    return await_boot(stub, partial(_look, stub, ram, access, nothing), access.wait)
+
+
+def _look(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[], None]) -> Guest:
     machine = machine_of_stub(stub.architecture)
     vcpus = registers_of(stub, machine)
     info = _info(stub, arch(machine.name), vcpus)
@@ -101,7 +114,7 @@ def identify(stub: Stub, access: Access) -> Guest:
     machine.paging.check(vcpus[0])
     spaces = find_spaces(ram, machine, vcpus)
     # The rest takes 50 ms and looks only at what does not change.
-    stub.let_run()
+    let_run()
     found = read_kernel(spaces, cache=KernelCache(default_root()))
     kernel = found.kernel
     if access.image is not None:

@@ -25,7 +25,6 @@ from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.call import Callee, Functions, call_function
 from kprobes.guest.ftrace_records import paused_between_changes, when_tracers_stay
 from kprobes.guest.guest import Guest
-from kprobes.guest.identity import has_started
 from kprobes.guest.journal import Boot, Journal
 from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
 from kprobes.guest.override import OverrideResolver, Overrides, read_counts
@@ -201,6 +200,9 @@ class GuestDriver:
                 self._begin(prepared)
                 self._watch.begin(wanted.options.hang_timeout_s)
             self._change(prepared, wanted)
+            if begins and not self.guest.stub.is_running:
+                # It stood at the beginning of its boot, or somebody has paused it.
+                self.guest.stub.let_run()
             if self._ended is not None:
                 # Since we began; whoever gave up may have found nothing to disarm.
                 self.disarm()
@@ -311,11 +313,6 @@ class GuestDriver:
     def boot(self) -> Boot | None:
         """What tells this boot of the guest from others."""
         return self._journal.boot
-
-    @property
-    def has_started(self) -> bool:
-        """Whether its kernel has come so far that it can be probed."""
-        return has_started(self.guest)
 
     @property
     def has_crashed(self) -> bool:

@@ -92,23 +92,6 @@ def check(journal: Identified, read: Callable[[int, int], bytes]) -> None:
         raise GuestReplacedError(_STILL_ARMED)
 
 
-_FIRST_JIFFIES = frozenset((-300 * hz) & 0xFFFF_FFFF for hz in (100, 250, 300, 1000))
-"""include/linux/jiffies.h: INITIAL_JIFFIES, five minutes before the lower half overflows."""
-
-
-_EARLY = ("__per_cpu_offset", "nr_cpu_ids")
-"""Without KALLSYMS_ALL these names are found when the kernel has made its read-only data so."""
-
-
-def has_started(guest: Guest) -> bool:
-    """Whether its kernel has come so far that CPUs have their areas, and a timer that ticks."""
-    symbols = guest.kernel.symbols
-    if any(symbols.find(name) is None for name in _EARLY):
-        return False
-    jiffies = symbols.find("jiffies_64")
-    return jiffies is None or guest.memory.u64(jiffies.addr) not in _FIRST_JIFFIES
-
-
 class IdentityCheck:
     """Repeated checks of one guest while it is traced, in any thread."""
 

@@ -7,7 +7,6 @@ back where it was: a tracer killed in the middle harms nobody. What is where on 
 which code of the kernel's it is, is written down in each architecture's ``inject_ops``.
 """
 
-import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,17 +17,17 @@ from msgspec import Struct
 from kprobes.arch.machine import CallSetup, FunctionCall, InjectOps, ReturnPath, address_of
 from kprobes.arch.registry import machine
 from kprobes.errors import RESTORED, GuestReplacedError, MemoryFault, TargetError
-from kprobes.guest.allocations import Allocation, AllocationLog, Call, nothing
+from kprobes.guest.allocations import Allocation, AllocationLog, Call
+from kprobes.guest.boot import PLACES, is_initialising
 from kprobes.guest.guest import GuestMemory
+from kprobes.guest.stops import PAUSED, breakpoint_at, run_until_stop
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
 from kprobes.units import U64, Addr
 
 _WORD = 8
-_PAUSED = "the guest is paused, and must run for this: let it go on (`cont` in its monitor)"
 _BUSY_WAIT_S = 0.03
 _CALL_S = 10.0
-_CHECK_S = 0.05
 
 _SLEEPABLE = ("vmstat_shepherd", "vmstat_update")
 _SYSCALLS = (
@@ -232,57 +231,6 @@ def _bytes(setup: CallSetup) -> bytes:
     return b"".join(word.to_bytes(_WORD, "little") for word in setup.words)
 
 
-@contextmanager
-def breakpoint_at(debugger: Stub, place: Addr) -> Generator[None]:
-    """Have a breakpoint in a stopped guest."""
-    with ExitStack() as undo:
-        undo.callback(_forget, debugger, place)
-        debugger.insert_breakpoint(place)
-        yield
-
-
-def _forget(debugger: Stub, place: Addr) -> None:
-    # It runs when it could not be stopped: it is gone then, and this says so.
-    with debugger.paused():
-        debugger.remove_breakpoint(place)
-
-
-def run_until_stop(
-    debugger: Stub, deadline: float, check: Callable[[], None] = nothing
-) -> int | None:
-    """Let the guest run until a vCPU stops it; return that vCPU, or None at the deadline.
-
-    The guest is stopped again in either case.
-
-    Args:
-        debugger: of the guest.
-        deadline: by time.monotonic().
-        check: called now and then meanwhile; what it raises ends the waiting.
-
-    Raises:
-        TargetError: somebody else has stopped the guest.
-    """
-    debugger.resume()
-    try:
-        while (stopped := debugger.wait(_left(deadline, most=_CHECK_S))) is None:
-            check()
-            if not _left(deadline):
-                break
-    except BaseException:
-        # Ctrl-C, too: whoever takes breakpoints away needs a stopped guest.
-        debugger.stop()
-        raise
-    if stopped is None:
-        debugger.stop()
-    if debugger.is_held:
-        raise TargetError(_PAUSED)
-    return None if stopped is None else stopped.cpu
-
-
-def _left(deadline: float, most: float = math.inf) -> float:
-    return min(max(deadline - time.monotonic(), 0), most)
-
-
 class CallInjector:
     """Finds tasks of one guest that can make calls; it is stopped before and after ``task``.
 
@@ -310,7 +258,7 @@ class CallInjector:
             TargetError: none came by in time, or somebody else has stopped the guest.
         """
         if self._debugger.is_held:
-            raise TargetError(_PAUSED)
+            raise TargetError(PAUSED)
         stopped = self._stop_at(self._places, min(_BUSY_WAIT_S, timeout_s))
         if stopped is None:
             self._nudge(timeout_s)
@@ -424,6 +372,8 @@ class CallInjector:
 
     def _sleepable(self) -> list[Addr]:
         names = [self._info.switch, *_SLEEPABLE]
+        if is_initialising(self.memory, self._kernel):
+            names += PLACES
         if address_of(self._kernel, self._info.switch) is None:
             names += [f"{self._info.system_call}{name}" for name in _SYSCALLS.split()]
         found = [address_of(self._kernel, name) for name in names]

@@ -29,10 +29,11 @@ from kprobes.guest.ftrace_records import (
 from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import IdentityCheck, check_stopped
-from kprobes.guest.inject import ReturnTrap, breakpoint_at
+from kprobes.guest.inject import ReturnTrap
 from kprobes.guest.journal import Entry, Journal, entries, read
 from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.release import free_when_idle
+from kprobes.guest.stops import breakpoint_at
 from kprobes.transport.address import is_path
 from kprobes.transport.connect import parse_target
 from kprobes.transport.stub import Stub

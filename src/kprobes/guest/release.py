@@ -46,6 +46,13 @@ class CodeMemory(Struct, frozen=True, kw_only=True):
         return Addr(self.addr + self.size)
 
 
+def _check_ready(task: Task, kernel: Kernel) -> None:
+    # mm/execmem.c follows this pointer, which one of a kernel's first initcalls may set.
+    info = kernel.symbols.find("execmem_info")
+    if info is not None and not task.memory.u64(info.addr):
+        raise TargetError("the guest boots: its kernel cannot have memory for code yet")
+
+
 def allocate_code(task: Task, kernel: Kernel, size: int, *, like: Addr) -> CodeMemory:
     """Allocate executable memory within reach of the kernel's text.
 
@@ -58,6 +65,7 @@ def allocate_code(task: Task, kernel: Kernel, size: int, *, like: Addr) -> CodeM
     Raises:
         TargetError: the guest has none left, or refuses; ``allocations`` has what was allocated.
     """
+    _check_ready(task, kernel)
     request = CodeRequest(size=size, like=like, caller=task.trap.place)
     found = _allocate(task, kernel, size, task.trap.info.code(task.memory, kernel, request))
     if found is None:

@@ -15,8 +15,8 @@ from kprobes.arch.registry import machine
 from kprobes.errors import GuestCrashedError, TargetError
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
-from kprobes.guest.inject import breakpoint_at, run_until_stop
 from kprobes.guest.journal import Journal
+from kprobes.guest.stops import breakpoint_at, run_until_stop
 from kprobes.model.kernel import place_of
 from kprobes.transport.stub import SIGTRAP
 from kprobes.units import Addr
@@ -123,6 +123,9 @@ class GuestWatch:
 
     def _check_stub(self) -> None:
         stub, was_held = self._guest.stub, self._is_held
+        if not (stub.is_running or stub.is_held):
+            # At the beginning of its boot.
+            return
         reply = stub.wait(0)
         if reply is not None and reply.signal == SIGTRAP:
             # Nobody else lets it run meanwhile.

@@ -1,0 +1,113 @@
+"""A guest that boots: whether its kernel has come so far that it can be probed, and waiting for it.
+
+init/main.c: ``start_kernel`` sets up memory and one CPU; then process 1 runs ``kernel_init``, which
+wakes the other CPUs, patches what suits them into the text, and calls ``driver_init``. That is
+where a guest is stopped that is waited for: its memory can be had, it may sleep there, and all of
+its initcalls are still to come. ``free_initmem`` comes after them, and then its first program.
+Where memory for code can only be had after one of the first initcalls, ``execmem_late_init`` in
+mm/execmem.c (arm64, not before v6.10), it is the next one.
+
+    enum system_states { SYSTEM_BOOTING, SYSTEM_SCHEDULING, ... };     // linux/kernel.h
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from kprobes.arch.machine import address_of
+from kprobes.errors import FormatError, GuestGoneError, TargetError
+from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.guest.stops import breakpoint_at, run_until_stop
+from kprobes.model.kernel import Kernel
+from kprobes.transport.stub import Stub
+
+_SCHEDULING = 1
+_FIRST_JIFFIES = frozenset((-300 * hz) & 0xFFFF_FFFF for hz in (100, 250, 300, 1000))
+"""include/linux/jiffies.h: INITIAL_JIFFIES, five minutes before the lower half overflows."""
+_EARLY = ("__per_cpu_offset", "nr_cpu_ids")
+"""Without KALLSYMS_ALL these names are found when the kernel has made its read-only data so."""
+_POLL_S, _LONG_POLL_S = 0.005, 0.2
+"""Between looks for a kernel; and at one that is there and cannot be probed yet."""
+_HELD_POLL_S = 0.1
+_INIT_S = 30.0
+_FIRST, _EXECMEM, _EACH, _LAST = (
+    "driver_init",
+    "execmem_late_init",
+    "do_one_initcall",
+    "free_initmem",
+)
+PLACES = (_FIRST, _EACH, _LAST)
+"""Functions that process 1 calls before, at and after its initcalls; it may sleep in all."""
+
+
+def is_initialising(memory: GuestMemory, kernel: Kernel) -> bool:
+    """Whether the kernel has not yet freed what only its boot uses, as far as it tells."""
+    found = kernel.symbols.find("system_state")
+    if found is None:
+        return False
+    return int.from_bytes(memory.read(found.addr, 4), "little") <= _SCHEDULING
+
+
+def has_started(guest: Guest) -> bool:
+    """Whether its kernel has come so far that CPUs have their areas, and a timer that ticks."""
+    symbols = guest.kernel.symbols
+    if any(symbols.find(name) is None for name in _EARLY):
+        return False
+    jiffies = symbols.find("jiffies_64")
+    return jiffies is None or guest.memory.u64(jiffies.addr) not in _FIRST_JIFFIES
+
+
+def await_boot(stub: Stub, look: Callable[[], Guest], check: Callable[[str], None]) -> Guest:
+    """Return a guest that runs, or one that stands still at the beginning of its initcalls.
+
+    Args:
+        stub: of the guest, which is stopped.
+        look: returns the guest as it is, while it is stopped; TargetError where no kernel is yet.
+        check: called often with why it is still waited for; what it raises ends that.
+    """
+    while True:
+        while stub.is_held:
+            check("it is paused")
+            time.sleep(_HELD_POLL_S)
+            stub.stands()
+        if stub.is_running:
+            stub.stop()
+        why, pause_s = "it has not booted", _LONG_POLL_S
+        try:
+            guest = _look_up(stub, look, partial(check, why))
+            if guest is not None:
+                return guest
+        except GuestGoneError:
+            raise
+        except (TargetError, FormatError) as error:
+            why, pause_s = str(error), _POLL_S
+        stub.let_run()
+        check(why)
+        time.sleep(pause_s)
+
+
+def _look_up(stub: Stub, look: Callable[[], Guest], check: Callable[[], None]) -> Guest | None:
+    # As ``await_boot`` returns it; else it stands still.
+    guest = look()
+    if is_initialising(guest.memory, guest.kernel):
+        # Then by its lasting page tables.
+        return look() if _come_to_initcalls(stub, guest, check) else None
+    if not has_started(guest):
+        return None
+    stub.resume()
+    return guest
+
+
+def _come_to_initcalls(stub: Stub, guest: Guest, check: Callable[[], None]) -> bool:
+    # Else it has come nowhere in time. It stands still afterwards in any case.
+    stages = (_FIRST,) if address_of(guest.kernel, _EXECMEM) is None else (_EXECMEM, _EACH)
+    return all(_come_to(stub, guest.kernel, stage, check) for stage in stages)
+
+
+def _come_to(stub: Stub, kernel: Kernel, name: str, check: Callable[[], None]) -> bool:
+    found = (address_of(kernel, each) for each in (name, _LAST))
+    with ExitStack() as breakpoints:
+        for place in (addr for addr in found if addr is not None):
+            breakpoints.enter_context(breakpoint_at(stub, place, is_hardware=True))
+        return run_until_stop(stub, time.monotonic() + _INIT_S, check) is not None

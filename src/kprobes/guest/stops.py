@@ -1,0 +1,65 @@
+"""Running a stopped guest up to a breakpoint."""
+
+import math
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+
+from kprobes.errors import TargetError
+from kprobes.guest.allocations import nothing
+from kprobes.transport.stub import Stub
+from kprobes.units import Addr
+
+PAUSED = "the guest is paused, and must run for this: let it go on (`cont` in its monitor)"
+_CHECK_S = 0.05
+
+
+@contextmanager
+def breakpoint_at(debugger: Stub, place: Addr, *, is_hardware: bool = False) -> Generator[None]:
+    """Have a breakpoint in a stopped guest, as ``Stub.insert_breakpoint`` makes it."""
+    with ExitStack() as undo:
+        undo.callback(_forget, debugger, place)
+        debugger.insert_breakpoint(place, is_hardware=is_hardware)
+        yield
+
+
+def _forget(debugger: Stub, place: Addr) -> None:
+    # It runs when it could not be stopped: it is gone then, and this says so.
+    with debugger.paused():
+        debugger.remove_breakpoint(place)
+
+
+def run_until_stop(
+    debugger: Stub, deadline: float, check: Callable[[], None] = nothing
+) -> int | None:
+    """Let the guest run until a vCPU stops it; return that vCPU, or None at the deadline.
+
+    The guest is stopped again in either case.
+
+    Args:
+        debugger: of the guest.
+        deadline: by time.monotonic().
+        check: called now and then meanwhile; what it raises ends the waiting.
+
+    Raises:
+        TargetError: somebody else has stopped the guest.
+    """
+    debugger.resume()
+    try:
+        while (stopped := debugger.wait(_left(deadline, most=_CHECK_S))) is None:
+            check()
+            if not _left(deadline):
+                break
+    except BaseException:
+        # Ctrl-C, too: whoever takes breakpoints away needs a stopped guest.
+        debugger.stop()
+        raise
+    if stopped is None:
+        debugger.stop()
+    if debugger.is_held:
+        raise TargetError(PAUSED)
+    return None if stopped is None else stopped.cpu
+
+
+def _left(deadline: float, most: float = math.inf) -> float:
+    return min(max(deadline - time.monotonic(), 0), most)
