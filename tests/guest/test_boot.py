@@ -63,7 +63,7 @@ class Booting:
         self.breakpoints: set[int] = set()
         self.state = 0
 
-    def look(self) -> Guest:
+    def inspect(self) -> Guest:
         assert not self.is_running
         found = self.looks.pop(0)
         if isinstance(found, Exception):
@@ -140,7 +140,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waited(guest: Booting, said: Callable[[str], None] = lambda _: None) -> Guest:
-    return await_boot(cast("Stub", guest), guest.look, said)
+    return await_boot(cast("Stub", guest), guest.inspect, said)
 
 
 def test_a_guest_that_boots_stands_at_the_beginning_of_its_initcalls() -> None:

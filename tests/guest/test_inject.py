@@ -69,7 +69,8 @@ class FakeCpus:
         assert self.memory is not None
         return self.memory.read(addr, size)
 
-    def insert_breakpoint(self, addr: int) -> None:
+    def insert_breakpoint(self, addr: int, *, is_hardware: bool = False) -> None:
+        assert not is_hardware
         assert not self.is_running
         self.breakpoints.add(addr)
 

@@ -102,11 +102,11 @@ def identify(stub: Stub, access: Access) -> Guest:
     """
     ram = open_ram(stub, backends=access.backends)
     if access.wait is None:
-        return _look(stub, ram, access, stub.let_run)
-    return await_boot(stub, partial(_look, stub, ram, access, nothing), access.wait)
+        return _read_guest(stub, ram, access, stub.let_run)
+    return await_boot(stub, partial(_read_guest, stub, ram, access, nothing), access.wait)
 
 
-def _look(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[], None]) -> Guest:
+def _read_guest(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[], None]) -> Guest:
     machine = machine_of_stub(stub.architecture)
     vcpus = registers_of(stub, machine)
     info = _info(stub, arch(machine.name), vcpus)

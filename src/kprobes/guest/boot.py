@@ -58,12 +58,12 @@ def has_started(guest: Guest) -> bool:
     return jiffies is None or guest.memory.u64(jiffies.addr) not in _FIRST_JIFFIES
 
 
-def await_boot(stub: Stub, look: Callable[[], Guest], check: Callable[[str], None]) -> Guest:
+def await_boot(stub: Stub, inspect: Callable[[], Guest], check: Callable[[str], None]) -> Guest:
     """Return a guest that runs, or one that stands still at the beginning of its initcalls.
 
     Args:
         stub: of the guest, which is stopped.
-        look: returns the guest as it is, while it is stopped; TargetError where no kernel is yet.
+        inspect: returns the guest as it is, while it is stopped; TargetError if no kernel is there.
         check: called often with why it is still waited for; what it raises ends that.
     """
     while True:
@@ -75,7 +75,7 @@ def await_boot(stub: Stub, look: Callable[[], Guest], check: Callable[[str], Non
             stub.stop()
         why, pause_s = "it has not booted", _LONG_POLL_S
         try:
-            guest = _look_up(stub, look, partial(check, why))
+            guest = _inspected(stub, inspect, partial(check, why))
             if guest is not None:
                 return guest
         except GuestGoneError:
@@ -87,12 +87,12 @@ def await_boot(stub: Stub, look: Callable[[], Guest], check: Callable[[str], Non
         time.sleep(pause_s)
 
 
-def _look_up(stub: Stub, look: Callable[[], Guest], check: Callable[[], None]) -> Guest | None:
+def _inspected(stub: Stub, inspect: Callable[[], Guest], check: Callable[[], None]) -> Guest | None:
     # As ``await_boot`` returns it; else it stands still.
-    guest = look()
+    guest = inspect()
     if is_initialising(guest.memory, guest.kernel):
         # Then by its lasting page tables.
-        return look() if _come_to_initcalls(stub, guest, check) else None
+        return inspect() if _come_to_initcalls(stub, guest, check) else None
     if not has_started(guest):
         return None
     stub.resume()

@@ -16,7 +16,13 @@ _CHECK_S = 0.05
 
 @contextmanager
 def breakpoint_at(debugger: Stub, place: Addr, *, is_hardware: bool = False) -> Generator[None]:
-    """Have a breakpoint in a stopped guest, as ``Stub.insert_breakpoint`` makes it."""
+    """Have a breakpoint in a stopped guest.
+
+    Args:
+        debugger: of the guest.
+        place: where.
+        is_hardware: see ``Stub.insert_breakpoint``.
+    """
     with ExitStack() as undo:
         undo.callback(_forget, debugger, place)
         debugger.insert_breakpoint(place, is_hardware=is_hardware)
