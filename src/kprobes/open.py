@@ -3,10 +3,14 @@
 The engine for guests takes a third of a second to import; who opens this machine's does without.
 """
 
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
+from msgspec.structs import replace
+
+from kprobes.errors import UnreachableError
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.registry import Registry
 from kprobes.session import Session
@@ -38,6 +42,7 @@ def boot(
     size: "ArenaSize | None" = None,
     access: "Access | None" = None,
     progress: Callable[[str], None] = _ignore,
+    is_early: bool = False,
 ) -> GuestSession:
     """Boot a guest of our own and attach to it; it ends with the session.
 
@@ -48,18 +53,35 @@ def boot(
         size: of the memory that is taken from it.
         access: how it is looked at.
         progress: called with a line of text when a step begins.
+        is_early: return before its initcalls, where it stands until a recording begins; commands
+            wait for the end of its boot.
 
     Raises:
         UnreachableError: no QEMU, no kernel, or the guest does not come up.
         UsageError: the kernel has no such clock.
     """
+    from kprobes.guest.attach import Access
     from kprobes.transport.qemu import Machine
 
+    access = access or Access()
     with ExitStack() as undo:
-        machine = undo.enter_context(Machine.boot(options, progress=progress))
+        machine = Machine.boot(options, progress=progress, is_early=is_early)
+        undo.enter_context(machine)
+        if is_early and access.wait is None:
+            access = replace(access, wait=_deadline(machine.options.boot_timeout_s))
         progress("reading its kernel's symbols and types")
         target = str(machine.stub_address)
         return _session(undo, target, size, machine=machine, access=access)
+
+
+def _deadline(limit_s: float) -> Callable[[str], None]:
+    until_s = time.monotonic() + limit_s
+
+    def check(why: str) -> None:
+        if time.monotonic() > until_s:
+            raise UnreachableError(f"the guest was not up after {limit_s:g} s: {why}")
+
+    return check
 
 
 def attach(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.cli import options
+from kprobes.cli import options, trace
 from kprobes.cli.target import check_options, machine_options
 from kprobes.errors import UsageError
 from kprobes.transport.qemu_command import MachineOptions
@@ -69,3 +69,24 @@ def test_what_is_not_a_target_is_told_what_is_one() -> None:
         "'nonsense' is not a target: use one of qemu:HOST:PORT, qemu:/path/of.sock, pid:N, "
         "name:NAME, vng, libvirt:DOMAIN, running, host, guest, guest:SUITE:ARCH, auto"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--wait"], "--wait is for a guest that others start: name it with --target"),
+        (["--rearm", "--wait"], "--rearm is for a guest that others start: name it with --target"),
+        (
+            ["--boot", "--target", "localhost:1"],
+            "--boot is for a guest that is booted; one that others start: --wait",
+        ),
+    ],
+)
+def test_who_boots_a_guest_waits_for_it_in_another_way(words: list[str], said: str) -> None:
+    parser = argparse.ArgumentParser()
+    trace.add_arguments(parser)
+
+    with pytest.raises(UsageError) as error:
+        check_options(parser.parse_args([*words, "p vfs_read"]))
+
+    assert str(error.value) == said

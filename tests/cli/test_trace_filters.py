@@ -44,6 +44,7 @@ def test_a_filter_is_for_the_definition_before_it(
         (["--all-tasks", "--", "ls"], False),
         (["--pid", "1", "--", "ls"], False),
         (["--tgid", "1", "--", "ls"], False),
+        (["--boot", "--", "ls"], False),
         (["--pid", "1", "--follow", "--", "ls"], True),
         ([], False),
     ],

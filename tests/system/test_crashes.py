@@ -95,6 +95,20 @@ def test_a_panic_ends_the_trace_with_the_last_events_and_the_log(
     assert journals(tmp_path) == []
 
 
+def test_a_command_that_ends_its_guest_is_told_by_its_last_events(
+    kprobe: Command, arch: str
+) -> None:
+    command = f"echo before; {PANIC}"
+
+    traced = kprobe("trace", "--arch", arch, "--until-panic", "1M", WRITES, "--", command)
+
+    said = traced.stderr.decode()
+    assert traced.returncode == 1, said
+    assert writes(traced.stdout)[-2:] == [len("before\n"), len("c\n")]
+    assert "Kernel panic - not syncing: sysrq triggered crash" in said
+    assert said.endswith("kprobe: the guest panicked\n")
+
+
 @ONE
 def test_only_the_last_events_are_kept(kprobe: Command, tmp_path: Path, arch: str) -> None:
     out = tmp_path / "out"
@@ -215,6 +229,32 @@ def test_a_guest_that_is_waited_for_is_probed_before_its_initcalls(
         # The other one does not tell its state.
         assert {FIRST_CALLS[arch], b"deferred_probe_initcall"} < set(calls)
     assert journals(tmp_path) == []
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_a_guest_that_we_boot_is_probed_before_its_initcalls(
+    kprobe: Command, arch: str, suite: str
+) -> None:
+    probes = "p:call do_one_initcall fn=$arg1:symbol", "r:done do_one_initcall"
+    machine = "--boot", "--arch", arch, "--suite", suite
+
+    traced = kprobe("trace", *machine, *probes, "--", "echo it is up")
+
+    assert traced.returncode == 0, traced.stderr.decode()
+    assert b"it is up\n" in traced.stderr
+    calls = re.findall(rb": call: .* fn=(\w+)\+0x0/", traced.stdout)
+    assert len(calls) == len(re.findall(rb": done: ", traced.stdout))
+    is_early = {FIRST_CALLS[arch], b"deferred_probe_initcall"} < set(calls)
+    assert is_early == (b"initcalls are over" not in traced.stderr)
+    assert is_early == ((arch, suite) != ("arm64", SUITES["6.1"]))
+
+
+def test_python_has_a_guest_before_its_initcalls() -> None:
+    with kprobes.boot(is_early=True) as session:
+        session.probe("p:call do_one_initcall fn=$arg1:symbol")
+        with session.record() as trace:
+            assert session.run("echo up").output == b"up\n"
+        assert len(trace["call"]) > 300
 
 
 @ONE

@@ -413,6 +413,7 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "returns": ("auto", "--returns"),
     "exits": (False, "--exits"),
     "call_duration": (False, "--call-duration"),
+    "boot": (False, "--boot"),
     "until_panic": (None, "--until-panic"),
     "wait": (False, "--wait"),
     "rearm": (False, "--rearm"),

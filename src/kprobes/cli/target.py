@@ -51,6 +51,8 @@ def check_options(args: argparse.Namespace) -> None:
         parse_target(args.target)
     except UsageError as error:
         raise UsageError(f"{error}, host, guest, guest:SUITE:ARCH, auto") from None
+    if getattr(args, "boot", False):
+        raise UsageError("--boot is for a guest that is booted; one that others start: --wait")
     given = [name for name in BOOT_OPTIONS if getattr(args, name, None) is not None]
     if given:
         raise UsageError(f"--{given[0]} is for a guest that is booted, not for --target")
@@ -187,7 +189,13 @@ def _session(
     access = Access(image=image, clock=clock, wait=wait)
     if args.target is None:
         print_reason(args)
-        return boot(machine_options(args), size=size, access=access, progress=progress)
+        return boot(
+            machine_options(args),
+            size=size,
+            access=access,
+            progress=progress,
+            is_early=getattr(args, "boot", False),
+        )
     progress(f"attaching to {args.target}")
     return attach(args.target, size=size, access=access)
 

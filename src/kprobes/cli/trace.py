@@ -100,6 +100,11 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="with --until-panic: a CPU whose interrupts are off for so long hangs (default: 10s)",
     )
     parser.add_argument(
+        "--boot",
+        action="store_true",
+        help="arm before the initcalls of the guest that is booted, and record all tasks",
+    )
+    parser.add_argument(
         "--wait", action="store_true", help="wait for the target, and arm before its initcalls"
     )
     parser.add_argument(
@@ -192,6 +197,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
     if not args.definitions and args.python is None:
         raise UsageError("nothing to trace: give a definition, or --python FILE")
+    if args.hang_timeout is not None and args.until_panic is None:
+        raise UsageError("--hang-timeout is for --until-panic SIZE")
     choose_target(args)
     if not is_host(args):
         check_command(args)
@@ -240,5 +247,5 @@ def is_following(args: argparse.Namespace) -> bool:
     if args.follow and not args.command:
         raise UsageError("--follow is for a command: kprobe trace ... -- COMMAND")
     # Who names tasks means those, and not the command's.
-    others = args.all_tasks or args.pid or args.tgid
+    others = args.all_tasks or args.pid or args.tgid or args.boot
     return args.follow or bool(args.command and not others)

@@ -181,6 +181,10 @@ if TYPE_CHECKING:
 
 _LOST = 6
 _HANG_S = 10.0
+_LATE = (
+    "the guest's initcalls are over: how far it has booted can only be told of kernels with "
+    "CONFIG_KALLSYMS_ALL"
+)
 _POLL_S = 0.1
 """Between looks whether a paused guest goes on."""
 
@@ -340,6 +344,8 @@ class _Tracer(Struct, kw_only=True):
         if args.wait or args.rearm:
             waiting = Patience(is_over=self.is_over, crashed=self.crashed)
         with opened(args, stop=self.stop, progress=progress, waiting=waiting) as guest:
+            if args.boot and not guest.driver.is_early:
+                _warn(_LATE)
             try:
                 yield guest
             except GuestCrashedError:
@@ -454,6 +460,9 @@ class _Run:
                 undo.callback(self._control.close)
             try:
                 self._stream(until)
+            except GuestCrashedError:
+                # Nobody is there who could end it.
+                raise
             except BaseException:
                 # On this machine it would run on.
                 with suppress(KprobesError):

@@ -315,6 +315,11 @@ class GuestDriver:
         return self._journal.boot
 
     @property
+    def is_early(self) -> bool:
+        """Whether the guest stands before its initcalls, until a recording begins."""
+        return not (self.guest.stub.is_running or self.guest.stub.is_held)
+
+    @property
     def has_crashed(self) -> bool:
         """Whether the guest has panicked, or hangs."""
         return self._watch.crash is not None

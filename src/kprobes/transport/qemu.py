@@ -1,6 +1,7 @@
 """A Linux kernel that we boot ourselves in QEMU: the embedded guest."""
 
 import shutil
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from msgspec import Struct
 
 from kprobes.errors import GuestGoneError, UnreachableError
 from kprobes.transport import console, initramfs
+from kprobes.transport.address import listener_pid
 from kprobes.transport.agent import Agent, Command, Finished, Running
 from kprobes.transport.console import FifoPair
 from kprobes.transport.debian import Progress, busybox, kernel_image
@@ -25,6 +27,7 @@ from kprobes.transport.qemu_process import QemuSupervisor, make_places, remove
 from kprobes.units import MIB
 
 _STDIN, _STDOUT = 0, 1
+_POLL_S = 0.01
 _BOOTS = 3
 """How often a guest is booted whose kernel crashes: QEMU before 8.1 may keep a translation of code
 that one vCPU patches while another runs it; Linux 7.2 dies of that in one boot of a hundred."""
@@ -62,6 +65,7 @@ class Machine:
         self._places = places
         self._supervisor = supervisor
         self._agent = agent
+        self._is_ready = False
         self._closing = ExitStack()
 
     def __repr__(self) -> str:
@@ -70,8 +74,19 @@ class Machine:
         return f"<Machine with {self.kernel.name}, pid {self.pid}{state}>"
 
     @classmethod
-    def boot(cls, options: MachineOptions | None = None, *, progress: Progress = _quiet) -> Self:
+    def boot(
+        cls,
+        options: MachineOptions | None = None,
+        *,
+        progress: Progress = _quiet,
+        is_early: bool = False,
+    ) -> Self:
         """Boot a guest and return when it can run commands.
+
+        Args:
+            options: of the guest.
+            progress: called with a line of text when a step begins.
+            is_early: return at once, when it has just begun to boot; commands wait for it.
 
         Raises:
             UsageError: options that make no sense.
@@ -80,14 +95,14 @@ class Machine:
         options = MachineOptions() if options is None else options
         recipe = _recipe(options, progress)
         progress(f"booting {recipe.kernel.name} with {recipe.accel}")
-        for _ in range(_BOOTS - 1):
+        for _ in range(0 if is_early else _BOOTS - 1):
             with suppress(_CrashError):
                 return cls._boot(recipe)
             progress("its kernel crashed while it booted: once more")
-        return cls._boot(recipe)
+        return cls._boot(recipe, is_early=is_early)
 
     @classmethod
-    def _boot(cls, recipe: "_Recipe") -> Self:
+    def _boot(cls, recipe: "_Recipe", *, is_early: bool = False) -> Self:
         options = recipe.options
         with ExitStack() as undo:
             places = make_places(options.memory_mib)
@@ -106,7 +121,10 @@ class Machine:
             machine = cls(
                 options, kernel=recipe.kernel, places=places, supervisor=supervisor, agent=agent
             )
-            machine._wait_ready()
+            if is_early:
+                machine._wait_for_stub()
+            else:
+                machine._wait_ready()
             machine._closing = undo.pop_all()
             return machine
 
@@ -147,7 +165,9 @@ class Machine:
         Raises:
             TargetError: not ended in time.
             GuestGoneError: the guest died.
+            UnreachableError: it does not come up.
         """
+        self._wait_ready()
         console.trim_log(self._places.console_log)
         return self._agent.run(command, timeout_s)
 
@@ -161,6 +181,7 @@ class Machine:
             timeout_s: for the start, or None for no limit.
             is_held: it does not begin before ``go`` is called.
         """
+        self._wait_ready()
         return self._agent.start(command, timeout_s, is_held=is_held)
 
     def console_log(self) -> str:
@@ -174,6 +195,7 @@ class Machine:
             UsageError: standard input is not a terminal.
             GuestGoneError: the guest died before.
         """
+        self._wait_ready()
         size = shutil.get_terminal_size()
         self._agent.resize(size.lines, size.columns)
         console.attach(self._places.console, source=_STDIN, sink=_STDOUT)
@@ -193,7 +215,16 @@ class Machine:
     ) -> None:
         self.close()
 
+    def _wait_for_stub(self) -> None:
+        deadline = time.monotonic() + self.options.boot_timeout_s
+        while listener_pid(str(self.stub_address)) is None:
+            if not self.is_alive or time.monotonic() > deadline:
+                raise UnreachableError(f"the guest did not boot: {_gone(self._places)}")
+            time.sleep(_POLL_S)
+
     def _wait_ready(self) -> None:
+        if self._is_ready:
+            return
         limit = self.options.boot_timeout_s
         try:
             is_ready = self._agent.wait_ready(limit)
@@ -204,6 +235,7 @@ class Machine:
         if not is_ready:
             lines = console.last_words(self.console_log()) or "  (nothing printed)"
             raise UnreachableError(f"the guest was not up after {limit:g} s; it printed:\n{lines}")
+        self._is_ready = True
 
 
 class _Recipe(Struct, frozen=True, kw_only=True):
