@@ -280,8 +280,7 @@ class _Tracer(Struct, kw_only=True):
             try:
                 return self._trace_boot()
             except (GuestGoneError, GuestCrashedError) as error:
-                goes_on = self.args.rearm and self.boots and not self.stop.is_asked
-                if not goes_on or self.is_over():
+                if not self.args.rearm or self.stop.is_asked or self.is_over():
                     raise
                 print_message(f"kprobe: {error}; probes are armed again when it boots")
             except (KeyboardInterrupt, WaitedError):

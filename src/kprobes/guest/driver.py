@@ -415,7 +415,7 @@ class GuestDriver:
         self._watch.end()
         self.disarm()
         if self.has_crashed:
-            # Nobody is there who could free it.
+            # Freeing would wait for a CPU that does not answer, or has nobody who could do it.
             return
         self.overrides.keep_counts()
         self._allocator.arena = self._upcall_control = self._patcher = None

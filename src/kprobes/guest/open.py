@@ -119,7 +119,7 @@ def _close(driver: GuestDriver, journal: Journal) -> None:
     try:
         driver.close()
         if driver.has_crashed:
-            # Text is as it was; memory ends with the kernel that had lent it.
+            # Text is as it was; memory ends with the kernel that had lent it, which cannot free it.
             journal.remove()
     except GuestReplacedError:
         # Nothing is left to put right, and nothing may be.
