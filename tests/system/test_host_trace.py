@@ -261,6 +261,7 @@ def test_obstacles_are_told_with_what_helps(any_host_guest: Machine) -> None:
 
 
 def _await(guest: Machine, condition: str) -> None:
-    assert becomes_true(lambda: guest.run(condition, _PATIENCE_S).status == 0, _PATIENCE_S), (
-        condition
-    )
+    if not becomes_true(lambda: guest.run(condition, _PATIENCE_S).status == 0, _PATIENCE_S):
+        # What its tracer does instead.
+        state = f"ps; cat /proc/loadavg /proc/[0-9]*/stack; ls {TRACING}/instances; dmesg | tail"
+        raise AssertionError(f"{condition}\n{text_of(guest.run(state, _PATIENCE_S))}")
