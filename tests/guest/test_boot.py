@@ -8,7 +8,7 @@ import pytest
 
 from kprobes.errors import GuestGoneError, TargetError
 from kprobes.guest import boot
-from kprobes.guest.boot import await_boot, has_started, is_initialising
+from kprobes.guest.boot import await_boot, has_started, is_initialising, sleeping_places
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.model.kernel import Symbol
 from kprobes.transport.stub import Stub
@@ -222,3 +222,31 @@ def test_a_guest_that_ends_meanwhile_is_told() -> None:
 
 def test_a_kernel_that_does_not_tell_its_state_is_not_taken_for_a_new_one() -> None:
     assert not is_initialising(cast("GuestMemory", None), make_kernel([]))
+
+
+INFO = symbol("execmem_info", DATA)
+
+
+@pytest.mark.parametrize(
+    ("state", "late", "info", "places"),
+    [
+        (SCHEDULING, False, 0, ("driver_init", "free_initmem")),
+        (SCHEDULING, True, 1, ("do_one_initcall", "free_initmem")),
+        (SCHEDULING, True, 0, ()),
+        (RUNNING, False, 0, ()),
+        (RUNNING, True, 1, ()),
+    ],
+)
+def test_process_1_is_borrowed_where_it_may_sleep_and_memory_can_be_had(
+    state: int, late: bool, info: int, places: tuple[str, ...]
+) -> None:
+    names = [symbol("system_state", STATE), INFO]
+    kernel = make_kernel([*names, *([symbol("execmem_late_init", LATE)] if late else [])])
+
+    def read(addr: int, size: int) -> bytes:
+        assert addr == STATE
+        return state.to_bytes(size, "little")
+
+    memory = SimpleNamespace(u64={INFO.addr: info}.__getitem__, read=read)
+
+    assert sleeping_places(cast("GuestMemory", memory), kernel) == places

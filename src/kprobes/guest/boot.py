@@ -37,7 +37,6 @@ _FIRST, _EXECMEM, _EACH, _LAST = (
     "do_one_initcall",
     "free_initmem",
 )
-PLACES = (_FIRST, _EACH, _LAST)
 """Functions that process 1 calls before, at and after its initcalls; it may sleep in all."""
 
 
@@ -47,6 +46,25 @@ def is_initialising(memory: GuestMemory, kernel: Kernel) -> bool:
     if found is None:
         return False
     return int.from_bytes(memory.read(found.addr, 4), "little") <= _SCHEDULING
+
+
+def has_code_memory(memory: GuestMemory, kernel: Kernel) -> bool:
+    """Whether a kernel can allocate memory for code: mm/execmem.c follows a pointer for that."""
+    info = kernel.symbols.find("execmem_info")
+    return info is None or memory.u64(info.addr) != 0
+
+
+def sleeping_places(memory: GuestMemory, kernel: Kernel) -> tuple[str, ...]:
+    """Return the functions in which process 1 of a kernel that boots may sleep, once it can be had.
+
+    Not ``do_one_initcall`` in general: the earliest are called while only one CPU runs, and on
+    arm64 before alternatives are patched into the text.
+    """
+    if not is_initialising(memory, kernel):
+        return ()
+    if address_of(kernel, _EXECMEM) is None:
+        return _FIRST, _LAST
+    return (_EACH, _LAST) if has_code_memory(memory, kernel) else ()
 
 
 def has_started(guest: Guest) -> bool:

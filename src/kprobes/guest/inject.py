@@ -18,7 +18,7 @@ from kprobes.arch.machine import CallSetup, FunctionCall, InjectOps, ReturnPath,
 from kprobes.arch.registry import machine
 from kprobes.errors import RESTORED, GuestReplacedError, MemoryFault, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Call
-from kprobes.guest.boot import PLACES, is_initialising
+from kprobes.guest.boot import sleeping_places
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.stops import PAUSED, breakpoint_at, run_until_stop
 from kprobes.model.kernel import Kernel
@@ -372,8 +372,7 @@ class CallInjector:
 
     def _sleepable(self) -> list[Addr]:
         names = [self._info.switch, *_SLEEPABLE]
-        if is_initialising(self.memory, self._kernel):
-            names += PLACES
+        names += sleeping_places(self.memory, self._kernel)
         if address_of(self._kernel, self._info.switch) is None:
             names += [f"{self._info.system_call}{name}" for name in _SYSCALLS.split()]
         found = [address_of(self._kernel, name) for name in names]

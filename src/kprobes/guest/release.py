@@ -17,6 +17,7 @@ from msgspec import Struct
 from kprobes.arch.machine import CodeRequest, FunctionCall
 from kprobes.errors import TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
+from kprobes.guest.boot import has_code_memory
 from kprobes.guest.guest import Guest
 from kprobes.guest.inject import CallInjector, Task
 from kprobes.guest.kernel_abi import first_of
@@ -47,9 +48,7 @@ class CodeMemory(Struct, frozen=True, kw_only=True):
 
 
 def _check_ready(task: Task, kernel: Kernel) -> None:
-    # mm/execmem.c follows this pointer, which one of a kernel's first initcalls may set.
-    info = kernel.symbols.find("execmem_info")
-    if info is not None and not task.memory.u64(info.addr):
+    if not has_code_memory(task.memory, kernel):
         raise TargetError("the guest boots: its kernel cannot have memory for code yet")
 
 
