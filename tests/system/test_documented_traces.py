@@ -78,7 +78,14 @@ def test_an_example_records_what_it_promises(session: GuestSession, example: Exa
     trace.add_arguments(parser)
     args = parser.parse_args(example.words)
     args.command = example.command
+    if args.boot:
+        with kprobes.boot(is_early=True) as booting:
+            _check(booting, args, example)
+    else:
+        _check(session, args, example)
 
+
+def _check(session: GuestSession, args: argparse.Namespace, example: Example) -> None:
     found, status = _recorded(session, args)
 
     assert status == 0
