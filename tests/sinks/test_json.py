@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kprobes.model.events import Events
 from kprobes.sinks import FORMATS
-from kprobes.sinks.json import dumps, valid_text
+from kprobes.sinks.json import dumps, reboot_mark, valid_text
 from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
@@ -180,3 +180,13 @@ def test_an_entry_has_no_caller() -> None:
     (event,) = objects(make_events([make_batch(make_layout(1), [Row()])]))
 
     assert "caller" not in event
+
+
+def test_a_reboot_is_a_line_that_no_release_can_break() -> None:
+    (line,) = reboot_mark('6.1"\n').splitlines()
+
+    assert json.loads(line) == {
+        "event": "reboot",
+        "group": "kprobes",
+        "args": {"release": '6.1"\n'},
+    }

@@ -16,7 +16,7 @@ import pytest
 from kprobes.model.events import Events
 from kprobes.sinks import FORMATS
 from kprobes.sinks.names import WINDOW, TraceSource
-from kprobes.sinks.text import TextSink
+from kprobes.sinks.text import TextSink, reboot_mark
 from tests.build.events import Row, events_of_trace, make_batch, make_events
 from tests.build.ring import make_layout
 
@@ -293,3 +293,7 @@ def test_a_trampoline_without_a_name_for_what_it_does_is_a_symbol() -> None:
     (line,) = _returned([0x30], source)
 
     assert line.startswith(b"(kretprobe_trampoline+0x0/0x50 <- do_sys_openat2)")
+
+
+def test_a_reboot_is_a_comment_of_one_line() -> None:
+    assert reboot_mark("6.1\n") == b"# the guest was rebooted: Linux 6.1\\n\n"

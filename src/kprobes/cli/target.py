@@ -80,16 +80,42 @@ class WaitedError(Exception):
     """The time to wait for a guest is over."""
 
 
-class Patience(Struct, frozen=True, kw_only=True):
-    """How a guest is waited for.
+class BootWait(Struct, kw_only=True):
+    """The wait for a guest that is not there yet, or boots.
 
     Attributes:
         is_over: whether nobody waits any more.
         crashed: the boot of it that is not meant, or None.
+        is_said: whether the user knows why.
     """
 
     is_over: Callable[[], bool]
     crashed: "Boot | None" = None
+    is_said: bool = False
+
+    def check(
+        self, args: argparse.Namespace, stop: Stop, progress: Callable[[str], None], why: str
+    ) -> None:
+        """Tell why the target is waited for, or end that.
+
+        Args:
+            args: of the command, which names the target.
+            stop: the user's wish.
+            progress: is told what is done.
+            why: it cannot be attached to.
+
+        Raises:
+            KeyboardInterrupt: the user does not want to wait.
+            WaitedError: it is over.
+        """
+        words = f"waiting for {args.target}: {why}"
+        if not self.is_said:
+            print_message(f"kprobe: {words}")
+            self.is_said = True
+        progress(words)
+        stop.check()
+        if self.is_over():
+            raise WaitedError
 
 
 @contextmanager
@@ -98,7 +124,7 @@ def opened(
     *,
     stop: Stop,
     progress: Callable[[str], None],
-    waiting: Patience | None = None,
+    waiting: BootWait | None = None,
 ) -> Generator["GuestSession"]:
     """Attach to the target, or boot a guest; ``--buffer-size`` and ``--vmlinux`` are minded.
 
@@ -200,28 +226,10 @@ def _session(
     return attach(args.target, size=size, access=access)
 
 
-class _Waiter:
-    # Tells once why a guest is waited for, and ends that.
-
-    def __init__(self, target: str, stop: Stop, progress: Callable[[str], None]) -> None:
-        self._target, self._stop, self._progress = target, stop, progress
-        self._is_said = False
-
-    def until(self, is_over: Callable[[], bool], why: str) -> None:
-        words = f"waiting for {self._target}: {why}"
-        if not self._is_said:
-            print_message(f"kprobe: {words}")
-            self._is_said = True
-        self._progress(words)
-        self._stop.check()
-        if is_over():
-            raise WaitedError
-
-
 def _await(
-    args: argparse.Namespace, stop: Stop, progress: Callable[[str], None], waiting: Patience
+    args: argparse.Namespace, stop: Stop, progress: Callable[[str], None], waiting: BootWait
 ) -> "GuestSession":
-    wait = partial(_Waiter(args.target, stop, progress).until, waiting.is_over)
+    wait = partial(waiting.check, args, stop, progress)
     while True:
         try:
             session = _session(args, progress, wait)

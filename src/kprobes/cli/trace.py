@@ -67,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(command=(), filters={})
     options.add_target(parser)
+    options.add_recording(parser)
+    _add_begin_and_end(parser)
     _add_choice(parser)
     _add_output(parser)
     options.add_limits(parser)
@@ -80,8 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_boot(parser)
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
-    options.add_recording(parser)
+def _add_begin_and_end(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--duration", type=options.duration, metavar="TIME", help="stop after TIME: 10s, 500ms, 2m"
     )
@@ -112,6 +113,9 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="when the guest is rebooted, or started again, go on with it; --wait is included",
     )
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--follow",
         action="store_true",

@@ -24,7 +24,7 @@ from kprobes.cli.files import report_ready
 from kprobes.cli.options import is_host, limits, return_method, return_option, strategy
 from kprobes.cli.output import NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
-from kprobes.cli.target import Patience, WaitedError, check_options, opened, opened_host
+from kprobes.cli.target import BootWait, WaitedError, check_options, opened, opened_host
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
 from kprobes.cli.until_panic import EndOfLog, LastEvents
 from kprobes.errors import (
@@ -39,7 +39,7 @@ from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.options import Options
 from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
-from kprobes.sinks import FORMATS, reboot_mark
+from kprobes.sinks import FORMATS, REBOOT_MARKS
 from kprobes.transport.agent import Command, Finished
 
 _KILL_S = 5.0
@@ -341,7 +341,7 @@ class _Tracer(Struct, kw_only=True):
             return
         waiting = None
         if args.wait or args.rearm:
-            waiting = Patience(is_over=self.is_over, crashed=self.crashed)
+            waiting = BootWait(is_over=self.is_over, crashed=self.crashed)
         with opened(args, stop=self.stop, progress=progress, waiting=waiting) as guest:
             if args.boot and not guest.driver.is_early:
                 _warn(_LATE)
@@ -365,7 +365,7 @@ class _Tracer(Struct, kw_only=True):
         )
         output = Output(stream, lambda s: sink(s, source), is_ours=is_ours, stop=self.stop)
         if self.boots:
-            output.mark = reboot_mark(args.format, session.kernel.release)
+            output.mark = REBOOT_MARKS[args.format](session.kernel.release)
         return output
 
 
@@ -377,7 +377,7 @@ def _define(
         strategy=strategy(args),
         return_method=return_method(args),
         limits=limits(args),
-        hang_timeout_s=args.until_panic and (args.hang_timeout or _HANG_S),
+        hang_timeout_s=None if args.until_panic is None else args.hang_timeout or _HANG_S,
         warn=_warn,
         checkpoint=stop.check,
     )

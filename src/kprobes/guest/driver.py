@@ -200,9 +200,8 @@ class GuestDriver:
                 self._begin(prepared)
                 self._watch.begin(wanted.options.hang_timeout_s)
             self._change(prepared, wanted)
-            if begins and not self.guest.stub.is_running:
-                # It stood at the beginning of its boot, or somebody has paused it.
-                self.guest.stub.let_run()
+            if begins and self.is_early:
+                self.guest.stub.resume()
             if self._ended is not None:
                 # Since we began; whoever gave up may have found nothing to disarm.
                 self.disarm()

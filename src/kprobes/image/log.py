@@ -67,12 +67,6 @@ class KernelLog:
         except (UnknownTypeError, FormatError, MemoryFault) as error:
             raise TargetError(f"the kernel's log cannot be read: {error}") from error
 
-    @property
-    def next_seq(self) -> int:
-        """The number that the next message will have, as far as the latest tells."""
-        found = self._record(self._head)
-        return 0 if found is None else found.seq + 1
-
     def records(self, since: int = 0, *, most: int = MOST) -> Sequence[LogRecord]:
         """Return messages, oldest first.
 

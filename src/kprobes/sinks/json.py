@@ -54,6 +54,12 @@ def dumps(value: object) -> str:
     return json.dumps(_valid(value))
 
 
+def reboot_mark(release: str) -> bytes:
+    """Return the line in front of the events of a guest's next boot."""
+    name = quoted(release.encode(errors="surrogateescape"))
+    return b'{"event":"reboot","group":"kprobes","args":{"release":%b}}\n' % name
+
+
 def _valid(value: object) -> object:
     match value:
         case str():

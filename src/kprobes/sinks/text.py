@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import MIGRATE_SINCE, Field, Storage
-from kprobes.model.visible import visible_line
+from kprobes.model.visible import visible, visible_line
 from kprobes.sinks.names import BH_SINCE, Name, Names, TraceSource, flags, in_order
 
 _TITLE = """\
@@ -68,6 +68,11 @@ Shown = tuple[bytes, list[list[Any]]]
 _FAULT = b"(fault)"
 _UNKNOWN = b"?"
 _CHARACTERS = [bytes((code,)) for code in range(256)]
+
+
+def reboot_mark(release: str) -> bytes:
+    """Return the line in front of the events of a guest's next boot: a comment."""
+    return f"# the guest was rebooted: Linux {visible(release)}\n".encode()
 
 
 def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> Shown:
