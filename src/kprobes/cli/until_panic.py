@@ -15,20 +15,16 @@ if TYPE_CHECKING:
     from kprobes.open import AnySession
 
 _FEW = 1000
+"""Events that are copied, as they are few of all that was drained with them."""
 _OF_ONE = 2048
 """Bytes of each drain's events besides their columns, about."""
 
 
 class LastEvents:
-    """Keeps the last events, and passes them on at the end. Implements ``ports.Sink``.
-
-    Attributes:
-        dropped: how many older ones were not kept.
-    """
+    """Keeps the last events, and passes them on at the end. Implements ``ports.Sink``."""
 
     def __init__(self, sink: Sink, *, most: int) -> None:
         """Keep about ``most`` bytes of events, the latest drain's in any case."""
-        self.dropped = 0
         self._sink, self._most = sink, most
         self._kept: deque[tuple[Events, int]] = deque()
         self._size = 0
@@ -36,16 +32,13 @@ class LastEvents:
     def write(self, events: Events) -> None:
         """Keep events, and let the oldest go."""
         if len(events) < _FEW:
-            # They are views of the bytes that were drained, of which there are many more.
             copies = tuple(batch.take(np.arange(len(batch))) for batch in events.batches)
             events = replace(events, batches=copies)
         size = events.nbytes + _OF_ONE
         self._kept.append((events, size))
         self._size += size
         while self._size > self._most and len(self._kept) > 1:
-            oldest, size = self._kept.popleft()
-            self._size -= size
-            self.dropped += len(oldest)
+            self._size -= self._kept.popleft()[1]
 
     def pass_on(self) -> None:
         """Write what is kept, and keep it no more."""
