@@ -240,7 +240,7 @@ def _merge(decoded: list[Decoded]) -> int:
 
 
 def _events(decoded: list[Decoded]) -> Events:
-    return in_order([batch for part in decoded for batch in part.batches])
+    return in_order(batch for part in decoded for batch in part.batches)
 
 
 def _written(name: str, events: Events) -> int:

@@ -1,7 +1,8 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprobes.model.events import Events
+from kprobes.model.events import Events, each_event
 from kprobes.ring.chunk import Decoded, Shapes
 from kprobes.ring.merge import Merger, in_order
 from kprobes.ring.reader import decode
@@ -127,15 +128,22 @@ def test_no_event_is_lost_and_all_are_in_order_when_nobody_is_blocked(
     assert merger.late == 0
 
 
-def test_equal_times_keep_the_order_of_batches_and_rows() -> None:
-    times = [4, 7, 4, 7]
-    ones = decoded_of([Hit(layout=ONE, counter=ts, values=(ts,)) for ts in times])
-    twos = decoded_of([Hit(layout=TWO, counter=ts, values=(b"", 1)) for ts in times])
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_events_of_one_time_keep_the_order_of_their_ring(cpus: int) -> None:
+    hits = [
+        Hit(layout=TWO, counter=ts, values=(b"", n))
+        if n % 2
+        else Hit(layout=ONE, counter=ts, values=(n,))
+        for n, ts in enumerate([4, 7, 4, 4, 7, 7], 1)
+    ]
 
-    events = in_order(ones.batches + twos.batches)
+    decoded = [decoded_of(hits, cpu) for cpu in range(cpus)]
 
-    assert events.batch.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert events.row.tolist() == [0, 2, 0, 2, 1, 3, 1, 3]
+    events = in_order(batch for part in decoded for batch in part.batches)
+
+    numbers = [(event.cpu, list(event.args.values())[-1]) for event in each_event(events)]
+    for cpu in range(cpus):
+        assert [n for each, n in numbers if each == cpu] == [1, 3, 4, 2, 5, 6]
 
 
 def test_nothing_in_order_is_nothing() -> None:

@@ -18,7 +18,7 @@ from kprobes.open import GuestSession
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
-from tests.build.balance import Balance, balance
+from tests.build.balance import STACK, Balance, balance
 from tests.build.defined import delete_all
 from tests.build.dialect import dialect_of
 from tests.build.programs import counting_loop
@@ -78,7 +78,7 @@ def around(session: GuestSession, *functions: str) -> list[str]:
     """Return a probe at the entry and at the return of each function."""
     value = dialect_of(session).value
     pairs = [
-        (f"p:in_{n} {name}", f"r:out_{n} {name} ret=%{value}:x64")
+        (f"p:in_{n} {name} {STACK}", f"r:out_{n} {name} {STACK} ret=%{value}:x64")
         for n, name in enumerate(functions)
     ]
     return [line for pair in pairs for line in pair]

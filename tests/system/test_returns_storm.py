@@ -26,7 +26,7 @@ from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB
 from tests.build import hot
-from tests.build.balance import Balance, balance
+from tests.build.balance import STACK, Balance, balance
 from tests.build.defined import delete_all, recorded_by_event
 from tests.build.dialect import DIALECTS, Dialect
 from tests.build.harmed import AGAIN_S
@@ -165,7 +165,9 @@ def balanced(session: GuestSession, names: Sequence[str], for_s: float) -> list[
     """Hold entries and returns of functions against each other, of so many at once as fit."""
     pairs = pairs_of(names)
     delete_all(session)
-    lines = [f"p:{into} {name}\nr:{out} {name}" for name, (into, out) in pairs.items()]
+    lines = [
+        f"p:{into} {name} {STACK}\nr:{out} {name} {STACK}" for name, (into, out) in pairs.items()
+    ]
     session.probe("\n".join(lines))
     with session.record() as trace:
         time.sleep(for_s)

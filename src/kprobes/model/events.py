@@ -38,6 +38,7 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
             shape (n,), but (n, count) for an array of strings. A duration of 0 is one that could
             not be measured.
         caller: uint64, where a return probe's calls came from; None for other probes.
+        place: uint64, greater for what came later on the same CPU, until they are put in order.
     """
 
     layout: RecordLayout
@@ -49,6 +50,7 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
     values: tuple[Column, ...]
     faulted: tuple[NDArray[np.bool_] | None, ...]
     caller: NDArray[np.uint64] | None = None
+    place: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -73,6 +75,7 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
             values=tuple(values[rows] for values in self.values),
             faulted=tuple(None if mask is None else mask[rows] for mask in self.faulted),
             caller=None if self.caller is None else self.caller[rows],
+            place=None if self.place is None else self.place[rows],
         )
 
 

@@ -14,6 +14,7 @@ from kprobes.model.resolved import (
     ALIGN,
     COMM,
     COMM_SIZE,
+    COMMIT,
     CONTEXT,
     COUNTER,
     EVENT_BITS,
@@ -122,6 +123,7 @@ def _check(layout: RecordLayout) -> None:
 
 def _row_dtype(layout: RecordLayout) -> np.dtype[np.void]:
     parts: dict[str, tuple[str, int]] = {
+        "commit": ("<u8", COMMIT),
         "counter": ("<u8", COUNTER),
         "pid": ("<i4", PID),
         "context": ("<u4", CONTEXT),

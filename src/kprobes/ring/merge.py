@@ -19,7 +19,7 @@ from kprobes.ring.chunk import Decoded
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Return all rows of batches of one layout, in their order."""
+    """Return all rows of batches of one layout, in their order, without their places."""
     if len(batches) == 1:
         return batches[0]
     return Batch(
@@ -111,16 +111,16 @@ class Merger:
         return max([safe, *(held.last for held in self._held if held.round <= overdue)])
 
     def _release(self, horizon: int) -> Events:
-        ready: dict[int, list[Batch]] = defaultdict(list)
+        ready: list[Batch] = []
         kept: list[_Held] = []
         for held in self._held:
             released, rest = _split(held, horizon)
             if released is not None:
-                ready[released.layout.event_id].append(released)
+                ready.append(released)
             if rest is not None:
                 kept.append(rest)
         self._held = kept
-        events = in_order([join(ready[event_id]) for event_id in sorted(ready)])
+        events = in_order(ready)
         self._count_late(events)
         return events
 
@@ -130,22 +130,39 @@ class Merger:
         self._shown = max([self._shown, *(int(batch.ts.max()) for batch in events.batches)])
 
 
-def in_order(batches: Sequence[Batch]) -> Events:
-    """Put batches, at most one per layout, into the order of time.
+def in_order(batches: Iterable[Batch]) -> Events:
+    """Put batches into the order of time, those of a layout as one.
 
-    Events of the same nanosecond keep the order of the batches, then of their rows.
+    Events of a CPU with the same time keep the order of its ring: a counter may be coarser than
+    what is recorded, and that of QEMU stands still before its CPUs do when a guest is stopped.
     """
-    whole = tuple(batch for batch in batches if len(batch))
-    lengths = [len(batch) for batch in whole]
-    if not whole:
+    parts: dict[int, list[Batch]] = defaultdict(list)
+    for batch in batches:
+        if len(batch):
+            parts[batch.layout.event_id].append(batch)
+    ordered = [parts[event_id] for event_id in sorted(parts)]
+    if not ordered:
         return Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
-    ts = np.concatenate([batch.ts for batch in whole])
+    whole = tuple(map(join, ordered))
+    lengths = [len(batch) for batch in whole]
     which = np.repeat(np.arange(len(whole), dtype=np.uint16), lengths)
     rows = np.concatenate([np.arange(n, dtype=np.uint32) for n in lengths])
-    if _is_sorted(ts):
+    ts = np.concatenate([batch.ts for batch in whole])
+    if len(whole) == 1 and _is_sorted(ts):
         return Events(batches=whole, batch=which, row=rows)
     order = np.argsort(ts, kind="stable")
+    sorted_ts = ts[order]
+    is_same = sorted_ts[1:] == sorted_ts[:-1]
+    if is_same.any():
+        at = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+        same = order[at]
+        order[at] = same[np.lexsort((_places(ordered)[same], ts[same]))]
     return Events(batches=whole, batch=which[order], row=rows[order])
+
+
+def _places(parts: Iterable[Sequence[Batch]]) -> NDArray[np.uint64]:
+    places = (batch.place for part in parts for batch in part)
+    return np.concatenate([place for place in places if place is not None])
 
 
 def _held(batch: Batch, number: int) -> _Held:

@@ -275,6 +275,7 @@ def batch(records: Records, *, cpu: int, clock: Clock) -> Batch:
         values=tuple(values for values, _ in fields),
         faulted=tuple(faulted for _, faulted in fields),
         caller=None if layout.caller_offset is None else rows["caller"],
+        place=rows["commit"],
     )
 
 
