@@ -16,13 +16,14 @@ from kprobes.errors import UsageError
 from kprobes.guest.attach import Access
 from kprobes.guest.clock import X86_TSC, open_clock
 from kprobes.guest.kernel_abi import per_cpu_bases
+from kprobes.model.options import Limits
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.continuous import CALL
 from tests.build.dialect import DIALECTS
 from tests.build.programs import counting_loop
-from tests.build.victim import settle
+from tests.build.victim import is_complaint, settle
 
 pytestmark = pytest.mark.guest
 
@@ -158,3 +159,24 @@ def test_by_default_it_is_the_clock_of_the_guests_own_trace(
     theirs, ours = _recorded(machine, kind, None)
 
     assert _is_near(theirs, ours)
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_what_a_called_clock_runs_may_be_probed_itself(
+    machine: Machine, kind: str, is_limited: bool
+) -> None:
+    # Each hit calls the clock, whose hit would call it again, and so on until the stack ends.
+    names = "ktime_get_boot_fast_ns", "ktime_get_mono_fast_ns"
+    lines = [f"p:in{n} {name}\nr:out{n} {name} ret=$retval" for n, name in enumerate(names)]
+    with _attach(machine, "boot") as session:
+        if is_limited:
+            session.options = replace(session.options, limits=Limits(max_rate=1e9))
+        session.probe("\n".join([f"p:ours {_function(kind)}", *lines]), duration=True)
+        with session.record() as trace:
+            assert machine.run("/loop & /loop & wait").status == 0
+
+    assert len(trace.columns("ours")["ts"]) == 2 * TIMES
+    missed = {each.event: each.missed for each in trace.hits}
+    assert missed["ours"] == 0
+    assert min(missed[name] for name in ("in0", "in1", "out0", "out1")) >= 2 * TIMES
+    assert not is_complaint(machine.run("dmesg").output.decode(errors="replace"))

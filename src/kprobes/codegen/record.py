@@ -33,13 +33,20 @@ def emit_probes(context: Context, probes: Sequence[Resolved], first: int) -> Non
         first: the number of the first one's event among the site's.
     """
     f = context.out
+    is_held = context.abi.loads is not None and context.abi.clock is not None
     for index, probe in enumerate(probes, first):
-        following = f.label("following")
+        following, missed = f.label("following"), f.label("missed")
+        if is_held:
+            guard.enter(context, f"event{index}", missed)
         with _measured(context, f"event{index}"):
             emit_choice(context, probe, index, following)
             emit_probe(context, probe, index)
             f.jump(following)
             f.place(following)
+        if is_held:
+            guard.leave(context)
+            f.jump(missed)
+            f.place(missed)
 
 
 def emit_choice(context: Context, probe: Resolved, index: int, reject: str) -> None:
@@ -63,10 +70,11 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
         index: tells its event id from its neighbours'.
     """
     out = context.out.label("out")
-    guarded = probe.calls_guest
+    is_held = context.holds_preemption
+    guarded = not is_held and (probe.calls_guest or context.abi.clock is not None)
     if guarded:
         guard.enter(context, f"event{index}", out)
-    elif context.abi.is_guarded:
+    elif context.abi.is_guarded and not is_held:
         guard.check(context, f"event{index}", out)
     leave = context.out.label("leave")
     filter_emitter(context, probe, f"event{index}").emit_rest(leave)

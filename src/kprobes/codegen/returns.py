@@ -6,7 +6,8 @@ trampoline it is a word above. Instances and slots are handled whatever else a h
 records are guarded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -171,21 +172,30 @@ class _Roles(Struct, frozen=True, kw_only=True):
     def _keep(self, instance: Value) -> None:
         f, context = self.context.out, self.context
         if self.returns.is_timed:
-            f.store(f.op("add", instance, INSTANCE_COUNTER), record.stamp(context))
+            self._keep_time(f.op("add", instance, INSTANCE_COUNTER))
         for index, operand in enumerate(self.returns.kept):
             if can_fault(operand):
                 raise TypeError(f"{operand} is memory, which is read at the return")
             place = f.op("add", instance, INSTANCE_VALUES + _WORD * index)
-            if not calls_guest(operand):
+            with self._held(is_needed=calls_guest(operand)):
                 f.store(place, fetch.value_of(context, operand, ""))
-                continue
-            # What a hit of our own path keeps is not recorded either.
-            missed = f.label("missed")
-            guard.hold(context, lambda: None, missed)
-            f.store(place, fetch.value_of(context, operand, ""))
-            guard.leave(context)
-            f.jump(missed)
-            f.place(missed)
+
+    def _keep_time(self, place: Value) -> None:
+        with self._held(is_needed=self.context.abi.clock is not None):
+            self.context.out.store(place, record.stamp(self.context))
+
+    @contextmanager
+    def _held(self, *, is_needed: bool) -> Generator[None]:
+        # What a hit of our own path keeps is not recorded either.
+        if not is_needed:
+            yield
+            return
+        f, missed = self.context.out, self.context.out.label("missed")
+        guard.hold(self.context, lambda: None, missed)
+        yield
+        guard.leave(self.context)
+        f.jump(missed)
+        f.place(missed)
 
     def _caller(self, slot: Value) -> Value:
         # A return instruction may be one that checks the address, and has it protected until then.

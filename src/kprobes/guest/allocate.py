@@ -192,7 +192,7 @@ class Allocator:
             task_size=guest.task_size,
             thread_size=guest.arch.thread_size,
             clock=recorder.clock.function,
-            is_guarded=self.is_guarded,
+            is_guarded=self.is_guarded or recorder.clock.function is not None,
         )
 
     def _free_retired(self, guest: Guest, patcher: TextPatcher) -> None:

@@ -83,8 +83,8 @@ class GuestAbi(Struct, frozen=True, kw_only=True):
         thread_size: bytes of a kernel stack, a power of two.
         clock: the guest's function that returns nanoseconds of its trace clock, to be called at
             every hit; None where its raw counter tells the same.
-        is_guarded: whether any probe of the session calls into the guest, so that all must
-            look at the guard.
+        is_guarded: whether the clock, or any probe of the session, calls into the guest, so that
+            all must look at the guard.
     """
 
     task: TaskAbi
