@@ -180,6 +180,17 @@ def test_any_bytes_of_a_table_are_taken_without_harm(data: bytes) -> None:
     assert all(TEXT <= site < TEXT + 0x100_0000 for site in found.jump_labels)
 
 
+def test_what_runs_while_a_cpu_starts_is_forbidden() -> None:
+    memory, symbols = running()
+    starts = symbol("secondary_startup_64", F, size=32)
+
+    found = read_tables(memory, make_kernel([*symbols, starts]))
+
+    (only,) = found.forbidden
+    assert (only.start, only.stop) == (F, F + 32)
+    assert "while a CPU starts" in only.why
+
+
 def test_areas_that_overlap_are_cut() -> None:
     found = disjoint([area(8, 12, "c"), area(0, 10, "a"), area(2, 4, "b")])
 

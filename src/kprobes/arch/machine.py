@@ -190,6 +190,8 @@ class TextOps(Struct, frozen=True, kw_only=True):
         no_return: functions that never return.
         unprobed: areas, named like ``__entry_text``, that the kernel puts on its probe blacklist
             while it boots.
+        starting: functions that run while a CPU starts, before it has the kernel's memory; the
+            kernel's own blacklist lacks them.
         without_jump_tables: a kernel that has this symbol was compiled without jump tables.
         has_landing_pads: (memory, the function tracer's sites) to whether calls through pointers
             land only where functions begin with an instruction for that.
@@ -199,12 +201,14 @@ class TextOps(Struct, frozen=True, kw_only=True):
         with_pointers: a kernel that has this symbol has them.
         listed_sites: (memory, what a file's list of the tracer's sites has) to the sites.
         references: (code, address) to the addresses of data that it names, or may name.
+        counted: (code) to the places, in structs, of numbers of 8 bytes that it adds 1 to.
     """
 
     returns: tuple[str, ...]
     indirect: str
     no_return: tuple[str, ...]
     unprobed: tuple[str, ...]
+    starting: tuple[str, ...]
     without_jump_tables: str
     has_landing_pads: Callable[[Read, Iterable[int]], bool]
     exception_words: Callable[[tuple[int, int]], int]
@@ -212,6 +216,7 @@ class TextOps(Struct, frozen=True, kw_only=True):
     with_pointers: str
     listed_sites: Callable[[Read, Sequence[int]], Sequence[int]]
     references: Callable[[bytes, int], Iterable[int]]
+    counted: Callable[[bytes], Iterable[int]]
 
 
 class TaskInfo(Struct, frozen=True, kw_only=True):

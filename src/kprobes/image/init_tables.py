@@ -28,7 +28,6 @@ from kprobes.image.tables import (
     Needed,
     Table,
     annexes,
-    areas,
     disjoint,
     missing,
     names_in,
@@ -68,8 +67,7 @@ def read_image_tables(memory: Memory, kernel: Kernel) -> TextTables:
     kept = read_tables(memory, kernel, ftrace=known.listed_sites(memory.read, listed))
     found = list(_alternatives(memory, kernel))
     rewritten = [(each.start, each.stop) for each in found]
-    boot = areas(kernel, dict.fromkeys(known.unprobed, BLACKLISTED))
-    barred = disjoint([*_blacklist(memory, kernel), *boot])
+    barred = disjoint(_blacklist(memory, kernel))
     return replace(
         kept,
         missing=missing(kernel, _NEEDED),

@@ -251,6 +251,8 @@ _ANNEX = 48
 _LIST = 16
 BLACKLISTED = "the kernel's own probe blacklist has it"
 
+_STARTING = "it runs while a CPU starts, before the kernel's memory is there"
+
 _AREAS: Mapping[str, str] = {
     "__noinstr_text": "it is noinstr text, which runs where nothing may trap",
     "__entry_text": "it is entry text, which runs before the kernel is ready for a trap",
@@ -305,7 +307,7 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
         for table in (exceptions(known, kernel.version), JUMP_LABELS, STATIC_CALLS)
     )
     modules = read_module_tables(memory, kernel)
-    barred = disjoint([*areas(kernel), *_blacklist(memory, kernel), *modules.forbidden])
+    barred = disjoint([*_unprobed(kernel, known), *_blacklist(memory, kernel), *modules.forbidden])
     repairs = pairs(repaired) | modules.exceptions
     sites = frozenset(ftrace)
     return TextTables(
@@ -426,6 +428,15 @@ def areas(kernel: Kernel, named: Mapping[str, str] = _AREAS) -> Iterator[Forbidd
         start, stop = (kernel.symbols.find(f"{name}_{edge}") for edge in ("start", "end"))
         if start is not None and stop is not None and 0 < stop.addr - start.addr <= _MAX_AREA:
             yield Forbidden(start=start.addr, stop=stop.addr, why=why)
+
+
+def _unprobed(kernel: Kernel, known: TextOps) -> Iterator[Forbidden]:
+    # What boot puts on the blacklist is not there where the kernel has no kprobes of its own.
+    yield from areas(kernel)
+    yield from areas(kernel, dict.fromkeys(known.unprobed, BLACKLISTED))
+    for name in known.starting:
+        for symbol in kernel.symbols.all_named(name):
+            yield Forbidden(start=symbol.addr, stop=Addr(symbol.addr + symbol.size), why=_STARTING)
 
 
 def _blacklist(memory: Memory, kernel: Kernel) -> Iterator[Forbidden]:

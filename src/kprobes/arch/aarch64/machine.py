@@ -182,6 +182,9 @@ _LOAD_MASK, _LOAD = 0b111_1_11 << 24, 0b111_0_01 << 24
 _PAIR_MASK, _PAIR = 0b111_1_111 << 23, 0b101_0_010 << 23
 # LDR of 64 bits (pre-indexed): lists are walked from a head that is loaded so.
 _WALK_MASK, _WALK = 0xFFE0_0C00, 0b11_111_0_00_01_0_000000000_11_00000_00000
+# LDR and STR of 64 bits (unsigned immediate), ADD of 1.
+_WIDE_MASK, _LOAD_WIDE, _STORE_WIDE = 0x3FF << 22, 0b11_111_0_01_01 << 22, 0b11_111_0_01_00 << 22
+_ADD_ONE_MASK, _ADD_ONE = 0xFFFF_FC00, 0b1_00_100010_0_000000000001 << 10
 _MOV_MASK, _MOV = 0xFFE0_FFE0, 0b1_01_01010_00_0_00000_000000_11111_00000
 
 
@@ -196,6 +199,20 @@ def references(code: bytes, addr: int) -> Iterator[int]:
             known[word & 31] = known[word >> 16 & 31]
         elif word >> 5 & 31 in known:
             yield from _named(word, known)
+
+
+def counted(code: bytes) -> Iterator[int]:
+    """Yield the places in structs of numbers of 8 bytes that code adds 1 to."""
+    loaded: dict[int, tuple[int, int]] = {}
+    raised: dict[int, tuple[int, int]] = {}
+    for word in np.frombuffer(code, "<u4", len(code) // 4).tolist():
+        register, base, place = word & 31, word >> 5 & 31, (word >> 10 & 0xFFF) << 3
+        if word & _WIDE_MASK == _LOAD_WIDE:
+            loaded[register] = base, place
+        elif word & _ADD_ONE_MASK == _ADD_ONE and base in loaded:
+            raised[register] = loaded[base]
+        elif word & _WIDE_MASK == _STORE_WIDE and raised.get(register) == (base, place):
+            yield place
 
 
 def _named(word: int, known: dict[int, int]) -> Iterator[int]:
@@ -314,6 +331,7 @@ TEXT = TextOps(
     no_return=NO_RETURN,
     # arch_populate_kprobe_blacklist() in arch/arm64/kernel/probes/kprobes.c.
     unprobed=("__irqentry_text", "__idmap_text", "__hyp_text", "__hyp_idmap_text"),
+    starting=(),
     without_jump_tables="",
     has_landing_pads=has_landing_pads,
     # 2e77a62cb3a6 ("arm64: extable: add a dedicated uaccess handler") (v5.16): type and data.
@@ -323,6 +341,7 @@ TEXT = TextOps(
     with_pointers="ftrace_ops_nop_func",
     listed_sites=listed_sites,
     references=references,
+    counted=counted,
 )
 
 TASK = TaskInfo(

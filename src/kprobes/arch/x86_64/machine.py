@@ -4,6 +4,7 @@ Where a kernel is: Documentation/arch/x86/x86_64/mm.rst and head_64.S. Which dat
 is read from the operands of its instructions.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from kprobes.arch.machine import Machine, PagingInfo, TaskInfo, TextOps
@@ -87,6 +88,23 @@ NO_RETURN = (
 """Functions that never return: tools/objtool/noreturns.h, and its ancestor in check.c."""
 
 
+STARTING = (
+    "__startup_64",
+    "__startup_secondary_64",
+    "common_startup_64",
+    "early_setup_idt",
+    "secondary_startup_64",
+    "secondary_startup_64_no_verify",
+    "sev_verify_cbit",
+    "soft_restart_cpu",
+    "start_cpu0",
+    "startup_64",
+    "startup_64_load_idt",
+    "startup_64_setup_env",
+    "startup_64_setup_gdt_idt",
+    "verify_cpu",
+)
+"""arch/x86/kernel/head_64.S, and what it calls in head64.c (later in boot/startup)."""
 _KERNEL = 1 << 63
 
 
@@ -101,6 +119,27 @@ def references(code: bytes, addr: int) -> Iterator[int]:
                 yield each.immediate32to64 & U64
         if each.memory_base in (Register.RIP, Register.NONE) and each.memory_displacement:
             yield each.memory_displacement & U64
+
+
+# add qword ptr [BASE + PLACE], 1; inc of the same; mov REG, [...], add REG, 1, mov [...], REG.
+_BASED = rb"[\x80-\x83\x85-\x87]"
+_LOADED = rb"(?P<rex>[\x48\x49])\x8b(?P<form>[\x80-\xbf])(?P<place>.{4})"
+_STORED = rb".{0,16}?\x48\x83[\xc0-\xc7]\x01.{0,16}?(?P=rex)\x89(?P=form)(?P=place)"
+_COUNTED = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        rb"[\x48\x49]\x83" + _BASED + rb"(?P<place>.{4})\x01",
+        rb"[\x48\x49]\xff" + _BASED + rb"(?P<place>.{4})",
+        _LOADED + _STORED,
+    )
+)
+
+
+def counted(code: bytes) -> Iterator[int]:
+    """Yield the places in structs of numbers of 8 bytes that code adds 1 to."""
+    for pattern in _COUNTED:
+        for match in pattern.finditer(code):
+            yield int.from_bytes(match["place"], "little")
 
 
 TASK_SIZE = 0x7FFF_FFFF_F000
@@ -188,6 +227,7 @@ TEXT = TextOps(
     indirect=RETPOLINES,
     no_return=NO_RETURN,
     unprobed=(),
+    starting=STARTING,
     without_jump_tables=RETPOLINE,
     # endbr64 does nothing else, and is never probed.
     has_landing_pads=lambda _read, _sites: True,
@@ -196,6 +236,7 @@ TEXT = TextOps(
     with_pointers="",
     listed_sites=lambda _read, listed: listed,
     references=references,
+    counted=counted,
 )
 
 TASK = TaskInfo(

@@ -20,6 +20,7 @@ from kprobes.units import Addr
 BREAKPOINT = b"\xcc"
 TRAP_PATH = frozenset(
     {
+        "do_int3",
         "notify_die",
         "atomic_notifier_call_chain",
         "notifier_call_chain",
@@ -32,6 +33,8 @@ TRAP_PATH = frozenset(
     }
 )
 """What runs between a breakpoint's exception and our callback, and is not forbidden anyway.
+
+A kernel without kprobes has no blacklist, which would have ``do_int3``.
 
 ``rcu_read_unlock_special`` calls nothing there: it returns at once in an NMI's context, which a
 breakpoint's is. How the list was found: docs/internals/patching.md;
