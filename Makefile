@@ -33,6 +33,7 @@ $(STAMPS)/venv: pyproject.toml
 # QEMU before 8.1 may run an emulated CPU on through old text while another one patches it: a guest
 # that patches itself (its own ftrace, its own kprobes) crashes. Debian 12 has 8.1's successors
 # in its backports.
+BUILD_PACKAGES := linux-source-6.1 gcc make flex bison bc libelf-dev dwarves xz-utils
 BACKPORTS := $(STAMPS)/backports.list
 FROM_BACKPORTS := -o Dir::Etc::SourceList=$(abspath $(BACKPORTS)) -t bookworm-backports
 
@@ -56,6 +57,12 @@ $(STAMPS)/apt: Makefile
 			$(APT) $(FROM_BACKPORTS) install -y --no-install-recommends $(QEMU_PACKAGES) >/dev/null; } || \
 			echo "== not to be had: guests that patch their own text may crash in their emulator"; \
 	fi
+	@touch $@
+
+# What builds kernels: tests/build/own_kernels.py.
+$(STAMPS)/apt-build: Makefile
+	@mkdir -p $(STAMPS)
+	@$(APT_INSTALL) $(BUILD_PACKAGES) >/dev/null
 	@touch $@
 
 # Make shows the command itself, so that everybody can go on from it.
@@ -106,7 +113,7 @@ storm: $(STAMPS)/venv ## the unit tests' wide sweeps: millions of cases
 fuzz: $(STAMPS)/venv ## a million texts for each parser of what people write
 	@$(BIN)/pytest -m fuzz
 
-matrix: $(STAMPS)/venv $(STAMPS)/apt ## the same tests on the kernels that `make test` leaves out
+matrix: $(STAMPS)/venv $(STAMPS)/apt $(STAMPS)/apt-build ## the same tests on the kernels that `make test` leaves out
 	@KPROBES_NO_SKIP=1 $(BIN)/pytest -m 'matrix and not sweep' --timeout 600
 
 mutants: $(STAMPS)/venv $(STAMPS)/apt ## change the engine in 60 places, one at a time: the tests named for each must fail

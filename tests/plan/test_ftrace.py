@@ -71,9 +71,8 @@ def test_a_kernel_without_a_single_site_has_none() -> None:
     assert _sites(memory).find(TEXT) is None
 
 
-def test_a_kernel_without_dynamic_ftrace_is_refused() -> None:
-    with pytest.raises(RefusedError, match="CONFIG_DYNAMIC_FTRACE"):
-        read_sites(_memory(), make_kernel([]))
+def test_a_kernel_without_dynamic_ftrace_has_no_sites() -> None:
+    assert len(read_sites(_memory(), make_kernel([])).addrs) == 0
 
 
 @pytest.mark.parametrize("sites", [[], [TEXT + 0x100]])
@@ -272,11 +271,10 @@ def test_a_file_s_sites_are_those_that_its_boot_will_leave() -> None:
     assert sites.find(TEXT + 0x100) is not None
 
 
-def test_a_file_without_a_list_of_sites_is_refused() -> None:
+def test_a_file_without_a_list_of_sites_has_none() -> None:
     memory, kernel = _image()
 
-    with pytest.raises(RefusedError, match="CONFIG_DYNAMIC_FTRACE"):
-        sites_in_image(memory, make_kernel([]))
+    assert len(sites_in_image(memory, make_kernel([])).addrs) == 0
     assert sites_in_image(memory, kernel).addrs.tolist() == []
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from kprobes.errors import UnreachableError, UsageError
 from kprobes.transport.running import (
     Qemu,
+    booted_file,
     domain_pid,
     find_qemus,
     named_address,
@@ -219,3 +220,12 @@ def test_whoever_is_connected_keeps_others_out(tmp_path: Path) -> None:
 def is_free(qemu: Qemu, proc: Path) -> list[bool]:
     addresses = ("/srv/gdb.sock", "localhost:1234", "/srv/other.sock", "localhost:1235")
     return [qemu.is_free(address, proc) for address in addresses]
+
+
+def test_the_file_that_is_booted_is_seen_from_where_qemu_stands(tmp_path: Path) -> None:
+    process(tmp_path, 7, "qemu-system-x86_64 -kernel arch/x86/boot/bzImage -m 512M")
+    process(tmp_path, 8, "qemu-system-x86_64 -m 512M")
+
+    assert booted_file(7, tmp_path) == Path("/srv/arch/x86/boot/bzImage")
+    assert booted_file(8, tmp_path) is None
+    assert booted_file(9, tmp_path) is None

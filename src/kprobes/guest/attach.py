@@ -17,18 +17,21 @@ from msgspec.structs import replace
 from kprobes.arch.arch import Arch
 from kprobes.arch.machine import Machine
 from kprobes.arch.registry import arch, machine, machine_of_stub
-from kprobes.errors import TargetError, UnreachableError
+from kprobes.errors import FormatError, TargetError, UnreachableError
 from kprobes.guest.allocations import nothing
 from kprobes.guest.boot import await_boot
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
 from kprobes.image.cache import KernelCache, default_root
+from kprobes.image.debug_info import candidates
 from kprobes.image.file import check_same_build, kernel_from_image, read_image
 from kprobes.image.find import Registers, find_spaces, read_kernel
+from kprobes.image.task_members import task_members
 from kprobes.model.kernel import Kernel
 from kprobes.transport.connect import connect, parse_target
 from kprobes.transport.find_ram import RAM_BACKENDS, open_ram
-from kprobes.transport.ram import GuestRam, ProcessRam, ProcessRun
+from kprobes.transport.ram import GuestRam, ProcessPlace, ProcessRam, ProcessRun
+from kprobes.transport.running import booted_file
 from kprobes.transport.stub import Stub
 from kprobes.units import Phys
 
@@ -119,10 +122,15 @@ def _read_guest(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[],
     kernel = found.kernel
     if access.image is not None:
         kernel = _with_image(kernel, access.image)
+    memory = GuestMemory(ram, found.tables)
+    if kernel.types is None:
+        kernel = _with_types(kernel, ram.host)
+    if kernel.types is None:
+        kernel = _with_members(stub, memory, kernel, info.thread_size)
     return Guest(
         address=stub.address,
         stub=stub,
-        memory=GuestMemory(ram, found.tables),
+        memory=memory,
         kernel=kernel,
         arch=info,
         task_size=machine.paging.task_size(found.tables),
@@ -166,6 +174,24 @@ def _with_image(kernel: Kernel, path: Path) -> Kernel:
         return kernel
     # Its addresses are as linked, its types hold wherever it runs.
     return replace(kernel, types=kernel_from_image(image).types)
+
+
+def _with_types(kernel: Kernel, host: ProcessPlace | None) -> Kernel:
+    booted = None if host is None else booted_file(host.pid)
+    for path in candidates(kernel.release, kernel.build_id, booted):
+        with suppress(TargetError, FormatError, OSError):
+            found = _with_image(kernel, path) if path.is_file() else kernel
+            if found.types is not None:
+                return found
+    return kernel
+
+
+def _with_members(stub: Stub, memory: GuestMemory, kernel: Kernel, thread_size: int) -> Kernel:
+    # Who only looks needs none of them; to others it is said what was not found.
+    with stub.paused(), suppress(TargetError):
+        found = task_members(memory, kernel, machine(kernel.arch), thread_size)
+        return replace(kernel, members=found)
+    return kernel
 
 
 def publish_ram_map(guest: Guest, journal: Journal) -> None:

@@ -144,10 +144,10 @@ def _check_boot(journal: Identified, read: Callable[[int, int], bytes]) -> None:
 
 def _canary(kernel: Kernel) -> Addr | None:
     task = kernel.symbols.find("init_task")
-    if task is None or kernel.types is None:
+    if task is None:
         return None
     try:
-        return Addr(task.addr + kernel.types.offset("task_struct", "stack_canary"))
+        return Addr(task.addr + kernel.offset("task_struct", "stack_canary"))
     except (UnknownTypeError, FormatError):
         return None
 

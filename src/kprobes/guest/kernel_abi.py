@@ -4,6 +4,8 @@ Where no register has the running task: up to 6.1 ``current_task`` and ``__preem
 per-CPU symbols, in 6.12 members of ``pcpu_hot``, in 7.2 symbols again.
 """
 
+from functools import partial
+
 from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.guest.guest import GuestMemory
@@ -20,41 +22,27 @@ _READERS = {
 }
 
 
-def types_of(kernel: Kernel) -> Types:
-    """Return a kernel's types.
-
-    Raises:
-        TargetError: it carries none.
-    """
-    if kernel.types is None:
-        raise TargetError(
-            f"kernel {kernel.release} carries no type information (CONFIG_DEBUG_INFO_BTF); give "
-            "--vmlinux a file of this build that has it"
-        )
-    return kernel.types
-
-
 def task_abi(kernel: Kernel) -> TaskAbi:
     """Find the running task's facts in a kernel.
 
     Raises:
         TargetError: a symbol or type that every kernel has is missing.
     """
-    types, info = types_of(kernel), machine(kernel.arch).task
+    info, offset = machine(kernel.arch).task, partial(kernel.offset, "task_struct")
     if info.register is None:
         current = _per_cpu(kernel, "current_task")
         preempt_count = _per_cpu(kernel, "__preempt_count", "preempt_count")
     else:
-        current, preempt_count = 0, types.offset("task_struct", info.preempt_count)
+        current, preempt_count = 0, offset(info.preempt_count)
     return TaskAbi(
         current=current,
         preempt_count=preempt_count,
-        pid=types.offset("task_struct", "pid"),
-        tgid=types.offset("task_struct", "tgid"),
-        exec_id=types.offset("task_struct", "self_exec_id"),
-        comm=types.offset("task_struct", "comm"),
-        flags=types.offset("task_struct", "thread_info.flags"),
-        migration_disabled=_migration_disabled(types),
+        pid=offset("pid"),
+        tgid=offset("tgid"),
+        exec_id=offset("self_exec_id"),
+        comm=offset("comm"),
+        flags=offset("thread_info.flags"),
+        migration_disabled=_migration_disabled(kernel.types),
         resched_mask=info.resched_mask(kernel.version),
     )
 
@@ -105,11 +93,13 @@ def _per_cpu(kernel: Kernel, symbol: str, member: str | None = None) -> int:
     hot = kernel.symbols.find("pcpu_hot")
     if hot is None:
         raise TargetError(f"kernel {kernel.release} has neither {symbol} nor pcpu_hot")
-    return hot.addr + types_of(kernel).offset("pcpu_hot", member or symbol)
+    return hot.addr + kernel.offset("pcpu_hot", member or symbol)
 
 
-def _migration_disabled(types: Types) -> tuple[int, int] | None:
+def _migration_disabled(types: Types | None) -> tuple[int, int] | None:
     # Since af449901b84c ("sched: Add migrate_disable()") (v5.11).
+    if types is None:
+        return None
     try:
         place = types.offset("task_struct", "migration_disabled")
         return place, types.member_size("task_struct", "migration_disabled")

@@ -15,6 +15,7 @@ Which of several errors of a definition the kernel tells: the first that it come
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Protocol
@@ -214,6 +215,8 @@ class Places:
     def expand(self, definition: Definition) -> list[Definition]:
         """Return one definition per function that a glob names; those without a site left out.
 
+        Where the kernel has no ftrace sites at all: those where no probe can be.
+
         Raises:
             RefusedError: no function is left.
         """
@@ -224,18 +227,28 @@ class Places:
         symbols = self.kernel.symbols
         is_there = [s for s in symbols.glob(pattern) if s.module == (module or s.module)]
         found = [symbol for symbol in is_there if symbol.is_text]
-        have_sites = ftrace.have_sites(found, self.sites, self.arch.site)
-        with_site = [each for each, has_site in zip(found, have_sites, strict=True) if has_site]
+        with_site = self._with_place(found)
         # A name of two functions cannot be probed by name; two names of one function are one.
         unique = {s.addr: s.name for s in with_site if symbols.is_unique(s.name)}
         if not unique:
             without = len(found) - len(with_site)
+            why = "without an ftrace site" if len(self.sites.addrs) else "where no probe can be"
             raise RefusedError(
                 f"no function that can be probed matches {pattern!r}: {len(found)} match, "
-                f"{without} of them without an ftrace site, {len(with_site)} with a name that "
-                "several functions have"
+                f"{without} of them {why}, {len(with_site)} with a name that several functions have"
             )
         return [at_function(definition, name) for name in sorted(unique.values())]
+
+    def _with_place(self, found: Sequence[Symbol]) -> list[Symbol]:
+        if len(self.sites.addrs):
+            have_sites = ftrace.have_sites(found, self.sites, self.arch.site)
+            return [each for each, has_site in zip(found, have_sites, strict=True) if has_site]
+        instructions, placed = self.instructions(), list[Symbol]()
+        for each in found:
+            with suppress(RefusedError):
+                instructions.site(first(each, self.text, self.arch.patch), Wish())
+                placed.append(each)
+        return placed
 
     def resolve(self, definition: Definition, *, event_id: int) -> Resolved:
         """Resolve a definition on one function.

@@ -25,15 +25,16 @@ has just returned to the trampoline still looks for it.
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.arch.registry import machine
-from kprobes.errors import MemoryFault, TargetError
+from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.guest.guest import Guest, GuestMemory, remembering
-from kprobes.guest.kernel_abi import first_of, per_cpu_bases, task_abi, types_of
+from kprobes.guest.kernel_abi import first_of, per_cpu_bases, task_abi
 from kprobes.model.kernel import Kernel
 from kprobes.model.plan import (
     INSTANCE_CALLER,
@@ -50,7 +51,7 @@ _Words = NDArray[np.uint64]
 _MAX_TASKS = 200_000
 _PAGE, _WORD = 4096, 8
 _KERNEL_HALF = 1 << 63
-_INT = 0xFFFF_FFFF
+_INT = 4
 _LEAVE_S = 5.0
 _LEAVE_STEP_S = 0.002
 _LEAVE_SHARE = 2
@@ -59,7 +60,7 @@ _HIT_S = 1.0
 
 
 _MEMBERS = (
-    *(("task_struct", name) for name in ("stack", "tasks", "thread_node", "signal", "on_rq")),
+    *(("task_struct", name) for name in ("stack", "tasks", "thread_node", "signal")),
     ("signal_struct", "thread_head"),
 )
 _Ranges = Sequence[Text] | NDArray[np.uint64]
@@ -83,7 +84,7 @@ def check_types(kernel: Kernel) -> None:
     """
     saved = ("task_struct", machine(kernel.arch).task.saved_sp)
     for struct, member in (*_MEMBERS, saved):
-        types_of(kernel).offset(struct, member)
+        kernel.offset(struct, member)
 
 
 @contextmanager
@@ -243,9 +244,8 @@ def _live(
     guest: Guest, memory: GuestMemory, vcpus: _Vcpus, *, are_running: bool = False
 ) -> Iterator[_Stack]:
     size, pointers = guest.arch.thread_size, _pointers(guest, vcpus)
-    types, info = types_of(guest.kernel), guest.arch.machine.task
-    members = ("stack", info.saved_sp, "on_rq")
-    stack, saved, queued = (types.offset("task_struct", path) for path in members)
+    info, offset = guest.arch.machine.task, partial(guest.kernel.offset, "task_struct")
+    stack, saved, is_queued = offset("stack"), offset(info.saved_sp), _queue(memory, guest.kernel)
     running = set(_running(guest, memory, vcpus))
     tasks = running if are_running else {*each_task(memory, guest.kernel), *running}
     bases = {task: memory.u64(task + stack) for task in tasks}
@@ -262,8 +262,18 @@ def _live(
         if base not in standing:
             is_running = task in left
             first = sp if not is_running and base <= sp < base + size else base
-            is_queued = bool(memory.u64(task + queued) & _INT)
-            yield _Stack(first, base + size, is_running, is_queued)
+            yield _Stack(first, base + size, is_running, is_queued(task))
+
+
+def _queue(memory: GuestMemory, kernel: Kernel) -> Callable[[int], bool]:
+    # All may be, where it is not known.
+    try:
+        place = kernel.offset("task_struct", "on_rq")
+    except UnknownTypeError:
+        return bool
+    # A byte in 7.2.
+    size = _INT if kernel.types is None else kernel.types.member_size("task_struct", "on_rq")
+    return lambda task: any(memory.read(task + place, size))
 
 
 def _read_mapped(memory: GuestMemory, start: int, stop: int) -> bytes:
@@ -303,7 +313,7 @@ def _has_task(guest: Guest, memory: GuestMemory, vcpu: Mapping[str, int]) -> boo
     if vcpu[info.pc] < _KERNEL_HALF or vcpu[register] < _KERNEL_HALF:
         return False
     try:
-        memory.u64(vcpu[register] + types_of(guest.kernel).offset("task_struct", "stack"))
+        memory.u64(vcpu[register] + guest.kernel.offset("task_struct", "stack"))
     except MemoryFault:
         return False
     return True
@@ -315,10 +325,10 @@ def each_task(memory: GuestMemory, kernel: Kernel) -> Iterator[int]:
     Raises:
         TargetError: the guest's task list has no end.
     """
-    types = types_of(kernel)
-    tasks, node = types.offset("task_struct", "tasks"), types.offset("task_struct", "thread_node")
-    signal = types.offset("task_struct", "signal")
-    threads = types.offset("signal_struct", "thread_head")
+    tasks, node, signal = (
+        kernel.offset("task_struct", path) for path in ("tasks", "thread_node", "signal")
+    )
+    threads = kernel.offset("signal_struct", "thread_head")
     head = first_of(kernel, "init_task") + tasks
     yield head - tasks
     # All lists together: a node that comes twice leads round for ever.

@@ -35,6 +35,7 @@ from kprobes.image.tables import (
 )
 from kprobes.model.kernel import version_of
 from kprobes.ports import Memory
+from kprobes.units import U64
 
 _MAX_PLACES = 16
 
@@ -50,7 +51,7 @@ def find(data: bytes, addr: int, names: Iterable[str]) -> Mapping[str, int]:
     words = np.frombuffer(data, "<i4", len(data) // 4)
     targets = words + 4 * np.arange(len(words), dtype=np.int64)
     found = ((name, _value(data, words, targets, name)) for name in names)
-    return {name: addr + value for name, value in found if value is not None}
+    return {name: addr + value & U64 for name, value in found if value is not None}
 
 
 def _value(data: bytes, words: np.ndarray, targets: np.ndarray, name: str) -> int | None:
@@ -62,17 +63,23 @@ def _value(data: bytes, words: np.ndarray, targets: np.ndarray, name: str) -> in
 
 
 def _places(data: bytes, name: str) -> Iterator[int]:
-    text = re.compile(rb"(?<=\0)" + re.escape(name.encode()) + rb"\0")
-    for number, match in enumerate(text.finditer(data)):
-        if number == _MAX_PLACES:
+    # To search for bytes takes a fiftieth of what a regular expression does.
+    text = b"\0%s\0" % name.encode()
+    at = data.find(text)
+    for _ in range(_MAX_PLACES):
+        if at < 0:
             return
-        yield match.start()
+        yield at + 1
+        at = data.find(text, at + 1)
 
 
 _EXPORTED = (
     "__per_cpu_offset",
+    "__preempt_count",
+    "current_task",
     "init_task",
     "nr_cpu_ids",
+    "pcpu_hot",
     "system_percpu_wq",
     "system_wq",
 )

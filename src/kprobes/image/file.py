@@ -10,6 +10,7 @@ from kprobes.errors import FormatError, MemoryFault, TargetError
 from kprobes.formats import bootimage, elf
 from kprobes.image.build import Region, extract, kernel_of
 from kprobes.image.data_symbols import with_data_symbols
+from kprobes.image.debug_info import btf_of
 from kprobes.image.types import parse_types
 from kprobes.model.kernel import Kernel
 from kprobes.units import GIB, Addr
@@ -85,12 +86,15 @@ def _parse(data: bytes) -> elf.Image:
 def kernel_from_image(image: KernelImage) -> Kernel:
     """Return a file's kernel, as linked: slide 0 and no modules.
 
+    Types come from its BTF, or are made of its debug info.
+
     Raises:
         TargetError: it has no intact symbols.
     """
     build = extract(image, image.regions)
     build = with_data_symbols(build, image, machine(image.arch).text, image.regions, is_file=True)
-    types = parse_types(build.btf) if build.btf else None
+    btf = build.btf or btf_of(image.path, image.build_id)
+    types = parse_types(btf) if btf else None
     return kernel_of(build, types, arch=image.arch, slide=0)
 
 

@@ -25,7 +25,7 @@ from kprobes.units import MIB
 
 _WITH_BTF = (
     "a kernel with CONFIG_DEBUG_INFO_BTF, or `kprobe trace --vmlinux FILE`: its vmlinux with BTF "
-    "in it (`pahole -J` makes that of debug info)"
+    "or debug info in it"
 )
 _WITH_SITES = "a kernel with CONFIG_DYNAMIC_FTRACE"
 _WITH_DATA = "a kernel with CONFIG_KALLSYMS_ALL"
@@ -97,6 +97,8 @@ def _symbols(guest: Guest) -> str:
 
 def _types(guest: Guest) -> str:
     check_types(guest.kernel)
+    if guest.kernel.types is None:
+        return "none: registers and `$argN` by number, no names; tasks were found by their looks"
     return "BTF"
 
 

@@ -209,7 +209,7 @@ def probeable(
 ) -> list[Function]:
     """Return the functions that match a shell pattern and can be probed, by name.
 
-    Where the kernel has no ftrace sites: all that match, though none can be probed.
+    Where the kernel has no ftrace sites: all that match.
 
     Args:
         memory: of the guest.

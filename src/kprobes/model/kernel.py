@@ -8,6 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from kprobes.errors import UnknownTypeError
 from kprobes.units import Addr
 
 
@@ -357,6 +358,7 @@ class Kernel(Struct, frozen=True, kw_only=True, eq=False):
         symbols: its names, at their running addresses.
         types: its BTF, or None when it has none.
         module_types: of each loaded module that brings types, together with the kernel's.
+        members: where there are no types, places that were found without, by ``struct.path``.
     """
 
     release: str
@@ -368,11 +370,29 @@ class Kernel(Struct, frozen=True, kw_only=True, eq=False):
     symbols: Symbols
     types: Types | None
     module_types: Mapping[str, Types] = field(default_factory=dict[str, Types])
+    members: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def version(self) -> tuple[int, int]:
         """Major and minor of the release."""
         return version_of(self.release)
+
+    def offset(self, struct: str, path: str) -> int:
+        """Return the byte offset of a member that probing itself needs; see ``Types.offset``.
+
+        Raises:
+            UnknownTypeError: there is no such member, or no types, and it was not found without.
+        """
+        if self.types is not None:
+            return self.types.offset(struct, path)
+        place = self.members.get(f"{struct}.{path}")
+        if place is None:
+            raise UnknownTypeError(
+                f"kernel {self.release} carries no type information (CONFIG_DEBUG_INFO_BTF), and "
+                f"where {struct} has its {path} is not known: give --vmlinux a file of this build "
+                "with BTF or debug info"
+            )
+        return place
 
     def types_for(self, module: str) -> Types | None:
         """Return the types that code of a module, or of the kernel itself (``""``), has."""

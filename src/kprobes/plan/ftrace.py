@@ -56,15 +56,15 @@ class Sites(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def read_sites(memory: Memory, kernel: Kernel) -> Sites:
-    """Read the guest's own list of ftrace sites.
+    """Read the guest's own list of ftrace sites; none where its kernel has no dynamic ftrace.
 
     Raises:
-        RefusedError: the kernel was built without dynamic ftrace.
+        RefusedError: there are some, but their list was not found.
         TargetError: its list is broken.
     """
     start = kernel.symbols.find("ftrace_pages_start")
     if start is None:
-        raise _without_sites(kernel)
+        return _without_list(kernel)
     addrs: list[NDArray[np.uint64]] = []
     records: list[NDArray[np.uint64]] = []
     page, total = _u64(memory, start.addr), 0
@@ -98,14 +98,14 @@ def sites_in_image(image: Memory, kernel: Kernel) -> Sites:
     """Read the sites that a kernel's file lists for its boot; they have no records.
 
     Raises:
-        RefusedError: the kernel was built without dynamic ftrace.
+        RefusedError: there are some, but their list was not found.
         TargetError: its list is broken.
     """
     start, stop = (
         kernel.symbols.find(name) for name in ("__start_mcount_loc", "__stop_mcount_loc")
     )
     if start is None or stop is None:
-        raise _without_sites(kernel)
+        return _without_list(kernel)
     count = (stop.addr - start.addr) // 8
     if not 0 <= count <= _MAX_RECORDS:
         raise TargetError("the kernel's list of ftrace sites has no end; the file is damaged")
@@ -122,10 +122,10 @@ def has_tracer(kernel: Kernel) -> bool:
     return any(kernel.symbols.find(name) is not None for name in _TRACER)
 
 
-def _without_sites(kernel: Kernel) -> RefusedError:
+def _without_list(kernel: Kernel) -> Sites:
     if not has_tracer(kernel):
-        return RefusedError("this kernel has no ftrace sites (no CONFIG_DYNAMIC_FTRACE)")
-    return RefusedError(
+        return _sorted([], [])
+    raise RefusedError(
         "this kernel has ftrace sites, but its list of them was not found (no CONFIG_KALLSYMS_ALL?)"
         ": which instructions its function tracer changes is not known"
     )

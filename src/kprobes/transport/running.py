@@ -153,6 +153,17 @@ def find_qemus(proc: Path = PROC) -> list[Qemu]:
     return found
 
 
+def booted_file(pid: int, proc: Path = PROC) -> Path | None:
+    """Return the file that a QEMU was told to boot its guest from, as seen from here, or None."""
+    process = proc / str(pid)
+    with suppress(OSError, ValueError):
+        words = (process / "cmdline").read_bytes().split(b"\0")[:-1]
+        command = parse_command([os.fsdecode(word) for word in words])
+        if command is not None and command.kernel:
+            return Path((process / "cwd").readlink(), command.kernel)
+    return None
+
+
 def parse_command(words: Sequence[str]) -> CommandLine | None:
     """Return what a command line says, or None where it is not QEMU's."""
     program = _PROGRAM.fullmatch(Path(words[0]).name) if words else None

@@ -1,0 +1,90 @@
+"""Types of a kernel that carries none: where files with its debug info may be, and BTF of that.
+
+pahole makes BTF of debug info (DWARF).
+
+What it made is kept below XDG_CACHE_HOME/kprobes/types, by the file's build id, size and age: of a
+distribution's kernel that takes a minute, of a small one a second.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from kprobes import directories
+from kprobes.errors import StateError
+
+_NAME = "vmlinux"
+_DEPTH = 3
+_DEBUG = Path("/usr/lib/debug")
+_PAHOLE = "pahole"
+_ELF = b"\x7fELF"
+_MAX_FILES = 16
+_TIMEOUT_S = 900
+
+
+def types_root() -> Path:
+    """Return where they are kept: ``$XDG_CACHE_HOME/kprobes/types``."""
+    return directories.cache() / "types"
+
+
+def btf_of(path: Path, build_id: bytes) -> bytes:
+    """Return a kernel file's types as BTF; b"" where it has no debug info, or pahole is not there.
+
+    Args:
+        path: of a vmlinux.
+        build_id: its own.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_ELF)) != _ELF:
+                return b""
+        found = path.stat()
+        root = types_root()
+        directories.make(root, top=root.parent)
+        kept = root / f"{build_id.hex()}-{found.st_size}-{found.st_mtime_ns}.btf"
+        if not kept.exists():
+            _make(path, kept)
+        return kept.read_bytes()
+    except (OSError, StateError, subprocess.SubprocessError):
+        return b""
+
+
+def candidates(release: str, build_id: bytes, booted: Path | None) -> Iterator[Path]:
+    """Yield files that may be a running kernel's with its debug info, the likeliest first.
+
+    Args:
+        release: of the kernel.
+        build_id: its own.
+        booted: what its QEMU was told to boot, or None: where a kernel is built its vmlinux lies
+            beside that, or at the top of the tree that it is in (arch/x86/boot/bzImage).
+    """
+    if booted is not None:
+        yield from (parent / _NAME for parent in booted.parents[: _DEPTH + 1])
+    # Nothing but a plain name may come out of a guest's memory into a path.
+    if not release or "/" in release:
+        return
+    name = build_id.hex()
+    if name:
+        yield _DEBUG / ".build-id" / name[:2] / f"{name[2:]}.debug"
+    yield _DEBUG / "boot" / f"{_NAME}-{release}"
+    yield _DEBUG / "lib" / "modules" / release / _NAME
+    yield Path("/lib/modules", release, "build", _NAME)
+
+
+def _make(path: Path, kept: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=kept.parent) as directory:
+        made = Path(directory, "btf")
+        subprocess.run(
+            [_PAHOLE, "-j", f"--btf_encode_detached={made}", path],
+            check=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
+        made.rename(kept)
+    files = sorted(kept.parent.glob("*.btf"), key=lambda each: each.stat().st_mtime_ns)
+    for old in files[:-_MAX_FILES]:
+        with suppress(OSError):
+            old.unlink()

@@ -1,0 +1,83 @@
+"""Types of files with debug info: where they may be, and what pahole makes of them is kept."""
+
+from pathlib import Path
+
+import pytest
+
+from kprobes.image.debug_info import btf_of, candidates, types_root
+
+_PAHOLE = """#!/bin/sh
+echo made >> {log}
+for word; do case $word in --btf_encode_detached=*) out=${{word#*=}};; esac; done
+tail -c +5 "$word" > "$out"
+"""
+"""Instead of the real one, which tests/system/test_own_kernels.py runs: what it makes is the file
+without its first four bytes."""
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    programs, log = tmp_path / "bin", tmp_path / "log"
+    programs.mkdir()
+    (programs / "pahole").write_text(_PAHOLE.format(log=log))
+    (programs / "pahole").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return log
+
+
+def test_what_was_made_of_a_file_is_kept_until_the_file_changes(tmp_path: Path, log: Path) -> None:
+    path = tmp_path / "vmlinux"
+    path.write_bytes(b"\x7fELFone")
+
+    assert [btf_of(path, b"id") for _ in range(2)] == [b"one", b"one"]
+    assert log.read_text() == "made\n"
+    path.write_bytes(b"\x7fELFanother")
+    assert btf_of(path, b"id") == b"another"
+
+
+def test_no_more_than_some_are_kept(tmp_path: Path, log: Path) -> None:
+    del log
+    path = tmp_path / "vmlinux"
+    path.write_bytes(b"\x7fELF")
+
+    for number in range(20):
+        btf_of(path, bytes([number]))
+
+    assert len(list(types_root().iterdir())) == 16
+
+
+@pytest.mark.parametrize("data", [b"MZ", b""])
+def test_what_is_no_elf_file_is_not_given_to_pahole(tmp_path: Path, log: Path, data: bytes) -> None:
+    path = tmp_path / "bzImage"
+    path.write_bytes(data)
+
+    assert btf_of(path, b"id") == b""
+    assert not log.exists()
+
+
+def test_without_pahole_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "vmlinux"
+    path.write_bytes(b"\x7fELF")
+
+    assert btf_of(path, b"id") == b""
+    assert list(types_root().iterdir()) == []
+
+
+def test_a_tree_that_a_kernel_was_built_in_comes_first() -> None:
+    found = list(candidates("6.1.0", b"\x12\x34", Path("/src/arch/x86/boot/bzImage")))
+
+    assert Path("/src/vmlinux") in found[:4]
+    assert found[4:] == [
+        Path("/usr/lib/debug/.build-id/12/34.debug"),
+        Path("/usr/lib/debug/boot/vmlinux-6.1.0"),
+        Path("/usr/lib/debug/lib/modules/6.1.0/vmlinux"),
+        Path("/lib/modules/6.1.0/build/vmlinux"),
+    ]
+
+
+@pytest.mark.parametrize("release", ["", "../../etc"])
+def test_nothing_of_a_guests_memory_but_a_name_becomes_a_path(release: str) -> None:
+    assert list(candidates(release, b"", None)) == []

@@ -1,0 +1,89 @@
+"""Kernels that people build for themselves: without types, function tracer, names of data, kprobes.
+
+All of what runs in them is probed at once, while their own work goes on.
+"""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+import kprobes
+from kprobes.guest.arena import ArenaSize
+from kprobes.model.plan import Strategy
+from kprobes.open import GuestSession
+from kprobes.transport.qemu_command import MachineOptions
+from kprobes.units import MIB
+from tests.build.continuous import CALL
+from tests.build.defined import delete_all, plans_of
+from tests.build.own_kernels import KERNELS, build
+from tests.build.programs import counting_loop
+from tests.build.victim import is_complaint
+
+pytestmark = [pytest.mark.guest, pytest.mark.matrix, pytest.mark.timeout(4000)]
+
+TIMES = 1_000
+FUNCTION = f"__x64_sys_{CALL}"
+_WORK = "for n in 1 2 3; do ls -R /proc/1 > /dev/null 2>&1; (true); done; md5sum /bin/busybox"
+
+
+@pytest.fixture(scope="module", params=list(KERNELS))
+def kernel(request: pytest.FixtureRequest) -> Path:
+    return build(request.param)
+
+
+@pytest.fixture(scope="module")
+def session(kernel: Path) -> Generator[GuestSession]:
+    options = MachineOptions(kernel=kernel, files={"/loop": counting_loop(CALL, TIMES)})
+    size = ArenaSize(code=32 * MIB, ring=16 * MIB)
+    with kprobes.boot(options, size=size) as booted:
+        booted.run("chmod 755 /loop")
+        yield booted
+
+
+@pytest.fixture(autouse=True)
+def _the_guest_is_well_afterwards(session: GuestSession) -> Generator[None]:
+    yield
+    delete_all(session)
+    assert not is_complaint(session.run("dmesg").output.decode(errors="replace"))
+
+
+def test_every_call_is_seen_with_its_return_and_its_task(session: GuestSession) -> None:
+    session.probe(f"p:in {FUNCTION} regs=$arg1\nr:out {FUNCTION} ret=$retval")
+    session.choose_tasks(follow=True)
+
+    with session.record() as trace:
+        assert session.run("/loop & /loop & wait").status == 0
+    session.choose_tasks()
+
+    found, returned = trace.columns("in"), trace.columns("out")
+    assert len(found["ts"]) == len(returned["ts"]) == 2 * TIMES
+    assert set(found["comm"].tolist()) == {"loop"}
+    assert len(set(found["pid"].tolist())) == 2
+    assert set(returned["ret"].tolist()) == {0}
+    assert trace.counts.lost == trace.counts.damaged == 0
+
+
+def test_all_its_functions_are_probed_at_once(session: GuestSession) -> None:
+    before = session.run(_WORK).output
+
+    session.probe("p *")
+    plans = list(plans_of(session))
+    with session.record() as trace:
+        found = session.run(_WORK, 180)
+
+    assert found.output == before
+    assert len(plans) > 10_000
+    assert {plan.site.strategy for plan in plans} == {Strategy.JUMP, Strategy.BREAKPOINT}
+    assert sum(each.recorded > 0 for each in trace.hits) > 500
+
+
+def test_types_come_from_the_tree_that_it_was_built_in(session: GuestSession, kernel: Path) -> None:
+    types = session.kernel.types
+
+    assert (types is not None) == ("dwarf" in kernel.parts[-5])
+    if types is not None:
+        session.probe("p:opened vfs_open name=path->dentry->d_name.name:string")
+        with session.record() as trace:
+            session.run("cat /etc/passwd")
+        assert "passwd" in trace.columns("opened")["name"].tolist()
