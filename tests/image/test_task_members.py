@@ -89,6 +89,20 @@ def test_who_has_ended_has_no_stack() -> None:
     assert found(memory) == MEMBERS
 
 
+def test_some_of_many_tasks_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kprobes.image.task_members._MOST", COUNT - 3)
+
+    assert found(tasks()) == MEMBERS
+
+
+@pytest.mark.timeout(60)
+def test_a_list_of_nothing_but_ended_tasks_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kprobes.image.task_members._MAX_TASKS", COUNT - 1)
+
+    with pytest.raises(TargetError, match="have their tasks cannot be told"):
+        found(tasks())
+
+
 def test_what_need_not_be_there_is_left_out() -> None:
     memory = tasks()
     write(memory, 1, place("stack_canary"), "<Q", 0x1234)

@@ -28,7 +28,7 @@ from kprobes.ports import Memory
 from kprobes.units import U64
 
 _SIZE = 12 << 10
-_MOST = 512
+_MOST, _MAX_TASKS = 512, 100_000
 _FEWEST = 4
 _HEAD = 0x200
 """Room for what comes before a task's stack, or before a process's list of threads."""
@@ -170,10 +170,10 @@ def _is_stack(memory: Memory, addr: int) -> bool:
 
 
 def _each(memory: Memory, init: int, place: int, stack: int) -> list[int]:
-    # The tasks that a list of such a place leads round, [] where it is none of tasks.
+    # The first tasks that a list of such a place leads round, [] where it is none of tasks.
     found, at = [init], init
     try:
-        while len(found) <= _MOST:
+        for _ in range(_MAX_TASKS):
             node = _u64(memory, at + place)
             following = node - place & U64
             if _u64(memory, node + 8) != at + place:
@@ -184,7 +184,7 @@ def _each(memory: Memory, init: int, place: int, stack: int) -> list[int]:
             own = _u64(memory, following + stack)
             if own and not _is_stack(memory, own):
                 return []
-            if own:
+            if own and len(found) < _MOST:
                 found.append(following)
             at = following
     except MemoryFault:
