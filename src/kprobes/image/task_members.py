@@ -39,7 +39,7 @@ _COMM_SIZE = 16
 _KERNEL_HALF = np.uint64(1 << 63)
 _PRIORITIES = 100, 139
 """Of tasks that the fair scheduler has: MAX_RT_PRIO and MAX_PRIO - 1."""
-_UNBOOSTED = 0.75
+_MOSTLY = 0.75
 _EXEC = "begin_new_exec", "setup_new_exec"
 _NEED_RESCHED = 1 << 32
 """Upper half of arm64's preempt count while nothing is asked for: it is inverted."""
@@ -256,10 +256,9 @@ def _saved_sp(tasks: _Tasks, thread_size: int) -> int:
 
 def _preempt_count(tasks: _Tasks) -> int:
     words = tasks.words[:, : tasks.stack // 8]
-    is_low = _all((words & np.uint64(_NEED_RESCHED - 1)) <= 0xFF)
-    # Of those that are not asked to let another one run, nearly all, it is above.
-    upper = words >> np.uint64(32)
-    is_count = is_low & _all(upper <= 1) & (upper.mean(axis=0) >= 1 / 2)
+    # But for who runs, in an interrupt, or is asked to let another one run.
+    is_count = (words >= _NEED_RESCHED) & (words <= _NEED_RESCHED + 0xFF)
+    is_count = is_count.mean(axis=0) >= _MOSTLY
     return _only(tasks.places(is_count), "preempt count")
 
 
@@ -271,7 +270,7 @@ def _queued(tasks: _Tasks) -> Mapping[str, int]:
     first = ints[:, 1:-2]
     is_fair = (first >= low) & (first <= high) & (first == ints[:, 2:-1]) & (first == ints[:, 3:])
     before = ints[:, :-3]
-    is_it = (is_fair.mean(axis=0) >= _UNBOOSTED) & _all((before >= 0) & (before <= 2))
+    is_it = (is_fair.mean(axis=0) >= _MOSTLY) & _all((before >= 0) & (before <= 2))
     is_it &= before[0] == 1
     found = list(tasks.places(is_it, 4))
     return {"on_rq": found[0]} if len(found) == 1 else {}
