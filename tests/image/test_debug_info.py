@@ -1,10 +1,11 @@
 """Types of files with debug info: where they may be, and what pahole makes of them is kept."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from kprobes.image.debug_info import btf_of, candidates, types_root
+from kprobes.image.debug_info import btf_of, candidates, is_own, types_root
 
 _PAHOLE = """#!/bin/sh
 echo made >> {log}
@@ -76,6 +77,21 @@ def test_a_tree_that_a_kernel_was_built_in_comes_first() -> None:
         Path("/usr/lib/debug/lib/modules/6.1.0/vmlinux"),
         Path("/lib/modules/6.1.0/build/vmlinux"),
     ]
+
+
+def test_files_of_others_are_not_read_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fifo = tmp_path / "vmlinux", tmp_path / "fifo"
+    path.touch()
+    os.mkfifo(fifo)
+
+    assert [is_own(each) for each in (path, fifo, tmp_path / "absent")] == [True, False, False]
+    if os.geteuid() == 0:
+        os.chown(path, 1, 1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert not is_own(path)
 
 
 @pytest.mark.parametrize("release", ["", "../../etc"])

@@ -23,7 +23,7 @@ from kprobes.guest.boot import await_boot
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
 from kprobes.image.cache import KernelCache, default_root
-from kprobes.image.debug_info import candidates
+from kprobes.image.debug_info import candidates, is_own
 from kprobes.image.file import check_same_build, kernel_from_image, read_image
 from kprobes.image.find import Registers, find_spaces, read_kernel
 from kprobes.image.task_members import task_members
@@ -180,7 +180,7 @@ def _with_types(kernel: Kernel, host: ProcessPlace | None) -> Kernel:
     booted = None if host is None else booted_file(host.pid)
     for path in candidates(kernel.release, kernel.build_id, booted):
         with suppress(TargetError, FormatError, OSError):
-            found = _with_image(kernel, path) if path.is_file() else kernel
+            found = _with_image(kernel, path) if is_own(path) else kernel
             if found.types is not None:
                 return found
     return kernel

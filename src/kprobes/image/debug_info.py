@@ -6,6 +6,8 @@ What it made is kept below XDG_CACHE_HOME/kprobes/types, by the file's build id,
 distribution's kernel that takes a minute, of a small one a second.
 """
 
+import os
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -49,6 +51,15 @@ def btf_of(path: Path, build_id: bytes) -> bytes:
         return kept.read_bytes()
     except (OSError, StateError, subprocess.SubprocessError):
         return b""
+
+
+def is_own(path: Path) -> bool:
+    """Whether a path is a file of this user or of root: others' are not read unasked."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid())
 
 
 def candidates(release: str, build_id: bytes, booted: Path | None) -> Iterator[Path]:
