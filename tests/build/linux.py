@@ -20,7 +20,8 @@ BUILD_ID = bytes(range(20))
 
 _TABLES, _IMAGE, _MODULE_PHYS = 0x1_0000, 0x10_0000, 0x18_0000
 _NOTES_AT, _BTF_AT, _KALLSYMS_AT = 0x200, 0x400, 0x4000
-_MASTER_AT, _MODULES_AT, _INFO_AT, _INFO_TEXT = 0, 0x1000, 0x1010, 0x2000
+_MASTER_AT, _MODULES_AT, _INFO_AT, _PGD_AT, _INFO_TEXT = 0, 0x1000, 0x1010, 0x1020, 0x2000
+_USER_AT = 0x1400
 _IMAGE_SIZE = 0x4_0000
 
 
@@ -34,6 +35,7 @@ class LinuxSpec(Struct, frozen=True, kw_only=True):
     build_id: bytes = BUILD_ID
     has_btf: bool = True
     has_data_symbols: bool = True
+    has_master_user: bool = True
     is_protected: bool = True
     modules: tuple[str, ...] = ("alpha", "beta")
     has_module_mem: bool = False
@@ -99,6 +101,8 @@ def _symbols(spec: LinuxSpec, btf: bytes) -> list[Named]:
         (data + _INFO_AT, "B", "vmcoreinfo_data"),
     ]
     texts = [*many(spec.text, 300)[:-1], *spec.symbols]
+    if spec.has_master_user:
+        texts.append((spec.text + _USER_AT, "T", "lookup_address"))
     texts.append((spec.text + _IMAGE_SIZE, "B", "_end"))
     return sorted(texts + extra * spec.has_data_symbols, key=lambda symbol: symbol[0])
 
@@ -121,6 +125,10 @@ def _write_data(ram: FakeRam, spec: LinuxSpec) -> None:
     at, virt = _IMAGE + DATA, spec.text + DATA
     links = [virt + _MODULES_AT, *(MODULE + 0x1000 * i + 8 for i in range(len(spec.modules)))]
     ram.write(at + _MODULES_AT, struct.pack("<QQ", (links + links)[1], links[-1]))
+    # add rdi, [rip + OFFSET]: init_mm.pgd.
+    offset = DATA + _PGD_AT - _USER_AT - 7
+    ram.write(_IMAGE + _USER_AT, b"\x48\x03\x3d" + struct.pack("<i", offset))
+    ram.write(at + _PGD_AT, struct.pack("<Q", virt + _MASTER_AT))
     if spec.told_slide is not None:
         ram.write(at + _INFO_AT, struct.pack("<Q", virt + _INFO_TEXT))
         ram.write(at + _INFO_TEXT, _vmcoreinfo(spec))

@@ -96,8 +96,15 @@ def test_without_data_symbols_the_rest_is_found_by_its_looks() -> None:
 
     assert found.kernel.build_id == BUILD_ID
     assert found.kernel.types is not None
-    assert found.tables.root == guest.cr3
+    assert found.tables.root == guest.master
     assert rows(found) == expected(guest)
+
+
+def test_a_processs_page_table_is_not_taken_for_the_kernels() -> None:
+    guest = boot(LinuxSpec(has_data_symbols=False, has_master_user=False))
+
+    with pytest.raises(TargetError, match=r"6.1.0-test: where it has its own page table"):
+        find(guest)
 
 
 def test_a_user_mode_cr3_under_isolation_leads_to_the_kernels() -> None:

@@ -205,11 +205,12 @@ def test_a_pid_that_does_not_exist_has_no_events(kprobe: Command, target: str) -
 
 
 @pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("more", [(), ("r:opened vfs_open",)], ids=["entry", "return"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_finishes_cleanly(
-    kprobe: Command, target: str, number: signal.Signals
+    kprobe: Command, target: str, number: signal.Signals, more: tuple[str, ...]
 ) -> None:
-    process = kprobe.start("trace", "--target", target, OPEN)
+    process = kprobe.start("trace", "--target", target, OPEN, *more)
     wait_for_event(process)
 
     process.send_signal(number)

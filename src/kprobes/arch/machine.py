@@ -160,6 +160,8 @@ class PagingInfo(Struct, frozen=True, kw_only=True):
         link: (tables, major and minor) to where that kernel's text is without KASLR.
         link_step: KASLR moves by multiples of it.
         master: symbol of the page table that no process owns.
+        master_user: a function that reads where that is, for kernels without names of data; ""
+            where the registers have that table.
         task_size: (tables) to the end of user space.
         signature: (tables) to the bits of a return address that may hold its signature: where it
             is none, they are all ones.
@@ -177,6 +179,7 @@ class PagingInfo(Struct, frozen=True, kw_only=True):
     link: Callable[[Tables, tuple[int, int]], Addr]
     link_step: int
     master: str
+    master_user: str
     task_size: Callable[[Tables], int]
     signature: Callable[[Tables], int]
 

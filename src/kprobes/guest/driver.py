@@ -209,7 +209,13 @@ class GuestDriver:
 
     def end(self) -> None:
         """Record nothing of what is defined; errors as for ``apply``."""
-        self.apply(lambda wanted: replace(wanted, definitions=()))
+        # Whoever has asked for it, by an interrupt say, has asked for nothing to be left undone.
+        checkpoint = Options().checkpoint
+        self.apply(
+            lambda wanted: replace(
+                wanted, definitions=(), options=replace(wanted.options, checkpoint=checkpoint)
+            )
+        )
         self._watch.end()
 
     @property

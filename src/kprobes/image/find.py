@@ -7,6 +7,7 @@ again.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 
 from msgspec import Struct
@@ -251,18 +252,33 @@ def _found(space: Space, build: Build) -> FoundKernel:
 
 
 def _master(space: Space, build: Build) -> Tables:
-    # The kernel's own table, if it maps the text where this one does.
-    name = space.machine.paging.master
-    virt, text = build.address(name.encode()), build.address(b"_stext")
-    if virt is None or text is None:
-        return space.tables
-    window = space.window
-    try:
-        master = space.tables.rooted(window.physical(virt))
-        is_same = master.physical(text) == window.physical(text)
-    except MemoryFault:
-        return space.tables
-    return master if is_same else space.tables
+    # The kernel's own table, if it maps the text where this one does. A process's is memory of
+    # something else when it has ended.
+    window, text = space.window, build.address(b"_stext")
+    candidates = list(_master_addresses(space, build))
+    for virt in candidates:
+        with suppress(MemoryFault):
+            master = space.tables.rooted(window.physical(virt))
+            if text is not None and master.physical(text) == window.physical(text):
+                return master
+    if space.machine.paging.master_user and not candidates:
+        raise TargetError(f"{build.release}: where it has its own page table cannot be told")
+    return space.tables
+
+
+def _master_addresses(space: Space, build: Build) -> Iterator[int]:
+    paging = space.machine.paging
+    known = build.address(paging.master.encode())
+    if known is not None:
+        yield known
+        return
+    user = build.extent(paging.master_user.encode())
+    code = b"" if user is None else space.window.read(user[0], min(user[1], _PAGE))
+    for place in space.machine.text.references(code, user[0] if user else 0):
+        with suppress(MemoryFault):
+            virt = int.from_bytes(space.window.read(place, 8), "little")
+            if virt >= _KERNEL_HALF and virt % _PAGE == 0:
+                yield virt
 
 
 def _slide(machine: Machine, tables: Tables, build: Build) -> int:

@@ -320,6 +320,7 @@ PAGING = PagingInfo(
     link=lambda tables, version: link(_known(tables).layout, version),
     link_step=LINK_STEP,
     master="swapper_pg_dir",
+    master_user="",
     # TASK_SIZE in asm/processor.h: vabits_actual is of both halves.
     task_size=lambda tables: 1 << _known(tables).layout.va_bits,
     signature=lambda tables: signature(_known(tables).layout),

@@ -218,6 +218,8 @@ PAGING = PagingInfo(
     link=_link,
     link_step=1,
     master=MASTER_TABLE,
+    # pgd_offset_k() reads init_mm.pgd.
+    master_user="lookup_address",
     task_size=lambda tables: _TASK_SIZES[_known(tables).levels],
     signature=_signature,
 )
