@@ -30,6 +30,7 @@ MEMBERS = {
     "task_struct.thread.sp": 2136,
     "task_struct.thread_info.flags": 0,
 }
+MAGIC = 0x57AC6E9D
 KERNEL = make_kernel([symbol("init_task", FIRST, type="D")])
 
 
@@ -69,9 +70,6 @@ def tasks(order: Sequence[int] = range(COUNT)) -> SparseMemory:
         write(memory, number, place("signal"), "<Q", process)
         write(memory, number, place("thread.sp"), "<Q", stack + 8000 + number)
     return memory
-
-
-MAGIC = 0x57AC6E9D
 
 
 def found(memory: SparseMemory) -> dict[str, int]:

@@ -273,8 +273,11 @@ def _master_addresses(space: Space, build: Build) -> Iterator[int]:
         yield known
         return
     user = build.extent(paging.master_user.encode())
-    code = b"" if user is None else space.window.read(user[0], min(user[1], _PAGE))
-    for place in space.machine.text.references(code, user[0] if user else 0):
+    if user is None:
+        return
+    addr, size = user
+    code = space.window.read(addr, min(size, _PAGE))
+    for place in space.machine.text.references(code, addr):
         with suppress(MemoryFault):
             virt = int.from_bytes(space.window.read(place, 8), "little")
             if virt >= _KERNEL_HALF and virt % _PAGE == 0:

@@ -15,7 +15,6 @@ task, process 1 is first and kthreadd second. A column that is not the only one 
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
-from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -35,12 +34,13 @@ _HEAD = 0x200
 _STACK_END_MAGIC = 0x57AC6E9D
 """include/uapi/linux/magic.h; set_task_stack_end_magic() writes it as a word."""
 _FIRST_NAME = b"swapper"
-_COMM_SIZE = 16
 _KERNEL_HALF = np.uint64(1 << 63)
 _PRIORITIES = 100, 139
 """Of tasks that the fair scheduler has: MAX_RT_PRIO and MAX_PRIO - 1."""
 _MOSTLY = 0.75
 _EXEC = "begin_new_exec", "setup_new_exec"
+_HOT = {"pcpu_hot.current_task": 0, "pcpu_hot.preempt_count": 8}
+"""Since c063a217bc07 (x86/percpu: Move preempt_count next to current_task) (v6.2)."""
 _NEED_RESCHED = 1 << 32
 """Upper half of arm64's preempt count while nothing is asked for: it is inverted."""
 _Words = NDArray[np.uint64]
@@ -69,26 +69,25 @@ def task_members(
         raise TargetError("no symbol says where the first task is")
     try:
         tasks = _Tasks.read(memory, init.addr)
-        found = {
+        threads, head = _threads(memory, tasks)
+        own = {
             "stack": tasks.stack,
             "comm": tasks.comm,
             "tasks": tasks.tasks,
             "thread_info.flags": 0,
-            **_numbers(tasks),
-            **_threads(memory, tasks),
             machine.task.saved_sp: _saved_sp(tasks, thread_size),
+            **threads,
+            **_numbers(tasks),
+            **_queued(tasks),
+            **_exec_id(memory, kernel, machine),
         }
         if machine.task.preempt_count:
-            found[machine.task.preempt_count] = _preempt_count(tasks)
+            own[machine.task.preempt_count] = _preempt_count(tasks)
     except MemoryFault as error:
         raise TargetError(f"its tasks are not where they should be: {error}") from error
-    found = {**found, **_queued(tasks), **_exec_id(memory, kernel, machine)}
-    heads = found.pop("thread_head")
-    own = {f"task_struct.{path}": place for path, place in found.items()}
-    # Since c063a217bc07 (x86/percpu: Move preempt_count next to current_task) (v6.2).
-    hot = {"pcpu_hot.current_task": 0, "pcpu_hot.preempt_count": 8}
-    has_hot = kernel.symbols.find("pcpu_hot") is not None
-    return {"signal_struct.thread_head": heads, **own, **(hot if has_hot else {})}
+    found = {f"task_struct.{path}": place for path, place in own.items()}
+    hot = {} if kernel.symbols.find("pcpu_hot") is None else _HOT
+    return {"signal_struct.thread_head": head, **found, **hot}
 
 
 class _Tasks(Struct, frozen=True, kw_only=True):
@@ -100,7 +99,6 @@ class _Tasks(Struct, frozen=True, kw_only=True):
         stack, comm, tasks: places of these members.
     """
 
-    what: ClassVar[str] = "its tasks"
     addrs: Sequence[int]
     words: _Words
     stack: int
@@ -130,9 +128,10 @@ class _Tasks(Struct, frozen=True, kw_only=True):
         """The same as numbers of 4 bytes: int32 (tasks, 2 * words)."""
         return self.words.view("<i4")
 
-    def places(self, is_it: _Is, size: int = 8) -> Iterator[int]:
-        """Yield the places of columns."""
-        yield from (size * int(column) for column in np.flatnonzero(is_it))
+
+def _places(is_it: _Is, size: int = 8) -> Iterator[int]:
+    # Of the columns that are it.
+    return (size * int(column) for column in np.flatnonzero(is_it))
 
 
 def _all(is_it: _Is) -> _Is:
@@ -197,7 +196,7 @@ def _numbers(tasks: _Tasks) -> Mapping[str, int]:
     ints = tasks.ints
     is_pid = _all(ints[:3] == np.array([[0], [1], [2]])) & _all(ints[3:] > 2)
     is_pair = is_pid[:-1] & is_pid[1:] & _all(ints[:, :-1] == ints[:, 1:])
-    pid = _only(tasks.places(is_pair, 4), "pid")
+    pid = _only(_places(is_pair, 4), "pid")
     canary = (pid + 8 + 7) & ~7
     return {"pid": pid, "tgid": pid + 4, **_canary(tasks, canary)}
 
@@ -210,8 +209,9 @@ def _canary(tasks: _Tasks, place: int) -> Mapping[str, int]:
     return {"stack_canary": place} if is_it else {}
 
 
-def _threads(memory: Memory, tasks: _Tasks) -> Mapping[str, int]:
-    # A process of one task has that task alone in its list, whose head is in the signal_struct.
+def _threads(memory: Memory, tasks: _Tasks) -> tuple[Mapping[str, int], int]:
+    # A process of one task has that task alone in its list, whose head is in the signal_struct;
+    # and where it is there.
     words = tasks.words
     heads, before = words[:, :-1], words[:, 1:]
     own = np.array(tasks.addrs, np.uint64)[:, None]
@@ -220,7 +220,7 @@ def _threads(memory: Memory, tasks: _Tasks) -> Mapping[str, int]:
     rows = is_alone.sum(axis=0) >= max(_FEWEST, len(words) // 2)
     nodes = [
         place
-        for place in tasks.places(rows)
+        for place in _places(rows)
         if all(
             _is_node(memory, tasks.addrs[row], place)
             for row in np.flatnonzero(is_alone[:, place // 8]).tolist()
@@ -231,12 +231,12 @@ def _threads(memory: Memory, tasks: _Tasks) -> Mapping[str, int]:
     before_head = heads[chosen, node // 8][:, None] - words[chosen]
     first = before_head[0]
     is_signal = _all(before_head == first) & (first > 0) & (first < np.uint64(_HEAD))
-    places = list(tasks.places(is_signal))
+    places = list(_places(is_signal))
     if not places:
         raise _unknown("signal")
     # Whatever else points there does as well: what is used is where the list begins.
     head = int(before_head[0, places[0] // 8])
-    return {"thread_node": node, "signal": places[0], "thread_head": head}
+    return {"thread_node": node, "signal": places[0]}, head
 
 
 def _is_node(memory: Memory, task: int, place: int) -> bool:
@@ -248,7 +248,7 @@ def _saved_sp(tasks: _Tasks, thread_size: int) -> int:
     words = tasks.words[1:]
     base = words[:, tasks.stack // 8][:, None]
     is_inside = _all((words > base) & (words < base + np.uint64(thread_size)))
-    found = list(tasks.places(is_inside))
+    found = list(_places(is_inside))
     if len(found) == 2 and found[1] - found[0] == 8:
         del found[0]
     return _only(iter(found), "stack pointer")
@@ -259,7 +259,7 @@ def _preempt_count(tasks: _Tasks) -> int:
     # But for who runs, in an interrupt, or is asked to let another one run.
     is_count = (words >= _NEED_RESCHED) & (words <= _NEED_RESCHED + 0xFF)
     is_count = is_count.mean(axis=0) >= _MOSTLY
-    return _only(tasks.places(is_count), "preempt count")
+    return _only(_places(is_count), "preempt count")
 
 
 def _queued(tasks: _Tasks) -> Mapping[str, int]:
@@ -272,7 +272,7 @@ def _queued(tasks: _Tasks) -> Mapping[str, int]:
     before = ints[:, :-3]
     is_it = (is_fair.mean(axis=0) >= _MOSTLY) & _all((before >= 0) & (before <= 2))
     is_it &= before[0] == 1
-    found = list(tasks.places(is_it, 4))
+    found = list(_places(is_it, 4))
     return {"on_rq": found[0]} if len(found) == 1 else {}
 
 

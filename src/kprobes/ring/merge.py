@@ -19,7 +19,7 @@ from kprobes.ring.chunk import Decoded
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Return all rows of batches of one layout, in their order, without their places."""
+    """Return all rows of batches of one layout, in their order; of several without places."""
     if len(batches) == 1:
         return batches[0]
     return Batch(

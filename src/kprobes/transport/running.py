@@ -146,8 +146,7 @@ def find_qemus(proc: Path = PROC) -> list[Qemu]:
     found: list[Qemu] = []
     for pid in sorted(pids(proc)):
         with suppress(OSError, ValueError):
-            words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
-            command = parse_command([os.fsdecode(word) for word in words])
+            command = _command_of(proc / str(pid))
             if command is not None:
                 found.append(_read_files(proc / str(pid), pid, command))
     return found
@@ -157,11 +156,15 @@ def booted_file(pid: int, proc: Path = PROC) -> Path | None:
     """Return the file that a QEMU was told to boot its guest from, as seen from here, or None."""
     process = proc / str(pid)
     with suppress(OSError, ValueError):
-        words = (process / "cmdline").read_bytes().split(b"\0")[:-1]
-        command = parse_command([os.fsdecode(word) for word in words])
+        command = _command_of(process)
         if command is not None and command.kernel:
             return Path((process / "cwd").readlink(), command.kernel)
     return None
+
+
+def _command_of(process: Path) -> CommandLine | None:
+    words = (process / "cmdline").read_bytes().split(b"\0")[:-1]
+    return parse_command([os.fsdecode(word) for word in words])
 
 
 def parse_command(words: Sequence[str]) -> CommandLine | None:
