@@ -29,6 +29,7 @@ from kprobes.guest.stacks import (
     is_anyone_inside,
     returned_to,
 )
+from kprobes.model.kernel import Kernel
 from kprobes.model.plan import INSTANCE_VALUES, InstanceTable
 from kprobes.ports import Tables
 from kprobes.transport.stub import Stub
@@ -59,17 +60,22 @@ MEMBERS = {
     "task_struct.thread.sp": (SAVED, 8),
     "signal_struct.thread_head": (HEAD, 16),
 }
-KERNEL = make_kernel(
-    [
-        symbol("init_task", INIT),
-        symbol("current_task", CURRENT),
-        symbol("__preempt_count", CURRENT + 8),
-        symbol("nr_cpu_ids", TEXT + 0x100),
-        symbol("__per_cpu_offset", TEXT + 0x108),
-        symbol("asm_exc_int3", TRAP),
-    ],
-    types=MEMBERS,
+SYMBOLS = [
+    symbol("init_task", INIT),
+    symbol("current_task", CURRENT),
+    symbol("__preempt_count", CURRENT + 8),
+    symbol("nr_cpu_ids", TEXT + 0x100),
+    symbol("__per_cpu_offset", TEXT + 0x108),
+    symbol("asm_exc_int3", TRAP),
+]
+KERNEL = make_kernel(SYMBOLS, types=MEMBERS)
+BYTE = make_kernel(SYMBOLS, types=MEMBERS | {"task_struct.on_rq": (QUEUED, 1)})
+"""As in 7.2: other bytes come after it."""
+UNKNOWN = replace(
+    make_kernel(SYMBOLS),
+    members={path: at for path, (at, _) in MEMBERS.items() if path != "task_struct.on_rq"},
 )
+"""Without types, and without the place of that."""
 
 
 @dataclass
@@ -228,6 +234,21 @@ def test_what_an_interrupt_has_left_on_the_stack_of_a_task_that_sleeps_says_noth
     memory.set_u64(_stack(1) + 16, 0x10)
 
     assert _is_inside(guest) == is_inside
+
+
+@pytest.mark.parametrize(
+    ("kernel", "queued", "is_inside"),
+    [(BYTE, 0x100, False), (BYTE, 0x101, True), (UNKNOWN, 0, True)],
+)
+def test_who_is_queued_is_told_by_a_byte_and_may_be_anybody_where_that_is_not_known(
+    kernel: Kernel, queued: int, *, is_inside: bool
+) -> None:
+    guest, _, memory = _guest()
+    memory.set_u64(DATA + 0x1000 + QUEUED, queued)
+    memory.set_u64(_stack(1) + 8, CODE)
+    memory.set_u64(_stack(1) + 16, 0x10)
+
+    assert _is_inside(replace(guest, kernel=kernel)) == is_inside
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
