@@ -30,6 +30,7 @@ KERNEL = make_kernel(
         symbol("restore_regs_and_return_to_kernel", FINISH),
         symbol("pv_native_irq_disable", IRQS_OFF),
         symbol("orderly_reboot", UNCALLED),
+        symbol("module_alloc", TEXT + 0x700),
     ]
 )
 
@@ -49,6 +50,7 @@ class FakeCpus:
     is_held: bool = False
     is_gone: bool = False
     seen: list[set[int]] = field(default_factory=list[set[int]])
+    messages: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     memory: GuestMemory | None = None
 
     def ids(self) -> tuple[int, ...]:
@@ -68,6 +70,10 @@ class FakeCpus:
         assert cpu in self.vcpus
         assert self.memory is not None
         return self.memory.read(addr, size)
+
+    def write_physical(self, addr: int, data: bytes) -> None:
+        assert not self.is_running
+        self.messages.append((addr, data))
 
     def insert_breakpoint(self, addr: int, *, is_hardware: bool = False) -> None:
         assert not is_hardware
@@ -424,6 +430,42 @@ def test_without_the_syscall_switch_every_busy_syscall_is_watched() -> None:
         pass
 
     assert cpus.seen == [{found.addr for found in rest}]
+
+
+@pytest.mark.parametrize("handler", [TIMER, TIMER + 0x40])
+def test_an_idle_cpu_gets_a_timer_interrupt_if_that_is_its_timers(handler: int) -> None:
+    cpus, memory, _ = _guest()
+    known = {
+        "shepherd": DATA,
+        "system_wq": DATA + 8,
+        "__per_cpu_offset": DATA + 16,
+        "lapic_events": 24,
+        "hrtimer_interrupt": TIMER,
+        "mod_delayed_work_on": FUNCTION,
+    }
+    for addr, value in {DATA + 8: 0x1234, DATA + 16: DATA, DATA + 24: handler}.items():
+        memory.write(addr, value.to_bytes(8, "little"))
+    kernel = make_kernel(
+        [*KERNEL.symbols.glob("*"), *(symbol(name, addr) for name, addr in known.items())]
+    )
+
+    def ticks() -> int | None:
+        if cpus.breakpoints != {TIMER}:
+            cpus.script.insert(0, ticks)
+            return None
+        cpus.vcpus[1]["rip"] = TIMER
+        return 1
+
+    def wakes() -> int:
+        cpus.vcpus[1]["rip"] = SYSCALL
+        return 1
+
+    cpus.script = [ticks, _returns(cpus, 1, 1), wakes]
+
+    with CallInjector(cast("Stub", cpus), memory, kernel, AllocationLog()).task() as task:
+        assert task.thread == 1
+
+    assert cpus.messages == ([(0xFEE0_0000, b"\xec\0\0\0")] if handler == TIMER else [])
 
 
 def test_no_task_of_a_guest_that_another_has_paused_makes_a_call() -> None:

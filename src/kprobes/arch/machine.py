@@ -3,7 +3,7 @@
 Nothing here needs a kernel's symbols to be chosen: a stub names the architecture that it serves.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -12,7 +12,7 @@ from kprobes.arch.insn import Read
 from kprobes.formats.vmcoreinfo import VmcoreInfo
 from kprobes.model.kernel import Kernel
 from kprobes.ports import MappedRun, Ram, Tables, Translator
-from kprobes.units import Addr
+from kprobes.units import Addr, Phys
 
 _EXECMEM_MODULE_TEXT = 0
 
@@ -38,12 +38,14 @@ class ReturnPath(Struct, frozen=True, kw_only=True):
         then: what follows, one after the other; the last gives the task its registers back.
         register: by its stub's name, that leads from the trap to what follows, or "".
         size: bytes that the last takes off the stack, or 0 when it sets the stack pointer.
+        spare: words that the trap takes off the stack before what follows: room for arguments.
     """
 
     trap: Addr
     then: tuple[Addr, ...]
     register: str = ""
     size: int = 0
+    spare: int = 0
 
 
 class CallSetup(Struct, frozen=True, kw_only=True):
@@ -91,16 +93,16 @@ class InjectOps(Struct, frozen=True, kw_only=True):
         switch: function that all system calls go through, entered with no lock held.
         system_call: what the names of their functions begin with.
         idle: functions that a CPU sleeps in.
-        can_leave_idle: (registers) to whether it can be sent elsewhere from there.
+        can_leave_idle: (registers) to whether an interrupt would wake it there.
         takes_interrupts: (registers) to whether a CPU has interrupts on.
         return_path: how a task comes back; raises TargetError where there is none.
         save_frame: (way, a task's registers) to its frame, and what is written there.
         set_up_call: (way, frame, function with its numbers) to how that begins.
-        set_up_jump: (way, frame, function with its numbers) to the same without a return trap.
         at_trap: (way, frame) to registers of a task at the return trap, as after a call.
         returned_frame: (registers at a trap) to the frame of the call that returned.
-        skip_trap: (memory, registers at a trap) to those after it.
-        raise_timer: what gives the CPU that calls it a timer interrupt at once, or None.
+        skip_trap: (memory, registers at a trap) to those after its first instruction.
+        timer_message: (memory, kernel, handlers of timer interrupts) to a write to the machine's
+            physical addresses that gives a CPU one at once; None where no such is known.
         code: what allocates memory within reach of the kernel's text.
         module_code: what allocates memory within reach of its modules, or None where the other is.
         page_size: (memory) to bytes of the smallest page that can be mapped.
@@ -118,11 +120,10 @@ class InjectOps(Struct, frozen=True, kw_only=True):
     return_path: Callable[[MappedMemory, Kernel], ReturnPath]
     save_frame: Callable[[ReturnPath, Mapping[str, int]], tuple[int, bytes]]
     set_up_call: Callable[[ReturnPath, int, FunctionCall], CallSetup]
-    set_up_jump: Callable[[ReturnPath, int, FunctionCall], CallSetup]
     at_trap: Callable[[ReturnPath, int], Mapping[str, int]]
     returned_frame: Callable[[Mapping[str, int]], int]
     skip_trap: Callable[[Read, Mapping[str, int]], Mapping[str, int]]
-    raise_timer: Callable[[MappedMemory, Kernel], FunctionCall | None]
+    timer_message: Callable[[MappedMemory, Kernel, Collection[int]], tuple[Phys, bytes] | None]
     code: Callable[[MappedMemory, Kernel, CodeRequest], FunctionCall]
     module_code: Callable[[Kernel, int], FunctionCall | None] | None
     page_size: Callable[[MappedMemory], int]

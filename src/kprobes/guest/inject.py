@@ -340,35 +340,15 @@ class CallInjector:
         call = symbols.find("mod_delayed_work_on")
         if work is None or not timers or queue is None or call is None:
             return
-        self._raise_timer()
+        # It may be a second away.
+        message = self._info.timer_message(self.memory, self._kernel, timers)
+        if message is not None:
+            self._debugger.write_physical(*message)
         stopped = self._stop_at(timers, timeout_s)
         if stopped is None:
             return
         with self._borrowed(*stopped) as task:
             task.call(call.addr, 0, self.memory.u64(queue.addr), work.addr, 0)
-
-    def _raise_timer(self) -> None:
-        """Give a sleeping CPU a timer interrupt, which may be a second away otherwise.
-
-        Its idle task does it itself. A timer interrupt too many changes nothing.
-        """
-        called = self._info.raise_timer(self.memory, self._kernel)
-        if called is None:
-            return
-        for thread in self._debugger.ids():
-            registers = self._debugger.registers(thread)
-            if not self._is_idle(registers):
-                continue
-            # Straight back to what it was doing: the trap may carry a breakpoint by then.
-            task, data = self._frame(thread, registers)
-            setup = self._info.set_up_jump(self._return_path, task.trap.frame, called)
-            task.change(data, setup.registers)
-            return
-
-    def _is_idle(self, registers: Mapping[str, int]) -> bool:
-        symbol = self._kernel.symbols.at(registers[self._info.pc])
-        is_idle = symbol is not None and symbol.name in self._info.idle
-        return is_idle and self._info.can_leave_idle(registers)
 
     def _sleepable(self) -> list[Addr]:
         names = [self._info.switch, *_SLEEPABLE]

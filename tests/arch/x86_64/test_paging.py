@@ -46,6 +46,16 @@ def test_pages_of_every_size_translate(level: int, size: int) -> None:
     assert tables.physical((KERNEL & -size) + size - 1) == 4 * size - 1
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_attributes_are_what_an_entry_says_besides_where_its_page_is(level: int) -> None:
+    _, pages, tables = guest()
+    pages.map(KERNEL, 0, level=level, flags=WRITE | NX)
+
+    assert tables.attributes(KERNEL + 0x123) == PRESENT | WRITE | NX
+    with pytest.raises(MemoryFault):
+        tables.attributes(KERNEL + GIB)
+
+
 def test_rights_are_those_of_all_levels_together() -> None:
     _, pages, tables = guest()
     pages.map(KERNEL, 0x8_0000, flags=WRITE)

@@ -68,7 +68,6 @@ _GUARDED = 1 << 50
 """GP: an indirect branch into the page must land on an instruction for that."""
 _IDLE = ("cpu_do_idle",)
 _IRQS_OFF = 1 << 7
-_SET_TIMER = "arch_timer_set_next_event_virt"
 _REACH = 100 * MIB
 """Of the 128 MiB that ``b`` reaches, the text itself takes some."""
 _GFP_KERNEL = 0xCC0
@@ -133,10 +132,6 @@ def _set_up_call(return_path: ReturnPath, frame: int, called: FunctionCall) -> C
     return _setup(frame, called, links)
 
 
-def _set_up_jump(return_path: ReturnPath, frame: int, called: FunctionCall) -> CallSetup:
-    return _setup(frame, called, {"x30": return_path.then[-1]})
-
-
 def _at_trap(return_path: ReturnPath, frame: int) -> Mapping[str, int]:
     return {"pc": return_path.trap, return_path.register: return_path.then[-1], "sp": frame}
 
@@ -151,13 +146,6 @@ def _setup(frame: int, called: FunctionCall, links: Mapping[str, int]) -> CallSe
 def _skip_trap(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
     (word,) = _words(read(registers["pc"], 4))
     return {"pc": registers[f"x{first_register(word)}"], "x30": registers["pc"] + 4}
-
-
-def _raise_timer(memory: MappedMemory, kernel: Kernel) -> FunctionCall | None:
-    # It sets the CPU's own timer to the next tick, and does nothing else.
-    del memory
-    function = address_of(kernel, _SET_TIMER)
-    return None if function is None else FunctionCall(function=function, args=(1, 0))
 
 
 def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> FunctionCall:
@@ -182,17 +170,16 @@ INJECT_OPS = InjectOps(
     switch="invoke_syscall",
     system_call="__arm64_sys_",
     idle=_IDLE,
-    # Interrupts are masked there: one that comes only ends the sleep.
+    # Interrupts are masked there: one that comes ends the sleep all the same.
     can_leave_idle=lambda _registers: True,
     takes_interrupts=lambda registers: not registers["cpsr"] & _IRQS_OFF,
     return_path=_return_path,
     save_frame=_save_frame,
     set_up_call=_set_up_call,
-    set_up_jump=_set_up_jump,
     at_trap=_at_trap,
     returned_frame=lambda registers: registers["sp"],
     skip_trap=_skip_trap,
-    raise_timer=_raise_timer,
+    timer_message=lambda _memory, _kernel, _handlers: None,
     code=_code,
     module_code=alloc_like_module,
     page_size=lambda memory: 1 << _known(memory).layout.shift,

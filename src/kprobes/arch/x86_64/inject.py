@@ -3,6 +3,7 @@
 Stack of the task, from low to high addresses; the function returns to the first word:
 
     u64 trap;        // a ``ret`` in a function that is never called: a place of our own to stop at
+    u64 spare[];     // arguments beyond the sixth, where a kernel must be given such
     u64 irqs_off;    // ``cli`` and ``ret``
     u64 finish;      // restore_regs_and_return_to_kernel
     pt_regs frame;   // what the task was doing
@@ -12,10 +13,13 @@ that came at the very ``iret`` would be taken for a fault of the ``iret`` (error
 arch/x86/entry/entry_64.S), and the guest would crash. The return gives the task its registers back.
 
 Code: module_alloc until 6.9; execmem since 12af2b83d0b1 ("mm: introduce execmem_alloc() and
-execmem_free()") (v6.10).
+execmem_free()") (v6.10). Kernels without modules may have neither. What these are made of takes
+nine arguments, three of them on the stack, so there the trap is the end of a rare function that
+takes three registers off it, and then returns.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kprobes.arch.insn import Read
 from kprobes.arch.machine import (
@@ -28,16 +32,20 @@ from kprobes.arch.machine import (
     address_of,
     alloc_like_module,
 )
+from kprobes.arch.x86_64.paging import PageTables
 from kprobes.arch.x86_64.registers import ARGUMENTS, NAMES, STUB_NAMES
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.model.kernel import Kernel
-from kprobes.units import U64, Addr
+from kprobes.units import U64, Addr, Phys
 
 _WORD = 8
 _RED = 256
 _PAGE = 4096
 _IRQS_ON = 1 << 9
-_RET = 0xC3
+_RET = re.compile(rb"\xc3")
+_POPS = 3
+_POPS_RET = re.compile(rb"(?:\x41[\x5c-\x5f]|[\x5b\x5d]){3}\xc3")
+"""Of registers that functions leave as they were: ``pop %rbx``, ``%rbp``, ``%r12`` to ``%r15``."""
 _CLI_RET = b"\xfa\xc3"
 _CLI = 0xFA
 _UNCALLED = (
@@ -48,34 +56,62 @@ _UNCALLED = (
     "kernel_restart",
     "emergency_restart",
 )
+_RARE = ("__do_sys_reboot", "__do_sys_pivot_root", "__x64_sys_pivot_root", "__do_sys_swapoff")
+"""A task that comes to a trap and is not ours is moved past it."""
 _FINISH = "restore_regs_and_return_to_kernel"
 _IRQS_OFF = ("pv_native_irq_disable", "native_irq_disable")
 """``cli`` and a return, in kernels that can be a Xen guest."""
 _ENDBR = b"\xf3\x0f\x1e\xfa"
 _LONGEST_PATCH = 5
+_REX_B, _INT3 = 0x41, 0xCC
+_NUMBERED = (
+    "rax",
+    "rcx",
+    "rdx",
+    "rbx",
+    "rsp",
+    "rbp",
+    "rsi",
+    "rdi",
+    *(f"r{n}" for n in range(8, 16)),
+)
+"""As instructions number them."""
 _PATCHED = (0xE8, 0xE9, 0xEB, 0x0F, 0x66, 0x90, 0x2E)
 """Bytes that calls, jumps and nops begin with: the kernel may change them at any time."""
 _IDLE = ("default_idle", "native_safe_halt", "pv_native_safe_halt", "acpi_safe_halt", "mwait_idle")
-_APIC_ICR = 0x300
-_TO_SELF = 0x40000
+_LAPIC_TIMER = "lapic_events"
+"""Per CPU: its own timer, whose handler is called by the interrupt of ``_TIMER_VECTOR``."""
+_MESSAGE = Phys(0xFEE0_0000)
+"""Intel SDM volume 3, section 11.11: a word that is written there is an interrupt for CPU 0."""
 _TIMER_VECTOR = 0xEC
+_MODULES = (0xFFFF_FFFF_C000_0000, 0xFFFF_FFFF_FF00_0000)
+"""MODULES_VADDR with KASLR, and MODULES_END: there also in kernels without modules."""
+_GFP_KERNEL = 0xCC0
+_ANY_NODE = -1
 
 
 def _return_path(memory: MappedMemory, kernel: Kernel) -> ReturnPath:
     finish = address_of(kernel, _FINISH)
     if finish is None:
         raise TargetError(f"kernel {kernel.release} has no {_FINISH}")
-    return ReturnPath(trap=_trap(memory, kernel), then=(_irqs_off(memory, kernel), finish))
+    has_room = alloc_like_module(kernel, 0) is None
+    rare = (_RARE, _POPS_RET) if has_room else (_UNCALLED, _RET)
+    return ReturnPath(
+        trap=_trap(memory, kernel, *rare),
+        then=(_irqs_off(memory, kernel), finish),
+        spare=_POPS if has_room else 0,
+    )
 
 
-def _trap(memory: MappedMemory, kernel: Kernel) -> Addr:
-    for name in _UNCALLED:
-        symbol = kernel.symbols.find(name)
+def _trap(
+    memory: MappedMemory, kernel: Kernel, names: Iterable[str], code: re.Pattern[bytes]
+) -> Addr:
+    for symbol in map(kernel.symbols.find, names):
         if symbol is None:
             continue
-        at = memory.read(symbol.addr, min(symbol.size, _PAGE)).find(_RET)
-        if at >= 0:
-            return Addr(symbol.addr + at)
+        found = code.search(memory.read(symbol.addr, min(symbol.size, _PAGE)))
+        if found is not None:
+            return Addr(symbol.addr + found.start())
     raise TargetError("no place to return to was found in this kernel's text")
 
 
@@ -108,7 +144,7 @@ def _cli_rets(memory: MappedMemory, kernel: Kernel) -> Iterator[Addr]:
 
 
 def _save_frame(return_path: ReturnPath, registers: Mapping[str, int]) -> tuple[int, bytes]:
-    words = [return_path.trap, *return_path.then]
+    words = [return_path.trap, *[0] * return_path.spare, *return_path.then]
     words += [registers.get(STUB_NAMES.get(name, ""), 0) for name in NAMES]
     base = (registers["rsp"] - _RED - _WORD * len(words)) & ~15
     return base + _WORD, b"".join(word.to_bytes(_WORD, "little") for word in words)
@@ -116,12 +152,10 @@ def _save_frame(return_path: ReturnPath, registers: Mapping[str, int]) -> tuple[
 
 def _set_up_call(return_path: ReturnPath, frame: int, called: FunctionCall) -> CallSetup:
     registers = _arguments(called) | {"rsp": frame, "rax": 0}
-    return CallSetup(registers=registers, words=(return_path.trap,))
-
-
-def _set_up_jump(return_path: ReturnPath, frame: int, called: FunctionCall) -> CallSetup:
-    del return_path
-    return CallSetup(registers=_arguments(called) | {"rsp": frame + _WORD})
+    further = [value & U64 for value in called.args[len(ARGUMENTS) :]]
+    if len(further) > return_path.spare:
+        raise ValueError(f"no room for {len(called.args)} arguments")
+    return CallSetup(registers=registers, words=(return_path.trap, *further))
 
 
 def _at_trap(return_path: ReturnPath, frame: int) -> Mapping[str, int]:
@@ -135,19 +169,26 @@ def _arguments(called: FunctionCall) -> dict[str, int]:
 
 
 def _skip_trap(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
-    following = int.from_bytes(read(registers["rsp"], _WORD), "little")
-    return {"rip": following, "rsp": registers["rsp"] + _WORD}
+    top = int.from_bytes(read(registers["rsp"], _WORD), "little")
+    after = {"rsp": registers["rsp"] + _WORD}
+    code = read(registers["rip"], 2)
+    # Under KVM a stub shows its own breakpoint there.
+    if _RET.match(code) or code[0] == _INT3:
+        return after | {"rip": top}
+    is_wide = code[0] == _REX_B
+    register = _NUMBERED[8 * is_wide + code[is_wide] % 8]
+    return after | {register: top, "rip": registers["rip"] + 1 + is_wide}
 
 
-def _raise_timer(memory: MappedMemory, kernel: Kernel) -> FunctionCall | None:
-    # A message to itself: one write to its APIC by a function that does nothing else.
-    apic = kernel.symbols.find("apic")
-    if apic is None or kernel.types is None:
+def _timer_message(
+    memory: MappedMemory, kernel: Kernel, handlers: Collection[int]
+) -> tuple[Phys, bytes] | None:
+    offsets, timer = kernel.symbols.find("__per_cpu_offset"), kernel.symbols.find(_LAPIC_TIMER)
+    if offsets is None or timer is None:
         return None
-    place = _u64(memory, apic.addr) + kernel.types.offset("apic", "write")
-    return FunctionCall(
-        function=Addr(_u64(memory, place)), args=(_APIC_ICR, _TO_SELF | _TIMER_VECTOR)
-    )
+    # struct clock_event_device { void (*event_handler)(struct clock_event_device *); ... };
+    handler = _u64(memory, _u64(memory, offsets.addr) + timer.addr & U64)
+    return (_MESSAGE, _TIMER_VECTOR.to_bytes(4, "little")) if handler in handlers else None
 
 
 def _u64(memory: MappedMemory, addr: int) -> int:
@@ -155,11 +196,26 @@ def _u64(memory: MappedMemory, addr: int) -> int:
 
 
 def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> FunctionCall:
-    del memory
     called = alloc_like_module(kernel, request.size)
-    if called is None:
-        raise TargetError(f"kernel {kernel.release} has no module_alloc")
-    return called
+    if called is not None:
+        return called
+    # As module_alloc does. In 6.1:
+    # void *__vmalloc_node_range(unsigned long size, unsigned long align, unsigned long start,
+    #     unsigned long end, gfp_t gfp_mask, pgprot_t prot, unsigned long vm_flags, int node,
+    #     const void *caller)
+    function = address_of(kernel, "__vmalloc_node_range_noprof", "__vmalloc_node_range")
+    if function is None:
+        raise TargetError(f"kernel {kernel.release} has no module_alloc, nor __vmalloc_node_range")
+    place = (request.size, _PAGE, *_MODULES)
+    protection = _known(memory).attributes(request.like)
+    args = (*place, _GFP_KERNEL, protection, 0, _ANY_NODE, request.caller)
+    return FunctionCall(function=function, args=args)
+
+
+def _known(memory: MappedMemory) -> PageTables:
+    if not isinstance(memory.tables, PageTables):
+        raise TypeError(f"{memory.tables!r} are not tables of this architecture")
+    return memory.tables
 
 
 def _takes_interrupts(registers: Mapping[str, int]) -> bool:
@@ -178,13 +234,12 @@ INJECT_OPS = InjectOps(
     return_path=_return_path,
     save_frame=_save_frame,
     set_up_call=_set_up_call,
-    set_up_jump=_set_up_jump,
     at_trap=_at_trap,
     returned_frame=lambda registers: registers["rsp"] - _WORD,
     skip_trap=_skip_trap,
-    raise_timer=_raise_timer,
+    timer_message=_timer_message,
     code=_code,
     module_code=None,
     page_size=lambda _memory: _PAGE,
-    free_code=("execmem_free", "module_memfree"),
+    free_code=("execmem_free", "module_memfree", "vfree"),
 )

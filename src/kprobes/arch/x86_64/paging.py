@@ -84,22 +84,39 @@ class PageTables:
         Raises:
             MemoryFault: the address is not canonical, or a table lies outside RAM.
         """
+        words = list(self._walk(addr))
+        if not words[-1] & _PRESENT:
+            return None
+        size = 1 << _shift(self.levels + 1 - len(words))
+        return Entry(
+            phys=Phys(words[-1] & _FRAME & -size),
+            size=size,
+            is_writable=all(word & _WRITE for word in words),
+            is_executable=not any(word & _NX for word in words),
+        )
+
+    def attributes(self, addr: int) -> int:
+        """Return what a page's entry says of it besides where it is: a ``pgprot_t``.
+
+        Raises:
+            MemoryFault: nothing is mapped there.
+        """
+        *_, last = self._walk(addr)
+        if not last & _PRESENT:
+            raise MemoryFault(addr, 1)
+        return last & ~(_FRAME | _LARGE)
+
+    def _walk(self, addr: int) -> Iterator[int]:
+        # The words that lead to a page, its own last; or one that leads nowhere.
         self._check_canonical(addr)
-        table, write, nx = int(self.root), _WRITE, 0
+        table = int(self.root)
         for level in range(self.levels, 0, -1):
-            shift = _shift(level)
-            index = addr >> shift & (_ENTRIES - 1)
+            index = addr >> _shift(level) & (_ENTRIES - 1)
             word = int.from_bytes(self.ram.read(table + 8 * index, 8), "little")
-            if not word & _PRESENT:
-                return None
-            write, nx = write & word, nx | word & _NX
-            if _is_leaf(word, level):
-                phys = Phys(word & _FRAME & -(1 << shift))
-                return Entry(
-                    phys=phys, size=1 << shift, is_writable=bool(write), is_executable=not nx
-                )
+            yield word
+            if not word & _PRESENT or _is_leaf(word, level):
+                return
             table = word & _FRAME
-        raise AssertionError("level 1 is a leaf")
 
     def physical(self, addr: int) -> Phys:
         """Return where an address lies in guest-physical memory, or raise MemoryFault."""
