@@ -107,8 +107,12 @@ def attach(
 
 
 @contextmanager
-def attached_guest(target: str) -> "Generator[Guest]":
+def attached_guest(target: str, access: "Access | None" = None) -> "Generator[Guest]":
     """Attach to a guest that runs already, only to look at it: nothing is made ready to patch it.
+
+    Args:
+        target: as for ``attach``.
+        access: how it is looked at.
 
     Raises:
         UnreachableError: nothing answers there, or somebody else uses the stub.
@@ -116,7 +120,7 @@ def attached_guest(target: str) -> "Generator[Guest]":
     """
     from kprobes.guest.open import attached
 
-    with attached(target) as guest:
+    with attached(target, access) as guest:
         yield guest
 
 

@@ -3,6 +3,7 @@
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 EM_X86_64 = 62
 
@@ -53,3 +54,64 @@ def bzimage(payload: bytes, *, setup_sects: int = 3) -> bytes:
 def gzip(data: bytes) -> bytes:
     packer = zlib.compressobj(wbits=31)
     return packer.compress(data) + packer.flush()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElfSymbol:
+    """One symbol, in a section of ``Elf``, or ``absolute`` or ``undefined``."""
+
+    name: str
+    addr: int
+    section: str
+    is_global: bool = False
+    is_weak: bool = False
+    kind: int = 0
+
+
+_SECTIONS = {".text": (1, 6), ".rodata": (1, 2), ".data": (1, 3), ".bss": (8, 3)}
+"""Type and flags of each."""
+_SPECIAL = {"absolute": 0xFFF1, "undefined": 0}
+_SYMTAB, _STRTAB = 2, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elf:
+    """A file with sections and, unless it is stripped, symbols."""
+
+    symbols: Sequence[ElfSymbol] | None
+
+    @property
+    def data(self) -> bytes:
+        """The file: header, symbols, their names, section headers."""
+        strings, table = b"\0", bytes(24)
+        for symbol in self.symbols or ():
+            binding = 2 if symbol.is_weak else int(symbol.is_global)
+            table += struct.pack(
+                "<IBBHQQ",
+                len(strings) if symbol.name else 0,
+                binding << 4 | symbol.kind,
+                0,
+                self._number(symbol.section),
+                symbol.addr,
+                8,
+            )
+            strings += symbol.name.encode() + b"\0"
+        sections = [(0, 0, 0, 0, 0)]
+        sections += [(kind, flags, 0, 0, 0) for kind, flags in _SECTIONS.values()]
+        if self.symbols is not None:
+            sections.append((_SYMTAB, 0, 64, len(table), len(sections) + 1))
+            sections.append((_STRTAB, 0, 64 + len(table), len(strings), 0))
+        headers = b"".join(
+            struct.pack("<IIQQQQIIQQ", 0, kind, flags, 0, at, size, link, 0, 0, 0)
+            for kind, flags, at, size, link in sections
+        )
+        shoff = 64 + len(table) + len(strings)
+        ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+        header = ident + struct.pack(
+            "<HHIQQQIHHHHHH", 2, EM_X86_64, 1, 0, 0, shoff, 0, 64, 56, 0, 64, len(sections), 0
+        )
+        return header + table + strings + headers
+
+    @staticmethod
+    def _number(section: str) -> int:
+        return _SPECIAL[section] if section in _SPECIAL else 1 + list(_SECTIONS).index(section)

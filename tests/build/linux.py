@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Sequence
+from itertools import cycle, islice
 
 from msgspec import Struct, field
 
@@ -19,7 +20,8 @@ BANNER = "Linux version 6.1.0-test (me@here) (gcc) #1 SMP Tue"
 BUILD_ID = bytes(range(20))
 
 _TABLES, _IMAGE, _MODULE_PHYS = 0x1_0000, 0x10_0000, 0x18_0000
-_NOTES_AT, _BTF_AT, _KALLSYMS_AT = 0x200, 0x400, 0x4000
+_NOTES_AT, _BTF_AT, _CALLS_AT, _KALLSYMS_AT = 0x200, 0x400, 0x3000, 0x4000
+_CALLS = 300
 _MASTER_AT, _MODULES_AT, _INFO_AT, _PGD_AT, _INFO_TEXT = 0, 0x1000, 0x1010, 0x1020, 0x2000
 _USER_AT = 0x1400
 _IMAGE_SIZE = 0x4_0000
@@ -34,6 +36,7 @@ class LinuxSpec(Struct, frozen=True, kw_only=True):
     banner: str = BANNER
     build_id: bytes = BUILD_ID
     has_btf: bool = True
+    has_kallsyms: bool = True
     has_data_symbols: bool = True
     has_master_user: bool = True
     is_protected: bool = True
@@ -96,6 +99,7 @@ def _symbols(spec: LinuxSpec, btf: bytes) -> list[Named]:
         (rodata + _NOTES_AT + note_size, "R", "__stop_notes"),
         (rodata + _BTF_AT, "R", "__start_BTF"),
         (rodata + _BTF_AT + len(btf), "R", "__stop_BTF"),
+        (rodata + _CALLS_AT, "R", "sys_call_table"),
         (data + _MASTER_AT, "D", "init_top_pgt"),
         (data + _MODULES_AT, "d", "modules"),
         (data + _INFO_AT, "B", "vmcoreinfo_data"),
@@ -114,7 +118,11 @@ def _rodata(spec: LinuxSpec, symbols: list[Named], btf: bytes) -> bytes:
     note = build_id_note(spec.build_id) if spec.build_id else b""
     before[_NOTES_AT : _NOTES_AT + len(note)] = note
     before[_BTF_AT : _BTF_AT + len(btf)] = btf
+    calls = cycle(addr for addr, letter, _ in symbols if letter in "tT")
+    before[_CALLS_AT : _CALLS_AT + 8 * _CALLS] = struct.pack(f"<{_CALLS}Q", *islice(calls, _CALLS))
     assert len(before) == _KALLSYMS_AT
+    if not spec.has_kallsyms:
+        return bytes(before)
     addr = spec.text + RODATA
     tables = build(symbols, spec.layout, addr=addr, base=spec.text, before=bytes(before))
     assert len(tables.data) <= DATA - RODATA

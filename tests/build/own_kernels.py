@@ -25,8 +25,10 @@ KERNELS = {
     "bare": "",
     "dwarf": "DEBUG_KERNEL DEBUG_INFO_DWARF_TOOLCHAIN_DEFAULT KPROBES FTRACE KPROBE_EVENTS",
     "preempt": "PREEMPT DEBUG_KERNEL KALLSYMS_ALL STACKPROTECTOR STACKPROTECTOR_STRONG",
+    "static": "-MODULES DEBUG_KERNEL KALLSYMS_ALL",
+    "nameless": "-KALLSYMS EXPERT",
 }
-"""What each has on top of that: none of them BTF, or sites of the function tracer."""
+"""What each has on top of that, or has not: none of them BTF, or sites of the function tracer."""
 _BUILD_S = 3600
 
 
@@ -35,7 +37,8 @@ def build(name: str) -> Path:
     if not _SOURCE.exists():
         pytest.skip(f"no {_SOURCE}: `make matrix` installs it")
     words = f"{_PLAIN} {KERNELS[name]}".split()
-    config = "".join(f"CONFIG_{word}=y\n" for word in words) + f'CONFIG_LOCALVERSION="-{name}"\n'
+    kept = [word for word in words if not word.startswith("-") and f"-{word}" not in words]
+    config = "".join(f"CONFIG_{word}=y\n" for word in kept) + f'CONFIG_LOCALVERSION="-{name}"\n'
     age = str(_SOURCE.stat().st_mtime_ns)
     key = hashlib.sha256((config + age).encode()).hexdigest()[:16]
     tree = directories.cache() / "built" / f"{name}-{key}"

@@ -16,7 +16,7 @@ import pytest
 from kprobes.errors import GuestReplacedError
 from kprobes.guest.allocations import Kind
 from kprobes.guest.guardian import rescue
-from kprobes.guest.journal import Journal, read
+from kprobes.guest.journal import read
 from kprobes.guest.recovery import free_after_crash
 from kprobes.transport.connect import connect
 from kprobes.transport.qemu import Machine
@@ -302,7 +302,7 @@ def test_killed_before_the_first_call_of_a_task_that_call_is_made_after_all(scen
     with connect(scene.target) as stub:
         # It was its tracer that left it stopped.
         stub.is_held = False
-        free_after_crash(stub, Journal.reopen(entry), [], image="")
+        free_after_crash(stub, entry, [])
 
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     begun = [line["begin"]["returns"] for line in lines if "begin" in line]

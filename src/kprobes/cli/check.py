@@ -45,14 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
     )
-    parser.add_argument(
-        "--vmlinux",
-        type=Path,
-        metavar="PATH",
-        help="the file of the guest's kernel: types are taken from it if need be",
-    )
     options.add_recording(parser)
     options.add_target(parser)
+    options.add_kernel_files(parser)
     options.add_quiet(parser)
     options.add_boot(parser)
 

@@ -107,6 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_exit_status(parser)
     parser.set_defaults(command=())
     options.add_target(parser)
+    options.add_kernel_files(parser)
     options.add_quiet(parser)
     options.add_boot(parser)
 

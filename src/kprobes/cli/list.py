@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--image", type=Path, metavar="FILE", help="with --exits: the kernel in a file"
     )
     options.add_target(parser)
+    options.add_kernel_files(parser)
     options.add_quiet(parser)
     options.add_boot(parser)
 
@@ -123,7 +124,7 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
 
 @contextmanager
 def _guest(args: argparse.Namespace) -> Generator["Guest"]:
-    from kprobes.cli.target import ATTACHING_S, opened
+    from kprobes.cli.target import ATTACHING_S, access_of, opened
     from kprobes.cli.terminal import Progress, Stop
     from kprobes.open import attached_guest
 
@@ -135,7 +136,7 @@ def _guest(args: argparse.Namespace) -> Generator["Guest"]:
             return
         stop.defer(at_most_s=ATTACHING_S)
         progress(f"attaching to {args.target}")
-        with attached_guest(args.target) as guest:
+        with attached_guest(args.target, access_of(args)) as guest:
             stop.defer()
             stop.check()
             yield guest

@@ -250,6 +250,22 @@ def add_target(parser: argparse.ArgumentParser, *, can_boot: bool = True) -> Non
     parser.add_argument("-t", "--target", metavar="TARGET", help=known)
 
 
+def add_kernel_files(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name files of the guest's kernel."""
+    parser.add_argument(
+        "--vmlinux",
+        type=Path,
+        metavar="PATH",
+        help="the guest's kernel: another build is refused, types are taken from it if need be",
+    )
+    parser.add_argument(
+        "--symbols",
+        type=Path,
+        metavar="FILE",
+        help="the System.map or vmlinux of a guest's kernel that has no symbols itself",
+    )
+
+
 def add_recording(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how definitions are armed, and what they record besides."""
     add_strategy(parser)
@@ -406,6 +422,7 @@ _VARIABLE = "KPROBES_TARGET"
 """In the environment: the target when none is given."""
 _GUESTS: Mapping[str, tuple[object, str]] = {
     "vmlinux": (None, "--vmlinux"),
+    "symbols": (None, "--symbols"),
     "python": (None, "--python"),
     "arm": (None, "--arm"),
     "tgid": (None, "--tgid"),

@@ -19,6 +19,7 @@ from kprobes.transport.qemu_command import MachineOptions
 if TYPE_CHECKING:
     # The engine for guests takes a third of a second to import, and the host's does without.
     from kprobes.guest.arena import ArenaSize
+    from kprobes.guest.attach import Access
     from kprobes.guest.journal import Boot
     from kprobes.host.machine import HostMachine
     from kprobes.model.kernel import Kernel
@@ -126,7 +127,7 @@ def opened(
     progress: Callable[[str], None],
     waiting: BootWait | None = None,
 ) -> Generator["GuestSession"]:
-    """Attach to the target, or boot a guest; ``--buffer-size`` and ``--vmlinux`` are minded.
+    """Attach to the target, or boot a guest; ``--buffer-size`` and the kernel's files are minded.
 
     From then on a first Ctrl-C is kept: ``stop.is_asked`` tells of it.
 
@@ -202,17 +203,32 @@ def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
         yield memory, replace(read_kernel(), slide=next(slides, 0))
 
 
+def access_of(args: argparse.Namespace, wait: Callable[[str], None] | None = None) -> "Access":
+    """Return how the options say that a guest is looked at.
+
+    Args:
+        args: of the command.
+        wait: for a guest that boots; see ``Access``.
+    """
+    from kprobes.guest.attach import Access
+
+    return Access(
+        image=getattr(args, "vmlinux", None),
+        symbols=getattr(args, "symbols", None),
+        clock=getattr(args, "clock", None),
+        wait=wait,
+    )
+
+
 def _session(
     args: argparse.Namespace,
     progress: Callable[[str], None],
     wait: Callable[[str], None] | None = None,
 ) -> "GuestSession":
-    from kprobes.guest.attach import Access
     from kprobes.open import attach, boot
 
     size = _arena_size(args)
-    image, clock = getattr(args, "vmlinux", None), getattr(args, "clock", None)
-    access = Access(image=image, clock=clock, wait=wait)
+    access = access_of(args, wait)
     if args.target is None:
         print_reason(args)
         return boot(

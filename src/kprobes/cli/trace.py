@@ -72,12 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
     _add_output(parser)
     options.add_limits(parser)
-    parser.add_argument(
-        "--vmlinux",
-        type=Path,
-        metavar="PATH",
-        help="the kernel's file: another build is refused, types are taken from it if need be",
-    )
+    options.add_kernel_files(parser)
     options.add_quiet(parser)
     options.add_boot(parser)
 

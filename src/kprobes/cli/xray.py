@@ -59,10 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
     )
-    parser.add_argument(
-        "--vmlinux", type=Path, metavar="PATH", help="the file of the guest's kernel"
-    )
     options.add_target(parser)
+    options.add_kernel_files(parser)
     options.add_quiet(parser)
     options.add_boot(parser)
 
@@ -126,7 +124,7 @@ def _check_options(args: argparse.Namespace) -> None:
     check_command(args)
     if args.image is None:
         return
-    names = ("target", "vmlinux", "arm", *options.BOOT_OPTIONS)
+    names = ("target", "vmlinux", "symbols", "arm", *options.BOOT_OPTIONS)
     given = [name for name in names if getattr(args, name) is not None]
     if given:
         raise UsageError(f"--{given[0]} is for a guest; with --image there is none")
@@ -177,7 +175,7 @@ def _snapshot(args: argparse.Namespace) -> "Generator[TextSnapshot]":
     tracer = None if args.target is None or args.arm is not None else _tracer(args.target)
     if tracer is not None and tracer.window is not None:
         # It has the stub, which serves nobody else.
-        with attach_readonly(tracer.window) as (memory, kernel):
+        with attach_readonly(tracer.window, args.symbols) as (memory, kernel):
             yield _of_guest(args, memory, kernel, target=tracer.target)
         return
     with (

@@ -6,7 +6,7 @@ A stub serves one client. The tracer's journal says where the guest's RAM is in 
 where its page table is; that is enough to read the kernel, and nothing can be written.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,21 @@ from kprobes.arch.arch import Arch
 from kprobes.arch.machine import Machine
 from kprobes.arch.registry import arch, machine, machine_of_stub
 from kprobes.errors import FormatError, TargetError, UnreachableError
+from kprobes.formats.kallsyms import SymbolTable
 from kprobes.guest.allocations import nothing
 from kprobes.guest.boot import await_boot
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
+from kprobes.image.build import SymbolFiles
 from kprobes.image.cache import KernelCache, default_root
 from kprobes.image.debug_info import candidates, is_own
-from kprobes.image.file import check_same_build, kernel_from_image, read_image
+from kprobes.image.file import (
+    check_same_build,
+    kernel_from_image,
+    read_image,
+    read_symbols,
+    symbols_of,
+)
 from kprobes.image.find import Registers, find_spaces, read_kernel
 from kprobes.image.task_members import task_members
 from kprobes.model.kernel import Kernel
@@ -44,6 +52,7 @@ class Access(Struct, frozen=True, kw_only=True):
             ``process``, the ``stub``.
         image: the vmlinux or boot image of its kernel, or None. Another build is refused. It
             gives the types that a kernel built without them lacks.
+        symbols: the System.map or vmlinux of a kernel that has no symbols itself, or None.
         clock: of time stamps, by the kernel's name: local, global, mono, mono_raw, boot, tai, perf,
             x86-tsc; None for that of the kernel's own trace.
         wait: called often while the guest boots, with why it cannot be looked at yet; what it
@@ -52,6 +61,7 @@ class Access(Struct, frozen=True, kw_only=True):
 
     backends: Sequence[str] = RAM_BACKENDS
     image: Path | None = None
+    symbols: Path | None = None
     clock: str | None = None
     wait: Callable[[str], None] | None = None
 
@@ -118,7 +128,8 @@ def _read_guest(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[],
     spaces = find_spaces(ram, machine, vcpus)
     # The rest takes 50 ms and looks only at what does not change.
     let_run()
-    found = read_kernel(spaces, cache=KernelCache(default_root()))
+    files = _symbol_files(ram.host, access.symbols, access.image)
+    found = read_kernel(spaces, cache=KernelCache(default_root()), files=files)
     kernel = found.kernel
     if access.image is not None:
         kernel = _with_image(kernel, access.image)
@@ -167,6 +178,27 @@ def _rare(stub: Stub, cpu: int, names: Sequence[str]) -> Registers:
     return found
 
 
+def _symbol_files(host: ProcessPlace | None, *given: Path | None) -> SymbolFiles:
+    named = [path for path in given if path is not None]
+
+    def tables(release: str, build_id: bytes) -> Iterator[SymbolTable]:
+        yield from symbols_of(named)
+        for path in named[:1]:
+            read_symbols(path)
+            raise TargetError(
+                f"{path} is not of the guest's kernel, {release}: its functions are elsewhere"
+            )
+        found = _own_files(release, build_id, host)
+        yield from symbols_of(found)
+
+    return tables
+
+
+def _own_files(release: str, build_id: bytes, host: ProcessPlace | None) -> Iterator[Path]:
+    booted = None if host is None else booted_file(host.pid)
+    return filter(is_own, candidates(release, build_id, booted))
+
+
 def _with_image(kernel: Kernel, path: Path) -> Kernel:
     image = read_image(path)
     check_same_build(kernel, image)
@@ -177,10 +209,9 @@ def _with_image(kernel: Kernel, path: Path) -> Kernel:
 
 
 def _with_types(kernel: Kernel, host: ProcessPlace | None) -> Kernel:
-    booted = None if host is None else booted_file(host.pid)
-    for path in candidates(kernel.release, kernel.build_id, booted):
+    for path in _own_files(kernel.release, kernel.build_id, host):
         with suppress(TargetError, FormatError, OSError):
-            found = _with_image(kernel, path) if is_own(path) else kernel
+            found = _with_image(kernel, path)
             if found.types is not None:
                 return found
     return kernel
@@ -220,7 +251,9 @@ def tracer_at_work(entries: Iterable[Entry]) -> Entry | None:
 
 
 @contextmanager
-def attach_readonly(window: RamMap) -> Generator[tuple[GuestMemory, Kernel]]:
+def attach_readonly(
+    window: RamMap, symbols: Path | None = None
+) -> Generator[tuple[GuestMemory, Kernel]]:
     """Open a guest's memory for reading, and find the kernel in it.
 
     Raises:
@@ -237,7 +270,8 @@ def attach_readonly(window: RamMap) -> Generator[tuple[GuestMemory, Kernel]]:
         raise TargetError(f"QEMU, process {window.pid}, cannot be looked into: {error}") from error
     try:
         spaces = find_spaces(ram, machine(window.arch), [window.registers])
-        found = read_kernel(spaces, cache=KernelCache(default_root()))
+        files = _symbol_files(ProcessPlace(pid=window.pid, runs=tuple(runs)), symbols)
+        found = read_kernel(spaces, cache=KernelCache(default_root()), files=files)
         yield GuestMemory(ram, found.tables), found.kernel
     finally:
         ram.close()

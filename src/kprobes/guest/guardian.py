@@ -36,7 +36,7 @@ from kprobes.errors import (
     UnreachableError,
 )
 from kprobes.guest.armed import FLAGS, ArmedPatch
-from kprobes.guest.journal import Entry, Journal, read
+from kprobes.guest.journal import Entry, read
 from kprobes.guest.patches import check_unchanged, put_back
 from kprobes.transport.connect import connect
 from kprobes.transport.stub import Stub
@@ -233,7 +233,7 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
 def _free_after_crash(stub: Stub, entry: Entry, left: Sequence[ArmedPatch]) -> tuple[int, int]:
     from kprobes.guest.recovery import free_after_crash
 
-    return free_after_crash(stub, Journal.reopen(entry), left, image=entry.image)
+    return free_after_crash(stub, entry, left)
 
 
 def _connect(target: str, patience_s: float) -> Stub:

@@ -106,7 +106,7 @@ class Entry(Struct, frozen=True, kw_only=True):
         guardian: its process and when that began; 0 and "" without one.
         is_held: whether the tracer knew that somebody else had paused the guest.
         is_closed: whether the tracer ended by itself, and not everything could be given back.
-        image: of the kernel, where the tracer was given one, else "".
+        image, symbols: files of the kernel, where the tracer was given them, else "".
         allocations: what is allocated in the guest.
         probes: that are armed; of one site in the order in which a hit runs them.
         window: how to look at the guest beside the tracer, or None where that cannot be.
@@ -127,6 +127,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     is_held: bool = False
     is_closed: bool = False
     image: str = ""
+    symbols: str = ""
     allocations: AllocationLog = field(default_factory=AllocationLog)
     probes: tuple[ArmedProbe, ...] = ()
     window: RamMap | None = None
@@ -261,11 +262,18 @@ class Journal:
         """Say whether somebody else has paused the guest, so that nobody lets it run for us."""
         self._note({"held": is_held})
 
-    def identify(self, *, build_id: bytes, release: str, image: Path | None = None) -> None:
+    def identify(
+        self,
+        *,
+        build_id: bytes,
+        release: str,
+        image: Path | None = None,
+        symbols: Path | None = None,
+    ) -> None:
         """Say which kernel it is."""
-        self._write_line(
-            {"build_id": build_id.hex(), "release": release, "image": str(image) if image else ""}
-        )
+        files = {"image": image, "symbols": symbols}
+        named = {what: str(path.resolve()) if path else "" for what, path in files.items()}
+        self._write_line({"build_id": build_id.hex(), "release": release, **named})
 
     def point(self, window: RamMap) -> None:
         """Say how others can look at the guest meanwhile."""
@@ -446,6 +454,7 @@ def read(path: Path) -> Entry:
             is_held=info.get("held", False) is True,
             is_closed="closed" in info,
             image=str(info.get("image", "")),
+            symbols=str(info.get("symbols", "")),
             allocations=AllocationLog.replayed(values),
             probes=probes,
             window=_window(info["window"]) if "window" in info else None,

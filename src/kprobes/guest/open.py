@@ -82,8 +82,12 @@ def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], 
 def _identify(journal: Journal, guest: Guest, access: Access) -> None:
     if access.clock is not None:
         check_clock(guest.kernel, access.clock)
-    image = access.image.resolve() if access.image else None
-    journal.identify(build_id=guest.kernel.build_id, release=guest.kernel.release, image=image)
+    journal.identify(
+        build_id=guest.kernel.build_id,
+        release=guest.kernel.release,
+        image=access.image,
+        symbols=access.symbols,
+    )
     journal.note_boot(read_boot(guest))
     journal.watch(IdentityCheck(journal, guest).check)
     publish_ram_map(guest, journal)
@@ -132,7 +136,7 @@ def _close(driver: GuestDriver, journal: Journal) -> None:
 
 
 @contextmanager
-def attached(target: str) -> Generator[Guest]:
+def attached(target: str, access: Access | None = None) -> Generator[Guest]:
     """Connect to a guest; it runs but while it is looked at through ``stub.paused``.
 
     Raises:
@@ -145,7 +149,7 @@ def attached(target: str) -> Generator[Guest]:
         # Connecting stops the guest: if we are killed right then, somebody must let it go on.
         with Guardian(target, journal.path) as guardian:
             journal.note_guardian(guardian.pid)
-            guest = attach(target)
+            guest = attach(target, access=access)
             try:
                 yield guest
             finally:

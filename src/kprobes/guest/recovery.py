@@ -178,16 +178,13 @@ _LATE_S = 2.0
 """For a call whose tracer was killed: it may have come back before, and nobody has seen it."""
 
 
-def free_after_crash(
-    stub: Stub, journal: Journal, left: Sequence[ArmedPatch], *, image: str
-) -> tuple[int, int]:
+def free_after_crash(stub: Stub, entry: Entry, left: Sequence[ArmedPatch]) -> tuple[int, int]:
     """Free what a journal has as allocated; the guest, which is stopped, runs again afterwards.
 
     Args:
         stub: of the guest, whose text is as it was before, but for what is left.
-        journal: of the dead tracer.
+        entry: the journal of the dead tracer.
         left: what it wrote to records of the guest's ftrace, and to text that was changed since.
-        image: of the kernel, or "".
 
     Returns:
         How many of these were put back, and bytes given back. None are where nothing proves that
@@ -198,11 +195,13 @@ def free_after_crash(
         KprobesError: the guest is not understood, changed text is still there, a task sleeps in
             the code, or none could be borrowed; the journal has what is still allocated.
     """
+    journal = Journal.reopen(entry)
     allocations = journal.allocations
     # Before the guest runs: who comes back is seen only while somebody waits.
     is_seen = _finish_call(stub, allocations)
     is_known = is_seen or journal.mark_place is not None
-    guest = identify(stub, Access(image=Path(image) if image else None))
+    image, symbols = (Path(name) if name else None for name in (entry.image, entry.symbols))
+    guest = identify(stub, Access(image=image, symbols=symbols))
     journal.watch(IdentityCheck(journal, guest).check)
     if not is_known:
         # Nor was anything patched then.

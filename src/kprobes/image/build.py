@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from msgspec import Struct
@@ -26,6 +26,8 @@ _MAX_NOTES = 1 << 16
 _MAX_BTF = 1 << 28
 _MAX_BTFS = 64
 _HEAD = 64
+_CALLS = b"sys_call_table"
+_SOME_CALLS = 256
 
 Source = tuple[int, int]
 """(addr, size) of memory."""
@@ -98,12 +100,30 @@ class Build(Struct, frozen=True, kw_only=True, eq=False):
         return None if number is None else int(self.table.addrs[number])
 
 
-def extract(memory: Memory, regions: Iterable[Region]) -> Build:
+SymbolFiles = Callable[[str, bytes], Iterable[SymbolTable]]
+"""(release, build id) to tables of files that may be a kernel's, at the addresses of its link."""
+
+
+def no_files(release: str, build_id: bytes) -> Iterable[SymbolTable]:
+    """Return none."""
+    del release, build_id
+    return ()
+
+
+def extract(
+    memory: Memory,
+    regions: Iterable[Region],
+    files: SymbolFiles = no_files,
+    *,
+    is_file: bool = False,
+) -> Build:
     """Find a kernel's symbols, types and names of itself.
 
     Args:
         memory: the whole kernel, at the same addresses as the regions.
         regions: where the tables may be, the likeliest first; read only as far as needed.
+        files: asked for symbols where the kernel has none of its own.
+        is_file: whether it is a file's memory, which may not be relocated yet.
 
     Raises:
         TargetError: there is no Linux kernel, or it has no intact symbols.
@@ -113,11 +133,49 @@ def extract(memory: Memory, regions: Iterable[Region]) -> Build:
         match = _BANNER.search(region.data)
         banner = banner or (match[0].decode(errors="replace") if match else "")
         table = kallsyms.find(region.data, region.addr)
+        if table is None and match is not None:
+            tables = files(match[1].decode(errors="replace"), _last_build_id(region))
+            table = _first_of(tables, memory, region, is_file=is_file)
         if table is not None:
             return _assembled(memory, region, table)
     if not banner:
         raise TargetError("no Linux kernel there: nothing says 'Linux version'")
-    raise TargetError(f"{banner.split(' (')[0]}: no intact kallsyms tables in its memory")
+    raise TargetError(
+        f"{banner.split(' (')[0]}: no intact kallsyms tables in its memory: name its System.map "
+        "or vmlinux with --symbols"
+    )
+
+
+def _first_of(
+    tables: Iterable[SymbolTable], memory: Memory, region: Region, *, is_file: bool
+) -> SymbolTable | None:
+    banners = [region.addr + found.start() for found in _BANNER.finditer(region.data)]
+    for table in tables:
+        at = Names(table.blob, table.starts).first(b"linux_banner")
+        for banner in banners if at is not None else ():
+            moved = table.shifted(banner - int(table.addrs[at]))
+            if _is_of(memory, moved, is_file=is_file):
+                return moved
+    return None
+
+
+def _is_of(memory: Memory, table: SymbolTable, *, is_file: bool) -> bool:
+    # Another build has its functions elsewhere. These are pointers to some hundred of them.
+    at = Names(table.blob, table.starts).first(_CALLS)
+    if at is None:
+        return False
+    try:
+        words = np.frombuffer(memory.read(int(table.addrs[at]), 8 * _SOME_CALLS), "<u8")
+    except MemoryFault:
+        return False
+    filled = words[words != 0]
+    return bool(np.isin(filled, table.addrs).all()) and (is_file or len(filled) == len(words))
+
+
+def _last_build_id(region: Region) -> bytes:
+    # The last one: the vDSO's images, which have notes too, come before the kernel's own.
+    ids = [value for _, value in elf.build_id_notes(region.data)]
+    return ids[-1] if ids else b""
 
 
 def digest_of(pieces: Iterable[bytes]) -> bytes:
@@ -140,7 +198,7 @@ def _assembled(memory: Memory, region: Region, table: SymbolTable) -> Build:
         table=table,
         btf=btf,
         btf_at=btf_at,
-        head=pieces[0][:_HEAD],
+        head=pieces[0][:_HEAD] if pieces else b"",
         digest=digest_of([*pieces, btf] if btf else pieces),
     )
 
@@ -166,9 +224,7 @@ class _Located:
         notes = self._between("__start_notes", "__stop_notes", _MAX_NOTES)
         if notes is not None:
             return elf.build_id(notes)
-        # The last one: the vDSO's images, which have notes too, come before the kernel's own.
-        ids = [value for _, value in elf.build_id_notes(self._region.data)]
-        return ids[-1] if ids else b""
+        return _last_build_id(self._region)
 
     def btf(self) -> tuple[int, bytes]:
         data = self._between("__start_BTF", "__stop_BTF", _MAX_BTF)

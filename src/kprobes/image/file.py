@@ -1,6 +1,11 @@
-"""A kernel file (vmlinux or boot image) to a Kernel at link addresses, and to readable memory."""
+"""A kernel file (vmlinux or boot image) to a Kernel at link addresses, and to readable memory.
+
+Symbols of a kernel that carries none: of its System.map, or its vmlinux with a symbol table.
+"""
 
 import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -8,6 +13,8 @@ from msgspec import Struct
 from kprobes.arch.registry import machine, machine_of_elf
 from kprobes.errors import FormatError, MemoryFault, TargetError
 from kprobes.formats import bootimage, elf
+from kprobes.formats.kallsyms import SymbolTable
+from kprobes.formats.symtab import from_elf, from_text
 from kprobes.image.build import Region, extract, kernel_of
 from kprobes.image.data_symbols import with_data_symbols
 from kprobes.image.debug_info import btf_of
@@ -86,12 +93,15 @@ def _parse(data: bytes) -> elf.Image:
 def kernel_from_image(image: KernelImage) -> Kernel:
     """Return a file's kernel, as linked: slide 0 and no modules.
 
-    Types come from its BTF, or are made of its debug info.
+    Types come from its BTF, or are made of its debug info; symbols, where it has none for kallsyms,
+    from the ELF file's own table.
 
     Raises:
         TargetError: it has no intact symbols.
     """
-    build = extract(image, image.regions)
+    build = extract(
+        image, image.regions, lambda _release, _build_id: symbols_of([image.path]), is_file=True
+    )
     build = with_data_symbols(build, image, machine(image.arch).text, image.regions, is_file=True)
     btf = build.btf or btf_of(image.path, image.build_id)
     types = parse_types(btf) if btf else None
@@ -111,3 +121,27 @@ def check_same_build(kernel: Kernel, image: KernelImage) -> None:
         f"{image.path} is not the guest's kernel: its build id is {given}, "
         f"that of the running {kernel.release} is {running}"
     )
+
+
+def read_symbols(path: Path) -> SymbolTable:
+    """Return the symbols of a System.map, or of a vmlinux, at the addresses of its link.
+
+    Raises:
+        TargetError: the file cannot be read.
+        FormatError: it is neither, or damaged, or stripped.
+    """
+    data = _read(path)
+    try:
+        table = from_elf(data) if data.startswith(elf.MAGIC) else from_text(data)
+    except FormatError as error:
+        raise FormatError(f"{path}: neither a System.map nor a vmlinux: {error}") from error
+    if table is None or not len(table.addrs):
+        raise FormatError(f"{path} has no symbols")
+    return table
+
+
+def symbols_of(paths: Iterable[Path]) -> Iterator[SymbolTable]:
+    """Yield the symbols of some files; what cannot be read is passed over."""
+    for path in paths:
+        with suppress(TargetError, FormatError):
+            yield read_symbols(path)

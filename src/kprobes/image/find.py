@@ -17,7 +17,7 @@ from kprobes.arch.machine import Machine
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.formats import vmcoreinfo
 from kprobes.formats.vmcoreinfo import VmcoreInfo
-from kprobes.image.build import Build, Region, extract, kernel_of
+from kprobes.image.build import Build, Region, SymbolFiles, extract, kernel_of, no_files
 from kprobes.image.cache import KernelCache
 from kprobes.image.data_symbols import with_data_symbols
 from kprobes.image.module_types import read_module_types
@@ -120,12 +120,18 @@ def find_spaces(ram: Ram, machine: Machine, vcpus: Sequence[Registers]) -> list[
     return list(_spaces(ram, machine, vcpus))
 
 
-def read_kernel(spaces: Sequence[Space], *, cache: KernelCache | None = None) -> FoundKernel:
+def read_kernel(
+    spaces: Sequence[Space],
+    *,
+    cache: KernelCache | None = None,
+    files: SymbolFiles = no_files,
+) -> FoundKernel:
     """Read the Linux kernel that is mapped in one of some spaces; the guest may run.
 
     Args:
         spaces: from ``find_spaces``.
         cache: of kernels seen before.
+        files: asked for symbols where the kernel has none of its own.
 
     Raises:
         TargetError: there is none, or it has no intact symbols.
@@ -135,7 +141,7 @@ def read_kernel(spaces: Sequence[Space], *, cache: KernelCache | None = None) ->
     )
     for space in spaces:
         try:
-            build = _build(space, cache)
+            build = _build(space, cache, files)
             return _found(space, build)
         except TargetError as e:
             error = e
@@ -182,14 +188,15 @@ def _scan(ram: Ram) -> Iterator[VmcoreInfo]:
         left -= min(size, left)
 
 
-def _build(space: Space, cache: KernelCache | None) -> Build:
+def _build(space: Space, cache: KernelCache | None, files: SymbolFiles) -> Build:
     text = next((run.virt for run in space.runs if run.is_executable), None)
     if cache is not None and text is not None:
         known = cache.match(space.window, text)
         if known is not None:
             return known
-    build = extract(space.window, _regions(space))
-    if cache is not None:
+    build = extract(space.window, _regions(space), files)
+    # Those of a file are not proven by the guest's memory: each time anew.
+    if cache is not None and build.table.sources:
         cache.store(build)
     return build
 

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from kprobes.errors import FormatError, TargetError
 from kprobes.formats import btf_index, elf
 from kprobes.formats.kallsyms import SymbolTable
+from kprobes.formats.symtab import from_text
 from kprobes.image.symbols import ModuleSymbols, Range, SymbolMap
 from kprobes.image.types import BtfTypes, parse_types
 from kprobes.model.kernel import Kernel, Types
 
-_DIGITS = 16
-_HEAD = _DIGITS + len(" T ")
 _PAGE = 4096
 _APART = 1 << 20
 """Symbols of one module further apart than this lie in different pieces of memory."""
@@ -134,27 +133,10 @@ def parse_kallsyms(text: bytes) -> tuple[SymbolTable, tuple[ModuleSymbols, ...]]
 
 
 def _table(text: bytes) -> SymbolTable:
-    # In columns, not line by line: there are some 120,000.
-    data = np.frombuffer(text, np.uint8)
-    ends = np.flatnonzero(data == ord("\n"))
-    lines = np.concatenate([np.zeros(min(1, len(ends)), np.intp), ends[:-1] + 1])
-    if (ends - lines < _HEAD).any():
-        raise TargetError("/proc/kallsyms has lines that are not symbols of a 64-bit kernel")
-    heads = data[lines[:, None] + np.arange(_HEAD)]
-    is_name = np.ones(len(data), np.bool_)
-    is_name[lines[:, None] + np.arange(_HEAD)] = False
-    return SymbolTable(
-        addrs=_hex(heads[:, :_DIGITS]),
-        types=heads[:, _DIGITS + 1].tobytes(),
-        blob=b"\0" + data[is_name].tobytes().replace(b"\n", b"\0"),
-        starts=(lines - _HEAD * np.arange(len(lines)) + 1).astype(np.uint32),
-    )
-
-
-def _hex(digits: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    values = np.where(digits >= ord("a"), digits - (ord("a") - 10), digits - ord("0"))
-    shifts = np.arange(4 * (_DIGITS - 1), -1, -4, dtype=np.uint64)
-    return (values.astype(np.uint64) << shifts).sum(axis=1, dtype=np.uint64)
+    try:
+        return from_text(text)
+    except FormatError as error:
+        raise TargetError(f"/proc/kallsyms has {error}") from error
 
 
 def _module(name: str, table: SymbolTable) -> ModuleSymbols:
