@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Container images set it; every `kprobe` that a test starts would compile all its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check docs storm fuzz matrix mutants sweep bench runtime fmt dist install changelog clean
+.PHONY: help demo test check docs storm fuzz matrix kvm mutants sweep bench runtime fmt dist install changelog clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -115,6 +115,9 @@ fuzz: $(STAMPS)/venv ## a million texts for each parser of what people write
 
 matrix: $(STAMPS)/venv $(STAMPS)/apt $(STAMPS)/apt-build ## the same tests on the kernels that `make test` leaves out
 	@KPROBES_NO_SKIP=1 $(BIN)/pytest -m 'matrix and not sweep' --timeout 600
+
+kvm: $(STAMPS)/venv $(STAMPS)/apt ## the tests with guests under KVM, where this machine has it; a page to send in
+	@KPROBES_NO_SKIP=1 $(BIN)/python tools/kvm.py
 
 mutants: $(STAMPS)/venv $(STAMPS)/apt ## change the engine in 60 places, one at a time: the tests named for each must fail
 	@$(BIN)/python tools/mutants.py
