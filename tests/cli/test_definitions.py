@@ -21,6 +21,19 @@ def test_words_and_files_become_one_text_in_their_order(tmp_path: Path) -> None:
     assert [line for line in text.splitlines() if line[:1] == "p"] == wanted
 
 
+def test_the_kernels_boot_parameter_is_its_definitions() -> None:
+    word = "kprobe_event=p:one,vfs_read,count=$arg3:u64;r,vfs_read,$retval"
+
+    assert read_definitions([word, "p vfs_open"]).splitlines() == [
+        "p:one vfs_read count=$arg3:u64",
+        "r vfs_read $retval",
+        "p vfs_open",
+    ]
+    with pytest.raises(DefinitionError) as caught:
+        read_definitions(["kprobe_event=p,vfs_read;p,vfs_write,a=$foo"])
+    assert caught.value.command == "p vfs_write a=$foo"
+
+
 def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = SimpleNamespace(buffer=io.BytesIO(b"p vfs_read\n"))
     monkeypatch.setattr("sys.stdin", stdin)

@@ -1,6 +1,7 @@
 """The real ``kprobe check``: on a guest, and on the file that the guest was booted from."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from kprobes.model.kernel import Symbol, Symbols
 from kprobes.transport.debian import kernel_image
 from kprobes.transport.qemu import Machine
 from tests.build.words import WORDS
-from tests.system.conftest import SUITES
+from tests.system.conftest import SUITES, Boot
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
@@ -198,3 +199,16 @@ def test_a_kernel_without_ftrace_needs_no_sites(guest: Machine, arch: str) -> No
     assert [function.symbol.name for function in listed] == ["vfs_read"]
     assert (status.sites, status.armed) == (0, ())
     assert {"vfs_read", "vfs_readv"} <= set(named)
+
+
+@pytest.mark.arches("amd64")
+def test_the_kernels_boot_parameter_is_what_the_kernel_takes_it_for(boot: Boot) -> None:
+    word = "kprobe_event=p:one,vfs_read,n=$arg3:u64;r,vfs_write,$retval;p:my/two,vfs_open,a=+8(%di)"
+    machine = boot(append=word)
+
+    theirs = machine.run("cat /sys/kernel/tracing/kprobe_events").output.decode().splitlines()
+    command = [KPROBE, "check", "-t", f"qemu:{machine.stub_address}", "-q", word]
+    ours = subprocess.run(command, capture_output=True, timeout=180, check=True).stdout.decode()
+
+    assert len(theirs) == 3
+    assert re.findall("listed as (.*)\n", ours) == theirs

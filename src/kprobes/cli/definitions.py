@@ -1,5 +1,7 @@
 """Definitions as a command line gives them: words, ``@FILE``, or ``-`` for standard input.
 
+A word may be the kernel's own boot parameter, ``kprobe_event=p,vfs_read,$arg1;r,vfs_read,$retval``.
+
 ``--python FILE``: a file of handlers, read before there is a guest and run when there is one.
 """
 
@@ -16,6 +18,7 @@ from msgspec import Struct
 from kprobes.errors import DefinitionError, KprobesError, RefusedError, UsageError
 
 _MAX_SIZE = 16 << 20
+_PARAMETER = "kprobe_event="
 
 
 class Text(Struct, frozen=True, kw_only=True):
@@ -93,6 +96,9 @@ def _source(word: str) -> str:
 
 
 def _read(word: str) -> str:
+    if word.startswith(_PARAMETER):
+        # As setup_boot_kprobe_events() in kernel/trace/trace_kprobe.c.
+        return word.removeprefix(_PARAMETER).replace(",", " ").replace(";", "\n")
     if word != "-" and not word.startswith("@"):
         return word
     try:
