@@ -23,6 +23,7 @@ STACK = DATA + 0x4000
 SYSCALL, FINISH, UNCALLED, FUNCTION = TEXT + 0x100, TEXT + 0x200, TEXT + 0x300, TEXT + 0x400
 TRAP = UNCALLED + 7
 TIMER = TEXT + 0x500
+IDLE = TEXT + 0x800
 IRQS_OFF = TEXT + 0x600
 KERNEL = make_kernel(
     [
@@ -630,3 +631,28 @@ def test_a_guest_that_is_put_back_right_after_a_look_is_left_as_it_was_put_back(
     assert cpus.breakpoints == set()
     # Nothing ran but to catch it.
     assert len(cpus.seen) == 1
+
+
+@pytest.mark.parametrize("pc", [IDLE, TEXT])
+def test_nobody_is_waited_for_where_all_sleep(pc: int) -> None:
+    cpus, memory, _ = _guest()
+    known = {
+        "__per_cpu_offset": DATA + 16,
+        "lapic_events": 24,
+        "hrtimer_interrupt": TIMER,
+        "default_idle": IDLE,
+        "pv_native_safe_halt": IDLE + 0x40,
+    }
+    for addr, value in {DATA + 16: DATA, DATA + 24: TIMER}.items():
+        memory.write(addr, value.to_bytes(8, "little"))
+    kernel = make_kernel(
+        [*KERNEL.symbols.glob("*"), *(symbol(name, addr) for name, addr in known.items())]
+    )
+    cpus.vcpus = {cpu: _vcpu(at) | {"eflags": 0x202} for cpu, at in {1: IDLE, 2: pc}.items()}
+    injector = CallInjector(cast("Stub", cpus), memory, kernel, AllocationLog())
+
+    # No work that could be queued: its last wait is for what comes by itself.
+    with pytest.raises(TargetError, match="no task of the guest"), injector.task(timeout_s=0.001):
+        pass
+
+    assert len(cpus.seen) == (1 if pc == IDLE else 2)

@@ -259,7 +259,9 @@ class CallInjector:
         """
         if self._debugger.is_held:
             raise TargetError(PAUSED)
-        stopped = self._stop_at(self._places, min(_BUSY_WAIT_S, timeout_s))
+        stopped = None
+        if not self._can_wake():
+            stopped = self._stop_at(self._places, min(_BUSY_WAIT_S, timeout_s))
         if stopped is None:
             self._nudge(timeout_s)
             stopped = self._stop_at(self._places, timeout_s)
@@ -329,11 +331,25 @@ class CallInjector:
                     return thread, registers
             return None
 
+    def _timers(self) -> list[Addr]:
+        found = (address_of(self._kernel, name) for name in _TIMERS)
+        return [addr for addr in found if addr is not None]
+
+    def _can_wake(self) -> bool:
+        """Whether all CPUs sleep, and one can be given a timer interrupt: no task would come by."""
+        if self._info.timer_message(self.memory, self._kernel, self._timers()) is None:
+            return False
+        return all(self._is_idle(self._debugger.registers(cpu)) for cpu in self._debugger.ids())
+
+    def _is_idle(self, registers: Mapping[str, int]) -> bool:
+        symbol = self._kernel.symbols.at(registers[self._info.pc])
+        is_idle = symbol is not None and symbol.name in self._info.idle
+        return is_idle and self._info.can_leave_idle(registers)
+
     def _nudge(self, timeout_s: float) -> None:
         """Make an idle guest run vmstat_shepherd, from its next timer interrupt."""
-        symbols = self._kernel.symbols
-        work, found = symbols.find("shepherd"), map(symbols.find, _TIMERS)
-        timers = [timer.addr for timer in found if timer is not None]
+        symbols, timers = self._kernel.symbols, self._timers()
+        work = symbols.find("shepherd")
         # Since 128ea9f6ccfb ("workqueue: Add system_percpu_wq and system_dfl_wq") (v6.17) the old
         # name makes the kernel complain.
         queue = symbols.find("system_percpu_wq") or symbols.find("system_wq")
