@@ -17,6 +17,7 @@
         ├── RefusedError         exit 4: a probe that cannot be placed, with the reason
         ├── TracefsError         a file of this machine's tracefs cannot be read or written
         ├── GuestCrashedError    the guest panicked, or hangs; it is still there to be looked at
+        │   └── GuestShutDownError   or it shuts down
         └── GuestGoneError       the guest died or its stub hung up
             └── GuestReplacedError   it was rebooted, or restored to another state
 
@@ -156,6 +157,10 @@ class NotLoadedError(RefusedError):
 
 class GuestCrashedError(TargetError):
     """The guest panicked, or hangs. What it recorded, and its memory, can still be read."""
+
+
+class GuestShutDownError(GuestCrashedError):
+    """The guest shuts down, or reboots. All that it recorded can still be read."""
 
 
 class GuestGoneError(TargetError):

@@ -38,14 +38,14 @@ class Command:
             check=False,
         )
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, *words: str, path: str | None = None) -> subprocess.Popen[bytes]:
         """Start it and leave it running."""
         process = self._undo.enter_context(
             subprocess.Popen(
                 [_KPROBE, *words],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=self._environment,
+                env={**self._environment, **({"PATH": path} if path else {})},
                 # select would not see what a buffer holds.
                 bufsize=0,
             )

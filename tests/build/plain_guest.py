@@ -59,11 +59,11 @@ def plain_guest(
     directory: Path, *options: str, arch: str = "amd64", suite: str | None = None
 ) -> Generator[PlainGuest]:
     """Boot a guest until its init runs, and kill it afterwards."""
-    (directory / "initramfs").write_bytes(_initramfs(arch))
+    (directory / "initramfs").write_bytes(initramfs(arch))
     (directory / "console").touch()
     with (directory / "qemu.log").open("wb") as log:
         qemu = subprocess.Popen(
-            _command(kernel(arch, suite), arch, options),
+            qemu_command(kernel(arch, suite), arch, options),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -80,7 +80,8 @@ def plain_guest(
         qemu.wait()
 
 
-def _command(image: Path, arch: str, options: Sequence[str]) -> list[str]:
+def qemu_command(image: Path, arch: str, options: Sequence[str]) -> list[str]:
+    """Return what boots a kernel with the ``initramfs`` of the working directory."""
     machine_type = MACHINE_TYPES[arch]
     return [
         *(machine_type.program, "-kernel", str(image), "-initrd", "initramfs"),
@@ -100,13 +101,14 @@ def _command(image: Path, arch: str, options: Sequence[str]) -> list[str]:
     ]
 
 
-def _initramfs(arch: str) -> bytes:
+def initramfs(arch: str, init: bytes = _INIT) -> bytes:
+    """Return a file system with a busybox and that init."""
     return cpio.archive(
         [
             cpio.directory("dev"),
             cpio.directory("bin"),
             cpio.character_device("dev/console", 5, 1),
             cpio.file("bin/busybox", busybox(arch=arch).read_bytes(), mode=0o755),
-            cpio.file("init", _INIT, mode=0o755),
+            cpio.file("init", init, mode=0o755),
         ]
     )

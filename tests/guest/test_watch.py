@@ -8,15 +8,16 @@ from typing import cast
 import pytest
 from msgspec import Struct, field
 
-from kprobes.errors import GuestCrashedError, TargetError
+from kprobes.errors import GuestCrashedError, GuestShutDownError, TargetError
 from kprobes.formats.rsp import StopReply
 from kprobes.guest import watch
 from kprobes.guest.guest import Guest
 from kprobes.guest.journal import Journal
 from kprobes.guest.watch import GuestWatch
+from kprobes.model.options import Options
 from tests.build.kernel import TEXT, make_kernel, symbol
 
-PANIC, DUMP, IDLE, WORK, PARKED = (TEXT + 0x1000 * n for n in range(1, 6))
+PANIC, DUMP, IDLE, WORK, PARKED, SHUTDOWN = (TEXT + 0x1000 * n for n in range(1, 7))
 IRQS_ON = 1 << 9
 USER = 0x40_0000
 SYMBOLS = [
@@ -25,6 +26,7 @@ SYMBOLS = [
     symbol("default_idle", IDLE),
     symbol("stuck_here", WORK),
     symbol("native_play_dead", PARKED),
+    symbol("syscore_shutdown", SHUTDOWN),
 ]
 
 
@@ -113,7 +115,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def test_a_panic_is_told_and_the_guest_stands_when_all_is_logged(scene: Scene) -> None:
-    scene.watch.begin(10)
+    scene.watch.begin(Options(hang_timeout_s=10))
     assert (scene.stub.breakpoints, scene.stub.hardware) == ({PANIC}, [True])
     assert scene.stub.is_running
 
@@ -127,8 +129,21 @@ def test_a_panic_is_told_and_the_guest_stands_when_all_is_logged(scene: Scene) -
         scene.watch.check()
 
 
+def test_an_orderly_end_is_told_before_it_comes(scene: Scene) -> None:
+    scene.watch.begin(Options(until_shutdown=True))
+    assert scene.stub.breakpoints == {SHUTDOWN}
+
+    scene.stub.stops_at = [(1, SHUTDOWN)]
+    with pytest.raises(GuestShutDownError, match="the guest shuts down"):
+        scene.check_for(1)
+
+    assert (scene.stub.is_running, scene.stub.breakpoints) == (False, set())
+    scene.watch.begin(Options(until_shutdown=True, hang_timeout_s=10))
+    assert scene.stub.breakpoints == {SHUTDOWN, PANIC}
+
+
 def test_a_stop_elsewhere_is_no_panic_and_the_guest_goes_on(scene: Scene) -> None:
-    scene.watch.begin(10)
+    scene.watch.begin(Options(hang_timeout_s=10))
     scene.stub.stops_at = [(1, WORK)]
 
     scene.check_for(1)
@@ -138,7 +153,7 @@ def test_a_stop_elsewhere_is_no_panic_and_the_guest_goes_on(scene: Scene) -> Non
 
 
 def test_a_cpu_without_interrupts_for_long_is_a_hang(scene: Scene) -> None:
-    scene.watch.begin(10)
+    scene.watch.begin(Options(hang_timeout_s=10))
     scene.stub.registers_of[2] = {"rip": WORK + 4, "eflags": 0}
 
     scene.check_for(9)
@@ -162,14 +177,14 @@ def test_a_cpu_without_interrupts_for_long_is_a_hang(scene: Scene) -> None:
 def test_who_takes_interrupts_is_offline_or_unknown_does_not_hang(
     scene: Scene, registers: dict[str, int]
 ) -> None:
-    scene.watch.begin(10)
+    scene.watch.begin(Options(hang_timeout_s=10))
     scene.stub.registers_of[1] = registers
 
     scene.check_for(30)
 
 
 def test_a_cpu_that_took_an_interrupt_meanwhile_does_not_hang(scene: Scene) -> None:
-    scene.watch.begin(10)
+    scene.watch.begin(Options(hang_timeout_s=10))
     for _ in range(4):
         scene.stub.registers_of[1] = {"rip": WORK, "eflags": 0}
         scene.check_for(8)
@@ -178,7 +193,7 @@ def test_a_cpu_that_took_an_interrupt_meanwhile_does_not_hang(scene: Scene) -> N
 
 
 def test_a_guest_that_others_have_paused_does_not_hang(scene: Scene) -> None:
-    scene.watch.begin(10)
+    scene.watch.begin(Options(hang_timeout_s=10))
     scene.stub.registers_of[1] = {"rip": WORK, "eflags": 0}
     scene.check_for(8)
     scene.stub.is_held = True
@@ -189,7 +204,7 @@ def test_a_guest_that_others_have_paused_does_not_hang(scene: Scene) -> None:
 
 
 def test_without_a_wish_no_crash_is_looked_for(scene: Scene) -> None:
-    scene.watch.begin(None)
+    scene.watch.begin(Options())
     scene.stub.registers_of[1] = {"rip": WORK, "eflags": 0}
 
     scene.check_for(60)
@@ -198,7 +213,7 @@ def test_without_a_wish_no_crash_is_looked_for(scene: Scene) -> None:
 
 
 def test_the_breakpoint_goes_when_nobody_looks_any_more(scene: Scene) -> None:
-    scene.watch.begin(10)
+    scene.watch.begin(Options(hang_timeout_s=10))
     scene.watch.end()
 
     assert (scene.stub.breakpoints, scene.stub.is_running) == (set(), True)
@@ -208,12 +223,12 @@ def test_a_kernel_without_panic_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     scene = Scene(monkeypatch, panic=None)
 
     with pytest.raises(TargetError, match="no function `panic`"):
-        scene.watch.begin(10)
+        scene.watch.begin(Options(hang_timeout_s=10))
 
 
 def test_a_kernel_that_logs_no_end_is_given_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, kmsg_dump=None)
-    scene.watch.begin(10)
+    scene.watch.begin(Options(hang_timeout_s=10))
     scene.stub.stops_at = [(1, PANIC)]
 
     with pytest.raises(GuestCrashedError):

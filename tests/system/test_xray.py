@@ -18,6 +18,7 @@ from tests.build.waiting import becomes_true
 from tests.system.conftest import SUITES, boot_or_skip
 
 KPROBE = Path(sys.executable).with_name("kprobe")
+_WAITS = b"the probes are gone; waiting for a task of the guest"
 
 
 def xray(*words: str) -> dict[str, Any]:
@@ -25,7 +26,9 @@ def xray(*words: str) -> dict[str, Any]:
     done = subprocess.run(
         [KPROBE, "xray", "--format", "json", *words], capture_output=True, timeout=180, check=False
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    # On a busy machine it may take a while until a task of an idle guest comes by, which is told.
+    said = [line for line in done.stderr.splitlines() if not line.startswith(_WAITS)]
+    assert (done.returncode, said) == (0, [])
     return json.loads(done.stdout)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import BinaryIO, NoReturn, TypeVar
 
-from kprobes.cli import check, doctor, fail, guest, list, restore, status, targets, trace, xray
+from kprobes.cli import check, doctor, fail, guest, list, restore, status, targets, trace, vng, xray
 from kprobes.cli.files import UnwrittenError, WholeFile, own_streams
 from kprobes.cli.options import Once
 from kprobes.cli.terminal import print_message, status_of
@@ -21,6 +21,7 @@ from kprobes.errors import KprobesError
 _Code = TypeVar("_Code", int, str | int | None)
 COMMANDS: tuple[ModuleType, ...] = (
     trace,
+    vng,
     check,
     list,
     xray,
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, out: BinaryIO) -> int:
     path = getattr(args, "output", None)
-    if path is None or args.name == trace.NAME:
+    if path is None or args.name in (trace.NAME, vng.NAME):
         return args.run(args, out)
     from kprobes.cli.output import check_writable, open_output
 

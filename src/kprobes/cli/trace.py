@@ -1,13 +1,16 @@
 """``kprobe trace``: arm definitions, print their events as they come, and put everything back."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
 from kprobes.cli.options import FilterAction, check_command, choose_target, is_host
 from kprobes.errors import DefinitionError, UsageError
+
+if TYPE_CHECKING:
+    from kprobes.cli.terminal import Stop
 
 
 def grouped(words: Sequence[str], filters: Mapping[int, str]) -> list[tuple[list[str], str]]:
@@ -51,6 +54,33 @@ _ONLY = "record only hits of tasks %s; can be given again"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
+    options.add_target(parser)
+    add_tracing(parser)
+    parser.add_argument(
+        "--boot",
+        action="store_true",
+        help="arm before the initcalls of the guest that is booted, and record all tasks",
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for the target, and arm before its initcalls"
+    )
+    parser.add_argument(
+        "--rearm",
+        action="store_true",
+        help="when the guest is rebooted, or started again, go on with it; --wait is included",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="record only what COMMAND and its children do, from its exec on: the default with a "
+        "COMMAND, but for --pid and --tgid",
+    )
+    parser.add_argument("--all-tasks", action="store_true", help="record all tasks, also with one")
+    options.add_boot(parser)
+
+
+def add_tracing(parser: argparse.ArgumentParser) -> None:
+    """Add what every trace has, whatever guest it is of."""
     options.add_definitions(parser)
     parser.add_argument(
         "--filter",
@@ -65,8 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="run this file first: its handlers are called at hits (kernel, Kprobe are defined)",
     )
-    parser.set_defaults(command=(), filters={})
-    options.add_target(parser)
+    parser.set_defaults(
+        command=(), filters={}, until_shutdown=False, has_ended=_never, is_said=False
+    )
     options.add_recording(parser)
     _add_begin_and_end(parser)
     _add_choice(parser)
@@ -74,7 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_limits(parser)
     options.add_kernel_files(parser)
     options.add_quiet(parser)
-    options.add_boot(parser)
+
+
+def _never() -> bool:
+    return False
 
 
 def _add_begin_and_end(parser: argparse.ArgumentParser) -> None:
@@ -95,29 +129,9 @@ def _add_begin_and_end(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="with --until-panic: a CPU whose interrupts are off for so long hangs (default: 10s)",
     )
-    parser.add_argument(
-        "--boot",
-        action="store_true",
-        help="arm before the initcalls of the guest that is booted, and record all tasks",
-    )
-    parser.add_argument(
-        "--wait", action="store_true", help="wait for the target, and arm before its initcalls"
-    )
-    parser.add_argument(
-        "--rearm",
-        action="store_true",
-        help="when the guest is rebooted, or started again, go on with it; --wait is included",
-    )
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--follow",
-        action="store_true",
-        help="record only what COMMAND and its children do, from its exec on: the default with a "
-        "COMMAND, but for --pid and --tgid",
-    )
-    parser.add_argument("--all-tasks", action="store_true", help="record all tasks, also with one")
     parser.add_argument(
         "-p", "--pid", type=options.count, action="append", help=_ONLY % "with this pid"
     )
@@ -189,6 +203,22 @@ def _summary(text: str) -> tuple[str, Path | None]:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Trace; return the exit code."""
+    choose_target(args)
+    if not is_host(args):
+        check_command(args)
+    args.follow = is_following(args)
+    return prepared(args, out)(None)
+
+
+def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None], int]":
+    """Return what traces and returns the exit code; all that can be said before is checked.
+
+    It is given the user's wish to stop, if that is to end more than the trace.
+
+    Raises:
+        UsageError: options that make no sense, or a file that cannot be read or written.
+        DefinitionError: a definition is wrong whatever the kernel.
+    """
     from kprobes.cli.definitions import add_place, read_definitions, read_script
     from kprobes.cli.files import check_ready
     from kprobes.cli.output import check_writable
@@ -198,12 +228,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         raise UsageError("nothing to trace: give a definition, or --python FILE")
     if args.hang_timeout is not None and args.until_panic is None:
         raise UsageError("--hang-timeout is for --until-panic SIZE")
-    choose_target(args)
-    if not is_host(args):
-        check_command(args)
     if args.cpu is not None and args.python is not None:
         raise UsageError("--cpu is for definitions, not for the handlers of --python")
-    args.follow = is_following(args)
     groups = grouped(args.definitions, filters_of(args))
     arch = DEFAULT_ARCH if args.target is None and args.arch is None else args.arch
     texts = [(read_definitions(words, arch=arch), filter_text) for words, filter_text in groups]
@@ -215,11 +241,14 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     # The engine takes a third of a second to import: what is wrong so far is said before.
     from kprobes.cli.tracing import trace
 
-    try:
-        return trace(args, texts, out, script)
-    except DefinitionError as error:
-        add_place(error, args.definitions)
-        raise
+    def begin(stop: "Stop | None") -> int:
+        try:
+            return trace(args, texts, out, script, stop)
+        except DefinitionError as error:
+            add_place(error, args.definitions)
+            raise
+
+    return begin
 
 
 def filters_of(args: argparse.Namespace) -> dict[int, str]:

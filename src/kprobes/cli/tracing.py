@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from msgspec import Struct
@@ -30,6 +30,7 @@ from kprobes.cli.until_panic import EndOfLog, LastEvents
 from kprobes.errors import (
     GuestCrashedError,
     GuestGoneError,
+    GuestShutDownError,
     KprobesError,
     RefusedError,
     UsageError,
@@ -246,11 +247,20 @@ def trace(
     texts: Sequence[tuple[str, str]],
     out: BinaryIO,
     script: Script | None = None,
+    stop: Stop | None = None,
 ) -> int:
-    """Trace definitions, texts each with a filter, as the options say; return the exit code."""
+    """Trace what the options say; return the exit code.
+
+    Args:
+        args: the options.
+        texts: definitions, each with a filter.
+        out: where events go.
+        script: of handlers, or None.
+        stop: the user's wish, where there is more to end than this.
+    """
     check_options(args)
-    with Stop() as stop:
-        return _Tracer(args=args, texts=texts, out=out, script=script, stop=stop).trace()
+    with nullcontext(stop) if stop is not None else Stop() as chosen:
+        return _Tracer(args=args, texts=texts, out=out, script=script, stop=chosen).trace()
 
 
 class _Tracer(Struct, kw_only=True):
@@ -290,8 +300,8 @@ class _Tracer(Struct, kw_only=True):
                 return 0
 
     def is_over(self) -> bool:
-        """Whether its time is over."""
-        return time.monotonic() >= self.ends_s
+        """Whether its time is over, or its guest."""
+        return time.monotonic() >= self.ends_s or self.args.has_ended()
 
     def left_s(self) -> float:
         """Return how long the next boot may be traced."""
@@ -319,7 +329,8 @@ class _Tracer(Struct, kw_only=True):
             stop.check()
             run = _Run(self, session, self._output(session))
             try:
-                run.go(progress)
+                with suppress(GuestShutDownError):
+                    run.go(progress)
                 # Leaving the guest stops it once more: that counts too.
                 undo.close()
             finally:
@@ -341,7 +352,7 @@ class _Tracer(Struct, kw_only=True):
             return
         waiting = None
         if args.wait or args.rearm:
-            waiting = BootWait(is_over=self.is_over, crashed=self.crashed)
+            waiting = BootWait(is_over=self.is_over, crashed=self.crashed, is_said=args.is_said)
         with opened(args, stop=self.stop, progress=progress, waiting=waiting) as guest:
             if args.boot and not guest.driver.is_early:
                 _warn(_LATE)
@@ -378,6 +389,7 @@ def _define(
         return_method=return_method(args),
         limits=limits(args),
         hang_timeout_s=None if args.until_panic is None else args.hang_timeout or _HANG_S,
+        until_shutdown=args.until_shutdown,
         warn=_warn,
         checkpoint=stop.check,
     )

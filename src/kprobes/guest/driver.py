@@ -198,7 +198,7 @@ class GuestDriver:
             prepared = self.prepare(wanted)
             if begins:
                 self._begin(prepared)
-                self._watch.begin(wanted.options.hang_timeout_s)
+                self._watch.begin(wanted.options)
             self._change(prepared, wanted)
             if begins and self.is_early:
                 self.guest.stub.resume()
@@ -310,6 +310,7 @@ class GuestDriver:
             GuestGoneError: it has ended.
             GuestReplacedError: it was rebooted, or restored to an earlier state.
             GuestCrashedError: it panicked, or hangs, where ``Options.hang_timeout_s`` is given.
+            GuestShutDownError: it shuts down, where ``Options.until_shutdown`` is.
         """
         self._check_ended()
         self._watch.check()

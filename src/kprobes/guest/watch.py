@@ -3,7 +3,9 @@
 A panic is noticed by a breakpoint where it begins: after that nothing runs that could tell of it,
 and memory may be somebody else's a moment later. In kernel/panic.c all panics go through
 ``vpanic``, or ``panic`` where there is none, which calls ``kmsg_dump``, or ``kmsg_dump_desc``, when
-all is in the log, and before it reboots. A hang is a CPU that has its interrupts off whenever it is
+all is in the log, and before it reboots. Likewise an orderly end: kernel_power_off(),
+kernel_restart() and kernel_halt() in kernel/reboot.c all call ``syscore_shutdown`` when everything
+else has been shut down. A hang is a CPU that has its interrupts off whenever it is
 looked at, for long: what the kernel's own watchdog calls a hard lockup.
 """
 
@@ -12,12 +14,13 @@ from collections.abc import Callable
 
 from kprobes.arch.machine import address_of
 from kprobes.arch.registry import machine
-from kprobes.errors import GuestCrashedError, TargetError
+from kprobes.errors import GuestCrashedError, GuestShutDownError, TargetError
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
 from kprobes.guest.journal import Journal
 from kprobes.guest.stops import breakpoint_at, run_until_stop
 from kprobes.model.kernel import place_of
+from kprobes.model.options import Options
 from kprobes.transport.stub import SIGTRAP
 from kprobes.units import Addr
 
@@ -25,6 +28,7 @@ _CHECK_S = 0.25
 _DUMP_S = 5.0
 """How long a guest that panics has to write its log."""
 _PANIC = ("vpanic", "panic")
+_SHUTDOWN = "syscore_shutdown"
 _LOGGED = ("kmsg_dump_desc", "kmsg_dump")
 _PARKED = ("play_dead", "arm_smccc", "cpu_die")
 """Parts of the names of functions that a CPU is in that was taken offline."""
@@ -55,33 +59,44 @@ class GuestWatch:
         self._jiffies = b""
         # Since when each vCPU has had interrupts off, whenever it was looked at.
         self._masked: dict[int, float] = {}
-        self._panic: Addr | None = None
+        # Where there are breakpoints, and what it means when one is come to.
+        self._ends: dict[Addr, GuestCrashedError] = {}
 
-    def begin(self, hang_timeout_s: float | None) -> None:
-        """Look for crashes from now on, or for none; the guest stands still for a moment.
+    def begin(self, options: Options) -> None:
+        """Look from now on for the ends that a recording asks for; it stands still for a moment.
 
         Raises:
-            TargetError: this kernel has no function that panics.
+            TargetError: this kernel has no function that panics, or that shuts down.
         """
         self.end()
-        self.hang_timeout_s = hang_timeout_s
-        if hang_timeout_s is None:
-            return
-        place = address_of(self._guest.kernel, *_PANIC)
-        if place is None:
-            raise TargetError("this kernel has no function `panic`: its end cannot be noticed")
-        with self._guest.stub.paused():
-            self._guest.stub.insert_breakpoint(place, is_hardware=True)
-        self._panic = place
+        self.hang_timeout_s = options.hang_timeout_s
+        ends = dict[Addr, GuestCrashedError]()
+        if options.hang_timeout_s is not None:
+            ends[self._place(*_PANIC)] = GuestCrashedError("the guest panicked")
+        if options.until_shutdown:
+            ends[self._place(_SHUTDOWN)] = GuestShutDownError("the guest shuts down")
+        if ends:
+            with self._guest.stub.paused():
+                for place in ends:
+                    self._guest.stub.insert_breakpoint(place, is_hardware=True)
+                    self._ends[place] = ends[place]
 
     def end(self) -> None:
-        """Look for no crash any more; the guest stands still for a moment."""
+        """Look for no end any more; the guest stands still for a moment."""
         self.hang_timeout_s = None
         self._masked.clear()
-        if self._panic is not None:
+        if self._ends:
             with self._guest.stub.paused():
-                self._guest.stub.remove_breakpoint(self._panic)
-            self._panic = None
+                while self._ends:
+                    self._guest.stub.remove_breakpoint(self._ends.popitem()[0])
+
+    def _place(self, *names: str) -> Addr:
+        place = address_of(self._guest.kernel, *names)
+        if place is None:
+            raise TargetError(
+                f"this kernel has no function `{names[-1]}`: its end cannot be noticed"
+            )
+        return place
 
     def check(self) -> None:
         """Raise what has become of it; to be called often.
@@ -89,8 +104,9 @@ class GuestWatch:
         Raises:
             GuestGoneError: it has ended.
             GuestReplacedError: it was rebooted, or restored to an earlier state.
-            GuestCrashedError: it panicked, or hangs, and that was looked for. It stands still after
-                a panic, just before whatever its kernel does then.
+            GuestCrashedError: it panicked, hangs, or shuts down, and that was looked for. It stands
+                still after a panic, and before it shuts down, just before whatever its kernel does
+                then.
         """
         if self.crash is not None:
             raise self.crash
@@ -140,13 +156,14 @@ class GuestWatch:
     def _examine_stop(self) -> None:
         # Of a breakpoint that two vCPUs came to at once the second may be told late.
         stub, pc = self._guest.stub, machine(self._guest.kernel.arch).inject_ops.pc
-        if all(stub.registers(each)[pc] != self._panic for each in stub.ids()):
+        places = (Addr(stub.registers(each)[pc]) for each in stub.ids())
+        self.crash = next((self._ends[place] for place in places if place in self._ends), None)
+        if self.crash is None:
             stub.resume()
             return
-        self.crash = GuestCrashedError("the guest panicked")
         self.end()
         logged = address_of(self._guest.kernel, *_LOGGED)
-        if logged is not None:
+        if logged is not None and not isinstance(self.crash, GuestShutDownError):
             with breakpoint_at(stub, logged):
                 run_until_stop(stub, time.monotonic() + _DUMP_S)
         raise self.crash

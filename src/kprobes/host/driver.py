@@ -152,13 +152,13 @@ class HostDriver:
 
         Raises:
             NotSupportedError: processes are chosen, or how probes are placed, or overhead is
-                limited, or crashes are looked for.
+                limited, or its end is looked for.
         """
         if options.tasks.tgids:
             raise NotSupportedError(
                 "this machine's own kernel filters by task, not by process: give pids"
             )
-        if options.hang_timeout_s is not None:
+        if options.hang_timeout_s is not None or options.until_shutdown:
             raise NotSupportedError("the kernel that runs this tracer cannot be traced to its end")
         if options.limits.max_overhead < math.inf:
             raise NotSupportedError(

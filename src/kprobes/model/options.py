@@ -85,6 +85,8 @@ class Options(Struct, frozen=True, kw_only=True):
         hang_timeout_s: for how many seconds a CPU of a guest may have its interrupts off before it
             counts as hung; given, a hang or a panic ends the recording with GuestCrashedError.
             None: no crash is looked for.
+        until_shutdown: whether a recording ends with GuestShutDownError when a guest shuts down or
+            reboots, just before it does: every event is there then. Else with what it is then.
         checkpoint: called often while probes are planned and linked; it may raise to end that.
     """
 
@@ -93,6 +95,7 @@ class Options(Struct, frozen=True, kw_only=True):
     tasks: Tasks = Tasks()
     limits: Limits = Limits()
     hang_timeout_s: float | None = None
+    until_shutdown: bool = False
     warn: Callable[[str], None] = _ignore
     checkpoint: Callable[[], None] = _nothing
 
