@@ -41,9 +41,11 @@ READS = "p:opened do_sys_openat2 path=+0($arg2):ustring"
 
 @pytest.fixture
 def kprobe(tmp_path: Path) -> Iterator[Command]:
-    """The command, with journals of this test's own."""
+    """The command, with journals of this test's own; no guest outlives the test."""
     with Command(tmp_path / "state") as command:
         yield command
+    for pid in processes(tmp_path):
+        os.kill(pid, signal.SIGKILL)
 
 
 def install(directory: Path, init: bytes) -> str:
@@ -141,7 +143,6 @@ def test_a_killed_tracer_leaves_the_run_and_its_text_is_put_back(
     assert processes(tmp_path)
     (pid,) = processes(tmp_path)
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    os.kill(pid, signal.SIGKILL)
     shutil.rmtree(Path(words[-2].decode().removeprefix("unix:").partition(",")[0]).parent)
 
 
