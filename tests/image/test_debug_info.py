@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.image.debug_info import btf_of, candidates, is_own, types_root
+from kprobes.image.debug_info import btf_of, candidates, fetched, is_own, types_root
 
 _PAHOLE = """#!/bin/sh
 echo made >> {log}
@@ -31,7 +31,9 @@ def test_what_was_made_of_a_file_is_kept_until_the_file_changes(tmp_path: Path, 
     path = tmp_path / "vmlinux"
     path.write_bytes(b"\x7fELFone")
 
-    assert [btf_of(path, b"id") for _ in range(2)] == [b"one", b"one"]
+    said: list[str] = []
+    assert [btf_of(path, b"id", said.append) for _ in range(2)] == [b"one", b"one"]
+    assert said == [f"making types of the debug info in {path}, once; that may take a minute"]
     assert log.read_text() == "made\n"
     path.write_bytes(b"\x7fELFanother")
     assert btf_of(path, b"id") == b"another"
@@ -77,6 +79,45 @@ def test_a_tree_that_a_kernel_was_built_in_comes_first() -> None:
         Path("/usr/lib/debug/lib/modules/6.1.0/vmlinux"),
         Path("/lib/modules/6.1.0/build/vmlinux"),
     ]
+
+
+_CLIENT = """#!/bin/sh
+[ "$1 $2" = "debuginfo 1234" ] && [ "$DEBUGINFOD_URLS" = https://here ] && echo {found}
+"""
+
+
+@pytest.mark.parametrize(
+    ("build_id", "servers", "is_found"),
+    [
+        (b"\x12\x34", "https://here", True),
+        (b"\x12\x35", "https://here", False),
+        (b"\x12\x34", "", False),
+        (b"", "https://here", False),
+    ],
+)
+def test_servers_that_the_environment_names_are_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    build_id: bytes,
+    servers: str,
+    *,
+    is_found: bool,
+) -> None:
+    program, found, said = tmp_path / "debuginfod-find", tmp_path / "vmlinux", list[str]()
+    program.write_text(_CLIENT.format(found=found))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("DEBUGINFOD_URLS", servers)
+
+    assert list(fetched(build_id, said.append)) == [found] * is_found
+    assert len(said) == bool(build_id and servers)
+
+
+def test_without_a_client_no_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("DEBUGINFOD_URLS", "https://here")
+
+    assert list(fetched(b"\x12\x34")) == []
 
 
 def test_files_of_others_are_not_read_unasked(

@@ -136,7 +136,7 @@ def _guest(args: argparse.Namespace) -> Generator["Guest"]:
             return
         stop.defer(at_most_s=ATTACHING_S)
         progress(f"attaching to {args.target}")
-        with attached_guest(args.target, access_of(args)) as guest:
+        with attached_guest(args.target, access_of(args, progress)) as guest:
             stop.defer()
             stop.check()
             yield guest

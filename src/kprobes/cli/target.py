@@ -203,11 +203,16 @@ def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
         yield memory, replace(read_kernel(), slide=next(slides, 0))
 
 
-def access_of(args: argparse.Namespace, wait: Callable[[str], None] | None = None) -> "Access":
+def access_of(
+    args: argparse.Namespace,
+    progress: Callable[[str], None],
+    wait: Callable[[str], None] | None = None,
+) -> "Access":
     """Return how the options say that a guest is looked at.
 
     Args:
         args: of the command.
+        progress: is told what is done.
         wait: for a guest that boots; see ``Access``.
     """
     from kprobes.guest.attach import Access
@@ -216,6 +221,7 @@ def access_of(args: argparse.Namespace, wait: Callable[[str], None] | None = Non
         image=getattr(args, "vmlinux", None),
         symbols=getattr(args, "symbols", None),
         clock=getattr(args, "clock", None),
+        tell=progress,
         wait=wait,
     )
 
@@ -228,7 +234,7 @@ def _session(
     from kprobes.open import attach, boot
 
     size = _arena_size(args)
-    access = access_of(args, wait)
+    access = access_of(args, progress, wait)
     if args.target is None:
         print_reason(args)
         return boot(

@@ -25,7 +25,7 @@ from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
 from kprobes.image.build import SymbolFiles
 from kprobes.image.cache import KernelCache, default_root
-from kprobes.image.debug_info import candidates, is_own
+from kprobes.image.debug_info import candidates, fetched, is_own, untold
 from kprobes.image.file import (
     check_same_build,
     kernel_from_image,
@@ -55,6 +55,7 @@ class Access(Struct, frozen=True, kw_only=True):
         symbols: the System.map or vmlinux of a kernel that has no symbols itself, or None.
         clock: of time stamps, by the kernel's name: local, global, mono, mono_raw, boot, tai, perf,
             x86-tsc; None for that of the kernel's own trace.
+        tell: is given words for people when something will take long.
         wait: called often while the guest boots, with why it cannot be looked at yet; what it
             raises ends that. None where one that boots is an error.
     """
@@ -63,6 +64,7 @@ class Access(Struct, frozen=True, kw_only=True):
     image: Path | None = None
     symbols: Path | None = None
     clock: str | None = None
+    tell: Callable[[str], None] = untold
     wait: Callable[[str], None] | None = None
 
 
@@ -128,14 +130,14 @@ def _read_guest(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[],
     spaces = find_spaces(ram, machine, vcpus)
     # The rest takes 50 ms and looks only at what does not change.
     let_run()
-    files = _symbol_files(ram.host, access.symbols, access.image)
+    files = _symbol_files(ram.host, access)
     found = read_kernel(spaces, cache=KernelCache(default_root()), files=files)
     kernel = found.kernel
     if access.image is not None:
-        kernel = _with_image(kernel, access.image)
+        kernel = _with_image(kernel, access.image, access.tell)
     memory = GuestMemory(ram, found.tables)
     if kernel.types is None:
-        kernel = _with_types(kernel, ram.host)
+        kernel = _with_types(kernel, ram.host, access.tell)
     if kernel.types is None:
         kernel = _with_members(stub, memory, kernel, info.thread_size)
     return Guest(
@@ -178,8 +180,8 @@ def _rare(stub: Stub, cpu: int, names: Sequence[str]) -> Registers:
     return found
 
 
-def _symbol_files(host: ProcessPlace | None, *given: Path | None) -> SymbolFiles:
-    named = [path for path in given if path is not None]
+def _symbol_files(host: ProcessPlace | None, access: Access) -> SymbolFiles:
+    named = [path for path in (access.symbols, access.image) if path is not None]
 
     def tables(release: str, build_id: bytes) -> Iterator[SymbolTable]:
         yield from symbols_of(named)
@@ -188,30 +190,32 @@ def _symbol_files(host: ProcessPlace | None, *given: Path | None) -> SymbolFiles
             raise TargetError(
                 f"{path} is not of the guest's kernel, {release}: its functions are elsewhere"
             )
-        found = _own_files(release, build_id, host)
-        yield from symbols_of(found)
+        yield from symbols_of(_own_files(release, build_id, host, access.tell))
 
     return tables
 
 
-def _own_files(release: str, build_id: bytes, host: ProcessPlace | None) -> Iterator[Path]:
+def _own_files(
+    release: str, build_id: bytes, host: ProcessPlace | None, tell: Callable[[str], None]
+) -> Iterator[Path]:
     booted = None if host is None else booted_file(host.pid)
-    return filter(is_own, candidates(release, build_id, booted))
+    yield from filter(is_own, candidates(release, build_id, booted))
+    yield from filter(is_own, fetched(build_id, tell))
 
 
-def _with_image(kernel: Kernel, path: Path) -> Kernel:
+def _with_image(kernel: Kernel, path: Path, tell: Callable[[str], None]) -> Kernel:
     image = read_image(path)
     check_same_build(kernel, image)
     if kernel.types is not None:
         return kernel
     # Its addresses are as linked, its types hold wherever it runs.
-    return replace(kernel, types=kernel_from_image(image).types)
+    return replace(kernel, types=kernel_from_image(image, tell).types)
 
 
-def _with_types(kernel: Kernel, host: ProcessPlace | None) -> Kernel:
-    for path in _own_files(kernel.release, kernel.build_id, host):
+def _with_types(kernel: Kernel, host: ProcessPlace | None, tell: Callable[[str], None]) -> Kernel:
+    for path in _own_files(kernel.release, kernel.build_id, host, tell):
         with suppress(TargetError, FormatError, OSError):
-            found = _with_image(kernel, path)
+            found = _with_image(kernel, path, tell)
             if found.types is not None:
                 return found
     return kernel
@@ -270,7 +274,8 @@ def attach_readonly(
         raise TargetError(f"QEMU, process {window.pid}, cannot be looked into: {error}") from error
     try:
         spaces = find_spaces(ram, machine(window.arch), [window.registers])
-        files = _symbol_files(ProcessPlace(pid=window.pid, runs=tuple(runs)), symbols)
+        host = ProcessPlace(pid=window.pid, runs=tuple(runs))
+        files = _symbol_files(host, Access(symbols=symbols))
         found = read_kernel(spaces, cache=KernelCache(default_root()), files=files)
         yield GuestMemory(ram, found.tables), found.kernel
     finally:

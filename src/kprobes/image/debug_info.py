@@ -1,16 +1,18 @@
 """Types of a kernel that carries none: where files with its debug info may be, and BTF of that.
 
-pahole makes BTF of debug info (DWARF).
+pahole makes BTF of debug info (DWARF). debuginfod-find, elfutils' client, has such files from
+servers, where the user's environment names some, and keeps them.
 
 What it made is kept below XDG_CACHE_HOME/kprobes/types, by the file's build id, size and age: of a
 distribution's kernel that takes a minute, of a small one a second.
 """
 
 import os
+import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +23,7 @@ _NAME = "vmlinux"
 _DEPTH = 3
 _DEBUG = Path("/usr/lib/debug")
 _PAHOLE = "pahole"
+_CLIENT, _SERVERS = "debuginfod-find", "DEBUGINFOD_URLS"
 _ELF = b"\x7fELF"
 _MAX_FILES = 16
 _TIMEOUT_S = 900
@@ -31,12 +34,18 @@ def types_root() -> Path:
     return directories.cache() / "types"
 
 
-def btf_of(path: Path, build_id: bytes) -> bytes:
+def untold(words: str) -> None:
+    """Tell nobody."""
+    del words
+
+
+def btf_of(path: Path, build_id: bytes, tell: Callable[[str], None] = untold) -> bytes:
     """Return a kernel file's types as BTF; b"" where it has no debug info, or pahole is not there.
 
     Args:
         path: of a vmlinux.
         build_id: its own.
+        tell: is given words for people when it will take long.
     """
     try:
         with path.open("rb") as file:
@@ -47,6 +56,7 @@ def btf_of(path: Path, build_id: bytes) -> bytes:
         directories.make(root, top=root.parent)
         kept = root / f"{build_id.hex()}-{found.st_size}-{found.st_mtime_ns}.btf"
         if not kept.exists():
+            tell(f"making types of the debug info in {path}, once; that may take a minute")
             _make(path, kept)
         return kept.read_bytes()
     except (OSError, StateError, subprocess.SubprocessError):
@@ -82,6 +92,28 @@ def candidates(release: str, build_id: bytes, booted: Path | None) -> Iterator[P
     yield _DEBUG / "boot" / f"{_NAME}-{release}"
     yield _DEBUG / "lib" / "modules" / release / _NAME
     yield Path("/lib/modules", release, "build", _NAME)
+
+
+def fetched(build_id: bytes, tell: Callable[[str], None] = untold) -> Iterator[Path]:
+    """Yield the file with a build's debug info that a server has, if any is named.
+
+    Args:
+        build_id: of the kernel.
+        tell: is given words for people, as it may take long.
+    """
+    program = shutil.which(_CLIENT)
+    if program is None or not os.environ.get(_SERVERS) or not build_id:
+        return
+    tell(f"asking the servers of {_SERVERS} for the kernel's debug info")
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            [program, "debuginfo", build_id.hex()],
+            check=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
+        yield Path(os.fsdecode(done.stdout.rstrip(b"\n")))
 
 
 def _make(path: Path, kept: Path) -> None:

@@ -4,7 +4,7 @@ Symbols of a kernel that carries none: of its System.map, or its vmlinux with a 
 """
 
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from kprobes.formats.kallsyms import SymbolTable
 from kprobes.formats.symtab import from_elf, from_text
 from kprobes.image.build import Region, extract, kernel_of
 from kprobes.image.data_symbols import with_data_symbols
-from kprobes.image.debug_info import btf_of
+from kprobes.image.debug_info import btf_of, untold
 from kprobes.image.types import parse_types
 from kprobes.model.kernel import Kernel
 from kprobes.units import GIB, Addr
@@ -90,11 +90,15 @@ def _parse(data: bytes) -> elf.Image:
     return bootimage.parse_arm64(data) if bootimage.is_arm64(data) else elf.parse(data)
 
 
-def kernel_from_image(image: KernelImage) -> Kernel:
+def kernel_from_image(image: KernelImage, tell: Callable[[str], None] = untold) -> Kernel:
     """Return a file's kernel, as linked: slide 0 and no modules.
 
     Types come from its BTF, or are made of its debug info; symbols, where it has none for kallsyms,
     from the ELF file's own table.
+
+    Args:
+        image: the file.
+        tell: is given words for people when it will take long.
 
     Raises:
         TargetError: it has no intact symbols.
@@ -103,7 +107,7 @@ def kernel_from_image(image: KernelImage) -> Kernel:
         image, image.regions, lambda _release, _build_id: symbols_of([image.path]), is_file=True
     )
     build = with_data_symbols(build, image, machine(image.arch).text, image.regions, is_file=True)
-    btf = build.btf or btf_of(image.path, image.build_id)
+    btf = build.btf or btf_of(image.path, image.build_id, tell)
     types = parse_types(btf) if btf else None
     return kernel_of(build, types, arch=image.arch, slide=0)
 
