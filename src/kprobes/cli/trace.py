@@ -96,7 +96,7 @@ def add_tracing(parser: argparse.ArgumentParser) -> None:
         help="run this file first: its handlers are called at hits (kernel, Kprobe are defined)",
     )
     parser.set_defaults(
-        command=(), filters={}, until_shutdown=False, has_ended=_never, is_said=False
+        command=(), filters={}, until_shutdown=False, has_ended=_never, has_console=False
     )
     options.add_recording(parser)
     _add_begin_and_end(parser)

@@ -315,7 +315,9 @@ class _Tracer(Struct, kw_only=True):
 
     def _trace_boot(self) -> int:
         args, stop = self.args, self.stop
-        with Progress(is_quiet=args.quiet) as progress, ExitStack() as undo:
+        # Else its line would be in the middle of what the guest's console says.
+        is_quiet = args.quiet or args.has_console
+        with Progress(is_quiet=is_quiet) as progress, ExitStack() as undo:
             session = undo.enter_context(self._opened(progress))
             progress("resolving the definitions")
             _define(args, session, self.texts, stop)
@@ -352,7 +354,7 @@ class _Tracer(Struct, kw_only=True):
             return
         waiting = None
         if args.wait or args.rearm:
-            waiting = BootWait(is_over=self.is_over, crashed=self.crashed, is_said=args.is_said)
+            waiting = BootWait(is_over=self.is_over, crashed=self.crashed, is_said=args.has_console)
         with opened(args, stop=self.stop, progress=progress, waiting=waiting) as guest:
             if args.boot and not guest.driver.is_early:
                 _warn(_LATE)

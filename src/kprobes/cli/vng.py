@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         follow=False,
         all_tasks=True,
         until_shutdown=True,
-        is_said=True,
+        has_console=True,
     )
 
 
