@@ -15,6 +15,9 @@ from kprobes.ports import MappedRun, Ram, Tables, Translator
 from kprobes.units import Addr, Phys
 
 _EXECMEM_MODULE_TEXT = 0
+_ALIGNMENT = 4096
+_GFP_KERNEL = 0xCC0
+_ANY_NODE = -1
 
 
 class MappedMemory(Protocol):
@@ -137,6 +140,36 @@ def alloc_like_module(kernel: Kernel, size: int) -> FunctionCall | None:
         return FunctionCall(function=execmem, args=(_EXECMEM_MODULE_TEXT, size))
     function = address_of(kernel, "module_alloc")
     return None if function is None else FunctionCall(function=function, args=(size,))
+
+
+def alloc_between(
+    kernel: Kernel, request: CodeRequest, *, start: int, stop: int, protection: int
+) -> FunctionCall | None:
+    """Return what allocates memory between two addresses, as module_alloc does; None without it.
+
+    In 6.1: void *__vmalloc_node_range(unsigned long size, unsigned long align, unsigned long start,
+    unsigned long end, gfp_t gfp_mask, pgprot_t prot, unsigned long vm_flags, int node, const void
+    *caller).
+
+    Args:
+        kernel: that allocates it.
+        request: what is asked for.
+        start: the first address that it may have.
+        stop: the first one that it may not.
+        protection: a ``pgprot_t``.
+    """
+    function = address_of(kernel, "__vmalloc_node_range_noprof", "__vmalloc_node_range")
+    if function is None:
+        return None
+    place = (request.size, _ALIGNMENT, start, stop)
+    args = (*place, _GFP_KERNEL, protection, 0, _ANY_NODE, request.caller)
+    return FunctionCall(function=function, args=args)
+
+
+def is_idle(info: InjectOps, kernel: Kernel, registers: Mapping[str, int]) -> bool:
+    """Whether a CPU sleeps where an interrupt would wake it."""
+    symbol = kernel.symbols.at(registers[info.pc])
+    return symbol is not None and symbol.name in info.idle and info.can_leave_idle(registers)
 
 
 def address_of(kernel: Kernel, *names: str) -> Addr | None:

@@ -14,7 +14,14 @@ from functools import partial
 
 from msgspec import Struct
 
-from kprobes.arch.machine import CallSetup, FunctionCall, InjectOps, ReturnPath, address_of
+from kprobes.arch.machine import (
+    CallSetup,
+    FunctionCall,
+    InjectOps,
+    ReturnPath,
+    address_of,
+    is_idle,
+)
 from kprobes.arch.registry import machine
 from kprobes.errors import RESTORED, GuestReplacedError, MemoryFault, TargetError
 from kprobes.guest.allocations import Allocation, AllocationLog, Call
@@ -23,7 +30,7 @@ from kprobes.guest.guest import GuestMemory
 from kprobes.guest.stops import PAUSED, breakpoint_at, run_until_stop
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
-from kprobes.units import U64, Addr
+from kprobes.units import U64, Addr, Phys
 
 _WORD = 8
 _BUSY_WAIT_S = 0.03
@@ -259,11 +266,14 @@ class CallInjector:
         """
         if self._debugger.is_held:
             raise TargetError(PAUSED)
+        timers = self._timers()
+        message = self._info.timer_message(self.memory, self._kernel, timers)
         stopped = None
-        if not self._can_wake():
+        # Where all sleep, and one can be woken, nobody would come by.
+        if message is None or not self._are_idle():
             stopped = self._stop_at(self._places, min(_BUSY_WAIT_S, timeout_s))
         if stopped is None:
-            self._nudge(timeout_s)
+            self._nudge(timers, message, timeout_s)
             stopped = self._stop_at(self._places, timeout_s)
         if stopped is None:
             raise TargetError("no task of the guest came by that could make a call; is it hung?")
@@ -335,20 +345,15 @@ class CallInjector:
         found = (address_of(self._kernel, name) for name in _TIMERS)
         return [addr for addr in found if addr is not None]
 
-    def _can_wake(self) -> bool:
-        """Whether all CPUs sleep, and one can be given a timer interrupt: no task would come by."""
-        if self._info.timer_message(self.memory, self._kernel, self._timers()) is None:
-            return False
-        return all(self._is_idle(self._debugger.registers(cpu)) for cpu in self._debugger.ids())
+    def _are_idle(self) -> bool:
+        each = map(self._debugger.registers, self._debugger.ids())
+        return all(is_idle(self._info, self._kernel, registers) for registers in each)
 
-    def _is_idle(self, registers: Mapping[str, int]) -> bool:
-        symbol = self._kernel.symbols.at(registers[self._info.pc])
-        is_idle = symbol is not None and symbol.name in self._info.idle
-        return is_idle and self._info.can_leave_idle(registers)
-
-    def _nudge(self, timeout_s: float) -> None:
+    def _nudge(
+        self, timers: Sequence[Addr], message: tuple[Phys, bytes] | None, timeout_s: float
+    ) -> None:
         """Make an idle guest run vmstat_shepherd, from its next timer interrupt."""
-        symbols, timers = self._kernel.symbols, self._timers()
+        symbols = self._kernel.symbols
         work = symbols.find("shepherd")
         # Since 128ea9f6ccfb ("workqueue: Add system_percpu_wq and system_dfl_wq") (v6.17) the old
         # name makes the kernel complain.
@@ -357,7 +362,6 @@ class CallInjector:
         if work is None or not timers or queue is None or call is None:
             return
         # It may be a second away.
-        message = self._info.timer_message(self.memory, self._kernel, timers)
         if message is not None:
             self._debugger.write_physical(*message)
         stopped = self._stop_at(timers, timeout_s)

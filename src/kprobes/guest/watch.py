@@ -12,7 +12,7 @@ looked at, for long: what the kernel's own watchdog calls a hard lockup.
 import time
 from collections.abc import Callable
 
-from kprobes.arch.machine import address_of
+from kprobes.arch.machine import address_of, is_idle
 from kprobes.arch.registry import machine
 from kprobes.errors import GuestCrashedError, GuestShutDownError, TargetError
 from kprobes.guest.guest import Guest
@@ -192,7 +192,6 @@ class GuestWatch:
             symbol = kernel.symbols.at(registers[info.pc])
             if symbol is None or any(part in symbol.name for part in _PARKED):
                 continue
-            is_idle = symbol.name in info.idle and info.can_leave_idle(registers)
-            if not (is_idle or info.takes_interrupts(registers)):
+            if not (is_idle(info, kernel, registers) or info.takes_interrupts(registers)):
                 found[thread] = place_of(kernel.symbols, registers[info.pc])
         return found

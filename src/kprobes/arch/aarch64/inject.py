@@ -33,6 +33,7 @@ from kprobes.arch.machine import (
     MappedMemory,
     ReturnPath,
     address_of,
+    alloc_between,
     alloc_like_module,
 )
 from kprobes.errors import TargetError
@@ -70,8 +71,6 @@ _IDLE = ("cpu_do_idle",)
 _IRQS_OFF = 1 << 7
 _REACH = 100 * MIB
 """Of the 128 MiB that ``b`` reaches, the text itself takes some."""
-_GFP_KERNEL = 0xCC0
-_ANY_NODE = -1
 
 
 def _return_path(memory: MappedMemory, kernel: Kernel) -> ReturnPath:
@@ -149,18 +148,13 @@ def _skip_trap(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> FunctionCall:
-    # module_alloc and execmem_alloc go where ``b`` from the text does not reach. In 6.1:
-    # void *__vmalloc_node_range(unsigned long size, unsigned long align, unsigned long start,
-    #     unsigned long end, gfp_t gfp_mask, pgprot_t prot, unsigned long vm_flags, int node,
-    #     const void *caller)
-    function = address_of(kernel, "__vmalloc_node_range_noprof", "__vmalloc_node_range")
-    stop = address_of(kernel, "_stext")
-    if function is None or stop is None:
-        raise TargetError(f"kernel {kernel.release} has no __vmalloc_node_range or no _stext")
+    # module_alloc and execmem_alloc go where ``b`` from the text does not reach.
+    stop = address_of(kernel, "_stext") or Addr(0)
     protection = _known(memory).attributes(request.like)
-    place = (request.size, _PAGE, stop - _REACH, stop)
-    args = (*place, _GFP_KERNEL, protection, 0, _ANY_NODE, request.caller)
-    return FunctionCall(function=function, args=args)
+    called = alloc_between(kernel, request, start=stop - _REACH, stop=stop, protection=protection)
+    if called is None or not stop:
+        raise TargetError(f"kernel {kernel.release} has no __vmalloc_node_range or no _stext")
+    return called
 
 
 INJECT_OPS = InjectOps(

@@ -30,6 +30,7 @@ from kprobes.arch.machine import (
     MappedMemory,
     ReturnPath,
     address_of,
+    alloc_between,
     alloc_like_module,
 )
 from kprobes.arch.x86_64.paging import PageTables
@@ -86,8 +87,6 @@ _MESSAGE = Phys(0xFEE0_0000)
 _TIMER_VECTOR = 0xEC
 _MODULES = (0xFFFF_FFFF_C000_0000, 0xFFFF_FFFF_FF00_0000)
 """MODULES_VADDR with KASLR, and MODULES_END: there also in kernels without modules."""
-_GFP_KERNEL = 0xCC0
-_ANY_NODE = -1
 
 
 def _return_path(memory: MappedMemory, kernel: Kernel) -> ReturnPath:
@@ -199,17 +198,12 @@ def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> Functio
     called = alloc_like_module(kernel, request.size)
     if called is not None:
         return called
-    # As module_alloc does. In 6.1:
-    # void *__vmalloc_node_range(unsigned long size, unsigned long align, unsigned long start,
-    #     unsigned long end, gfp_t gfp_mask, pgprot_t prot, unsigned long vm_flags, int node,
-    #     const void *caller)
-    function = address_of(kernel, "__vmalloc_node_range_noprof", "__vmalloc_node_range")
-    if function is None:
-        raise TargetError(f"kernel {kernel.release} has no module_alloc, nor __vmalloc_node_range")
-    place = (request.size, _PAGE, *_MODULES)
+    start, stop = _MODULES
     protection = _known(memory).attributes(request.like)
-    args = (*place, _GFP_KERNEL, protection, 0, _ANY_NODE, request.caller)
-    return FunctionCall(function=function, args=args)
+    called = alloc_between(kernel, request, start=start, stop=stop, protection=protection)
+    if called is None:
+        raise TargetError(f"kernel {kernel.release} has no module_alloc, nor __vmalloc_node_range")
+    return called
 
 
 def _known(memory: MappedMemory) -> PageTables:
