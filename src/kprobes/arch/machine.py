@@ -167,7 +167,13 @@ def alloc_between(
 
 
 def is_idle(info: InjectOps, kernel: Kernel, registers: Mapping[str, int]) -> bool:
-    """Whether a CPU sleeps where an interrupt would wake it."""
+    """Whether a CPU sleeps where an interrupt would wake it.
+
+    Args:
+        info: of its architecture.
+        kernel: that it runs.
+        registers: its own, by their stub's names.
+    """
     symbol = kernel.symbols.at(registers[info.pc])
     return symbol is not None and symbol.name in info.idle and info.can_leave_idle(registers)
 
