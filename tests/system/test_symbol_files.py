@@ -88,8 +88,14 @@ def test_they_are_those_of_the_kernels_own_table() -> None:
     assert len(further) < 20
 
 
-def test_without_any_file_it_is_said_which_would_do(kprobe: Command, target: str) -> None:
-    done = kprobe("trace", "-t", target, OPEN, "--duration", "1s")
+@pytest.mark.parametrize("has_image", [False, True])
+def test_without_any_symbols_it_is_said_which_file_would_do(
+    kprobe: Command, target: str, tree: Path, *, has_image: bool
+) -> None:
+    # A boot image has its types at most.
+    image = ["--vmlinux", str(tree / "arch" / "x86" / "boot" / "bzImage")] * has_image
+
+    done = kprobe("trace", "-t", target, OPEN, "--duration", "1s", *image)
 
     said = done.stderr.decode()
     assert done.returncode == 1

@@ -185,10 +185,11 @@ def _symbol_files(host: ProcessPlace | None, access: Access) -> SymbolFiles:
 
     def tables(release: str, build_id: bytes) -> Iterator[SymbolTable]:
         yield from symbols_of(named)
-        for path in named[:1]:
-            read_symbols(path)
+        if access.symbols is not None:
+            read_symbols(access.symbols)
             raise TargetError(
-                f"{path} is not of the guest's kernel, {release}: its functions are elsewhere"
+                f"{access.symbols} is not of the guest's kernel, {release}: its functions are "
+                "elsewhere"
             )
         yield from symbols_of(_own_files(release, build_id, host, access.tell))
 
