@@ -1,8 +1,10 @@
 """``kprobe vng`` without a guest: a program in virtme-ng's place that boots none."""
 
 import os
+import pty
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,31 @@ def test_what_is_wrong_is_said_before_anything_runs(
     assert done.returncode == status
     assert told in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_on_a_terminal_the_run_reads_what_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "vng").write_text('#!/bin/sh\nread word; echo "it reads $word"\n')
+    (tmp_path / "vng").chmod(0o755)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+        os.execv(KPROBE, [str(KPROBE), "vng", "p vfs_read"])
+
+    said = b""
+    try:
+        os.write(terminal, b"hello\n")
+        # The other end is closed with an error.
+        with suppress(OSError):
+            while data := os.read(terminal, 4096):
+                said += data
+    finally:
+        # Nothing is left where it waits for ever; else it has ended.
+        os.close(terminal)
+        _, status = os.waitpid(pid, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert b"it reads hello\r\n" in said
+    assert said.endswith(b"kprobe: virtme-ng ended before its kernel could be probed\r\n")
 
 
 def test_without_virtme_ng_it_is_said_how_to_get_it(tmp_path: Path) -> None:
