@@ -269,8 +269,8 @@ def compare(
 ) -> Comparison:
     """Pair the hits; of those that come second none before the others' first or after their last.
 
-    But for what was going on when the first ended: between its two records an emulated CPU may have
-    to wait for one of this machine's, for as long as that likes.
+    That is of a CPU, and but for what was going on when the first ended: between its two records an
+    emulated one may have to wait for one of this machine's, for as long as that likes.
 
     Args:
         ours: all our hits.
@@ -287,10 +287,10 @@ def compare(
             is_ours_first=False,
         )
     result = Comparison()
+    ours = sorted(ours, key=lambda hit: hit.ts_us)
     mine = _by_stream(ours)
-    since = min(hits[0].ts_us for hits in mine.values())
-    until = max(hits[-1].ts_us for hits in mine.values())
-    last = _last_hits(hit for hits in mine.values() for hit in hits)
+    until = ours[-1].ts_us
+    last = _last_hits(ours)
     pending = {hit.both for hit in last if not hit.in_interrupt}
     # Other later ones may be of hits after our disarming: nothing tells.
     theirs = _by_stream(h for h in native if h.ts_us <= until or h.both in pending)
@@ -298,7 +298,8 @@ def compare(
         _pair(mine[stream], theirs[stream], result)
     result.pairs.sort(key=lambda pair: pair[0].ts_us)
     result.ours_only = [hit for hit in result.ours_only if hit not in last]
-    result.native_only = [hit for hit in result.native_only if since < hit.ts_us < until]
+    within = _within(ours)
+    result.native_only = [hit for hit in result.native_only if hit.ts_us in within[hit.cpu]]
     return result
 
 
@@ -342,6 +343,16 @@ def _lines(text: str) -> list[str]:
             found.append(line)
         elif found:
             found[-1] += f"\n{line}"
+    return found
+
+
+def _within(hits: Sequence[Hit]) -> defaultdict[int, range]:
+    # By CPU: what one looked at before it waited for one of this machine's, whether recording was
+    # on, need not be so any more when it takes the time.
+    found: defaultdict[int, range] = defaultdict(lambda: range(0))
+    for hit in hits:
+        first = found[hit.cpu].start if hit.cpu in found else hit.ts_us + 1
+        found[hit.cpu] = range(first, hit.ts_us)
     return found
 
 

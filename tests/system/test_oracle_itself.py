@@ -59,6 +59,27 @@ def test_of_the_last_hit_on_a_cpu_the_second_record_may_be_missing_but_of_no_oth
     assert missing == (([BEGUN[0]], []) if is_ours_first else ([], [BEGUN[0]]))
 
 
+@pytest.mark.parametrize("is_ours_first", [True, False])
+def test_a_cpu_that_waited_before_it_took_the_time_of_its_last_ends_the_first_for_itself_alone(
+    is_ours_first: bool,
+) -> None:
+    late = at(60_000 + LATER_US, OTHER)
+    ended = at(70_000)
+    pair = ([*BEGUN[:2], late], [*BEGUN[:2], ended, late])
+
+    found = compare(*(pair if is_ours_first else pair[::-1]), is_ours_first=is_ours_first)
+
+    assert unpaired(found) == ([], [])
+    assert len(found.pairs) == 3
+
+
+def test_what_only_one_has_in_the_middle_of_a_cpus_records_is_missing() -> None:
+    extra = at(20_000, pid=9)
+
+    assert unpaired(compare(BEGUN, [*BEGUN, extra])) == ([], [extra])
+    assert unpaired(compare([*BEGUN, extra], BEGUN)) == ([extra], [])
+
+
 def test_later_records_of_other_hits_are_nobodys() -> None:
     second = [at(1_001), at(50_001, values=("2",)), at(60_001, OTHER)]
     later = [at(50_000 + LATER_US, values=("3",)), at(LATER_US, OTHER, event="closed")]
