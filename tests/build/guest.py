@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.arch.arch import PREAMBLE_SIZE
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
@@ -136,7 +137,7 @@ def make_memory() -> GuestMemory:
 def make_arena() -> Arena:
     """Return the arena that ``make_memory`` has room for."""
     return Arena(
-        notifier=Addr(CODE),
+        notifier=Addr(CODE + PREAMBLE_SIZE),
         code=CodeMemory(addr=Addr(CODE + NOTIFIER_SIZE), size=_CODE_SIZE - NOTIFIER_SIZE),
         data=Addr(DATA),
         percpu=0x100,

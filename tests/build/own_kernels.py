@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,21 +15,71 @@ from kprobes import directories
 
 _SOURCE = Path("/usr/src/linux-source-6.1.tar.xz")
 _PLAIN = """
-64BIT SMP MODULES MODULE_UNLOAD KALLSYMS BUG PRINTK PRINTK_TIME
+SMP MODULES MODULE_UNLOAD KALLSYMS BUG PRINTK PRINTK_TIME
 BLK_DEV_INITRD RD_GZIP BINFMT_ELF BINFMT_SCRIPT MULTIUSER SYSFS PROC_FS PROC_SYSCTL TMPFS DEVTMPFS
-TTY UNIX98_PTYS SERIAL_8250 SERIAL_8250_CONSOLE ACPI PCI HPET_TIMER HIGH_RES_TIMERS NO_HZ_IDLE
+TTY UNIX98_PTYS SERIAL_8250 PCI HIGH_RES_TIMERS NO_HZ_IDLE
 FUTEX EPOLL SIGNALFD TIMERFD EVENTFD SHMEM AIO POSIX_TIMERS FILE_LOCKING SYSVIPC NET UNIX INET
-RELOCATABLE RANDOMIZE_BASE RETPOLINE HYPERVISOR_GUEST PARAVIRT KVM_GUEST UNWINDER_ORC DEBUG_FS
+RELOCATABLE RANDOMIZE_BASE DEBUG_FS
 """
 """What a small guest needs; allnoconfig says no to all else."""
-KERNELS = {
-    "bare": "",
-    "dwarf": "DEBUG_KERNEL DEBUG_INFO_DWARF_TOOLCHAIN_DEFAULT KPROBES FTRACE KPROBE_EVENTS",
-    "preempt": "PREEMPT DEBUG_KERNEL KALLSYMS_ALL STACKPROTECTOR STACKPROTECTOR_STRONG",
-    "static": "-MODULES DEBUG_KERNEL KALLSYMS_ALL",
-    "nameless": "-KALLSYMS EXPERT",
+
+
+class Machine(NamedTuple):
+    """An architecture: the kernel's name of it, its boot image, and what a guest of it needs."""
+
+    name: str
+    image: str
+    words: str
+
+
+_MACHINES = {
+    "amd64": Machine(
+        name="x86",
+        image="bzImage",
+        words="64BIT SERIAL_8250_CONSOLE ACPI HPET_TIMER HYPERVISOR_GUEST PARAVIRT KVM_GUEST "
+        "CPU_MITIGATIONS RETPOLINE UNWINDER_ORC",
+    ),
+    "arm64": Machine(
+        name="arm64",
+        image="Image",
+        words="SERIAL_AMBA_PL011 SERIAL_AMBA_PL011_CONSOLE SERIAL_8250_PCI PCI_HOST_GENERIC",
+    ),
 }
-"""What each has on top of that, or has not: none of them BTF, or sites of the function tracer."""
+
+
+class OwnKernel(NamedTuple):
+    """A kernel: what it has on top of that, or with a ``-`` has not, and who compiles it."""
+
+    words: str
+    arch: str = "amd64"
+    has_clang: bool = False
+
+
+_CHECKED = "DEBUG_KERNEL LTO_CLANG_THIN CFI_CLANG STACKPROTECTOR STACKPROTECTOR_STRONG"
+KERNELS = {
+    "bare": OwnKernel(""),
+    "dwarf": OwnKernel(
+        "DEBUG_KERNEL DEBUG_INFO_DWARF_TOOLCHAIN_DEFAULT KPROBES FTRACE KPROBE_EVENTS"
+    ),
+    "preempt": OwnKernel("PREEMPT DEBUG_KERNEL KALLSYMS_ALL STACKPROTECTOR STACKPROTECTOR_STRONG"),
+    "static": OwnKernel("-MODULES -MODULE_UNLOAD DEBUG_KERNEL KALLSYMS_ALL"),
+    "nameless": OwnKernel("-KALLSYMS EXPERT"),
+    "checked": OwnKernel(f"{_CHECKED} X86_KERNEL_IBT", has_clang=True),
+    "shuffled": OwnKernel("RANDSTRUCT_FULL INIT_STACK_ALL_ZERO", has_clang=True),
+    "kasan": OwnKernel(
+        "DEBUG_KERNEL KASAN KASAN_GENERIC KASAN_INLINE KASAN_VMALLOC VMAP_STACK PROVE_LOCKING "
+        "DEBUG_PREEMPT PREEMPT DEBUG_ATOMIC_SLEEP STACKTRACE"
+    ),
+    "arm64-bare": OwnKernel("", arch="arm64", has_clang=True),
+    "arm64-checked": OwnKernel(
+        f"{_CHECKED} SHADOW_CALL_STACK ARM64_PTR_AUTH ARM64_PTR_AUTH_KERNEL ARM64_BTI "
+        "ARM64_BTI_KERNEL",
+        arch="arm64",
+        has_clang=True,
+    ),
+}
+"""None of them has BTF, or sites of the function tracer."""
+_CLANG = "-19"
 _BUILD_S = 3600
 
 
@@ -36,20 +87,31 @@ def build(name: str) -> Path:
     """Return the boot image of one of ``KERNELS``, in the tree that it was built in."""
     if not _SOURCE.exists():
         pytest.skip(f"no {_SOURCE}: `make matrix` installs it")
-    words = f"{_PLAIN} {KERNELS[name]}".split()
+    kernel = KERNELS[name]
+    machine = _MACHINES[kernel.arch]
+    words = f"{_PLAIN} {machine.words} {kernel.words}".split()
     kept = [word for word in words if not word.startswith("-") and f"-{word}" not in words]
     config = "".join(f"CONFIG_{word}=y\n" for word in kept) + f'CONFIG_LOCALVERSION="-{name}"\n'
     age = str(_SOURCE.stat().st_mtime_ns)
     key = hashlib.sha256((config + age).encode()).hexdigest()[:16]
     tree = directories.cache() / "built" / f"{name}-{key}"
-    image = tree / "arch" / "x86" / "boot" / "bzImage"
+    image = tree / "arch" / machine.name / "boot" / machine.image
     if not image.exists():
         source = _unpacked(tree.parent / f"source-{age}")
         tree.mkdir(parents=True, exist_ok=True)
         (tree / "all.config").write_text(config)
-        _make(source, f"O={tree}", f"KCONFIG_ALLCONFIG={tree / 'all.config'}", "allnoconfig")
-        _make(tree, f"-j{os.cpu_count()}", "bzImage")
+        how = [f"ARCH={machine.name}", *([f"LLVM={_CLANG}"] if kernel.has_clang else [])]
+        _make(source, *how, f"O={tree}", f"KCONFIG_ALLCONFIG={tree / 'all.config'}", "allnoconfig")
+        _check(tree / ".config", kept)
+        _make(tree, *how, f"-j{os.cpu_count()}", machine.image)
     return image
+
+
+def _check(configured: Path, wanted: list[str]) -> None:
+    # A word that depends on another is left out in silence.
+    lines = set(configured.read_text().splitlines())
+    missing = [word for word in wanted if f"CONFIG_{word}=y" not in lines]
+    assert not missing, f"{configured} has no {', '.join(missing)}"
 
 
 def _unpacked(source: Path) -> Path:
@@ -64,7 +126,7 @@ def _unpacked(source: Path) -> Path:
 
 def _make(directory: Path, *words: str) -> None:
     done = subprocess.run(
-        ["make", "-C", directory, "ARCH=x86", *words],
+        ["make", "-C", directory, *words],
         capture_output=True,
         text=True,
         timeout=_BUILD_S,

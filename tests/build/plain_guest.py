@@ -56,14 +56,28 @@ def kernel(arch: str = "amd64", suite: str | None = None) -> Path:
 
 @contextmanager
 def plain_guest(
-    directory: Path, *options: str, arch: str = "amd64", suite: str | None = None
+    directory: Path,
+    *options: str,
+    arch: str = "amd64",
+    suite: str | None = None,
+    image: Path | None = None,
+    init: bytes = _INIT,
 ) -> Generator[PlainGuest]:
-    """Boot a guest until its init runs, and kill it afterwards."""
-    (directory / "initramfs").write_bytes(initramfs(arch))
+    """Boot a guest until its init runs, and kill it afterwards.
+
+    Args:
+        directory: of its own.
+        options: of QEMU; what is given again counts.
+        arch: in Debian's words.
+        suite: whose kernel it has, as for ``kernel``.
+        image: the kernel instead.
+        init: what runs there: it says ``tick`` each time that it comes round.
+    """
+    (directory / "initramfs").write_bytes(initramfs(arch, init))
     (directory / "console").touch()
     with (directory / "qemu.log").open("wb") as log:
         qemu = subprocess.Popen(
-            qemu_command(kernel(arch, suite), arch, options),
+            qemu_command(image or kernel(arch, suite), arch, options),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=log,

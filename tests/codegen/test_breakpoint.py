@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from kprobes.arch.arch import PREAMBLE_SIZE
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.registers import NAMES
 from kprobes.codegen.breakpoint import (
@@ -161,6 +162,6 @@ def test_a_table_is_never_more_than_half_full(count: int) -> None:
 
 def test_the_code_fits_its_room_and_begins_where_indirect_calls_may_land(code: bytes) -> None:
     assert code.startswith(X86_64.patch.landing_pad)
-    assert len(code) <= NOTIFIER_SIZE - len(EMPTY_TABLE)
+    assert len(code) <= NOTIFIER_SIZE - PREAMBLE_SIZE - len(EMPTY_TABLE)
     assert BLOCK_TABLE + 8 <= BLOCK_MASK
     assert BLOCK_MASK + 8 <= BLOCK_SIZE

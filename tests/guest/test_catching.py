@@ -8,9 +8,10 @@ from kprobes.codegen.breakpoint import BLOCK_MASK, BLOCK_TABLE, hash_table
 from kprobes.errors import TargetError
 from kprobes.guest import journal
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
-from kprobes.guest.arm import BreakpointNotifier, TextPatcher
+from kprobes.guest.arm import TextPatcher
 from kprobes.guest.journal import Journal
 from kprobes.guest.link import Program
+from kprobes.guest.notifier import BreakpointNotifier
 from kprobes.model.plan import Plan, Strategy
 from tests.build.breakpoints import patched_plans
 from tests.build.guest import GuestWithSites, make_arena, make_guest

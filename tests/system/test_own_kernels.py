@@ -1,10 +1,9 @@
-"""Kernels that people build for themselves: without types, function tracer, names of data, kprobes.
+"""Kernels that people build for themselves: with less than a distribution has, or more checks.
 
 All of what runs in them is probed at once, while their own work goes on.
 """
 
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 
@@ -23,18 +22,31 @@ from tests.build.victim import is_complaint
 pytestmark = [pytest.mark.guest, pytest.mark.matrix, pytest.mark.timeout(4000)]
 
 TIMES = 1_000
-FUNCTION = f"__x64_sys_{CALL}"
+PREFIXES = {"amd64": "__x64_sys_", "arm64": "__arm64_sys_"}
+STRATEGIES = {"amd64": {Strategy.JUMP, Strategy.BREAKPOINT}, "arm64": {Strategy.JUMP}}
 _WORK = "for n in 1 2 3; do ls -R /proc/1 > /dev/null 2>&1; (true); done; md5sum /bin/busybox"
 
 
 @pytest.fixture(scope="module", params=list(KERNELS))
-def kernel(request: pytest.FixtureRequest) -> Path:
-    return build(request.param)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def session(kernel: Path) -> Generator[GuestSession]:
-    options = MachineOptions(kernel=kernel, files={"/loop": counting_loop(CALL, TIMES)})
+def arch(name: str) -> str:
+    return KERNELS[name].arch
+
+
+@pytest.fixture(scope="module")
+def function(arch: str) -> str:
+    """What the system call of ``/loop`` runs."""
+    return f"{PREFIXES[arch]}{CALL}"
+
+
+@pytest.fixture(scope="module")
+def session(name: str, arch: str) -> Generator[GuestSession]:
+    files = {"/loop": counting_loop(CALL, TIMES, arch=arch)}
+    options = MachineOptions(kernel=build(name), arch=arch, files=files)
     size = ArenaSize(code=32 * MIB, ring=16 * MIB)
     with kprobes.boot(options, size=size) as booted:
         booted.run("chmod 755 /loop")
@@ -48,8 +60,10 @@ def _the_guest_is_well_afterwards(session: GuestSession) -> Generator[None]:
     assert not is_complaint(session.run("dmesg").output.decode(errors="replace"))
 
 
-def test_every_call_is_seen_with_its_return_and_its_task(session: GuestSession) -> None:
-    session.probe(f"p:in {FUNCTION} regs=$arg1\nr:out {FUNCTION} ret=$retval")
+def test_every_call_is_seen_with_its_return_and_its_task(
+    session: GuestSession, function: str
+) -> None:
+    session.probe(f"p:in {function} regs=$arg1\nr:out {function} ret=$retval")
     session.choose_tasks(follow=True)
 
     with session.record() as trace:
@@ -65,7 +79,7 @@ def test_every_call_is_seen_with_its_return_and_its_task(session: GuestSession) 
     assert trace.counts.lost == trace.counts.damaged == 0
 
 
-def test_all_its_functions_are_probed_at_once(session: GuestSession) -> None:
+def test_all_its_functions_are_probed_at_once(session: GuestSession, arch: str) -> None:
     before = session.run(_WORK).output
 
     session.probe("p *")
@@ -75,14 +89,29 @@ def test_all_its_functions_are_probed_at_once(session: GuestSession) -> None:
 
     assert found.output == before
     assert len(plans) > 10_000
-    assert {plan.site.strategy for plan in plans} == {Strategy.JUMP, Strategy.BREAKPOINT}
+    assert {plan.site.strategy for plan in plans} == STRATEGIES[arch]
     assert sum(each.recorded > 0 for each in trace.hits) > 500
 
 
-def test_types_come_from_the_tree_that_it_was_built_in(session: GuestSession, kernel: Path) -> None:
+def test_a_handler_is_called_at_each_of_its_calls(session: GuestSession, function: str) -> None:
+    cpus: list[int] = []
+
+    def called(probe: kprobes.Kprobe, regs: kprobes.Registers) -> None:
+        del probe
+        cpus.append(regs.cpu)
+
+    with session.register_kprobe(kprobes.Kprobe(symbol_name=function, pre_handler=called)) as probe:
+        assert session.run("/loop", 180).status == 0
+
+    assert len(cpus) == TIMES
+    assert set(cpus) <= {0, 1}
+    assert (probe.nmissed, probe.errors) == (0, 0)
+
+
+def test_types_come_from_the_tree_that_it_was_built_in(session: GuestSession, name: str) -> None:
     types = session.kernel.types
 
-    assert (types is not None) == ("dwarf" in kernel.parts[-5])
+    assert (types is not None) == (name == "dwarf")
     if types is not None:
         session.probe("p:opened vfs_open name=path->dentry->d_name.name:string")
         with session.record() as trace:

@@ -286,6 +286,10 @@ class DisasmOps(Struct, frozen=True, kw_only=True):
     jump_target: Callable[[Addr, bytes], Addr | None]
 
 
+PREAMBLE_SIZE = 16
+"""The most bytes before a function that its callers look at, or go to."""
+
+
 class TrapInfo(Struct, frozen=True, kw_only=True):
     """How a breakpoint's exception comes to us.
 
@@ -293,11 +297,16 @@ class TrapInfo(Struct, frozen=True, kw_only=True):
         symbol: the kernel's handler of it.
         action: what the kernel's chain calls it.
         ip: offset of the instruction pointer in pt_regs.
+        callers: the function that calls those of the chain is one of these.
+        preamble: (name, parts) of one to what must be right before a function that it calls
+            through a pointer, PREAMBLE_SIZE bytes; None where it looks at none.
     """
 
     symbol: str
     action: int
     ip: int
+    callers: tuple[str, ...]
+    preamble: Callable[[str, Sequence[TextPart]], bytes | None]
 
 
 class PatchOps(Struct, frozen=True, kw_only=True):

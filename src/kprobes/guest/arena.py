@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kprobes.arch.arch import PREAMBLE_SIZE
 from kprobes.codegen.breakpoint import BLOCK_SIZE
 from kprobes.errors import TargetError, UsageError
 from kprobes.guest.allocations import Allocation, Kind
@@ -44,7 +45,7 @@ COUNTERS_SIZE = 2 * MISSED_SIZE + OVERRIDES_SIZE + LOADS_SIZE
 """Bytes of missed hits, of calls that no instance was free for, of what overrides count, and of
 what hits take."""
 NOTIFIER_SIZE = 256
-"""Bytes for the code of the callback for breakpoints."""
+"""Bytes for the code of the callback for breakpoints, and what its callers look at before it."""
 NOTES_PAGE = 4096
 UNDO_SIZE = 16 + 2 * LONGEST_PATCH
 """Of the session's notes: their beginning, and how one patch is undone; see ``guest.notes``."""
@@ -175,7 +176,8 @@ class Arena(Struct, frozen=True, kw_only=True):
     @property
     def lookup(self) -> Text:
         """The callback's code, which looks breakpoints up."""
-        return self.notifier, Addr(self.notifier + NOTIFIER_SIZE)
+        start = Addr(self.notifier - PREAMBLE_SIZE)
+        return start, Addr(start + NOTIFIER_SIZE)
 
     @property
     def programs(self) -> tuple[Text, ...]:
@@ -220,7 +222,7 @@ def allocate(
         percpu = _allocate_percpu(task, kernel)
         undo.pop_all()
     return Arena(
-        notifier=code.addr,
+        notifier=Addr(code.addr + PREAMBLE_SIZE),
         code=CodeMemory(addr=Addr(code.addr + NOTIFIER_SIZE), size=code.size - NOTIFIER_SIZE),
         module_code=module_code,
         data=data,

@@ -3,8 +3,6 @@
 Code is written through the stub and by physical address, but where there was none: a write that
 QEMU does not see leaves stale translated code. Each patch of text goes to the journal first, and is
 compared with what planning saw at the moment of writing.
-
-Breakpoints of ours in a guest: its own exception chain is told whose they are.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,25 +11,18 @@ from contextlib import suppress
 from msgspec import Struct
 
 from kprobes.codegen.breakpoint import (
-    BLOCK_MASK,
-    BLOCK_TABLE,
-    EMPTY_TABLE,
-    PRIORITY,
-    compile_notifier,
     hash_table,
     table_mask,
 )
 from kprobes.errors import GuestReplacedError, KprobesError, TargetError
-from kprobes.guest.allocations import Allocation, AllocationLog, Kind
-from kprobes.guest.arena import NOTIFIER_SIZE, Arena
+from kprobes.guest.arena import Arena
 from kprobes.guest.armed import FLAGS, ArmedPatch, ArmedProbe
 from kprobes.guest.ftrace_records import Records, stale_records, unloaded_text
 from kprobes.guest.guest import Code, Guest, GuestMemory, remembering, write_code, write_new_code
-from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
-from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.link import Linker, Program
 from kprobes.guest.notes import NotesWriter
+from kprobes.guest.notifier import BreakpointNotifier
 from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.room import joined
 from kprobes.guest.stacks import restore_callers
@@ -41,61 +32,6 @@ from kprobes.plan.ftrace import DISABLED
 from kprobes.ports import Text
 from kprobes.transport.ram import StubRam
 from kprobes.units import Addr
-
-_CALLBACK, _NEXT, _PRIORITY = 0, 8, 16
-_INT = 0xFFFF_FFFF
-
-
-class BreakpointNotifier:
-    """Our callback in a guest's exception chain: registered once, whatever is armed later.
-
-    The guest must be stopped for all of it.
-    """
-
-    def __init__(self, guest: Guest, arena: Arena, allocations: AllocationLog) -> None:
-        self._guest = guest
-        self._arena = arena
-        self._allocations = allocations
-
-    @property
-    def is_registered(self) -> bool:
-        """Whether the guest calls us."""
-        return any(allocation.kind is Kind.NOTIFIER for allocation in self._allocations.live)
-
-    def register(self) -> None:
-        """Have the guest call us; it runs meanwhile.
-
-        Raises:
-            TargetError: it has no such chain, refuses, or no task could make the call.
-        """
-        guest, block = self._guest, self._arena.block
-        register = first_of(guest.kernel, "register_die_notifier")
-        self._load()
-        guest.memory.set_u64(block + _CALLBACK, self._arena.notifier)
-        guest.memory.set_u64(block + _NEXT, 0)
-        guest.memory.set_u64(block + _PRIORITY, PRIORITY)
-        allocation = Allocation(kind=Kind.NOTIFIER, addr=block, size=0)
-        injector = CallInjector(guest.stub, guest.memory, guest.kernel, self._allocations)
-        with injector.task() as task:
-            if task.call(register, block, allocates=allocation) & _INT:
-                raise TargetError("the guest refused to tell us of breakpoints")
-
-    def set_table(self, table: Addr, mask: int) -> None:
-        """Have breakpoints led by a table of detours."""
-        memory, block = self._guest.memory, self._arena.block
-        memory.set_u64(block + BLOCK_TABLE, table)
-        memory.set_u64(block + BLOCK_MASK, mask)
-
-    def _load(self) -> None:
-        code = compile_notifier(self._guest.arch)
-        room = NOTIFIER_SIZE - len(EMPTY_TABLE)
-        if len(code) > room:
-            raise ValueError(f"the callback has {len(code)} bytes, and room for {room}")
-        place = self._arena.notifier
-        whole = code.ljust(room) + EMPTY_TABLE
-        write_code(self._guest.stub, remembering(self._guest.memory), [(place, whole)])
-        self.set_table(Addr(place + room), 0)
-
 
 _FLAGS = 8
 """Offset of dyn_ftrace.flags."""

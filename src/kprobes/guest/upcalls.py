@@ -35,7 +35,6 @@ from kprobes.errors import KprobesError, RefusedError, UsageError
 from kprobes.guest.arena import Arena
 from kprobes.guest.clock import find_line
 from kprobes.guest.guest import Guest, GuestMemory
-from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.rings import MappedRange
 from kprobes.model.kernel import Symbol
 from kprobes.model.upcall import (
@@ -463,7 +462,9 @@ def ticks_per_s(guest: Guest) -> int:
 def _rate(guest: Guest) -> int:
     symbol, register = guest.arch.machine.rate
     if symbol:
-        khz = guest.memory.read(first_of(guest.kernel, symbol), 4)
+        # Not every kernel's table has names of data.
+        found = guest.kernel.symbols.find(symbol)
+        khz = b"" if found is None else guest.memory.read(found.addr, 4)
         return 1000 * int.from_bytes(khz, "little")
     with guest.stub.paused():
         return guest.stub.register(guest.stub.ids()[0], register)

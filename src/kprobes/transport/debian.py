@@ -294,10 +294,11 @@ def kernel_image(
     *,
     suite: str = "bookworm",
     arch: str = DEFAULT_ARCH,
+    flavour: str = "cloud",
     mirror: str = "",
     progress: Progress = _quiet,
 ) -> Path:
-    """Return the boot image of a Debian suite's cloud kernel, downloaded the first time.
+    """Return the boot image of a Debian suite's kernel, downloaded the first time.
 
     The package's modules are beside it: see ``modules_of``. It stays at the version that was
     downloaded until its directory below ``image_cache.images()`` is removed.
@@ -305,19 +306,22 @@ def kernel_image(
     Args:
         suite: of Debian.
         arch: in Debian's words.
+        flavour: ``cloud``, ``rt`` or ``ordinary``.
         mirror: of the archive; "" for this machine's own.
         progress: called with what is done.
 
     Raises:
         UnreachableError: no apt, no network, no such suite or package.
     """
+    package = f"linux-image-{arch}" if flavour == "ordinary" else f"linux-image-{flavour}-{arch}"
+    kept = f"linux-{suite}-{arch}" if flavour == "cloud" else f"linux-{suite}-{flavour}-{arch}"
 
     def fill(root: Path) -> Path:
         debian = _Debian(suite=suite, arch=arch, mirror=mirror)
-        _fetch_into(root, f"linux-image-cloud-{arch}", debian, progress)
+        _fetch_into(root, package, debian, progress)
         return _only(root, "boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz", "lib/modules/*/vmlinuz")
 
-    return filled(f"linux-{suite}-{arch}", fill, progress=progress)
+    return filled(kept, fill, progress=progress)
 
 
 def modules_of(kernel: Path) -> Path | None:

@@ -19,7 +19,7 @@ from kprobes.arch.arch import (
     UpcallOps,
 )
 from kprobes.arch.insn import Analysis, Disassembled, InsnVerdict, MemoryAccess, Read, Syntax
-from kprobes.arch.x86_64 import cfg, registers, slot, trampoline, upcall
+from kprobes.arch.x86_64 import cfg, cfi, registers, slot, trampoline, upcall
 from kprobes.arch.x86_64.machine import MACHINE
 from kprobes.model.abi import Field
 from kprobes.model.kernel import TextPart, TextTables
@@ -192,6 +192,9 @@ PATCH = PatchOps(
         # DIE_INT3 in arch/x86/include/asm/kdebug.h.
         action=2,
         ip=8 * registers.NAMES.index("ip"),
+        # The compiler may have made one of them.
+        callers=("notifier_call_chain", "atomic_notifier_call_chain", "notify_die"),
+        preamble=cfi.preamble,
     ),
     detour=trampoline.detour,
     # What an exception without an error code leaves there, and optimized_callback() writes.

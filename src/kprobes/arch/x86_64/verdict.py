@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from kprobes.arch.insn import Flow, forbidden_place, probed_place, reserved_place
 from kprobes.arch.x86_64 import slot
+from kprobes.arch.x86_64.cfi import is_check
 from kprobes.arch.x86_64.decode import decode_one
 from kprobes.arch.x86_64.insn import Function, Instruction
 from kprobes.arch.x86_64.slot import is_rip_relative, slots
@@ -132,7 +133,6 @@ _LEANS_ON_STI = _WAITS | {
     Mnemonic.SYSEXIT,
     Mnemonic.SYSEXITQ,
 }
-_CFI_MOV = bytes.fromhex("41ba")
 
 
 class SlotAction(StrEnum):
@@ -231,21 +231,13 @@ def _beside(function: Function, instruction: Instruction) -> str | None:
         return "sti before it holds interrupts off until it has begun: a trap between loses them"
     if instruction.mnemonic == Mnemonic.STI and (after is None or _leans(after)):
         return "what is after it relies on interrupts being held off until it has begun"
-    if _is_cfi(instruction, after) or (before is not None and _is_cfi(before, instruction)):
+    if is_check(instruction, after) or (before is not None and is_check(before, instruction)):
         return "it belongs to a CFI check, whose failure is told by reading these bytes"
     return None
 
 
 def _leans(instruction: Instruction) -> bool:
     return instruction.mnemonic in _LEANS_ON_STI
-
-
-def _is_cfi(first: Instruction, second: Instruction | None) -> bool:
-    # mov r10d, -id; add r10d, [reg - disp]: decode_cfi_insn() in arch/x86/kernel/cfi.c.
-    if second is None or not first.code.startswith(_CFI_MOV) or len(second.code) < 4:
-        return False
-    rex, opcode, modrm = second.code[:3]
-    return rex & ~1 == 0x44 and opcode == 0x03 and modrm >> 3 & 7 == 2
 
 
 def _how(instruction: Instruction) -> tuple[SlotAction, str]:

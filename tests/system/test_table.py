@@ -1,0 +1,211 @@
+"""What works with which kernel, however it is started: the table of docs/reference/kernels.md.
+
+Each guest is one that somebody else has started. Its own work, whose sums it compares, goes on all
+the while, and where its kernel can, a probe of its own is there beside ours.
+"""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import kprobes
+from kprobes.errors import DefinitionError, KprobesError, RefusedError
+from kprobes.open import GuestSession
+from kprobes.transport.qemu_command import MACHINE_TYPES
+from tests.build.command import Command
+from tests.build.plain_guest import PlainGuest, plain_guest
+from tests.build.tried import (
+    COLUMNS,
+    NOT_THERE,
+    OF_KERNELS,
+    OF_STARTS,
+    WORKS,
+    Tried,
+    row,
+    rows,
+)
+from tests.build.victim import is_complaint
+from tests.build.waiting import becomes_true
+
+pytestmark = [pytest.mark.guest, pytest.mark.matrix, pytest.mark.timeout(4000)]
+
+INIT = b"""#!/bin/busybox sh
+b=/bin/busybox
+$b mkdir -p /proc /tracing
+$b mount -t proc proc /proc
+if $b mount -t tracefs tracefs /tracing && echo 'p:own do_sys_openat2' > /tracing/kprobe_events
+then
+    echo 1 > /tracing/events/kprobes/own/enable
+    $b cat /tracing/trace_pipe &
+fi 2> /dev/null
+sum=$($b md5sum $b)
+while :; do
+    [ "$($b md5sum $b)" = "$sum" ] && echo tick || echo broken
+    $b usleep 20000
+done
+"""
+FUNCTION = "vfs_open"
+_OWN = re.compile(rb"^ *\S.*-(\d+) +\[\d+\] .*: own: \(", re.MULTILINE)
+_OURS = re.compile("armed by|holding bytes")
+_FARTHEST = 64
+_EVENTS = 3
+_WAIT_S = 60
+
+
+class Scene:
+    """A guest that is tried."""
+
+    def __init__(self, guest: PlainGuest, kprobe: Command, tried: Tried) -> None:
+        self.guest, self.kprobe, self.arch = guest, kprobe, tried.arch
+        self.target = tried.target.format(directory=guest.directory)
+
+    def run(self, *words: str) -> str:
+        """Return what a command prints, or raise KprobesError with its message."""
+        command, *others = words
+        done = self.kprobe(command, "--target", self.target, *others)
+        if done.returncode:
+            raise KprobesError(done.stderr.decode().strip().splitlines()[0])
+        return done.stdout.decode()
+
+    @property
+    def console(self) -> bytes:
+        """What the guest has printed."""
+        return (self.guest.directory / "console").read_bytes()
+
+
+@pytest.fixture
+def kprobe(tmp_path: Path) -> Generator[Command]:
+    with Command(tmp_path / "state") as command:
+        yield command
+
+
+def list_(scene: Scene) -> None:
+    assert FUNCTION in scene.run("list", FUNCTION).split()
+
+
+def check(scene: Scene) -> None:
+    assert scene.run("check", f"p {FUNCTION}", f"r {FUNCTION}")
+
+
+def own_kprobe(scene: Scene) -> str:
+    """Hold the guest's own probe against ours, by task: all that it saw we saw."""
+    if not _OWN.search(scene.console):
+        return NOT_THERE
+    printed = scene.run(
+        *("trace", "--format", "json", "--quiet", "--max-events", "300", "p:ours do_sys_openat2")
+    )
+    ours = [json.loads(line)["pid"] for line in printed.splitlines() if '"ours"' in line]
+    counted = Counter(ours)
+    within = set(list(dict.fromkeys(ours))[1:-1])
+    assert len(within) > _EVENTS
+
+    def compared() -> bool:
+        own = Counter(map(int, _OWN.findall(scene.console)))
+        return all(own[pid] == counted[pid] for pid in within)
+
+    assert becomes_true(compared, _WAIT_S)
+    return WORKS
+
+
+def _probed(session: GuestSession, text: str) -> None:
+    session.probe(text)
+    found = list(islice(session.events(timeout_s=_WAIT_S), _EVENTS))
+    session.select().delete()
+    assert len(found) == _EVENTS
+
+
+def entry(session: GuestSession) -> None:
+    _probed(session, f"p:in {FUNCTION}")
+
+
+def middle(session: GuestSession) -> None:
+    _probed(session, f"p:mid {FUNCTION}+{_second(session)}")
+
+
+def _second(session: GuestSession) -> int:
+    """Return the offset of an instruction that may be probed, and is not the first."""
+    for offset in range(1, _FARTHEST):
+        with suppress(DefinitionError, RefusedError):
+            session.probe(f"p {FUNCTION}+{offset}")
+            session.select().delete()
+            return offset
+    pytest.fail("no instruction but the first may be probed")
+
+
+def return_(session: GuestSession) -> None:
+    _probed(session, f"r:out {FUNCTION} got=$retval:s32")
+
+
+def handler(session: GuestSession) -> None:
+    seen: list[int] = []
+
+    def opened(probe: kprobes.Kprobe, regs: kprobes.Registers) -> None:
+        del probe
+        seen.append(regs.cpu)
+
+    probe = kprobes.Kprobe(symbol_name=FUNCTION, pre_handler=opened)
+    session.register_kprobe(probe)
+    assert becomes_true(lambda: len(seen) >= _EVENTS, _WAIT_S)
+    probe.unregister()
+
+
+def breakpoint_(scene: Scene, offset: int) -> str | None:
+    if scene.arch == "arm64":
+        return NOT_THERE
+    options = "--strategy", "breakpoint", "--max-events", str(_EVENTS), "--quiet"
+    assert scene.run("trace", *options, f"p:bp {FUNCTION}+{offset}").count("bp: (") == _EVENTS
+    return None
+
+
+def is_well(scene: Scene) -> None:
+    assert scene.guest.is_ticking()
+    said = scene.console.decode(errors="replace").splitlines()
+    assert not [line for line in said if line == "broken" or is_complaint(line)]
+    assert not _OURS.search(scene.run("status"))
+
+
+_ATTACHED = {"entry": entry, "middle": middle, "return": return_, "handler": handler}
+
+
+def _cells(scene: Scene) -> Iterator[tuple[str, str]]:
+    yield "list", _tried(partial(list_, scene))
+    yield "check", _tried(partial(check, scene))
+    with kprobes.attach(scene.target) as session:
+        for name, ability in _ATTACHED.items():
+            yield name, _tried(partial(ability, session))
+        offset = _second(session)
+    yield "breakpoint", _tried(partial(breakpoint_, scene, offset))
+    yield "own kprobe", _tried(partial(own_kprobe, scene))
+    yield "detach", _tried(partial(is_well, scene))
+
+
+def _tried(ability: Callable[[], str | None]) -> str:
+    try:
+        return ability() or WORKS
+    except KprobesError as e:
+        return str(e).splitlines()[0].replace("|", "/")
+
+
+@pytest.mark.parametrize("tried", [*OF_KERNELS, *OF_STARTS], ids=lambda tried: tried.name)
+def test_what_works_is_what_the_page_says(
+    tried: Tried, tmp_path: Path, kprobe: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine_type = MACHINE_TYPES[tried.arch]
+    words = f"console={machine_type.console} ignore_loglevel {machine_type.words} {tried.words}"
+    image = tried.image()
+    with plain_guest(
+        tmp_path, *tried.options, "-append", words, arch=tried.arch, image=image, init=INIT
+    ) as guest:
+        cells = dict(_cells(Scene(guest, kprobe, tried)))
+
+    with capsys.disabled():
+        sys.stdout.write(f"\n{row(tried.name, cells)}\n")
+    assert rows().get(tried.name) == tuple(cells[column] for column in COLUMNS)
