@@ -55,7 +55,8 @@ done
 FUNCTION = "vfs_open"
 _OWN = re.compile(rb"^ *\S.*-(\d+) +\[\d+\] .*: own: \(", re.MULTILINE)
 _OURS = re.compile("armed by|holding bytes")
-_FARTHEST = 64
+_SITE, _FARTHEST = 16, 96
+"""Where no function tracer's site is any more, and how far is looked."""
 _EVENTS = 3
 _WAIT_S = 60
 
@@ -127,17 +128,17 @@ def entry(session: GuestSession) -> None:
 
 
 def middle(session: GuestSession) -> None:
-    _probed(session, f"p:mid {FUNCTION}+{_second(session)}")
+    _probed(session, f"p:mid {FUNCTION}+{_inner(session)}")
 
 
-def _second(session: GuestSession) -> int:
-    """Return the offset of an instruction that may be probed, and is not the first."""
-    for offset in range(1, _FARTHEST):
+def _inner(session: GuestSession) -> int:
+    """Return the offset of an instruction in the middle that may be probed."""
+    for offset in range(_SITE, _FARTHEST):
         with suppress(DefinitionError, RefusedError):
             session.probe(f"p {FUNCTION}+{offset}")
             session.select().delete()
             return offset
-    pytest.fail("no instruction but the first may be probed")
+    pytest.fail("no instruction in the middle may be probed")
 
 
 def return_(session: GuestSession) -> None:
@@ -181,7 +182,7 @@ def _cells(scene: Scene) -> Iterator[tuple[str, str]]:
     with kprobes.attach(scene.target) as session:
         for name, ability in _ATTACHED.items():
             yield name, _tried(partial(ability, session))
-        offset = _second(session)
+        offset = _inner(session)
     yield "breakpoint", _tried(partial(breakpoint_, scene, offset))
     yield "own kprobe", _tried(partial(own_kprobe, scene))
     yield "detach", _tried(partial(is_well, scene))

@@ -101,7 +101,8 @@ class InjectOps(Struct, frozen=True, kw_only=True):
         return_path: how a task comes back; raises TargetError where there is none.
         save_frame: (way, a task's registers) to its frame, and what is written there.
         set_up_call: (way, frame, function with its numbers) to how that begins.
-        at_trap: (way, frame) to registers of a task at the return trap, as after a call.
+        at_trap: (way, frame, registers of a stopped task) to those of it at the return trap, as
+            after a call.
         returned_frame: (registers at a trap) to the frame of the call that returned.
         skip_trap: (memory, registers at a trap) to those after its first instruction.
         timer_message: (memory, kernel, handlers of timer interrupts) to a write to the machine's
@@ -123,7 +124,7 @@ class InjectOps(Struct, frozen=True, kw_only=True):
     return_path: Callable[[MappedMemory, Kernel], ReturnPath]
     save_frame: Callable[[ReturnPath, Mapping[str, int]], tuple[int, bytes]]
     set_up_call: Callable[[ReturnPath, int, FunctionCall], CallSetup]
-    at_trap: Callable[[ReturnPath, int], Mapping[str, int]]
+    at_trap: Callable[[ReturnPath, int, Mapping[str, int]], Mapping[str, int]]
     returned_frame: Callable[[Mapping[str, int]], int]
     skip_trap: Callable[[Read, Mapping[str, int]], Mapping[str, int]]
     timer_message: Callable[[MappedMemory, Kernel, Collection[int]], tuple[Phys, bytes] | None]

@@ -285,7 +285,7 @@ class CallInjector:
         task, data = self._frame(thread, registers)
         # As if a call had come back, from where resuming is right, too: after our death the first
         # call can be told from the one before it by its number, as any other.
-        at_trap = self._info.at_trap(self._return_path, task.trap.frame)
+        at_trap = self._info.at_trap(self._return_path, task.trap.frame, registers)
         number = {self._info.number: self.allocations.calls}
         task.change(data, {**at_trap, **number})
         with breakpoint_at(self._debugger, self._return_path.trap):

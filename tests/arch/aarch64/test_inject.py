@@ -62,7 +62,7 @@ def test_a_call_through_a_register_that_functions_preserve_leads_to_the_kernels_
     ("finish", "uncalled", "flags", "kernel", "told"),
     [
         (RETURN, "d63f0020 d65f03c0", 0, KERNEL, "no place to return to"),
-        (RETURN, TRAP, GUARDED, KERNEL, "BTI"),
+        (RETURN.removeprefix("d5034fdf "), TRAP, GUARDED, KERNEL, "not known"),
         (RETURN.replace("910543ff", "d503201f"), TRAP, 0, KERNEL, "not known"),
         (RETURN.replace("a9505bf5", "a9515bf5"), TRAP, 0, KERNEL, "not known"),
         (RETURN.replace("d69f03e0", "d65f03c0"), TRAP, 0, KERNEL, "not known"),
@@ -76,6 +76,27 @@ def test_a_kernel_that_a_task_would_not_come_back_in_is_refused(
         INJECT_OPS.return_path(guest(finish, uncalled, flags=flags), kernel)
 
 
+def test_where_text_is_guarded_a_call_returns_to_the_kernels_return_itself() -> None:
+    path = INJECT_OPS.return_path(guest(flags=GUARDED), KERNEL)
+    called = FunctionCall(function=Addr(ALLOCATE), args=(1,))
+
+    setup = INJECT_OPS.set_up_call(path, 0x8000, called)
+
+    assert path == ReturnPath(trap=Addr(FINISH), then=(Addr(FINISH),), size=0x150)
+    assert setup.registers == {"x0": 1, "x30": FINISH, "pc": ALLOCATE, "sp": 0x8000}
+    put = INJECT_OPS.at_trap(path, 0x8000, REGISTERS | {"cpsr": 0x6000_0BC5})
+    assert put == {"pc": FINISH, "sp": 0x8000, "cpsr": 0x6000_03C5}
+
+
+def test_who_else_returns_from_an_interrupt_has_them_masked_and_goes_on() -> None:
+    text = guest(flags=GUARDED)
+    registers = {"pc": FINISH, "cpsr": 0x6000_0005, "sp": 0x9000}
+
+    after = INJECT_OPS.skip_trap(text.read, registers)
+
+    assert after == {"pc": FINISH + 4, "cpsr": 0x6000_03C5}
+
+
 def test_what_the_task_was_doing_ends_at_its_stack_pointer() -> None:
     frame, data = INJECT_OPS.save_frame(RETURN_PATH, REGISTERS)
 
@@ -86,6 +107,18 @@ def test_what_the_task_was_doing_ends_at_its_stack_pointer() -> None:
     again = dict(zip(NAMES, struct.unpack_from(f"<{len(NAMES)}Q", data), strict=True))
     assert again["pc"] == FINISH
     assert again["pstate"] == REGISTERS["cpsr"] | 0x3C0
+
+
+def test_who_was_stopped_where_a_register_had_led_lands_nowhere_by_it() -> None:
+    registers = REGISTERS | {"cpsr": 0x6000_0805}
+
+    _, data = INJECT_OPS.save_frame(RETURN_PATH, registers)
+
+    again, own = (
+        dict(zip(NAMES, struct.unpack_from(f"<{len(NAMES)}Q", data, at), strict=True))
+        for at in (0, RETURN_PATH.size)
+    )
+    assert (again["pstate"], own["pstate"]) == (0x6000_03C5, 0x6000_0805)
 
 
 def test_arguments_beyond_the_eighth_are_on_the_stack() -> None:
@@ -110,7 +143,7 @@ def test_who_stands_at_the_return_trap_goes_where_its_register_leads() -> None:
 
 
 def test_a_task_is_put_where_one_stands_whose_call_came_back() -> None:
-    put = INJECT_OPS.at_trap(RETURN_PATH, 0x8000)
+    put = INJECT_OPS.at_trap(RETURN_PATH, 0x8000, REGISTERS)
 
     registers = {**REGISTERS, **put}
     assert registers["pc"] == RETURN_PATH.trap

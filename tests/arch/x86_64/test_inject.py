@@ -114,7 +114,7 @@ def test_arguments_beyond_the_sixth_are_where_the_trap_takes_them_off() -> None:
     assert setup.words == (UNCALLED, 7, (1 << 64) - 1, 9)
     assert setup.registers["rsp"] == frame
     assert frame % 16 == 8
-    assert INJECT_OPS.at_trap(PATH, frame)["rsp"] == frame + 8
+    assert INJECT_OPS.at_trap(PATH, frame, registers)["rsp"] == frame + 8
     with pytest.raises(ValueError, match="no room for 10 arguments"):
         INJECT_OPS.set_up_call(PATH, frame, FunctionCall(function=Addr(0), args=tuple(range(10))))
 

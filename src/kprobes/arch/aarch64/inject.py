@@ -16,6 +16,10 @@ struct pt_regs {    // arch/arm64/include/asm/ptrace.h
 };
 
 What the return loads, and that size, are read from its text.
+
+Where the text is guarded (CONFIG_ARM64_BTI_KERNEL) no register leads there: a branch through one
+must land on an instruction for that, but a return may go anywhere. There the trap is the kernel's
+return from interrupts itself; whoever else comes to it meanwhile is moved past its first.
 """
 
 import struct
@@ -65,6 +69,10 @@ _LDR_LINK = 0b11_111_0_01_01_000000011110_11111_11110
 """``ldr x30, [sp, #240]``."""
 _ADD_SP, _ADD_MASK = 0b1_0_0_100010_0_000000000000_11111_11111, 0xFFC0_03FF
 _DAIF = 0b1111 << 6
+_MASK = 0b1101010100_0_00_011_0100_1111_110_11111
+"""``msr daifset, #15``."""
+_UNKNOWN_RETURN = "this kernel returns from interrupts in a way that is not known"
+_BTYPE = 0b11 << 10
 _GUARDED = 1 << 50
 """GP: an indirect branch into the page must land on an instruction for that."""
 _IDLE = ("cpu_do_idle",)
@@ -77,9 +85,12 @@ def _return_path(memory: MappedMemory, kernel: Kernel) -> ReturnPath:
     finish = kernel.symbols.find(_FINISH)
     if finish is None:
         raise TargetError(f"kernel {kernel.release} has no {_FINISH}")
+    words = _words(memory.read(finish.addr, min(finish.size, _PAGE)))
+    size = _taken_off(words)
     if _known(memory).attributes(finish.addr) & _GUARDED:
-        raise TargetError("this kernel's text is guarded (BTI): no call can be injected")
-    size = _taken_off(_words(memory.read(finish.addr, min(finish.size, _PAGE))))
+        if words[0] != _MASK:
+            raise TargetError(_UNKNOWN_RETURN)
+        return ReturnPath(trap=finish.addr, then=(finish.addr,), size=size)
     trap, register = _trap(memory, kernel)
     return ReturnPath(trap=trap, then=(finish.addr,), register=f"x{register}", size=size)
 
@@ -89,7 +100,7 @@ def _taken_off(words: tuple[int, ...]) -> int:
     words = words[: words.index(_ERET)] if _ERET in words else ()
     sizes = [word >> 10 & 0xFFF for word in words if word & _ADD_MASK == _ADD_SP]
     if _LDP_PC_PSTATE not in words or _LDR_LINK not in words or len(sizes) != 1:
-        raise TargetError("this kernel returns from interrupts in a way that is not known")
+        raise TargetError(_UNKNOWN_RETURN)
     return sizes[0]
 
 
@@ -117,7 +128,7 @@ def _known(memory: MappedMemory) -> PageTables:
 
 def _save_frame(return_path: ReturnPath, registers: Mapping[str, int]) -> tuple[int, bytes]:
     own = {name: registers[STUB_NAMES[name]] for name in NAMES}
-    again = own | {"pc": return_path.then[-1], "pstate": own["pstate"] | _DAIF}
+    again = own | {"pc": return_path.then[-1], "pstate": (own["pstate"] | _DAIF) & ~_BTYPE}
     data = b"".join(_pt_regs(each).ljust(return_path.size, b"\0") for each in (again, own))
     return own["sp"] - len(data), data
 
@@ -127,12 +138,19 @@ def _pt_regs(values: Mapping[str, int]) -> bytes:
 
 
 def _set_up_call(return_path: ReturnPath, frame: int, called: FunctionCall) -> CallSetup:
-    links = {"x30": return_path.trap, return_path.register: return_path.then[-1]}
-    return _setup(frame, called, links)
+    return _setup(frame, called, {"x30": return_path.trap, **_onward(return_path)})
 
 
-def _at_trap(return_path: ReturnPath, frame: int) -> Mapping[str, int]:
-    return {"pc": return_path.trap, return_path.register: return_path.then[-1], "sp": frame}
+def _at_trap(
+    return_path: ReturnPath, frame: int, registers: Mapping[str, int]
+) -> Mapping[str, int]:
+    # A task that was stopped where it had come by a register would have to land there, too.
+    place = {"pc": return_path.trap, "sp": frame, "cpsr": registers["cpsr"] & ~_BTYPE}
+    return {**place, **_onward(return_path)}
+
+
+def _onward(return_path: ReturnPath) -> Mapping[str, int]:
+    return {return_path.register: return_path.then[-1]} if return_path.register else {}
 
 
 def _setup(frame: int, called: FunctionCall, links: Mapping[str, int]) -> CallSetup:
@@ -144,6 +162,8 @@ def _setup(frame: int, called: FunctionCall, links: Mapping[str, int]) -> CallSe
 
 def _skip_trap(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
     (word,) = _words(read(registers["pc"], 4))
+    if word == _MASK:
+        return {"pc": registers["pc"] + 4, "cpsr": registers["cpsr"] | _DAIF}
     return {"pc": registers[f"x{first_register(word)}"], "x30": registers["pc"] + 4}
 
 

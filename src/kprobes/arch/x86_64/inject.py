@@ -157,7 +157,9 @@ def _set_up_call(return_path: ReturnPath, frame: int, called: FunctionCall) -> C
     return CallSetup(registers=registers, words=(return_path.trap, *further))
 
 
-def _at_trap(return_path: ReturnPath, frame: int) -> Mapping[str, int]:
+def _at_trap(
+    return_path: ReturnPath, frame: int, _registers: Mapping[str, int]
+) -> Mapping[str, int]:
     return {"rip": return_path.trap, "rsp": frame + _WORD}
 
 
