@@ -73,7 +73,8 @@ class Scene:
         command, *others = words
         done = self.kprobe(command, "--target", self.target, *others)
         if done.returncode:
-            raise KprobesError(done.stderr.decode().strip().splitlines()[0])
+            said = (done.stderr or done.stdout).decode().splitlines()
+            raise KprobesError(next(line for line in said if not line.startswith(("p ", "r "))))
         return done.stdout.decode()
 
     @property
