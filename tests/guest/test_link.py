@@ -12,7 +12,7 @@ from kprobes.model.abi import Readers
 from kprobes.model.plan import Plan, Returning, ReturnMethod, Returns, Role
 from kprobes.model.upcall import Upcall, WaitingVcpu
 from kprobes.units import MIB, Addr
-from tests.build.guest import make_arena, make_guest
+from tests.build.guest import CODE, make_arena, make_guest
 from tests.build.machine import ABI
 
 
@@ -77,7 +77,7 @@ def test_a_trampoline_asks_what_its_returns_want() -> None:
 def _far_linker(plans: list[Plan]) -> tuple[Linker, CodeMemory, CodeMemory]:
     # Of an architecture whose branches go less far than modules are away.
     arena = replace(make_arena(), instances_size=instances_size(plans))
-    near, far = arena.code, CodeMemory(addr=Addr(arena.notifier + 64 * MIB), size=1 * MIB)
+    near, far = arena.code, CodeMemory(addr=Addr(CODE + 64 * MIB), size=1 * MIB)
     arch = replace(X86_64, reach=32 * MIB, code=replace(X86_64.code, veneer=_veneer))
     functions = ("copy_kernel", "copy_user", "string_kernel", "string_user")
     readers = Readers(**dict.fromkeys(functions, near.addr))

@@ -1,4 +1,4 @@
-"""What works with which kernel, however it is started: the table of docs/reference/kernels.md.
+"""Kernels, however they are started, and all that works with them: docs/reference/kernels.md.
 
 Each guest is one that somebody else has started. Its own work, whose sums it compares, goes on all
 the while, and where its kernel can, a probe of its own is there beside ours.

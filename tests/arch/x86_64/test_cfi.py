@@ -1,4 +1,4 @@
-"""What is before our callback, run on an emulated CPU: each form of check lets its caller through.
+"""Bytes before our callback, on an emulated CPU: each form of check lets its caller through.
 
 The forms are those of arch/x86/kernel/alternative.c from 6.2 to 6.17, and clang's.
 """

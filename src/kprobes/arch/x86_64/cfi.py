@@ -1,4 +1,4 @@
-"""What kernels look at before they call through a pointer: clang's kCFI, and FineIBT.
+"""Checks of kernels before they call through a pointer: clang's kCFI, and FineIBT.
 
 The caller's register has a hash of the function's type, which is also right before the function.
 Sources: arch/x86/kernel/cfi.c, arch/x86/kernel/alternative.c.
