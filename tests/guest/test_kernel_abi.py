@@ -5,7 +5,8 @@ from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.guest import kernel_abi
-from tests.build.kernel import make_kernel, symbol
+from tests.build.guest import make_memory
+from tests.build.kernel import TEXT, make_kernel, symbol
 
 TASK_STRUCT = {
     f"task_struct.{name}": place
@@ -71,3 +72,20 @@ def test_where_no_register_has_the_task_symbols_or_members_of_one_have_it() -> N
 
     places = [(each.current, each.preempt_count) for each in found]
     assert places == [(0x2000, 0x2008), (0x3010, 0x3018)]
+
+
+@pytest.mark.parametrize(
+    ("names", "size"),
+    [
+        ((), 16 << 10),
+        (("__asan_load8_noabort",), 32 << 10),
+        (("__hwasan_load8_noabort",), 32 << 10),
+        (("kasan_report",), 16 << 10),
+    ],
+)
+def test_stacks_are_twice_as_large_where_each_access_is_checked(
+    names: tuple[str, ...], size: int
+) -> None:
+    kernel = make_kernel([symbol(name, TEXT) for name in names])
+
+    assert kernel_abi.thread_size(make_memory(), kernel, X86_64.thread_size) == size

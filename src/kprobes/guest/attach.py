@@ -23,6 +23,7 @@ from kprobes.guest.allocations import nothing
 from kprobes.guest.boot import await_boot
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
+from kprobes.guest.kernel_abi import thread_size
 from kprobes.image.build import SymbolFiles
 from kprobes.image.cache import KernelCache, default_root
 from kprobes.image.debug_info import candidates, fetched, is_own, untold
@@ -138,6 +139,7 @@ def _read_guest(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[],
     memory = GuestMemory(ram, found.tables)
     if kernel.types is None:
         kernel = _with_types(kernel, ram.host, access.tell)
+    info = replace(info, thread_size=thread_size(memory, kernel, info.thread_size))
     if kernel.types is None:
         kernel = _with_members(stub, memory, kernel, info.thread_size)
     return Guest(

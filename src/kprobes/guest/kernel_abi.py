@@ -14,6 +14,8 @@ from kprobes.model.kernel import Kernel, Types
 from kprobes.units import Addr
 
 _MAX_CPUS = 1024
+_KASAN = ("__asan_load8_noabort", "__hwasan_load8_noabort")
+"""Of its generic mode, and by software tags; that by hardware's has stacks as usual."""
 _READERS = {
     "copy_kernel": ("copy_from_kernel_nofault", "probe_kernel_read"),
     "copy_user": ("copy_from_user_nofault", "probe_user_read"),
@@ -63,6 +65,21 @@ def first_of(kernel: Kernel, *names: str) -> Addr:
         if symbol is not None:
             return symbol.addr
     raise TargetError(f"kernel {kernel.release} has no {' or '.join(names)}")
+
+
+def thread_size(memory: GuestMemory, kernel: Kernel, usual: int) -> int:
+    """Return the bytes of a kernel stack.
+
+    Source: MIN_THREAD_SHIFT in arch/arm64/include/asm/memory.h, THREAD_SIZE_ORDER in
+    arch/x86/include/asm/page_64_types.h.
+
+    Args:
+        memory: of the guest.
+        kernel: that runs there.
+        usual: what it is on this architecture, unless KASAN checks each access.
+    """
+    is_checked = any(kernel.symbols.find(name) is not None for name in _KASAN)
+    return max(usual << is_checked, machine(kernel.arch).inject_ops.page_size(memory))
 
 
 def per_cpu_bases(memory: GuestMemory, kernel: Kernel) -> tuple[int, ...]:
