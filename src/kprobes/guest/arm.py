@@ -10,10 +10,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from kprobes.codegen.breakpoint import (
-    hash_table,
-    table_mask,
-)
+from kprobes.codegen.breakpoint import hash_table, table_mask
 from kprobes.errors import GuestReplacedError, KprobesError, TargetError
 from kprobes.guest.arena import Arena
 from kprobes.guest.armed import FLAGS, ArmedPatch, ArmedProbe

@@ -8,6 +8,7 @@ from unicorn.unicorn import UcError
 
 from kprobes.arch.arch import PREAMBLE_SIZE
 from kprobes.arch.x86_64 import cfi
+from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart
 from kprobes.units import Addr
 from tests.build.cpu import Cpu
@@ -78,3 +79,9 @@ def test_it_would_not_come_there_without(caller: bytes) -> None:
 )
 def test_who_does_not_check_wants_nothing(code: bytes) -> None:
     assert _preamble(code) is None
+
+
+@pytest.mark.parametrize("add", ["45035300", "450353ed", "450393fcffffff"])
+def test_a_check_elsewhere_is_refused(add: str) -> None:
+    with pytest.raises(RefusedError, match="not known"):
+        _preamble(b"\x41\xba" + _MINUS + bytes.fromhex(add) + _CALL)

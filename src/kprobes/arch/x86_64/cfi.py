@@ -11,6 +11,7 @@ from kprobes.arch.arch import PREAMBLE_SIZE
 from kprobes.arch.x86_64.decode import decode_function
 from kprobes.arch.x86_64.insn import Instruction
 from kprobes.arch.x86_64.slot import ENDBR64
+from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart
 
 _MOV_R10D, _MOV_EAX = b"\x41\xba", b"\xb8"
@@ -21,6 +22,8 @@ _CS = b"\x2e"
 _JMP = 0xEB
 _INT3 = b"\xcc"
 _HASH = 4
+_BYTE = 0b01
+"""ModRM.mod of a displacement of 8 bits."""
 _U32 = 0xFFFF_FFFF
 
 
@@ -41,6 +44,9 @@ def preamble(name: str, parts: Sequence[TextPart]) -> bytes | None:
 
     Returns:
         PREAMBLE_SIZE bytes, or None where it looks at none.
+
+    Raises:
+        RefusedError: it looks elsewhere.
     """
     instructions = list(decode_function(name, parts).instructions.values())
     for at, (first, second) in enumerate(pairwise(instructions)):
@@ -57,6 +63,8 @@ def preamble(name: str, parts: Sequence[TextPart]) -> bytes | None:
 def _compared(first: Instruction, second: Instruction) -> bytes:
     value = -int.from_bytes(first.code[2:], "little") & _U32
     at = PREAMBLE_SIZE + int.from_bytes(second.code[-1:], "little", signed=True)
+    if second.code[2] >> 6 != _BYTE or not 0 <= at <= PREAMBLE_SIZE - _HASH:
+        raise RefusedError("this kernel checks whom it calls in a way that is not known (kCFI)")
     return (at * _INT3 + value.to_bytes(_HASH, "little")).ljust(PREAMBLE_SIZE, _INT3)
 
 
