@@ -65,6 +65,7 @@ OF_KERNELS = (
     _debian("6.1", "bookworm", "arm64"),
     _debian("6.1", "bookworm", "arm64", "ordinary"),
     _debian("6.12", "trixie", "arm64"),
+    _debian("6.12", "trixie", "arm64", "16k"),
     _debian("7.x", "sid", "arm64"),
     *map(_own, KERNELS),
 )

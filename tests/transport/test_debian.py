@@ -140,6 +140,23 @@ def test_the_meta_package_leads_to_the_image(debian: FakeApt) -> None:
     assert any("download" in call and f"{REAL}=1.2-3" in call for call in debian.calls)
 
 
+@pytest.mark.parametrize(
+    ("flavour", "meta"),
+    [("rt", "linux-image-rt-arm64"), ("16k", "linux-image-arm64-16k")],
+)
+def test_each_flavour_has_its_package_and_its_place(
+    debian: FakeApt, flavour: str, meta: str
+) -> None:
+    release = f"6.12.1-{flavour}"
+    debian.add(meta, depends=f"linux-image-{release} (= 1.2-3)")
+    debian.add(f"linux-image-{release}", files={f"boot/vmlinuz-{release}": b"other"})
+
+    kernel = kernel_image(suite="trixie", arch="arm64", flavour=flavour)
+
+    assert kernel == images() / f"linux-trixie-{flavour}-arm64/boot/vmlinuz-{release}"
+    assert kernel.read_bytes() == b"other"
+
+
 def test_the_packages_modules_are_kept(debian: FakeApt) -> None:
     del debian
     modules = modules_of(kernel_image())

@@ -283,6 +283,12 @@ def _locked(root: Path, progress: Progress) -> Generator[None]:
 _KERNEL_PARTS = re.compile(r"linux-(image|binary|modules)-.*")
 # A meta package leads to an image, which leads to a binary; more is a loop.
 _MAX_PACKAGES = 8
+_KERNELS = {
+    "cloud": "linux-image-cloud-{arch}",
+    "rt": "linux-image-rt-{arch}",
+    "16k": "linux-image-{arch}-16k",
+    "ordinary": "linux-image-{arch}",
+}
 _BUSYBOX_SUITE = "bookworm"
 
 
@@ -306,14 +312,14 @@ def kernel_image(
     Args:
         suite: of Debian.
         arch: in Debian's words.
-        flavour: ``cloud``, ``rt`` or ``ordinary``.
+        flavour: one of Debian's, or ``ordinary``: ``cloud``, ``rt``, ``16k`` (pages of arm64).
         mirror: of the archive; "" for this machine's own.
         progress: called with what is done.
 
     Raises:
         UnreachableError: no apt, no network, no such suite or package.
     """
-    package = f"linux-image-{arch}" if flavour == "ordinary" else f"linux-image-{flavour}-{arch}"
+    package = _KERNELS[flavour].format(arch=arch)
     kept = f"linux-{suite}-{arch}" if flavour == "cloud" else f"linux-{suite}-{flavour}-{arch}"
 
     def fill(root: Path) -> Path:
