@@ -91,7 +91,7 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
         size = ArenaSize(ring=64 * KIB)
         arena = allocate(injector, guest.kernel, size, note=lambda _notes, _data: None)
         far = arena.module_code
-        pieces = [(arena.notifier, arena.code.stop)] + (
+        pieces = [(arena.lookup[0], arena.code.stop)] + (
             [] if far is None else [(far.addr, far.stop)]
         )
         runs = [guest.memory.tables.mapped_runs(*piece) for piece in pieces]
@@ -103,7 +103,7 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
     assert [sum(run.size for run in found) for found in runs] == [1 * MIB] * len(pieces)
     assert arena.code.size == 1 * MIB - NOTIFIER_SIZE
     start, stop = guest.kernel.text
-    assert max(stop, arena.code.stop) - min(start, arena.notifier) < REACH[arch]
+    assert max(stop, arena.code.stop) - min(start, arena.lookup[0]) < REACH[arch]
     # And its data.
     assert len(allocated) == 1 + len(pieces) == {"amd64": 2, "arm64": 3}[arch]
 
