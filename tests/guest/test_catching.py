@@ -1,12 +1,15 @@
 """Breakpoints and jumps armed: the table that leads them, the journal, and all back again."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from kprobes.codegen.breakpoint import BLOCK_MASK, BLOCK_TABLE, hash_table
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.codegen.breakpoint import BLOCK_MASK, BLOCK_TABLE, compile_notifier, hash_table
 from kprobes.errors import TargetError
-from kprobes.guest import journal
+from kprobes.guest import journal, notifier
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
 from kprobes.guest.arm import TextPatcher
 from kprobes.guest.journal import Journal
@@ -15,7 +18,7 @@ from kprobes.guest.notifier import BreakpointNotifier
 from kprobes.model.plan import Plan, Strategy
 from tests.build.breakpoints import patched_plans
 from tests.build.guest import GuestWithSites, make_arena, make_guest
-from tests.build.kernel import TEXT
+from tests.build.kernel import TEXT, make_kernel, symbol
 from tests.build.machine import ABI
 
 TEXTS = ["p f a=%ax", "p f", "p f s=+0(%sp):string"]
@@ -177,6 +180,41 @@ def test_a_guest_that_calls_us_already_is_not_asked_again() -> None:
     allocations.end(0)
 
     assert BreakpointNotifier(made.guest, ARENA, allocations).is_registered
+
+
+class _Injector:
+    """One whose tasks make calls of functions that return 0."""
+
+    def __init__(self, *_: object) -> None:
+        """Need no guest."""
+
+    def task(self) -> AbstractContextManager["_Injector"]:
+        return nullcontext(self)
+
+    def call(self, function: int, *args: int, allocates: Allocation) -> int:
+        del function, args, allocates
+        return 0
+
+
+@pytest.mark.parametrize("name", ["notifier_call_chain", "atomic_notifier_call_chain"])
+def test_what_the_guest_looks_for_before_it_calls_is_right_before_our_callback(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_guest(["p f"])
+    # mov $-hash, %r10d; add -4(%r11), %r10d; call *%r11; ret
+    made.guest.memory.write(TEXT, bytes.fromhex("41badfbc9a78 450353fc 41ffd3 c3"))
+    kernel = make_kernel(
+        [symbol(name, TEXT, size=14), symbol("register_die_notifier", TEXT + 0x40)]
+    )
+    monkeypatch.setattr(notifier, "CallInjector", _Injector)
+
+    BreakpointNotifier(replace(made.guest, kernel=kernel), ARENA, AllocationLog()).register()
+
+    memory = made.guest.memory
+    assert memory.u64(ARENA.block) == ARENA.notifier
+    assert memory.read(ARENA.notifier - 4, 4) == (-0x789A_BCDF & 0xFFFF_FFFF).to_bytes(4, "little")
+    code = compile_notifier(X86_64)
+    assert memory.read(ARENA.notifier, len(code)) == code
 
 
 def test_without_a_breakpoint_the_guest_is_not_asked_to_call_us() -> None:

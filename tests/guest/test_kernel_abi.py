@@ -3,8 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
+from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.guest import kernel_abi
+from kprobes.guest.guest import GuestMemory
+from tests.build.a64_pages import Built
 from tests.build.guest import make_memory
 from tests.build.kernel import TEXT, make_kernel, symbol
 
@@ -89,3 +92,15 @@ def test_stacks_are_twice_as_large_where_each_access_is_checked(
     kernel = make_kernel([symbol(name, TEXT) for name in names])
 
     assert kernel_abi.thread_size(make_memory(), kernel, X86_64.thread_size) == size
+
+
+@pytest.mark.parametrize(("shift", "size"), [(12, 16 << 10), (14, 16 << 10), (16, 64 << 10)])
+def test_a_stack_has_a_page_at_least(shift: int, size: int) -> None:
+    built = Built(shift, 48)
+    kernel = replace(make_kernel([]), arch="aarch64")
+
+    found = kernel_abi.thread_size(
+        GuestMemory(built.ram, built.tables), kernel, AARCH64.thread_size
+    )
+
+    assert found == size

@@ -1,10 +1,14 @@
 """The mailbox from Python's side: who asks, what it asks, answers that are heard in time."""
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import GuestReplacedError
+from kprobes.guest.upcalls import ticks_per_s
 from kprobes.units import U64
 from tests.build.callers import REGISTERS, SP, Callers
+from tests.build.guest import make_guest
+from tests.build.kernel import TEXT, make_kernel, symbol
 
 
 @pytest.fixture(params=[True, False], ids=["mapped", "copied"])
@@ -146,3 +150,12 @@ def test_a_mailbox_of_a_guest_that_is_another_one_is_not_written(callers: Caller
             step()
 
     assert callers.is_anyone_there
+
+
+def test_a_counter_that_nothing_tells_of_counts_as_fast_as_an_emulated_cpus() -> None:
+    made = make_guest(["p f"])
+    made.guest.memory.write(TEXT, (2_500_000).to_bytes(4, "little"))
+    named = replace(made.guest, kernel=make_kernel([symbol("tsc_khz", TEXT, type="d")]))
+
+    assert ticks_per_s(made.guest) == 1_000_000_000
+    assert ticks_per_s(named) == 2_500_000_000

@@ -17,6 +17,9 @@ from kprobes.model.plan import Displaced, Exits, PatchOptions
 from kprobes.model.upcall import Detour, SiteUpcalls
 from kprobes.units import Addr
 
+PREAMBLE_SIZE = 16
+"""The most bytes before a function that its callers look at, or go to."""
+
 _Then_contra = TypeVar("_Then_contra", contravariant=True)
 
 
@@ -284,10 +287,6 @@ class DisasmOps(Struct, frozen=True, kw_only=True):
     follow: Callable[[Read, int, range], tuple[tuple[Addr, bytes], ...]]
     reaches: Callable[[int, tuple[tuple[Addr, bytes], ...], range], Mapping[Addr, MemoryAccess]]
     jump_target: Callable[[Addr, bytes], Addr | None]
-
-
-PREAMBLE_SIZE = 16
-"""The most bytes before a function that its callers look at, or go to."""
 
 
 class TrapInfo(Struct, frozen=True, kw_only=True):

@@ -92,6 +92,11 @@ class AllocationLog:
         return not self.live and self.call is None
 
     @property
+    def has_notifier(self) -> bool:
+        """Whether the guest calls us at breakpoints, or may, as far as is known."""
+        return any(allocation.kind is Kind.NOTIFIER for allocation in self.live)
+
+    @property
     def memory(self) -> int:
         """Bytes that are allocated, per-CPU memory not counted."""
         return sum(

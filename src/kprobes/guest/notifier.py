@@ -35,7 +35,7 @@ class BreakpointNotifier:
     @property
     def is_registered(self) -> bool:
         """Whether the guest calls us."""
-        return any(allocation.kind is Kind.NOTIFIER for allocation in self._allocations.live)
+        return self._allocations.has_notifier
 
     def register(self) -> None:
         """Have the guest call us; it runs meanwhile.

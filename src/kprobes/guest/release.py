@@ -214,9 +214,8 @@ def trap_text(guest: Guest, allocations: AllocationLog) -> list[Text]:
     """Return the code in which who ran into a breakpoint of ours is on the way to our callback."""
     info = guest.arch.patch.trap
     trap = None if info is None else guest.kernel.symbols.find(info.symbol)
-    is_registered = any(each.kind is Kind.NOTIFIER for each in allocations.live)
     # Who ran into a breakpoint before it went must still find who takes it for theirs.
-    return [(trap.addr, Addr(trap.addr + trap.size))] if trap and is_registered else []
+    return [(trap.addr, Addr(trap.addr + trap.size))] if trap and allocations.has_notifier else []
 
 
 def free(task: Task, kernel: Kernel, live: Iterable[Allocation] | None = None) -> None:

@@ -71,9 +71,7 @@ def task_members(
         tasks = _Tasks.read(memory, init.addr)
         threads, head = _threads(memory, tasks)
         own = {
-            "stack": tasks.stack,
-            "comm": tasks.comm,
-            "tasks": tasks.tasks,
+            **tasks.places,
             "thread_info.flags": 0,
             machine.task.saved_sp: _saved_sp(tasks, thread_size),
             **threads,
@@ -122,6 +120,11 @@ class _Tasks(Struct, frozen=True, kw_only=True):
         apart = min(after - before for before, after in pairwise(sorted(addrs)))
         words = np.array([_row(memory, addr)[: apart // 8] for addr in addrs])
         return cls(addrs=addrs, words=words, stack=stack, comm=comm, tasks=tasks)
+
+    @property
+    def places(self) -> Mapping[str, int]:
+        """Where these members are, by name."""
+        return {"stack": self.stack, "comm": self.comm, "tasks": self.tasks}
 
     @property
     def ints(self) -> NDArray[np.int32]:

@@ -169,12 +169,13 @@ def _skip_trap(read: Read, registers: Mapping[str, int]) -> Mapping[str, int]:
 
 def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> FunctionCall:
     # module_alloc and execmem_alloc go where ``b`` from the text does not reach.
-    stop = address_of(kernel, "_stext") or Addr(0)
-    protection = _known(memory).attributes(request.like)
-    called = alloc_between(kernel, request, start=stop - _REACH, stop=stop, protection=protection)
-    if called is None or not stop:
-        raise TargetError(f"kernel {kernel.release} has no __vmalloc_node_range or no _stext")
-    return called
+    stop = address_of(kernel, "_stext")
+    if stop is not None:
+        start, protection = stop - _REACH, _known(memory).attributes(request.like)
+        called = alloc_between(kernel, request, start=start, stop=stop, protection=protection)
+        if called is not None:
+            return called
+    raise TargetError(f"kernel {kernel.release} has no __vmalloc_node_range or no _stext")
 
 
 INJECT_OPS = InjectOps(
