@@ -24,7 +24,7 @@ RELOCATABLE RANDOMIZE_BASE DEBUG_FS
 """What a small guest needs; allnoconfig says no to all else."""
 
 
-class Machine(NamedTuple):
+class Architecture(NamedTuple):
     """An architecture: the kernel's name of it, its boot image, and what a guest of it needs."""
 
     name: str
@@ -32,14 +32,14 @@ class Machine(NamedTuple):
     words: str
 
 
-_MACHINES = {
-    "amd64": Machine(
+_ARCHITECTURES = {
+    "amd64": Architecture(
         name="x86",
         image="bzImage",
         words="64BIT SERIAL_8250_CONSOLE ACPI HPET_TIMER HYPERVISOR_GUEST PARAVIRT KVM_GUEST "
         "CPU_MITIGATIONS RETPOLINE UNWINDER_ORC",
     ),
-    "arm64": Machine(
+    "arm64": Architecture(
         name="arm64",
         image="Image",
         words="SERIAL_AMBA_PL011 SERIAL_AMBA_PL011_CONSOLE SERIAL_8250_PCI PCI_HOST_GENERIC",
@@ -87,22 +87,22 @@ def build(name: str) -> Path:
     if not _SOURCE.exists():
         pytest.skip(f"no {_SOURCE}: `make matrix` installs it")
     kernel = KERNELS[name]
-    machine = _MACHINES[kernel.arch]
-    words = f"{_PLAIN} {machine.words} {kernel.words}".split()
+    architecture = _ARCHITECTURES[kernel.arch]
+    words = f"{_PLAIN} {architecture.words} {kernel.words}".split()
     kept = [word for word in words if not word.startswith("-") and f"-{word}" not in words]
     config = "".join(f"CONFIG_{word}=y\n" for word in kept) + f'CONFIG_LOCALVERSION="-{name}"\n'
     age = str(_SOURCE.stat().st_mtime_ns)
     key = hashlib.sha256((config + age).encode()).hexdigest()[:16]
     tree = directories.cache() / "built" / f"{name}-{key}"
-    image = tree / "arch" / machine.name / "boot" / machine.image
+    image = tree / "arch" / architecture.name / "boot" / architecture.image
     if not image.exists():
         source = _unpacked(tree.parent / f"source-{age}")
         tree.mkdir(parents=True, exist_ok=True)
         (tree / "all.config").write_text(config)
-        how = [f"ARCH={machine.name}", *([f"LLVM={_CLANG}"] if kernel.has_clang else [])]
+        how = [f"ARCH={architecture.name}", *([f"LLVM={_CLANG}"] if kernel.has_clang else [])]
         _make(source, *how, f"O={tree}", f"KCONFIG_ALLCONFIG={tree / 'all.config'}", "allnoconfig")
         _check(tree / ".config", kept)
-        _make(tree, *how, f"-j{os.cpu_count()}", machine.image)
+        _make(tree, *how, f"-j{os.cpu_count()}", architecture.image)
     return image
 
 

@@ -65,7 +65,8 @@ def _the_guest_is_well_afterwards(session: GuestSession) -> Generator[None]:
 def test_every_call_is_seen_with_its_return_and_its_task(
     session: GuestSession, function: str, name: str
 ) -> None:
-    session.probe(f"p:in {function}+{ENTRIES.get(name, 0)}\nr:out {function} ret=$retval")
+    place = f"{function}+{ENTRIES[name]}" if name in ENTRIES else f"{function} regs=$arg1"
+    session.probe(f"p:in {place}\nr:out {function} ret=$retval")
     session.choose_tasks(follow=True)
 
     with session.record() as trace:
