@@ -1,4 +1,6 @@
-from contextlib import ExitStack
+import os
+import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,28 @@ def test_part_of_a_page_is_no_kernels(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="100 bytes"):
         list(rings.read())
     rings.close()
+
+
+def test_a_text_that_grows_while_it_is_read_is_read_once(tmp_path: Path) -> None:
+    rings = open_rings(make_instance(tmp_path, b""), PAGE, is_mapped=True)
+    stats, was_read = tmp_path / "per_cpu/cpu0/stats", threading.Event()
+    stats.unlink()
+    os.mkfifo(stats)
+
+    def grow() -> None:
+        with suppress(BrokenPipeError), stats.open("wb", buffering=0) as file:
+            file.write(STATS.encode())
+            was_read.wait(1)
+            file.write(b"0\n")
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        assert rings.lost == 5 + 1 + 2
+    finally:
+        was_read.set()
+        writer.join()
+        rings.close()
 
 
 def test_a_count_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ of its own.
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -102,6 +102,8 @@ class SplicedRing:
 _CPU = re.compile(r"cpu(\d+)")
 _COUNTS = ("overrun", "commit overrun", "dropped events")
 _AT_ONCE = 1024
+_MOST_TEXT = 65536
+"""The kernel's own texts of that kind fit into a page: struct trace_seq."""
 
 
 class Source(Protocol):
@@ -149,7 +151,9 @@ class CpuRing(Struct, frozen=True, kw_only=True):
     @property
     def lost(self) -> int:
         """Events that were overwritten or dropped since the ring was emptied."""
-        counts = dict(line.split(": ") for line in read_text(self.directory / "stats").splitlines())
+        counts = dict(
+            line.split(": ") for line in _read_once(self.directory / "stats").splitlines()
+        )
         return sum(int(counts.get(name, "0")) for name in _COUNTS)
 
 
@@ -245,7 +249,20 @@ def _take(ring: CpuRing, room: Pages, where: slice) -> int:
 
 def read_text(path: Path) -> str:
     """Return the whole text of an instance's file; TargetError when it cannot be read."""
-    try:
+    with _readable(path):
         return path.read_text()
+
+
+def _read_once(path: Path) -> str:
+    # tracing_stats_read() makes its text anew for each read: one at the end of what was read, to
+    # find that it ended, brings the last bytes of a text that has become longer meanwhile.
+    with _readable(path), path.open("rb", buffering=0) as file:
+        return file.read(_MOST_TEXT).decode()
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[None]:
+    try:
+        yield
     except OSError as e:
         raise TargetError(f"cannot read {path}: {e.strerror}") from e
