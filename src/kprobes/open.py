@@ -67,8 +67,9 @@ def boot(
     with ExitStack() as undo:
         machine = Machine.boot(options, progress=progress, is_early=is_early)
         undo.enter_context(machine)
-        if is_early and access.wait is None:
-            access = replace(access, wait=_deadline(machine.options.boot_timeout_s))
+        if is_early:
+            wait = access.wait or _deadline(machine.options.boot_timeout_s)
+            access = replace(access, wait=_after(machine.let_go, wait))
         progress("reading its kernel's symbols and types")
         target = str(machine.stub_address)
         return _session(undo, target, size, machine=machine, access=access)
@@ -80,6 +81,19 @@ def _deadline(limit_s: float) -> Callable[[str], None]:
     def check(why: str) -> None:
         if time.monotonic() > until_s:
             raise UnreachableError(f"the guest was not up after {limit_s:g} s: {why}")
+
+    return check
+
+
+def _after(first: Callable[[], None], wait: Callable[[str], None]) -> Callable[[str], None]:
+    is_first = True
+
+    def check(why: str) -> None:
+        nonlocal is_first
+        if is_first:
+            first()
+            is_first = False
+        wait(why)
 
     return check
 

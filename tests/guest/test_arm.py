@@ -19,7 +19,7 @@ from kprobes.errors import (
 from kprobes.guest import ftrace_records, journal
 from kprobes.guest.arena import NOTIFIER_SIZE
 from kprobes.guest.arm import StagedChange, TextPatcher
-from kprobes.guest.guest import GuestMemory
+from kprobes.guest.guest import GuestMemory, InitText
 from kprobes.guest.journal import Journal
 from kprobes.guest.patches import restore_text
 from kprobes.guest.release import CodeMemory
@@ -30,7 +30,7 @@ from kprobes.ports import Text
 from kprobes.transport.ram import StubRam
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
-from tests.build.guest import CODE, NOP, GuestWithSites, make_arena, make_guest
+from tests.build.guest import CODE, DATA, NOP, GuestWithSites, make_arena, make_guest
 from tests.build.machine import ABI
 from tests.build.pages import PAGE
 
@@ -189,7 +189,7 @@ def test_a_record_that_went_with_its_module_is_not_written() -> None:
     made.guest.memory.set_u64(record, 0x20_0000_4020_0BC3)
     before = made.text()
 
-    with pytest.raises(TargetError, match="its module was unloaded meanwhile; nothing was patched"):
+    with pytest.raises(TargetError, match="its module was unloaded, or boot is over; nothing"):
         patcher.apply(change)
 
     assert made.text() == before
@@ -238,6 +238,69 @@ def test_a_site_that_somebody_else_changed_in_a_module_that_is_loaded_is_told(
 
     with pytest.raises(TargetError, match="neither ours nor the kernel's"):
         patcher.apply(patcher.stage([], made.plans))
+
+
+STATE, INITIALISING, RUNNING = Addr(DATA + 0x100), 1, 3
+
+
+def _of_boot() -> tuple[GuestWithSites, TextPatcher]:
+    # All sites are in what only boot uses.
+    made = make_guest(TEXTS)
+    memory, start = made.guest.memory, made.sites[0]
+    memory.write(STATE, bytes([INITIALISING]))
+    init_text = InitText(
+        start=start,
+        stop=Addr(made.sites[-1] + 0x100),
+        state=memory.physical(STATE),
+        phys=memory.physical(start),
+        head=memory.read(start, 0x40),
+    )
+    kernel = replace(made.guest.kernel, text=(Addr(0), Addr(1)))
+    made.guest = replace(made.guest, kernel=kernel, init_text=init_text)
+    return made, TextPatcher(made.guest, make_arena(), ABI, Journal.create("fake"))
+
+
+def test_what_only_boot_uses_is_put_back_as_long_as_it_is_there() -> None:
+    made, patcher = _of_boot()
+    before = made.text()
+    _arm(made, patcher)
+    assert made.text() != before
+
+    assert patcher.disarm() == 0
+
+    assert made.text() == before
+
+
+@pytest.mark.parametrize("is_disarmed", [False, True])
+def test_what_boot_has_freed_is_not_written_whatever_is_there(is_disarmed: bool) -> None:
+    made, patcher = _of_boot()
+    _arm(made, patcher)
+    memory = made.guest.memory
+    memory.write(STATE, bytes([RUNNING]))
+    for plan in made.plans:
+        assert plan.site.record is not None
+        memory.set_u64(plan.site.record, 0x20_0000_4020_0BC3)
+    # Also where it holds what was patched.
+    now = made.text()
+
+    if is_disarmed:
+        patcher.disarm()
+    else:
+        patcher.apply(patcher.stage([], made.plans))
+
+    assert made.text() == now
+    assert not patcher.is_armed
+
+
+def test_what_boot_has_freed_meanwhile_is_not_patched() -> None:
+    made, patcher = _of_boot()
+    before, change = made.text(), _staged(made, patcher)
+    made.guest.memory.write(STATE, bytes([RUNNING]))
+
+    with pytest.raises(TargetError, match="boot is over; nothing was patched"):
+        patcher.apply(change)
+
+    assert made.text() == before
 
 
 @pytest.mark.parametrize("n", range(2 * len(TEXTS)))

@@ -8,10 +8,17 @@ import pytest
 
 from kprobes.errors import GuestGoneError, TargetError
 from kprobes.guest import boot
-from kprobes.guest.boot import await_boot, has_started, is_initialising, sleeping_places
-from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.guest.boot import (
+    await_boot,
+    has_started,
+    is_initialising,
+    read_init_text,
+    sleeping_places,
+)
+from kprobes.guest.guest import Guest, GuestMemory, InitText
 from kprobes.model.kernel import Symbol
 from kprobes.transport.stub import Stub
+from kprobes.units import Addr, Phys
 from tests.build.kernel import make_kernel, symbol
 
 DATA, STATE, INIT, FREE, EACH, LATE = (0xFFFF_FFFF_8200_0000 + (n << 12) for n in range(6))
@@ -222,6 +229,60 @@ def test_a_guest_that_ends_meanwhile_is_told() -> None:
 
 def test_a_kernel_that_does_not_tell_its_state_is_not_taken_for_a_new_one() -> None:
     assert not is_initialising(cast("GuestMemory", None), make_kernel([]))
+
+
+START = 0x40
+CODE = bytes(range(1, 0xF0))
+
+
+def init_text_of(state: int, *names: str) -> InitText | None:
+    """Return what a kernel tells of the text that boot frees."""
+    places = {"system_state": 0, "_sinittext": START, "_einittext": START + len(CODE)}
+    ram = state.to_bytes(START, "little") + CODE
+
+    def read(addr: int, size: int) -> bytes:
+        return ram[addr : addr + size]
+
+    memory = SimpleNamespace(read=read, physical=(0x1000).__add__)
+    kernel = make_kernel([symbol(name, places[name]) for name in names or places])
+    return read_init_text(cast("GuestMemory", memory), kernel)
+
+
+def test_text_that_boot_frees_is_known_while_it_is_there() -> None:
+    found = init_text_of(SCHEDULING)
+
+    assert found == InitText(
+        start=Addr(START),
+        stop=Addr(START + len(CODE)),
+        state=Phys(0x1000),
+        phys=Phys(START + 0x1000),
+        head=CODE,
+    )
+    assert init_text_of(RUNNING) is None
+    assert init_text_of(SCHEDULING, "_sinittext", "_einittext") is None
+    assert init_text_of(SCHEDULING, "system_state") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "now", "is_freed"),
+    [
+        (SCHEDULING, CODE, False),
+        (RUNNING, CODE, True),
+        # Probes are in it, and the kernel has changed some.
+        (SCHEDULING, b"\xcc" * 100 + CODE[100:], False),
+        # Before 5.16 its state comes later.
+        (SCHEDULING, b"\xcc" * len(CODE), True),
+        (SCHEDULING, bytes(len(CODE)), True),
+    ],
+)
+def test_text_is_freed_when_the_kernel_says_so_or_has_overwritten_it(
+    state: int, now: bytes, is_freed: bool
+) -> None:
+    found = init_text_of(SCHEDULING)
+    assert found is not None
+    memory = {found.state: state.to_bytes(4, "little"), found.phys: now}
+
+    assert found.is_freed(lambda addr, size: memory[Phys(addr)][:size]) == is_freed
 
 
 INFO = symbol("execmem_info", DATA)

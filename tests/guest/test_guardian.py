@@ -16,6 +16,7 @@ from kprobes.errors import FormatError, KprobesError, TargetError, UnreachableEr
 from kprobes.guest import guardian
 from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.guardian import Guardian, Rescued, rescue
+from kprobes.guest.guest import InitText
 from kprobes.guest.journal import Journal
 from kprobes.guest.patches import check_unchanged
 from kprobes.units import Addr, Phys
@@ -65,6 +66,23 @@ def test_every_byte_is_put_back_and_the_guest_runs() -> None:
 
     assert _places(stub) == [OLD, OLD]
     assert stub.is_running
+    assert not journal.path.exists()
+
+
+@pytest.mark.parametrize(("state", "count"), [(1, 2), (2, 1)])
+def test_what_boot_has_freed_is_left_alone(state: int, count: int) -> None:
+    stub = FakeStub()
+    journal = _patched(stub)
+    init_text = InitText(
+        start=Addr(0x180), stop=Addr(0x1A0), state=Phys(0x200), phys=Phys(0x190), head=b"\xee" * 8
+    )
+    journal.note_init_text(init_text)
+    stub.physical[0x200:0x204] = state.to_bytes(4, "little")
+
+    with listening(stub) as path:
+        assert rescue(path, journal.path) == Rescued(count, 0)
+
+    assert _places(stub) == [OLD, OLD if count == 2 else NEW]
     assert not journal.path.exists()
 
 

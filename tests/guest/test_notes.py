@@ -102,6 +102,18 @@ def test_notes_that_an_older_version_left_are_found(made: GuestWithSites) -> Non
     assert found == [(u.addr, u.old[:8], u.new[:8], u.what == FLAGS) for u in patches]
 
 
+def test_a_patch_of_memory_that_is_not_mapped_any_more_is_gone(made: GuestWithSites) -> None:
+    written, patches = _allocated(), _patches(made)
+    begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)
+    written.record(patches)
+    gone = replace(patches[-1], addr=Addr(0xFFFF_FFFF_9999_0000))
+    NotesWriter(made.guest.memory, ARENA, written).write([gone, *patches])
+
+    (notes,) = find_notes(made.guest)
+
+    assert [each.addr for each in notes.patches or ()] == [each.addr for each in patches]
+
+
 def test_notes_of_memory_that_was_given_back_are_not_found(made: GuestWithSites) -> None:
     written = _allocated()
     begin_notes(made.guest.memory, ARENA.notes, ARENA.data, written)

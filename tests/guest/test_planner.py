@@ -477,6 +477,27 @@ def test_what_waits_is_there_when_its_module_comes_and_waits_again_when_it_goes(
     assert _events(_change(planner, both).new) == [["f"]]
 
 
+def test_what_only_boot_uses_is_wanted_no_more_when_it_is_freed_and_then_refused() -> None:
+    made = _guest()
+    planner, watch = _watched(made)
+    start, others = made.sites[1], (Addr(made.sites[0]), made.sites[1])
+    booting = replace(made.guest.kernel, text=others, init_text=(start, Addr(start + 0x1000)))
+    planner.use(replace(made.guest, kernel=booting))
+    both = wanted("p:r vfs_read", "p:w vfs_write")
+    come = _change(planner, both)
+    assert _events(come.new) == [["r"], ["w"]]
+    assert not any(plan.upcalls == watch for plan in come.new)
+
+    planner.use(replace(made.guest, kernel=replace(booting, init_text=None)))
+    gone = _change(planner, both)
+
+    assert (_events(gone.gone), gone.new, gone.ended) == ([["w"]], (), {2})
+    assert _change(planner, both).gone == ()
+    more = replace(both, definitions=[*both.definitions, read("p:x do_exit")])
+    with pytest.raises(RefusedError, match="it can be probed while a guest boots"):
+        planner.plan(more)
+
+
 def test_what_cannot_be_probed_when_its_module_comes_is_told_and_nothing_else_suffers() -> None:
     made = _guest()
     planner, _ = _watched(made)

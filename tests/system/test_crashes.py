@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import threading
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,11 +16,11 @@ import pytest
 from msgspec.structs import replace
 
 import kprobes
-from kprobes.errors import GuestCrashedError
+from kprobes.errors import GuestCrashedError, RefusedError
 from kprobes.model.events import Events
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
-from kprobes.transport.qemu_command import MACHINE_TYPES
+from kprobes.transport.qemu_command import MACHINE_TYPES, MachineOptions
 from tests.build.command import WAIT_S, Command, events_of, wait_for_words
 from tests.build.console_guest import ConsoleGuest, console_guest
 from tests.build.plain_guest import plain_guest
@@ -249,12 +250,74 @@ def test_a_guest_that_we_boot_is_probed_before_its_initcalls(
     assert is_early == ((arch, suite) != ("arm64", SUITES["6.1"]))
 
 
-def test_python_has_a_guest_before_its_initcalls() -> None:
-    with kprobes.boot(is_early=True) as session:
-        session.probe("p:call do_one_initcall fn=$arg1:symbol")
+@pytest.mark.parametrize("suite", [SUITES["5.10"], SUITES["7.x"]], ids=["5.10", "7.x"])
+def test_functions_that_only_boot_uses_are_probed_until_it_frees_them(
+    arch: str, suite: str
+) -> None:
+    with kprobes.boot(MachineOptions(arch=arch, suite=suite), is_early=True) as session:
+        kernel, has_site = session.driver.kernel, session.driver.places.has_site
+        assert kernel.init_text is not None
+        names = {s.name for s in kernel.symbols.glob("*_init") if has_site(s)}
+        session.probe("p:call do_one_initcall fn=$arg1:x64")
+        session.probe("p:entry *_init")
+        session.probe("r:return *_init")
+
         with session.record() as trace:
             assert session.run("echo up").output == b"up\n"
-        assert len(trace["call"]) > 300
+
+        places = [addr for event in trace["call"] if isinstance(addr := event["fn"], int)]
+        called = {s.name for addr in places if (s := kernel.symbols.at(addr)) is not None}
+        called = {name for name in called & names if kernel.symbols.is_unique(name)}
+        is_init = range(*kernel.init_text)
+        assert sum(kernel.symbols.named(name).addr in is_init for name in called) > 200
+        entered, returned = (Counter(e.function for e in trace[n]) for n in ("entry", "return"))
+        assert [name for name in called if not entered[name]] == []
+        # Some were in progress when they were armed.
+        unpaired = {n: (entered[n], returned[n]) for n in entered | returned}
+        unpaired = {n: found for n, found in unpaired.items() if found[1] - found[0] not in (0, 1)}
+        counts = trace.counts
+        left = counts.lost + sum((*counts.missed.values(), *counts.nmissed.values()))
+        assert len(unpaired) <= left, unpaired
+
+        with pytest.raises(RefusedError, match="can be probed while a guest boots"):
+            session.probe("p:late start_kernel")
+
+
+def test_handlers_of_functions_that_boot_frees_end_with_them() -> None:
+    names = list[str]()
+    with kprobes.boot(is_early=True) as session:
+        session.kprobe("populate_rootfs")(lambda probe, _: names.append(probe.symbol_name))
+        with session.record():
+            session.run("true")
+        assert names == ["populate_rootfs"]
+
+        session.kprobe("vfs_mkdir")(lambda probe, _: names.append(probe.symbol_name))
+        session.run("mkdir /tmp/some")
+        assert names == ["populate_rootfs", "vfs_mkdir"]
+        with pytest.raises(RefusedError, match="can be probed while a guest boots"):
+            session.register_kprobe(kprobes.Kprobe(symbol_name="start_kernel"))
+        with pytest.raises(RefusedError, match="can be probed while a guest boots"):
+            session.override("start_kernel", returns=0)
+
+
+@pytest.mark.arches("amd64")
+def test_a_guest_goes_on_well_with_memory_that_had_breakpoints(
+    kprobe: Command, tmp_path: Path
+) -> None:
+    # Boot fills what it frees with bytes that are breakpoints.
+    target, how = str(tmp_path / "gdb.sock"), ("--strategy", "breakpoint")
+    tracer = kprobe.start("trace", "-t", target, "--wait", *how, "r:return *_init")
+    wait_for_words(tracer, b"no such socket")
+    with plain_guest(tmp_path, "-gdb", "unix:gdb.sock,server=on,wait=off") as guest:
+        wait_for_words(tracer, b"functions; Ctrl-C ends")
+        assert guest.is_ticking()
+        tracer.send_signal(signal.SIGINT)
+        out, said = tracer.communicate(timeout=WAIT_S)
+
+        assert tracer.returncode == 0, said.decode()
+        assert out.count(b": return: (do_one_initcall") > 200
+        assert guest.is_ticking()
+    assert journals(tmp_path) == []
 
 
 @ONE
@@ -369,7 +432,9 @@ def test_a_tracer_that_is_killed_while_its_guest_boots_harms_nobody(
         directory = tmp_path / str(number)
         directory.mkdir()
         target = str(directory / "gdb.sock")
-        tracer = kprobe.start("trace", "-t", target, "--wait", "p:call do_one_initcall", "-q")
+        options = drawn.choice([(), ("--strategy", "breakpoint")])
+        probes = *options, "p:call do_one_initcall", "p:entry *_init", "r:return *_init"
+        tracer = kprobe.start("trace", "-t", target, "--wait", *probes, "-q", "-o", os.devnull)
         killer = threading.Timer(drawn.uniform(0.5, 6), tracer.kill)
         killer.start()
         with plain_guest(directory, "-gdb", "unix:gdb.sock,server=on,wait=off", arch=arch) as guest:

@@ -330,15 +330,22 @@ class TextPatcher:
         return put_back
 
     def _verify_records(self, sites: Iterable[_Armed]) -> None:
-        stale = self._stale_records(self._in_modules(sites))
+        those = self._not_lasting(sites)
+        stale = self._stale_records(those)
         if stale:
             raise TargetError(
-                f"{stale[0].addr:#x} is not an ftrace record any more: its module was unloaded "
-                "meanwhile; nothing was patched"
+                f"{stale[0].addr:#x} is not an ftrace record any more: its module was unloaded, "
+                "or boot is over; nothing was patched"
+            )
+        text = [patch for each in those for patch in each.text]
+        if gone := unloaded_text(text, self._guest, self._stopped):
+            raise TargetError(
+                f"{gone[0].what}: {gone[0].addr:#x} is text that is not there any more: boot is "
+                "over; nothing was patched"
             )
 
     def _still_there(self, sites: Iterable[_Armed], patches: list[ArmedPatch]) -> list[ArmedPatch]:
-        those = self._in_modules(sites)
+        those = self._not_lasting(sites)
         if not those:
             return patches
         text = [patch for each in those for patch in each.text]
@@ -349,7 +356,8 @@ class TextPatcher:
         records = [(each.addr, patch) for each in sites for patch in each.flags]
         return stale_records(records, self._stopped)
 
-    def _in_modules(self, sites: Iterable[_Armed]) -> list[_Armed]:
+    def _not_lasting(self, sites: Iterable[_Armed]) -> list[_Armed]:
+        # Those in modules, and in what only boot uses.
         start, stop = self._guest.kernel.text
         return [each for each in sites if not start <= each.addr < stop]
 

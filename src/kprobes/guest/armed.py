@@ -7,13 +7,14 @@ nothing is any more.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import starmap
 from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.json import encode
 
+from kprobes.guest.guest import InitText
 from kprobes.units import Addr, Phys
 
 FLAGS = "dyn_ftrace.flags"
@@ -50,6 +51,21 @@ class ArmedProbe(Struct, frozen=True):
     entry: Addr
     event_id: int
     definition: str
+
+
+def lasting(
+    patches: Sequence[ArmedPatch], init_text: InitText | None, read: Callable[[int, int], bytes]
+) -> Sequence[ArmedPatch]:
+    """Return patches without those of text that boot has freed: its memory is another's.
+
+    Args:
+        patches: of a guest that stands still.
+        init_text: of it, or None where it was up when it was attached to.
+        read: returns bytes of its physical memory.
+    """
+    if init_text is None or not init_text.is_freed(read):
+        return patches
+    return [patch for patch in patches if not init_text.start <= patch.addr < init_text.stop]
 
 
 def armed(

@@ -20,7 +20,7 @@ from kprobes.arch.registry import arch, machine, machine_of_stub
 from kprobes.errors import FormatError, TargetError, UnreachableError
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.guest.allocations import nothing
-from kprobes.guest.boot import await_boot
+from kprobes.guest.boot import await_boot, read_init_text
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
 from kprobes.guest.kernel_abi import thread_size
@@ -142,11 +142,15 @@ def _read_guest(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[],
     info = replace(info, thread_size=thread_size(memory, kernel, info.thread_size))
     if kernel.types is None:
         kernel = _with_members(stub, memory, kernel, info.thread_size)
+    init_text = read_init_text(memory, kernel)
+    if init_text is not None:
+        kernel = replace(kernel, init_text=(init_text.start, init_text.stop))
     return Guest(
         address=stub.address,
         stub=stub,
         memory=memory,
         kernel=kernel,
+        init_text=init_text,
         arch=info,
         task_size=machine.paging.task_size(found.tables),
         tables=found.tables,

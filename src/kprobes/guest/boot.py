@@ -8,6 +8,9 @@ Where memory for code can only be had after one of the first initcalls, ``execme
 mm/execmem.c (arm64, not before v6.10), it is the next one.
 
     enum system_states { SYSTEM_BOOTING, SYSTEM_SCHEDULING, ... };     // linux/kernel.h
+
+``free_initmem`` frees the text of ``__init`` functions, too. Until then it can be probed like
+other text; afterwards nobody runs it, and what was patched there is not put back.
 """
 
 import time
@@ -17,16 +20,16 @@ from functools import partial
 
 from kprobes.arch.machine import address_of
 from kprobes.errors import FormatError, GuestGoneError, TargetError
-from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.guest.guest import INITIALISING, Guest, GuestMemory, InitText
 from kprobes.guest.stops import breakpoint_at, run_until_stop
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
 
-_SCHEDULING = 1
 _FIRST_JIFFIES = frozenset((-300 * hz) & 0xFFFF_FFFF for hz in (100, 250, 300, 1000))
 """include/linux/jiffies.h: INITIAL_JIFFIES, five minutes before the lower half overflows."""
 _EARLY = ("__per_cpu_offset", "nr_cpu_ids")
 """Without KALLSYMS_ALL these names are found when the kernel has made its read-only data so."""
+_HEAD = 512
 _POLL_S, _LONG_POLL_S = 0.005, 0.2
 """Between looks for a kernel; and at one that is there and cannot be probed yet."""
 _HELD_POLL_S = 0.1
@@ -45,7 +48,21 @@ def is_initialising(memory: GuestMemory, kernel: Kernel) -> bool:
     found = kernel.symbols.find("system_state")
     if found is None:
         return False
-    return int.from_bytes(memory.read(found.addr, 4), "little") <= _SCHEDULING
+    return int.from_bytes(memory.read(found.addr, 4), "little") in INITIALISING
+
+
+def read_init_text(memory: GuestMemory, kernel: Kernel) -> InitText | None:
+    """Return the text that only boot uses, or None where it is gone, or not known."""
+    state, start, stop = map(kernel.symbols.find, ("system_state", "_sinittext", "_einittext"))
+    if state is None or start is None or stop is None or not is_initialising(memory, kernel):
+        return None
+    return InitText(
+        start=start.addr,
+        stop=stop.addr,
+        state=memory.physical(state.addr),
+        phys=memory.physical(start.addr),
+        head=memory.read(start.addr, min(_HEAD, stop.addr - start.addr)),
+    )
 
 
 def has_code_memory(memory: GuestMemory, kernel: Kernel) -> bool:

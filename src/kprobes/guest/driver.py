@@ -432,10 +432,13 @@ class GuestDriver:
         self._watch.check_same()
 
     def refresh_modules(self) -> None:
-        """Find out what modules the guest has now."""
+        """Find out what modules the guest has now, and whether still what only boot uses."""
         kernel = with_loaded_modules(self.guest.kernel, self.guest.memory)
+        init_text = self.guest.init_text
+        if init_text is not None and init_text.is_freed(self.guest.memory.ram.read):
+            kernel, init_text = replace(kernel, init_text=None), None
         if kernel is not self.guest.kernel:
-            self.guest = replace(self.guest, kernel=kernel)
+            self.guest = replace(self.guest, kernel=kernel, init_text=init_text)
             self._planner.use(self.guest)
 
     def _module_comes(self, record: int) -> None:
@@ -548,9 +551,8 @@ class GuestDriver:
 
     def _is_of_modules(self, plan: Plan) -> bool:
         # A module that goes takes what is armed in it along, as long as that is noticed.
-        start, stop = self.guest.kernel.text
         is_watch = any(any(each is own for own in self._planner.watch) for each in plan.upcalls)
-        return is_watch or not start <= plan.site.addr < stop
+        return is_watch or not self.guest.kernel.has_text(plan.site.addr)
 
     def _stopped_for(self, change: StagedChange) -> AbstractContextManager[None]:
         stopped = partial(stopped_outside, self.guest, change.covered, otherwise=_COVERED)

@@ -7,7 +7,7 @@ made of it by now: their number, and whether one of them has all registers saved
 at the guest's next change of a tracer, as between ``ftrace_hash_rec_enable()`` and
 ``ftrace_run_update_code()``; by us where that one may be too late.
 
-What went with its module: its records and text serve another purpose.
+What went with its module, or when boot was over: its records and text serve another purpose.
 """
 
 import time
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from kprobes.guest.armed import FLAGS, ArmedPatch
+from kprobes.guest.armed import FLAGS, ArmedPatch, lasting
 from kprobes.guest.guest import Guest
 from kprobes.guest.patches import PhysicalMemory
 from kprobes.guest.tracers import Tracers, offsets
@@ -172,7 +172,7 @@ def loaded_records(
 def unloaded_text(
     patches: Sequence[ArmedPatch], guest: Guest, memory: PhysicalMemory
 ) -> list[ArmedPatch]:
-    """Return the patches of text that has been changed since and went with its module.
+    """Return the patches of text that is gone: by its module, changed since, or by boot.
 
     Args:
         patches: of text.
@@ -182,7 +182,10 @@ def unloaded_text(
     now = memory.read_physical_many([(patch.phys, len(patch.old)) for patch in patches])
     changed = [p for p, held in zip(patches, now, strict=True) if held not in (p.old, p.new)]
     there = {*loaded_text(changed, guest)}
-    return [patch for patch in changed if patch not in there]
+    # What boot frees it fills with bytes that are x86's breakpoint.
+    left = lasting(patches, guest.init_text, guest.memory.ram.read)
+    freed = {*patches} - {*left}
+    return [*freed, *(patch for patch in changed if patch not in there | freed)]
 
 
 def loaded_text(patches: Sequence[ArmedPatch], guest: Guest) -> list[ArmedPatch]:
@@ -198,4 +201,7 @@ def _are_loaded(addrs: Sequence[int], guest: Guest) -> list[bool]:
         return [True] * len(addrs)
     modules = module_ranges(with_loaded_modules(guest.kernel, guest.memory))
     ranges = [(start, stop), *modules]
+    init_text = guest.init_text
+    if init_text is not None and not init_text.is_freed(guest.memory.ram.read):
+        ranges.append((init_text.start, init_text.stop))
     return [any(start <= addr < stop for start, stop in ranges) for addr in addrs]

@@ -35,7 +35,7 @@ from kprobes.errors import (
     TargetError,
     UnreachableError,
 )
-from kprobes.guest.armed import FLAGS, ArmedPatch
+from kprobes.guest.armed import FLAGS, ArmedPatch, lasting
 from kprobes.guest.journal import Entry, read
 from kprobes.guest.patches import check_unchanged, put_back
 from kprobes.transport.connect import connect
@@ -217,8 +217,9 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
     check_stopped(entry, stub, ram)
     # Text first: what its records must hold now, and whether a module is gone, is for who knows
     # the kernel.
-    records = [undo for undo in entry.patches if undo.what == FLAGS]
-    text = [undo for undo in entry.patches if undo.what != FLAGS]
+    patches = lasting(entry.patches, entry.init_text, ram.read)
+    records = [undo for undo in patches if undo.what == FLAGS]
+    text = [undo for undo in patches if undo.what != FLAGS]
     places, changed = put_back(text, StoppedMemory(stub, ram))
     left = [*records, *changed]
     if entry.allocations.is_empty and not left:

@@ -180,6 +180,37 @@ class _Remembered:
         return self._tables.mapped_runs(start, stop)
 
 
+INITIALISING = range(2)
+"""Of ``system_state``: SYSTEM_BOOTING, SYSTEM_SCHEDULING (linux/kernel.h)."""
+
+
+class InitText(Struct, frozen=True, kw_only=True):
+    """Text that boot frees, and what tells whether it has.
+
+    The kernel's ``system_state`` says so. Before v5.16 it does not until a moment after, in which
+    the first of the text, which is freed first, is overwritten: ``free_reserved_area()``.
+
+    Attributes:
+        start, stop: addresses of it.
+        state: the physical address of ``system_state``.
+        phys, head: where its beginning is, and what was there.
+    """
+
+    start: Addr
+    stop: Addr
+    state: Phys
+    phys: Phys
+    head: bytes
+
+    def is_freed(self, read: Callable[[int, int], bytes]) -> bool:
+        """Whether boot has freed it; ``read`` returns bytes of the guest's physical memory."""
+        if int.from_bytes(read(self.state, 4), "little") not in INITIALISING:
+            return True
+        # Some of it the kernel, or a probe, may have changed.
+        same = sum(map(int.__eq__, read(self.phys, len(self.head)), self.head))
+        return 2 * same < len(self.head)
+
+
 class Guest(Struct, frozen=True, kw_only=True, eq=False):
     """One guest under a stub.
 
@@ -192,6 +223,7 @@ class Guest(Struct, frozen=True, kw_only=True, eq=False):
         task_size: addresses below are user space's, with this guest's paging.
         tables: its kernel's page tables.
         host: where its RAM is in QEMU's memory, or None where that is not known.
+        init_text: what only its boot uses, as long as that is there.
     """
 
     address: str
@@ -202,3 +234,4 @@ class Guest(Struct, frozen=True, kw_only=True, eq=False):
     task_size: int
     tables: Tables
     host: ProcessPlace | None = None
+    init_text: InitText | None = None

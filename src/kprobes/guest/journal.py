@@ -31,6 +31,7 @@ from kprobes.guest.armed import (
     patches_line,
     probes_line,
 )
+from kprobes.guest.guest import InitText
 from kprobes.units import Addr, Phys
 
 _log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Entry(Struct, frozen=True, kw_only=True):
         marked: where, or None.
         state: how often its patches changed; it stands after the mark.
         boot: of the guest, or None where that was not found out.
+        init_text: of a guest that was booting, else None.
         guardian: its process and when that began; 0 and "" without one.
         is_held: whether the tracer knew that somebody else had paused the guest.
         is_closed: whether the tracer ended by itself, and not everything could be given back.
@@ -123,6 +125,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     marked: MarkPlace | None = None
     state: int = 0
     boot: Boot | None = None
+    init_text: InitText | None = None
     guardian: tuple[int, str] = (0, "")
     is_held: bool = False
     is_closed: bool = False
@@ -248,6 +251,10 @@ class Journal:
         self.boot = boot
         value = {"addr": boot.addr, "phys": boot.phys, "value": boot.value.hex()}
         self._write_line({"boot": value})
+
+    def note_init_text(self, text: InitText) -> None:
+        """Say where the text is that the guest's boot frees."""
+        self._note({"init_text": asdict(text) | {"head": text.head.hex()}})
 
     def note_guardian(self, pid: int) -> None:
         """Say who watches over us."""
@@ -450,6 +457,7 @@ def read(path: Path) -> Entry:
             marked=_marked_of(info["marked"]) if "marked" in info else None,
             state=int(info.get("state", 0)),
             boot=_boot_of(info["boot"]) if "boot" in info else None,
+            init_text=_init_text_of(**info["init_text"]) if "init_text" in info else None,
             guardian=_guardian_of(*info.get("guardian", (0, ""))),
             is_held=info.get("held", False) is True,
             is_closed="closed" in info,
@@ -499,6 +507,16 @@ def _guardian_of(pid: int, began: str) -> tuple[int, str]:
 def _boot_of(item: dict[str, Any]) -> Boot:
     value = bytes.fromhex(item["value"])
     return Boot(addr=Addr(int(item["addr"])), phys=Phys(int(item["phys"])), value=value)
+
+
+def _init_text_of(start: int, stop: int, state: int, phys: int, head: str) -> InitText:
+    return InitText(
+        start=Addr(int(start)),
+        stop=Addr(int(stop)),
+        state=Phys(int(state)),
+        phys=Phys(int(phys)),
+        head=bytes.fromhex(head),
+    )
 
 
 def _marked_of(item: dict[str, Any]) -> MarkPlace:

@@ -256,9 +256,14 @@ def _patches(
         if not size:
             # Of a patch that is gone.
             continue
+        try:
+            phys = now.physical(where)
+        except MemoryFault:
+            # What went with its module, or after boot.
+            continue
         is_flags = size == _FLAGS_SIZE and _differ_by_flag(old, new)
         yield ArmedPatch(
-            phys=now.physical(where),
+            phys=phys,
             addr=Addr(where),
             old=old[:size],
             new=new[:size],

@@ -89,6 +89,8 @@ def _identify(journal: Journal, guest: Guest, access: Access) -> None:
         symbols=access.symbols,
     )
     journal.note_boot(read_boot(guest))
+    if guest.init_text is not None:
+        journal.note_init_text(guest.init_text)
     journal.watch(IdentityCheck(journal, guest).check)
     publish_ram_map(guest, journal)
 

@@ -31,7 +31,7 @@ from kprobes.guest.arena import Arena
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.kernel_abi import per_cpu_bases
 from kprobes.guest.places import Places
-from kprobes.guest.text import Prover
+from kprobes.guest.text import Prover, check_text
 from kprobes.lang.filter import parse_filter
 from kprobes.lang.filter_value import Known
 from kprobes.lang.parser import parse
@@ -157,6 +157,7 @@ class OverrideResolver:
         function = self._kernel.symbols.at(probe.function)
         if function is None or self._places.locate(function) != probe.layout.ip:
             raise RefusedError(f"{place} is not where a function begins: only there it is skipped")
+        check_text(self._kernel, function.addr)
         # Of the names that the function has the one that was given is meant.
         function = replace(function, name=probe.definition.place.symbol or function.name)
         self._check_value(function, value)

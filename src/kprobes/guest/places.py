@@ -26,7 +26,15 @@ from msgspec.structs import replace
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError, FormatError, MemoryFault, RefusedError, UnknownTypeError
 from kprobes.guest.guest import Guest, PageCache, remembering
-from kprobes.guest.text import Classified, Instructions, NoBoundaryError, Prover, Text, first
+from kprobes.guest.text import (
+    Classified,
+    Instructions,
+    NoBoundaryError,
+    Prover,
+    Text,
+    check_text,
+    first,
+)
 from kprobes.guest.tracers import GuestProbes
 from kprobes.image.tables import read_tables
 from kprobes.lang.listing import at_function
@@ -305,8 +313,7 @@ class Places:
         idle: dict[Addr, Site] = {}
         if len(addrs) >= _MANY and wish.strategy in (None, Strategy.FTRACE):
             # A module's may be init text.
-            start, stop = self.kernel.text
-            own = [addr for addr in addrs if start <= addr < stop]
+            own = [addr for addr in addrs if self.kernel.has_text(addr)]
             idle = ftrace.idle_sites(own, instructions.memory, self.sites, self.arch.site)
 
         def find_site(addr: Addr, definition: Definition | None = None) -> Site:
@@ -330,6 +337,7 @@ class Places:
             raise RefusedError(
                 f"{place} is init text, which its module gives back when it has begun"
             )
+        check_text(self.kernel, addr)
         at = self.ftrace_site(addr)
         if at is None or (at != addr and wish.strategy is Strategy.JUMP):
             return instructions.site(addr, wish)

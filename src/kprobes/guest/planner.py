@@ -19,7 +19,7 @@ from kprobes.guest.guest import Guest
 from kprobes.guest.places import FindSite, Places, places_of, unchecked
 from kprobes.guest.prepare import Resolver, Single, with_filter
 from kprobes.guest.returns import ReturnPlanner
-from kprobes.guest.text import Instructions
+from kprobes.guest.text import Instructions, has_text
 from kprobes.lang.filter import task_filter
 from kprobes.lang.listing import is_of_pattern
 from kprobes.model.definition import Definition, Kind
@@ -47,7 +47,7 @@ class _State(Struct, kw_only=True):
     )
     waiting: dict[int, Single] = field(default_factory=dict[int, Single])
     over_limit: dict[int, Single] = field(default_factory=dict[int, Single])
-    in_modules: dict[int, Single] = field(default_factory=dict[int, Single])
+    may_go: dict[int, Single] = field(default_factory=dict[int, Single])
     at_sites: dict[Addr, tuple[_Placed, ...]] = field(
         default_factory=dict[Addr, tuple[_Placed, ...]]
     )
@@ -186,9 +186,11 @@ class Planner:
         """
         is_fresh = _how(wanted.options) != _how(self._options)
         change = _Change(self._guest, self.resolver, self._state, wanted, is_fresh=is_fresh)
+        change.drop_gone(lost)
         change.set_definitions(wanted.definitions, may_wait=bool(self.watch))
         change.set_over_limit(wanted.over_limit)
-        change.refresh(lost)
+        if not lost:
+            change.look_up_waiting()
         change.set_overrides(wanted.overrides, lost)
         change.set_upcalls(wanted, self.watch, lost)
         if is_anew:
@@ -263,21 +265,19 @@ class _Change:
             state.waiting.pop(single.event_id, None)
             state.over_limit[single.event_id] = single
 
-    def refresh(self, lost: Sequence[Text]) -> None:
-        """Look up what waits for modules, and what is in modules that may have gone."""
-        symbols = self._guest.kernel.symbols
-        for single in list(self._state.in_modules.values()):
-            probe = single.probe
-            assert probe is not None
-            symbol, there = symbols.at(probe.layout.ip), (single.module, probe.function)
-            is_there = symbol is not None and (symbol.module, symbol.addr) == there
-            if is_there and not _is_inside(probe.layout.ip, lost):
-                continue
-            self._remove(single)
-            # What does not name its module is gone with it, as in the kernel.
-            if single.definition.place.module:
-                self._state.waiting[single.event_id] = single
-        for single in () if lost else list(self._state.waiting.values()):
+    def drop_gone(self, lost: Sequence[Text]) -> None:
+        """Want nothing any more in modules that have gone, or go, and in what boot has freed."""
+        for single in list(self._state.may_go.values()):
+            assert single.probe is not None
+            if not self._is_there(single.probe, lost, single.module):
+                self._remove(single)
+                # What does not name its module is gone with it, as in the kernel.
+                if single.definition.place.module:
+                    self._state.waiting[single.event_id] = single
+
+    def look_up_waiting(self) -> None:
+        """Want what has waited for modules that are there now."""
+        for single in list(self._state.waiting.values()):
             try:
                 self._resolver.identify(single)
                 if single.probe is not None:
@@ -289,12 +289,10 @@ class _Change:
 
     def set_overrides(self, overrides: Sequence[Override], lost: Sequence[Text]) -> None:
         """Want calls skipped by these."""
-        symbols, table = self._guest.kernel.symbols, dict[Addr, tuple[Override, ...]]()
+        table = dict[Addr, tuple[Override, ...]]()
         for override in overrides:
-            at, symbol = override.probe.layout.ip, symbols.at(override.probe.function)
-            # What was in a module that is gone is gone with it.
-            is_there = symbol is not None and symbol.addr == override.probe.function
-            if is_there and not _is_inside(at, lost):
+            if self._is_there(override.probe, lost):
+                at = override.probe.layout.ip
                 table[at] = (*table.get(at, ()), override)
         before = set(self._state.overrides)
         self._dirty |= _replace(self._state.overrides, table)
@@ -308,17 +306,23 @@ class _Change:
 
         def left(upcalls: Sequence[Upcall]) -> list[Upcall]:
             # What was in a module that is gone is gone with it, as in the kernel.
-            is_there = wanted.is_there
-            return [u for u in upcalls if is_there(u.addr) and not _is_inside(u.addr, lost)]
+            return [u for u in upcalls if wanted.is_there(u.addr) and not _is_inside(u.addr, lost)]
 
         there, at_returns = left(wanted.upcalls), left(wanted.return_upcalls)
         addrs = [*(each.addr for each in (*there, *at_returns)), *state.overrides]
         symbols = map(self._guest.kernel.symbols.at, addrs)
         is_in_module = any(symbol is not None and symbol.module for symbol in symbols)
-        if state.waiting or state.in_modules or is_in_module:
+        if state.waiting or is_in_module or any(each.module for each in state.may_go.values()):
             there += watch
         self._dirty |= _replace(state.upcalls, _by_addr(there))
         self._functions |= _replace(state.return_upcalls, _by_addr(at_returns))
+
+    def _is_there(self, probe: Resolved, lost: Sequence[Text], module: str | None = None) -> bool:
+        kernel, at = self._guest.kernel, probe.layout.ip
+        symbol = kernel.symbols.at(at)
+        if symbol is None or symbol.addr != probe.function or module not in (None, symbol.module):
+            return False
+        return has_text(kernel, at) and not _is_inside(at, lost)
 
     def plan_all(self) -> None:
         """Have a new plan for everything."""
@@ -381,8 +385,8 @@ class _Change:
         table[at] = tuple(sorted((*others, placed), key=itemgetter(0))) if others else (placed,)
         dirty[at] = None
         self._come[single.event_id] = found
-        if single.module:
-            state.in_modules[single.event_id] = single
+        if single.may_go:
+            state.may_go[single.event_id] = single
 
     def _remove(self, single: Single) -> None:
         probe = single.probe
@@ -393,7 +397,7 @@ class _Change:
         left = tuple(each for each in table.get(at, ()) if each[0] != single.sequence)
         _set(table, at, left)
         dirty[at] = None
-        self._state.in_modules.pop(single.event_id, None)
+        self._state.may_go.pop(single.event_id, None)
         self._come.pop(single.event_id, None)
         self._ended.add(single.event_id)
 

@@ -85,6 +85,7 @@ class Single(Struct, kw_only=True, eq=False):
         sequence: grows with every one: of probes at one place the newest comes first.
         probe: what it is, without a filter; None while its module is not loaded.
         module: that it is in, or "".
+        may_go: whether its text may: that of a module, or what only boot uses.
     """
 
     definition: Definition
@@ -92,6 +93,7 @@ class Single(Struct, kw_only=True, eq=False):
     sequence: int
     probe: Resolved | None = None
     module: str = ""
+    may_go: bool = False
 
 
 class Resolver:
@@ -175,7 +177,9 @@ class Resolver:
             if other is not None:
                 check_alike(other, probe)
                 break
+        start, stop = self.places.kernel.text
         single.probe, single.module = probe, self._module(probe.layout.ip)
+        single.may_go = not start <= probe.layout.ip < stop
 
     def compare_without(self, deleted: Iterable[Definition]) -> None:
         """Have new definitions not compared with some, which are forgotten when all is well."""
@@ -209,7 +213,7 @@ class Resolver:
 
     def _module(self, addr: int) -> str:
         kernel = self.places.kernel
-        if kernel.text[0] <= addr < kernel.text[1]:
+        if kernel.has_text(addr):
             return ""
         symbol = kernel.symbols.at(addr)
         return symbol.module if symbol is not None else ""

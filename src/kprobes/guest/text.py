@@ -231,11 +231,7 @@ class Instructions:
             RefusedError: it cannot be, with the reason and what would work.
         """
         place = place_of(self._text.kernel.symbols, addr)
-        kernel = self._text.kernel
-        symbol = kernel.symbols.at(addr)
-        is_lasting = kernel.text[0] <= addr < kernel.text[1] or (symbol and symbol.module)
-        if not is_lasting:
-            raise RefusedError(f"{place} is outside the kernel's text, in what only boot has used")
+        check_text(self._text.kernel, addr)
         try:
             options = self._patch_options(addr)
             if not options.is_boundary:
@@ -251,6 +247,25 @@ class Instructions:
         if entry not in self._verdicts:
             self._verdicts[entry] = self._info.examine(name, parts, self._compiled.tables)
         return self._verdicts[entry](addr)
+
+
+def has_text(kernel: Kernel, addr: int) -> bool:
+    """Whether an address is in text of a module, or of the kernel itself as long as it is there."""
+    symbol = kernel.symbols.at(addr)
+    return kernel.has_text(addr) or (symbol is not None and bool(symbol.module))
+
+
+def check_text(kernel: Kernel, addr: int) -> None:
+    """Refuse an address where no text is, or none any more.
+
+    Raises:
+        RefusedError: no text is there now.
+    """
+    if not has_text(kernel, addr):
+        raise RefusedError(
+            f"{place_of(kernel.symbols, addr)} is outside the kernel's text, in what only boot "
+            "uses: it can be probed while a guest boots (--boot, --wait)"
+        )
 
 
 _DEEPEST_CALL = 8
@@ -351,5 +366,4 @@ def _functions(kernel: Kernel, pattern: str) -> list[Symbol]:
 def _is_function(kernel: Kernel, symbol: Symbol) -> bool:
     if not symbol.is_text or not symbol.size or _COLD in symbol.name:
         return False
-    is_there = bool(symbol.module) or kernel.text[0] <= symbol.addr < kernel.text[1]
-    return is_there and not symbol.name.startswith(_NO_FUNCTIONS)
+    return has_text(kernel, symbol.addr) and not symbol.name.startswith(_NO_FUNCTIONS)

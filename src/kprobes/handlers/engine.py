@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from kprobes.errors import RefusedError, UsageError
 from kprobes.guest.driver import GuestDriver
+from kprobes.guest.text import check_text, has_text
 from kprobes.handlers.arguments import HandlerPlace
 from kprobes.lang.parser import parse
 from kprobes.model.kernel import Symbol
@@ -39,6 +40,7 @@ class GuestEngine:
         if definition.place.is_glob:
             raise UsageError(f"{text} names many functions: a probe with handlers is at one place")
         addr = places.resolve(definition, event_id=1).layout.ip
+        check_text(driver.guest.kernel, addr)
         function = self._functions[addr] = self._function(addr, definition.place.symbol)
         is_site = places.ftrace_site(addr) is not None
         return HandlerPlace(
@@ -92,8 +94,8 @@ class GuestEngine:
         return next(given, function)
 
     def _is_there(self, addr: Addr) -> bool:
-        named = self._driver.guest.kernel.symbols.all_named(self._functions[addr].name)
-        return self._functions[addr] in named
+        kernel, function = self._driver.guest.kernel, self._functions[addr]
+        return function in kernel.symbols.all_named(function.name) and has_text(kernel, addr)
 
     def _entry(self, function: Symbol) -> Addr | None:
         try:

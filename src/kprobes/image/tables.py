@@ -383,7 +383,9 @@ def relative(memory: Memory, kernel: Kernel, table: Table) -> list[Addrs]:
     """
     data = table_bytes(memory, kernel, (table.start, table.stop), table.entry)
     start = kernel.symbols.find(table.start)
-    return columns(table, data, start.addr if start else 0, kernel.text)
+    at = start.addr if start else 0
+    found = [columns(table, data, at, text) for text in kernel.texts]
+    return [np.concatenate(column) for column in zip(*found, strict=True)]
 
 
 def annexes(memory: Memory, addrs: Iterable[int]) -> dict[int, TextPart]:

@@ -355,6 +355,7 @@ class Kernel(Struct, frozen=True, kw_only=True, eq=False):
         build_id: of its vmlinux, or b"" when the kernel does not carry one.
         slide: KASLR's shift of the kernel's text, bytes.
         text: addresses [start, stop) of ``_stext`` to ``_etext``.
+        init_text: of ``_sinittext`` to ``_einittext`` while it is there: boot frees it.
         symbols: its names, at their running addresses.
         types: its BTF, or None when it has none.
         module_types: of each loaded module that brings types, together with the kernel's.
@@ -371,6 +372,16 @@ class Kernel(Struct, frozen=True, kw_only=True, eq=False):
     types: Types | None
     module_types: Mapping[str, Types] = field(default_factory=dict[str, Types])
     members: Mapping[str, int] = field(default_factory=dict[str, int])
+    init_text: tuple[Addr, Addr] | None = None
+
+    @property
+    def texts(self) -> tuple[tuple[Addr, Addr], ...]:
+        """The kernel's own text that is there now, that of modules not among it."""
+        return (self.text,) if self.init_text is None else (self.text, self.init_text)
+
+    def has_text(self, addr: int) -> bool:
+        """Whether an address is in the kernel's own text, as it is there now."""
+        return any(start <= addr < stop for start, stop in self.texts)
 
     @property
     def version(self) -> tuple[int, int]:

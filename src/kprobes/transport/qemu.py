@@ -15,6 +15,7 @@ from kprobes.transport.address import listener_pid
 from kprobes.transport.agent import Agent, Command, Finished, Running
 from kprobes.transport.console import FifoPair
 from kprobes.transport.debian import Progress, busybox, kernel_image
+from kprobes.transport.monitor import Monitor
 from kprobes.transport.qemu_command import (
     Accel,
     MachineOptions,
@@ -86,7 +87,7 @@ class Machine:
         Args:
             options: of the guest.
             progress: called with a line of text when a step begins.
-            is_early: return at once, when it has just begun to boot; commands wait for it.
+            is_early: return at once, before its first instruction: it stands until ``let_go``.
 
         Raises:
             UsageError: options that make no sense.
@@ -110,7 +111,13 @@ class Machine:
             places.initramfs.write_bytes(recipe.archive)
             fifos = FifoPair(places.agent)
             undo.callback(fifos.close)
-            command = command_line(options, kernel=recipe.kernel, accel=recipe.accel, places=places)
+            command = command_line(
+                options,
+                kernel=recipe.kernel,
+                accel=recipe.accel,
+                places=places,
+                is_held=is_early,
+            )
             supervisor = undo.enter_context(
                 QemuSupervisor([str(recipe.program), *command[1:]], places)
             )
@@ -152,6 +159,15 @@ class Machine:
     def is_alive(self) -> bool:
         """Whether QEMU runs."""
         return self._supervisor.is_alive
+
+    def let_go(self) -> None:
+        """Let a guest begin to boot that stands before its first instruction.
+
+        Raises:
+            UnreachableError: QEMU has ended, or its monitor does not answer.
+        """
+        with Monitor.open(str(self.qmp_address)) as monitor:
+            monitor.command("cont")
 
     def run(self, command: Command, timeout_s: float | None = None) -> Finished:
         """Run a command in the guest as root, to its end.

@@ -287,7 +287,7 @@ class Places(Struct, frozen=True, kw_only=True):
 
 
 def command_line(
-    options: MachineOptions, *, kernel: Path, accel: Accel, places: Places
+    options: MachineOptions, *, kernel: Path, accel: Accel, places: Places, is_held: bool = False
 ) -> list[str]:
     """Return the command that boots this guest.
 
@@ -296,6 +296,7 @@ def command_line(
         kernel: its boot image.
         accel: how QEMU runs it.
         places: its sockets and files.
+        is_held: whether it stands before its first instruction until it is let go.
     """
     machine_type = options.machine_type
     tcg = ",thread=multi" if accel is Accel.TCG else ""
@@ -319,6 +320,7 @@ def command_line(
         *("-chardev", f"pipe,id=agent,path={_escaped(places.agent)}", *machine_type.agent_port),
         *("-chardev", f"{_server('gdb', places.stub)}", "-gdb", "chardev:gdb"),
         *("-chardev", f"{_server('qmp', places.qmp)}", "-mon", "qmp,mode=control"),
+        *(("-S",) if is_held else ()),
     ]
 
 

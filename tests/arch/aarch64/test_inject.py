@@ -4,6 +4,7 @@ import struct
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64.inject import INJECT_OPS
 from kprobes.arch.aarch64.paging import PageTables
@@ -34,6 +35,7 @@ KERNEL = make_kernel(
         symbol("_stext", TEXT),
     ]
 )
+KERNEL = replace(KERNEL, text=(Addr(TEXT), Addr(TEXT + 16 * MIB)))
 
 
 class Text(Struct, frozen=True, eq=False):
@@ -161,6 +163,16 @@ def test_code_is_asked_for_below_the_text_with_the_protection_of_data() -> None:
     assert (size, flags, caller) == (MIB, 0, RETURN_PATH.trap)
     assert TEXT - 128 * MIB < start < stop <= TEXT
     assert protection == PXN | UXN | 0b11
+
+
+def test_code_is_asked_for_where_branches_reach_it_from_what_only_boot_uses() -> None:
+    request = CodeRequest(size=MIB, like=Addr(DATA), caller=RETURN_PATH.trap)
+    last = Addr(TEXT + 40 * MIB)
+    booting = replace(KERNEL, init_text=(Addr(TEXT + 39 * MIB), last))
+
+    start, stop = INJECT_OPS.code(guest(), booting, request).args[2:4]
+
+    assert last - 128 * MIB <= start < stop <= TEXT
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ return from interrupts itself; whoever else comes to it meanwhile is moved past 
 import struct
 from collections.abc import Mapping
 
+from kprobes.arch.aarch64.encode import REACH
 from kprobes.arch.aarch64.insn import first_register, fits
 from kprobes.arch.aarch64.paging import PageTables
 from kprobes.arch.aarch64.registers import ARGUMENTS, NAMES, STUB_NAMES
@@ -171,7 +172,12 @@ def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> Functio
     # module_alloc and execmem_alloc go where ``b`` from the text does not reach.
     stop = address_of(kernel, "_stext")
     if stop is not None:
-        start, protection = stop - _REACH, _known(memory).attributes(request.like)
+        # What only boot uses comes after data.
+        last = max(text[1] for text in kernel.texts)
+        start, protection = (
+            max(stop - _REACH, last - REACH),
+            _known(memory).attributes(request.like),
+        )
         called = alloc_between(kernel, request, start=start, stop=stop, protection=protection)
         if called is not None:
             return called
