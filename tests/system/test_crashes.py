@@ -285,17 +285,21 @@ def test_functions_that_only_boot_uses_are_probed_until_it_frees_them(
 
 def test_handlers_of_functions_that_boot_frees_end_with_them() -> None:
     names = list[str]()
+
+    def note(probe: kprobes.Kprobe, _: kprobes.Registers) -> None:
+        names.append(probe.symbol_name)
+
     with kprobes.boot(is_early=True) as session:
-        session.kprobe("populate_rootfs")(lambda probe, _: names.append(probe.symbol_name))
+        session.kprobe("populate_rootfs")(note)
         with session.record():
             session.run("true")
         assert names == ["populate_rootfs"]
 
-        session.kprobe("vfs_mkdir")(lambda probe, _: names.append(probe.symbol_name))
+        session.kprobe("vfs_mkdir")(note)
         session.run("mkdir /tmp/some")
         assert names == ["populate_rootfs", "vfs_mkdir"]
         with pytest.raises(RefusedError, match="can be probed while a guest boots"):
-            session.register_kprobe(kprobes.Kprobe(symbol_name="start_kernel"))
+            session.kprobe("start_kernel")(note)
         with pytest.raises(RefusedError, match="can be probed while a guest boots"):
             session.override("start_kernel", returns=0)
 
