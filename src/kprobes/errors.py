@@ -17,7 +17,8 @@
         ├── RefusedError         exit 4: a probe that cannot be placed, with the reason
         ├── TracefsError         a file of this machine's tracefs cannot be read or written
         ├── GuestCrashedError    the guest panicked, or hangs; it is still there to be looked at
-        │   └── GuestShutDownError   or it shuts down
+        │   ├── GuestShutDownError   or it shuts down
+        │   └── GuestMigratedError   or it runs in another QEMU now
         └── GuestGoneError       the guest died or its stub hung up
             └── GuestReplacedError   it was rebooted, or restored to another state
 
@@ -161,6 +162,10 @@ class GuestCrashedError(TargetError):
 
 class GuestShutDownError(GuestCrashedError):
     """The guest shuts down, or reboots. All that it recorded can still be read."""
+
+
+class GuestMigratedError(GuestCrashedError):
+    """The guest runs in another QEMU now. All that it recorded until then can still be read."""
 
 
 class GuestGoneError(TargetError):

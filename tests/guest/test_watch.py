@@ -8,7 +8,12 @@ from typing import cast
 import pytest
 from msgspec import Struct, field
 
-from kprobes.errors import GuestCrashedError, GuestShutDownError, TargetError
+from kprobes.errors import (
+    GuestCrashedError,
+    GuestMigratedError,
+    GuestShutDownError,
+    TargetError,
+)
 from kprobes.formats.rsp import StopReply
 from kprobes.guest import watch
 from kprobes.guest.guest import Guest
@@ -39,6 +44,7 @@ class FakeVcpus(Struct):
     breakpoints: set[int] = field(default_factory=set[int])
     is_running: bool = True
     is_held: bool = False
+    is_elsewhere: bool = False
     stops_at: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(vCPU, address) that it comes to when it runs next."""
     hardware: list[bool] = field(default_factory=list[bool])
@@ -75,6 +81,9 @@ class FakeVcpus(Struct):
 
     def stop(self) -> None:
         self.is_running = False
+
+    def has_migrated(self) -> bool:
+        return self.is_elsewhere
 
     @contextmanager
     def paused(self) -> Generator[None]:
@@ -201,6 +210,19 @@ def test_a_guest_that_others_have_paused_does_not_hang(scene: Scene) -> None:
     scene.check_for(30)
 
     assert scene.said == ["somebody else has paused the guest; events come again when it goes on"]
+
+
+def test_a_guest_that_runs_elsewhere_now_is_told_whatever_is_looked_for(scene: Scene) -> None:
+    scene.watch.begin(Options())
+    scene.stub.is_running, scene.stub.is_held = False, True
+    scene.check_for(1)
+
+    scene.stub.is_elsewhere = True
+    with pytest.raises(GuestMigratedError, match="it has its probes where it runs now"):
+        scene.check_for(1)
+
+    with pytest.raises(GuestMigratedError):
+        scene.watch.check()
 
 
 def test_without_a_wish_no_crash_is_looked_for(scene: Scene) -> None:

@@ -30,6 +30,7 @@ from kprobes.cli.until_panic import EndOfLog, LastEvents
 from kprobes.errors import (
     GuestCrashedError,
     GuestGoneError,
+    GuestMigratedError,
     GuestShutDownError,
     KprobesError,
     RefusedError,
@@ -290,7 +291,8 @@ class _Tracer(Struct, kw_only=True):
             try:
                 return self._trace_boot()
             except (GuestGoneError, GuestCrashedError) as error:
-                if not self.args.rearm or self.stop.is_asked or self.is_over():
+                is_moved = isinstance(error, GuestMigratedError)
+                if is_moved or not self.args.rearm or self.stop.is_asked or self.is_over():
                     raise
                 print_message(f"kprobe: {error}; probes are armed again when it boots")
             except (KeyboardInterrupt, WaitedError):

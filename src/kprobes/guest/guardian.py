@@ -225,6 +225,9 @@ def _put_right(stub: Stub, entry: Entry) -> Rescued:
     if entry.allocations.is_empty and not left:
         return Rescued(places, 0)
     if stub.is_held:
+        if stub.has_migrated():
+            # Nothing runs here any more that could give memory back, or need it.
+            return Rescued(places, 0)
         check_unchanged(changed)
         raise KprobesError("the guest is paused by somebody else")
     more, memory = _free_after_crash(stub, entry, left)

@@ -119,7 +119,8 @@ def restore_noted(target: str, *, patience_s: float = _PATIENCE_S) -> Iterator[R
     from kprobes.guest.notes import as_journal, can_search, find_notes
     from kprobes.guest.open import attached
 
-    known = {entry.mark for entry in entries()}
+    # A guest that was migrated has the marks of journals that are of where it ran before.
+    known = {entry.mark for entry in of_target(entries(), target)}
     with attached(target) as guest:
         if not can_search(guest):
             raise TargetError(_UNSEARCHED)

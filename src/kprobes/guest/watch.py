@@ -14,7 +14,12 @@ from collections.abc import Callable
 
 from kprobes.arch.machine import address_of, is_idle
 from kprobes.arch.registry import machine
-from kprobes.errors import GuestCrashedError, GuestShutDownError, TargetError
+from kprobes.errors import (
+    GuestCrashedError,
+    GuestMigratedError,
+    GuestShutDownError,
+    TargetError,
+)
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
 from kprobes.guest.journal import Journal
@@ -30,6 +35,10 @@ _DUMP_S = 5.0
 _PANIC = ("vpanic", "panic")
 _SHUTDOWN = "syscore_shutdown"
 _LOGGED = ("kmsg_dump_desc", "kmsg_dump")
+_MIGRATED = (
+    "the guest was migrated: it has its probes where it runs now, and `kprobe restore --target` "
+    "ends them there"
+)
 _PARKED = ("play_dead", "arm_smccc", "cpu_die")
 """Parts of the names of functions that a CPU is in that was taken offline."""
 
@@ -106,7 +115,7 @@ class GuestWatch:
             GuestReplacedError: it was rebooted, or restored to an earlier state.
             GuestCrashedError: it panicked, hangs, or shuts down, and that was looked for. It stands
                 still after a panic, and before it shuts down, just before whatever its kernel does
-                then.
+                then. Or it was migrated, and what is left here stands still.
         """
         if self.crash is not None:
             raise self.crash
@@ -148,6 +157,9 @@ class GuestWatch:
             with stub.paused():
                 self._examine_stop()
         self._is_held = stub.is_held
+        if self._is_held and stub.has_migrated():
+            self.crash = GuestMigratedError(_MIGRATED)
+            raise self.crash
         if self._is_held != was_held:
             self._journal.note_held(is_held=self._is_held)
         if self._is_held and not was_held:

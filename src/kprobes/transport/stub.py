@@ -5,21 +5,23 @@ Written down in the GDB manual, appendix "GDB Remote Serial Protocol"; what QEMU
 of one would stop it.
 """
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-from kprobes.errors import FormatError, GuestGoneError, UnreachableError
+from kprobes.errors import FormatError, GuestGoneError, TargetError, UnreachableError
 from kprobes.formats import rsp
 from kprobes.transport.address import dial, peer_pid
 from kprobes.transport.connection import DETACH, FAREWELL, Wire, check_ok, handshake
 from kprobes.transport.stub_io import StubMemory, StubRegisters
 
 _MAX_CPUS = 4096
+_MIGRATED = re.compile(r"\((?:finish-migrate|postmigrate)\)")
 SIGTRAP = 5
 """Of a breakpoint or a step; a stop by a monitor, or of QEMU's own accord, has another."""
 
@@ -170,11 +172,16 @@ class Stub:
     def resume(self) -> None:
         """Let every vCPU run.
 
-        One that stands on a breakpoint stops there again at once: remove it and ``step`` first.
+        One that stands on a breakpoint stops there again at once: remove it and ``step`` first. One
+        that was migrated stays as it is.
         """
         self._must_be_stopped()
         if self.is_held:
             raise ValueError("somebody else has stopped the guest")
+        if self.has_migrated():
+            # While we had stopped it: it would run in two places.
+            self.is_held = True
+            return
         self._wire.send(b"vCont;c" if self._can_vcont else b"c")
         self._mark_running()
 
@@ -187,6 +194,12 @@ class Stub:
         """Return whether somebody else has stopped the guest and not let it run again."""
         with self.paused():
             return self.is_held
+
+    def has_migrated(self) -> bool:
+        """Whether a stopped guest runs in another QEMU now, as this one says."""
+        with suppress(TargetError):
+            return _MIGRATED.search(self.monitor("info status")) is not None
+        return False
 
     def stop(self) -> rsp.StopReply:
         """Stop a running guest, unless somebody else has just done it.
@@ -432,9 +445,9 @@ class Stub:
         self.close()
 
     def _leave(self, resume: bool) -> None:
-        if resume:
-            if self.is_running:
-                self.stop()
+        if resume and self.is_running:
+            self.stop()
+        if resume and not self.has_migrated():
             check_ok(self._wire.ask(DETACH), "to detach")
             self._mark_running()
             self._breakpoints.clear()
