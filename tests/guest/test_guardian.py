@@ -101,6 +101,21 @@ def test_a_guest_that_somebody_else_has_paused_is_put_right_and_stays_paused() -
     assert journal.path.exists()
 
 
+def test_of_a_guest_that_was_migrated_nothing_is_left_to_do_where_it_ran_before() -> None:
+    stub = FakeStub(is_running=False)
+    stub.hooks[b"qRcmd," + b"info status".hex().encode()] = send(
+        packet(b"O" + b"VM status: paused (postmigrate)\n".hex().encode()) + packet(b"OK")
+    )
+    journal = _patched(stub)
+
+    with listening(stub) as path:
+        assert rescue(path, journal.path, was_killed=False) == Rescued(2, 0)
+
+    assert _places(stub) == [OLD, OLD]
+    assert not stub.is_running
+    assert not journal.path.exists()
+
+
 def test_a_guest_that_its_tracer_left_stopped_runs_again() -> None:
     stub = FakeStub(is_running=False)
     journal = _patched(stub)

@@ -9,7 +9,13 @@ from typing import cast
 import pytest
 
 from kprobes.arch.x86_64.registers import NAMES, STUB_NAMES
-from kprobes.errors import GuestGoneError, GuestReplacedError, MemoryFault, TargetError
+from kprobes.errors import (
+    GuestGoneError,
+    GuestMigratedError,
+    GuestReplacedError,
+    MemoryFault,
+    TargetError,
+)
 from kprobes.formats.rsp import StopReply
 from kprobes.guest.allocations import AllocationLog
 from kprobes.guest.guest import GuestMemory
@@ -50,9 +56,20 @@ class FakeCpus:
     is_running: bool = False
     is_held: bool = False
     is_gone: bool = False
+    migrations: list[bool] = field(default_factory=list[bool])
+    """Whether the guest is being migrated, each time that it is asked."""
+    is_elsewhere: bool = False
     seen: list[set[int]] = field(default_factory=list[set[int]])
     messages: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     memory: GuestMemory | None = None
+
+    def is_migrating(self) -> bool:
+        assert not self.is_running
+        return bool(self.migrations) and self.migrations.pop(0)
+
+    def has_migrated(self) -> bool:
+        assert not self.is_running
+        return self.is_elsewhere
 
     def ids(self) -> tuple[int, ...]:
         return tuple(self.vcpus)
@@ -477,6 +494,37 @@ def test_no_task_of_a_guest_that_another_has_paused_makes_a_call() -> None:
         raise AssertionError("it must run for this")
 
     assert not cpus.is_running
+
+
+def test_nobody_comes_to_a_breakpoint_while_the_guest_is_migrated() -> None:
+    cpus, _, injector = _guest()
+    cpus.migrations = [True, True, False]
+    cpus.script.append(lambda: 1)
+    cpus.vcpus[1]["rip"] = SYSCALL
+
+    with injector.task():
+        pass
+
+    assert cpus.seen[:2] == [set(), set()]
+    assert SYSCALL in cpus.seen[2]
+
+
+def test_a_guest_whose_migration_does_not_end_in_time_is_told() -> None:
+    cpus, _, injector = _guest()
+    cpus.migrations = [True] * 100
+
+    with pytest.raises(TargetError, match="is being migrated"), injector.task(timeout_s=0.1):
+        raise AssertionError("nobody may be at a breakpoint meanwhile")
+
+    assert cpus.breakpoints == set()
+
+
+def test_a_guest_that_runs_elsewhere_now_is_told() -> None:
+    cpus, _, injector = _guest()
+    cpus.is_held = cpus.is_elsewhere = True
+
+    with pytest.raises(GuestMigratedError, match="it has its probes where it runs now"):
+        injector.task().__enter__()
 
 
 def test_a_guest_that_is_paused_while_a_task_is_waited_for_is_told() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from kprobes.errors import FormatError, GuestGoneError, TargetError, UnreachableError
 from kprobes.transport.stub import Stub
-from tests.build.stub import FakeStub, listening, packet
+from tests.build.stub import FakeStub, listening, packet, send
 from tests.build.stub_client import abandoned, opened
 
 
@@ -108,6 +108,31 @@ def test_detaching_removes_breakpoints_and_resumes() -> None:
         stub.insert_breakpoint(0x1000)
 
     assert (fake.breakpoints, fake.is_running) == (set(), True)
+
+
+@pytest.mark.parametrize("status", ["finish-migrate", "postmigrate"])
+def test_a_guest_that_was_migrated_while_it_stood_does_not_run_here_again(status: str) -> None:
+    said = f"VM status: paused ({status})\r\n".encode().hex().encode()
+    fake = FakeStub()
+    with opened(fake) as stub:
+        stub.resume()
+        with stub.paused():
+            stub.insert_breakpoint(0x1000)
+            fake.hooks[b"qRcmd,"] = send(packet(b"O" + said) + packet(b"OK"))
+
+        assert (stub.is_running, stub.is_held, stub.has_migrated()) == (False, True, True)
+
+    assert (fake.breakpoints, fake.is_running) == (set(), False)
+
+
+def test_a_guest_that_was_migrated_is_not_let_run_by_detaching() -> None:
+    said = b"VM status: paused (postmigrate)\r\n".hex().encode()
+    fake = FakeStub()
+
+    with opened(fake):
+        fake.hooks[b"qRcmd,"] = send(packet(b"O" + said) + packet(b"OK"))
+
+    assert not fake.is_running
 
 
 def test_detaching_can_leave_the_guest_stopped_without_breakpoints() -> None:

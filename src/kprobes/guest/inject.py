@@ -23,11 +23,17 @@ from kprobes.arch.machine import (
     is_idle,
 )
 from kprobes.arch.registry import machine
-from kprobes.errors import RESTORED, GuestReplacedError, MemoryFault, TargetError
+from kprobes.errors import (
+    RESTORED,
+    GuestMigratedError,
+    GuestReplacedError,
+    MemoryFault,
+    TargetError,
+)
 from kprobes.guest.allocations import Allocation, AllocationLog, Call
 from kprobes.guest.boot import sleeping_places
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.stops import PAUSED, breakpoint_at, run_until_stop
+from kprobes.guest.stops import MIGRATED, PAUSED, breakpoint_at, run_until_stop
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
 from kprobes.units import U64, Addr, Phys
@@ -35,6 +41,9 @@ from kprobes.units import U64, Addr, Phys
 _WORD = 8
 _BUSY_WAIT_S = 0.03
 _CALL_S = 10.0
+_MIGRATION_S = 0.05
+"""Between looks whether a guest is still being migrated."""
+_MIGRATING = "the guest is being migrated, and nothing can be called in it meanwhile"
 
 _SLEEPABLE = ("vmstat_shepherd", "vmstat_update")
 _SYSCALLS = (
@@ -263,7 +272,9 @@ class CallInjector:
 
         Raises:
             TargetError: none came by in time, or somebody else has stopped the guest.
+            GuestMigratedError: it runs in another QEMU now.
         """
+        self._await_migration(timeout_s)
         if self._debugger.is_held:
             raise TargetError(PAUSED)
         timers = self._timers()
@@ -279,6 +290,19 @@ class CallInjector:
             raise TargetError("no task of the guest came by that could make a call; is it hung?")
         with self._borrowed(*stopped) as task:
             yield task
+
+    def _await_migration(self, timeout_s: float) -> None:
+        # QEMU aborts where a guest arrives that left when a vCPU stood at a breakpoint.
+        stub, deadline = self._debugger, time.monotonic() + timeout_s
+        while not stub.is_held and stub.is_migrating():
+            if time.monotonic() > deadline:
+                raise TargetError(_MIGRATING)
+            stub.resume()
+            time.sleep(_MIGRATION_S)
+            if stub.is_running:
+                stub.stop()
+        if stub.is_held and stub.has_migrated():
+            raise GuestMigratedError(MIGRATED)
 
     @contextmanager
     def _borrowed(self, thread: int, registers: Mapping[str, int]) -> Generator[Task]:

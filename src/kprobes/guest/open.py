@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 
 from kprobes.codegen.compile import load_compiler
-from kprobes.errors import GuestGoneError, GuestReplacedError
+from kprobes.errors import GuestGoneError, GuestMigratedError, GuestReplacedError
 from kprobes.guest.arena import ArenaSize
 from kprobes.guest.attach import Access, attach, publish_ram_map
 from kprobes.guest.clock import check_clock
@@ -127,7 +127,7 @@ def _close(driver: GuestDriver, journal: Journal) -> None:
         if driver.has_crashed:
             # Text is as it was; memory ends with the kernel that had lent it, which cannot free it.
             journal.remove()
-    except GuestReplacedError:
+    except (GuestReplacedError, GuestMigratedError):
         # Nothing is left to put right, and nothing may be.
         journal.remove()
         raise

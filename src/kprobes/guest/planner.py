@@ -190,7 +190,7 @@ class Planner:
         change.set_definitions(wanted.definitions, may_wait=bool(self.watch))
         change.set_over_limit(wanted.over_limit)
         if not lost:
-            change.look_up_waiting()
+            change.resolve_waiting()
         change.set_overrides(wanted.overrides, lost)
         change.set_upcalls(wanted, self.watch, lost)
         if is_anew:
@@ -275,7 +275,7 @@ class _Change:
                 if single.definition.place.module:
                     self._state.waiting[single.event_id] = single
 
-    def look_up_waiting(self) -> None:
+    def resolve_waiting(self) -> None:
         """Want what has waited for modules that are there now."""
         for single in list(self._state.waiting.values()):
             try:

@@ -10,6 +10,10 @@ from kprobes.guest.allocations import nothing
 from kprobes.transport.stub import Stub
 from kprobes.units import Addr
 
+MIGRATED = (
+    "the guest was migrated: it has its probes where it runs now, and `kprobe restore --target` "
+    "ends them there"
+)
 PAUSED = "the guest is paused, and must run for this: let it go on (`cont` in its monitor)"
 _CHECK_S = 0.05
 

@@ -23,7 +23,7 @@ from kprobes.errors import (
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import check_stopped
 from kprobes.guest.journal import Journal
-from kprobes.guest.stops import breakpoint_at, run_until_stop
+from kprobes.guest.stops import MIGRATED, breakpoint_at, run_until_stop
 from kprobes.model.kernel import place_of
 from kprobes.model.options import Options
 from kprobes.transport.stub import SIGTRAP
@@ -35,10 +35,6 @@ _DUMP_S = 5.0
 _PANIC = ("vpanic", "panic")
 _SHUTDOWN = "syscore_shutdown"
 _LOGGED = ("kmsg_dump_desc", "kmsg_dump")
-_MIGRATED = (
-    "the guest was migrated: it has its probes where it runs now, and `kprobe restore --target` "
-    "ends them there"
-)
 _PARKED = ("play_dead", "arm_smccc", "cpu_die")
 """Parts of the names of functions that a CPU is in that was taken offline."""
 
@@ -158,7 +154,7 @@ class GuestWatch:
                 self._examine_stop()
         self._is_held = stub.is_held
         if self._is_held and stub.has_migrated():
-            self.crash = GuestMigratedError(_MIGRATED)
+            self.crash = GuestMigratedError(MIGRATED)
             raise self.crash
         if self._is_held != was_held:
             self._journal.note_held(is_held=self._is_held)

@@ -21,6 +21,7 @@ from kprobes.transport.connection import DETACH, FAREWELL, Wire, check_ok, hands
 from kprobes.transport.stub_io import StubMemory, StubRegisters
 
 _MAX_CPUS = 4096
+_MIGRATING = re.compile(r"status: (?:setup|active|device|pre-|postcopy-|wait-|cancelling)")
 _MIGRATED = re.compile(r"\((?:finish-migrate|postmigrate)\)")
 SIGTRAP = 5
 """Of a breakpoint or a step; a stop by a monitor, or of QEMU's own accord, has another."""
@@ -197,8 +198,15 @@ class Stub:
 
     def has_migrated(self) -> bool:
         """Whether a stopped guest runs in another QEMU now, as this one says."""
+        return self._prints("info status", _MIGRATED)
+
+    def is_migrating(self) -> bool:
+        """Whether a stopped guest is on its way to another QEMU, as this one says."""
+        return self._prints("info migrate", _MIGRATING)
+
+    def _prints(self, command: str, words: re.Pattern[str]) -> bool:
         with suppress(TargetError):
-            return _MIGRATED.search(self.monitor("info status")) is not None
+            return words.search(self.monitor(command)) is not None
         return False
 
     def stop(self) -> rsp.StopReply:
