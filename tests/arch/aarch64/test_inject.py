@@ -27,15 +27,17 @@ TRAP = "d503233f d63f0020 d63f02c0 d65f03c0"
 GUARDED = 1 << 50
 RETURN_PATH = ReturnPath(trap=Addr(UNCALLED + 8), then=(Addr(FINISH),), register="x22", size=0x150)
 REGISTERS = {STUB_NAMES[name]: 0x100 + n for n, name in enumerate(NAMES)} | {"sp": 0x9000}
-KERNEL = make_kernel(
-    [
-        symbol("ret_to_kernel", FINISH),
-        symbol("iterate_supers_type", UNCALLED),
-        symbol("__vmalloc_node_range", ALLOCATE),
-        symbol("_stext", TEXT),
-    ]
+KERNEL = replace(
+    make_kernel(
+        [
+            symbol("ret_to_kernel", FINISH),
+            symbol("iterate_supers_type", UNCALLED),
+            symbol("__vmalloc_node_range", ALLOCATE),
+            symbol("_stext", TEXT),
+        ]
+    ),
+    text=(Addr(TEXT), Addr(TEXT + 16 * MIB)),
 )
-KERNEL = replace(KERNEL, text=(Addr(TEXT), Addr(TEXT + 16 * MIB)))
 
 
 class Text(Struct, frozen=True, eq=False):
