@@ -125,6 +125,28 @@ def test_a_guest_that_was_migrated_while_it_stood_does_not_run_here_again(status
     assert (fake.breakpoints, fake.is_running) == (set(), False)
 
 
+@pytest.mark.parametrize("answer", [b"E01", b""])
+def test_a_stub_that_does_not_tell_lets_a_guest_run(answer: bytes) -> None:
+    fake = FakeStub(answers={b"qRcmd,": answer})
+
+    with opened(fake) as stub:
+        stub.resume()
+        assert stub.is_running
+
+
+def test_a_stub_that_does_not_answer_in_time_is_asked_nothing_more() -> None:
+    fake = FakeStub()
+    with listening(fake) as path:
+        stub = Stub.open(path, timeout_s=0.2)
+        fake.hooks[b"qRcmd,"] = send(b"")
+
+        with pytest.raises(GuestGoneError):
+            stub.resume()
+
+        assert b"vCont;c" not in fake.asked
+        stub.close()
+
+
 def test_a_guest_that_was_migrated_is_not_let_run_by_detaching() -> None:
     said = b"VM status: paused (postmigrate)\r\n".hex().encode()
     fake = FakeStub()

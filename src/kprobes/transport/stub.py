@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -205,9 +205,13 @@ class Stub:
         return self._prints("info migrate", _MIGRATING)
 
     def _prints(self, command: str, words: re.Pattern[str]) -> bool:
-        with suppress(TargetError):
+        try:
             return words.search(self.monitor(command)) is not None
-        return False
+        except GuestGoneError:
+            # A late answer would be taken for that to the next request.
+            raise
+        except TargetError:
+            return False
 
     def stop(self) -> rsp.StopReply:
         """Stop a running guest, unless somebody else has just done it.
