@@ -69,7 +69,7 @@ def boot(
         undo.enter_context(machine)
         if is_early:
             wait = access.wait or _deadline(machine.options.boot_timeout_s)
-            access = replace(access, wait=_after(machine.let_go, wait))
+            access = replace(access, wait=_after(machine.let_run, wait))
         progress("reading its kernel's symbols and types")
         target = str(machine.stub_address)
         return _session(undo, target, size, machine=machine, access=access)

@@ -367,9 +367,8 @@ class _Tracer(Struct, kw_only=True):
                 raise
 
     def _output(self, session: "AnySession") -> Output:
-        args, stream = self.args, self.out
-        if args.output is not None:
-            stream = open_output(args.output, goes_on=self.boots > 0)
+        args, path = self.args, self.args.output
+        stream = self.out if path is None else open_output(path, goes_on=self.boots > 0)
         is_ours = stream is not self.out
         if not session.definitions and args.control is None:
             return Output(stream, lambda _: NoEvents(), is_ours=is_ours, stop=self.stop)

@@ -30,6 +30,7 @@ _FIRST_JIFFIES = frozenset((-300 * hz) & 0xFFFF_FFFF for hz in (100, 250, 300, 1
 _EARLY = ("__per_cpu_offset", "nr_cpu_ids")
 """Without KALLSYMS_ALL these names are found when the kernel has made its read-only data so."""
 _HEAD = 512
+"""Bytes of the text that boot frees, by which one sees whether it is still there."""
 _POLL_S, _LONG_POLL_S = 0.005, 0.2
 """Between looks for a kernel; and at one that is there and cannot be probed yet."""
 _HELD_POLL_S = 0.1

@@ -433,8 +433,7 @@ def _written_at(path: Path) -> float:
 def read(path: Path) -> Entry:
     """Read one journal.
 
-    A torn last line is what a tracer leaves that was killed while writing it: its patches were
-    never made, so it is left out.
+    A torn last line, of a tracer that was killed while it wrote it, is left out: nothing was made.
 
     Raises:
         FormatError: it is not a journal.

@@ -394,8 +394,7 @@ class _Change:
             return
         table, dirty = self._table(single)
         at = probe.layout.ip
-        left = tuple(each for each in table.get(at, ()) if each[0] != single.sequence)
-        _set(table, at, left)
+        _set(table, at, tuple(each for each in table.get(at, ()) if each[0] != single.sequence))
         dirty[at] = None
         self._state.may_go.pop(single.event_id, None)
         self._come.pop(single.event_id, None)

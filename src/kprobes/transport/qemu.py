@@ -87,7 +87,7 @@ class Machine:
         Args:
             options: of the guest.
             progress: called with a line of text when a step begins.
-            is_early: return at once, before its first instruction: it stands until ``let_go``.
+            is_early: return at once, before its first instruction: it stands until ``let_run``.
 
         Raises:
             UsageError: options that make no sense.
@@ -160,7 +160,7 @@ class Machine:
         """Whether QEMU runs."""
         return self._supervisor.is_alive
 
-    def let_go(self) -> None:
+    def let_run(self) -> None:
         """Let a guest begin to boot that stands before its first instruction.
 
         Raises:

@@ -296,7 +296,7 @@ def command_line(
         kernel: its boot image.
         accel: how QEMU runs it.
         places: its sockets and files.
-        is_held: whether it stands before its first instruction until it is let go.
+        is_held: whether it stands before its first instruction until it is let run.
     """
     machine_type = options.machine_type
     tcg = ",thread=multi" if accel is Accel.TCG else ""

@@ -174,10 +174,8 @@ def _code(memory: MappedMemory, kernel: Kernel, request: CodeRequest) -> Functio
     if stop is not None:
         # What only boot uses comes after data.
         last = max(text[1] for text in kernel.texts)
-        start, protection = (
-            max(stop - _REACH, last - REACH),
-            _known(memory).attributes(request.like),
-        )
+        start = max(stop - _REACH, last - REACH)
+        protection = _known(memory).attributes(request.like)
         called = alloc_between(kernel, request, start=start, stop=stop, protection=protection)
         if called is not None:
             return called
