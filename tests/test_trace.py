@@ -32,7 +32,9 @@ def test_a_trace_has_events_one_by_one_and_by_name() -> None:
 
 def test_an_event_without_hits_is_an_empty_list_and_an_unknown_one_an_error() -> None:
     trace = make_trace()
-    trace.end(NOTHING, [Hits(event="quiet", function="vfs_read", recorded=0, missed=0)])
+    trace.end(
+        lambda: NOTHING, lambda: [Hits(event="quiet", function="vfs_read", recorded=0, missed=0)]
+    )
 
     assert trace["quiet"] == []
     assert trace.columns("quiet") == {}
@@ -45,7 +47,7 @@ def test_an_event_without_hits_is_an_empty_list_and_an_unknown_one_an_error() ->
 def test_a_trace_says_what_it_is() -> None:
     trace = make_trace()
     assert repr(trace) == "<Trace: 2 events, still recording>"
-    trace.end(NOTHING, ())
+    trace.end(lambda: NOTHING, tuple)
     assert repr(trace) == "<Trace: 2 events>"
 
 
@@ -54,5 +56,5 @@ def test_counts_are_those_until_now_and_then_those_of_the_end() -> None:
     trace = Trace(SOURCE, count=lambda: replace(NOTHING, lost=next(lost)))
 
     assert (trace.counts.lost, trace.counts.lost, trace.is_recording) == (3, 4, True)
-    trace.end(replace(NOTHING, lost=5), ())
+    trace.end(lambda: replace(NOTHING, lost=5), tuple)
     assert (trace.counts.lost, trace.counts.lost, trace.is_recording) == (5, 5, False)

@@ -14,7 +14,7 @@ with kprobes.boot() as kernel:
 be done with a kernel, docs/howto/recipes.md programs to begin with. Types, for annotations:
 ``GuestSession`` and ``HostSession`` (a Session with a guest, and with this machine's kernel),
 ``TraceProbe`` (of ``kernel.probe``), ``Trace`` (of ``kernel.record``), ``Event``, and
-``Registers`` (of handlers). What can go wrong is in ``errors``.
+``Registers`` (of handlers). ``load`` reads a recording's file. What can go wrong is in ``errors``.
 """
 
 import sys
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kprobes.handlers.registers import Registers
     from kprobes.host.driver import HostOptions
     from kprobes.model.events import Event
-    from kprobes.open import GuestSession, HostSession, attach, boot, host
+    from kprobes.open import GuestSession, HostSession, attach, boot, host, load
     from kprobes.session import Session
     from kprobes.trace import Trace
     from kprobes.transport.qemu_command import MachineOptions
@@ -52,6 +52,7 @@ __all__ = [
     "boot",
     "errors",
     "host",
+    "load",
 ]
 _HOMES = {
     "Event": "model.events",

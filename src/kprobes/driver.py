@@ -10,6 +10,7 @@ from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Counts, Events, Hits, Loads
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import Options, Wanted
+from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
 
 
@@ -66,6 +67,11 @@ class Driver(EventDriver, Protocol):
         ...
 
     @property
+    def target(self) -> str:
+        """Where it is, as ``--target`` names it."""
+        ...
+
+    @property
     def cpus(self) -> int:
         """How many CPUs the kernel may have."""
         ...
@@ -103,8 +109,8 @@ class Driver(EventDriver, Protocol):
         """Check options that recordings are to have, or raise NotSupportedError."""
         ...
 
-    def drain(self, *, room: float) -> Drain:
-        """Begin to drain what is recorded, with so many bytes that may wait to be taken."""
+    def drain(self, *, room: float, writer: RecordingWriter | None = None) -> Drain:
+        """Begin to drain what is recorded, to a writer or with so many bytes that may wait."""
         ...
 
     def check(self) -> None:

@@ -6,14 +6,18 @@ The engine for guests takes a third of a second to import; who opens this machin
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
-from kprobes.errors import UnreachableError
+from kprobes.errors import FormatError, UnreachableError
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.registry import Registry
+from kprobes.model.events import Events
+from kprobes.model.recording import RecordingEnd
 from kprobes.session import Session
+from kprobes.trace import Trace
 
 if TYPE_CHECKING:
     from kprobes.driver import Driver
@@ -44,7 +48,7 @@ def boot(
     progress: Callable[[str], None] = _ignore,
     is_early: bool = False,
 ) -> GuestSession:
-    """Boot a guest of our own and attach to it; it ends with the session.
+    """RecordedBoot a guest of our own and attach to it; it ends with the session.
 
     ``with kprobes.boot() as kernel: print(kernel.run("uname -r").output)``
 
@@ -118,6 +122,40 @@ def attach(
     """
     with ExitStack() as undo:
         return _session(undo, target, size, access=access)
+
+
+def load(path: "str | Path") -> Trace:
+    """Return the events of a recording, which are read when they are asked for.
+
+    ``trace = kprobes.load("kprobe.rec"); print(trace["open"][0]["path"])``
+
+    Raises:
+        FormatError: it is no recording of ours.
+        UsageError: there is no such file.
+    """
+    from kprobes.recording import opened_recording
+
+    with ExitStack() as undo:
+        recording = undo.enter_context(opened_recording(Path(path)))
+        boots = recording.boots()
+        boot = next(boots, None)
+        if boot is None:
+            raise FormatError(f"{path}: a recording without a kernel")
+        trace = Trace(boot.source)
+        file = undo.pop_all()
+
+    def rest() -> Generator[Events]:
+        with file:
+            yield from boot.rounds
+            for other in boots:
+                yield from other.rounds
+
+    def end() -> RecordingEnd:
+        len(trace)
+        return recording.counted
+
+    trace.end(lambda: end().counts, lambda: end().hits, rest())
+    return trace
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, Unpack
 
@@ -29,6 +30,8 @@ from kprobes.model.kernel import Kernel
 from kprobes.model.options import MAX_PAUSE_S, Limits, Options, Tasks
 from kprobes.model.override import OverrideOptions, OverrideWords, errno_value, with_comm
 from kprobes.ports import Sink
+from kprobes.recording import read_events
+from kprobes.recording_writer import RecordingWriter, begin, ended, opener
 from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
 from kprobes.transport.agent import Command, Commands, Finished, Job
@@ -230,42 +233,62 @@ class Session(Generic[_Driver_co, _Commands_co]):
         self.options = replace(self.options, limits=limits)
 
     @contextmanager
-    def record(self, *probes: TraceProbe, timeout_s: float | None = None) -> Generator[Trace]:
+    def record(
+        self, *probes: TraceProbe, timeout_s: float | None = None, path: str | Path | None = None
+    ) -> Generator[Trace]:
         """Arm what is enabled, record until the block ends, and disarm.
 
         ``with kernel.record() as trace: kernel.run("ls /")``, and then ``print(trace)``.
 
-        Inside the block the trace yields events as they come; after it, it has all of them.
+        Inside the block the trace yields events as they come; after it, it has all of them. With a
+        ``path`` they are kept in that file, ``kernel.record(path="kprobe.rec")``, and the trace has
+        them after the block, read from it when it is asked; ``kprobes.load`` reads it again.
 
         Args:
             probes: that are to be recorded, with what is defined or enabled meanwhile; all by
                 default.
             timeout_s: when iterating over it ends; None for as long as it is iterated.
+            path: of a file that the recording is kept in; one that is there becomes ``.old``.
 
         Raises:
             UsageError: this kernel is being recorded already, or nothing is defined.
             TargetError: it could not be armed, or the guest died.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        # The trace keeps all events: it is no matter where they wait for it.
-        with self.recording(*probes, room=math.inf) as drain:
+        with ExitStack() as files:
+            keep = None if path is None else opener(Path(path), files)
+            # The trace keeps all events: it is no matter where they wait for it.
+            drain = files.enter_context(self.recording(*probes, room=math.inf, keep=keep))
             batches = self._batches(drain, lambda: time.monotonic() >= until)
             trace = Trace(self.source, batches, self.counts)
             yield trace
             batches.close()
             self._finish(drain, trace)
             self.driver.check()
-        trace.end(self.counts(), self.hits())
+        counts, hits = self.counts(), self.hits()
+        rest = None if path is None else read_events(Path(path))
+        trace.end(lambda: counts, lambda: hits, rest)
 
-    def stream(self, sink: Sink, *, is_done: Callable[[], bool]) -> Counts:
+    def stream(
+        self,
+        sink: Sink,
+        *,
+        is_done: Callable[[], bool],
+        keep: Callable[[], RecordingWriter] | None = None,
+    ) -> Counts:
         """Arm what is enabled and write its events to a sink until ``is_done``; then disarm.
 
         When the guest dies, what it recorded before is written first.
 
+        Args:
+            sink: of the events.
+            is_done: asked often.
+            keep: see ``recording``; then the sink gets no events.
+
         Raises:
             TargetError: it could not be armed, or the guest died.
         """
-        with self.recording() as drain:
+        with self.recording(keep=keep) as drain:
             try:
                 self._pass_on(drain, sink, is_done)
             finally:
@@ -289,22 +312,34 @@ class Session(Generic[_Driver_co, _Commands_co]):
             yield from rest
 
     @contextmanager
-    def recording(self, *probes: TraceProbe, room: float = ROOM) -> Generator[Drain]:
+    def recording(
+        self,
+        *probes: TraceProbe,
+        room: float = ROOM,
+        keep: Callable[[], RecordingWriter] | None = None,
+    ) -> Generator[Drain]:
         """Keep probes armed and their records flowing into what is yielded.
 
         Args:
             probes: see ``record``.
             room: bytes of events that may wait in it; what comes then is lost in the rings.
+            keep: returns, when all is armed, what writes the rings' bytes to a file; then no events
+                are yielded.
         """
         self._check_open()
         if not len(self._events) and not self.probes:
             raise UsageError("nothing to probe: no definition was given")
-        with ExitStack() as undo:
+        with ExitStack() as written, ExitStack() as undo:
             self._events.begin(probes)
             # The first disarms; nobody drains any more when the second comes.
             undo.callback(self._events.end)
             undo.callback(self._events.end)
-            drain = self.driver.drain(room=room)
+            writer = None
+            if keep is not None:
+                writer = keep()
+                begin(writer, self.kernel, self.source, self.driver.target)
+                written.enter_context(ended(writer, self.driver))
+            drain = self.driver.drain(room=room, writer=writer)
             undo.callback(drain.stop)
             if self.options.limits.counts_hits:
                 window = LoadWindow(self.options.limits, self.source.cpus)

@@ -28,9 +28,8 @@ class Trace:
     ``trace["open"]`` is a list of those of one name.
 
     Attributes:
-        events: what was recorded.
+        events: what was recorded, and read.
         is_recording: whether there may be more.
-        hits: of each probe, when it has ended.
     """
 
     def __init__(
@@ -48,9 +47,9 @@ class Trace:
         """
         self.events: list[Events] = []
         self.is_recording = True
-        self.hits: Sequence[Hits] = ()
         self._batches = iter(()) if batches is None else batches
         self._count = count
+        self._hits: Callable[[], Sequence[Hits]] = tuple
         self._source = source
 
     @property
@@ -58,13 +57,37 @@ class Trace:
         """What was recorded, missed and lost: of the whole recording, or until now."""
         return self._count()
 
-    def end(self, counts: Counts, hits: Sequence[Hits]) -> None:
-        """Take what was counted, as there is no more to come."""
-        self.is_recording, self._count, self.hits = False, lambda: counts, hits
+    @property
+    def hits(self) -> Sequence[Hits]:
+        """What each probe counted, when the recording has ended."""
+        return self._hits()
+
+    def end(
+        self,
+        counts: Callable[[], Counts],
+        hits: Callable[[], Sequence[Hits]],
+        rest: Iterator[Events] | None = None,
+    ) -> None:
+        """Take what was counted, as there is no more to come.
+
+        Args:
+            counts: returns it for the recording.
+            hits: for each probe.
+            rest: events that are somewhere else, and taken when somebody asks for them.
+        """
+        self.is_recording, self._count, self._hits = False, counts, hits
+        if rest is not None:
+            self._batches = rest
 
     def __len__(self) -> int:
         """Return the number of events."""
-        return sum(map(len, self.events))
+        return sum(map(len, self._read()))
+
+    def _read(self) -> list[Events]:
+        # All that there is by now.
+        if not self.is_recording:
+            self.events.extend(self._batches)
+        return self.events
 
     def __iter__(self) -> Iterator[Event]:
         """Yield the events one by one, oldest first; while it is recorded, as they come."""
@@ -83,7 +106,7 @@ class Trace:
         Raises:
             KeyError: no probe has an event of this name.
         """
-        found = [event for events in self.events for event in each_event(events, name)]
+        found = [event for events in self._read() for event in each_event(events, name)]
         self._check(name, is_found=bool(found))
         return found
 
@@ -102,7 +125,7 @@ class Trace:
         Raises:
             KeyError: no probe has an event of this name.
         """
-        found = columns_of(self.events, name)
+        found = columns_of(self._read(), name)
         self._check(name, is_found=bool(found))
         return found
 

@@ -9,7 +9,8 @@ import pytest
 
 from kprobes.cli.output import Output
 from kprobes.cli.terminal import Progress, Stop
-from kprobes.cli.tracing import LimitSink, Until, Workload, reasons
+from kprobes.cli.tracing import LimitSink, Until, reasons
+from kprobes.cli.workload import Workload
 from kprobes.errors import RefusedError
 from kprobes.model.events import Events
 from kprobes.transport.agent import Command, Finished

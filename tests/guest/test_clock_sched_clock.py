@@ -57,7 +57,7 @@ def test_the_line_is_where_the_function_that_uses_it_says() -> None:
 
     assert found is not None
     assert found[0] == CD
-    assert (found[1].ns, found[1].cycles, found[1].rate) == (5, 7, 1_000_000_000)
+    assert (found[1].ns_at, found[1].cycles, found[1].rate) == (5, 7, 1_000_000_000)
 
 
 @pytest.mark.parametrize(

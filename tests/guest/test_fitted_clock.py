@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from kprobes.guest import fitted_clock
 from kprobes.guest.fitted_clock import (
@@ -17,6 +16,7 @@ from kprobes.guest.fitted_clock import (
     tick_points,
     timekeeper_points,
 )
+from kprobes.model.clock import Line, Scaled
 from kprobes.units import U64, Addr
 from tests.build.guest import DATA, PERCPU, make_memory
 from tests.build.kernel import TEXT, FakeTypes, make_kernel, symbol
@@ -28,14 +28,10 @@ MS, S = 1_000_000, 1_000_000_000
 class Counter:
     """A counter whose counts are nanoseconds by the kernel's first idea."""
 
-    tick_s = 1e-9
+    now: Scaled = Line(ns_at=0, cycles=0, mult=1, shift=0)
 
     def refresh(self) -> None:
         pass
-
-    def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
-        del cpu
-        return counter
 
 
 class Guest:

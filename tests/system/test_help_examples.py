@@ -17,6 +17,7 @@ from kprobes.cli import guest as guest_command
 from kprobes.cli import main
 from kprobes.transport.qemu import Machine
 from tests.build.command import OPEN, WAIT_S, Command, read_line
+from tests.build.recorded import recorded
 from tests.system import test_documented_traces
 
 pytestmark = pytest.mark.guest
@@ -42,6 +43,8 @@ def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """The command, where the examples' files are, with the guest as what is meant."""
     (tmp_path / "probes.txt").write_text(f"{OPEN}\n")
     (tmp_path / "a.out").touch()
+    for name in ("kprobe.rec", "reads.rec"):
+        (tmp_path / name).write_bytes(recorded(200))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KPROBES_TARGET", f"qemu:{guest.stub_address}")
     with Command(tmp_path / "state") as command:
@@ -52,7 +55,10 @@ _SHOWS = {
     "check": rb"accepted",
     "doctor": rb"host: ",
     "fail": rb"calls +skipped +rule",
+    "info": rb"6\.1\.0",
     "list": rb"\b(vfs_read|do_sys_openat2)\b",
+    "record": rb"^kprobes\n|^$",
+    "report": rb"(# tracer: nop[^$]*|\"event\":\")read",
     "restore": rb"nothing to restore",
     "status": rb"^$|no journal|all of them idle",
     "targets": rb"gdb\.sock",
@@ -95,6 +101,17 @@ def test_calls_of_a_command_fail_and_are_counted(kprobe: Command, example: str) 
     assert re.search(rb"(?m)^[1-9]\d* +[1-9]\d* +__x64_sys_", done.stderr), done.stderr.decode()
 
 
+@pytest.mark.parametrize(
+    "example", [each for each in _ALL if _words(each)[0] == "record" and "--" in _words(each)]
+)
+def test_a_command_is_recorded_and_printed(kprobe: Command, example: str) -> None:
+    done = kprobe(*_words(example)[:1], "-t", "guest", *_words(example)[1:])
+    printed = kprobe("report")
+
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
+    assert re.search(rb" ls-\d+ .* open: \(.*path=", printed.stdout)
+
+
 @pytest.mark.parametrize("example", _examples(guest_command))
 def test_a_guest_is_booted_and_ends_when_it_is_told(kprobe: Command, example: str) -> None:
     process = kprobe.start(*_words(example))
@@ -109,7 +126,7 @@ def test_each_command_has_three_examples_which_are_all_run() -> None:
     assert {len(_examples(module)) for module in (main, *main.COMMANDS)} == {3}
     others = [each for each in _ALL if each not in _RUN and _words(each)[0] != "guest"]
     # Those of vng are in test_vng.py.
-    assert {_words(each)[0] for each in others} == {"trace", "fail", "vng"}
+    assert {_words(each)[0] for each in others} == {"trace", "fail", "record", "vng"}
     others = [each for each in others if _words(each)[0] == "trace"]
     known = [each.command for name, each in test_documented_traces.examples() if "--help" in name]
     commands = [_words(each)[_words(each).index("--") + 1 :] for each in others]

@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     conditions = _conditions(args)
     from kprobes.cli.target import check_options, opened
     from kprobes.cli.terminal import Progress, Stop
-    from kprobes.cli.tracing import Workload
+    from kprobes.cli.workload import Workload
 
     check_options(args)
     with Stop() as stop, Progress(is_quiet=args.quiet) as progress, ExitStack() as undo:

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 
 def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
-    from kprobes.cli.report import functions_as_json, functions_as_names, functions_as_prototypes
+    from kprobes.cli.words import functions_as_json, functions_as_names, functions_as_prototypes
 
     # A hundred thousand symbols would be looked through for garbage, and there is none.
     gc.disable()

@@ -12,7 +12,22 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import BinaryIO, NoReturn, TypeVar
 
-from kprobes.cli import check, doctor, fail, guest, list, restore, status, targets, trace, vng, xray
+from kprobes.cli import (
+    check,
+    doctor,
+    fail,
+    guest,
+    info,
+    list,
+    record,
+    report,
+    restore,
+    status,
+    targets,
+    trace,
+    vng,
+    xray,
+)
 from kprobes.cli.files import UnwrittenError, WholeFile, own_streams
 from kprobes.cli.options import Once
 from kprobes.cli.terminal import print_message, status_of
@@ -21,6 +36,9 @@ from kprobes.errors import KprobesError
 _Code = TypeVar("_Code", int, str | int | None)
 COMMANDS: tuple[ModuleType, ...] = (
     trace,
+    record,
+    report,
+    info,
     vng,
     check,
     list,
@@ -85,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, out: BinaryIO) -> int:
     path = getattr(args, "output", None)
-    if path is None or args.name in (trace.NAME, vng.NAME):
+    if path is None or args.name in (trace.NAME, vng.NAME, report.NAME):
         return args.run(args, out)
     from kprobes.cli.output import check_writable, open_output
 

@@ -11,20 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from kprobes.cli.files import WholeFile
 from kprobes.cli.terminal import Stop, counted
 from kprobes.errors import KprobesError, UsageError
-from kprobes.model.events import Events
+from kprobes.model.events import NO_EVENTS, Events
 from kprobes.ports import Sink
 from kprobes.sinks.names import WINDOW
 
 _FINISH_S = 1.5
 """With what is done besides, the output ends within two seconds after Ctrl-C."""
 _PART = 2 * WINDOW
-
-_NOTHING = Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
 
 
 class Output:
@@ -80,7 +76,7 @@ class Output:
         with self._noting():
             if self._error is None:
                 self._stream.write(self.mark)
-                self._sink.write(_NOTHING)
+                self._sink.write(NO_EVENTS)
 
     def write(self, events: Events) -> None:
         """Write events, or drop them when the output is gone."""

@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Restore; return the exit code."""
     from kprobes.cli.options import AUTO, GUEST, HOST
-    from kprobes.cli.report import print_broken
     from kprobes.cli.terminal import Stop
+    from kprobes.cli.words import print_broken
     from kprobes.guest.journal import entries
     from kprobes.guest.recovery import of_target
 
@@ -104,7 +104,7 @@ def _noted(target: str, *, is_first: bool) -> "Iterator[tuple[str, int]]":
 
 
 def _message(each: "Restored") -> tuple[str, int]:
-    from kprobes.cli.report import words_for
+    from kprobes.cli.words import words_for
     from kprobes.guest.recovery import Outcome
 
     failed = each.error if each.outcome is Outcome.FAILED else None
@@ -112,7 +112,7 @@ def _message(each: "Restored") -> tuple[str, int]:
 
 
 def _here() -> "Iterator[tuple[str, int]]":
-    from kprobes.cli.report import words_for_host
+    from kprobes.cli.words import words_for_host
     from kprobes.host.sessions import leftovers
 
     for each in leftovers():

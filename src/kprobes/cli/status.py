@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Show; return the exit code."""
-    from kprobes.cli import report
+    from kprobes.cli import words
     from kprobes.cli.options import AUTO, GUEST, HOST
     from kprobes.guest.journal import entries
     from kprobes.guest.recovery import of_target
@@ -48,9 +48,9 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
     is_json = args.format == "json"
     of_journal, of_session = (
-        (report.journal_as_json, report.session_as_json)
+        (words.journal_as_json, words.session_as_json)
         if is_json
-        else (report.journal_as_text, report.session_as_text)
+        else (words.journal_as_text, words.session_as_text)
     )
     chosen = None if args.target in (AUTO, GUEST, HOST) else args.target
     broken: list[KprobesError] = []
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     here = sessions() if args.target in (None, AUTO, HOST) else []
     # A stub that is in use tells nobody else.
     target = chosen if all(entry.is_abandoned for entry in found) else None
-    report.print_broken(broken)
+    words.print_broken(broken)
     if not (found or here or broken) and args.format == "text":
         out.write(b"no journal on this machine: no kprobe is at work, none was killed\n")
     is_brief, is_verbose = target is not None, args.verbose
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     write_text(out, "".join(texts))
     out.flush()
     if target is not None:
-        of_guest = report.guest_as_json if is_json else report.guest_as_text
+        of_guest = words.guest_as_json if is_json else words.guest_as_text
         write_text(out, of_guest(_read(target, found), is_verbose=is_verbose))
     return 1 if broken else 0
 

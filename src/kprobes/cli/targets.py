@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """List; return the exit code."""
-    from kprobes.cli.report import print_broken
+    from kprobes.cli.words import print_broken
     from kprobes.guest.journal import entries
     from kprobes.host.obstacles import obstacles
     from kprobes.inspect.targets import local_guests
@@ -85,14 +85,14 @@ def _host_row(obstacles: "Sequence[Obstacle]") -> tuple[str, ...]:
 
 
 def _tracer(entry: "Entry") -> str:
-    from kprobes.cli.report import patches
+    from kprobes.cli.words import patches
 
     count = counted(len(patches(entry)), "site")
     return f"{count} by process {entry.pid}{' (ended)' if entry.is_abandoned else ''}"
 
 
 def _as_json(found: "Sequence[LocalGuest]", obstacles: "Sequence[Obstacle]") -> str:
-    from kprobes.cli.report import patches
+    from kprobes.cli.words import patches
 
     rows: list[dict[str, Any]] = [
         {

@@ -54,8 +54,13 @@ _ONLY = "record only hits of tasks %s; can be given again"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    options.add_target(parser)
+    add_begin(parser)
     add_tracing(parser)
+
+
+def add_begin(parser: argparse.ArgumentParser) -> None:
+    """Add which kernel is traced, and from when on."""
+    options.add_target(parser)
     parser.add_argument(
         "--boot",
         action="store_true",
@@ -81,6 +86,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_tracing(parser: argparse.ArgumentParser) -> None:
     """Add what every trace has, whatever guest it is of."""
+    add_probing(parser)
+    _add_limit(parser)
+    _add_output(parser)
+
+
+def add_probing(parser: argparse.ArgumentParser) -> None:
+    """Add what is common to traces and recordings, whatever guest they are of."""
     options.add_definitions(parser)
     parser.add_argument(
         "--filter",
@@ -96,12 +108,19 @@ def add_tracing(parser: argparse.ArgumentParser) -> None:
         help="run this file first: its handlers are called at hits (kernel, Kprobe are defined)",
     )
     parser.set_defaults(
-        command=(), filters={}, until_shutdown=False, has_ended=_never, has_console=False
+        command=(),
+        filters={},
+        until_shutdown=False,
+        has_ended=_never,
+        has_console=False,
+        recording=None,
     )
     options.add_recording(parser)
-    _add_begin_and_end(parser)
+    parser.add_argument(
+        "--duration", type=options.duration, metavar="TIME", help="stop after TIME: 10s, 500ms, 2m"
+    )
     _add_choice(parser)
-    _add_output(parser)
+    _add_rings(parser)
     options.add_limits(parser)
     options.add_kernel_files(parser)
     options.add_quiet(parser)
@@ -111,10 +130,7 @@ def _never() -> bool:
     return False
 
 
-def _add_begin_and_end(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--duration", type=options.duration, metavar="TIME", help="stop after TIME: 10s, 500ms, 2m"
-    )
+def _add_limit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-events", type=options.count, metavar="N", help="stop after N events")
     parser.add_argument(
         "--until-panic",
@@ -155,6 +171,11 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     options.add_output(parser)
+    add_printing(parser)
+
+
+def add_printing(parser: argparse.ArgumentParser) -> None:
+    """Add how values are printed."""
     parser.add_argument(
         "--json-numbers",
         choices=("string", "number"),
@@ -164,6 +185,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--enum", action="store_true", help="print enums by name, where the kernel prints numbers"
     )
+
+
+def _add_rings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m",
         "--buffer-size",

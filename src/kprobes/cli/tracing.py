@@ -1,18 +1,16 @@
 """One trace from the first connection to the last word: sinks in a row, an end, a summary.
 
-The command that a trace runs in the guest: its end ends the trace.
-
 A sink in front of a sink: passes on so many events, and counts them.
 """
 
 import argparse
+import io
 import math
-import shlex
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from msgspec import Struct
@@ -27,6 +25,7 @@ from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import BootWait, WaitedError, check_options, opened, opened_host
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
 from kprobes.cli.until_panic import EndOfLog, LastEvents
+from kprobes.cli.workload import Workload
 from kprobes.errors import (
     GuestCrashedError,
     GuestGoneError,
@@ -41,86 +40,8 @@ from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.options import Options
 from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
+from kprobes.recording_writer import RecordingWriter, open_recording
 from kprobes.sinks import FORMATS, REBOOT_MARKS
-from kprobes.transport.agent import Command, Finished
-
-_KILL_S = 5.0
-
-
-class Workload:
-    """A command in a guest that we booted, waited for on the side."""
-
-    def __init__(self, start: "Callable[[Command], Job]", words: Sequence[str]) -> None:
-        """Start nothing yet.
-
-        Args:
-            start: starts a command in the guest.
-            words: of the command; a single one is a line for the guest's shell.
-        """
-        self._start = start
-        self._command = words[0] if len(words) == 1 else list(words)
-        self._running: Job | None = None
-        self._finished: Finished | None = None
-        self._error: KprobesError | None = None
-        self._was_killed = False
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._wait, name="kprobes-workload", daemon=True)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, or can no longer be waited for."""
-        return self._is_over.is_set()
-
-    @property
-    def status(self) -> int:
-        """As the shell counts it; 0 where it has not ended by itself."""
-        return 0 if self._finished is None or self._was_killed else self._finished.status
-
-    def start(self) -> None:
-        """Start it in the guest.
-
-        Raises:
-            TargetError: the guest did not.
-        """
-        self._running = self._start(self._command)
-        self._thread.start()
-
-    def finish(self) -> Finished | None:
-        """Return how it ended, killing it if it has not; None when it cannot be known.
-
-        Raises:
-            KprobesError: the guest talks nonsense, or is gone.
-        """
-        if self._running is None:
-            return None
-        if not self.is_over:
-            self._was_killed = True
-            with suppress(GuestGoneError):
-                self._running.kill()
-        self._is_over.wait(_KILL_S)
-        if self._error is not None:
-            raise self._error
-        return self._finished
-
-    def ending(self, finished: Finished | None) -> str:
-        """Return in words how it ended."""
-        text = self._command if isinstance(self._command, str) else shlex.join(self._command)
-        if finished is None:
-            return f"{text}: did not end with the trace"
-        if self._was_killed:
-            return f"{text}: killed, because the trace was over"
-        if finished.status > 128:
-            return f"{text}: ended by signal {finished.status - 128}"
-        return f"{text}: exit status {finished.status}"
-
-    def _wait(self) -> None:
-        assert self._running is not None
-        try:
-            self._finished = self._running.wait()
-        except KprobesError as error:
-            self._error = error
-        finally:
-            self._is_over.set()
 
 
 class LimitSink:
@@ -179,7 +100,6 @@ if TYPE_CHECKING:
     from kprobes.driver import Driver
     from kprobes.guest.journal import Boot
     from kprobes.open import AnySession
-    from kprobes.transport.agent import Job
 
 _LOST = 6
 _HANG_S = 10.0
@@ -273,6 +193,7 @@ class _Tracer(Struct, kw_only=True):
         events: of them.
         ends_s: when the trace is over, by ``time.monotonic``.
         crashed: the latest boot, if it crashed: it is still there, and of no use.
+        writer: of the recording, where one is wanted and has begun.
     """
 
     args: argparse.Namespace
@@ -284,9 +205,24 @@ class _Tracer(Struct, kw_only=True):
     events: int = 0
     ends_s: float = math.inf
     crashed: "Boot | None" = None
+    writer: RecordingWriter | None = None
 
     def trace(self) -> int:
         """Trace boot after boot, or one; return the exit code."""
+        try:
+            return self._trace()
+        finally:
+            if self.writer is not None:
+                self.writer.close()
+
+    def keep(self) -> RecordingWriter:
+        """Return what writes the recording: one, over all boots."""
+        if self.writer is None:
+            path: Path = self.args.recording
+            self.writer = RecordingWriter(self.out) if str(path) == "-" else open_recording(path)
+        return self.writer
+
+    def _trace(self) -> int:
         while True:
             try:
                 return self._trace_boot()
@@ -368,6 +304,8 @@ class _Tracer(Struct, kw_only=True):
 
     def _output(self, session: "AnySession") -> Output:
         args, path = self.args, self.args.output
+        if args.recording is not None:
+            return Output(io.BytesIO(), lambda _: NoEvents(), stop=self.stop)
         stream = self.out if path is None else open_output(path, goes_on=self.boots > 0)
         is_ours = stream is not self.out
         if not session.definitions and args.control is None:
@@ -486,7 +424,8 @@ class _Run:
 
     def _stream(self, until: Until) -> None:
         try:
-            self._session.stream(self._last or self._limit_sink, is_done=until)
+            keep = None if self._args.recording is None else self._tracer.keep
+            self._session.stream(self._last or self._limit_sink, is_done=until, keep=keep)
         except KprobesError:
             # As where the guest was paused meanwhile. One that is gone cannot be asked.
             with suppress(KprobesError):
@@ -509,8 +448,10 @@ class _Run:
         counts = self._counts
         if counts is None:
             return None
+        writer = self._tracer.writer
+        written = self._limit_sink.events - self._output.unwritten
         return Summary(
-            written=self._limit_sink.events - self._output.unwritten,
+            written=written if writer is None else sum(counts.recorded.values()),
             unwritten=self._output.unwritten if self._output.is_late else 0,
             faulted=self._limit_sink.faulted,
             probes=self._hits,

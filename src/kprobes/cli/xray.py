@@ -239,7 +239,7 @@ def _of_guest(
     booted: Path | None = None,
 ) -> "TextSnapshot":
     from kprobes.cli.options import is_host
-    from kprobes.cli.report import print_broken
+    from kprobes.cli.words import print_broken
     from kprobes.guest.journal import entries
     from kprobes.guest.recovery import of_target
     from kprobes.inspect.subject import candidates, snapshot_of_guest

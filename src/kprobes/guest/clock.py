@@ -35,7 +35,6 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.arch.registry import machine
@@ -50,6 +49,7 @@ from kprobes.guest.fitted_clock import (
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.rings import MappedRange
+from kprobes.model.clock import Line, Scale, Scales, Shifted, Unscaled, makes_sense
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.units import U64, Addr
 
@@ -80,28 +80,6 @@ _FUNCTIONS = ("sched_clock_noinstr", "sched_clock")
 """The first since 5949a68c7344 ("time/sched_clock: Provide sched_clock_noinstr()") (v6.5)."""
 _LONGEST = 1024
 _MAX_SHIFT = 32
-_NS_PER_S = 1_000_000_000
-
-
-class Line(Struct, frozen=True, kw_only=True):
-    """From cycles to nanoseconds.
-
-    Attributes:
-        ns, cycles: a point of it.
-        mult, shift: the slope is ``mult / 2**shift``.
-        read: the kernel's function that reads the cycles.
-    """
-
-    ns: int
-    cycles: int
-    mult: int
-    shift: int
-    read: int
-
-    @property
-    def rate(self) -> int:
-        """Cycles per second."""
-        return (_NS_PER_S << self.shift) // self.mult
 
 
 class SchedClock:
@@ -126,7 +104,7 @@ class SchedClock:
     @property
     def tick_s(self) -> float:
         """How long a count is, in seconds."""
-        return 1 / self._line.rate
+        return self.now.tick_s
 
     def refresh(self) -> None:
         """Read the line again: the guest draws it anew from time to time.
@@ -134,19 +112,14 @@ class SchedClock:
         Raises:
             TargetError: the numbers make no sense.
         """
-        line = _line(self._window.read(0, _CLOCK_SIZE).tobytes())
-        if not _makes_sense(line):
+        line, _ = _line(self._window.read(0, _CLOCK_SIZE).tobytes())
+        if not makes_sense(line, cpus=1):
             raise TargetError("the guest's clock makes no sense; its memory is corrupted")
-        self._line = line
+        self.now = line
 
     def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
         """Return nanoseconds for counts that were read on any CPU."""
-        del cpu
-        line = self._line
-        # A count may be from before the line was drawn: it goes on to the left of its point.
-        since = (counter - np.uint64(line.cycles)).astype(np.int64)
-        passed = (since * np.int64(line.mult)) >> np.int64(line.shift)
-        return np.uint64(line.ns) + passed.astype(np.uint64)
+        return self.now.ns(counter, cpu)
 
 
 def find_line(memory: GuestMemory, kernel: Kernel) -> tuple[Addr, Line] | None:
@@ -159,13 +132,13 @@ def find_line(memory: GuestMemory, kernel: Kernel) -> tuple[Addr, Line] | None:
         return None
     for place in _named(memory, kernel):
         try:
-            line = _line(memory.read(place, _CLOCK_SIZE))
+            line, read = _line(memory.read(place, _CLOCK_SIZE))
         except MemoryFault:
             continue
-        symbol = kernel.symbols.at(line.read)
-        if symbol is None or symbol.addr != line.read:
+        symbol = kernel.symbols.at(read)
+        if symbol is None or symbol.addr != read:
             continue
-        if symbol.name in counters and _makes_sense(line):
+        if symbol.name in counters and makes_sense(line, cpus=1):
             return Addr(place), line
     return None
 
@@ -179,31 +152,19 @@ def _named(memory: GuestMemory, kernel: Kernel) -> list[int]:
     return list(dict.fromkeys(machine(kernel.arch).text.references(code, function.addr)))
 
 
-def _line(data: bytes) -> Line:
+def _line(data: bytes) -> tuple[Line, int]:
+    # And the kernel's function that reads the cycles.
     latch = int.from_bytes(data[:4], "little") & 1
     ns, cycles, _, read, mult, shift = _READ_DATA.unpack_from(
         data, _SEQ_SIZE + latch * _READ_DATA.size
     )
-    return Line(ns=ns, cycles=cycles, mult=mult, shift=shift, read=read)
-
-
-def _makes_sense(line: Line) -> bool:
-    return line.mult > 0 and line.shift <= _MAX_SHIFT
+    return Line(ns_at=ns, cycles=cycles, mult=mult, shift=shift), read
 
 
 _DATA = struct.Struct("<IIQ")
 _TRACE_CLOCK = struct.Struct("<QQi4x")
 _MAX_CLOCKS = 32
 _SIZE = 2 * _DATA.size + 4
-_LOW = np.uint64(0xFFFF_FFFF)
-
-
-class Scale(Struct, frozen=True, kw_only=True):
-    """One CPU's line from cycles to nanoseconds."""
-
-    mul: int
-    shift: int
-    offset: int
 
 
 class TscClock:
@@ -220,13 +181,12 @@ class TscClock:
             TargetError: the numbers make no sense.
         """
         self._windows = windows
-        self._scales: list[Scale] = []
         self.refresh()
 
     @property
     def tick_s(self) -> float:
         """How long a count is, in seconds, on the first CPU."""
-        return self._scales[0].mul / (1 << self._scales[0].shift) / _NS_PER_S
+        return self.now.tick_s
 
     def refresh(self) -> None:
         """Read the scales again: the guest refines them in its first seconds.
@@ -234,17 +194,12 @@ class TscClock:
         Raises:
             TargetError: the numbers make no sense.
         """
-        self._scales = [_scale(window.read(0, _SIZE).tobytes()) for window in self._windows]
+        scales = (_scale(window.read(0, _SIZE).tobytes()) for window in self._windows)
+        self.now = Scales(of_cpus=tuple(scales))
 
     def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
         """Return nanoseconds for counts that were read on one CPU."""
-        scale = self._scales[cpu]
-        mul = np.uint64(scale.mul)
-        # 64 by 32 bits in two halves, as mul_u64_u32_shr.
-        high, low = counter >> np.uint64(32), counter & _LOW
-        ns = (low * mul) >> np.uint64(scale.shift)
-        ns += (high * mul) << np.uint64(32 - scale.shift)
-        return ns + np.uint64(scale.offset)
+        return self.now.ns(counter, cpu)
 
 
 RawClock = TscClock | SchedClock
@@ -271,11 +226,11 @@ class OffsetClock:
     def refresh(self) -> None:
         """Read all numbers again; errors as for the other clock."""
         self._clock.refresh()
-        self._offset = np.uint64(self._window.u64(0))
+        self.now = Shifted(clock=self._clock.now, ahead=self._window.u64(0))
 
     def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
         """Return nanoseconds for counts that were read on one CPU, in a new array."""
-        return self._clock.ns(counter, cpu) + self._offset
+        return self.now.ns(counter, cpu)
 
 
 class CounterClock:
@@ -284,6 +239,7 @@ class CounterClock:
     function: ClassVar[Addr | None] = None
     is_fit: ClassVar[bool] = True
     words: ClassVar[str] = _DIRECT
+    now: ClassVar[Unscaled] = Unscaled()
 
     def __init__(self, clock: RawClock) -> None:
         """Count as a clock does."""
@@ -313,6 +269,7 @@ class GuestClock:
 
     is_fit: ClassVar[bool] = True
     tick_s: ClassVar[float] = 1e-9
+    now: ClassVar[Unscaled] = Unscaled()
 
     def __init__(self, name: str, function: Addr) -> None:
         """Call a function that returns nanoseconds."""
@@ -332,7 +289,8 @@ AnyClock = TscClock | SchedClock | OffsetClock | FittedClock | CounterClock | Gu
 """What a recording may have.
 
 All can ``refresh``, and have ``words`` for people, ``tick_s``, ``function``, which is None where
-the counter is recorded, and ``is_fit``, which says whether all CPUs' stamps are of one clock.
+the counter is recorded, ``is_fit``, which says whether all CPUs' stamps are of one clock, and
+``now``: the clock as a value, as it was read last.
 """
 
 
@@ -494,6 +452,6 @@ def _is_native(memory: GuestMemory, kernel: Kernel) -> bool:
 def _scale(data: bytes) -> Scale:
     latch = int.from_bytes(data[2 * _DATA.size :], "little") & 1
     mul, shift, offset = _DATA.unpack_from(data, latch * _DATA.size)
-    if shift > 32:
+    if shift > _MAX_SHIFT:
         raise TargetError(f"the guest's clock shifts by {shift} bits; its memory is corrupted")
     return Scale(mul=mul, shift=shift, offset=offset)

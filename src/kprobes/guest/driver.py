@@ -55,6 +55,7 @@ from kprobes.model.resolved import Resolved
 from kprobes.model.upcall import UpcallGroup
 from kprobes.plan.cost import site_costs
 from kprobes.ports import Text
+from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
 from kprobes.transport.ram import StubRam
 from kprobes.units import Addr
@@ -112,6 +113,11 @@ class GuestDriver:
         if can_watch(guest):
             steps = self._module_comes, self._module_goes
             self._planner.watch = watching(guest, self.places.locate, steps)
+
+    @property
+    def target(self) -> str:
+        """The guest's address."""
+        return self.guest.address
 
     @property
     def cpus(self) -> int:
@@ -247,15 +253,17 @@ class GuestDriver:
     def _arm_overrides(self, overrides: Sequence[Override]) -> None:
         self.apply(partial(replace, options=self.options, overrides=overrides))
 
-    def drain(self, *, room: float) -> Drain:
+    def drain(self, *, room: float, writer: RecordingWriter | None = None) -> Drain:
         """Drain what is recorded; it began with ``apply``.
 
         Args:
             room: bytes of events that may wait to be taken.
+            writer: gets the rings' bytes instead; then there are no events.
         """
         recorder = self._allocator.recorder
         if recorder is None:
             raise ValueError("nothing is recorded that could be drained")
+        recorder.writer = writer
         return open_drain(recorder, self.guest, self.free_dead_calls, room=room)
 
     def rest(self) -> Iterator[Events]:

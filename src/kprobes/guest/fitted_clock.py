@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from kprobes.errors import MemoryFault
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.rings import MappedRange
+from kprobes.model.clock import Bent, Knot, Scaled
 from kprobes.model.kernel import Kernel, Types
 from kprobes.units import U64, Addr
 
@@ -54,16 +55,12 @@ class Raw(Protocol):
     """The kernel's first idea of its counter's time."""
 
     @property
-    def tick_s(self) -> float:
-        """How long a count is, in seconds."""
+    def now(self) -> Scaled:
+        """Its clock as a value, as the kernel's numbers were when they were read last."""
         ...
 
     def refresh(self) -> None:
         """Read the kernel's numbers again."""
-        ...
-
-    def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
-        """Return nanoseconds for n counts that were read on one CPU, a copy of shape (n,)."""
         ...
 
 
@@ -196,18 +193,17 @@ class FittedClock:
         self._kept: deque[Point] = deque(maxlen=_KEPT)
         self._last: dict[int, Point] = {}
         self._origin = Point(cpu=0, raw=0, ns=0)
-        # Where time goes on by another slope: x, y and that slope; and the same by columns.
-        self._knots: deque[tuple[float, float, float]] = deque([(0.0, 0.0, 0.0)], maxlen=_KEPT)
-        self._columns = np.array(self._knots).T
+        self._knots: deque[Knot] = deque([Knot(x=0.0, y=0.0, slope=0.0)], maxlen=_KEPT)
         self._latest = -np.inf
         self._next_s = 0.0
         self.is_fit = False
+        self.now = self._value()
         self.refresh()
 
     @property
     def tick_s(self) -> float:
         """How long a count is, in seconds."""
-        return self._raw.tick_s
+        return self._raw.now.tick_s
 
     def refresh(self) -> None:
         """Read what the last ticks were, not more often than is of use.
@@ -222,19 +218,25 @@ class FittedClock:
         self._raw.refresh()
         if self._take(self._read()):
             self._steer()
-            self._columns = np.array(self._knots).T
+        now = self._value()
+        if now != self.now:
+            self.now = now
 
     def ns(self, counter: NDArray[np.uint64], cpu: int) -> NDArray[np.uint64]:
         """Return nanoseconds for n counts that were read on one CPU, a copy of shape (n,)."""
-        raw = self._raw.ns(counter, cpu)
-        x = (raw - np.uint64(self._origin.raw)).view(np.int64).astype(np.float64)
-        if len(x):
-            self._latest = max(self._latest, float(x.max()))
-        at, y, slope = self._columns
-        knot = np.maximum(np.searchsorted(at, x, side="right") - 1, 0)
-        moved = np.rint(y[knot] + slope[knot] * (x - at[knot])).astype(np.int64)
-        ahead = np.uint64(self._origin.ns - self._origin.raw & U64)
-        return raw + ahead + moved.view(np.uint64)
+        if len(counter):
+            latest = self.now.places(self.now.clock.ns(counter.max(keepdims=True), cpu))
+            self._latest = max(self._latest, float(latest[0]))
+        return self.now.ns(counter, cpu)
+
+    def _value(self) -> Bent:
+        origin = self._origin
+        return Bent(
+            clock=self._raw.now,
+            origin=origin.raw,
+            ahead=origin.ns - origin.raw & U64,
+            knots=tuple(self._knots),
+        )
 
     def _take(self, points: Iterable[Point]) -> bool:
         # Keep those that are new and some way after the last; return whether there are any.
@@ -284,21 +286,21 @@ class FittedClock:
         slope, offset = self._line()
         self.is_fit = self._differ_ns(slope, offset) <= _UNFIT_NS + self._doubt_ns(slope)
         if self._latest == -np.inf:
-            self._knots = deque([(0.0, offset, slope)], maxlen=_KEPT)
+            self._knots = deque([Knot(x=0.0, y=offset, slope=slope)], maxlen=_KEPT)
             return
         # A count that the guest made up must not bend time far away from here.
         at = min(self._latest, max(self._place(point)[0] for point in self._kept) + _AHEAD_NS)
-        while len(self._knots) > 1 and self._knots[-1][0] > at:
+        while len(self._knots) > 1 and self._knots[-1].x > at:
             self._knots.pop()
-        last_x, last_y, last_slope = self._knots[-1]
-        at = max(at, last_x)
-        y = last_y + last_slope * (at - last_x)
+        last = self._knots[-1]
+        at = max(at, last.x)
+        y = last.y + last.slope * (at - last.x)
         error = offset + slope * at - y
         step = float(np.clip(error / _STEER_NS, -_MAX_STEER, _MAX_STEER))
-        self._knots.append((at, y, slope + step))
+        self._knots.append(Knot(x=at, y=y, slope=slope + step))
         if step:
             then = at + error / step
-            self._knots.append((then, offset + slope * then, slope))
+            self._knots.append(Knot(x=then, y=offset + slope * then, slope=slope))
 
 
 def _signed(value: int) -> int:

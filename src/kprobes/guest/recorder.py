@@ -22,9 +22,11 @@ from kprobes.guest.clock import AnyClock
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.rings import MappedRange, open_rings
 from kprobes.model.abi import LOAD_SIZE, SLACK
-from kprobes.model.events import Counts, Events
+from kprobes.model.events import NO_EVENTS, Counts, Events
+from kprobes.model.recording import RecordedRound
 from kprobes.model.resolved import RecordLayout
-from kprobes.ring.chunk import POSITION_MASK, Decoded, Shapes
+from kprobes.recording_writer import RecordingWriter
+from kprobes.ring.chunk import POSITION_MASK, Committed, Decoded, Shapes
 from kprobes.ring.merge import Merger
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.transport.ram import StubRam
@@ -35,6 +37,8 @@ _STANDS = (
     "time stamps are as coarse, and durations below a step are ? (null in JSON). On x86 "
     "`tsc=reliable` on the guest kernel's command line may help"
 )
+_LATE_SHARE = 4
+"""Of the rings: where a look finds more than this part of them full, nothing is compressed."""
 _PARTS = (
     "the counters of the guest's CPUs differ: time stamps of different CPUs cannot be compared. "
     "`--clock local` or `x86-tsc` shows each CPU's own time"
@@ -58,6 +62,8 @@ class Recorder:
     Attributes:
         clock: of the time stamps.
         check: raises GuestReplacedError unless the rings are still ours.
+        writer: takes the rings' bytes, of which nothing is decoded then; None where events are to
+            be had.
         warn: is given, once, what is wrong with the guest's clock, for people.
     """
 
@@ -68,10 +74,13 @@ class Recorder:
         self.clock = clock
         self._lock = threading.RLock()
         self.check: Callable[[], None] = _nothing
+        self.writer: RecordingWriter | None = None
         self.warn: Callable[[str], None] = _ignore
         # Raw counters do not stand; a guest's function may give the time of its last tick.
         self._may_stand, self._may_part = clock.function is not None, True
         self._shapes = Shapes()
+        # Those that no writer has been given since the recording began.
+        self._new: list[RecordLayout] = []
         self._merger = Merger()
         self._recorded: Counter[int] = Counter()
         # Events whose records are ours no more; and those that will be, with the heads up to which
@@ -92,6 +101,7 @@ class Recorder:
         """
         if self._shapes.layouts:
             self._read()
+        self._new = []
         # The guest is never read under the lock: who drains may have it stopped, and wait for that.
         before = self._totals()
         with self._lock:
@@ -113,6 +123,7 @@ class Recorder:
                 self._ignored |= new.keys()
             for _, ending in self._ending:
                 ending.difference_update(new)
+            self._new += new.values()
             for number, layout in new.items():
                 if self._shapes.layouts.get(number) != layout:
                     self._shapes.add(layout)
@@ -132,8 +143,16 @@ class Recorder:
             self._ending.append((heads, set(event_ids)))
 
     def drain(self) -> Events:
-        """Return what is safe to show of all that the guest has recorded so far."""
-        return self._merger.push(self._read())
+        """Return what is safe to show of all that the guest has recorded so far.
+
+        Raises:
+            KprobesError: the writer cannot write; what it has not got stays in the rings.
+        """
+        if self.writer is None:
+            return self._merger.push(self._read())
+        while self._keep(self.writer):
+            pass
+        return NO_EVENTS
 
     def rest(self) -> Iterator[Events]:
         """Yield everything that is left; no probe is armed any more."""
@@ -185,6 +204,9 @@ class Recorder:
         ):
             self._may_stand = False
             self.warn(_STANDS)
+        self._check_parts()
+
+    def _check_parts(self) -> None:
         if self._may_part and not self.clock.is_fit:
             self._may_part = False
             self.warn(_PARTS)
@@ -216,6 +238,40 @@ class Recorder:
                     self._recorded[batch.layout.event_id] += len(batch)
             self._end_events()
         return found
+
+    def _keep(self, writer: RecordingWriter) -> bool:
+        # Return whether there may soon be more than the rings hold.
+        self.check()
+        self.clock.refresh()
+        found: list[Committed] = []
+        for ring, reader in zip(self._rings, self._readers, strict=True):
+            found += reader.take(ring.head, self._shapes)
+            reader.note_lost(ring.lost)
+        self._tell_clock(found)
+        with self._lock:
+            # Whose records were found was added before.
+            layouts, self._new = self._new, []
+            ignored = tuple(sorted(self._ignored))
+        size = sum(len(each.chunk.data) for each in found)
+        is_late = size > len(self._rings) * self._arena.ring_size // _LATE_SHARE
+        if layouts or found:
+            lost = sum(reader.lost for reader in self._readers)
+            end = RecordedRound(real_ns=time.time_ns(), lost=lost, ignored=ignored)
+            writer.write_round(layouts, self.clock.now, found, end, is_late=is_late)
+        for ring, reader in zip(self._rings, self._readers, strict=True):
+            ring.free(reader.tail)
+        with self._lock:
+            for each in found:
+                self._recorded.update(each.counts)
+            self._end_events()
+        return is_late
+
+    def _tell_clock(self, found: Sequence[Committed]) -> None:
+        # It must not go back behind times that will be told of these.
+        for each in found:
+            if each.latest is not None:
+                self.clock.ns(np.array([each.latest], np.uint64), each.chunk.cpu)
+        self._check_parts()
 
     def _without_ignored(self, decoded: Decoded) -> Decoded:
         if not self._ignored:

@@ -29,6 +29,7 @@ from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, HostEvent, HostReader, Loads
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Options, Tasks, Wanted
+from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
 from kprobes.units import KIB, MIB
 
@@ -37,6 +38,10 @@ DEFAULT_CLOCK = "local"
 """What the kernel's own traces are stamped with."""
 _COUNTERS = ("counter", "uptime", "x86-tsc")
 """Clocks of which the kernel prints numbers as they are."""
+NO_RECORDINGS = (
+    "this machine's own kernel cannot be recorded to a file yet: `kprobe trace -o FILE` writes its "
+    "events as text or JSON"
+)
 _CHECK_S = 1.0
 """Between looks whether others have changed what is recorded."""
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
@@ -100,6 +105,11 @@ class HostDriver:
     def kernel(self) -> Kernel:
         """What runs here: release, symbols, types."""
         return self.machine.kernel
+
+    @property
+    def target(self) -> str:
+        """What it is called."""
+        return "host"
 
     @property
     def cpus(self) -> int:
@@ -237,10 +247,16 @@ class HostDriver:
                 # What was recorded has been drained.
                 self.close()
 
-    def drain(self, *, room: float) -> Drain:
-        """Drain what is recorded; it began with ``apply``."""
+    def drain(self, *, room: float, writer: RecordingWriter | None = None) -> Drain:
+        """Drain what is recorded; it began with ``apply``.
+
+        Raises:
+            NotSupportedError: it is to be written to a recording.
+        """
         if self.reader is None:
             raise ValueError("nothing is recorded that could be drained")
+        if writer is not None:
+            raise NotSupportedError(NO_RECORDINGS)
         return DrainThread(self.reader, room=room)
 
     def check(self) -> None:

@@ -118,12 +118,17 @@ class SymbolMap:
         *,
         part: "_Part | None" = None,
     ) -> None:
-        whole = ModuleSymbols(name="", table=kernel, ranges=kernel_ranges(kernel))
         self.table = kernel
         self.modules = tuple(modules)
-        self._kernel = part or _Part((whole,))
+        self._kernel = part or _Part(self.owners[:1])
         self._parts = [self._kernel, _Part(self.modules)] if modules else [self._kernel]
         self._found: dict[str, Symbol | None] = {}
+
+    @property
+    def owners(self) -> tuple[ModuleSymbols, ...]:
+        """The kernel's names, under the name "", and then its modules'."""
+        whole = ModuleSymbols(name="", table=self.table, ranges=kernel_ranges(self.table))
+        return whole, *self.modules
 
     def with_modules(self, modules: Sequence[ModuleSymbols]) -> "SymbolMap":
         """Return the same kernel's symbols, and those of other modules."""

@@ -103,6 +103,9 @@ class Events(Struct, frozen=True, kw_only=True, eq=False):
         return own + sum(batch.nbytes for batch in self.batches)
 
 
+NO_EVENTS = Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
+
+
 def _owner(column: Column) -> Column:
     while isinstance(column.base, np.ndarray):
         column = column.base

@@ -123,6 +123,7 @@ class RecordLayout(Struct, frozen=True, kw_only=True):
         size_offset: of the u32 size; meaningless unless ``is_dynamic``.
         faults_offset: of the fault words, or None when no number can fault.
         caller_offset: of the u64 return address of a return probe's record, else None.
+        definition: of the event, its words joined by single blanks.
     """
 
     event_id: int
@@ -137,6 +138,7 @@ class RecordLayout(Struct, frozen=True, kw_only=True):
     size_offset: int
     faults_offset: int | None
     caller_offset: int | None = None
+    definition: str = ""
 
 
 class RegisterValue(Struct, frozen=True, kw_only=True):

@@ -178,6 +178,7 @@ def record_layout(
         size_offset=shape.size_offset,
         faults_offset=shape.faults_offset,
         caller_offset=shape.caller_offset,
+        definition=definition.command,
     )
 
 

@@ -3,7 +3,7 @@
 Layouts as lookup tables: what finding records needs to know of every event id at once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from msgspec import Struct
@@ -22,10 +22,14 @@ from kprobes.model.resolved import (
     PID,
     Field,
     RecordLayout,
+    Storage,
 )
 
 POSITION_MASK = (1 << 48) - 1
 """Positions are 48 bits wide: what is left of a commit word beside the event id."""
+
+_SIZE_OF = {"char": 1, "symbol": 8, "symstr": 8}
+_MOST_ELEMENTS = 1 << 10
 
 Bytes = NDArray[np.uint8]
 
@@ -52,6 +56,24 @@ class Chunk(Struct, frozen=True, kw_only=True, eq=False):
     def __post_init__(self) -> None:
         if not 0 <= self.limit <= len(self.data) or len(self.commits) < self.limit:
             raise ValueError(f"records begin in {self.limit} of {len(self.data)} bytes")
+
+
+class Committed(Struct, frozen=True, kw_only=True, eq=False):
+    """The committed records at the start of a chunk, as bytes.
+
+    Attributes:
+        chunk: cut to them: ``decode`` finds what it would have found in the whole.
+        counts: of them, by event id.
+        latest: the counter of the last of them; None where there is none.
+        is_blocked, is_lost, damaged: as of ``Decoded``.
+    """
+
+    chunk: Chunk
+    counts: Mapping[int, int]
+    latest: int | None
+    is_blocked: bool
+    is_lost: bool
+    damaged: int
 
 
 class Decoded(Struct, frozen=True, kw_only=True, eq=False):
@@ -119,6 +141,24 @@ def _check(layout: RecordLayout) -> None:
         raise ValueError(f"{layout.event}: event id {layout.event_id}")
     if layout.size < HEADER or layout.size % ALIGN:
         raise ValueError(f"{layout.event}: a record of {layout.size} bytes")
+    for index, field in enumerate(layout.fields):
+        if field.index != index or field.size not in _sizes(field):
+            raise ValueError(f"{layout.event}: field {field.name!r} of {field.size} bytes")
+        is_array = field.storage in (Storage.NUMBER, Storage.STRING)
+        if field.count is not None and not (is_array and 0 < field.count < _MOST_ELEMENTS):
+            raise ValueError(f"{layout.event}: field {field.name!r} of {field.count} elements")
+
+
+def _sizes(field: Field) -> tuple[int, ...]:
+    match field.storage:
+        case Storage.NUMBER:
+            return (_SIZE_OF[field.type],) if field.type in _SIZE_OF else (1, 2, 4, 8)
+        case Storage.STRING:
+            return (4,)
+        case Storage.DURATION:
+            return (8,)
+        case Storage.COMM | Storage.TEXT:
+            return (0,)
 
 
 def _row_dtype(layout: RecordLayout) -> np.dtype[np.void]:

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kprobes.model.events import Batch, Events
+from kprobes.model.events import NO_EVENTS, Batch, Events
 from kprobes.ring.chunk import Decoded
 
 
@@ -142,7 +142,7 @@ def in_order(batches: Iterable[Batch]) -> Events:
             parts[batch.layout.event_id].append(batch)
     ordered = [parts[event_id] for event_id in sorted(parts)]
     if not ordered:
-        return Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
+        return NO_EVENTS
     whole = tuple(map(join, ordered))
     lengths = [len(batch) for batch in whole]
     which = np.repeat(np.arange(len(whole), dtype=np.uint16), lengths)

@@ -9,15 +9,18 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import RingError
 from kprobes.model.events import Batch
-from kprobes.model.resolved import ALIGN
+from kprobes.model.resolved import ALIGN, COUNTER
 from kprobes.ports import Clock
-from kprobes.ring.chunk import POSITION_MASK, Bytes, Chunk, Decoded, Shapes
+from kprobes.ring.chunk import POSITION_MASK, Bytes, Chunk, Committed, Decoded, Shapes
 from kprobes.ring.records import FoundRecords, Records, Rows, batch, find, run_of_one, sound
 
 _NO_STARTS = np.empty(0, np.int64)
+_MOST = 16 << 20
+"""Bytes that are taken at once where they are not decoded."""
 
 
 def decode(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
@@ -35,6 +38,46 @@ def decode(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
     if run is None:
         return _decode_mix(chunk, shapes, clock)
     return _decode_run(chunk, shapes, clock, run=run)
+
+
+def _commit(chunk: Chunk, shapes: Shapes) -> Committed:
+    run = run_of_one(chunk, shapes)
+    if run is None:
+        return _commit_mix(chunk, shapes)
+    event_id, count = run
+    end = count * int(shapes.sizes[event_id])
+    return Committed(
+        chunk=_cut(chunk, end),
+        counts={event_id: count},
+        latest=_counter_at(chunk, end - int(shapes.sizes[event_id])),
+        is_blocked=end < chunk.limit,
+        is_lost=False,
+        damaged=0,
+    )
+
+
+def _commit_mix(chunk: Chunk, shapes: Shapes) -> Committed:
+    found = find(chunk, shapes)
+    numbers = np.bincount(found.ids)
+    present = np.flatnonzero(numbers)
+    return Committed(
+        chunk=_cut(chunk, found.end),
+        counts=dict(zip(present.tolist(), numbers[present].tolist(), strict=True)),
+        latest=_counter_at(chunk, int(found.offsets[-1])) if len(found.offsets) else None,
+        is_blocked=found.is_blocked,
+        is_lost=found.is_lost,
+        damaged=found.damaged,
+    )
+
+
+def _counter_at(chunk: Chunk, offset: int) -> int:
+    at = offset + COUNTER
+    return int.from_bytes(chunk.data[at : at + 8].tobytes(), "little")
+
+
+def _cut(chunk: Chunk, end: int) -> Chunk:
+    data = chunk.data[:end]
+    return replace(chunk, limit=min(chunk.limit, end), data=data, commits=data)
 
 
 def _decode_run(chunk: Chunk, shapes: Shapes, clock: Clock, *, run: tuple[int, int]) -> Decoded:
@@ -159,6 +202,28 @@ class RingReader:
                 break
         return done
 
+    def take(self, head: int, shapes: Shapes) -> list[Committed]:
+        """Return what was committed up to ``head`` as bytes, not decoded; else as ``read``.
+
+        Args:
+            head: position up to which the guest has reserved.
+            shapes: of all events whose records may be there.
+
+        Raises:
+            RingError: the guest's head is none that our writer could have reached.
+        """
+        self._check(head)
+        taken: list[Committed] = []
+        for chunk in self._chunks(head, _MOST):
+            committed = _commit(chunk, shapes)
+            end = chunk.position + len(committed.chunk.data) & POSITION_MASK
+            self.tail = head if committed.is_lost else end
+            self.damaged += committed.damaged
+            taken.append(committed)
+            if committed.is_blocked:
+                break
+        return taken
+
     def note_lost(self, total: int) -> int:
         """Take the guest's count of dropped records, and return how many are new.
 
@@ -176,14 +241,14 @@ class RingReader:
                 f"in a ring of {self._geometry.size} bytes"
             )
 
-    def _chunks(self, head: int) -> Iterator[Chunk]:
-        # At most two: after the wrap less than a lap is left.
-        for _ in range(2):
+    def _chunks(self, head: int, most: int = POSITION_MASK) -> Iterator[Chunk]:
+        # At most two of any size: after the wrap less than a lap is left.
+        while True:
             ahead = (head - self.tail) & POSITION_MASK
             # Beyond the size: the last record that was taken ends after this head.
             if ahead == 0 or ahead > self._geometry.size:
                 return
-            yield self._chunk(ahead)
+            yield self._chunk(min(ahead, most))
 
     def _chunk(self, ahead: int) -> Chunk:
         size, slack = self._geometry.size, self._geometry.slack

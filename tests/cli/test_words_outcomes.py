@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kprobes.cli.main import main
-from kprobes.cli.report import words_for, words_for_host
+from kprobes.cli.words import words_for, words_for_host
 from kprobes.errors import TargetError, TracefsError
 from kprobes.guest.recovery import Outcome, Restored
 from kprobes.host.owner import Owner

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kprobes.cli.tracing import Workload
+from kprobes.cli.workload import Workload
 from kprobes.errors import GuestGoneError, KprobesError, TargetError
 from kprobes.transport.agent import Command, Finished
 from tests.build.waiting import becomes_true

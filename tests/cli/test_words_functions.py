@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kprobes.cli.report import (
+from kprobes.cli.words import (
     declare,
     functions_as_json,
     functions_as_names,

@@ -1,0 +1,123 @@
+"""``kprobe info``: what a recording is of, from when, and how much is in it."""
+
+import argparse
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, BinaryIO
+
+from kprobes.cli.report import add_file, problems
+from kprobes.cli.terminal import aligned, counted, json_lines, write_text
+
+if TYPE_CHECKING:
+    from kprobes.model.recording import RecordedKernel
+    from kprobes.recording import RecordedBoot, Recording
+
+NAME = "info"
+HELP = "say what a recording has"
+USAGE = "kprobe info [options] [FILE]"
+EPILOG = """\
+examples:
+  kprobe info
+  kprobe info reads.rec
+  kprobe info reads.rec --format json
+
+Exit status: 0 done, 1 the file is damaged or is no recording, 2 usage."""
+_NS_PER_S = 10**9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    add_file(parser)
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="of the output (default: text)"
+    )
+
+
+def run(args: argparse.Namespace, out: BinaryIO) -> int:
+    """Print it; return the exit code."""
+    from kprobes.recording import opened_recording
+
+    with opened_recording(args.file) as recording:
+        for boot in recording.boots():
+            span = _span(boot)
+            shown = _as_json if args.format == "json" else _as_text
+            write_text(out, shown(boot.kernel, recording, span))
+        return problems(args.file, recording)
+
+
+def _span(boot: "RecordedBoot") -> tuple[int, int] | None:
+    # Of the events' times.
+    times = [
+        (int(batch.ts.min()), int(batch.ts.max()))
+        for events in boot.rounds
+        for batch in events.batches
+    ]
+    return (min(first for first, _ in times), max(last for _, last in times)) if times else None
+
+
+def _real(ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(ns / _NS_PER_S, UTC).isoformat(" ", "milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def _as_text(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, int] | None) -> str:
+    counted_ = recording.counted
+    total = sum(counted_.counts.recorded.values())
+    missed = sum(hits.all_missed for hits in counted_.hits)
+    build = f", build id {kernel.build_id.hex()}" if kernel.build_id else ""
+    rows = [
+        ("kernel", f"Linux {kernel.release}, {kernel.arch}, {counted(kernel.cpus, 'CPU')}{build}"),
+        ("target", kernel.target),
+        ("recorded", f"{_real(kernel.real_ns)} to {_real(counted_.real_ns)}, by {kernel.writer}"),
+    ]
+    if span is not None:
+        first, last = (f"{ns / _NS_PER_S:.6f}" if kernel.has_ns else f"{ns}" for ns in span)
+        rows.append(("times", f"{first} to {last}"))
+    rows.append(("events", f"{total:,}, {missed:,} missed, {counted_.counts.lost:,} lost"))
+    if counted_.pauses is not None:
+        paused_s, stops = counted_.pauses
+        rows.append(("paused", f"{paused_s * 1000:.1f} ms in {counted(stops, 'stop')}"))
+    if counted_.why:
+        rows.append(("ended", counted_.why))
+    elif recording.end is None:
+        rows.append(("ended", "its writer was stopped; all that is there was read"))
+    recorded = counted_.counts.recorded
+    events = [
+        (f"{recorded.get(number, 0):,}", layout.definition or layout.event)
+        for number, layout in sorted(recording.layouts.items())
+    ]
+    return aligned(rows) + aligned(events, indent="  ")
+
+
+def _as_json(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, int] | None) -> str:
+    end = recording.counted
+    recorded = end.counts.recorded
+    row = {
+        "release": kernel.release,
+        "arch": kernel.arch,
+        "build_id": kernel.build_id.hex() or None,
+        "cpus": kernel.cpus,
+        "target": kernel.target,
+        "writer": kernel.writer,
+        "began_ns": kernel.real_ns,
+        "ended_ns": end.real_ns,
+        "first_ns": None if span is None else span[0],
+        "last_ns": None if span is None else span[1],
+        "recorded": sum(recorded.values()),
+        "missed": sum(hits.all_missed for hits in end.hits),
+        "lost": end.counts.lost,
+        "is_ended": recording.end is not None,
+        "why": end.why or None,
+        "events": [
+            {
+                "event": layout.event,
+                "group": layout.group,
+                "where": layout.where,
+                "definition": layout.definition,
+                "recorded": recorded.get(number, 0),
+            }
+            for number, layout in sorted(recording.layouts.items())
+        ],
+    }
+    return json_lines([row])

@@ -1,0 +1,102 @@
+"""Facts in a recording beside the rings' bytes: all that is needed to print them anywhere.
+
+Each is one frame of the file, docs/reference/formats/recording.md, in MessagePack: the names of
+the members are what is written.
+"""
+
+from msgspec import Struct, field
+
+from kprobes.model.clock import ClockValue
+from kprobes.model.events import Counts, Hits
+from kprobes.model.resolved import RecordLayout
+
+
+class RecordedKernel(Struct, frozen=True, kw_only=True):
+    """Whose events come now: the first frame, and again when a guest was rebooted.
+
+    Attributes:
+        release, arch, build_id, version: of the kernel, as of ``model.kernel.Kernel``.
+        target: how it was reached.
+        cpus: how many have rings.
+        trampoline, has_ns: as of ``sinks.names.TraceSource``.
+        real_ns: when it began, by this machine's CLOCK_REALTIME.
+        writer: name and version of the program that wrote it.
+    """
+
+    release: str
+    arch: str
+    build_id: bytes
+    version: tuple[int, int]
+    target: str
+    cpus: int
+    trampoline: int | None
+    has_ns: bool
+    real_ns: int
+    writer: str
+
+
+class RecordedEvents(Struct, frozen=True, kw_only=True):
+    """Events whose records may come from now on; one of a number that was there takes its place."""
+
+    layouts: tuple[RecordLayout, ...]
+
+
+class SymbolPart(Struct, frozen=True, kw_only=True):
+    """Names of the kernel, or of a module.
+
+    Attributes:
+        module: its name; "" for the kernel.
+        addrs: u64 each, little endian, in the kernel's own order.
+        types: nm's letters, one byte each.
+        names: each with a NUL before it, and one after the last.
+        ranges: (start, stop) of the memory that it owns.
+    """
+
+    module: str
+    addrs: bytes
+    types: bytes
+    names: bytes
+    ranges: tuple[tuple[int, int], ...]
+
+
+class RecordedSymbols(Struct, frozen=True, kw_only=True):
+    """The names of addresses, of the kernel first."""
+
+    parts: tuple[SymbolPart, ...]
+
+
+class RecordedClock(Struct, frozen=True, kw_only=True):
+    """By what counters become times in the records that follow."""
+
+    clock: ClockValue
+
+
+class RecordedRound(Struct, frozen=True, kw_only=True):
+    """The end of one look at all rings: what stands before it was found in it.
+
+    Attributes:
+        real_ns: when the look was over, by this machine's CLOCK_REALTIME.
+        lost: records that were dropped so far because a ring was full.
+        ignored: numbers of events whose records in it are not to be shown.
+    """
+
+    real_ns: int
+    lost: int
+    ignored: tuple[int, ...] = ()
+
+
+class RecordingEnd(Struct, frozen=True, kw_only=True):
+    """What was counted, where the end was in order.
+
+    Attributes:
+        real_ns: when it was over, by this machine's CLOCK_REALTIME.
+        counts, hits: of the session.
+        pauses: for how many seconds the guest stood still, and how often; None where none does.
+        why: what ended it, if that was an error; "" where nothing went wrong.
+    """
+
+    real_ns: int
+    counts: Counts
+    hits: tuple[Hits, ...] = field(default=())
+    pauses: tuple[float, int] | None = None
+    why: str = ""

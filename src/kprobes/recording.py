@@ -1,0 +1,342 @@
+"""Reader of recordings: of a file's frames what would have been made of the rings they are of.
+
+The same columns in the same order as a trace has. A file may come from anybody: what no writer of
+ours can have written is a FormatError, and what is damaged is passed over and counted.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kprobes.errors import FormatError, UsageError
+from kprobes.formats.kallsyms import SymbolTable
+from kprobes.formats.recording import (
+    CHUNK,
+    CHUNK_IS_BLOCKED,
+    FRAME_SIZE,
+    HEADER_SIZE,
+    MARKER,
+    FrameKind,
+    check_file_header,
+    parse_frame_header,
+    unpack_frame,
+)
+from kprobes.image.symbols import ModuleSymbols, SymbolMap
+from kprobes.model.clock import ClockValue, Unscaled, makes_sense
+from kprobes.model.events import Counts, Events, Hits
+from kprobes.model.kernel import place_of
+from kprobes.model.recording import (
+    RecordedClock,
+    RecordedEvents,
+    RecordedKernel,
+    RecordedRound,
+    RecordedSymbols,
+    RecordingEnd,
+    SymbolPart,
+)
+from kprobes.model.resolved import RecordLayout
+from kprobes.ring.chunk import POSITION_MASK, Chunk, Decoded, Shapes
+from kprobes.ring.merge import Merger
+from kprobes.ring.reader import decode
+from kprobes.sinks.names import TraceSource
+
+_NO_SYMBOLS = SymbolPart(module="", addrs=b"", types=b"", names=b"\0", ranges=())
+_MAX_CPUS = 1 << 13
+_READ = 1 << 16
+_MAX_WASTED = 1 << 30
+"""Bytes in damaged frames after which the rest is given up: each may be looked at many times."""
+_T = TypeVar("_T")
+
+
+def read_events(path: Path) -> Iterator[Events]:
+    """Yield the events of all boots in a recording, oldest first.
+
+    Raises:
+        FormatError: it is none.
+        UsageError: there is no such file.
+    """
+    with opened_recording(path) as recording:
+        for boot in recording.boots():
+            yield from boot.rounds
+
+
+@contextmanager
+def opened_recording(path: Path) -> "Generator[Recording]":
+    """Open a recording to be read; ``-`` is standard input. Errors as for ``read_events``."""
+    with ExitStack() as files:
+        try:
+            stream = sys.stdin.buffer if str(path) == "-" else files.enter_context(path.open("rb"))
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            yield Recording(stream)
+        except FormatError as error:
+            raise FormatError(f"{path}: {error}") from error
+
+
+def _symbol_map(found: RecordedSymbols) -> Callable[[int], str]:
+    kernel, *modules = found.parts or (_NO_SYMBOLS,)
+    owners = [
+        ModuleSymbols(name=part.module, table=_table(part), ranges=part.ranges) for part in modules
+    ]
+    return partial(place_of, SymbolMap(_table(kernel), owners))
+
+
+def _table(part: SymbolPart) -> SymbolTable:
+    blob = np.frombuffer(part.names, np.uint8)
+    starts = np.flatnonzero(blob == 0)[:-1] + 1
+    if len(part.addrs) != 8 * len(starts) or len(part.types) != len(starts):
+        raise FormatError("symbols of which some have no address")
+    return SymbolTable(
+        addrs=np.frombuffer(part.addrs, "<u8").astype(np.uint64),
+        types=part.types,
+        blob=part.names,
+        starts=starts.astype(np.uint32),
+    )
+
+
+class _Frames:
+    # The frames of a stream, one after the other, past what is damaged.
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._held = b""
+        self._wasted = 0
+        self.damaged = 0
+        self.is_cut = False
+        check_file_header(self._take(HEADER_SIZE))
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        while True:
+            head, stored = self._take(FRAME_SIZE), b""
+            if len(head) < FRAME_SIZE:
+                self.is_cut = self.is_cut or bool(head)
+                return
+            try:
+                header = parse_frame_header(head)
+                stored = self._take(header.stored)
+                found = header.kind, unpack_frame(header, stored)
+            except FormatError:
+                self._wasted += FRAME_SIZE + len(stored)
+                self._held = head[1:] + stored + self._held
+                if self._wasted > _MAX_WASTED or not self._find_marker():
+                    # The last frame: whoever wrote it was stopped.
+                    self.is_cut = True
+                    return
+                self.damaged += 1
+                continue
+            yield found
+
+    def _take(self, size: int) -> bytes:
+        # Fewer at the end.
+        while len(self._held) < size:
+            more = self._stream.read(max(size - len(self._held), _READ))
+            if not more:
+                break
+            self._held += more
+        taken, self._held = self._held[:size], self._held[size:]
+        return taken
+
+    def _find_marker(self) -> bool:
+        while True:
+            at = self._held.find(MARKER)
+            if at >= 0:
+                self._held = self._held[at:]
+                return True
+            more = self._stream.read(_READ)
+            if not more:
+                return False
+            self._held = self._held[-len(MARKER) :] + more
+
+
+class RecordedBoot(Struct, frozen=True, kw_only=True):
+    """Events of one boot of a kernel.
+
+    Attributes:
+        kernel: that it is.
+        source: what sinks need to know of it; names may become known while events are read.
+        rounds: the events, oldest first, as they were drained.
+    """
+
+    kernel: RecordedKernel
+    source: TraceSource
+    rounds: Iterator[Events]
+
+
+class Recording:
+    """A recording that is read once, from its beginning to its end.
+
+    Attributes:
+        damaged: frames, and places in the rings, that were passed over so far.
+        is_cut: whether the file ended within a frame: its writer was stopped.
+        end: what was counted in the boot that was read last; None where its writer was stopped.
+        layouts: of all events so far, by number, of that boot.
+        lost: records that were dropped so far because a ring was full, in that boot.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        """Read the header of a file that begins here.
+
+        Raises:
+            FormatError: it is no recording, or one of another version.
+        """
+        self._frames = _Frames(stream)
+        self._each = iter(self._frames)
+        self._kernel: RecordedKernel | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.end: RecordingEnd | None = None
+        self.lost = self._damaged = self._real_ns = 0
+        self._recorded: Counter[int] = Counter()
+        self._shapes = Shapes()
+        self._merger = Merger()
+        self._clock: ClockValue = Unscaled()
+        self._found: list[Decoded] = []
+        self._names: Callable[[int], str] = hex
+
+    @property
+    def damaged(self) -> int:
+        """Frames that were passed over so far, and places in the rings."""
+        return self._frames.damaged + self._damaged
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the file ended within a frame: its writer was stopped."""
+        return self._frames.is_cut
+
+    @property
+    def counted(self) -> RecordingEnd:
+        """What was counted in the boot that is read: what is there, if its writer was stopped."""
+        if self.end is not None:
+            return self.end
+        hits = [
+            Hits(
+                event=layout.event,
+                event_id=number,
+                function=layout.where,
+                recorded=self._recorded[number],
+                missed=0,
+            )
+            for number, layout in sorted(self.layouts.items())
+        ]
+        counts = Counts(
+            recorded=dict(self._recorded), missed={}, lost=self.lost, damaged=self._damaged
+        )
+        return RecordingEnd(real_ns=self._real_ns, counts=counts, hits=tuple(hits))
+
+    @property
+    def layouts(self) -> dict[int, RecordLayout]:
+        """The events of the boot that is read, by number."""
+        return self._shapes.layouts
+
+    def boots(self) -> Iterator[RecordedBoot]:
+        """Yield boot after boot; the rounds of one are to be read before the next one."""
+        for kind, data in self._each:
+            if kind == FrameKind.KERNEL:
+                self._kernel = _decoded(data, RecordedKernel)
+                break
+        while self._kernel is not None:
+            kernel, self._kernel = self._kernel, None
+            self._begin()
+            if not 0 < kernel.cpus <= _MAX_CPUS:
+                raise FormatError(f"a recording of {kernel.cpus} CPUs")
+            source = TraceSource(
+                version=kernel.version,
+                cpus=kernel.cpus,
+                symbol_at=self.symbol_at,
+                trampoline=kernel.trampoline,
+                has_ns=kernel.has_ns,
+            )
+            yield RecordedBoot(kernel=kernel, source=source, rounds=self._rounds(kernel))
+
+    def symbol_at(self, addr: int) -> str:
+        """Return what ``%pS`` printed for an address, of the boot that is read."""
+        return self._names(addr)
+
+    def _rounds(self, kernel: RecordedKernel) -> Iterator[Events]:
+        for kind, data in self._each:
+            match kind:
+                case FrameKind.KERNEL:
+                    self._kernel = _decoded(data, RecordedKernel)
+                    break
+                case FrameKind.CHUNK:
+                    self._found.append(self._chunk(data, kernel.cpus))
+                case FrameKind.ROUND:
+                    yield self._round(_decoded(data, RecordedRound))
+                case _:
+                    self._take(kind, data, kernel)
+        # A round that its writer did not finish.
+        yield self._counted(self._merger.push(self._found))
+        yield self._counted(self._merger.finish())
+
+    def _take(self, kind: int, data: bytes, kernel: RecordedKernel) -> None:
+        match kind:
+            case FrameKind.EVENTS:
+                for layout in _decoded(data, RecordedEvents).layouts:
+                    self._add(layout)
+            case FrameKind.SYMBOLS:
+                self._names = _symbol_map(_decoded(data, RecordedSymbols))
+            case FrameKind.CLOCK:
+                clock = _decoded(data, RecordedClock).clock
+                if not makes_sense(clock, kernel.cpus):
+                    raise FormatError("a recording whose clock makes no sense")
+                self._clock = clock
+            case FrameKind.END:
+                self.end = _decoded(data, RecordingEnd)
+            case _:
+                # Of a later version.
+                pass
+
+    def _add(self, layout: RecordLayout) -> None:
+        try:
+            self._shapes.add(layout)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise FormatError(f"a recording with an event that cannot be: {error}") from error
+
+    def _chunk(self, data: bytes, cpus: int) -> Decoded:
+        if len(data) < CHUNK.size:
+            raise FormatError("a recording with a chunk without a beginning")
+        cpu, flags, _, limit, position = CHUNK.unpack_from(data)
+        found = np.frombuffer(data, np.uint8)[CHUNK.size :]
+        if cpu >= cpus or limit > len(found) or position > POSITION_MASK:
+            raise FormatError("a recording with a chunk that cannot be")
+        chunk = Chunk(cpu=cpu, position=position, limit=limit, data=found, commits=found)
+        decoded = decode(chunk, self._shapes, self._clock)
+        self._damaged += decoded.damaged
+        return replace(decoded, is_blocked=bool(flags & CHUNK_IS_BLOCKED))
+
+    def _round(self, end: RecordedRound) -> Events:
+        found, self._found = self._found, []
+        self.lost, self._real_ns = max(self.lost, end.lost), end.real_ns
+        ignored = set(end.ignored)
+        if ignored:
+            found = [
+                replace(
+                    each,
+                    batches=tuple(b for b in each.batches if b.layout.event_id not in ignored),
+                )
+                for each in found
+            ]
+        return self._counted(self._merger.push(found))
+
+    def _counted(self, events: Events) -> Events:
+        for batch in events.batches:
+            self._recorded[batch.layout.event_id] += len(batch)
+        return events
+
+
+def _decoded(data: bytes, of: type[_T]) -> _T:
+    try:
+        return msgspec.msgpack.decode(data, type=of)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"a recording with a frame of another kind: {error}") from error

@@ -1,0 +1,298 @@
+"""Writer of recordings: the bytes of a session's rings, frame after frame, while it records.
+
+Nothing is decoded: a chunk has the bytes of one CPU's ring as they were, and the guest may use that
+part of the ring again only when the chunk is in the file. So a file is good up to its last whole
+frame, however its writer ended. ``recording`` reads it.
+"""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import BinaryIO, Protocol, Self
+
+import msgspec
+from msgspec import Struct
+
+from kprobes.errors import KprobesError, UsageError
+from kprobes.formats.recording import CHUNK, CHUNK_IS_BLOCKED, FrameKind, file_header, pack_frame
+from kprobes.image.symbols import SymbolMap
+from kprobes.model.clock import ClockValue
+from kprobes.model.events import Counts, Hits
+from kprobes.model.kernel import Kernel, Symbols
+from kprobes.model.recording import (
+    RecordedClock,
+    RecordedEvents,
+    RecordedKernel,
+    RecordedRound,
+    RecordedSymbols,
+    RecordingEnd,
+    SymbolPart,
+)
+from kprobes.model.resolved import RecordLayout
+from kprobes.ring.chunk import Committed
+from kprobes.sinks.names import TraceSource
+
+_LEVEL = 3
+"""Of zstd's compression."""
+_SYNC_S = 1.0
+_SMALL = 1 << 10
+"""Bytes of a frame that are not worth compressing."""
+_SYMBOLIC = ("symbol", "symstr")
+
+
+class RecordingWriter:
+    """Appends to a recording. One thread at a time writes; each second what there is is synced.
+
+    Attributes:
+        size: bytes so far.
+    """
+
+    def __init__(self, file: BinaryIO, *, name: str = "the recording") -> None:
+        """Begin a recording in a file without a buffer, which is closed with this.
+
+        Args:
+            file: where it goes.
+            name: for people.
+
+        Raises:
+            KprobesError: nothing can be written there.
+        """
+        self.size = 0
+        self._file, self._name = file, name
+        self._clock: ClockValue | None = None
+        self._symbols: Symbols | None = None
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._append(file_header())
+        self._thread = threading.Thread(target=self._sync, name="kprobes-sync", daemon=True)
+        self._thread.start()
+
+    def begin(self, kernel: RecordedKernel, symbols: Symbols) -> None:
+        """Have what follows be events of a kernel; errors as for ``write_round``.
+
+        Args:
+            kernel: that it is.
+            symbols: its names, which are written when the first event has an address to be named.
+        """
+        self._clock, self._symbols = None, symbols
+        self._append(pack(FrameKind.KERNEL, kernel))
+
+    def write_round(
+        self,
+        layouts: Sequence[RecordLayout],
+        clock: ClockValue,
+        found: Sequence[Committed],
+        end: RecordedRound,
+        *,
+        is_late: bool = False,
+    ) -> None:
+        """Append what one look at all rings has found; it is in the file on return.
+
+        Args:
+            layouts: of events that are new.
+            clock: of their times.
+            found: of each CPU, in its ring's order.
+            end: of the look.
+            is_late: whether there is no time to compress it.
+
+        Raises:
+            KprobesError: it cannot be written; the file is good without it.
+        """
+        frames: list[bytes] = []
+        if layouts:
+            frames.append(pack(FrameKind.EVENTS, RecordedEvents(layouts=tuple(layouts))))
+            if self._symbols is not None and any(map(_names_addresses, layouts)):
+                frames.append(pack(FrameKind.SYMBOLS, _parts(self._symbols)))
+                self._symbols = None
+        if clock != self._clock:
+            frames.append(pack(FrameKind.CLOCK, RecordedClock(clock=clock)))
+            self._clock = clock
+        frames += [_pack_chunk(each, None if is_late else _LEVEL) for each in found]
+        frames.append(pack(FrameKind.ROUND, end))
+        self._append(b"".join(frames))
+
+    def end(self, end: RecordingEnd) -> None:
+        """Append what was counted; errors as for ``write_round``."""
+        self._append(pack(FrameKind.END, end))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Have all of it on the disk, and close the file."""
+        self._closing.set()
+        self._thread.join()
+        self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise KprobesError(f"cannot write {self._name}: {error.strerror}") from error
+        self.size += len(data)
+
+    def _sync(self) -> None:
+        is_over, before = False, 0
+        while not is_over:
+            is_over = self._closing.wait(_SYNC_S)
+            if self.size != before:
+                before = self.size
+                _sync(self._file)
+
+
+def _sync(file: BinaryIO) -> None:
+    # A pipe has no disk; a disk that fails does so when it is written to, too.
+    try:
+        os.fdatasync(file.fileno())
+    except OSError:
+        return
+
+
+def check_recording(path: Path) -> None:
+    """Find out early whether a recording can be kept there; nothing is changed.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory")
+    if not os.access(path.parent, os.W_OK):
+        why = os.strerror(errno.EACCES if path.parent.is_dir() else errno.ENOENT)
+        raise UsageError(f"cannot write {path}: {why}")
+
+
+def open_recording(path: Path) -> RecordingWriter:
+    """Begin a recording in a file that only its owner may read; one of that name becomes ``.old``.
+
+    Raises:
+        KprobesError: it cannot be written.
+    """
+    try:
+        if path.is_file():
+            path.replace(path.with_name(f"{path.name}.old"))
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise KprobesError(f"cannot write {path}: {error.strerror}") from error
+    return RecordingWriter(os.fdopen(handle, "wb", buffering=0), name=str(path))
+
+
+def opener(path: Path, files: ExitStack) -> Callable[[], RecordingWriter]:
+    """Return what opens a recording when it is called; ``files`` closes it."""
+    return lambda: files.enter_context(open_recording(path))
+
+
+class Counted(Protocol):
+    """What a session has counted."""
+
+    @property
+    def pauses(self) -> tuple[float, int] | None:
+        """As of ``RecordingEnd``."""
+        ...
+
+    def counts(self) -> Counts:
+        """Return what was counted since the recording began."""
+        ...
+
+    def hits(self) -> Sequence[Hits]:
+        """Return what was counted of every probe."""
+        ...
+
+
+@contextmanager
+def ended(writer: RecordingWriter, counted: Counted) -> "Generator[None]":
+    """Write at the end of the block what was counted, and which error of ours ended it."""
+    try:
+        yield
+    except BaseException as error:
+        # It may be the file itself that cannot be written; and a dead guest counts no more.
+        with suppress(KprobesError):
+            writer.end(_end(counted, str(error) if isinstance(error, KprobesError) else ""))
+        raise
+    writer.end(_end(counted))
+
+
+def _end(counted: Counted, why: str = "") -> RecordingEnd:
+    return RecordingEnd(
+        real_ns=time.time_ns(),
+        counts=counted.counts(),
+        hits=tuple(counted.hits()),
+        pauses=counted.pauses,
+        why=why,
+    )
+
+
+def own_version() -> str:
+    """Return the version of this package, or ``?`` where it is not installed."""
+    try:
+        return version("kprobes")
+    except PackageNotFoundError:
+        return "?"
+
+
+def begin(writer: RecordingWriter, kernel: Kernel, source: TraceSource, target: str) -> None:
+    """Write whose events come.
+
+    Args:
+        writer: of the recording.
+        kernel: that is recorded.
+        source: what sinks need to know of it.
+        target: where it is.
+    """
+    recorded = RecordedKernel(
+        release=kernel.release,
+        arch=kernel.arch,
+        build_id=kernel.build_id,
+        version=source.version,
+        target=target,
+        cpus=source.cpus,
+        trampoline=source.trampoline,
+        has_ns=source.has_ns,
+        real_ns=time.time_ns(),
+        writer=f"kprobe {own_version()}",
+    )
+    writer.begin(recorded, kernel.symbols)
+
+
+def pack(kind: FrameKind, value: Struct) -> bytes:
+    """Return the frame of a value."""
+    data = msgspec.msgpack.encode(value)
+    return pack_frame(kind, data, level=_LEVEL if len(data) > _SMALL else None)
+
+
+def _pack_chunk(found: Committed, level: int | None) -> bytes:
+    chunk = found.chunk
+    head = CHUNK.pack(
+        chunk.cpu, CHUNK_IS_BLOCKED * found.is_blocked, 0, chunk.limit, chunk.position
+    )
+    return pack_frame(FrameKind.CHUNK, head + chunk.data.tobytes(), level=level)
+
+
+def _names_addresses(layout: RecordLayout) -> bool:
+    return layout.caller_offset is not None or any(f.type in _SYMBOLIC for f in layout.fields)
+
+
+def _parts(symbols: Symbols) -> RecordedSymbols:
+    if not isinstance(symbols, SymbolMap):
+        raise TypeError("names that are no table")
+    return RecordedSymbols(
+        parts=tuple(
+            SymbolPart(
+                module=owner.name,
+                addrs=owner.table.addrs.astype("<u8").tobytes(),
+                types=owner.table.types,
+                names=owner.table.blob,
+                ranges=owner.ranges,
+            )
+            for owner in symbols.owners
+        )
+    )
