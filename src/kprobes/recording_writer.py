@@ -52,18 +52,21 @@ class RecordingWriter:
         size: bytes so far.
     """
 
-    def __init__(self, file: BinaryIO, *, name: str = "the recording") -> None:
-        """Begin a recording in a file without a buffer, which is closed with this.
+    def __init__(
+        self, file: BinaryIO, *, name: str = "the recording", is_ours: bool = True
+    ) -> None:
+        """Begin a recording in a file without a buffer.
 
         Args:
             file: where it goes.
             name: for people.
+            is_ours: whether it is closed with this.
 
         Raises:
             KprobesError: nothing can be written there.
         """
         self.size = 0
-        self._file, self._name = file, name
+        self._file, self._name, self._is_ours = file, name, is_ours
         self._clock: ClockValue | None = None
         self._symbols: Symbols | None = None
         self._lock = threading.Lock()
@@ -130,7 +133,8 @@ class RecordingWriter:
         """Have all of it on the disk, and close the file."""
         self._closing.set()
         self._thread.join()
-        self._file.close()
+        if self._is_ours:
+            self._file.close()
 
     def _append(self, data: bytes) -> None:
         rest = memoryview(data)

@@ -8,6 +8,7 @@ from kprobes.cli.report import add_file, problems
 from kprobes.cli.terminal import aligned, counted, json_lines, write_text
 
 if TYPE_CHECKING:
+    from kprobes.model.events import Counts
     from kprobes.model.recording import RecordedKernel
     from kprobes.recording import RecordedBoot, Recording
 
@@ -82,12 +83,22 @@ def _as_text(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, 
         rows.append(("ended", counted_.why))
     elif recording.end is None:
         rows.append(("ended", "its writer was stopped; all that is there was read"))
-    recorded = counted_.counts.recorded
-    events = [
-        (f"{recorded.get(number, 0):,}", layout.definition or layout.event)
-        for number, layout in sorted(recording.layouts.items())
+    return aligned(rows) + aligned(_definitions(recording, counted_.counts), indent="  ")
+
+
+def _definitions(recording: "Recording", counts: "Counts") -> list[tuple[str, ...]]:
+    # Those of a pattern are one.
+    found: dict[str, list[int]] = {}
+    for number, layout in sorted(recording.layouts.items()):
+        found.setdefault(layout.definition or layout.event, []).append(number)
+    return [
+        (
+            f"{sum(counts.recorded.get(number, 0) for number in numbers):>9,}",
+            definition,
+            counted(len(numbers), "function") if len(numbers) > 1 else "",
+        )
+        for definition, numbers in found.items()
     ]
-    return aligned(rows) + aligned(events, indent="  ")
 
 
 def _as_json(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, int] | None) -> str:

@@ -219,7 +219,11 @@ class _Tracer(Struct, kw_only=True):
         """Return what writes the recording: one, over all boots."""
         if self.writer is None:
             path: Path = self.args.recording
-            self.writer = RecordingWriter(self.out) if str(path) == "-" else open_recording(path)
+            self.writer = (
+                RecordingWriter(self.out, name="standard output", is_ours=False)
+                if str(path) == "-"
+                else open_recording(path)
+            )
         return self.writer
 
     def _trace(self) -> int:
