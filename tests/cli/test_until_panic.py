@@ -12,6 +12,7 @@ from kprobes.cli.until_panic import EndOfLog, LastEvents
 from kprobes.errors import TargetError
 from kprobes.image.log import LogRecord
 from kprobes.model.events import Events
+from kprobes.ring.merge import in_order
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
 
@@ -50,7 +51,7 @@ def test_the_last_events_are_passed_on_at_the_end_and_only_then() -> None:
     assert kept.times == list(range(90, 100))
 
 
-def test_the_latest_drain_is_kept_however_large_it_is() -> None:
+def test_the_latest_event_is_kept_however_little_is_to_be() -> None:
     kept = Kept()
     last = LastEvents(kept, most=1)
     last.write(events(1, 2))
@@ -58,7 +59,23 @@ def test_the_latest_drain_is_kept_however_large_it_is() -> None:
 
     last.pass_on()
 
-    assert kept.times == [3, 4, 5]
+    assert kept.times == [5]
+
+
+def test_the_last_of_a_large_drain_are_kept_when_few_come_after_it() -> None:
+    other = make_layout(2, event="b")
+    even = make_batch(LAYOUT, [Row(ts=ts) for ts in range(0, 60_000, 2)])
+    odd = make_batch(other, [Row(ts=ts) for ts in range(1, 60_000, 2)])
+    kept = Kept()
+    last = LastEvents(kept, most=256 << 10)
+    last.write(in_order([even, odd]))
+    last.write(events(60_000))
+
+    last.pass_on()
+
+    times = sorted(kept.times)
+    assert times == list(range(times[0], 60_001))
+    assert 1000 < len(times) < 10_000
 
 
 def test_few_events_do_not_keep_all_that_was_drained_with_them() -> None:
@@ -80,7 +97,8 @@ def test_large_drains_count_with_all_that_they_keep() -> None:
     last.write(events(*range(5000, 10_000)))
 
     last.pass_on()
-    assert kept.times == list(range(5000, 10_000))
+    assert kept.times == list(range(kept.times[0], 10_000))
+    assert 1000 < len(kept.times) < 5000
 
 
 class Session(SimpleNamespace):

@@ -1,6 +1,7 @@
 """The last events and the end of the kernel's log, for ``kprobe trace --until-panic``."""
 
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from kprobes.cli.terminal import counted, print_bytes, print_message
 from kprobes.errors import TargetError
-from kprobes.model.events import Events
+from kprobes.model.events import Batch, Events
 from kprobes.ports import Sink
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _FEW = 1000
 """Events that are copied, as they are few of all that was drained with them."""
+_PARTS = 8
+"""At least so many parts make up what is kept: a single drain may bring more than that."""
 _OF_ONE = 2048
 """Bytes of each drain's events besides their columns, about."""
 
@@ -24,21 +27,19 @@ class LastEvents:
     """Keeps the last events, and passes them on at the end. Implements ``ports.Sink``."""
 
     def __init__(self, sink: Sink, *, most: int) -> None:
-        """Keep about ``most`` bytes of events, the latest drain's in any case."""
+        """Keep about ``most`` bytes of events, the latest in any case."""
         self._sink, self._most = sink, most
         self._kept: deque[tuple[Events, int]] = deque()
         self._size = 0
 
     def write(self, events: Events) -> None:
         """Keep events, and let the oldest go."""
-        if len(events) < _FEW:
-            copies = tuple(batch.take(np.arange(len(batch))) for batch in events.batches)
-            events = replace(events, batches=copies)
-        size = events.nbytes + _OF_ONE
-        self._kept.append((events, size))
-        self._size += size
-        while self._size > self._most and len(self._kept) > 1:
-            self._size -= self._kept.popleft()[1]
+        for part in _parts(events, self._most // _PARTS):
+            size = part.nbytes + _OF_ONE
+            self._kept.append((part, size))
+            self._size += size
+            while self._size > self._most and len(self._kept) > 1:
+                self._size -= self._kept.popleft()[1]
 
     def pass_on(self) -> None:
         """Write what is kept, and keep it no more."""
@@ -48,6 +49,27 @@ class LastEvents:
 
     def close(self) -> None:
         """Do nothing: who closes what comes after it passes on first."""
+
+
+def _parts(events: Events, most: int) -> Iterator[Events]:
+    # Copies, where the whole keeps more than that, or the bytes of much else.
+    count, size = len(events), events.nbytes
+    if count >= _FEW and size <= most:
+        yield events
+        return
+    step = count if size <= most else max(count * most // size, 1)
+    for start in range(0, count, step):
+        yield _copied(events, slice(start, start + step))
+
+
+def _copied(events: Events, own: slice) -> Events:
+    which, row = events.batch[own], events.row[own].copy()
+    batches: list[Batch] = []
+    for index, batch in enumerate(events.batches):
+        is_its = which == index
+        batches.append(batch.take(row[is_its]))
+        row[is_its] = np.arange(len(batches[-1]))
+    return replace(events, batches=tuple(batches), batch=which.copy(), row=row)
 
 
 class EndOfLog:
