@@ -3,6 +3,7 @@
 import io
 import random
 import time
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -239,8 +240,13 @@ def test_a_frame_that_would_be_huge_is_not_made() -> None:
     kernel = pack(FrameKind.KERNEL, KERNEL)
     data = file_header() + kernel + harden(bytes(HEADER_SIZE) + frame)[HEADER_SIZE:]
 
+    del bomb, frame
+    tracemalloc.start()
     rounds, recording = read(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
 
+    assert peak < 100 << 20
     assert not sum(map(len, rounds))
     assert recording.is_cut
 

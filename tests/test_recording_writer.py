@@ -1,6 +1,5 @@
 """Files that a writer leaves, on a full disk and after a kill: all that it said it had."""
 
-import errno
 import os
 import random
 import signal
@@ -15,19 +14,7 @@ import pytest
 from kprobes.errors import KprobesError, UsageError
 from kprobes.recording import opened_recording
 from kprobes.recording_writer import open_recording
-from tests.build.recorded import KERNEL, SYMBOLS, Memory, Recorded, hits, read
-
-
-class Full(Memory):
-    """A disk that is full after some bytes."""
-
-    room = 2000
-
-    def write(self, data: "bytes | memoryview", /) -> int:  # type: ignore[override]
-        size = min(len(data), self.room - len(self.getvalue()))
-        if not size:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().write(bytes(data[:size]))
+from tests.build.recorded import KERNEL, SYMBOLS, Full, Recorded, hits, read
 
 
 def test_a_full_disk_is_told_and_what_is_written_is_good() -> None:

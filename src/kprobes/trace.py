@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -128,6 +128,42 @@ class Trace:
         found = columns_of(self._read(), name)
         self._check(name, is_found=bool(found))
         return found
+
+    def to_arrow(self, name: str | None = None) -> Any:
+        """Return events as a ``pyarrow.Table``, oldest first: those of one name, or all.
+
+        Of one name they have ``ts`` (ns), ``cpu``, ``pid``, ``comm``, ``flags``, ``function`` and
+        the fields; of all, what all have and ``event``. Texts are dictionaries of valid UTF-8.
+
+        Raises:
+            UsageError: pyarrow is not installed.
+            KeyError: no probe has an event of this name.
+        """
+        from kprobes.export import load
+
+        arrow = load("arrow")
+        found = arrow.table(self._read(), self._source, name)
+        if name is not None:
+            self._check(name, is_found=bool(len(found)))
+        return found
+
+    def to_pandas(self, name: str | None = None) -> Any:
+        """Return events as a ``pandas.DataFrame``; see ``to_arrow``."""
+        return self.to_arrow(name).to_pandas()
+
+    def to_polars(self, name: str | None = None) -> Any:
+        """Return events as a ``polars.DataFrame``; see ``to_arrow``.
+
+        Raises:
+            UsageError: polars is not installed.
+        """
+        from kprobes.export import load
+
+        return load("polars", package="").from_arrow(self.to_arrow(name))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return all events for whatever reads Arrow; see ``to_arrow``."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
         """Return what it is: how many events so far."""

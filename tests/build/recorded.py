@@ -1,5 +1,6 @@
 """Two CPUs' rings, what traces print of them, and the recording of the same."""
 
+import errno
 import io
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +78,18 @@ class Memory(io.BytesIO):
         raise OSError
 
 
+class Full(Memory):
+    """A disk that is full after some bytes."""
+
+    room = 2000
+
+    def write(self, data: "bytes | memoryview", /) -> int:  # type: ignore[override]
+        size = min(len(data), self.room - len(self.getvalue()))
+        if not size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(bytes(data[:size]))
+
+
 @dataclass
 class Recorded:
     """Rings that are looked at by a trace and by a recording, round by round."""
@@ -113,6 +126,12 @@ class Recorded:
         lost = sum(ring.lost for ring in self.rings)
         self.writer.write_round(self._new, self.clock, taken, RecordedRound(real_ns=9, lost=lost))
         self._new = ()
+
+    def begin_anew(self) -> None:
+        """Have empty rings again, of another boot."""
+        self.rings = [GuestRing(size=SIZE, slack=SLACK) for _ in range(CPUS)]
+        self._readers = [(self._reader(cpu), self._reader(cpu)) for cpu in range(CPUS)]
+        self._merger, self._new = Merger(), LAYOUTS
 
     def end(self) -> bytes:
         """Return the file."""

@@ -62,7 +62,7 @@ CHOICES: list[tuple[list[str], Kept]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "kept"), CHOICES, ids=str)
+@pytest.mark.parametrize(("words", "kept"), CHOICES, ids=[" ".join(w) for w, _ in CHOICES])
 def test_events_are_chosen(
     path: Path,
     capsysbinary: pytest.CaptureFixture[bytes],

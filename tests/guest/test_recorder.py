@@ -1,12 +1,13 @@
 """Rings of an arena to events in order, and to counts."""
 
+import io
 import threading
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from kprobes.errors import GuestReplacedError
+from kprobes.errors import GuestReplacedError, KprobesError
 from kprobes.guest.arena import Arena, reset
 from kprobes.guest.clock import GuestClock
 from kprobes.guest.guest import GuestMemory
@@ -15,8 +16,11 @@ from kprobes.guest.rings import MappedRange
 from kprobes.model.abi import CPU_SHIFT, LOAD_SIZE, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD
 from kprobes.model.events import Events
 from kprobes.model.resolved import RecordLayout
-from kprobes.units import Addr
+from kprobes.recording import Recording
+from kprobes.recording_writer import RecordingWriter
+from kprobes.units import U64, Addr
 from tests.build.guest import CPUS, RING, make_arena, make_memory
+from tests.build.recorded import KERNEL, SYMBOLS, Full, Memory
 from tests.build.ring import Hit, make_layout, record
 from tests.build.turns import short_switch_interval
 
@@ -359,3 +363,38 @@ def test_what_hits_take_is_read_by_event_in_seconds() -> None:
     # The guest's own clock counts nanoseconds.
     assert hits.tolist() == [0, 5, 7]
     assert code_s.tolist() == pytest.approx([0, 2.0, 3e-9])
+
+
+def _kept(file: io.BytesIO) -> list[int]:
+    recording = Recording(io.BytesIO(file.getvalue()))
+    return [t for boot in recording.boots() for events in boot.rounds for t in _times(events)]
+
+
+def test_a_writer_gets_what_would_be_drained() -> None:
+    recorder, writers, _, _ = _guest(PLAIN, TEXT)
+    file, count = Memory(), 3 * RING // PLAIN.size
+    with RecordingWriter(file) as recorder.writer:
+        recorder.writer.begin(KERNEL, SYMBOLS)
+        for ts in range(count):
+            writers[ts % CPUS].write(Hit(layout=PLAIN, counter=ts, values=(ts & 0xFFFF,)))
+            if not ts % 50:
+                assert len(recorder.drain()) == 0
+        writers[0].write(Hit(layout=TEXT, counter=count, values=(b"x", 5)))
+        assert _rest(recorder) == []
+
+    assert _kept(file) == list(range(count + 1))
+    assert recorder.counts().recorded == {1: count, 2: 1}
+
+
+def test_what_cannot_be_written_stays_in_the_ring() -> None:
+    recorder, (writer, _), memory, arena = _guest(PLAIN)
+    before = memory.u64(arena.words(0) + PERCPU_LIMIT)
+    with RecordingWriter(Full()) as recorder.writer:
+        recorder.writer.begin(KERNEL, SYMBOLS)
+        for ts in range(200):
+            writer.write(Hit(layout=PLAIN, counter=ts * 0x9E3779B97F4A7C15 & U64, values=(ts,)))
+
+        with pytest.raises(KprobesError, match="No space left"):
+            recorder.drain()
+
+    assert memory.u64(arena.words(0) + PERCPU_LIMIT) == before

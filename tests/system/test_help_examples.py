@@ -53,6 +53,7 @@ def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 _SHOWS = {
     "check": rb"accepted",
+    "convert": rb"^$",
     "doctor": rb"host: ",
     "fail": rb"calls +skipped +rule",
     "info": rb"6\.1\.0",

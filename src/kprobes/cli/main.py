@@ -14,6 +14,7 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 from kprobes.cli import (
     check,
+    convert,
     doctor,
     fail,
     guest,
@@ -39,6 +40,7 @@ COMMANDS: tuple[ModuleType, ...] = (
     record,
     report,
     info,
+    convert,
     vng,
     check,
     list,

@@ -40,7 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     options.add_output(parser)
     trace.add_printing(parser)
-    group = parser.add_argument_group("which events are printed (default: all)")
+    add_choice(parser)
+    options.add_quiet(parser)
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add which events are meant."""
+    group = parser.add_argument_group("which events (default: all)")
     group.add_argument(
         "--event",
         action="append",
@@ -65,7 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--to", dest="stop", type=_time, default=_U64, metavar="TIME", help="not after this time"
     )
-    options.add_quiet(parser)
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +109,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
             try:
                 output.begin()
                 for events in boot.rounds:
-                    output.write(_chosen(args, events))
+                    output.write(chosen(args, events))
                     stop.check()
                     if output.is_gone:
                         break
@@ -149,7 +154,8 @@ def problems(path: Path, recording: "Recording") -> int:
     return 1 if recording.damaged else 0
 
 
-def _chosen(args: argparse.Namespace, events: "Events") -> "Events":
+def chosen(args: argparse.Namespace, events: "Events") -> "Events":
+    """Return the events that the options of ``add_choice`` mean."""
     import numpy as np
 
     from kprobes.model.events import Events

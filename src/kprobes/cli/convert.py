@@ -1,0 +1,69 @@
+"""``kprobe convert``: a recording's events in files that other tools read."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from kprobes.cli.report import add_choice, chosen, problems
+from kprobes.cli.terminal import Stop
+from kprobes.errors import KprobesError
+
+if TYPE_CHECKING:
+    from kprobes.export import Exporter
+    from kprobes.recording import RecordedBoot
+
+NAME = "convert"
+HELP = "write the events of a recording for other tools"
+USAGE = "kprobe convert [options] FILE OUT"
+EPILOG = """\
+examples:
+  kprobe convert kprobe.rec events.parquet
+  kprobe convert reads.rec reads.csv --event 'read*' --cpu 0
+  kprobe convert kprobe.rec events.ndjson
+
+The suffix of OUT says what is written: .txt and .ndjson are what `kprobe report` prints; .csv,
+.parquet and .arrow are a table of each event: one event is one file, several are a directory
+OUT/event=NAME/, which DuckDB, pandas and polars read as one. Parquet and Arrow need pyarrow:
+pip install 'kprobes[arrow]'.
+
+Exit status: 0 done, 1 the file is damaged (what is whole is written) or no recording, 2 usage."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="the recording, - for standard input"
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="what is written, by its suffix")
+    add_choice(parser)
+
+
+def run(args: argparse.Namespace, out: BinaryIO) -> int:
+    """Convert; return the exit code."""
+    from kprobes.export import exporter
+    from kprobes.recording import opened_recording
+
+    del out
+    make = exporter(args.out)
+    with Stop() as stop, opened_recording(args.file) as recording:
+        for number, boot in enumerate(recording.boots(), 1):
+            path = args.out.with_suffix(f".{number}{args.out.suffix}") if number > 1 else args.out
+            try:
+                _convert(args, boot, make, path, stop)
+            except OSError as error:
+                raise KprobesError(f"cannot write {path}: {error.strerror}") from error
+        return problems(args.file, recording)
+
+
+def _convert(
+    args: argparse.Namespace, boot: "RecordedBoot", make: "Exporter", path: Path, stop: Stop
+) -> None:
+    file = make(path, boot.kernel, boot.source)
+    try:
+        for events in boot.rounds:
+            file.write(chosen(args, events))
+            stop.check()
+        file.close()
+    except BaseException:
+        file.discard()
+        raise

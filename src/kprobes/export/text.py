@@ -1,0 +1,45 @@
+"""One file of text, or of JSON, as ``kprobe report`` prints them."""
+
+from pathlib import Path
+
+from kprobes.model.events import Events
+from kprobes.model.recording import RecordedKernel
+from kprobes.sinks import FORMATS
+from kprobes.sinks.names import TraceSource
+
+
+class _File:
+    form = ""
+
+    def __init__(self, path: Path, kernel: RecordedKernel, source: TraceSource) -> None:
+        """Begin the file; OSError where that is impossible."""
+        del kernel
+        self._path = path
+        self._file = path.open("w+b")
+        self._sink = FORMATS[self.form](self._file, source)
+
+    def write(self, events: Events) -> None:
+        """Take events, oldest first."""
+        self._sink.write(events)
+
+    def close(self) -> None:
+        """Finish what was written."""
+        self._sink.close()
+        self._file.close()
+
+    def discard(self) -> None:
+        """Leave nothing behind of what was begun."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+class TextFile(_File):
+    """The kernel's own text."""
+
+    form = "text"
+
+
+class NdjsonFile(_File):
+    """One object per line."""
+
+    form = "json"
