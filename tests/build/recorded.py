@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from kprobes.image.modules import table_of
 from kprobes.image.symbols import ModuleSymbols, SymbolMap
@@ -186,14 +187,14 @@ def hits(count: int, seed: int = 1) -> Iterator[tuple[int, Hit]]:
         yield rng.randrange(CPUS), hit
 
 
-def recorded(count: int, *, every: int = 40, seed: int = 1) -> bytes:
-    """Return the recording of so many hits, with a look after some of them."""
-    return record(count, every=every, seed=seed).end()
+def recorded(count: int, *, every: int = 40, seed: int = 1, since: int = 7) -> bytes:
+    """Return the recording of so many hits, with a look after some of them, from a time on."""
+    return record(count, every=every, seed=seed, since=since).end()
 
 
-def record(count: int, *, every: int = 40, seed: int = 1) -> Recorded:
-    """Record so many hits, with a look after some of them."""
-    found = Recorded()
+def record(count: int, *, every: int = 40, seed: int = 1, since: int = 7) -> Recorded:
+    """Record so many hits, with a look after some of them, from a time on."""
+    found = Recorded(clock=replace(CLOCK, ns_at=since))
     for number, (cpu, hit) in enumerate(hits(count, seed)):
         found.rings[cpu].write(hit)
         if not number % every:

@@ -44,7 +44,7 @@ def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     (tmp_path / "probes.txt").write_text(f"{OPEN}\n")
     (tmp_path / "a.out").touch()
     for name in ("kprobe.rec", "reads.rec"):
-        (tmp_path / name).write_bytes(recorded(200))
+        (tmp_path / name).write_bytes(recorded(200, since=12_600_000_000))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KPROBES_TARGET", f"qemu:{guest.stub_address}")
     with Command(tmp_path / "state") as command:

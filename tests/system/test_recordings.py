@@ -67,6 +67,7 @@ def test_each_read_is_in_the_file(
     assert sum(b" got=1 file=0x" in line for line in lines) == 5000
     assert sum(b' path="/dev/zero"' in line for line in lines) == 1
     assert re.search(rb"\n  read +5,0\d\d  vfs_read\n", told)
+    assert told.endswith(f"  {file}: {file.stat().st_size:,} bytes\n".encode())
     assert info["recorded"] == len(lines)
     assert (info["missed"], info["lost"], info["is_ended"]) == (0, 0, True)
     durations = [int(line.rpartition(b"duration=")[2]) for line in lines if b" got=1 " in line]

@@ -25,7 +25,7 @@ EPILOG = """\
 examples:
   kprobe report
   kprobe report reads.rec --format json --event 'read*' --comm cat
-  kprobe report reads.rec --from 0.001 --cpu 0-1 -o reads.txt
+  kprobe report reads.rec --from 12.5 --to 13 --cpu 0-1 -o reads.txt
 
 It prints what `kprobe trace` would have printed. Times are the recording's own, in seconds.
 

@@ -214,6 +214,8 @@ class _Tracer(Struct, kw_only=True):
         finally:
             if self.writer is not None:
                 self.writer.close()
+                if not self.args.quiet:
+                    print_message(f"  {self.args.recording}: {self.writer.size:,} bytes")
 
     def keep(self) -> RecordingWriter:
         """Return what writes the recording: one, over all boots."""
