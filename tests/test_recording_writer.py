@@ -10,11 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import KprobesError, UsageError
+from kprobes.formats.recording import MARKER, FrameKind
 from kprobes.recording import opened_recording
 from kprobes.recording_writer import open_recording
-from tests.build.recorded import KERNEL, SYMBOLS, Full, Recorded, hits, read
+from tests.build.recorded import KERNEL, LAYOUTS, SYMBOLS, Full, Recorded, hits, read
+from tests.build.ring import Hit, make_layout
 
 
 def test_a_full_disk_is_told_and_what_is_written_is_good() -> None:
@@ -102,3 +105,28 @@ def test_two_hundred_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) ->
     rng = random.Random(5)
     for number in range(200):
         kill_a_writer(tmp_path / f"{number}.rec", rng.random() / 2)
+
+
+def test_text_that_is_none_is_kept_as_escapes() -> None:
+    recorded = Recorded(layouts=(replace(LAYOUTS[0], definition="p:read f msg=\udcff"),))
+    recorded.rings[0].write(Hit(layout=LAYOUTS[0], counter=1, values=(5,)))
+    recorded.look()
+
+    rounds, recording = read(recorded.end())
+
+    assert sum(map(len, rounds)) == 1
+    assert recording.layouts[1].definition == "p:read f msg=\\udcff"
+
+
+def test_events_of_a_large_pattern_are_several_frames() -> None:
+    layouts = tuple(make_layout(number, ("u32",)) for number in range(1, 10_000))
+    recorded = Recorded(layouts=layouts)
+    recorded.rings[0].write(Hit(layout=layouts[-1], counter=1, values=(5,)))
+    recorded.look()
+
+    data = recorded.end()
+    rounds, recording = read(data)
+
+    assert sum(map(len, rounds)) == 1
+    assert recording.layouts == {layout.event_id: layout for layout in layouts}
+    assert data.count(MARKER + bytes((FrameKind.EVENTS,))) == 3

@@ -48,7 +48,7 @@ def boot(
     progress: Callable[[str], None] = _ignore,
     is_early: bool = False,
 ) -> GuestSession:
-    """RecordedBoot a guest of our own and attach to it; it ends with the session.
+    """Boot a guest of our own and attach to it; it ends with the session.
 
     ``with kprobes.boot() as kernel: print(kernel.run("uname -r").output)``
 

@@ -52,6 +52,8 @@ from kprobes.sinks.names import TraceSource
 _NO_SYMBOLS = SymbolPart(module="", addrs=b"", types=b"", names=b"\0", ranges=())
 _MAX_CPUS = 1 << 13
 _READ = 1 << 16
+_MAX_ROUND = 1 << 28
+"""Bytes of one look's chunks that are held at most: only in large rings one finds more."""
 _MAX_WASTED = 1 << 30
 """Bytes in damaged frames after which the rest is given up: each may be looked at many times."""
 _T = TypeVar("_T")
@@ -264,19 +266,25 @@ class Recording:
         return self._names(addr)
 
     def _rounds(self, kernel: RecordedKernel) -> Iterator[Events]:
+        held = 0
         for kind, data in self._each:
             match kind:
                 case FrameKind.KERNEL:
                     self._kernel = _decoded(data, RecordedKernel)
                     break
                 case FrameKind.CHUNK:
+                    held += len(data)
                     self._found.append(self._chunk(data, kernel.cpus))
+                    if held > _MAX_ROUND:
+                        yield self._pushed()
+                        held = 0
                 case FrameKind.ROUND:
+                    held = 0
                     yield self._round(_decoded(data, RecordedRound))
                 case _:
                     self._take(kind, data, kernel)
         # A round that its writer did not finish.
-        yield self._counted(self._merger.push(self._found))
+        yield self._pushed()
         yield self._counted(self._merger.finish())
 
     def _take(self, kind: int, data: bytes, kernel: RecordedKernel) -> None:
@@ -316,17 +324,20 @@ class Recording:
         return replace(decoded, is_blocked=bool(flags & CHUNK_IS_BLOCKED))
 
     def _round(self, end: RecordedRound) -> Events:
-        found, self._found = self._found, []
         self.lost, self._real_ns = max(self.lost, end.lost), end.real_ns
         ignored = set(end.ignored)
         if ignored:
-            found = [
+            self._found = [
                 replace(
                     each,
                     batches=tuple(b for b in each.batches if b.layout.event_id not in ignored),
                 )
-                for each in found
+                for each in self._found
             ]
+        return self._pushed()
+
+    def _pushed(self) -> Events:
+        found, self._found = self._found, []
         return self._counted(self._merger.push(found))
 
     def _counted(self, events: Events) -> Events:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self, cast
 
 import msgspec
 from msgspec import Struct
@@ -42,6 +42,8 @@ _LEVEL = 3
 _SYNC_S = 1.0
 _SMALL = 1 << 10
 """Bytes of a frame that are not worth compressing."""
+_LAYOUTS = 1 << 12
+"""Of one frame: a pattern may have tens of thousands."""
 _SYMBOLIC = ("symbol", "symstr")
 
 
@@ -69,7 +71,6 @@ class RecordingWriter:
         self._file, self._name, self._is_ours = file, name, is_ours
         self._clock: ClockValue | None = None
         self._symbols: Symbols | None = None
-        self._lock = threading.Lock()
         self._closing = threading.Event()
         self._append(file_header())
         self._thread = threading.Thread(target=self._sync, name="kprobes-sync", daemon=True)
@@ -106,12 +107,13 @@ class RecordingWriter:
         Raises:
             KprobesError: it cannot be written; the file is good without it.
         """
-        frames: list[bytes] = []
-        if layouts:
-            frames.append(pack(FrameKind.EVENTS, RecordedEvents(layouts=tuple(layouts))))
-            if self._symbols is not None and any(map(_names_addresses, layouts)):
-                frames.append(pack(FrameKind.SYMBOLS, _parts(self._symbols)))
-                self._symbols = None
+        frames = [
+            pack(FrameKind.EVENTS, RecordedEvents(layouts=tuple(layouts[at : at + _LAYOUTS])))
+            for at in range(0, len(layouts), _LAYOUTS)
+        ]
+        if self._symbols is not None and any(map(_names_addresses, layouts)):
+            frames.append(pack(FrameKind.SYMBOLS, _parts(self._symbols)))
+            self._symbols = None
         if clock != self._clock:
             frames.append(pack(FrameKind.CLOCK, RecordedClock(clock=clock)))
             self._clock = clock
@@ -269,8 +271,26 @@ def begin(writer: RecordingWriter, kernel: Kernel, source: TraceSource, target: 
 
 def pack(kind: FrameKind, value: Struct) -> bytes:
     """Return the frame of a value."""
-    data = msgspec.msgpack.encode(value)
+    try:
+        data = msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        # A definition may have bytes that are no text, and so may a guest's names.
+        plain = msgspec.to_builtins(value, builtin_types=(bytes,))
+        data = msgspec.msgpack.encode(_as_text(plain))
     return pack_frame(kind, data, level=_LEVEL if len(data) > _SMALL else None)
+
+
+def _as_text(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case dict():
+            members = cast("dict[Any, Any]", value).items()
+            return {key: _as_text(each) for key, each in members}
+        case list() | tuple():
+            return list(map(_as_text, cast("list[Any]", value)))
+        case _:
+            return value
 
 
 def _pack_chunk(found: Committed, level: int | None) -> bytes:

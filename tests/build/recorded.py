@@ -96,6 +96,7 @@ class Recorded:
     """Rings that are looked at by a trace and by a recording, round by round."""
 
     clock: ClockValue = CLOCK
+    layouts: Sequence[RecordLayout] = LAYOUTS
     file: Memory = field(default_factory=Memory)
     rings: list[GuestRing] = field(
         default_factory=lambda: [GuestRing(size=SIZE, slack=SLACK) for _ in range(CPUS)]
@@ -106,10 +107,10 @@ class Recorded:
         """Begin with empty rings."""
         self.writer = RecordingWriter(self.file)
         self.writer.begin(KERNEL, SYMBOLS)
-        self._shapes = Shapes(LAYOUTS)
+        self._shapes = Shapes(self.layouts)
         self._merger = Merger()
         self._readers = [(self._reader(cpu), self._reader(cpu)) for cpu in range(CPUS)]
-        self._new: Sequence[RecordLayout] = LAYOUTS
+        self._new = self.layouts
 
     def _reader(self, cpu: int) -> RingReader:
         return RingReader(Geometry(cpu=cpu, size=SIZE, slack=SLACK), self.rings[cpu].copy)
@@ -132,7 +133,7 @@ class Recorded:
         """Have empty rings again, of another boot."""
         self.rings = [GuestRing(size=SIZE, slack=SLACK) for _ in range(CPUS)]
         self._readers = [(self._reader(cpu), self._reader(cpu)) for cpu in range(CPUS)]
-        self._merger, self._new = Merger(), LAYOUTS
+        self._merger, self._new = Merger(), self.layouts
 
     def end(self) -> bytes:
         """Return the file."""

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trace.add_probing(parser)
     parser.add_argument(
         "-o",
+        "--output",
         dest="recording",
         type=Path,
         default=DEFAULT,
