@@ -58,6 +58,11 @@ CHOICES: list[tuple[list[str], Kept]] = [
     (["--pid", "7", "--pid", "8"], lambda e: e["pid"] in (7, 8)),
     (["--cpu", "1"], lambda e: e["cpu"] == 1),
     (["--from", "0.000004", "--to", "0.000005"], lambda e: 4000 <= e["ts_ns"] <= 5000),
+    (
+        ["--event", "read", "--filter", "a0 > 0x8000000000000000"],
+        lambda e: e["event"] == "read" and int(e["args"]["a0"]) >> 63 == 1,
+    ),
+    (["--filter", 'comm == "cat" && cpu == 1'], lambda e: (e["comm"], e["cpu"]) == ("cat", 1)),
     (["--event", "read", "--cpu", "0"], lambda e: (e["event"], e["cpu"]) == ("read", 0)),
 ]
 
@@ -139,3 +144,16 @@ def test_a_recording_comes_from_standard_input_too(
     _, out, _ = run(capsysbinary, "report", "-")
 
     assert len(events(out)) == 200
+
+
+@pytest.mark.parametrize("command", [["report"], ["convert"]])
+def test_a_filter_that_is_wrong_is_refused_with_a_caret(
+    path: Path, capsysbinary: pytest.CaptureFixture[bytes], command: list[str]
+) -> None:
+    out = [path.with_name("out.csv")] if command == ["convert"] else []
+
+    status, _, err = run(capsysbinary, *command, path, *out, "--filter", "none > 5")
+
+    assert status == 4
+    assert "Field not found" in err
+    assert [each.name for each in path.parent.iterdir()] == ["x.rec"]

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kprobes.cli.report import add_choice, chosen, problems
+from kprobes.cli.report import Choice, add_choice, problems
 from kprobes.cli.terminal import Stop
 from kprobes.errors import KprobesError
 
@@ -58,11 +58,12 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 def _convert(
     args: argparse.Namespace, boot: "RecordedBoot", make: "Exporter", path: Path, stop: Stop
 ) -> None:
-    file = make(path, boot.kernel, boot.source)
+    choice, file = Choice(args, boot.source), make(path, boot.kernel, boot.source)
     try:
         for events in boot.rounds:
-            file.write(chosen(args, events))
+            file.write(choice.of(events))
             stop.check()
+        choice.check()
         file.close()
     except BaseException:
         file.discard()

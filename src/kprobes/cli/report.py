@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kprobes.cli.terminal import Stop
     from kprobes.model.events import Batch, Events
     from kprobes.recording import RecordedBoot, Recording
+    from kprobes.sinks.names import TraceSource
 
 NAME = "report"
 HELP = "print the events of a recording"
@@ -71,6 +72,11 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--to", dest="stop", type=_time, default=_U64, metavar="TIME", help="not after this time"
     )
+    group.add_argument(
+        "--filter",
+        metavar="EXPR",
+        help="for which this holds, in the kernel's language for filters; `duration`, too",
+    )
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -105,17 +111,19 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         check_writable(args.output)
     with Stop() as stop, opened_recording(args.file) as recording:
         for number, boot in enumerate(recording.boots()):
+            choice = Choice(args, boot.source)
             output = _output(args, boot, out, stop, is_first=not number)
             try:
                 output.begin()
                 for events in boot.rounds:
-                    output.write(chosen(args, events))
+                    output.write(choice.of(events))
                     stop.check()
                     if output.is_gone:
                         break
             finally:
                 output.close()
             output.check()
+            choice.check()
             if output.is_gone:
                 return 0
         return problems(args.file, recording)
@@ -154,18 +162,26 @@ def problems(path: Path, recording: "Recording") -> int:
     return 1 if recording.damaged else 0
 
 
-def chosen(args: argparse.Namespace, events: "Events") -> "Events":
-    """Return the events that the options of ``add_choice`` mean."""
-    import numpy as np
+class Choice:
+    """The events of one boot that the options of ``add_choice`` mean."""
 
-    from kprobes.model.events import Events
+    def __init__(self, args: argparse.Namespace, source: "TraceSource") -> None:
+        from kprobes.column_filter import ColumnFilter
 
-    masks = [_wanted(args, batch) for batch in events.batches]
-    if all(mask.all() for mask in masks):
-        return events
-    starts = np.cumsum([0, *map(len, masks)])[:-1]
-    kept = np.concatenate(masks)[starts[events.batch] + events.row]
-    return Events(batches=events.batches, batch=events.batch[kept], row=events.row[kept])
+        self._args = args
+        self._filter = None if args.filter is None else ColumnFilter(args.filter, source)
+
+    def of(self, events: "Events") -> "Events":
+        """Return those that are meant, in their order."""
+        from kprobes.model.events import kept_of
+
+        events = kept_of(events, [_wanted(self._args, batch) for batch in events.batches])
+        return events if self._filter is None else self._filter.passed(events)
+
+    def check(self) -> None:
+        """Raise at the end what is wrong with the filter, if no event could be asked."""
+        if self._filter is not None:
+            self._filter.check()
 
 
 def _wanted(args: argparse.Namespace, batch: "Batch") -> "NDArray[np.bool_]":

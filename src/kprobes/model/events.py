@@ -106,6 +106,20 @@ class Events(Struct, frozen=True, kw_only=True, eq=False):
 NO_EVENTS = Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
 
 
+def kept_of(events: Events, masks: Sequence[NDArray[np.bool_]]) -> Events:
+    """Return some events in their order; the columns are the same, the rest is copies.
+
+    Args:
+        events: any.
+        masks: for each of the batches which of its rows, shape (n,).
+    """
+    if all(mask.all() for mask in masks):
+        return events
+    starts = np.cumsum([0, *map(len, masks)])[:-1]
+    kept = np.concatenate(masks)[starts[events.batch] + events.row]
+    return Events(batches=events.batches, batch=events.batch[kept], row=events.row[kept])
+
+
 def _owner(column: Column) -> Column:
     while isinstance(column.base, np.ndarray):
         column = column.base

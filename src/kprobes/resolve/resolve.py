@@ -83,10 +83,14 @@ _IP = {Kind.ENTRY: {"__probe_ip": _ADDRESS}, Kind.RETURN: {"__probe_func": _ADDR
 
 def filter_fields(probe: Resolved, *, of_guest: bool = False) -> dict[str, FilterField]:
     """Return the fields of a probe's event by name, its own first; of a guest also ``tgid``."""
-    own = {field.name: _field(field) for field in probe.layout.fields}
-    others = _IP[probe.definition.kind] | _GENERIC | _COMMON
-    if of_guest:
-        others |= {"tgid": _TGID}
+    fields = layout_fields(probe.layout, probe.definition.kind)
+    return {"tgid": _TGID, **fields} if of_guest else fields
+
+
+def layout_fields(layout: RecordLayout, kind: Kind) -> dict[str, FilterField]:
+    """Return the fields of an event by name, its own first."""
+    own = {field.name: _field(field) for field in layout.fields}
+    others = _IP[kind] | _GENERIC | _COMMON
     return {**own, **{k: v for k, v in others.items() if k not in own}}
 
 
