@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kprobes.cli.until_panic import EndOfLog, LastEvents
 from kprobes.errors import TargetError
 from kprobes.image.log import LogRecord
-from kprobes.model.events import Events
+from kprobes.model.events import NO_EVENTS, Events
 from kprobes.ring.merge import in_order
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout
@@ -76,6 +76,17 @@ def test_the_last_of_a_large_drain_are_kept_when_few_come_after_it() -> None:
     times = sorted(kept.times)
     assert times == list(range(times[0], 60_001))
     assert 1000 < len(times) < 10_000
+
+
+def test_a_drain_may_have_brought_nothing() -> None:
+    kept = Kept()
+    last = LastEvents(kept, most=1000)
+    last.write(events(1))
+    last.write(NO_EVENTS)
+
+    last.pass_on()
+
+    assert kept.times == [1]
 
 
 def test_few_events_do_not_keep_all_that_was_drained_with_them() -> None:

@@ -57,7 +57,7 @@ def _parts(events: Events, most: int) -> Iterator[Events]:
     if count >= _FEW and size <= most:
         yield events
         return
-    step = count if size <= most else max(count * most // size, 1)
+    step = max(count if size <= most else count * most // size, 1)
     for start in range(0, count, step):
         yield _copied(events, slice(start, start + step))
 
