@@ -23,7 +23,6 @@ import zlib
 from enum import IntEnum
 from struct import Struct as Packed
 
-import zstandard
 from msgspec import Struct
 
 from kprobes.errors import FormatError
@@ -97,13 +96,20 @@ def pack_frame(kind: FrameKind, data: bytes, *, level: int | None = None) -> byt
     """
     if len(data) > MAX_SIZE:
         raise ValueError(f"a frame of {len(data)} bytes")
-    stored = data if level is None else zstandard.ZstdCompressor(level=level).compress(data)
+    stored = data if level is None else _compressed(data, level)
     flags = 0 if level is None else _ZSTD
     if len(stored) >= len(data):
         stored, flags = data, 0
     head = _FRAME.pack(MARKER, kind, flags, 0, len(stored), len(data), 0)[:-4]
     crc = zlib.crc32(stored, zlib.crc32(head))
     return head + crc.to_bytes(4, "little") + stored
+
+
+def _compressed(data: bytes, level: int) -> bytes:
+    # Who only traces does without.
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=level).compress(data)
 
 
 def parse_frame_header(data: bytes) -> FrameHeader:
@@ -144,6 +150,8 @@ def unpack_frame(header: FrameHeader, stored: bytes) -> bytes:
 
 
 def _decompressed(stored: bytes, size: int) -> bytes:
+    import zstandard
+
     try:
         # What it says of itself is what would be allocated.
         if zstandard.frame_content_size(stored) != size:
