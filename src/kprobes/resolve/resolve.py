@@ -84,7 +84,7 @@ _IP = {Kind.ENTRY: {"__probe_ip": _ADDRESS}, Kind.RETURN: {"__probe_func": _ADDR
 def filter_fields(probe: Resolved, *, of_guest: bool = False) -> dict[str, FilterField]:
     """Return the fields of a probe's event by name, its own first; of a guest also ``tgid``."""
     fields = layout_fields(probe.layout, probe.definition.kind)
-    return {"tgid": _TGID, **fields} if of_guest else fields
+    return {**fields, "tgid": fields.get("tgid", _TGID)} if of_guest else fields
 
 
 def layout_fields(layout: RecordLayout, kind: Kind) -> dict[str, FilterField]:
