@@ -26,7 +26,8 @@ The suffix of OUT says what is written: .txt and .ndjson are what `kprobe report
 OUT/event=NAME/, which DuckDB, pandas and polars read as one. Parquet and Arrow need pyarrow:
 pip install 'kprobes[arrow]'.
 
-Exit status: 0 done, 1 the file is damaged (what is whole is written) or no recording, 2 usage."""
+Exit status: 0 done, 1 the file is damaged (what is whole is written) or no recording, 2 usage,
+4 the filter is wrong."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

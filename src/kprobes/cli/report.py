@@ -30,7 +30,8 @@ examples:
 
 It prints what `kprobe trace` would have printed. Times are the recording's own, in seconds.
 
-Exit status: 0 done, 1 the file is damaged (what is whole is printed) or no recording, 2 usage."""
+Exit status: 0 done, 1 the file is damaged (what is whole is printed) or no recording, 2 usage,
+4 the filter is wrong."""
 DEFAULT = Path("kprobe.rec")
 _NS_PER_S = 10**9
 _U64 = (1 << 64) - 1
@@ -42,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_output(parser)
     trace.add_printing(parser)
     add_choice(parser)
-    options.add_quiet(parser)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
