@@ -255,3 +255,19 @@ def test_frames_of_a_trace_have_what_its_events_have(recording: Path) -> None:
     assert len(polars.DataFrame(trace)) == len(trace) == 600
     with pytest.raises(KeyError):
         trace.to_arrow("none")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_rows_that_are_written_in_parts_are_all_there(
+    recording: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kprobes.export.arrow._ROWS", 20)
+    is_parquet = suffix == ".parquet"
+    out = convert(recording, tmp_path / f"out{suffix}")
+
+    for name in NAMES:
+        file = out / f"event={name}" / f"part-0{suffix}"
+        table = parquet.read_table(file) if is_parquet else pyarrow.ipc.open_file(file).read_all()
+        rows = [_without(row, "flags", "event") for row in table.to_pylist()]
+        assert rows == expected(recording, name)
+        assert not is_parquet or parquet.ParquetFile(file).num_row_groups > 3

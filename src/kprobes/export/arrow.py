@@ -7,7 +7,7 @@ are lists of fixed size, and what could not be read is null. The schema's metada
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -199,30 +199,64 @@ def _shape(layout: RecordLayout) -> tuple[object, ...]:
     return layout.caller_offset is None, *kinds
 
 
-class ParquetFiles(TableFiles["ParquetTable"]):
-    """One file of each event."""
+Opened = tuple[Any, Any]
+"""What writes a file, and the schema that its tables must have."""
+
+
+def _parquet(path: Path, schema: Any) -> Opened:
+    return parquet.ParquetWriter(path, schema, compression="zstd"), schema
+
+
+def _ipc(path: Path, schema: Any) -> Opened:
+    # Dictionaries could not grow in it.
+    fields = [each.with_type(pa.utf8()) if each.type == _TEXT else each for each in schema]
+    plain = pa.schema(fields, metadata=schema.metadata)
+    return pa.ipc.new_file(path, plain, options=pa.ipc.IpcWriteOptions(compression="zstd")), plain
+
+
+class ParquetFiles(TableFiles["ArrowTable"]):
+    """One file of each event, compressed by zstd."""
 
     def __init__(self, path: Path, kernel: RecordedKernel, source: TraceSource) -> None:
         """Begin; OSError where nothing can be written."""
-        super().__init__(path, _shape, partial(ParquetTable, kernel=kernel, source=source))
+        make = partial(ArrowTable, kernel=kernel, source=source, open_file=_parquet)
+        super().__init__(path, _shape, make)
 
 
 class ArrowFiles(TableFiles["ArrowTable"]):
-    """One file of each event, in Arrow's format for files."""
+    """One file of each event in Arrow's format, compressed by zstd; texts are no dictionaries."""
 
     def __init__(self, path: Path, kernel: RecordedKernel, source: TraceSource) -> None:
         """Begin; OSError where nothing can be written."""
-        super().__init__(path, _shape, partial(ArrowTable, kernel=kernel, source=source))
+        make = partial(ArrowTable, kernel=kernel, source=source, open_file=_ipc)
+        super().__init__(path, _shape, make)
 
 
-class _Held:
-    # Rows of one event until there are enough to be written.
+class ArrowTable:
+    """One file: rows of one event are held until there are enough to be written."""
 
     def __init__(
-        self, path: Path, layout: RecordLayout, kernel: RecordedKernel, source: TraceSource
+        self,
+        path: Path,
+        layout: RecordLayout,
+        *,
+        kernel: RecordedKernel,
+        source: TraceSource,
+        open_file: Callable[[Path, Any], Opened],
     ) -> None:
-        self._path, self._about = path, _metadata(layout, kernel, source)
+        """Write nothing yet.
+
+        Args:
+            path: of the file.
+            layout: of the event.
+            kernel: that it is of.
+            source: likewise.
+            open_file: opens it for tables of a schema.
+        """
+        self._metadata = _metadata(layout, kernel, source)
+        self._open = partial(open_file, path)
         self._columns = Columns(source)
+        self._opened: Opened | None = None
         self._held: list[Any] = []
         self._rows = 0
 
@@ -233,52 +267,19 @@ class _Held:
         if self._rows >= _ROWS:
             self._flush()
 
+    def close(self) -> None:
+        """Finish the file."""
+        self._flush()
+        if self._opened is not None:
+            self._opened[0].close()
+
     def _flush(self) -> None:
-        if self._held:
-            table = pa.Table.from_batches(self._held).unify_dictionaries().combine_chunks()
-            self._put(table.replace_schema_metadata(self._about))
-            self._held, self._rows = [], 0
-
-    def _put(self, table: Any) -> None:
-        raise NotImplementedError
-
-
-class ParquetTable(_Held):
-    """One Parquet file, compressed by zstd."""
-
-    _writer: Any = None
-
-    def _put(self, table: Any) -> None:
-        if self._writer is None:
-            self._writer = parquet.ParquetWriter(self._path, table.schema, compression="zstd")
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._flush()
-        if self._writer is not None:
-            self._writer.close()
-
-
-class ArrowTable(_Held):
-    """One file in Arrow's format; its texts are no dictionaries, which could not grow there."""
-
-    _writer: Any = None
-
-    def _put(self, table: Any) -> None:
-        plain = table.cast(_plain(table.schema))
-        if self._writer is None:
-            options = pa.ipc.IpcWriteOptions(compression="zstd")
-            self._writer = pa.ipc.new_file(self._path, plain.schema, options=options)
-        self._writer.write_table(plain)
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._flush()
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _plain(schema: Any) -> Any:
-    fields = [each.with_type(pa.utf8()) if each.type == _TEXT else each for each in schema]
-    return pa.schema(fields, metadata=schema.metadata)
+        if not self._held:
+            return
+        whole = pa.Table.from_batches(self._held).unify_dictionaries().combine_chunks()
+        whole = whole.replace_schema_metadata(self._metadata)
+        if self._opened is None:
+            self._opened = self._open(whole.schema)
+        writer, schema = self._opened
+        writer.write_table(whole.cast(schema))
+        self._held, self._rows = [], 0
