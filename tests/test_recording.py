@@ -15,7 +15,7 @@ from msgspec.structs import replace
 import kprobes
 from kprobes.errors import FormatError
 from kprobes.formats.recording import HEADER_SIZE, MARKER, FrameKind, file_header, pack_frame
-from kprobes.model.clock import Bent, Knot, Line, Scale, Scales, Shifted, Unscaled
+from kprobes.model.clock import Knot, Line, PiecewiseLinear, Scale, Scales, Shifted, Unscaled
 from kprobes.model.events import Counts, Hits
 from kprobes.model.recording import RecordedClock, RecordedRound, RecordingEnd
 from kprobes.recording import Recording
@@ -117,7 +117,7 @@ def test_times_are_told_by_the_clock_of_their_round() -> None:
         Unscaled(),
         Scales(of_cpus=(Scale(mul=3, shift=1, offset=5), Scale(mul=1, shift=0, offset=0))),
         Shifted(clock=Line(ns_at=1, cycles=2, mult=3, shift=4), ahead=1 << 63),
-        Bent(
+        PiecewiseLinear(
             clock=Line(ns_at=1, cycles=2, mult=3, shift=0),
             origin=4,
             ahead=5,
@@ -339,7 +339,7 @@ def test_load_reads_events_when_they_are_asked_for(tmp_path: Path) -> None:
     )
 
 
-def test_rounds_of_one_event_are_views_of_what_was_read() -> None:
+def test_numbers_of_one_event_are_those_that_were_recorded() -> None:
     recorded = Recorded()
     for counter in range(50):
         recorded.rings[0].write(Hit(layout=LAYOUTS[0], counter=counter, values=(counter,)))

@@ -334,9 +334,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
             # The first disarms; nobody drains any more when the second comes.
             undo.callback(self._events.end)
             undo.callback(self._events.end)
-            writer = None
-            if keep is not None:
-                writer = keep()
+            writer = None if keep is None else keep()
+            if writer is not None:
                 begin(writer, self.kernel, self.source, self.driver.target)
                 written.enter_context(ended(writer, self.driver))
             drain = self.driver.drain(room=room, writer=writer)

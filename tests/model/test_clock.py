@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from kprobes.model.clock import (
-    Bent,
     ClockValue,
     Knot,
     Line,
+    PiecewiseLinear,
     Scale,
     Scales,
     Shifted,
@@ -17,7 +17,7 @@ from kprobes.model.clock import (
 
 LINE = Line(ns_at=1000, cycles=100, mult=3, shift=1)
 SCALES = Scales(of_cpus=(Scale(mul=1, shift=0, offset=5), Scale(mul=3, shift=1, offset=0)))
-BENT = Bent(
+BENT = PiecewiseLinear(
     clock=LINE,
     origin=1000,
     ahead=7,
@@ -56,10 +56,14 @@ def test_counts_become_times(clock: ClockValue, cpu: int, told: list[int]) -> No
         Scales(of_cpus=(Scale(mul=1 << 40, shift=0, offset=0),) * 2),
         Shifted(clock=LINE, ahead=-1),
         Shifted(clock=Line(ns_at=0, cycles=0, mult=-1, shift=0), ahead=0),
-        Bent(clock=LINE, origin=0, ahead=0, knots=()),
-        Bent(clock=LINE, origin=0, ahead=0, knots=(Knot(x=float("inf"), y=0.0, slope=0.0),)),
-        Bent(clock=LINE, origin=0, ahead=0, knots=(Knot(x=0.0, y=float("nan"), slope=0.0),)),
-        Bent(
+        PiecewiseLinear(clock=LINE, origin=0, ahead=0, knots=()),
+        PiecewiseLinear(
+            clock=LINE, origin=0, ahead=0, knots=(Knot(x=float("inf"), y=0.0, slope=0.0),)
+        ),
+        PiecewiseLinear(
+            clock=LINE, origin=0, ahead=0, knots=(Knot(x=0.0, y=float("nan"), slope=0.0),)
+        ),
+        PiecewiseLinear(
             clock=LINE,
             origin=0,
             ahead=0,

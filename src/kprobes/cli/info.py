@@ -63,27 +63,27 @@ def _real(ns: int) -> str:
 
 
 def _as_text(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, int] | None) -> str:
-    counted_ = recording.counted
-    total = sum(counted_.counts.recorded.values())
-    missed = sum(hits.all_missed for hits in counted_.hits)
+    end = recording.counted
+    total = sum(end.counts.recorded.values())
+    missed = sum(hits.all_missed for hits in end.hits)
     build = f", build id {kernel.build_id.hex()}" if kernel.build_id else ""
     rows = [
         ("kernel", f"Linux {kernel.release}, {kernel.arch}, {counted(kernel.cpus, 'CPU')}{build}"),
         ("target", kernel.target),
-        ("recorded", f"{_real(kernel.real_ns)} to {_real(counted_.real_ns)}, by {kernel.writer}"),
+        ("recorded", f"{_real(kernel.real_ns)} to {_real(end.real_ns)}, by {kernel.writer}"),
     ]
     if span is not None:
         first, last = (f"{ns / _NS_PER_S:.6f}" if kernel.has_ns else f"{ns}" for ns in span)
         rows.append(("times", f"{first} to {last}"))
-    rows.append(("events", f"{total:,}, {missed:,} missed, {counted_.counts.lost:,} lost"))
-    if counted_.pauses is not None:
-        paused_s, stops = counted_.pauses
+    rows.append(("events", f"{total:,}, {missed:,} missed, {end.counts.lost:,} lost"))
+    if end.pauses is not None:
+        paused_s, stops = end.pauses
         rows.append(("paused", f"{paused_s * 1000:.1f} ms in {counted(stops, 'stop')}"))
-    if counted_.why:
-        rows.append(("ended", counted_.why))
+    if end.why:
+        rows.append(("ended", end.why))
     elif recording.end is None:
         rows.append(("ended", "its writer was stopped; all that is there was read"))
-    return aligned(rows) + aligned(_definitions(recording, counted_.counts), indent="  ")
+    return aligned(rows) + aligned(_definitions(recording, end.counts), indent="  ")
 
 
 def _definitions(recording: "Recording", counts: "Counts") -> list[tuple[str, ...]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kprobes.cli import trace
+from kprobes.cli.report import DEFAULT
 
 NAME = "record"
 HELP = "arm probes and keep their events in a file"
@@ -20,7 +21,6 @@ has the rings' own bytes, and all that is needed to print them on any machine (`
 `kprobe info`). It is good up to its last whole part, also when kprobe or this machine is killed.
 
 Exit status: as of `kprobe trace`."""
-DEFAULT = Path("kprobe.rec")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -49,7 +49,7 @@ from kprobes.guest.fitted_clock import (
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.kernel_abi import first_of
 from kprobes.guest.rings import MappedRange
-from kprobes.model.clock import Line, Scale, Scales, Shifted, Unscaled, makes_sense
+from kprobes.model.clock import MAX_SHIFT, Line, Scale, Scales, Shifted, Unscaled, makes_sense
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.units import U64, Addr
 
@@ -79,7 +79,6 @@ _CLOCK_SIZE = _SEQ_SIZE + 2 * _READ_DATA.size
 _FUNCTIONS = ("sched_clock_noinstr", "sched_clock")
 """The first since 5949a68c7344 ("time/sched_clock: Provide sched_clock_noinstr()") (v6.5)."""
 _LONGEST = 1024
-_MAX_SHIFT = 32
 
 
 class SchedClock:
@@ -452,6 +451,6 @@ def _is_native(memory: GuestMemory, kernel: Kernel) -> bool:
 def _scale(data: bytes) -> Scale:
     latch = int.from_bytes(data[2 * _DATA.size :], "little") & 1
     mul, shift, offset = _DATA.unpack_from(data, latch * _DATA.size)
-    if shift > _MAX_SHIFT:
+    if shift > MAX_SHIFT:
         raise TargetError(f"the guest's clock shifts by {shift} bits; its memory is corrupted")
     return Scale(mul=mul, shift=shift, offset=offset)

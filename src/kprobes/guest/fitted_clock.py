@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from kprobes.errors import MemoryFault
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.rings import MappedRange
-from kprobes.model.clock import Bent, Knot, Scaled
+from kprobes.model.clock import Knot, PiecewiseLinear, Scaled
 from kprobes.model.kernel import Kernel, Types
 from kprobes.units import U64, Addr
 
@@ -229,9 +229,9 @@ class FittedClock:
             self._latest = max(self._latest, float(latest[0]))
         return self.now.ns(counter, cpu)
 
-    def _value(self) -> Bent:
+    def _value(self) -> PiecewiseLinear:
         origin = self._origin
-        return Bent(
+        return PiecewiseLinear(
             clock=self._raw.now,
             origin=origin.raw,
             ahead=origin.ns - origin.raw & U64,

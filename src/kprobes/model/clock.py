@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 _LOW = np.uint64(0xFFFF_FFFF)
 _NS_PER_S = 1_000_000_000
-_MAX_SHIFT = 32
+MAX_SHIFT = 32
+"""A slope is a number of 32 bits over a power of two up to this."""
+_FAR = 2.0**62
 
 Counts = NDArray[np.uint64]
 
@@ -104,7 +106,7 @@ class Knot(Struct, frozen=True, kw_only=True, array_like=True):
     slope: float
 
 
-class Bent(Struct, frozen=True, kw_only=True, tag=True, dict=True):
+class PiecewiseLinear(Struct, frozen=True, kw_only=True, tag=True, dict=True):
     """Another clock's time, and what is added to it: a line with knots.
 
     Attributes:
@@ -137,7 +139,7 @@ class Bent(Struct, frozen=True, kw_only=True, tag=True, dict=True):
         return np.array([(knot.x, knot.y, knot.slope) for knot in self.knots]).T
 
 
-ClockValue = Unscaled | Scales | Line | Shifted | Bent
+ClockValue = Unscaled | Scales | Line | Shifted | PiecewiseLinear
 
 
 def makes_sense(clock: ClockValue, cpus: int) -> bool:
@@ -148,11 +150,11 @@ def makes_sense(clock: ClockValue, cpus: int) -> bool:
         case Scales(of_cpus=found):
             return len(found) >= cpus and all(map(_is_scale, found))
         case Line():
-            is_slope = 0 < clock.mult <= int(_LOW) and 0 <= clock.shift <= _MAX_SHIFT
+            is_slope = 0 < clock.mult <= int(_LOW) and 0 <= clock.shift <= MAX_SHIFT
             return is_slope and _is_u64(clock.ns_at) and _is_u64(clock.cycles)
         case Shifted(clock=inner, ahead=ahead):
             return makes_sense(inner, cpus) and _is_u64(ahead)
-        case Bent(clock=inner, knots=knots):
+        case PiecewiseLinear(clock=inner, knots=knots):
             places = [knot.x for knot in knots]
             return (
                 makes_sense(inner, cpus)
@@ -164,11 +166,8 @@ def makes_sense(clock: ClockValue, cpus: int) -> bool:
             )
 
 
-_FAR = 2.0**62
-
-
 def _is_scale(scale: Scale) -> bool:
-    is_slope = 0 <= scale.mul <= int(_LOW) and 0 <= scale.shift <= _MAX_SHIFT
+    is_slope = 0 <= scale.mul <= int(_LOW) and 0 <= scale.shift <= MAX_SHIFT
     return is_slope and _is_u64(scale.offset)
 
 
