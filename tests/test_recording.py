@@ -62,6 +62,18 @@ def test_laps_and_lost_records_are_the_same_too() -> None:
     assert text_of(rounds) == text_of(recorded.traced)
 
 
+def test_who_exports_is_told_of_each_cpus_lost_records_between_the_events() -> None:
+    recorded = record(4000, every=900)
+    recording = Recording(io.BytesIO(recorded.end()))
+    (boot,) = recording.boots()
+
+    told = [boot.new_lost() for _ in boot.rounds]
+
+    assert len([each for each in told if each]) > 1
+    for cpu, ring in enumerate(recorded.rings):
+        assert sum(n for each in told for its, n in each if its == cpu) == ring.lost
+
+
 def test_a_record_that_is_not_whole_yet_keeps_others_waiting_as_in_a_trace() -> None:
     recorded = Recorded()
     first, second = recorded.rings
@@ -89,8 +101,8 @@ def test_records_of_events_that_are_not_shown_are_left_out() -> None:
     recorded = record(100, every=200)
     data = recorded.end()
     ignoring = data.replace(
-        pack(FrameKind.ROUND, RecordedRound(real_ns=9, lost=0)),
-        pack(FrameKind.ROUND, RecordedRound(real_ns=9, lost=0, ignored=(1, 2, 3, 4))),
+        pack(FrameKind.ROUND, RecordedRound(real_ns=9, lost=(0, 0))),
+        pack(FrameKind.ROUND, RecordedRound(real_ns=9, lost=(0, 0), ignored=(1, 2, 3, 4))),
     )
     rounds, _ = read(ignoring)
 

@@ -167,11 +167,14 @@ class RecordedBoot(Struct, frozen=True, kw_only=True):
         kernel: that it is.
         source: what sinks need to know of it; names may become known while events are read.
         rounds: the events, oldest first, as they were drained.
+        new_lost: CPUs, and how many of its events were lost since this was asked last: after what
+            was read until then, and before what is read next.
     """
 
     kernel: RecordedKernel
     source: TraceSource
     rounds: Iterator[Events]
+    new_lost: Callable[[], list[tuple[int, int]]]
 
 
 class Recording:
@@ -182,7 +185,6 @@ class Recording:
         is_cut: whether the file ended within a frame: its writer was stopped.
         end: what was counted in the boot that was read last; None where its writer was stopped.
         layouts: of all events so far, by number, of that boot.
-        lost: records that were dropped so far because a ring was full, in that boot.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -198,7 +200,9 @@ class Recording:
 
     def _begin(self) -> None:
         self.end: RecordingEnd | None = None
-        self.lost = self._damaged = self._real_ns = 0
+        self._lost: tuple[int, ...] = ()
+        self._told_lost: tuple[int, ...] = ()
+        self._damaged = self._real_ns = 0
         self._recorded: Counter[int] = Counter()
         self._shapes = Shapes()
         self._merger = Merger()
@@ -210,6 +214,11 @@ class Recording:
     def damaged(self) -> int:
         """Frames that were passed over so far, and places in the rings."""
         return self._frames.damaged + self._damaged
+
+    @property
+    def lost(self) -> int:
+        """Records that were dropped so far because a ring was full, in the boot that is read."""
+        return sum(self._lost)
 
     @property
     def is_cut(self) -> bool:
@@ -259,7 +268,12 @@ class Recording:
                 trampoline=kernel.trampoline,
                 has_ns=kernel.has_ns,
             )
-            yield RecordedBoot(kernel=kernel, source=source, rounds=self._rounds(kernel))
+            yield RecordedBoot(
+                kernel=kernel,
+                source=source,
+                rounds=self._rounds(kernel),
+                new_lost=self._new_lost,
+            )
 
     def symbol_at(self, addr: int) -> str:
         """Return what ``%pS`` printed for an address, of the boot that is read."""
@@ -280,7 +294,7 @@ class Recording:
                         held = 0
                 case FrameKind.ROUND:
                     held = 0
-                    yield self._round(_decoded(data, RecordedRound))
+                    yield self._round(_decoded(data, RecordedRound), kernel.cpus)
                 case _:
                     self._take(kind, data, kernel)
         # A round that its writer did not finish.
@@ -323,8 +337,11 @@ class Recording:
         self._damaged += decoded.damaged
         return replace(decoded, is_blocked=bool(flags & CHUNK_IS_BLOCKED))
 
-    def _round(self, end: RecordedRound) -> Events:
-        self.lost, self._real_ns = max(self.lost, end.lost), end.real_ns
+    def _round(self, end: RecordedRound, cpus: int) -> Events:
+        if len(end.lost) != cpus or min(end.lost) < 0:
+            raise FormatError("a recording with a round that cannot be")
+        before = self._lost or (0,) * cpus
+        self._lost, self._real_ns = tuple(map(max, before, end.lost)), end.real_ns
         ignored = set(end.ignored)
         if ignored:
             self._found = [
@@ -335,6 +352,11 @@ class Recording:
                 for each in self._found
             ]
         return self._pushed()
+
+    def _new_lost(self) -> list[tuple[int, int]]:
+        before, self._told_lost = self._told_lost or (0,) * len(self._lost), self._lost
+        pairs = enumerate(zip(self._lost, before, strict=True))
+        return [(cpu, now - then) for cpu, (now, then) in pairs if now > then]
 
     def _pushed(self) -> Events:
         found, self._found = self._found, []

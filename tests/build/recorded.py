@@ -126,7 +126,7 @@ class Recorded:
             assert traced.tail == kept.tail
             ring.tail = kept.tail
         self.traced.append(self._merger.push(decoded))
-        lost = sum(ring.lost for ring in self.rings)
+        lost = tuple(ring.lost for ring in self.rings)
         self.writer.write_round(self._new, self.clock, taken, RecordedRound(real_ns=9, lost=lost))
         self._new = ()
 

@@ -9,7 +9,7 @@ from kprobes.cli.terminal import Stop
 from kprobes.errors import KprobesError
 
 if TYPE_CHECKING:
-    from kprobes.export import Exporter
+    from kprobes.export import File
     from kprobes.recording import RecordedBoot
 
 NAME = "convert"
@@ -50,19 +50,20 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         for number, boot in enumerate(recording.boots(), 1):
             path = args.out.with_suffix(f".{number}{args.out.suffix}") if number > 1 else args.out
             try:
-                _convert(args, boot, make, path, stop)
+                _convert(
+                    Choice(args, boot.source), boot, make(path, boot.kernel, boot.source), stop
+                )
             except OSError as error:
                 raise KprobesError(f"cannot write {path}: {error.strerror}") from error
         return problems(args.file, recording)
 
 
-def _convert(
-    args: argparse.Namespace, boot: "RecordedBoot", make: "Exporter", path: Path, stop: Stop
-) -> None:
-    choice, file = Choice(args, boot.source), make(path, boot.kernel, boot.source)
+def _convert(choice: Choice, boot: "RecordedBoot", file: "File", stop: Stop) -> None:
     try:
         for events in boot.rounds:
             file.write(choice.of(events))
+            for cpu, count in boot.new_lost():
+                file.lose(cpu, count)
             stop.check()
         choice.check()
         file.close()

@@ -19,6 +19,10 @@ from kprobes.sinks.names import TraceSource
 class File(Sink, Protocol):
     """A sink that may be given up."""
 
+    def lose(self, cpu: int, count: int) -> None:
+        """Be told that events of a CPU were lost: after what was written, before what comes."""
+        ...
+
     def discard(self) -> None:
         """Leave nothing behind of what was begun."""
         ...

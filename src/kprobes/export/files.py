@@ -65,6 +65,9 @@ class TableFiles(Generic[_Table]):
             if len(rows):
                 self._table(batch.layout).write(batch.take(rows))
 
+    def lose(self, cpu: int, count: int) -> None:
+        """Have no place for it."""
+
     def close(self) -> None:
         """Finish the files, and put them in the place of what was there."""
         for _, table in self._tables.values():

@@ -255,7 +255,7 @@ class Recorder:
         size = sum(len(each.chunk.data) for each in found)
         is_late = size > len(self._rings) * self._arena.ring_size // _LATE_SHARE
         if layouts or found:
-            lost = sum(reader.lost for reader in self._readers)
+            lost = tuple(reader.lost for reader in self._readers)
             end = RecordedRound(real_ns=time.time_ns(), lost=lost, ignored=ignored)
             writer.write_round(layouts, self.clock.now, found, end, is_late=is_late)
         for ring, reader in zip(self._rings, self._readers, strict=True):

@@ -76,12 +76,12 @@ class RecordedRound(Struct, frozen=True, kw_only=True):
 
     Attributes:
         real_ns: when the look was over, by this machine's CLOCK_REALTIME.
-        lost: records that were dropped so far because a ring was full.
+        lost: of each ring, records that were dropped so far because it was full.
         ignored: numbers of events whose records in it are not to be shown.
     """
 
     real_ns: int
-    lost: int
+    lost: tuple[int, ...]
     ignored: tuple[int, ...] = ()
 
 
