@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kprobes.model.events import Events
+from kprobes.model.events import Batch, Events
 from kprobes.units import Addr, Phys
 
 
@@ -117,6 +117,14 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Finish what was written."""
+        ...
+
+
+class LineSink(Sink, Protocol):
+    """A sink that writes one line for each event, whatever stands before it."""
+
+    def lines(self, batch: Batch) -> list[bytes]:
+        """Return the lines of n events, in their order."""
         ...
 
 

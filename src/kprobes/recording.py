@@ -48,6 +48,7 @@ from kprobes.ring.chunk import POSITION_MASK, Chunk, Decoded, Shapes
 from kprobes.ring.merge import Merger
 from kprobes.ring.reader import decode
 from kprobes.sinks.names import TraceSource
+from kprobes.timeline import Bounds
 
 _NO_SYMBOLS = SymbolPart(module="", addrs=b"", types=b"", names=b"\0", ranges=())
 _MAX_CPUS = 1 << 13
@@ -185,6 +186,7 @@ class Recording:
         is_cut: whether the file ended within a frame: its writer was stopped.
         end: what was counted in the boot that was read last; None where its writer was stopped.
         layouts: of all events so far, by number, of that boot.
+        bounds: of that boot's clock and real time.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -199,9 +201,10 @@ class Recording:
         self._begin()
 
     def _begin(self) -> None:
+        self.bounds = Bounds()
         self.end: RecordingEnd | None = None
         self._lost: tuple[int, ...] = ()
-        self._told_lost: tuple[int, ...] = ()
+        self._reported_lost: tuple[int, ...] = ()
         self._damaged = self._real_ns = 0
         self._recorded: Counter[int] = Counter()
         self._shapes = Shapes()
@@ -341,6 +344,7 @@ class Recording:
         if len(end.lost) != cpus or min(end.lost) < 0:
             raise FormatError("a recording with a round that cannot be")
         before = self._lost or (0,) * cpus
+        self._note_times(end)
         self._lost, self._real_ns = tuple(map(max, before, end.lost)), end.real_ns
         ignored = set(end.ignored)
         if ignored:
@@ -353,8 +357,14 @@ class Recording:
             ]
         return self._pushed()
 
+    def _note_times(self, end: RecordedRound) -> None:
+        times = [batch.ts for each in self._found for batch in each.batches]
+        if times:
+            first, last = min(ts.min() for ts in times), max(ts.max() for ts in times)
+            self.bounds.add(int(first), int(last), end.since_ns, end.real_ns)
+
     def _new_lost(self) -> list[tuple[int, int]]:
-        before, self._told_lost = self._told_lost or (0,) * len(self._lost), self._lost
+        before, self._reported_lost = self._reported_lost or (0,) * len(self._lost), self._lost
         pairs = enumerate(zip(self._lost, before, strict=True))
         return [(cpu, now - then) for cpu, (now, then) in pairs if now > then]
 

@@ -97,6 +97,8 @@ class Recorded:
     """Rings that are looked at by a trace and by a recording, round by round."""
 
     clock: ClockValue = CLOCK
+    since_ns: int = 0
+    real_ns: int = 9
     layouts: Sequence[RecordLayout] = LAYOUTS
     file: Memory = field(default_factory=Memory)
     rings: list[GuestRing] = field(
@@ -127,7 +129,8 @@ class Recorded:
             ring.tail = kept.tail
         self.traced.append(self._merger.push(decoded))
         lost = tuple(ring.lost for ring in self.rings)
-        self.writer.write_round(self._new, self.clock, taken, RecordedRound(real_ns=9, lost=lost))
+        end = RecordedRound(since_ns=self.since_ns, real_ns=self.real_ns, lost=lost)
+        self.writer.write_round(self._new, self.clock, taken, end)
         self._new = ()
 
     def begin_anew(self) -> None:

@@ -157,3 +157,73 @@ def test_a_filter_that_is_wrong_is_refused_with_a_caret(
     assert status == 4
     assert "Field not found" in err
     assert [each.name for each in path.parent.iterdir()] == ["x.rec"]
+
+
+def read_rows(out: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_the_longest_calls_are_what_sorting_by_their_duration_begins_with(
+    path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    words = ["report", path, "--format", "json"]
+    whole = read_rows(run(capsysbinary, *words, "--event", "e5")[1])
+
+    few = ["--event", "e5", "--event", "read", "--sort", "a1", "--top", "5"]
+    status, out, err = run(capsysbinary, *words, *few)
+    _, every, _ = run(capsysbinary, *words, "--sort", "a1", "--event", "e5")
+
+    calls = [row for row in whole if row["args"]["a1"] is not None]
+    by_duration = sorted(calls, key=lambda row: (-int(row["args"]["a1"]), row["ts_ns"]))
+    assert status == 0
+    assert len(calls) > 10
+    assert read_rows(out) == by_duration[:5]
+    assert read_rows(every) == by_duration
+    assert re.fullmatch(r"kprobe: \d+ events without a1\n", err)
+
+
+def test_only_some_arguments_are_shown(
+    path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    words = ["report", path, "--format", "json", "--fields", "a1,a3"]
+    whole = read_rows(run(capsysbinary, "report", path, "--format", "json")[1])
+
+    found = read_rows(run(capsysbinary, *words)[1])
+
+    for row in whole:
+        row["args"] = {k: v for k, v in row["args"].items() if k in ("a1", "a3")}
+    assert found == whole
+
+
+def test_csv_is_what_a_converted_file_has(
+    path: Path, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    words = ["--event", "e5", "--cpu", "0"]
+    run(capsysbinary, "convert", path, tmp_path / "x.csv", *words)
+
+    status, out, _ = run(capsysbinary, "report", path, "--format", "csv", *words)
+
+    assert status == 0
+    assert out.count(b"\n") > 10
+    assert out == (tmp_path / "x.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--format", "csv"], "a table of one event"),
+        (["--top", "5"], "--top needs --sort"),
+        (["--sort", "none"], "no event has a number 'none'"),
+        (["--sort", "comm"], "no event has a number 'comm'"),
+        (["--event", "e3", "--sort", "a1"], "a1 of e3 is no number"),
+        (["--fields", "a1,none"], "no event has a field 'none'; there are: a0, a1, a10"),
+    ],
+)
+def test_what_cannot_be_shown_so_is_refused(
+    path: Path, capsysbinary: pytest.CaptureFixture[bytes], words: list[str], told: str
+) -> None:
+    status, _, err = run(capsysbinary, "report", path, *words)
+
+    assert status == 2
+    assert told in err
+    assert err.count("\n") == 1

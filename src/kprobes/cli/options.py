@@ -316,11 +316,11 @@ def limits(args: argparse.Namespace) -> "Limits":
     )
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where results go, and in which form."""
+def add_output(parser: argparse.ArgumentParser, *, forms: Sequence[str] = ("text", "json")) -> None:
+    """Add the options that say where results go, and in which of some forms."""
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="of the results (default: text)"
+        "--format", choices=forms, default="text", help="of the results (default: text)"
     )
 
 

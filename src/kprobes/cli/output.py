@@ -144,8 +144,7 @@ class Output:
 
 def _parts(events: Events) -> Iterator[Events]:
     for start in range(0, len(events), _PART):
-        own = slice(start, start + _PART)
-        yield Events(batches=events.batches, batch=events.batch[own], row=events.row[own])
+        yield events.cut(slice(start, start + _PART))
 
 
 def _is_late(error: OSError) -> bool:

@@ -8,27 +8,33 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options, trace
 from kprobes.cli.terminal import counted, print_message
+from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     import numpy as np
     from numpy.typing import NDArray
 
     from kprobes.cli.output import Output
     from kprobes.cli.terminal import Stop
     from kprobes.model.events import Batch, Events
+    from kprobes.ports import Sink
     from kprobes.recording import RecordedBoot, Recording
+    from kprobes.sinks.fields import Fields
     from kprobes.sinks.names import TraceSource
 
 NAME = "report"
 HELP = "print the events of a recording"
-USAGE = "kprobe report [options] [FILE]"
+USAGE = "kprobe report [options] [FILE...]"
 EPILOG = """\
 examples:
   kprobe report
   kprobe report reads.rec --format json --event 'read*' --comm cat
-  kprobe report reads.rec --from 12.5 --to 13 --cpu 0-1 -o reads.txt
+  kprobe report reads.rec --sort duration --top 20 --format table
 
-It prints what `kprobe trace` would have printed. Times are the recording's own, in seconds.
+It prints what `kprobe trace` would have printed. Times are the recording's own, in seconds; of
+several recordings, those of the first.
 
 Exit status: 0 done, 1 the file is damaged (what is whole is printed) or no recording, 2 usage,
 4 the filter is wrong."""
@@ -39,9 +45,33 @@ _U64 = (1 << 64) - 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    add_file(parser)
-    options.add_output(parser)
+    parser.add_argument(
+        "file",
+        nargs="*",
+        type=Path,
+        default=[DEFAULT],
+        metavar="FILE",
+        help=f"recordings, or - for standard input (default: {DEFAULT}); the events of several are "
+        "put in one order of time",
+    )
+    options.add_output(parser, forms=("text", "json", "csv", "table"))
     trace.add_printing(parser)
+    parser.add_argument(
+        "--no-pager", dest="pager", action="store_false", help="do not start a pager on a terminal"
+    )
+    group = parser.add_argument_group("what of it, and in which order (default: all, by time)")
+    group.add_argument(
+        "--sort", metavar="FIELD", help="by a number, greatest first: duration, an argument, pid"
+    )
+    group.add_argument(
+        "--top", type=options.count, metavar="N", help="only the first N of that order"
+    )
+    group.add_argument(
+        "--fields",
+        type=lambda text: text.split(","),
+        metavar="NAME,...",
+        help="only these of the arguments",
+    )
     add_choice(parser)
 
 
@@ -104,49 +134,102 @@ def _time(text: str) -> int:
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Print; return the exit code."""
     from kprobes.cli.output import check_writable
+    from kprobes.cli.pager import paged
     from kprobes.cli.terminal import Stop
-    from kprobes.recording import opened_recording
 
+    _check(args)
     if args.output is not None:
         check_writable(args.output)
-    with Stop() as stop, opened_recording(args.file) as recording:
+    with paged(out, is_wanted=args.pager and args.output is None) as shown, Stop() as stop:
+        if len(args.file) == 1:
+            return _report(args, args.file[0], shown, stop)
+        from kprobes.cli.report_several import report_several
+
+        return report_several(args, shown, stop)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.top is not None and args.sort is None:
+        raise UsageError("--top needs --sort: of which field the greatest are")
+
+
+def _report(args: argparse.Namespace, path: Path, out: BinaryIO, stop: "Stop") -> int:
+    from kprobes.cli.output import Output, open_output
+    from kprobes.recording import opened_recording
+    from kprobes.sinks import REBOOT_MARKS
+    from kprobes.sinks.fields import Fields
+
+    fields = Fields(args.fields)
+    with opened_recording(path) as recording:
         for number, boot in enumerate(recording.boots()):
             choice = Choice(args, boot.source)
-            output = _output(args, boot, out, stop, is_first=not number)
-            try:
-                output.begin()
-                for events in boot.rounds:
-                    output.write(choice.of(events))
-                    stop.check()
-                    if output.is_gone:
-                        break
-            finally:
-                output.close()
-            output.check()
+            stream = out if args.output is None else open_output(args.output, goes_on=number > 0)
+            output = Output(
+                stream, _sink_of(args, boot, fields), is_ours=stream is not out, stop=stop
+            )
+            if number:
+                output.mark = REBOOT_MARKS[args.format](boot.kernel.release)
+            print_events(args, output, map(choice.of, boot.rounds), stop)
             choice.check()
             if output.is_gone:
                 return 0
-        return problems(args.file, recording)
+        fields.check()
+        return problems(path, recording)
 
 
-def _output(
-    args: argparse.Namespace, boot: "RecordedBoot", out: BinaryIO, stop: "Stop", *, is_first: bool
-) -> "Output":
+def print_events(
+    args: argparse.Namespace, output: "Output", rounds: "Iterable[Events]", stop: "Stop"
+) -> None:
+    """Print events, in the order that is asked for.
+
+    Args:
+        args: the options.
+        output: where they go; it is closed.
+        rounds: that are meant, oldest first.
+        stop: of this process.
+    """
+    try:
+        output.begin()
+        for events in rounds if args.sort is None else _sorted(args, rounds, stop):
+            output.write(events)
+            stop.check()
+            if output.is_gone:
+                break
+    finally:
+        output.close()
+    output.check()
+
+
+def _sorted(
+    args: argparse.Namespace, rounds: "Iterable[Events]", stop: "Stop"
+) -> "Iterator[Events]":
+    from kprobes.ordering import GreatestFirst
+
+    greatest = GreatestFirst(args.sort, args.top)
+    for events in rounds:
+        greatest.take(events)
+        stop.check()
+    yield greatest.ordered()
+    if greatest.left_out:
+        print_message(f"kprobe: {counted(greatest.left_out, 'event')} without {args.sort}")
+
+
+def source_of(args: argparse.Namespace, boot: "RecordedBoot") -> "TraceSource":
+    """Return what sinks need to know, with how values are to be printed."""
     from msgspec.structs import replace
 
-    from kprobes.cli.output import Output, open_output
-    from kprobes.sinks import FORMATS, REBOOT_MARKS
-
-    stream = out if args.output is None else open_output(args.output, goes_on=not is_first)
-    source = replace(
+    return replace(
         boot.source, has_enum_names=args.enum, has_wide_numbers=args.json_numbers == "number"
     )
-    output = Output(
-        stream, lambda s: FORMATS[args.format](s, source), is_ours=stream is not out, stop=stop
-    )
-    if not is_first:
-        output.mark = REBOOT_MARKS[args.format](boot.kernel.release)
-    return output
+
+
+def _sink_of(
+    args: argparse.Namespace, boot: "RecordedBoot", fields: "Fields"
+) -> "Callable[[BinaryIO], Sink]":
+    from kprobes.sinks import FORMATS
+
+    make, source = FORMATS[args.format], source_of(args, boot)
+    return lambda stream: fields.of(make(stream, source))
 
 
 def problems(path: Path, recording: "Recording") -> int:

@@ -87,6 +87,7 @@ class Recorder:
         # their records still are.
         self._ignored: set[int] = set()
         self._ending: list[tuple[list[int], set[int]]] = []
+        self._previous_ns = time.time_ns()
         self._rings = open_rings(arena, memory)
         self._readers = [
             RingReader(Geometry(cpu=ring.cpu, size=ring.size, slack=SLACK), ring.data.read)
@@ -243,6 +244,7 @@ class Recorder:
         # Return whether there may soon be more than the rings hold.
         self.check()
         self.clock.refresh()
+        since_ns, self._previous_ns = self._previous_ns, time.time_ns()
         found: list[Committed] = []
         for ring, reader in zip(self._rings, self._readers, strict=True):
             found += reader.take(ring.head, self._shapes)
@@ -256,7 +258,9 @@ class Recorder:
         is_late = size > len(self._rings) * self._arena.ring_size // _LATE_SHARE
         if layouts or found:
             lost = tuple(reader.lost for reader in self._readers)
-            end = RecordedRound(real_ns=time.time_ns(), lost=lost, ignored=ignored)
+            end = RecordedRound(
+                since_ns=since_ns, real_ns=time.time_ns(), lost=lost, ignored=ignored
+            )
             writer.write_round(layouts, self.clock.now, found, end, is_late=is_late)
         for ring, reader in zip(self._rings, self._readers, strict=True):
             ring.free(reader.tail)

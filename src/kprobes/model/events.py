@@ -5,12 +5,13 @@ tracefs makes a ``HostEvent`` of every event that is defined; a ``HostReader`` t
 were taken out of the kernel's rings into batches of those events' layouts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kprobes.model.resolved import RecordLayout
@@ -102,6 +103,10 @@ class Events(Struct, frozen=True, kw_only=True, eq=False):
         own = self.batch.nbytes + self.row.nbytes
         return own + sum(batch.nbytes for batch in self.batches)
 
+    def cut(self, events: slice) -> "Events":
+        """Return some that follow each other in time, as views."""
+        return Events(batches=self.batches, batch=self.batch[events], row=self.row[events])
+
 
 NO_EVENTS = Events(batches=(), batch=np.empty(0, np.uint16), row=np.empty(0, np.uint32))
 
@@ -118,6 +123,17 @@ def kept_of(events: Events, masks: Sequence[NDArray[np.bool_]]) -> Events:
     starts = np.cumsum([0, *map(len, masks)])[:-1]
     kept = np.concatenate(masks)[starts[events.batch] + events.row]
     return Events(batches=events.batches, batch=events.batch[kept], row=events.row[kept])
+
+
+def with_fields(batch: Batch, names: Collection[str]) -> Batch:
+    """Return the same events with only some of their own fields, as views."""
+    own = [at for at, field in enumerate(batch.layout.fields) if field.name in names]
+    return replace(
+        batch,
+        layout=replace(batch.layout, fields=tuple(batch.layout.fields[at] for at in own)),
+        values=tuple(batch.values[at] for at in own),
+        faulted=tuple(batch.faulted[at] for at in own),
+    )
 
 
 def _owner(column: Column) -> Column:

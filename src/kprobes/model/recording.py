@@ -75,11 +75,14 @@ class RecordedRound(Struct, frozen=True, kw_only=True):
     """The end of one look at all rings: what stands before it was found in it.
 
     Attributes:
-        real_ns: when the look was over, by this machine's CLOCK_REALTIME.
+        since_ns: when the look before it began, by this machine's CLOCK_REALTIME: its records were
+            made after that.
+        real_ns: when the look was over, likewise.
         lost: of each ring, records that were dropped so far because it was full.
         ignored: numbers of events whose records in it are not to be shown.
     """
 
+    since_ns: int
     real_ns: int
     lost: tuple[int, ...]
     ignored: tuple[int, ...] = ()

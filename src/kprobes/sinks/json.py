@@ -156,7 +156,7 @@ class NdjsonSink:
 
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
-        for lines in in_order(events, self._lines):
+        for lines in in_order(events, self.lines):
             self._out.writelines(lines)
         self._out.flush()
 
@@ -164,7 +164,8 @@ class NdjsonSink:
         """Write what is buffered."""
         self._out.flush()
 
-    def _lines(self, batch: Batch) -> list[bytes]:
+    def lines(self, batch: Batch) -> list[bytes]:
+        """Return one line per event."""
         columns: list[list[Any]] = [batch.ts.tolist(), self._heads(batch)]
         if batch.caller is not None:
             callers = batch.caller.tolist()

@@ -205,7 +205,7 @@ class TextSink:
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
         written = self._begin()
-        for lines in in_order(events, self._lines):
+        for lines in in_order(events, self.lines):
             self._out.writelines(lines)
         self._written = written + len(events)
         self._out.flush()
@@ -230,9 +230,10 @@ class TextSink:
             self._out.write(after_counts(self._source))
         return self._written
 
-    def _lines(self, batch: Batch) -> list[bytes]:
+    def lines(self, batch: Batch) -> list[bytes]:
+        """Return one line per event."""
         layout = batch.layout
-        times = _time(batch.ts) if self._source.has_ns else (batch.ts.tolist(),)
+        times = microseconds(batch.ts) if self._source.has_ns else (batch.ts.tolist(),)
         form = b"%b%5d.%06d: " if self._source.has_ns else b"%b%12d: "
         form += _literal(f"{layout.event}: ")
         columns: list[list[Any]] = [self._heads(batch), *times]
@@ -275,8 +276,8 @@ def _literal(text: str) -> bytes:
     return text.replace("%", "%%").encode()
 
 
-def _time(ts: NDArray[np.uint64]) -> tuple[list[int], list[int]]:
-    # Rounded to the nearest, as the kernel's ns2usecs does.
+def microseconds(ts: NDArray[np.uint64]) -> tuple[list[int], list[int]]:
+    """Return times in ns, shape (n,), as whole seconds and the rest in µs, as the kernel rounds."""
     us = (ts + _NS_PER_US // np.uint64(2)) // _NS_PER_US
     seconds = us // _US_PER_S
     return seconds.tolist(), (us - seconds * _US_PER_S).tolist()
