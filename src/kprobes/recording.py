@@ -6,9 +6,10 @@ ours can have written is a FormatError, and what is damaged is passed over and c
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -17,7 +18,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kprobes.errors import FormatError, UsageError
+from kprobes.errors import FormatError, RingError, UsageError
+from kprobes.formats.ftrace import PageFormat
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.formats.recording import (
     CHUNK,
@@ -25,6 +27,7 @@ from kprobes.formats.recording import (
     FRAME_SIZE,
     HEADER_SIZE,
     MARKER,
+    PAGES,
     FrameKind,
     check_file_header,
     parse_frame_header,
@@ -32,11 +35,13 @@ from kprobes.formats.recording import (
 )
 from kprobes.image.symbols import ModuleSymbols, SymbolMap
 from kprobes.model.clock import ClockValue, Unscaled, makes_sense
-from kprobes.model.events import Counts, Events, Hits
+from kprobes.model.events import Counts, Events, Hits, HostEvent, Pages
 from kprobes.model.kernel import place_of
 from kprobes.model.recording import (
     RecordedClock,
     RecordedEvents,
+    RecordedHostEvents,
+    RecordedInstance,
     RecordedKernel,
     RecordedRound,
     RecordedSymbols,
@@ -45,6 +50,8 @@ from kprobes.model.recording import (
 )
 from kprobes.model.resolved import RecordLayout
 from kprobes.ring.chunk import POSITION_MASK, Chunk, Decoded, Shapes
+from kprobes.ring.ftrace import PID_LIMIT, HostDecoded, TaskNames
+from kprobes.ring.ftrace_pages import PageDecoder, shapes_of
 from kprobes.ring.merge import Merger
 from kprobes.ring.reader import decode
 from kprobes.sinks.names import TraceSource
@@ -52,6 +59,9 @@ from kprobes.timeline import Bounds
 
 _NO_SYMBOLS = SymbolPart(module="", addrs=b"", types=b"", names=b"\0", ranges=())
 _MAX_CPUS = 1 << 13
+_MAX_PAGE = 1 << 24
+_PAGE_HEAD = 10
+"""Bytes of a page's CPU and of what is skipped of it."""
 _READ = 1 << 16
 _MAX_ROUND = 1 << 28
 """Bytes of one look's chunks that are held at most: only in large rings one finds more."""
@@ -211,6 +221,10 @@ class Recording:
         self._merger = Merger()
         self._clock: ClockValue = Unscaled()
         self._found: list[Decoded] = []
+        # Of this machine's own kernel: what decodes the pages, and what those of a round are.
+        self._pages: PageDecoder | None = None
+        self._host_found: list[HostDecoded] = []
+        self._host_layouts: dict[int, RecordLayout] = {}
         self._names: Callable[[int], str] = hex
 
     @property
@@ -251,7 +265,7 @@ class Recording:
     @property
     def layouts(self) -> dict[int, RecordLayout]:
         """The events of the boot that is read, by number."""
-        return self._shapes.layouts
+        return {**self._shapes.layouts, **self._host_layouts}
 
     def boots(self) -> Iterator[RecordedBoot]:
         """Yield boot after boot; the rounds of one are to be read before the next one."""
@@ -295,14 +309,21 @@ class Recording:
                     if held > _MAX_ROUND:
                         yield self._pushed()
                         held = 0
+                case FrameKind.PAGES:
+                    held += len(data)
+                    self._host_found.append(self._decoded_pages(data))
+                    if held > _MAX_ROUND:
+                        yield self._pushed()
+                        held = 0
                 case FrameKind.ROUND:
                     held = 0
-                    yield self._round(_decoded(data, RecordedRound), kernel.cpus)
+                    yield self._round(_decoded(data, RecordedRound))
                 case _:
                     self._take(kind, data, kernel)
         # A round that its writer did not finish.
         yield self._pushed()
-        yield self._counted(self._merger.finish())
+        last = self._merger if self._pages is None else self._pages
+        yield self._counted(last.finish())
 
     def _take(self, kind: int, data: bytes, kernel: RecordedKernel) -> None:
         match kind:
@@ -319,14 +340,54 @@ class Recording:
             case FrameKind.END:
                 self.end = _decoded(data, RecordingEnd)
             case _:
-                # Of a later version.
+                # Or one of a later version.
+                self._take_host(kind, data, kernel)
+
+    def _take_host(self, kind: int, data: bytes, kernel: RecordedKernel) -> None:
+        match kind:
+            case FrameKind.INSTANCE:
+                self._pages = self._page_decoder(_decoded(data, RecordedInstance), kernel)
+            case FrameKind.HOST_EVENTS:
+                self._add_host(_decoded(data, RecordedHostEvents).events)
+            case _:
                 pass
 
     def _add(self, layout: RecordLayout) -> None:
-        try:
+        with _as_format_errors("a recording with an event that cannot be"):
             self._shapes.add(layout)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise FormatError(f"a recording with an event that cannot be: {error}") from error
+
+    def _page_decoder(self, instance: RecordedInstance, kernel: RecordedKernel) -> PageDecoder:
+        page = PageFormat(
+            size=instance.page_size, data=instance.page_data, commit=instance.page_commit
+        )
+        if not 0 <= page.commit < page.data < page.size <= _MAX_PAGE or page.size % 8:
+            raise FormatError("a recording of pages that cannot be")
+        comms = {pid: comm for pid, comm in instance.comms.items() if 0 <= pid < PID_LIMIT}
+        with _as_format_errors("a recording of tasks that cannot be"):
+            shapes = shapes_of(page, kernel.version, instance.namings)
+            return PageDecoder(shapes, TaskNames(comms, dict), self.symbol_at)
+
+    def _add_host(self, events: Sequence[HostEvent]) -> None:
+        if self._pages is None:
+            raise FormatError("a recording with events of no instance")
+        with _as_format_errors("a recording with an event that cannot be"):
+            self._pages.add(events)
+        self._host_layouts |= {each.event_id: each for event in events for each in event.layouts}
+
+    def _decoded_pages(self, data: bytes) -> HostDecoded:
+        if self._pages is None or len(data) < PAGES.size:
+            raise FormatError("a recording with pages of no instance")
+        count, size = PAGES.unpack_from(data)
+        if len(data) != PAGES.size + count * (_PAGE_HEAD + size) or not count:
+            raise FormatError("a recording with pages that cannot be")
+        cpu = np.frombuffer(data, "<u2", count, PAGES.size)
+        skips = np.frombuffer(data, "<u8", count, PAGES.size + 2 * count)
+        found = np.frombuffer(data, np.uint8, offset=PAGES.size + _PAGE_HEAD * count)
+        if cpu.max() >= _MAX_CPUS or skips.max() > size:
+            raise FormatError("a recording with pages that cannot be")
+        pages = Pages(data=found.reshape(count, size), cpu=cpu, skips=skips.astype(np.int64))
+        with _as_format_errors("a recording with pages that cannot be"):
+            return self._pages.decode(pages)
 
     def _chunk(self, data: bytes, cpus: int) -> Decoded:
         if len(data) < CHUNK.size:
@@ -340,10 +401,11 @@ class Recording:
         self._damaged += decoded.damaged
         return replace(decoded, is_blocked=bool(flags & CHUNK_IS_BLOCKED))
 
-    def _round(self, end: RecordedRound, cpus: int) -> Events:
-        if len(end.lost) != cpus or min(end.lost) < 0:
+    def _round(self, end: RecordedRound) -> Events:
+        before = self._lost or (0,) * len(end.lost)
+        if len(end.lost) > _MAX_CPUS or min(end.lost, default=0) < 0 or len(before) > len(end.lost):
             raise FormatError("a recording with a round that cannot be")
-        before = self._lost or (0,) * cpus
+        before += (0,) * (len(end.lost) - len(before))
         self._note_times(end)
         self._lost, self._real_ns = tuple(map(max, before, end.lost)), end.real_ns
         ignored = set(end.ignored)
@@ -358,17 +420,21 @@ class Recording:
         return self._pushed()
 
     def _note_times(self, end: RecordedRound) -> None:
-        times = [batch.ts for each in self._found for batch in each.batches]
+        every = (*self._found, *self._host_found)
+        times = [batch.ts for each in every for batch in each.batches]
         if times:
             first, last = min(ts.min() for ts in times), max(ts.max() for ts in times)
             self.bounds.add(int(first), int(last), end.since_ns, end.real_ns)
 
     def _new_lost(self) -> list[tuple[int, int]]:
-        before, self._reported_lost = self._reported_lost or (0,) * len(self._lost), self._lost
-        pairs = enumerate(zip(self._lost, before, strict=True))
+        before, self._reported_lost = self._reported_lost, self._lost
+        pairs = enumerate(zip_longest(self._lost, before, fillvalue=0))
         return [(cpu, now - then) for cpu, (now, then) in pairs if now > then]
 
     def _pushed(self) -> Events:
+        if self._pages is not None:
+            of_host, self._host_found = self._host_found, []
+            return self._counted(self._pages.push(of_host))
         found, self._found = self._found, []
         return self._counted(self._merger.push(found))
 
@@ -376,6 +442,15 @@ class Recording:
         for batch in events.batches:
             self._recorded[batch.layout.event_id] += len(batch)
         return events
+
+
+@contextmanager
+def _as_format_errors(what: str) -> Generator[None]:
+    # Numbers of a file that no writer of ours can have written.
+    try:
+        yield
+    except (RingError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise FormatError(f"{what}: {error}") from error
 
 
 def _decoded(data: bytes, of: type[_T]) -> _T:

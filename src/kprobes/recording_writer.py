@@ -9,7 +9,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,14 +19,23 @@ import msgspec
 from msgspec import Struct
 
 from kprobes.errors import KprobesError, UsageError
-from kprobes.formats.recording import CHUNK, CHUNK_IS_BLOCKED, FrameKind, file_header, pack_frame
+from kprobes.formats.recording import (
+    CHUNK,
+    CHUNK_IS_BLOCKED,
+    PAGES,
+    FrameKind,
+    file_header,
+    pack_frame,
+)
 from kprobes.image.symbols import SymbolMap
 from kprobes.model.clock import ClockValue
-from kprobes.model.events import Counts, Hits
+from kprobes.model.events import Counts, Hits, HostEvent, Pages
 from kprobes.model.kernel import Kernel, Symbols
 from kprobes.model.recording import (
     RecordedClock,
     RecordedEvents,
+    RecordedHostEvents,
+    RecordedInstance,
     RecordedKernel,
     RecordedRound,
     RecordedSymbols,
@@ -42,6 +51,8 @@ _LEVEL = 3
 _SYNC_S = 1.0
 _SMALL = 1 << 10
 """Bytes of a frame that are not worth compressing."""
+_PAGES = 4 << 20
+"""Bytes of one frame, for readers' sake."""
 _LAYOUTS = 1 << 12
 """Of one frame: a pattern may have tens of thousands."""
 _SYMBOLIC = ("symbol", "symstr")
@@ -111,15 +122,52 @@ class RecordingWriter:
             pack(FrameKind.EVENTS, RecordedEvents(layouts=tuple(layouts[at : at + _LAYOUTS])))
             for at in range(0, len(layouts), _LAYOUTS)
         ]
-        if self._symbols is not None and any(map(_names_addresses, layouts)):
-            frames.append(pack(FrameKind.SYMBOLS, _parts(self._symbols)))
-            self._symbols = None
+        frames += self._symbols_of(layouts)
         if clock != self._clock:
             frames.append(pack(FrameKind.CLOCK, RecordedClock(clock=clock)))
             self._clock = clock
         frames += [_pack_chunk(each, None if is_late else _LEVEL) for each in found]
         frames.append(pack(FrameKind.ROUND, end))
         self._append(b"".join(frames))
+
+    def write_instance(self, instance: RecordedInstance) -> None:
+        """Have what follows be pages of a tracing instance; errors as for ``write_round``."""
+        self._append(pack(FrameKind.INSTANCE, instance))
+
+    def write_pages(
+        self,
+        events: Sequence[HostEvent],
+        found: Sequence[Pages],
+        end: RecordedRound,
+        *,
+        is_late: bool = False,
+    ) -> None:
+        """Append what some rounds have read of an instance's rings; errors as for ``write_round``.
+
+        Args:
+            events: that are new.
+            found: pages, each CPU's in its ring's order.
+            end: of the rounds.
+            is_late: whether there is no time to compress it.
+        """
+        frames = [
+            pack(
+                FrameKind.HOST_EVENTS, RecordedHostEvents(events=tuple(events[at : at + _LAYOUTS]))
+            )
+            for at in range(0, len(events), _LAYOUTS)
+        ]
+        frames += self._symbols_of([layout for event in events for layout in event.layouts])
+        level = None if is_late else _LEVEL
+        frames += [pack_frame(FrameKind.PAGES, part, level=level) for part in _page_parts(found)]
+        frames.append(pack(FrameKind.ROUND, end))
+        self._append(b"".join(frames))
+
+    def _symbols_of(self, layouts: Sequence[RecordLayout]) -> list[bytes]:
+        # The frame of all names, when one is needed first.
+        if self._symbols is None or not any(map(_names_addresses, layouts)):
+            return []
+        symbols, self._symbols = self._symbols, None
+        return [pack(FrameKind.SYMBOLS, _parts(symbols))]
 
     def end(self, end: RecordingEnd) -> None:
         """Append what was counted; errors as for ``write_round``."""
@@ -299,6 +347,16 @@ def _pack_chunk(found: Committed, level: int | None) -> bytes:
         chunk.cpu, CHUNK_IS_BLOCKED * found.is_blocked, 0, chunk.limit, chunk.position
     )
     return pack_frame(FrameKind.CHUNK, head + chunk.data.tobytes(), level=level)
+
+
+def _page_parts(found: Sequence[Pages]) -> Iterator[bytes]:
+    for pages in found:
+        most = max(_PAGES // pages.data.shape[1], 1)
+        for at in range(0, len(pages.data), most):
+            own = slice(at, at + most)
+            data, skips = pages.data[own], pages.skips[own].astype("<u8")
+            head = PAGES.pack(*data.shape)
+            yield head + pages.cpu[own].astype("<u2").tobytes() + skips.tobytes() + data.tobytes()
 
 
 def _names_addresses(layout: RecordLayout) -> bool:

@@ -6,7 +6,7 @@ those bounds what is between both clocks. The narrowest bounds are what is known
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from msgspec import Struct
@@ -119,7 +119,7 @@ def _between(
 ) -> NDArray[np.int64]:
     # Floats have no room for a date in ns.
     first = offsets[0]
-    more = np.interp(at - times[0], times - times[0], offsets - first)
+    more: Any = np.interp(at - times[0], times - times[0], offsets - first)
     return first + cast("NDArray[np.float64]", more).astype(np.int64)
 
 

@@ -27,11 +27,11 @@ TOOLS = {"trace-cmd": "trace-cmd", "perf": "linux-perf"}
 
 PYTHON = "python3.11"
 _SUITE = "bookworm"
-_RECIPE = 4
+_RECIPE = 5
 """Goes up with what follows, so that an image of an older recipe is not taken."""
 
 _PACKAGES = (f"{PYTHON}-minimal", f"lib{PYTHON}-stdlib", "libstdc++6")
-_WHEELS = ("numpy>=2.0,<2.3", "iced-x86>=1.21", "msgspec>=0.20", "rich>=13.7")
+_WHEELS = ("numpy>=2.0,<2.3", "iced-x86>=1.21", "msgspec>=0.20", "rich>=13.7", "zstandard>=0.22")
 # Newer wheels of NumPy refuse a CPU without cmpxchg16b, which our emulated guests lack.
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 # What packages name to be installed well, or for scripts that nobody runs here.

@@ -9,6 +9,7 @@ from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.prepare import HostProbe
 from kprobes.model.events import EventFormat, Events, HostEvent
+from kprobes.recording_writer import RecordingWriter
 from tests.build.kernel import make_kernel
 from tests.build.tracefs import FakeTracefs
 from tests.build.typed import SYMBOLS, types
@@ -28,6 +29,9 @@ class FakeReader:
 
     def add(self, events: Sequence[HostEvent]) -> None:
         self.added += [event.layouts[0].event for event in events]
+
+    def write_to(self, writer: RecordingWriter) -> None:
+        self.writer = writer
 
     def drain(self) -> Events:
         return NO_EVENTS

@@ -9,61 +9,22 @@ import pytest
 
 from kprobes.errors import KprobesError, RingError, TargetError, UnreachableError
 from kprobes.host.reader import Collector, HostKernel, open_reader
-from kprobes.model.events import EventField, EventFormat, Events, Pages
+from kprobes.model.events import Events, Pages
 from kprobes.transport.tracefs_rings import Rings
 from tests.build.ftrace_page import Record, page
 from tests.build.host_event import (
-    NEW_TASK,
     OPEN,
     OPENED,
-    RENAME,
     new_task,
     opened,
     opening,
     rename,
 )
+from tests.build.instance import make_tracefs
 from tests.build.turns import short_switch_interval
 from tests.build.waiting import becomes_true
 
 KERNEL = HostKernel(version=(6, 1), symbol_at=lambda addr: f"at_{addr:x}+0x0/0x10")
-HEADER = """\
-	field: u64 timestamp;	offset:0;	size:8;	signed:0;
-	field: local_t commit;	offset:8;	size:8;	signed:1;
-	field: int overwrite;	offset:8;	size:1;	signed:1;
-	field: char data;	offset:16;	size:4080;	signed:0;
-"""
-
-
-def declaration(form: EventFormat) -> str:
-    common = "".join(map(_line, form.common))
-    own = "".join(map(_line, form.fields))
-    return f'name: {form.name}\nID: {form.number}\nformat:\n{common}\n{own}\nprint fmt: ""\n'
-
-
-def _line(field: EventField) -> str:
-    array = "[16]" if field.name.endswith("comm") else ""
-    return (
-        f"\tfield:{field.type} {field.name}{array};\toffset:{field.offset};"
-        f"\tsize:{field.size};\tsigned:{int(field.is_signed)};\n"
-    )
-
-
-def make_tracefs(root: Path, *rings: bytes) -> Path:
-    """Return an instance whose rings hold these pages."""
-    (root / "events").mkdir()
-    (root / "events/header_page").write_text(HEADER)
-    instance = root / "instances/ours"
-    for cpu, data in enumerate(rings):
-        directory = instance / "per_cpu" / f"cpu{cpu}"
-        directory.mkdir(parents=True)
-        (directory / "trace_pipe_raw").write_bytes(data)
-        (directory / "buffer_size_kb").write_text("64\n")
-        (directory / "stats").write_text("overrun: 2\ncommit overrun: 0\ndropped events: 1\n")
-    for form in (NEW_TASK, RENAME):
-        event = instance / "events/task" / form.name
-        event.mkdir(parents=True)
-        (event / "format").write_text(declaration(form))
-    return instance
 
 
 def shown(events: Events) -> list[tuple[int, bytes, str]]:
@@ -189,11 +150,12 @@ def test_pages_wait_up_to_a_limit_and_no_page_is_lost() -> None:
     with short_switch_interval():
         deadline = time.monotonic() + 60
         while len(taken) < 500 and time.monotonic() < deadline:
-            now = collector.take() or []
-            assert len(now) <= 3
-            taken += now
+            now = collector.take()
+            assert now is None or len(now.pages) <= 3
+            taken += [] if now is None else now.pages
         collector.stop()
-        taken += collector.take() or []
+        last = collector.take()
+    taken += [] if last is None else last.pages
 
     assert [int(pages.cpu[0]) for pages in taken] == list(range(rings.count))
 

@@ -227,6 +227,27 @@ def test_a_full_disk_ends_the_trace_and_puts_all_back(any_host_guest: Machine) -
 
 
 @_once
+def test_a_recording_of_this_machine_has_each_event_and_its_task(any_host_guest: Machine) -> None:
+    guest = any_host_guest
+    command = "dd if=/dev/zero of=/dev/null bs=1 count=5000 2>/dev/null; cat /proc/version"
+    probes = f"{_OPEN} 'r:got vfs_read bytes=$retval:s64' --comm dd --comm cat"
+
+    told = run(guest, f"kprobe record -t host -o /tmp/x.rec {probes} -- '{command}'")
+    shown = run(guest, "kprobe report /tmp/x.rec -o /tmp/x.txt; cat /tmp/x.txt")
+    (info,) = map(json.loads, run(guest, "kprobe info /tmp/x.rec --format json").splitlines())
+    run(guest, "rm /tmp/x.rec /tmp/x.txt")
+
+    lines = shown.splitlines()
+    assert re.search(r"\n  got +5,\d+ +vfs_read\n", told)
+    assert len([line for line in lines if re.search(r" dd-\d+ .* bytes=1$", line)]) == 5000
+    assert len([line for line in lines if 'path="/proc/version"' in line and "cat-" in line]) == 1
+    assert not any("<...>" in line for line in lines)
+    assert info["recorded"] == len([line for line in lines if not line.startswith("#")])
+    assert (info["target"], info["lost"], info["is_ended"]) == ("host", 0, True)
+    assert ours(guest) == ""
+
+
+@_once
 def test_handlers_are_refused_with_what_works_instead(any_host_guest: Machine) -> None:
     run(any_host_guest, "echo > /tmp/handlers.py")
 

@@ -434,7 +434,6 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "until_panic": (None, "--until-panic"),
     "wait": (False, "--wait"),
     "rearm": (False, "--rearm"),
-    "recording": (None, "a recording"),
 }
 """What only guests have: by attribute, its value when it is not asked for, and its name."""
 _OF_RETURNS = ("--returns", "--exits", "--call-duration")

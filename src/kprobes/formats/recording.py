@@ -37,6 +37,9 @@ FRAME_SIZE = _FRAME.size
 _ZSTD = 1
 CHUNK = Packed("<HBBIQ")
 """In front of a chunk's records: cpu, flags, 0, limit, position."""
+PAGES = Packed("<II")
+"""In front of pages: how many, and bytes of each. Then two arrays of so many: u16 cpu; u64, how many
+bytes of a page's records were in an earlier one. Then the pages."""
 CHUNK_IS_BLOCKED = 1
 """A chunk's flag: an uncommitted record stood after its records."""
 MAX_SIZE = 64 << 20
@@ -53,6 +56,9 @@ class FrameKind(IntEnum):
     CHUNK = 5
     ROUND = 6
     END = 7
+    INSTANCE = 8
+    HOST_EVENTS = 9
+    PAGES = 10
 
 
 class FrameHeader(Struct, frozen=True, kw_only=True):

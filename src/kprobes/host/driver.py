@@ -3,9 +3,10 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -26,7 +27,7 @@ from kprobes.host.owner import forget, new_owner, note
 from kprobes.host.prepare import HostPlaces, HostPreparer, HostProbe
 from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
-from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, HostEvent, HostReader, Loads
+from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, HostEvent, Loads
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Options, Tasks, Wanted
 from kprobes.recording_writer import RecordingWriter
@@ -38,10 +39,6 @@ DEFAULT_CLOCK = "local"
 """What the kernel's own traces are stamped with."""
 _COUNTERS = ("counter", "uptime", "x86-tsc")
 """Clocks of which the kernel prints numbers as they are."""
-NO_RECORDINGS = (
-    "this machine's own kernel cannot be recorded to a file yet: `kprobe trace -o FILE` writes its "
-    "events as text or JSON"
-)
 _CHECK_S = 1.0
 """Between looks whether others have changed what is recorded."""
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
@@ -57,6 +54,49 @@ class HostOptions(Struct, frozen=True, kw_only=True):
 
     ring: int = DEFAULT_RING
     clock: str = DEFAULT_CLOCK
+
+
+class HostReader(Protocol):
+    """Takes a tracing instance's records out of its rings."""
+
+    @property
+    def recorded(self) -> Mapping[int, int]:
+        """Events read so far, by their layouts' event ids."""
+        ...
+
+    @property
+    def lost(self) -> int:
+        """Events that the kernel dropped or overwrote before they were read."""
+        ...
+
+    def add(self, events: Sequence[HostEvent]) -> None:
+        """Expect records of more events, which are not recorded yet."""
+        ...
+
+    def write_to(self, writer: RecordingWriter) -> None:
+        """Have a writer get the rings' pages from now on; then there are no events.
+
+        Raises:
+            KprobesError: it cannot write.
+        """
+        ...
+
+    def drain(self) -> Events:
+        """Return what is safe to show of all that the kernel has recorded, oldest first.
+
+        Raises:
+            RingError: pages that no kernel wrote.
+            TargetError: the instance is gone.
+        """
+        ...
+
+    def rest(self) -> Iterator[Events]:
+        """Yield everything that is left; the events are disabled."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the instance, which could not be removed before."""
+        ...
 
 
 OpenReader = Callable[[HostMachine, HostFiles, Sequence[HostProbe]], HostReader]
@@ -248,15 +288,15 @@ class HostDriver:
                 self.close()
 
     def drain(self, *, room: float, writer: RecordingWriter | None = None) -> Drain:
-        """Drain what is recorded; it began with ``apply``.
+        """Drain what is recorded, to a writer if there is one; it began with ``apply``.
 
         Raises:
-            NotSupportedError: it is to be written to a recording.
+            KprobesError: that cannot write.
         """
         if self.reader is None:
             raise ValueError("nothing is recorded that could be drained")
         if writer is not None:
-            raise NotSupportedError(NO_RECORDINGS)
+            self.reader.write_to(writer)
         return DrainThread(self.reader, room=room)
 
     def check(self) -> None:

@@ -3,8 +3,8 @@
 Pages are taken out of the rings by a thread of its own: no ring waits until they are decoded.
 """
 
-import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,21 +18,40 @@ from kprobes.formats.ftrace import PageFormat, parse_event, parse_page
 from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.prepare import HostProbe
-from kprobes.model.events import EventFormat, Events, HostEvent, HostReader, Pages
+from kprobes.model.events import (
+    NO_EVENTS,
+    EventFormat,
+    Events,
+    HostEvent,
+    Pages,
+)
 from kprobes.model.kernel import place_of
-from kprobes.ring.ftrace import Contexts, HostDecoded, HostShapes, TaskNames, decode_pages
-from kprobes.ring.ftrace_merge import HostMerger
-from kprobes.ring.ftrace_shapes import EventShape, naming_shape
+from kprobes.model.recording import RecordedInstance, RecordedRound
+from kprobes.recording_writer import RecordingWriter
+from kprobes.ring.ftrace import HostDecoded, HostShapes, TaskNames, count_pages
+from kprobes.ring.ftrace_pages import PageDecoder, shapes_of
 from kprobes.transport.tracefs import running_comms, saved_comms
 from kprobes.transport.tracefs_rings import Rings, open_rings, read_text
 
+_LATE_SHARE = 4
+"""Of the room that pages have: there is no time to compress what is more."""
+_LOST_S = 0.1
 _BUSY_S = 0.001
 _IDLE_S = 0.02
 _ROOM = 64 << 20
 """Bytes of pages that may wait to be decoded. Beyond, the rings fill, and the kernel counts."""
 
 
-_FRESH = 1 << 30
+class Taken(Struct, frozen=True, kw_only=True, eq=False):
+    """What whole rounds have brought.
+
+    Attributes:
+        pages: each CPU's in the ring's order.
+        since_ns: when the last round before began, by CLOCK_REALTIME: records are of later.
+    """
+
+    pages: list[Pages]
+    since_ns: int
 
 
 class Collector:
@@ -48,13 +67,16 @@ class Collector:
         self._room = room
         self._lock = threading.Lock()
         self._held: list[Pages] = []
+        # Whether a round was done since pages were taken, and when the last one began; and the
+        # last one of those before.
         self._has_read = False
+        self._began_ns = self._before_ns = time.time_ns()
         self._error: KprobesError | None = None
         self._is_broken = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kprobes-pages", daemon=True)
 
-    def take(self) -> list[Pages] | None:
+    def take(self) -> Taken | None:
         """Return what whole rounds have brought, None when none was done since the last time.
 
         Raises:
@@ -64,7 +86,8 @@ class Collector:
             self._thread.start()
         with self._lock:
             if self._has_read:
-                taken, self._held, self._has_read = self._held, [], False
+                taken = Taken(pages=self._held, since_ns=self._before_ns)
+                self._held, self._has_read, self._before_ns = [], False, self._began_ns
                 return taken
             if self._error is not None:
                 raise self._error
@@ -97,7 +120,7 @@ class Collector:
 
     def _poll(self) -> bool:
         found: list[Pages] = []
-        error = None
+        began_ns, error = time.time_ns(), None
         try:
             found.extend(self._rings.read())
         except KprobesError as e:
@@ -105,6 +128,7 @@ class Collector:
             self._stopping.set()
         with self._lock:
             self._held += found
+            self._began_ns = began_ns if error is None else self._began_ns
             self._has_read = self._has_read or error is None or bool(found)
             self._error = error
         return bool(found)
@@ -121,8 +145,6 @@ _MAPPED_SINCE = (6, 18)
 log: until "ring-buffer: Do not trigger WARN_ON() due to a commit_overrun" (6.16) and
 "ring-buffer: Do not warn in ring_buffer_map_get_reader() when reader catches up" (6.18)."""
 
-_NO_EVENTS = HostMerger().finish()
-
 
 class HostKernel(Struct, frozen=True, kw_only=True):
     """What a reader must know of the kernel that it runs on.
@@ -137,22 +159,24 @@ class HostKernel(Struct, frozen=True, kw_only=True):
 
 
 class TracefsReader:
-    """Implements ``model.events.HostReader``; ``open_reader`` makes it.
+    """Implements ``driver.HostReader``; ``open_reader`` makes it.
 
     One thread at a time drains; others may ask what was recorded, which is under ``_lock``.
     """
 
     def __init__(
-        self, rings: Rings, shapes: HostShapes, names: TaskNames, symbol_at: Callable[[int], str]
+        self, rings: Rings, shapes: HostShapes, decoder: PageDecoder, instance: RecordedInstance
     ) -> None:
         self._rings = rings
         self._shapes = shapes
-        self._symbol_at = symbol_at
-        # Numbers of what records show at other addresses.
-        self._fresh = itertools.count(_FRESH).__next__
-        self._names = names
-        self._merger = HostMerger()
+        self._decoder = decoder
+        self._instance = instance
+        self._writer: RecordingWriter | None = None
+        self._lost: tuple[int, ...] = ()
+        self._next_lost_s = 0.0
         self._lock = threading.Lock()
+        # Those that no writer has been given.
+        self._new: list[HostEvent] = []
         self._recorded: Counter[int] = Counter()
         self._collector = Collector(rings)
 
@@ -176,9 +200,13 @@ class TracefsReader:
         Raises:
             RingError: pages that no kernel wrote.
             TargetError: the instance is gone.
+            KprobesError: the writer cannot write.
         """
+        if self._writer is not None:
+            self._keep(self._writer)
+            return NO_EVENTS
         events = self._next()
-        return _NO_EVENTS if events is None else events
+        return NO_EVENTS if events is None else events
 
     def rest(self) -> Iterator[Events]:
         """Yield everything that is left; the events are disabled.
@@ -189,19 +217,30 @@ class TracefsReader:
         self._collector.stop()
         error = None
         try:
+            if self._writer is not None:
+                self._keep(self._writer, is_last=True)
             while (events := self._next()) is not None:
                 yield events
         except TargetError as e:
             error = e
-        yield self._named(self._merger.finish())
+        yield self._decoder.finish()
         if error is not None:
             raise error
 
     def add(self, events: Sequence[HostEvent]) -> None:
         """Expect records of more events, which are not recorded yet; another thread may drain."""
-        for event in events:
-            shape = EventShape(event, self._symbol_at, self._fresh)
-            self._shapes.events[shape.number] = shape
+        self._decoder.add(events)
+        with self._lock:
+            self._new += events
+
+    def write_to(self, writer: RecordingWriter) -> None:
+        """Have a writer get the pages from now on, before any was drained; there are no events.
+
+        Raises:
+            KprobesError: it cannot write.
+        """
+        writer.write_instance(self._instance)
+        self._writer = writer
 
     def close(self) -> None:
         """Let go of the instance, which could not be removed before."""
@@ -212,20 +251,33 @@ class TracefsReader:
         taken = self._collector.take()
         if taken is None:
             return None
-        return self._named(self._merger.push([self._decoded(pages) for pages in taken]))
+        return self._decoder.push([self._decoded(pages) for pages in taken.pages])
 
     def _decoded(self, pages: Pages) -> HostDecoded:
-        decoded = decode_pages(pages, self._shapes)
-        self._names.note(decoded.namings)
+        decoded = self._decoder.decode(pages)
         with self._lock:
             for batch in decoded.batches:
                 self._recorded[batch.layout.event_id] += len(batch)
         return decoded
 
-    def _named(self, events: Events) -> Events:
-        batches = tuple(replace(batch, comm=self._names.of(batch)) for batch in events.batches)
-        self._names.forget_until(self._merger.horizon)
-        return replace(events, batches=batches)
+    def _keep(self, writer: RecordingWriter, *, is_last: bool = False) -> None:
+        taken = self._collector.take()
+        if taken is None or not (taken.pages or is_last):
+            return
+        if is_last or time.monotonic() > self._next_lost_s:
+            # The kernel tells it in files, one for each CPU.
+            self._next_lost_s = time.monotonic() + _LOST_S
+            self._lost = self._rings.lost_by_cpu
+        with self._lock:
+            # Whose records were found was added before.
+            events, self._new = self._new, []
+        end = RecordedRound(since_ns=taken.since_ns, real_ns=time.time_ns(), lost=self._lost)
+        size = sum(pages.data.nbytes for pages in taken.pages)
+        writer.write_pages(events, taken.pages, end, is_late=size > _ROOM // _LATE_SHARE)
+        for pages in taken.pages:
+            counts = count_pages(pages, self._shapes)
+            with self._lock:
+                self._recorded.update(counts)
 
 
 def open_reader(
@@ -253,8 +305,19 @@ def open_reader(
         is_mapped = kernel.version >= _MAPPED_SINCE
     rings = open_rings(instance, page, is_mapped=is_mapped)
     try:
-        names = TaskNames(running_comms(), lambda: saved_comms(instance.parent.parent))
-        reader = TracefsReader(rings, _shapes(instance, kernel, page), names, kernel.symbol_at)
+        comms = running_comms()
+        names = TaskNames(comms, lambda: saved_comms(instance.parent.parent))
+        namings = [read_format(instance, event) for event in _naming_events(instance)]
+        shapes = shapes_of(page, kernel.version, namings)
+        described = RecordedInstance(
+            page_size=page.size,
+            page_data=page.data,
+            page_commit=page.commit,
+            namings=tuple(namings),
+            comms=comms,
+        )
+        decoder = PageDecoder(shapes, names, kernel.symbol_at)
+        reader = TracefsReader(rings, shapes, decoder, described)
         reader.add(events)
     except BaseException:
         rings.close()
@@ -265,16 +328,6 @@ def open_reader(
 def read_format(instance: Path, event: str) -> EventFormat:
     """Read the format of an event, ``GROUP/EVENT``; TargetError when there is none."""
     return parse_event(read_text(instance / "events" / event / "format"))
-
-
-def _shapes(instance: Path, kernel: HostKernel, page: PageFormat) -> HostShapes:
-    namings = [naming_shape(read_format(instance, event)) for event in _naming_events(instance)]
-    return HostShapes(
-        page=page,
-        contexts=Contexts(kernel.version),
-        events={},
-        namings={shape.number: shape for shape in namings},
-    )
 
 
 def _naming_events(instance: Path) -> list[str]:
@@ -290,7 +343,7 @@ def _page(instance: Path) -> PageFormat:
 
 def open_instance_reader(
     machine: HostMachine, files: HostFiles, probes: Sequence[HostProbe]
-) -> HostReader:
+) -> TracefsReader:
     """Open the rings of an instance whose probes are defined; tasks are named from then on.
 
     Args:

@@ -1,13 +1,13 @@
 """Events as columns: what a drained ring becomes, what was counted, and all that a sink sees.
 
 Programs that take events one by one get each with its values by name. Of this machine's kernel,
-tracefs makes a ``HostEvent`` of every event that is defined; a ``HostReader`` turns the pages that
-were taken out of the kernel's rings into batches of those events' layouts.
+tracefs makes a ``HostEvent`` of every event that is defined; ``Pages`` that were taken out of the
+kernel's rings become batches of those events' layouts.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
@@ -409,41 +409,6 @@ class HostEvent(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.layouts:
             raise ValueError(f"event {self.format.name} is shown by no layout")
-
-
-class HostReader(Protocol):
-    """Takes a tracing instance's records out of its rings."""
-
-    @property
-    def recorded(self) -> Mapping[int, int]:
-        """Events read so far, by their layouts' event ids."""
-        ...
-
-    @property
-    def lost(self) -> int:
-        """Events that the kernel dropped or overwrote before they were read."""
-        ...
-
-    def add(self, events: Sequence[HostEvent]) -> None:
-        """Expect records of more events, which are not recorded yet."""
-        ...
-
-    def drain(self) -> Events:
-        """Return what is safe to show of all that the kernel has recorded, oldest first.
-
-        Raises:
-            RingError: pages that no kernel wrote.
-            TargetError: the instance is gone.
-        """
-        ...
-
-    def rest(self) -> Iterator[Events]:
-        """Yield everything that is left; the events are disabled."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the instance, which could not be removed before."""
-        ...
 
 
 class Pages(Struct, frozen=True, kw_only=True, eq=False):

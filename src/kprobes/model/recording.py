@@ -7,7 +7,7 @@ the members are what is written.
 from msgspec import Struct, field
 
 from kprobes.model.clock import ClockValue
-from kprobes.model.events import Counts, Hits
+from kprobes.model.events import Counts, EventFormat, Hits, HostEvent
 from kprobes.model.resolved import RecordLayout
 
 
@@ -39,6 +39,28 @@ class RecordedEvents(Struct, frozen=True, kw_only=True):
     """Events whose records may come from now on; one of a number that was there takes its place."""
 
     layouts: tuple[RecordLayout, ...]
+
+
+class RecordedInstance(Struct, frozen=True, kw_only=True):
+    """A tracing instance whose pages come: in place of rings of ours, and before all of them.
+
+    Attributes:
+        page_size, page_data, page_commit: as ``formats.ftrace.PageFormat`` has them.
+        namings: formats of the events that tell names of tasks.
+        comms: the names of those that ran when it began, by pid.
+    """
+
+    page_size: int
+    page_data: int
+    page_commit: int
+    namings: tuple[EventFormat, ...]
+    comms: dict[int, bytes]
+
+
+class RecordedHostEvents(Struct, frozen=True, kw_only=True):
+    """Events of this kernel's whose records may come from now on."""
+
+    events: tuple[HostEvent, ...]
 
 
 class SymbolPart(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ time on. New names are in ``task:task_newtask`` and ``task:task_rename``, whose 
 same rings.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -285,13 +285,28 @@ def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
     )
 
 
-def _find(pages: Pages, shapes: HostShapes) -> _Found:
+def count_pages(pages: Pages, shapes: HostShapes) -> Counter[int]:
+    """Return how many records pages have, by their layouts' event ids.
+
+    Nothing but their numbers and places is looked at. Errors are those of ``decode_pages``.
+    """
+    found = _find(pages, shapes, has_strings=False)
+    counts: Counter[int] = Counter()
+    for kind in np.flatnonzero(np.bincount(found.kinds)).tolist():
+        if kind in shapes.events:
+            index = np.flatnonzero(found.kinds == kind)
+            for part in _split(found, index, shapes.events[kind]):
+                counts[part.layout.event_id] += len(part.rows)
+    return counts
+
+
+def _find(pages: Pages, shapes: HostShapes, *, has_strings: bool = True) -> _Found:
     records = read_pages(pages.data, shapes.page, pages.skips)
     if (records.sizes < COMMON_SIZE).any():
         raise RingError(f"a record of {int(records.sizes.min())} bytes")
     flat = pages.data.reshape(-1)
     kinds = flat.view("<u2")[records.at // 2]
-    has_strings = any(shape.has_strings for shape in shapes.events.values())
+    has_strings = has_strings and any(shape.has_strings for shape in shapes.events.values())
     blob = flat.tobytes() if has_strings else b""
     return _Found(pages=pages, flat=flat, records=records, kinds=kinds, blob=blob)
 

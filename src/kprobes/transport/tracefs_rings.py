@@ -170,6 +170,12 @@ class Rings:
         """Events that were overwritten or dropped since the instance was made."""
         return sum(ring.lost for ring in self._rings)
 
+    @property
+    def lost_by_cpu(self) -> tuple[int, ...]:
+        """The same by CPU, from 0 on: none of those that have no ring."""
+        lost = {ring.cpu: ring.lost for ring in self._rings}
+        return tuple(lost.get(cpu, 0) for cpu in range(max(lost, default=-1) + 1))
+
     def read(self) -> Iterator[Pages]:
         """Yield all that is in the rings now, some at once.
 
