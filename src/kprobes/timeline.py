@@ -119,8 +119,8 @@ def _between(
 ) -> NDArray[np.int64]:
     # Floats have no room for a date in ns.
     first = offsets[0]
-    more: Any = np.interp(at - times[0], times - times[0], offsets - first)
-    return first + cast("NDArray[np.float64]", more).astype(np.int64)
+    more = cast("Any", np.interp)(at - times[0], times - times[0], offsets - first)
+    return first + more.astype(np.int64)
 
 
 def shift_between(source: RealTime, to: RealTime) -> Shift | None:

@@ -19,12 +19,17 @@ EPILOG = """\
 examples:
   kprobe convert kprobe.rec events.parquet
   kprobe convert reads.rec reads.csv --event 'read*' --cpu 0
-  kprobe convert kprobe.rec events.ndjson
+  kprobe convert kprobe.rec trace.dat
 
-The suffix of OUT says what is written: .txt and .ndjson are what `kprobe report` prints; .csv,
-.parquet and .arrow are a table of each event: one event is one file, several are a directory
-OUT/event=NAME/, which DuckDB, pandas and polars read as one. Parquet and Arrow need pyarrow:
-pip install 'kprobes[arrow]'.
+The suffix of OUT says what is written:
+  .dat              trace-cmd's file: `trace-cmd report -i OUT`, KernelShark
+  .pftrace          a timeline for Perfetto: pip install 'kprobes[perfetto]'
+  .html             a page of statistics that any browser opens offline: pip install 'kprobes[html]'
+  .parquet .arrow   a table of each event: pip install 'kprobes[arrow]'
+  .csv              likewise
+  .ndjson .txt      what `kprobe report` prints
+Of tables, one event is one file, several are a directory OUT/event=NAME/, which DuckDB, pandas and
+polars read as one.
 
 Exit status: 0 done, 1 the file is damaged (what is whole is written) or no recording, 2 usage,
 4 the filter is wrong."""

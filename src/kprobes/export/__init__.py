@@ -37,9 +37,12 @@ SUFFIXES = {
     ".csv": "csv.CsvFiles",
     ".parquet": "arrow.ParquetFiles",
     ".arrow": "arrow.ArrowFiles",
+    ".pftrace": "perfetto.PerfettoFile",
+    ".dat": "trace_dat.TraceDatFile",
+    ".html": "html.HtmlFile",
 }
 """By the suffix of the file: its module here, and what makes it."""
-_NEEDED = {"arrow": "arrow", "polars": "polars"}
+_NEEDED = {"arrow": "arrow", "html": "html", "perfetto": "perfetto", "polars": "polars"}
 """By module: the extra that has what it needs."""
 
 
