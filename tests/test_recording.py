@@ -100,9 +100,9 @@ def test_a_record_that_is_not_whole_yet_keeps_others_waiting_as_in_a_trace() -> 
 def test_records_of_events_that_are_not_shown_are_left_out() -> None:
     recorded = record(100, every=200)
     data = recorded.end()
+    end = RecordedRound(since_ns=0, real_ns=9, lost=(0, 0))
     ignoring = data.replace(
-        pack(FrameKind.ROUND, RecordedRound(since_ns=0, real_ns=9, lost=(0, 0))),
-        pack(FrameKind.ROUND, RecordedRound(since_ns=0, real_ns=9, lost=(0, 0), ignored=(1, 2, 3, 4))),
+        pack(FrameKind.ROUND, end), pack(FrameKind.ROUND, replace(end, ignored=(1, 2, 3, 4)))
     )
     rounds, _ = read(ignoring)
 

@@ -38,8 +38,8 @@ _ZSTD = 1
 CHUNK = Packed("<HBBIQ")
 """In front of a chunk's records: cpu, flags, 0, limit, position."""
 PAGES = Packed("<II")
-"""In front of pages: how many, and bytes of each. Then two arrays of so many: u16 cpu; u64, how many
-bytes of a page's records were in an earlier one. Then the pages."""
+"""In front of pages: how many, and bytes of each. Then two arrays of so many: u16 cpu, and u64, how
+many bytes of a page's records were in an earlier one. Then the pages."""
 CHUNK_IS_BLOCKED = 1
 """A chunk's flag: an uncommitted record stood after its records."""
 MAX_SIZE = 64 << 20
