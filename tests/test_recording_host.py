@@ -13,7 +13,7 @@ from kprobes.errors import FormatError
 from kprobes.host.reader import HostKernel, TracefsReader, open_reader
 from kprobes.model.kernel import place_of
 from kprobes.recording import Recording
-from kprobes.recording_writer import RecordingWriter
+from kprobes.recording_writer import FileWriter
 from tests.build.ftrace_page import Record, page
 from tests.build.host_event import OPEN, OPENED, new_task, opened, opening, rename
 from tests.build.instance import make_tracefs
@@ -57,7 +57,7 @@ def instance(tmp_path: Path) -> Path:
 def recorded(instance: Path) -> tuple[bytes, TracefsReader]:
     """Return the recording of an instance, and what has read it."""
     reader, file = open_reader(instance, [OPEN, OPENED], HOST), Memory()
-    with RecordingWriter(file) as writer:
+    with FileWriter(file) as writer:
         writer.begin(KERNEL, SYMBOLS)
         reader.write_to(writer)
         assert not sum(map(len, reader.rest()))
@@ -89,7 +89,7 @@ def test_a_report_is_the_traces_text(instance: Path) -> None:
 
 def test_events_that_are_defined_while_it_records_are_in_it(instance: Path) -> None:
     reader, file = open_reader(instance, [OPENED], HOST), Memory()
-    with RecordingWriter(file) as writer:
+    with FileWriter(file) as writer:
         writer.begin(KERNEL, SYMBOLS)
         reader.write_to(writer)
         reader.add([OPEN])
@@ -106,7 +106,7 @@ def test_pages_that_cannot_be_written_end_it_with_words(instance: Path) -> None:
             raise OSError(28, "No space left on device")
 
     reader = open_reader(instance, [OPENED], HOST)
-    with RecordingWriter(Memory()) as writer:
+    with FileWriter(Memory()) as writer:
         writer.begin(KERNEL, SYMBOLS)
         reader.write_to(writer)
         writer._file = Full()  # pyright: ignore[reportPrivateUsage]
@@ -154,7 +154,7 @@ def test_a_kernel_with_more_cpus_than_are_online_is_one(instance: Path) -> None:
     data, _ = recorded(instance)
     one = replace(KERNEL, cpus=1)
     reader, file = open_reader(instance, [OPEN, OPENED], HOST), Memory()
-    with RecordingWriter(file) as writer:
+    with FileWriter(file) as writer:
         writer.begin(one, SYMBOLS)
         reader.write_to(writer)
         list(reader.rest())

@@ -62,9 +62,9 @@ def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
 _VICTIM = """
 import sys
 from tests.build.recorded import Recorded, hits
-from kprobes.recording_writer import RecordingWriter
+from kprobes.recording_writer import FileWriter
 recorded = Recorded()
-recorded.writer = RecordingWriter(open(sys.argv[1], "wb", buffering=0))
+recorded.writer = FileWriter(open(sys.argv[1], "wb", buffering=0))
 from tests.build.recorded import KERNEL, SYMBOLS
 recorded.writer.begin(KERNEL, SYMBOLS)
 for number, (cpu, hit) in enumerate(hits(10**6)):

@@ -195,6 +195,7 @@ class Recording:
         damaged: frames, and places in the rings, that were passed over so far.
         is_cut: whether the file ended within a frame: its writer was stopped.
         end: what was counted in the boot that was read last; None where its writer was stopped.
+        continued: in which file it goes on, "" where in none.
         layouts: of all events so far, by number, of that boot.
         bounds: of that boot's clock and real time.
     """
@@ -213,6 +214,7 @@ class Recording:
     def _begin(self) -> None:
         self.bounds = Bounds()
         self.end: RecordingEnd | None = None
+        self.continued = ""
         self._lost: tuple[int, ...] = ()
         self._reported_lost: tuple[int, ...] = ()
         self._damaged = self._real_ns = 0
@@ -273,6 +275,7 @@ class Recording:
             if kind == FrameKind.KERNEL:
                 self._kernel = _decoded(data, RecordedKernel)
                 break
+        is_rebooted = False
         while self._kernel is not None:
             kernel, self._kernel = self._kernel, None
             self._begin()
@@ -284,7 +287,11 @@ class Recording:
                 symbol_at=self.symbol_at,
                 trampoline=kernel.trampoline,
                 has_ns=kernel.has_ns,
+                release=kernel.release,
+                arch=kernel.arch,
+                is_rebooted=is_rebooted,
             )
+            is_rebooted = True
             yield RecordedBoot(
                 kernel=kernel,
                 source=source,
@@ -339,6 +346,8 @@ class Recording:
                 self._clock = clock
             case FrameKind.END:
                 self.end = _decoded(data, RecordingEnd)
+            case FrameKind.CONTINUED:
+                self.continued = data.decode(errors="surrogateescape")
             case _:
                 # Or one of a later version.
                 self._take_host(kind, data, kernel)

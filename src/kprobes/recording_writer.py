@@ -58,12 +58,123 @@ _LAYOUTS = 1 << 12
 _SYMBOLIC = ("symbol", "symstr")
 
 
+Needed = tuple[FrameKind, bytes]
+"""A frame that records after it need, and of which kind it is."""
+
+
 class RecordingWriter:
-    """Appends to a recording. One thread at a time writes; each second what there is is synced.
+    """Makes frames of what is recorded. One thread at a time writes.
 
     Attributes:
         size: bytes so far.
     """
+
+    def __init__(self) -> None:
+        self.size: int = 0
+        self._clock: ClockValue | None = None
+        self._symbols: Symbols | None = None
+
+    def begin(self, kernel: RecordedKernel, symbols: Symbols) -> None:
+        """Have what follows be events of a kernel; errors as for ``write_round``.
+
+        Args:
+            kernel: that it is.
+            symbols: its names, which are written when the first event has an address to be named.
+        """
+        self._clock, self._symbols = None, symbols
+        self._put([(FrameKind.KERNEL, pack(FrameKind.KERNEL, kernel))], b"")
+
+    def write_round(
+        self,
+        layouts: Sequence[RecordLayout],
+        clock: ClockValue,
+        found: Sequence[Committed],
+        end: RecordedRound,
+        *,
+        is_late: bool = False,
+    ) -> None:
+        """Take what one look at all rings has found; it is where it is to be kept on return.
+
+        Args:
+            layouts: of events that are new.
+            clock: of their times.
+            found: of each CPU, in its ring's order.
+            end: of the look.
+            is_late: whether there is no time to compress it.
+
+        Raises:
+            KprobesError: it cannot be written; the file is good without it.
+        """
+        parts = (layouts[at : at + _LAYOUTS] for at in range(0, len(layouts), _LAYOUTS))
+        needed = [_needed(FrameKind.EVENTS, RecordedEvents(layouts=tuple(part))) for part in parts]
+        needed += self._symbols_of(layouts)
+        if clock != self._clock:
+            needed.append(_needed(FrameKind.CLOCK, RecordedClock(clock=clock)))
+            self._clock = clock
+        chunks = [_pack_chunk(each, None if is_late else _LEVEL) for each in found]
+        self._put(needed, b"".join([*chunks, pack(FrameKind.ROUND, end)]))
+
+    def write_instance(self, instance: RecordedInstance) -> None:
+        """Have what follows be pages of a tracing instance; errors as for ``write_round``."""
+        self._put([_needed(FrameKind.INSTANCE, instance)], b"")
+
+    def write_pages(
+        self,
+        events: Sequence[HostEvent],
+        found: Sequence[Pages],
+        end: RecordedRound,
+        *,
+        is_late: bool = False,
+    ) -> None:
+        """Take what some rounds have read of an instance's rings; errors as for ``write_round``.
+
+        Args:
+            events: that are new.
+            found: pages, each CPU's in its ring's order.
+            end: of the rounds.
+            is_late: whether there is no time to compress it.
+        """
+        parts = (events[at : at + _LAYOUTS] for at in range(0, len(events), _LAYOUTS))
+        needed = [
+            _needed(FrameKind.HOST_EVENTS, RecordedHostEvents(events=tuple(part))) for part in parts
+        ]
+        needed += self._symbols_of([layout for event in events for layout in event.layouts])
+        level = None if is_late else _LEVEL
+        pages = [pack_frame(FrameKind.PAGES, part, level=level) for part in _page_parts(found)]
+        self._put(needed, b"".join([*pages, pack(FrameKind.ROUND, end)]))
+
+    def end(self, end: RecordingEnd) -> None:
+        """Take what was counted; errors as for ``write_round``."""
+        self._put([], pack(FrameKind.END, end))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Have all of it kept.
+
+        Raises:
+            KprobesError: it cannot be written.
+        """
+        raise NotImplementedError
+
+    def _put(self, needed: Sequence[Needed], data: bytes) -> None:
+        # Frames that all later records need, then those of this time.
+        raise NotImplementedError
+
+    def _symbols_of(self, layouts: Sequence[RecordLayout]) -> list[Needed]:
+        # All names, when one is needed first.
+        if self._symbols is None or not any(map(_names_addresses, layouts)):
+            return []
+        symbols, self._symbols = self._symbols, None
+        return [_needed(FrameKind.SYMBOLS, _parts(symbols))]
+
+
+class FileWriter(RecordingWriter):
+    """Appends to one file; each second what there is is synced."""
 
     def __init__(
         self, file: BinaryIO, *, name: str = "the recording", is_ours: bool = True
@@ -78,106 +189,12 @@ class RecordingWriter:
         Raises:
             KprobesError: nothing can be written there.
         """
-        self.size = 0
+        super().__init__()
         self._file, self._name, self._is_ours = file, name, is_ours
-        self._clock: ClockValue | None = None
-        self._symbols: Symbols | None = None
         self._closing = threading.Event()
         self._append(file_header())
         self._thread = threading.Thread(target=self._sync, name="kprobes-sync", daemon=True)
         self._thread.start()
-
-    def begin(self, kernel: RecordedKernel, symbols: Symbols) -> None:
-        """Have what follows be events of a kernel; errors as for ``write_round``.
-
-        Args:
-            kernel: that it is.
-            symbols: its names, which are written when the first event has an address to be named.
-        """
-        self._clock, self._symbols = None, symbols
-        self._append(pack(FrameKind.KERNEL, kernel))
-
-    def write_round(
-        self,
-        layouts: Sequence[RecordLayout],
-        clock: ClockValue,
-        found: Sequence[Committed],
-        end: RecordedRound,
-        *,
-        is_late: bool = False,
-    ) -> None:
-        """Append what one look at all rings has found; it is in the file on return.
-
-        Args:
-            layouts: of events that are new.
-            clock: of their times.
-            found: of each CPU, in its ring's order.
-            end: of the look.
-            is_late: whether there is no time to compress it.
-
-        Raises:
-            KprobesError: it cannot be written; the file is good without it.
-        """
-        frames = [
-            pack(FrameKind.EVENTS, RecordedEvents(layouts=tuple(layouts[at : at + _LAYOUTS])))
-            for at in range(0, len(layouts), _LAYOUTS)
-        ]
-        frames += self._symbols_of(layouts)
-        if clock != self._clock:
-            frames.append(pack(FrameKind.CLOCK, RecordedClock(clock=clock)))
-            self._clock = clock
-        frames += [_pack_chunk(each, None if is_late else _LEVEL) for each in found]
-        frames.append(pack(FrameKind.ROUND, end))
-        self._append(b"".join(frames))
-
-    def write_instance(self, instance: RecordedInstance) -> None:
-        """Have what follows be pages of a tracing instance; errors as for ``write_round``."""
-        self._append(pack(FrameKind.INSTANCE, instance))
-
-    def write_pages(
-        self,
-        events: Sequence[HostEvent],
-        found: Sequence[Pages],
-        end: RecordedRound,
-        *,
-        is_late: bool = False,
-    ) -> None:
-        """Append what some rounds have read of an instance's rings; errors as for ``write_round``.
-
-        Args:
-            events: that are new.
-            found: pages, each CPU's in its ring's order.
-            end: of the rounds.
-            is_late: whether there is no time to compress it.
-        """
-        frames = [
-            pack(
-                FrameKind.HOST_EVENTS, RecordedHostEvents(events=tuple(events[at : at + _LAYOUTS]))
-            )
-            for at in range(0, len(events), _LAYOUTS)
-        ]
-        frames += self._symbols_of([layout for event in events for layout in event.layouts])
-        level = None if is_late else _LEVEL
-        frames += [pack_frame(FrameKind.PAGES, part, level=level) for part in _page_parts(found)]
-        frames.append(pack(FrameKind.ROUND, end))
-        self._append(b"".join(frames))
-
-    def _symbols_of(self, layouts: Sequence[RecordLayout]) -> list[bytes]:
-        # The frame of all names, when one is needed first.
-        if self._symbols is None or not any(map(_names_addresses, layouts)):
-            return []
-        symbols, self._symbols = self._symbols, None
-        return [pack(FrameKind.SYMBOLS, _parts(symbols))]
-
-    def end(self, end: RecordingEnd) -> None:
-        """Append what was counted; errors as for ``write_round``."""
-        self._append(pack(FrameKind.END, end))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Have all of it on the disk, and close the file."""
@@ -186,13 +203,11 @@ class RecordingWriter:
         if self._is_ours:
             self._file.close()
 
+    def _put(self, needed: Sequence[Needed], data: bytes) -> None:
+        self._append(b"".join(frame for _, frame in needed) + data)
+
     def _append(self, data: bytes) -> None:
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise KprobesError(f"cannot write {self._name}: {error.strerror}") from error
+        write_whole(self._file, data, self._name)
         self.size += len(data)
 
     def _sync(self) -> None:
@@ -201,15 +216,33 @@ class RecordingWriter:
             is_over = self._closing.wait(_SYNC_S)
             if self.size != before:
                 before = self.size
-                _sync(self._file)
+                sync(self._file)
 
 
-def _sync(file: BinaryIO) -> None:
-    # A pipe has no disk; a disk that fails does so when it is written to, too.
+def write_whole(file: BinaryIO, data: bytes, name: str) -> None:
+    """Write all bytes to a file without a buffer.
+
+    Args:
+        file: any.
+        data: for it.
+        name: of the file, for people.
+
+    Raises:
+        KprobesError: it cannot be written.
+    """
+    rest = memoryview(data)
     try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        raise KprobesError(f"cannot write {name}: {error.strerror}") from error
+
+
+def sync(file: BinaryIO) -> None:
+    """Have what was written on the disk, where there is one."""
+    # A disk that fails does so when it is written to, too; a file that was closed has been synced.
+    with suppress(OSError, ValueError):
         os.fdatasync(file.fileno())
-    except OSError:
-        return
 
 
 def check_recording(path: Path) -> None:
@@ -225,8 +258,8 @@ def check_recording(path: Path) -> None:
         raise UsageError(f"cannot write {path}: {why}")
 
 
-def open_recording(path: Path) -> RecordingWriter:
-    """Begin a recording in a file that only its owner may read; one of that name becomes ``.old``.
+def open_file(path: Path) -> BinaryIO:
+    """Begin a file that only its owner may read; one of that name becomes ``.old``.
 
     Raises:
         KprobesError: it cannot be written.
@@ -237,7 +270,12 @@ def open_recording(path: Path) -> RecordingWriter:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise KprobesError(f"cannot write {path}: {error.strerror}") from error
-    return RecordingWriter(os.fdopen(handle, "wb", buffering=0), name=str(path))
+    return cast("BinaryIO", os.fdopen(handle, "wb", buffering=0))
+
+
+def open_recording(path: Path) -> RecordingWriter:
+    """Begin a recording in a file; errors as for ``open_file``."""
+    return FileWriter(open_file(path), name=str(path))
 
 
 def opener(path: Path, files: ExitStack) -> Callable[[], RecordingWriter]:
@@ -315,6 +353,10 @@ def begin(writer: RecordingWriter, kernel: Kernel, source: TraceSource, target: 
         writer=f"kprobe {own_version()}",
     )
     writer.begin(recorded, kernel.symbols)
+
+
+def _needed(kind: FrameKind, value: Struct) -> Needed:
+    return kind, pack(kind, value)
 
 
 def pack(kind: FrameKind, value: Struct) -> bytes:

@@ -19,7 +19,7 @@ from kprobes.model.kernel import place_of
 from kprobes.model.recording import RecordedKernel, RecordedRound
 from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.recording import Recording
-from kprobes.recording_writer import RecordingWriter
+from kprobes.recording_writer import FileWriter, RecordingWriter
 from kprobes.ring.chunk import Committed, Decoded, Shapes
 from kprobes.ring.merge import Merger
 from kprobes.ring.reader import Geometry, RingReader
@@ -108,7 +108,7 @@ class Recorded:
 
     def __post_init__(self) -> None:
         """Begin with empty rings."""
-        self.writer = RecordingWriter(self.file)
+        self.writer: RecordingWriter = FileWriter(self.file)
         self.writer.begin(KERNEL, SYMBOLS)
         self._shapes = Shapes(self.layouts)
         self._merger = Merger()

@@ -17,7 +17,7 @@ from kprobes.model.abi import CPU_SHIFT, LOAD_SIZE, PERCPU_LIMIT, PERCPU_LOST, P
 from kprobes.model.events import Events
 from kprobes.model.resolved import RecordLayout
 from kprobes.recording import Recording
-from kprobes.recording_writer import RecordingWriter
+from kprobes.recording_writer import FileWriter
 from kprobes.units import U64, Addr
 from tests.build.guest import CPUS, RING, make_arena, make_memory
 from tests.build.recorded import KERNEL, SYMBOLS, Full, Memory
@@ -373,7 +373,7 @@ def _kept(file: io.BytesIO) -> list[int]:
 def test_a_writer_gets_what_would_be_drained() -> None:
     recorder, writers, _, _ = _guest(PLAIN, TEXT)
     file, count = Memory(), 3 * RING // PLAIN.size
-    with RecordingWriter(file) as recorder.writer:
+    with FileWriter(file) as recorder.writer:
         recorder.writer.begin(KERNEL, SYMBOLS)
         for ts in range(count):
             writers[ts % CPUS].write(Hit(layout=PLAIN, counter=ts, values=(ts & 0xFFFF,)))
@@ -389,7 +389,7 @@ def test_a_writer_gets_what_would_be_drained() -> None:
 def test_what_cannot_be_written_stays_in_the_ring() -> None:
     recorder, (writer, _), memory, arena = _guest(PLAIN)
     before = memory.u64(arena.words(0) + PERCPU_LIMIT)
-    with RecordingWriter(Full()) as recorder.writer:
+    with FileWriter(Full()) as recorder.writer:
         recorder.writer.begin(KERNEL, SYMBOLS)
         for ts in range(200):
             writer.write(Hit(layout=PLAIN, counter=ts * 0x9E3779B97F4A7C15 & U64, values=(ts,)))

@@ -4,8 +4,10 @@ import json
 import re
 import resource
 import signal
+import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,70 @@ def test_python_keeps_a_recording_and_reads_it_again(guest: Machine, tmp_path: P
     assert str(again) == str(trace)
     assert again.counts == trace.counts
     assert list(again.hits) == list(trace.hits)
+
+
+def test_the_last_events_are_written_at_a_signal_and_at_the_end(
+    kprobe: Command, guest: Machine, target: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.rec"
+    words = ["--target", target, READ, "-o", str(file), "--snapshot", "100K"]
+    with flooded(guest):
+        process = kprobe.start("record", *words)
+        wait_for_words(process, b"Ctrl-C ends")
+        assert becomes_true(lambda: len(printed_now(kprobe, process, file)) > 1000)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=WAIT_S)
+    last, before = printed(kprobe, file), printed(kprobe, file.with_name("x.rec.old"))
+
+    assert process.returncode == 0, told.decode()
+    assert len(last) > 1000
+    assert file.stat().st_size < 1_200_000
+    assert time_of(before[-1]) < time_of(last[0]) or before[-1] in last
+    assert kprobe.is_idle(target)
+
+
+def printed_now(kprobe: Command, process: "subprocess.Popen[bytes]", file: Path) -> list[bytes]:
+    """Return what a snapshot has that is asked for now."""
+    process.send_signal(signal.SIGUSR2)
+    return printed(kprobe, file) if becomes_true(file.exists) else []
+
+
+def time_of(line: bytes) -> float:
+    found = re.search(rb" (\d+\.\d{6}): ", line)
+    assert found is not None
+    return float(found[1])
+
+
+def test_files_are_rotated_and_the_oldest_removed(
+    kprobe: Command, guest: Machine, target: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.rec"
+    words = ["--target", target, READ, "-o", str(file), "--rotate", "100K", "--max-size", "4M"]
+    with flooded(guest):
+        process = kprobe.start("record", *words)
+        wait_for_words(process, b"Ctrl-C ends")
+        assert becomes_true(lambda: not file.exists())
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=WAIT_S)
+    files = sorted(tmp_path.glob("x.*.rec"), key=lambda path: int(path.name.split(".")[1]))
+    lines = [printed(kprobe, each) for each in files]
+
+    assert process.returncode == 0, told.decode()
+    assert len(files) > 2
+    assert all(lines)
+    assert all(time_of(a[-1]) <= time_of(b[0]) for a, b in pairwise(lines))
+    assert kprobe.is_idle(target)
+
+
+def test_a_recording_ends_when_it_is_as_large_as_it_may_be(
+    kprobe: Command, guest: Machine, target: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.rec"
+    with flooded(guest):
+        done = kprobe("record", "-t", target, READ, "-o", str(file), "--max-size", "900K")
+    (info,) = map(json.loads, kprobe("info", str(file), "--format", "json").stdout.splitlines())
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert file.stat().st_size >= 900 << 10
+    assert info["is_ended"]
+    assert info["recorded"] == len(printed(kprobe, file))

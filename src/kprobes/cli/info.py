@@ -81,6 +81,8 @@ def _as_text(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, 
         rows.append(("paused", f"{paused_s * 1000:.1f} ms in {counted(stops, 'stop')}"))
     if end.why:
         rows.append(("ended", end.why))
+    elif recording.continued:
+        rows.append(("ended", f"it goes on in {recording.continued}"))
     elif recording.end is None:
         rows.append(("ended", "its writer was stopped; all that is there was read"))
     return aligned(rows) + aligned(_definitions(recording, end.counts), indent="  ")
@@ -120,6 +122,7 @@ def _as_json(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, 
         "lost": end.counts.lost,
         "is_ended": recording.end is not None,
         "why": end.why or None,
+        "continued": recording.continued or None,
         "events": [
             {
                 "event": layout.event,

@@ -1,11 +1,13 @@
 """``kprobe record``: arm definitions, and keep what they record in a file."""
 
 import argparse
+import signal
 from pathlib import Path
 from typing import BinaryIO
 
-from kprobes.cli import trace
+from kprobes.cli import options, trace
 from kprobes.cli.report import DEFAULT
+from kprobes.errors import UsageError
 
 NAME = "record"
 HELP = "arm probes and keep their events in a file"
@@ -37,16 +39,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the recording, - for standard output; one that is there becomes FILE.old (default: "
         f"{DEFAULT})",
     )
+    parser.add_argument(
+        "--max-size",
+        type=options.size,
+        metavar="SIZE",
+        help="end when the file has so many bytes; "
+        "with --rotate: remove the oldest file when all have so many",
+    )
+    parser.add_argument(
+        "--rotate",
+        type=_rotation,
+        metavar="SIZE|TIME",
+        help="begin another file each SIZE, 100M, or TIME, 10m: FILE, then .2, .3, ... before its "
+        "suffix",
+    )
+    parser.add_argument(
+        "--snapshot",
+        type=options.size,
+        metavar="SIZE",
+        help="keep only the last SIZE, in memory; write it at SIGUSR2 and at the end",
+    )
     parser.set_defaults(
         max_events=None, until_panic=None, hang_timeout=None, output=None, format="text"
     )
     parser.set_defaults(json_numbers="string", enum=False)
 
 
+def _rotation(text: str) -> tuple[int | None, float | None]:
+    # Bytes, or seconds.
+    if text[-1:] in "smh":
+        return None, options.duration(text)
+    return options.size(text), None
+
+
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Record; return the exit code."""
     from kprobes.recording_writer import check_recording
 
+    if args.snapshot is not None and (args.rotate or args.max_size) is not None:
+        raise UsageError("--snapshot keeps the last of all; --rotate and --max-size are without it")
     if str(args.recording) != "-":
         check_recording(args.recording)
+    elif args.snapshot is not None or args.rotate is not None:
+        raise UsageError("--snapshot and --rotate need a file: -o FILE")
+    if args.snapshot is not None:
+        # One that comes before there is anything must not end us.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     return trace.run(args, out)

@@ -114,6 +114,9 @@ def add_probing(parser: argparse.ArgumentParser) -> None:
         has_ended=_never,
         has_console=False,
         recording=None,
+        snapshot=None,
+        rotate=None,
+        max_size=None,
     )
     options.add_recording(parser)
     parser.add_argument(

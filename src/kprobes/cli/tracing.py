@@ -6,6 +6,7 @@ A sink in front of a sink: passes on so many events, and counts them.
 import argparse
 import io
 import math
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -40,7 +41,8 @@ from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.options import Options
 from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
-from kprobes.recording_writer import RecordingWriter, open_recording
+from kprobes.recording_files import RotatingWriter, SnapshotWriter
+from kprobes.recording_writer import FileWriter, RecordingWriter, open_recording
 from kprobes.sinks import FORMATS, REBOOT_MARKS
 
 
@@ -123,6 +125,7 @@ class Until(Struct, kw_only=True):
         duration_s: counts from here.
         announce: tells that everything is armed.
         control: may end it, or None.
+        is_full: whether nothing more may be recorded.
     """
 
     stop: Stop
@@ -133,6 +136,7 @@ class Until(Struct, kw_only=True):
     duration_s: float = math.inf
     announce: Callable[[], None] = lambda: None
     control: Control | None = None
+    is_full: Callable[[], bool] = lambda: False
     _deadline: float | None = None
 
     @property
@@ -149,6 +153,7 @@ class Until(Struct, kw_only=True):
             self._deadline = time.monotonic() + self.duration_s
         return (
             self.limit_sink.is_full
+            or self.is_full()
             or self.output.is_gone
             or (self.workload is not None and self.workload.is_over)
             or (self.control is not None and self.control.is_stopped)
@@ -220,13 +225,13 @@ class _Tracer(Struct, kw_only=True):
     def keep(self) -> RecordingWriter:
         """Return what writes the recording: one, over all boots."""
         if self.writer is None:
-            path: Path = self.args.recording
-            self.writer = (
-                RecordingWriter(self.out, name="standard output", is_ours=False)
-                if str(path) == "-"
-                else open_recording(path)
-            )
+            self.writer = _writer(self.args, self.out)
         return self.writer
+
+    def is_full(self) -> bool:
+        """Whether the recording has as many bytes as it may have."""
+        most = self.args.max_size if self.args.rotate is None else None
+        return self.writer is not None and most is not None and self.writer.size >= most
 
     def _trace(self) -> int:
         while True:
@@ -327,6 +332,24 @@ class _Tracer(Struct, kw_only=True):
         return output
 
 
+def _writer(args: argparse.Namespace, out: BinaryIO) -> RecordingWriter:
+    path: Path = args.recording
+    if str(path) == "-":
+        return FileWriter(out, name="standard output", is_ours=False)
+    if args.rotate is not None:
+        most, most_s = args.rotate
+        return RotatingWriter(path, most=most, most_s=most_s, in_all=args.max_size)
+    if args.snapshot is None:
+        return open_recording(path)
+    writer = SnapshotWriter(
+        path,
+        most=args.snapshot,
+        report=lambda size: print_message(f"kprobe: {path}: {size:,} bytes written at SIGUSR2"),
+    )
+    signal.signal(signal.SIGUSR2, lambda *_: writer.ask())
+    return writer
+
+
 def _define(
     args: argparse.Namespace, session: "AnySession", texts: Sequence[tuple[str, str]], stop: Stop
 ) -> None:
@@ -335,7 +358,7 @@ def _define(
         strategy=strategy(args),
         return_method=return_method(args),
         limits=limits(args),
-        hang_timeout_s=None if args.until_panic is None else args.hang_timeout or _HANG_S,
+        hang_timeout_s=_hang_timeout_s(args),
         until_shutdown=args.until_shutdown,
         warn=_warn,
         checkpoint=stop.check,
@@ -346,6 +369,12 @@ def _define(
     for text, filter_text in texts:
         session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
     _check_returns(args, session)
+
+
+def _hang_timeout_s(args: argparse.Namespace) -> float | None:
+    # Whoever keeps the end of a trace wants the guest's.
+    is_kept = args.until_panic is not None or (args.snapshot is not None and not is_host(args))
+    return args.hang_timeout or _HANG_S if is_kept else None
 
 
 def _check_cpus(args: argparse.Namespace, driver: "Driver") -> None:
@@ -397,6 +426,7 @@ class _Run:
             duration_s=tracer.left_s(),
             announce=self._announce,
             control=self._control,
+            is_full=tracer.is_full,
         )
         progress("arming")
         try:

@@ -59,6 +59,7 @@ class FrameKind(IntEnum):
     INSTANCE = 8
     HOST_EVENTS = 9
     PAGES = 10
+    CONTINUED = 11
 
 
 class FrameHeader(Struct, frozen=True, kw_only=True):

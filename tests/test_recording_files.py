@@ -1,0 +1,147 @@
+"""Recordings in several files, and of which the end is kept: each file is whole."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kprobes.cli.main import main
+from kprobes.errors import KprobesError
+from kprobes.formats.recording import FrameKind
+from kprobes.recording_files import RotatingWriter, SnapshotWriter, folded
+from kprobes.recording_writer import RecordingWriter
+from tests.build.recorded import KERNEL, SYMBOLS, Recorded, hits, printed, text_of
+from tests.build.waiting import becomes_true
+
+_EVENT = re.compile(rb"\n(?= .*-\d+ +\[\d+\] )")
+
+
+def events(text: bytes) -> list[bytes]:
+    """Return what is printed of each event; a string may have a line feed."""
+    return _EVENT.split(text.rstrip(b"\n"))[1:]
+
+
+def fill(
+    writer: RecordingWriter, count: int, *, then: Callable[[int], None] = lambda _: None
+) -> list[bytes]:
+    """Record so many hits; return what a trace prints of them."""
+    recorded = Recorded()
+    recorded.writer.close()
+    recorded.writer = writer
+    writer.begin(KERNEL, SYMBOLS)
+    for number, (cpu, hit) in enumerate(hits(count)):
+        assert recorded.rings[cpu].write(hit)
+        if not number % 40:
+            recorded.look()
+            then(number)
+    recorded.look()
+    recorded.end()
+    return events(text_of(recorded.traced))
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the files of a recording, in their order."""
+    return sorted(folder.glob("x*.rec"), key=lambda path: int((path.stem + ".1").split(".")[1]))
+
+
+def test_each_of_several_files_prints_its_part(tmp_path: Path) -> None:
+    traced = fill(RotatingWriter(tmp_path / "x.rec", most=20_000), 4000)
+
+    files = files_of(tmp_path)
+    parts = [events(printed(path.read_bytes())) for path in files]
+
+    assert [path.name for path in files] == ["x.rec", *(f"x.{n}.rec" for n in range(2, 99))][
+        : len(files)
+    ]
+    assert len(files) > 4
+    assert all(20_000 <= path.stat().st_size < 40_000 for path in files[:-1])
+    assert Counter(each for part in parts for each in part) == Counter(traced)
+    assert all(parts)
+
+
+def test_a_file_is_as_old_as_it_may_be(tmp_path: Path) -> None:
+    traced = fill(RotatingWriter(tmp_path / "x.rec", most_s=1e-9), 400)
+
+    found = [each for path in files_of(tmp_path) for each in events(printed(path.read_bytes()))]
+
+    assert len(files_of(tmp_path)) > 8
+    assert Counter(found) == Counter(traced)
+
+
+def test_the_oldest_files_are_removed(tmp_path: Path) -> None:
+    traced = fill(RotatingWriter(tmp_path / "x.rec", most=10_000, in_all=50_000), 6000)
+
+    files = files_of(tmp_path)
+    found = [each for path in files for each in events(printed(path.read_bytes()))]
+
+    assert 30_000 < sum(path.stat().st_size for path in files) <= 50_000
+    assert files[0].name != "x.rec"
+    assert Counter(found) == Counter(traced[-len(found) :])
+
+
+def test_info_says_where_it_goes_on(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    fill(RotatingWriter(tmp_path / "x.rec", most=20_000), 1000)
+
+    main(["info", str(tmp_path / "x.rec")])
+
+    assert b"ended     it goes on in x.2.rec\n" in capsysbinary.readouterr().out
+
+
+def test_a_snapshot_has_the_last_events(tmp_path: Path) -> None:
+    path = tmp_path / "x.rec"
+    traced = fill(SnapshotWriter(path, most=20_000, report=print), 5000)
+
+    found = events(printed(path.read_bytes()))
+
+    assert 200 < len(found) < 2000
+    assert Counter(found) == Counter(traced[-len(found) :])
+    assert path.stat().st_size < 40_000
+    assert not path.with_name("x.rec.old").exists()
+
+
+def test_snapshots_are_written_when_they_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.rec"
+    sizes: list[int] = []
+    writer = SnapshotWriter(path, most=20_000, report=sizes.append)
+
+    def ask(number: int) -> None:
+        if number == 2000:
+            writer.ask()
+            assert becomes_true(lambda: bool(sizes))
+
+    traced = fill(writer, 4000, then=ask)
+
+    earlier, last = (path.with_name(name).read_bytes() for name in ("x.rec.old", "x.rec"))
+    before, after = events(printed(earlier)), events(printed(last))
+    assert sizes == [len(earlier)]
+    assert Counter(before) <= Counter(traced[:2001])
+    assert before[-1] in traced[1900:2001]
+    assert Counter(after) == Counter(traced[-len(after) :])
+
+
+def test_nothing_is_lost_of_less_than_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "x.rec"
+
+    traced = fill(SnapshotWriter(path, most=1 << 20, report=print), 500)
+
+    assert events(printed(path.read_bytes())) == traced
+
+
+def test_a_snapshot_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    writer = SnapshotWriter(tmp_path / "none" / "x.rec", most=1000, report=print)
+
+    with pytest.raises(KprobesError, match=r"cannot write .*x\.rec: No such file"):
+        writer.close()
+
+
+def test_frames_that_records_need_are_the_last_kernels() -> None:
+    first = [(FrameKind.KERNEL, b"k"), (FrameKind.EVENTS, b"e"), (FrameKind.CLOCK, b"c")]
+
+    again = folded(first, [(FrameKind.CLOCK, b"d"), (FrameKind.EVENTS, b"f")])
+
+    assert [frame for _, frame in again] == [b"k", b"e", b"d", b"f"]
+    assert folded(again, [(FrameKind.KERNEL, b"l")]) == [(FrameKind.KERNEL, b"l")]
