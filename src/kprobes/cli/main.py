@@ -15,6 +15,7 @@ from typing import BinaryIO, NoReturn, TypeVar
 from kprobes.cli import (
     check,
     convert,
+    diff,
     doctor,
     fail,
     guest,
@@ -24,6 +25,7 @@ from kprobes.cli import (
     record,
     report,
     restore,
+    stats,
     status,
     targets,
     trace,
@@ -41,6 +43,8 @@ COMMANDS: tuple[ModuleType, ...] = (
     record,
     report,
     info,
+    stats,
+    diff,
     convert,
     open,
     vng,
@@ -209,6 +213,23 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _JsonSchema(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        del namespace, values, option_string
+        from importlib.resources import files
+
+        # The package itself is not imported: that is numpy's tenth of a second.
+        schema = files("kprobes") / "sinks" / "events.schema.json"
+        sys.stdout.write(schema.read_text(encoding="utf-8"))
+        parser.exit()
+
+
 def make_parsers(name: str | None = None) -> Sequence[argparse.ArgumentParser]:
     """Return the parser of the command line, and after it that of each command.
 
@@ -222,6 +243,12 @@ def make_parsers(name: str | None = None) -> Sequence[argparse.ArgumentParser]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    parser.add_argument(
+        "--json-schema",
+        action=_JsonSchema,
+        nargs=0,
+        help="show the JSON Schema of what commands print as JSON, and exit",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     made = [parser]
     for module in COMMANDS:
