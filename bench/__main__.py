@@ -17,9 +17,21 @@ from bench.table import Row, render
 
 ISAS = {isa.name: isa for isa in (AMD64, ARM64)}
 """Every architecture of guests, by Debian's name."""
-NAMES = ("cost", "anywhere", "returns", "python", "arming", "symbols", "burst", "decode", "host")
+NAMES = (
+    "cost",
+    "anywhere",
+    "returns",
+    "python",
+    "arming",
+    "symbols",
+    "burst",
+    "decode",
+    "recordings",
+    "host",
+)
 _HERE: Mapping[str, str] = {
     "decode": "it decodes rings that are made on this machine, whatever guest they would be of",
+    "recordings": "it makes recordings on this machine, whatever guest they would be of",
     "host": "its guest carries this machine's own Python and tools",
 }
 """Benchmarks that are no matter of a guest's architecture, and why; they run for the first one."""

@@ -120,6 +120,31 @@ def test_percentiles_of_many_numbers_are_within_the_error_however_they_come(
 
 
 @pytest.mark.parametrize("dtype", [SIGNED, UNSIGNED], ids=str)
+def test_a_histogram_has_each_number_once(dtype: np.dtype[Any]) -> None:
+    few = np.array([*EXTREMES[dtype], *range(70)] * 2, dtype)
+    values = many(dtype, 1, 48)
+
+    each, times = distribution([few], dtype).histogram()
+    nearest, counts = distribution([values], dtype).histogram()
+
+    wanted, wanted_times = np.unique(few, return_counts=True)
+    np.testing.assert_array_equal(each, wanted)
+    np.testing.assert_array_equal(times, wanted_times)
+    assert counts.sum() == len(values)
+    # Without its sign: of those above 0, and of those below.
+    for sign in (1, -1) if dtype == SIGNED else (1,):
+        own = nearest * sign > 0 if sign < 0 else nearest >= 0
+        begins = np.sort(np.abs(nearest[own]))
+        sizes = np.abs(values[values < 0 if sign < 0 else values >= 0])
+        places = np.searchsorted(begins, sizes, side="right") - 1
+        assert (sizes <= begins[places] * (1 + 2 * ERROR)).all()
+        np.testing.assert_array_equal(
+            np.bincount(places, minlength=len(begins)), counts[own][::sign]
+        )
+    assert (np.diff(nearest.astype(np.float64)) > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [SIGNED, UNSIGNED], ids=str)
 def test_every_power_of_two_and_its_neighbours_stay_within_the_error(dtype: np.dtype[Any]) -> None:
     top = 62 if dtype == SIGNED else 63
     edges = [

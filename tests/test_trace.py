@@ -1,5 +1,6 @@
 """One recording, as programs see it."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -7,6 +8,8 @@ from kprobes.model.events import Counts, Hits
 from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
 from tests.build.events import Row, make_batch, make_events
+from tests.build.json_lines import objects, parsed
+from tests.build.recorded import read, recorded
 from tests.build.ring import make_layout
 
 NOTHING = Counts(recorded={}, missed={}, lost=0, damaged=0)
@@ -58,3 +61,55 @@ def test_counts_are_those_until_now_and_then_those_of_the_end() -> None:
     assert (trace.counts.lost, trace.counts.lost, trace.is_recording) == (3, 4, True)
     trace.end(lambda: replace(NOTHING, lost=5), tuple)
     assert (trace.counts.lost, trace.counts.lost, trace.is_recording) == (5, 5, False)
+
+
+def test_its_json_is_that_of_the_command_header_and_all() -> None:
+    trace = make_trace()
+
+    header, *_ = objects("line", trace.to_json(numbers="number"))
+
+    assert (header["version"], header["cpus"], header["numbers"]) == ("1.0", 1, "number")
+    assert [line["args"] for line in parsed(trace.to_json())] == [{"a0": 7}, {"a0": 8}]
+
+
+def test_a_part_of_a_trace_is_a_trace() -> None:
+    rounds, _ = read(recorded(300, every=30))
+    trace = Trace(SOURCE)
+    for events in rounds:
+        trace.write(events)
+    trace.end(lambda: replace(NOTHING, lost=5), tuple)
+    every = list(trace)
+
+    part = trace[100:200]
+
+    assert (list(part), len(part), part.is_recording) == (every[100:200], 100, False)
+    assert repr(part) == "<Trace: 100 events>"
+    assert (trace[7], trace[-1], trace[np.int64(0)]) == (every[7], every[-1], every[0])
+    assert list(part[10:20]) == every[110:120]
+    assert list(trace[::-1]) == every[::-1]
+    assert part["read"] == [event for event in every[100:200] if event.name == "read"]
+    _, entries, text = part.to_text().partition("entries-written: 100/100   #P:1")
+    assert entries
+    assert text.partition("|\n")[2] in trace.to_text()
+    assert part.to_json().splitlines()[-100:] == trace.to_json().splitlines()[-200:-100]
+    assert part.counts.lost == 5
+    assert part.to_arrow().to_pylist() == trace.to_arrow().to_pylist()[100:200]
+    assert sum(len(each) for each in part.batches()) == 100
+
+
+def test_a_part_without_events_of_a_name_has_their_columns() -> None:
+    trace = make_trace()
+
+    assert trace[:0]["e1"] == []
+    assert trace[:0]["e1"].columns == trace["e1"].columns
+    assert trace[:0]["e1"]["a0"].tolist() == []
+    assert trace[:0].to_arrow("e1").schema.equals(trace.to_arrow("e1").schema)
+
+
+def test_a_part_of_a_trace_that_is_still_recorded_is_of_what_there_is() -> None:
+    trace = make_trace()
+    part, ones = trace[:], trace["e1"]
+
+    trace.write(trace.events[0])
+
+    assert (len(part), len(ones), len(trace)) == (2, 2, 3)

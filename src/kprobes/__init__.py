@@ -13,8 +13,9 @@ with kprobes.boot() as kernel:
 ``boot``, ``attach`` and ``host`` return a ``Session``: ``help(kprobes.Session)`` has all that can
 be done with a kernel, docs/howto/recipes.md programs to begin with. Types, for annotations:
 ``GuestSession`` and ``HostSession`` (a Session with a guest, and with this machine's kernel),
-``TraceProbe`` (of ``kernel.probe``), ``Trace`` (of ``kernel.record``), ``Event``, and
-``Registers`` (of handlers). ``load`` reads a recording's file. What can go wrong is in ``errors``.
+``TraceProbe`` (of ``kernel.probe``), ``Trace`` (of ``kernel.record``), ``EventColumns`` (of
+``trace[name]``), ``Event``, and ``Registers`` (of handlers). ``load`` reads a recording's file.
+What can go wrong is in ``errors``.
 """
 
 import sys
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     from kprobes.open import GuestSession, HostSession, attach, boot, host, load
     from kprobes.session import Session
     from kprobes.trace import Trace
+    from kprobes.trace_columns import EventColumns
     from kprobes.transport.qemu_command import MachineOptions
 
 __all__ = [
     "Event",
+    "EventColumns",
     "GuestSession",
     "HostOptions",
     "HostSession",
@@ -56,6 +59,7 @@ __all__ = [
 ]
 _HOMES = {
     "Event": "model.events",
+    "EventColumns": "trace_columns",
     "HostOptions": "host.driver",
     "Kprobe": "handlers.probe",
     "Kretprobe": "handlers.probe",

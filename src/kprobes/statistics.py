@@ -188,9 +188,9 @@ def _first(bucket: int) -> int:
 
 
 def _middle(bucket: int) -> int:
-    # Below 64 a bucket has one whole number, its first; then it is 2**(power - 6) wide.
+    # From 64 on a bucket is 2**(power - 6) wide; below it has one whole number, its first.
     power = max(bucket - 1, 0) // BUCKETS
-    return _first(bucket) + (1 << power >> _PART_BITS + 1 if power > _PART_BITS else 0)
+    return _first(bucket) + (1 << power >> _PART_BITS + 1)
 
 
 class FrequentValues:

@@ -1,31 +1,38 @@
 """The events of one recording, and how they are printed."""
 
 import io
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex, overload
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
+from kprobes.model.columns import Selection, select
 from kprobes.model.events import (
     NO_COUNTS,
+    NO_EVENTS,
     Column,
     Counts,
     Event,
     Events,
     Hits,
-    columns_of,
     each_event,
 )
 from kprobes.sinks import FORMATS
 from kprobes.sinks.names import TraceSource
+from kprobes.trace_columns import EventColumns, arrow_table, to_pandas, to_polars
+from kprobes.trace_display import plot_hits, trace_tables
 
 
 class Trace:
     """What one recording brought: events in the order of time, and what was counted.
 
-    ``str(trace)`` is the kernel's own trace text; ``for event in trace`` yields its events, and
-    ``trace["open"]`` is a list of those of one name.
+    ``str(trace)`` is the kernel's own trace text; ``for event in trace`` yields its events,
+    ``trace["open"]`` has those of one name, one by one and as columns, and ``trace[100:200]`` some
+    that follow each other. Notebooks show a trace as tables.
 
     Attributes:
         events: what was recorded, and read.
@@ -100,15 +107,28 @@ class Trace:
             self.events.append(events)
             yield events
 
-    def __getitem__(self, name: str) -> list[Event]:
-        """Return the events of one name, oldest first.
+    @overload
+    def __getitem__(self, key: str) -> EventColumns: ...
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Event: ...
+    @overload
+    def __getitem__(self, key: slice) -> "Trace": ...
+    def __getitem__(self, key: str | SupportsIndex | slice) -> "EventColumns | Event | Trace":
+        """Return the events of one name, or one event, or some, as a trace; copies nothing.
+
+        They are those that there are by now. ``counts`` and ``hits`` of a part are of the whole.
 
         Raises:
             KeyError: no probe has an event of this name.
+            IndexError: there are not so many events.
         """
-        found = [event for events in self._read() for event in each_event(events, name)]
-        self._check(name, is_found=bool(found))
-        return found
+        match key:
+            case str():
+                return EventColumns(key, self._select(key), self._source)
+            case slice():
+                return self._part(key)
+            case _:
+                return self._select().at(operator.index(key))
 
     def columns(self, name: str) -> dict[str, Column]:
         """Return the events of one name as arrays, oldest first, for NumPy, pandas or pyarrow.
@@ -120,50 +140,73 @@ class Trace:
         ``cpu``, ``pid``, ``comm`` and ``function`` (text), and a return probe's ``caller`` come
         before the fields; a field of such a name is there in its place. Numbers have the field's
         dtype, strings are objects. A column with a value that could not be read has objects, and
-        None for it. There are no columns where there are no events.
+        None for it. There are no columns where there are no events. ``trace[name]`` makes one of
+        them at a time.
 
         Raises:
             KeyError: no probe has an event of this name.
         """
-        found = columns_of(self._read(), name)
-        self._check(name, is_found=bool(found))
-        return found
+        chosen = self._select(name)
+        return {each: chosen.column(each) for each in chosen.names}
 
-    def to_arrow(self, name: str | None = None) -> Any:
+    def durations(self, name: str) -> NDArray[np.uint64]:
+        """Return how long the calls of one name took: uint64 ns, shape (m,), a copy.
+
+        ``numpy.percentile(trace.durations("read"), [50, 99])``. Calls of which the beginning was
+        not seen have no duration, and are left out.
+
+        Raises:
+            KeyError: no probe has an event of this name, or that has no duration.
+        """
+        return self[name].durations()
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draw how many events of each name there were over time, and return the ``Axes``.
+
+        Args:
+            ax: matplotlib's axes that are drawn on; None for a new figure's.
+
+        Raises:
+            UsageError: matplotlib is not installed.
+        """
+        return plot_hits(self._select(), self._source, ax=ax)
+
+    def to_arrow(self, name: str | None = None, *, raw: bool = False) -> Any:
         """Return events as a ``pyarrow.Table``, oldest first: those of one name, or all.
 
-        Of one name they have ``ts`` (ns), ``cpu``, ``pid``, ``comm``, ``flags``, ``function`` and
-        the fields; of all, what all have and ``event``. Texts are dictionaries of valid UTF-8.
+        Of one name they are as ``trace[name].to_arrow()`` has them; of all there are ``event`` and
+        what all have: ``ts`` (int64, ns), ``cpu``, ``pid``, ``comm``, ``flags`` and ``function``.
+
+        Args:
+            name: of the event, or None.
+            raw: whether texts of the guest are binary, and not dictionaries of valid UTF-8.
 
         Raises:
             UsageError: pyarrow is not installed.
             KeyError: no probe has an event of this name.
         """
-        from kprobes.export import load
-
-        arrow = load("arrow")
-        found = arrow.table(self._read(), self._source, name)
         if name is not None:
-            self._check(name, is_found=bool(len(found)))
-        return found
+            return self[name].to_arrow(raw=raw)
+        return arrow_table(self._select(), self._source, is_named=False, is_raw=raw)
 
-    def to_pandas(self, name: str | None = None) -> Any:
-        """Return events as a ``pandas.DataFrame``; see ``to_arrow``."""
-        return self.to_arrow(name).to_pandas()
+    def to_pandas(self, name: str | None = None, *, raw: bool = False) -> Any:
+        """Return events as a ``pandas.DataFrame``; see ``to_arrow`` and ``EventColumns``."""
+        return to_pandas(self.to_arrow(name, raw=raw))
 
-    def to_polars(self, name: str | None = None) -> Any:
+    def to_polars(self, name: str | None = None, *, raw: bool = False) -> Any:
         """Return events as a ``polars.DataFrame``; see ``to_arrow``.
 
         Raises:
             UsageError: polars is not installed.
         """
-        from kprobes.export import load
-
-        return load("polars", package="").from_arrow(self.to_arrow(name))
+        return to_polars(self.to_arrow(name, raw=raw))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return all events for whatever reads Arrow; see ``to_arrow``."""
         return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        return trace_tables(self._select(), self._source, self.counts)
 
     def __repr__(self) -> str:
         """Return what it is: how many events so far."""
@@ -188,9 +231,20 @@ class Trace:
     def __str__(self) -> str:
         return self.to_text()
 
-    def _check(self, name: str, *, is_found: bool) -> None:
-        if not is_found and all(hits.event != name for hits in self.hits):
-            raise KeyError(f"no such event: {name!r}")
+    def _select(self, name: str | None = None) -> Selection:
+        chosen = select(self._read(), name)
+        if name is None or chosen.kinds or any(hits.event == name for hits in self.hits):
+            return chosen
+        raise KeyError(f"no such event: {name!r}")
+
+    def _part(self, places: slice) -> "Trace":
+        chosen = self._select().cut(places)
+        part = Trace(self._source)
+        # It has the columns of those events, too, of which it has none.
+        kinds = Events(batches=chosen.kinds, batch=NO_EVENTS.batch, row=NO_EVENTS.row)
+        part.events = [kinds, *chosen.rounds]
+        part.end(lambda: self.counts, lambda: self.hits)
+        return part
 
     def _through(self, form: str, *, has_wide_numbers: bool = False) -> bytes:
         out = io.BytesIO()

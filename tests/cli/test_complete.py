@@ -61,7 +61,7 @@ def store_kernel() -> None:
 
 def test_commands_and_options_are_offered() -> None:
     assert offered("kprobe ") >= {"trace", "check", "list", "xray", "guest", "status", "--version"}
-    assert offered("kprobe st") == {"status"}
+    assert offered("kprobe st") == {"stats", "status"}
     assert offered("kprobe trace --call") == {"--call-duration"}
     assert offered("kprobe trace 'p f' --filter 'x == 1' --call") == {"--call-duration"}
     assert offered("kprobe check 'p f' --strategy b") == {"breakpoint"}

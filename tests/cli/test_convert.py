@@ -1,6 +1,5 @@
 """``kprobe convert`` on recordings of no guest."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ from msgspec.structs import replace
 
 from kprobes.cli.main import main
 from kprobes.export import SUFFIXES
+from tests.build.json_lines import objects, parsed
 from tests.build.recorded import KERNEL, SYMBOLS, hits, record, recorded
 
 
@@ -26,7 +26,7 @@ def test_each_kind_of_file_is_written(path: Path, capsys: pytest.CaptureFixture[
         assert out.exists()
 
     assert capsys.readouterr() == ("", "")
-    assert len(path.with_name("out.ndjson").read_text().splitlines()) == 200
+    assert len(parsed(path.with_name("out.ndjson").read_bytes())) == 200
     assert len(list(path.with_name("out.parquet").rglob("*.parquet"))) == 5
 
 
@@ -35,7 +35,7 @@ def test_events_are_chosen(path: Path) -> None:
 
     assert main(["convert", str(path), str(out), "--event", "read", "--cpu", "0"]) == 0
 
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = parsed(out.read_bytes())
     assert {(row["event"], row["cpu"]) for row in rows} == {("read", 0)}
 
 
@@ -76,5 +76,8 @@ def test_each_boot_has_a_file_of_its_own(tmp_path: Path) -> None:
 
     assert main(["convert", str(tmp_path / "x.rec"), str(tmp_path / "out.ndjson")]) == 0
 
-    lengths = {p.name: len(p.read_text().splitlines()) for p in tmp_path.glob("*.ndjson")}
+    written = {p.name: p.read_bytes() for p in tmp_path.glob("*.ndjson")}
+    lengths = {name: len(parsed(data)) for name, data in written.items()}
+    releases = {name: objects("line", data)[0]["release"] for name, data in written.items()}
     assert lengths == {"out.ndjson": 30, "out.2.ndjson": 20}
+    assert releases == {"out.ndjson": "6.1.0", "out.2.ndjson": "6.2"}

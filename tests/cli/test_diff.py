@@ -1,6 +1,5 @@
 """``kprobe diff`` of recordings of no guest."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from kprobes.cli.diff import Rate, Ratio, ratio_of_percentiles, ratio_of_rates
 from kprobes.formats.recording import MARKER, FrameKind
 from kprobes.model.resolved import RecordLayout
 from kprobes.statistics import Distribution, TimeBins
+from tests.build.json_lines import objects
 from tests.build.kernel import TEXT
 from tests.build.recorded import recorded
 from tests.build.ring import Hit, Value, make_layout
@@ -67,7 +67,7 @@ def compared(
 ) -> dict[str, Any]:
     status, out, err = run(capsysbinary, "diff", before, after, *words, "--format", "json")
     assert (status, err) == (0, "")
-    found = json.loads(out)
+    (found,) = objects("diff", out)
     for kind in ("rates", "durations"):
         found[kind] = {each["name"]: each for each in found[kind]}
     return found

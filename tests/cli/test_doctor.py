@@ -1,9 +1,8 @@
 """A check-up in words."""
 
-import json
-
 from kprobes.cli.doctor import findings_as_json, findings_as_text
 from kprobes.model.finding import Finding, Severity
+from tests.build.json_lines import objects
 
 FINE = Finding(subject="QEMU", verdict=Severity.OK, found="7.2")
 SLOW = Finding(subject="KVM", verdict=Severity.NOTE, found="none", advice="it is slow")
@@ -26,9 +25,6 @@ def test_a_note_is_no_problem() -> None:
 
 
 def test_json_has_an_object_per_line() -> None:
-    assert json.loads(findings_as_json([FINE])) == {
-        "subject": "QEMU",
-        "verdict": "ok",
-        "found": "7.2",
-        "advice": "",
-    }
+    (found,) = objects("doctor", findings_as_json([FINE]))
+
+    assert found == {"subject": "QEMU", "verdict": "ok", "found": "7.2", "advice": ""}

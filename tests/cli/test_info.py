@@ -1,6 +1,5 @@
 """``kprobe info`` on recordings of no guest."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from kprobes.cli.main import main
 from kprobes.model.events import Counts, Hits
 from kprobes.model.recording import RecordingEnd
+from tests.build.json_lines import objects
 from tests.build.recorded import record, recorded
 
 
@@ -23,7 +23,7 @@ def test_it_says_what_there_is(tmp_path: Path, capsysbinary: pytest.CaptureFixtu
     path.write_bytes(recorded(200))
 
     status, out, err = run(capsysbinary, path)
-    (row,) = run(capsysbinary, path, "--format", "json")[1].splitlines()
+    (found,) = objects("info", run(capsysbinary, path, "--format", "json")[1])
 
     assert (status, err) == (0, "")
     lines = out.decode().splitlines()
@@ -31,7 +31,6 @@ def test_it_says_what_there_is(tmp_path: Path, capsysbinary: pytest.CaptureFixtu
     assert lines[1] == "target    qemu:here"
     assert "events    200, 0 missed, 0 lost" in lines
     assert "ended     its writer was stopped; all that is there was read" in lines
-    found = json.loads(row)
     assert (found["recorded"], found["lost"], found["is_ended"]) == (200, 0, False)
     assert sum(each["recorded"] for each in found["events"]) == 200
     assert found["first_ns"] < found["last_ns"]

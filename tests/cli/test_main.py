@@ -21,6 +21,7 @@ from kprobes.errors import (
 )
 from kprobes.guest.journal import process_start
 from tests.build.journals import dead_pid, write_journal
+from tests.build.json_lines import schema
 
 NAMES = [module.NAME for module in COMMANDS]
 
@@ -86,6 +87,16 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("kprobe 0.")
+
+
+def test_the_schema_of_what_is_printed_as_json_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--json-schema"])
+
+    assert caught.value.code == 0
+    assert json.loads(capsys.readouterr().out) == schema()
 
 
 def test_a_version_that_is_not_known_is_no_error(

@@ -1,17 +1,19 @@
 """``kprobe report`` and ``kprobe info`` on recordings of no guest."""
 
 import io
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.cli.main import main
 from kprobes.formats.recording import MARKER, FrameKind
-from tests.build.recorded import record, recorded, text_of
+from tests.build.json_lines import objects, parsed
+from tests.build.recorded import KERNEL, LAYOUTS, SYMBOLS, record, recorded, text_of
+from tests.build.ring import Hit
 
 
 @pytest.fixture
@@ -74,12 +76,13 @@ def test_events_are_chosen(
     words: list[str],
     kept: Kept,
 ) -> None:
-    whole = run(capsysbinary, "report", path, "--format", "json")[1].splitlines()
+    whole = parsed(run(capsysbinary, "report", path, "--format", "json")[1])
     status, out, _ = run(capsysbinary, "report", path, "--format", "json", *words)
 
+    chosen = parsed(out)
     assert status == 0
-    assert 0 < len(out.splitlines()) < len(whole) == 200
-    assert out.splitlines() == [line for line in whole if kept(json.loads(line))]
+    assert 0 < len(chosen) < len(whole) == 200
+    assert chosen == [line for line in whole if kept(line)]
 
 
 def test_a_damaged_file_is_printed_as_far_as_it_is_whole_and_told(
@@ -159,15 +162,11 @@ def test_a_filter_that_is_wrong_is_refused_with_a_caret(
     assert [each.name for each in path.parent.iterdir()] == ["x.rec"]
 
 
-def read_rows(out: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.splitlines()]
-
-
 def test_the_longest_calls_are_what_sorting_by_their_duration_begins_with(
     path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     words = ["report", path, "--format", "json"]
-    whole = read_rows(run(capsysbinary, *words, "--event", "e5")[1])
+    whole = parsed(run(capsysbinary, *words, "--event", "e5")[1])
 
     few = ["--event", "e5", "--event", "read", "--sort", "a1", "--top", "5"]
     status, out, err = run(capsysbinary, *words, *few)
@@ -177,18 +176,40 @@ def test_the_longest_calls_are_what_sorting_by_their_duration_begins_with(
     by_duration = sorted(calls, key=lambda row: (-int(row["args"]["a1"]), row["ts_ns"]))
     assert status == 0
     assert len(calls) > 10
-    assert read_rows(out) == by_duration[:5]
-    assert read_rows(every) == by_duration
+    assert parsed(out) == by_duration[:5]
+    assert parsed(every) == by_duration
     assert re.fullmatch(r"kprobe: \d+ events without a1\n", err)
+
+
+def test_of_a_guest_that_was_rebooted_there_is_one_header(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    out, found = tmp_path / "out.json", record(30)
+    found.writer.begin(replace(KERNEL, release="6.2"), SYMBOLS)
+    found.begin_anew()
+    found.rings[0].write(Hit(layout=LAYOUTS[0], values=(1,)))
+    found.look()
+    (tmp_path / "x.rec").write_bytes(found.end())
+    words = ["report", tmp_path / "x.rec", "--format", "json"]
+
+    _, printed, _ = run(capsysbinary, *words)
+    run(capsysbinary, *words, "-o", out)
+
+    assert out.read_bytes() == printed
+    header, *lines = objects("line", printed)
+    assert header["release"] == "6.1.0"
+    assert lines == parsed(printed)
+    assert lines[30] == {"event": "reboot", "group": "kprobes", "args": {"release": "6.2"}}
+    assert [line["event"] for line in lines[31:]] == ["read"]
 
 
 def test_only_some_arguments_are_shown(
     path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     words = ["report", path, "--format", "json", "--fields", "a1,a3"]
-    whole = read_rows(run(capsysbinary, "report", path, "--format", "json")[1])
+    whole = parsed(run(capsysbinary, "report", path, "--format", "json")[1])
 
-    found = read_rows(run(capsysbinary, *words)[1])
+    found = parsed(run(capsysbinary, *words)[1])
 
     for row in whole:
         row["args"] = {k: v for k, v in row["args"].items() if k in ("a1", "a3")}

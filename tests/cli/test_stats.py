@@ -1,7 +1,6 @@
 """``kprobe stats`` on recordings of no guest."""
 
 import io
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from kprobes.cli.main import main
 from kprobes.formats.recording import MARKER, FrameKind
 from kprobes.model.clock import Unscaled
 from kprobes.model.resolved import RecordLayout
+from tests.build.json_lines import objects
 from tests.build.kernel import TEXT
 from tests.build.recorded import KERNEL, SYMBOLS, Recorded, recorded
 from tests.build.ring import Hit, make_layout
@@ -77,7 +77,8 @@ def as_object(capsysbinary: pytest.CaptureFixture[bytes], *words: str | Path) ->
     """Return what JSON the command prints."""
     status, out, _ = run(capsysbinary, *words, "--format", "json")
     assert status == 0
-    return json.loads(out)
+    (found,) = objects("stats", out)
+    return found
 
 
 TABLES = """\

@@ -1,6 +1,5 @@
 """The words at the end of a trace."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ from msgspec.structs import replace
 
 from kprobes.cli.summary import Calls, Summary
 from kprobes.model.events import Hits
+from tests.build.json_lines import objects
 
 
 def hits(event: str, recorded: int, missed: int = 0, nmissed: int = 0) -> Hits:
@@ -112,7 +112,7 @@ def test_json_has_every_figure() -> None:
         handlers=(Calls(name="h", place="vfs_read", calls=9, missed=10, errors=11),),
     )
 
-    found = json.loads(summary.json())
+    (found,) = objects("summary", summary.json())
 
     numbers = ("written", "recorded", "missed", "unkept", "lost", "damaged", "faulted", "unwritten")
     assert [found[name] for name in numbers] == [8, 8, 1, 2, 3, 4, 5, 6]
@@ -144,6 +144,6 @@ def test_an_event_over_a_limit_is_told_first_and_makes_a_trace_incomplete() -> N
         "  1 event disabled: over a limit",
     ]
     assert (summary.is_complete, make_summary(hits("calm", 9)).is_complete) == (False, True)
-    found = json.loads(summary.json())
+    (found,) = objects("summary", summary.json())
     assert found["over_limit"] == 1
     assert "event_id" not in found["probes"][0]

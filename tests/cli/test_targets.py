@@ -1,7 +1,6 @@
 """``kprobe targets`` in words and as JSON, of guests that are given to it."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from kprobes.host.obstacles import Obstacle
 from kprobes.inspect.targets import LocalGuest
 from kprobes.transport.running import Qemu
 from kprobes.units import MIB
+from tests.build.json_lines import objects
 from tests.build.qemus import command_line
 
 COMMAND = command_line(
@@ -96,7 +96,7 @@ def test_a_guest_that_cannot_be_reached_has_a_line_of_what_to_do(
 
 def test_json_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(monkeypatch, replace(GUEST, tracers=(ENTRY,)), words="--format json")
-    guest, host = map(json.loads, lines)
+    guest, host = objects("targets", "\n".join(lines))
     assert (guest["target"], guest["pid"], guest["build_id"]) == ("name:one", 77, "abcd")
     assert (guest["memory"], guest["machine"]) == (256 * MIB, "q35")
     assert guest["tracers"] == [{"pid": 1, "is_at_work": False, "sites": 0}]

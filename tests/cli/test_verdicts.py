@@ -1,6 +1,5 @@
 """Verdicts as people and programs get them."""
 
-import json
 import re
 from typing import Any
 
@@ -11,6 +10,7 @@ from kprobes.inspect.check import Checker, Terms, checker_of_guest, cost_of
 from kprobes.model.definition import SyntheticFields
 from kprobes.model.plan import ReturnMethod
 from kprobes.units import Addr
+from tests.build.json_lines import objects as valid
 from tests.build.named_guest import make_named_guest
 
 Place = tuple[Checker, Addr]
@@ -32,7 +32,7 @@ def text(checker: Checker, *lines: str, source: str = "", has_format: bool = Fal
 
 def objects(checker: Checker, *lines: str, has_format: bool = False) -> list[dict[str, Any]]:
     found = [("", result) for result in checker.check("\n".join(lines))]
-    return [json.loads(line) for line in as_json(found, has_format=has_format).splitlines()]
+    return valid("check", as_json(found, has_format=has_format))
 
 
 def test_an_accepted_definition_is_spelled_out(place: Place) -> None:
@@ -223,9 +223,7 @@ def test_what_probes_take_is_predicted_where_it_is_asked_for(place: Place) -> No
         "  predicted: 230 ns a hit; the guest paused for 2 ms to patch 1 site",
     ]
     assert lines[-1].endswith("armed at once: the guest paused for 2 ms to patch 2 sites")
-    one, refused, two = map(
-        json.loads, as_json(found, has_format=False, arch="x86_64").splitlines()
-    )
+    one, refused, two = valid("check", as_json(found, has_format=False, arch="x86_64"))
     assert one["cost"] == {"hit_ns": 60, "sites": 1, "pause_s": pytest.approx(0.002025)}
     assert (two["cost"]["hit_ns"], "cost" in refused) == (230, False)
 

@@ -1,11 +1,10 @@
 """Ways out of functions as lines."""
 
-import json
-
 from kprobes.cli.verdicts import as_table, exits_as_json, proof, sum_up
 from kprobes.guest.text import Classified
 from kprobes.model.plan import Exit, ExitKind, Exits, Unproven
 from kprobes.units import Addr
+from tests.build.json_lines import objects
 from tests.build.kernel import TEXT, make_kernel, symbol
 
 F, G, H = (symbol(name, TEXT + i * 0x40, size=0x40) for i, name in enumerate(("f", "g", "hhh")))
@@ -53,7 +52,7 @@ def test_classes_are_summed_up() -> None:
 
 
 def test_a_function_is_an_object() -> None:
-    first, second, third = map(json.loads, exits_as_json(found()).splitlines())
+    first, second, third = objects("exits", exits_as_json(found()))
 
     assert (first["function"], first["class"], first["reason"]) == ("f", "retinsn", None)
     assert first["exits"][0] == {

@@ -1,6 +1,5 @@
 """Journals, sessions and sites in words and as JSON."""
 
-import json
 import os
 
 import pytest
@@ -14,6 +13,7 @@ from kprobes.host.sessions import Session
 from kprobes.inspect.status import ArmedSite, Owner, Status
 from kprobes.units import Addr
 from tests.build.journals import make_entry, make_patch
+from tests.build.json_lines import objects
 
 FLAGS = make_patch(0x9000, what="dyn_ftrace.flags")
 
@@ -138,12 +138,13 @@ def test_programs_get_an_object_per_line() -> None:
     entry = make_entry("localhost:1", FLAGS, make_patch(16, what="open"), is_live=False)
     site = make_site("vfs_read+0x0", Owner.GUEST)
 
-    journal = json.loads(words.journal_as_json(entry, is_brief=True, is_verbose=False))
-    session = json.loads(words.session_as_json(Session(owner=DEAD, lines=LINES), is_verbose=False))
-    guest = json.loads(
-        words.guest_as_json(Status(release="6.1", sites=9, armed=(site,)), is_verbose=False)
+    lines = (
+        words.journal_as_json(entry, is_brief=True, is_verbose=False),
+        words.session_as_json(Session(owner=DEAD, lines=LINES), is_verbose=False),
+        words.guest_as_json(Status(release="6.1", sites=9, armed=(site,)), is_verbose=False),
     )
 
+    journal, session, guest = objects("status", "".join(lines))
     assert (journal["target"], journal["is_at_work"]) == ("localhost:1", False)
     assert journal["sites"] == [{"address": "0xffffffff81000010", "event": "open"}]
     assert session == {

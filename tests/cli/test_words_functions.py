@@ -1,7 +1,5 @@
 """Functions as lines."""
 
-import json
-
 import pytest
 
 from kprobes.cli.words import (
@@ -12,6 +10,7 @@ from kprobes.cli.words import (
 )
 from kprobes.inspect.status import Function
 from kprobes.model.kernel import Parameter, Prototype
+from tests.build.json_lines import objects
 from tests.build.kernel import TEXT, symbol
 
 READ = Function(
@@ -65,7 +64,7 @@ def test_prototypes_are_aligned() -> None:
 
 
 def test_json_has_an_object_per_line() -> None:
-    first, second = map(json.loads, functions_as_json([READ, OTHER]).splitlines())
+    first, second = objects("list", functions_as_json([READ, OTHER]))
 
     assert first == {
         "function": "vfs_read",

@@ -1,12 +1,12 @@
 """X-rays in words, in colours and as JSON."""
 
-import json
 import re
 
 from kprobes.cli.xray_print import as_colors, as_json, as_lines, as_text
 from kprobes.inspect.model import FunctionText
 from kprobes.inspect.xray import around, function_at, xray
 from kprobes.units import Addr
+from tests.build.json_lines import objects
 from tests.build.kernel import SITE
 from tests.build.our_code import CODE, ours
 from tests.build.snapshot import NOP, REST, SLIDE, call, make_snapshot
@@ -86,7 +86,7 @@ def test_json_has_all_of_it() -> None:
     snapshot = ours()
     function_text = xray(snapshot, around(snapshot, Addr(SITE)))
 
-    found = json.loads(as_json(function_text))
+    (found,) = objects("xray", as_json(function_text))
 
     assert found["site"] == f"{SITE:#x}"
     assert found["probe"]["verdict"] == "ftrace"
@@ -101,7 +101,7 @@ def test_json_has_all_of_it() -> None:
 def test_json_of_a_file_alone_has_no_sides_and_no_slide() -> None:
     snapshot = make_snapshot(None)
 
-    found = json.loads(as_json(xray(snapshot, function_at(snapshot, Addr(SITE)))))
+    (found,) = objects("xray", as_json(xray(snapshot, function_at(snapshot, Addr(SITE)))))
 
     assert (found["slide"], found["site"]) == (None, None)
     assert {row["side"] for row in found["text"]} == {None}

@@ -1,7 +1,5 @@
 """X-rays of whole functions with their ways out, in words and as JSON."""
 
-import json
-
 import pytest
 
 from kprobes.cli.xray_print import as_text, exits_as_json, exits_as_lines, with_exits
@@ -12,6 +10,7 @@ from kprobes.inspect.subject import TextSnapshot
 from kprobes.inspect.xray import exits_at, parts_at, xray
 from kprobes.model.plan import ReturnMethod
 from kprobes.units import Addr
+from tests.build.json_lines import objects
 from tests.build.kernel import SITE, TEXT, symbol
 from tests.build.snapshot import NOP, call, make_snapshot
 
@@ -107,7 +106,7 @@ def test_a_place_in_no_function_has_no_ways_out() -> None:
 
 
 def test_json_has_the_proof_and_the_cold_part() -> None:
-    found = json.loads(exits_as_json(*seen()))
+    (found,) = objects("xray", exits_as_json(*seen()))
 
     assert found["exits"]["class"] == "tail"
     assert [e["address"] for e in found["exits"]["exits"]] == [f"{SITE + 15:#x}"]

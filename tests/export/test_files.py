@@ -257,6 +257,15 @@ def test_frames_of_a_trace_have_what_its_events_have(recording: Path) -> None:
         trace.to_arrow("none")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_traces_tables_have_the_values_of_the_batches(recording: Path, name: str) -> None:
+    table = kprobes.load(recording).to_arrow(name)
+
+    assert [_without(row, "flags") for row in table.to_pylist()] == expected(recording, name)
+    assert set(table.column("flags").to_pylist()) == {"d...."}
+    assert table.schema.field("ts").type == pyarrow.int64()
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_rows_that_are_written_in_parts_are_all_there(
     recording: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch

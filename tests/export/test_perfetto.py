@@ -247,7 +247,7 @@ def test_no_slices_of_a_track_cross_whatever_comes(
     path = tmp_path_factory.getbasetemp() / "any.pftrace"
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kprobes.export.perfetto._GAPS", gaps)
+        patched.setattr("kprobes.export.perfetto._SPACES", gaps)
         found = write(path, make_events([make_batch(TIMED, rows)]))
 
     by_id = {each.args["id"]: each for each in found.shown}
@@ -315,7 +315,7 @@ def test_slices_that_begin_at_once_are_apart(tmp_path: Path) -> None:
 def test_long_recordings_keep_what_is_around_many_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kprobes.export.perfetto._GAPS", 8)
+    monkeypatch.setattr("kprobes.export.perfetto._SPACES", 8)
     inner = [row(1000 + 10 * i, i, 9) for i in range(1, 200)]
     later = [row(4000 + 10 * i, i, 9) for i in range(200, 300)]
     outer = [row(8000, 300, 3000)]

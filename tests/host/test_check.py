@@ -1,7 +1,5 @@
 """Verdicts on definitions for this machine's kernel, in words and as objects."""
 
-import json
-
 import pytest
 
 from kprobes.cli.verdicts import as_json, as_text
@@ -10,6 +8,7 @@ from kprobes.host.check import checker_of_host, probeable_here
 from kprobes.inspect.check import CheckResult, Terms
 from kprobes.model.definition import SyntheticFields
 from tests.build.host_machine import make_machine
+from tests.build.json_lines import objects
 
 
 def check(text: str, terms: Terms | None = None) -> list[tuple[str, CheckResult]]:
@@ -26,9 +25,9 @@ def test_the_line_that_the_kernel_would_be_given_is_shown() -> None:
 
 
 def test_objects_have_it_too() -> None:
-    (found,) = as_json(check("r:x vfs_read $retval"), has_format=False).splitlines()
+    (found,) = objects("check", as_json(check("r:x vfs_read $retval"), has_format=False))
 
-    (place,) = json.loads(found)["places"]
+    (place,) = found["places"]
     assert place["spelled"] == "r:kprobes/x vfs_read arg1=$retval:u64"
     assert "strategy" not in place
 

@@ -1,7 +1,6 @@
 """Every kind of field, in both formats."""
 
 import io
-import json
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from kprobes.model.resolved import RecordLayout
 from kprobes.sinks import FORMATS
 from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events
+from tests.build.json_lines import parsed
 from tests.build.ring import Value, make_layout
 
 SYMBOLS = {0x1000: "vfs_read+0x0/0x310", 0x2004: "ext4_x+0x4/0x20 [ext4]", 0: "0x0"}
@@ -33,7 +33,7 @@ def loaded(layout: RecordLayout, *values: Value, source: TraceSource = ORIGIN) -
     rows = [Row(values=(value,)) for value in values]
     out = io.BytesIO()
     FORMATS["json"](out, source).write(make_events([make_batch(layout, rows)]))
-    return [json.loads(line)["args"]["a0"] for line in out.getvalue().splitlines()]
+    return [line["args"]["a0"] for line in parsed(out.getvalue())]
 
 
 @pytest.mark.parametrize(

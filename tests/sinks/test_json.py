@@ -6,13 +6,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kprobes.model.events import Events
+from kprobes.model.events import NO_EVENTS, Events
 from kprobes.sinks import FORMATS
-from kprobes.sinks.json import dumps, reboot_mark, valid_text
+from kprobes.sinks.json import dumps, header_line, reboot_mark, valid_text
 from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events
+from tests.build.json_lines import objects as valid
+from tests.build.json_lines import parsed
 from tests.build.ring import make_layout
+
+SOURCE = TraceSource(version=(6, 1), cpus=2, release="6.1.0-56", arch="aarch64")
+HEADER = (
+    b'{"event":"header","group":"kprobes","version":"1.0","release":"6.1.0-56","arch":"aarch64",'
+    b'"cpus":2,"time":"ts_ns","numbers":"string","args":{}}\n'
+)
 
 
 def written(events: Events, *, has_wide_numbers: bool = False) -> bytes:
@@ -25,8 +34,7 @@ def written(events: Events, *, has_wide_numbers: bool = False) -> bytes:
 
 
 def objects(events: Events, *, has_wide_numbers: bool = False) -> list[dict[str, Any]]:
-    text = written(events, has_wide_numbers=has_wide_numbers)
-    return [json.loads(line) for line in text.splitlines()]
+    return parsed(written(events, has_wide_numbers=has_wide_numbers))
 
 
 def unescaped(text: str) -> bytes:
@@ -42,7 +50,7 @@ def test_a_clock_that_counts_no_nanoseconds_says_so() -> None:
     sink = FORMATS["json"](out, TraceSource(version=(6, 1), cpus=2, has_ns=False))
     sink.write(make_events([make_batch(layout, [Row(ts=77, values=(1,))])]))
 
-    (shown,) = map(json.loads, out.getvalue().splitlines())
+    (shown,) = parsed(out.getvalue())
     assert shown["ts"] == 77
     assert "ts_ns" not in shown
 
@@ -62,7 +70,8 @@ def test_an_event_is_one_line_with_everything_in_it() -> None:
 
     text = written(make_events([make_batch(layout, [row])]))
 
-    assert text == (
+    _, line = text.splitlines(keepends=True)
+    assert line == (
         b'{"event":"open","group":"kprobes","ts_ns":4435259123,"cpu":1,"pid":89,'
         b'"comm":"a\\"b","flags":"d..3.","function":"vfs_read","ip":"0xffffffff81000080",'
         b'"args":{"dfd":-100,"path":"/etc/passwd","ip":"0xffffffffffffffff",'
@@ -142,7 +151,7 @@ def test_the_output_is_ascii_so_any_reader_can_split_it_into_lines() -> None:
     text = written(make_events([make_batch(layout, [row])]))
 
     assert text.isascii()
-    assert text.count(b"\n") == 1
+    assert text.count(b"\n") == 2
 
 
 def test_events_come_in_the_order_of_time() -> None:
@@ -182,10 +191,57 @@ def test_an_entry_has_no_caller() -> None:
     assert "caller" not in event
 
 
-def test_a_reboot_is_a_line_that_no_release_can_break() -> None:
-    (line,) = reboot_mark('6.1"\n').splitlines()
+def test_a_header_stands_before_all_events_and_nowhere_else() -> None:
+    events = make_events([make_batch(make_layout(1), [Row()])])
+    out = io.BytesIO()
+    sink = FORMATS["json"](out, SOURCE)
 
-    assert json.loads(line) == {
+    sink.write(NO_EVENTS)
+    begun = out.getvalue()
+    sink.write(events)
+    sink.write(events)
+    sink.close()
+
+    assert begun == HEADER
+    assert out.getvalue().startswith(HEADER)
+    assert len(parsed(out.getvalue())) == 2
+
+
+def test_without_events_there_is_a_header() -> None:
+    out = io.BytesIO()
+
+    FORMATS["json"](out, SOURCE).close()
+
+    assert out.getvalue() == HEADER
+
+
+def test_another_boot_goes_on_without_a_header() -> None:
+    out = io.BytesIO()
+    sink = FORMATS["json"](out, replace(SOURCE, is_rebooted=True))
+
+    sink.write(make_events([make_batch(make_layout(1), [Row()])]))
+    sink.close()
+
+    (event,) = valid("event", out.getvalue())
+    assert event["event"] == "e1"
+
+
+def test_a_header_says_how_times_and_numbers_are_written() -> None:
+    (line,) = valid("header", header_line(replace(SOURCE, has_ns=False, has_wide_numbers=True)))
+
+    assert (line["time"], line["numbers"]) == ("ts", "number")
+
+
+def test_a_header_is_a_line_that_no_release_can_break() -> None:
+    (line,) = valid("header", header_line(replace(SOURCE, release='6.1"\n\udcff')))
+
+    assert line["release"] == '6.1"\n\\xff'
+
+
+def test_a_reboot_is_a_line_that_no_release_can_break() -> None:
+    (line,) = valid("reboot", reboot_mark('6.1"\n'))
+
+    assert line == {
         "event": "reboot",
         "group": "kprobes",
         "args": {"release": '6.1"\n'},

@@ -1,6 +1,5 @@
 """The real ``kprobe check``: on a guest, and on the file that the guest was booted from."""
 
-import json
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from kprobes.lang.parser import parse
 from kprobes.model.kernel import Symbol, Symbols
 from kprobes.transport.debian import kernel_image
 from kprobes.transport.qemu import Machine
+from tests.build.json_lines import objects
 from tests.build.words import WORDS
 from tests.system.conftest import SUITES, Boot
 
@@ -50,7 +50,7 @@ def check(arch: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
     command = [KPROBE, "check", "--format", "json", *words, *good(arch), *bad(arch)]
     done = subprocess.run(command, capture_output=True, timeout=180, check=False)
     assert done.stderr == b""
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+    return done.returncode, objects("check", done.stdout)
 
 
 def good(arch: str) -> list[str]:

@@ -1,6 +1,5 @@
 """The real ``kprobe`` command on guests that it boots, or with no guest at all."""
 
-import json
 import os
 import re
 import signal
@@ -18,6 +17,7 @@ from tests.build.command import (
     wait_for_event,
     wait_for_words,
 )
+from tests.build.json_lines import parsed
 from tests.system.conftest import Boot
 
 pytestmark = pytest.mark.guest
@@ -65,7 +65,7 @@ def test_a_failing_command_is_reported_and_its_trace_is_done(kprobe: Command, ar
     assert done.returncode == 3
     assert b"can't open '/absent': No such file" in done.stderr
     assert b"cat /absent; exit 3: exit status 3\n" in done.stderr
-    paths = [json.loads(line)["args"]["path"] for line in done.stdout.splitlines()]
+    paths = [event["args"]["path"] for event in parsed(done.stdout)]
     assert "/absent" in paths or None in paths
 
 

@@ -1,6 +1,5 @@
 """The real ``kprobe`` command on a guest that is there already."""
 
-import json
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from kprobes.transport.monitor import Monitor
 from kprobes.transport.qemu import Machine
 from tests.build.command import OPEN, WAIT_S, Command, events_of, wait_for_event, wait_for_words
+from tests.build.json_lines import objects, parsed
 from tests.build.victim import guardians_of
 from tests.build.waiting import becomes_true
 
@@ -76,7 +76,7 @@ def test_json_goes_to_a_file_until_enough_events_have_come(
     done = kprobe("trace", "--target", target, OPEN, "p vfs_open", *words)
 
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
-    events = [json.loads(line) for line in file.read_text().splitlines()]
+    events = parsed(file.read_bytes())
     assert len(events) == 25
     assert {event["event"] for event in events} == {"open", "p_vfs_open_0"}
     stamps = [event["ts_ns"] for event in events]
@@ -121,7 +121,8 @@ def test_an_event_over_a_limit_is_disabled_told_and_counted(
     _, words = process.communicate(timeout=WAIT_S)
 
     assert process.returncode == 6, words.decode()
-    assert json.loads(summary.read_text())["over_limit"] == 1
+    (counts,) = objects("summary", summary.read_bytes())
+    assert counts["over_limit"] == 1
 
 
 @pytest.mark.usefixtures("signalling")

@@ -4,7 +4,6 @@ For the first no guest is booted, but the kernels come from where guests' kernel
 same of an arm64 kernel is in test_arm64_text.
 """
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kprobes.transport.qemu import Machine
+from tests.build.json_lines import objects
 from tests.build.stepping import Stepped, step_functions
 from tests.system.conftest import SUITES
 
@@ -49,7 +49,7 @@ def test_functions_of_a_running_guest_are_classified(guest: Machine) -> None:
         timeout=120,
         check=True,
     )
-    found = {line["function"]: line for line in map(json.loads, done.stdout.splitlines())}
+    found = {line["function"]: line for line in objects("exits", done.stdout)}
 
     assert len(found) > 50
     assert {"retinsn"} <= {line["class"] for line in found.values()} <= {"retinsn", "tail"}

@@ -3,7 +3,6 @@
 Every event has its fields in pairs, ``a1`` and ``b1``, that must be equal on every hit.
 """
 
-import json
 import re
 from collections.abc import Generator
 from io import BytesIO
@@ -19,6 +18,7 @@ from kprobes.sinks.text import TextSink
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.defined import delete_all
+from tests.build.json_lines import parsed
 from tests.build.words import WORDS
 from tests.system.conftest import Boot
 from tests.system.event_definitions import definitions, event_of
@@ -53,7 +53,7 @@ def _record(session: GuestSession, lines: list[str]) -> Trace:
 
 
 def _events(trace: Trace) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in trace.to_json(numbers="number").splitlines()]
+    return parsed(trace.to_json(numbers="number"))
 
 
 def test_each_form_fetches_what_an_explicit_dereference_does(

@@ -1,6 +1,5 @@
 """Python handlers on real kernels: what they see is true, and what they change happens."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Generator
@@ -19,6 +18,7 @@ from kprobes.plan.strategy import Wish
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.units import MIB, Addr
 from tests.build.dialect import dialect_of
+from tests.build.json_lines import parsed
 from tests.system.handling import PARENT, READ, comm, emptied, getppid, leave, output
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -66,7 +66,7 @@ def test_arguments_are_what_a_compiled_probe_records_of_the_same_hits(kernel: Gu
     with kernel.record() as trace:
         kernel.run(list(READ))
 
-    events = [json.loads(line) for line in trace.to_json(numbers="number").splitlines()]
+    events = parsed(trace.to_json(numbers="number"))
     args = [event["args"] for event in events if event["comm"] == "cat"]
     recorded = Counter((int(a["dfd"]), a["path"], int(a["flags"])) for a in args)
     assert seen == recorded

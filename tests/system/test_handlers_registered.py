@@ -1,6 +1,5 @@
 """Python handlers on real kernels: how they come and go, and what is wrong in them."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -15,6 +14,7 @@ from kprobes.handlers.registers import Registers
 from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.dialect import dialect_of
+from tests.build.json_lines import parsed
 from tests.build.waiting import wait_until
 from tests.system.handling import PARENT, READ, comm, emptied, getppid, leave, output, text_of
 from tests.system.test_find import modules
@@ -188,7 +188,7 @@ def test_registering_while_others_are_armed_and_recorded_loses_none_of_them(
         more.unregister()
         kernel.run(list(READ))
 
-    events = [json.loads(line) for line in trace.to_json().splitlines()]
+    events = parsed(trace.to_json())
     opened = sum(event["comm"] == "cat" for event in events)
     assert opened == 9
     assert (hits["do_sys_openat2"], hits["vfs_open"]) == (3, 6)

@@ -1,12 +1,12 @@
 """``kprobe`` on the kernel that it runs on: end to end, refusals, foreign state, faults."""
 
-import json
 import re
 import shlex
 
 import pytest
 
 from kprobes.transport.qemu import Machine
+from tests.build.json_lines import objects
 from tests.build.waiting import becomes_true
 from tests.system.foreign import (
     NO_OTHERS,
@@ -143,14 +143,14 @@ def test_a_live_tracer_is_not_restored_away(any_host_guest: Machine) -> None:
 
     told = run(guest, "kprobe restore --target host")
     shown = run(guest, "kprobe status --target host")
-    (listed,) = run(guest, "kprobe status --format json").splitlines()
+    (listed,) = objects("status", run(guest, "kprobe status --format json"))
     run(guest, "touch /tmp/down")
 
     assert "left alone" in told
     assert re.match(r"this machine's kernel: 1 event of process \d+, which is at work\n"
                     r"    p:kprobes_\w+/alive  vfs_write\n", shown)  # fmt: skip
-    assert json.loads(listed)["is_at_work"]
-    assert json.loads(listed)["events"][0].endswith("/alive vfs_write")
+    assert listed["is_at_work"]
+    assert listed["events"][0].endswith("/alive vfs_write")
     assert running.wait(180).status == 0
     assert ": alive: (vfs_write+0x" in run(guest, "tail -n 3 /tmp/alive.txt")
 
@@ -234,7 +234,7 @@ def test_a_recording_of_this_machine_has_each_event_and_its_task(any_host_guest:
 
     told = run(guest, f"kprobe record -t host -o /tmp/x.rec {probes} -- '{command}'")
     shown = run(guest, "kprobe report /tmp/x.rec -o /tmp/x.txt; cat /tmp/x.txt")
-    (info,) = map(json.loads, run(guest, "kprobe info /tmp/x.rec --format json").splitlines())
+    (info,) = objects("info", run(guest, "kprobe info /tmp/x.rec --format json"))
     run(guest, "rm /tmp/x.rec /tmp/x.txt")
 
     lines = shown.splitlines()
@@ -263,7 +263,8 @@ def test_handlers_are_refused_with_what_works_instead(any_host_guest: Machine) -
 def test_check_shows_what_the_kernel_is_given(any_host_guest: Machine) -> None:
     shown = attempt(any_host_guest, "kprobe check --format json 'p vfs_read file->f_mode' "
                  "'p vfs_read now=$current->pid'")  # fmt: skip
-    first, second = (json.loads(line) for line in text_of(shown).splitlines() if line[:1] == "{")
+    printed = [line for line in text_of(shown).splitlines() if line[:1] == "{"]
+    first, second = objects("check", "\n".join(printed))
 
     assert re.fullmatch(r"p:kprobes/p_vfs_read_0 vfs_read arg1=\+\d+\(%di\):u32",
                         first["places"][0]["spelled"])  # fmt: skip

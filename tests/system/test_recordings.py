@@ -1,6 +1,5 @@
 """``kprobe record`` on a guest: all is in the file, however the recording ends."""
 
-import json
 import re
 import resource
 import signal
@@ -15,6 +14,7 @@ import pytest
 import kprobes
 from kprobes.transport.qemu import Machine
 from tests.build.command import OPEN, WAIT_S, Command, events_of, wait_for_words
+from tests.build.json_lines import objects
 from tests.build.waiting import becomes_true
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
@@ -63,7 +63,7 @@ def test_each_read_is_in_the_file(
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=WAIT_S)
     lines = printed(kprobe, file)
-    (info,) = map(json.loads, kprobe("info", str(file), "--format", "json").stdout.splitlines())
+    (info,) = objects("info", kprobe("info", str(file), "--format", "json").stdout)
 
     assert process.returncode == 0, told.decode()
     assert sum(b" got=1 file=0x" in line for line in lines) == 5000
@@ -209,7 +209,7 @@ def test_a_recording_ends_when_it_is_as_large_as_it_may_be(
     file = tmp_path / "x.rec"
     with flooded(guest):
         done = kprobe("record", "-t", target, READ, "-o", str(file), "--max-size", "900K")
-    (info,) = map(json.loads, kprobe("info", str(file), "--format", "json").stdout.splitlines())
+    (info,) = objects("info", kprobe("info", str(file), "--format", "json").stdout)
 
     assert done.returncode == 0, done.stderr.decode()
     assert file.stat().st_size >= 900 << 10

@@ -1,6 +1,5 @@
 """A guest that is put back to a snapshot, or rebooted, while it is traced or afterwards."""
 
-import json
 import os
 import random
 import re
@@ -17,6 +16,7 @@ from kprobes.errors import KprobesError
 from kprobes.transport.connection import Wire
 from kprobes.transport.monitor import Monitor
 from tests.build.command import WAIT_S, Command
+from tests.build.json_lines import objects
 from tests.build.plain_guest import PlainGuest, plain_guest
 from tests.build.qcow2 import write_qcow2
 
@@ -195,10 +195,11 @@ def test_a_snapshot_with_probes_is_put_right_without_their_journal(
     assert kprobe.is_idle(target)
     _monitor(victim, "loadvm armed")
 
-    (status,) = kprobe("status", "--target", target, "--format", "json").stdout.splitlines()
+    shown = kprobe("status", "--target", target, "--format", "json").stdout
     restored = kprobe("restore", "--target", target)
 
-    armed = json.loads(status)["armed"]
+    (status,) = objects("status", shown)
+    armed = status["armed"]
     assert {site["owner"] for site in armed} == {"tracer"}
     places = {site["where"].split("+")[0] for site in armed}
     assert places == {"vfs_write", "ksys_write"}

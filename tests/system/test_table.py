@@ -4,7 +4,6 @@ Each guest is one that somebody else has started. Its own work, whose sums it co
 the while, and where its kernel can, a probe of its own is there beside ours.
 """
 
-import json
 import re
 import sys
 from collections import Counter
@@ -23,6 +22,7 @@ from kprobes.open import GuestSession
 from kprobes.transport.debian import kernel_image
 from kprobes.transport.qemu_command import MACHINE_TYPES
 from tests.build.command import Command
+from tests.build.json_lines import parsed
 from tests.build.own_kernels import KERNELS, build
 from tests.build.plain_guest import PlainGuest, plain_guest
 from tests.build.victim import is_complaint
@@ -211,7 +211,7 @@ def own_kprobe(scene: Scene) -> str:
     printed = scene.run(
         *("trace", "--format", "json", "--quiet", "--max-events", "300", "p:ours do_sys_openat2")
     )
-    ours = [json.loads(line)["pid"] for line in printed.splitlines() if '"ours"' in line]
+    ours = [event["pid"] for event in parsed(printed) if event["event"] == "ours"]
     counted = Counter(ours)
     within = set(list(dict.fromkeys(ours))[1:-1])
     assert len(within) > _EVENTS

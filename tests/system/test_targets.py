@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.build.command import WAIT_S, Command, wait_for_words
+from tests.build.json_lines import objects
 from tests.build.plain_guest import PlainGuest, plain_guest
 from tests.build.virsh import FakeVirsh
 from tests.build.waiting import becomes_true
@@ -38,7 +39,7 @@ def targets(kprobe: Command) -> dict[int, dict[str, Any]]:
     """Return what is told of each guest, by its process."""
     done = kprobe("targets", "--format", "json")
     assert done.returncode == 0, done.stderr.decode()
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = objects("targets", done.stdout)
     assert rows[-1]["target"] == "host"
     return {row["pid"]: row for row in rows[:-1]}
 

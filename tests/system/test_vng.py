@@ -1,6 +1,5 @@
 """``kprobe vng``, with a virtme-ng of our own: it boots a kernel, runs a few lines, and ends."""
 
-import json
 import os
 import shlex
 import shutil
@@ -14,6 +13,7 @@ import pytest
 
 from kprobes.cli.vng import EPILOG
 from tests.build.command import WAIT_S, Command, events_of, wait_for_event
+from tests.build.json_lines import objects
 from tests.build.plain_guest import initramfs, kernel, qemu_command
 from tests.build.waiting import becomes_true
 
@@ -88,7 +88,7 @@ def test_a_run_is_traced_from_its_initcalls_to_its_last_event(
     assert names.count(b"call") > 100
     assert names[-1] == b"off"
     assert sum(b'path="/init"' in line for line in events) >= 10
-    summary = json.loads((tmp_path / "summary").read_text())
+    (summary,) = objects("summary", (tmp_path / "summary").read_bytes())
     assert (summary["written"], summary["lost"]) == (len(events), 0)
     assert b"no journal" in kprobe("status").stdout
 

@@ -1,6 +1,5 @@
 """The real ``kprobe xray`` on real kernels: what the articles show with gdb, and what we add."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import kprobes
 from kprobes.transport.debian import kernel_image
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.json_lines import objects
 from tests.build.waiting import becomes_true
 from tests.system.conftest import SUITES, boot_or_skip
 
@@ -29,7 +29,8 @@ def xray(*words: str) -> dict[str, Any]:
     # On a busy machine it may take a while until a task of an idle guest comes by, which is told.
     said = [line for line in done.stderr.splitlines() if not line.startswith(_WAITS)]
     assert (done.returncode, said) == (0, [])
-    return json.loads(done.stdout)
+    (found,) = objects("xray", done.stdout)
+    return found
 
 
 def look(machine: Machine, *words: str) -> dict[str, Any]:

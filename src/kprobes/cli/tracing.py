@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, BinaryIO
 
 from msgspec import Struct
@@ -322,9 +323,11 @@ class _Tracer(Struct, kw_only=True):
         if not session.definitions and args.control is None:
             return Output(stream, lambda _: NoEvents(), is_ours=is_ours, stop=self.stop)
         sink = FORMATS[args.format]
-        has_wide_numbers = args.json_numbers == "number"
         source = replace(
-            session.source, has_enum_names=args.enum, has_wide_numbers=has_wide_numbers
+            session.source,
+            has_enum_names=args.enum,
+            has_wide_numbers=args.json_numbers == "number",
+            is_rebooted=self.boots > 0,
         )
         output = Output(stream, lambda s: sink(s, source), is_ours=is_ours, stop=self.stop)
         if self.boots:
@@ -346,7 +349,12 @@ def _writer(args: argparse.Namespace, out: BinaryIO) -> RecordingWriter:
         most=args.snapshot,
         report=lambda size: print_message(f"kprobe: {path}: {size:,} bytes written at SIGUSR2"),
     )
-    signal.signal(signal.SIGUSR2, lambda *_: writer.ask())
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        writer.ask()
+
+    signal.signal(signal.SIGUSR2, ask)
     return writer
 
 

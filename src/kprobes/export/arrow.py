@@ -7,7 +7,7 @@ are lists of fixed size, and what could not be read is null. The schema's metada
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.errors import UsageError
 from kprobes.export.files import TableFiles
-from kprobes.model.events import Batch, Column, Events
+from kprobes.model.columns import Mask, Selection, whole
+from kprobes.model.events import Batch, Column
 from kprobes.model.recording import RecordedKernel
 from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.sinks.json import valid_text
@@ -29,110 +31,114 @@ parquet: Any = import_module("pyarrow.parquet")
 Array = Any
 """A ``pyarrow.Array``."""
 _TEXT = pa.dictionary(pa.int32(), pa.utf8())
-_ROWS = 1 << 20
+_ROWS = 1 << 17
 """Of a row group: so many are held until they are written."""
 
 
 class Columns:
-    """Batches to record batches of one kernel's events."""
+    """Events of one kernel to Arrow's columns."""
 
-    def __init__(self, source: TraceSource) -> None:
+    def __init__(self, source: TraceSource, *, is_raw: bool = False) -> None:
+        """Have texts valid, or if they are raw as the guest had them: binary."""
         self._names = Names(source)
         self._version = source.version
+        self._is_raw = is_raw
 
     def batch(self, batch: Batch) -> Any:
-        """Return n events as columns by name; numbers are views.
+        """Return n events of one layout as a record batch, with the columns of ``table``."""
+        chosen = whole(batch)
+        found = self.all(chosen)
+        return pa.RecordBatch.from_arrays(list(found.values()), schema=_schema(chosen, found))
+
+    def all(self, chosen: Selection) -> dict[str, Array]:
+        """Return events of one name as columns.
 
         ``ts``, ``cpu``, ``pid``, ``comm``, ``flags``, ``function``, of a return probe ``caller``
-        and ``caller_sym``, then the arguments; one of such a name is there in its place.
+        and ``caller_sym``, then the fields; one of such a name is there in its place.
         """
-        found = dict(self._base(batch))
-        fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
-        for field, values, faulted in fields:
-            found |= self._field(field, values, faulted)
-        return pa.RecordBatch.from_arrays(list(found.values()), schema=_schema(batch.layout, found))
+        found = self.base(chosen)
+        if any(kind.caller is not None for kind in chosen.kinds):
+            callers, bad = chosen.base("caller")
+            found |= {"caller": _numbers(callers, bad), "caller_sym": self._symbols(callers, bad)}
+        for field in chosen.fields.values():
+            found |= self._field(field, chosen)
+        return found
 
-    def base(self, batch: Batch) -> Any:
-        """Return what all events have, and their name as ``event``."""
-        found = {"event": _constant(batch.layout.event, len(batch)), **dict(self._base(batch))}
-        for name in ("caller", "caller_sym"):
-            found.pop(name, None)
-        return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
+    def base(self, chosen: Selection) -> dict[str, Array]:
+        """Return what events of all names have."""
+        numbers = {name: chosen.base(name)[0] for name in ("ts", "cpu", "pid")}
+        return {
+            "ts": pa.array(numbers["ts"].view(np.int64)),
+            "cpu": pa.array(numbers["cpu"]),
+            "pid": pa.array(numbers["pid"]),
+            "comm": self._texts(chosen.base("comm")[0]),
+            "flags": _labels(chosen.base("context")[0], None, self._flags),
+            "function": _coded(*chosen.codes(lambda layout: layout.function)),
+        }
 
-    def _base(self, batch: Batch) -> Iterator[tuple[str, Array]]:
-        yield "ts", pa.array(np.ascontiguousarray(batch.ts).view(np.int64))
-        yield "cpu", pa.array(np.ascontiguousarray(batch.cpu))
-        yield "pid", pa.array(np.ascontiguousarray(batch.pid))
-        yield "comm", _texts(batch.comm)
-        yield "flags", self._flags(batch.context)
-        yield "function", _constant(batch.layout.function, len(batch))
-        if batch.caller is not None:
-            yield "caller", pa.array(np.ascontiguousarray(batch.caller))
-            yield "caller_sym", self._symbols(batch.caller, None)
+    def _field(self, field: Field, chosen: Selection) -> dict[str, Array]:
+        if field.storage is Storage.TEXT and not self._is_raw and len(chosen.kinds) == 1:
+            # One text, and no object for each event.
+            return {field.name: _coded(np.zeros(len(chosen), np.int32), [valid_text(field.text)])}
+        values, bad = chosen.field(field.name)
+        try:
+            if field.storage not in (Storage.NUMBER, Storage.DURATION):
+                return {field.name: self._texts(values)}
+            if field.type == "symstr":
+                return {field.name: self._symbols(values, bad)}
+            found = {field.name: _numbers(values, bad)}
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise UsageError(f"{field.name} has no one type in all functions: {error}") from error
+        if field.type == "symbol":
+            found[f"{field.name}_sym"] = self._symbols(values, bad)
+        return found
 
-    def _field(self, field: Field, values: Column, faulted: Column | None) -> dict[str, Array]:
-        match field.storage:
-            case Storage.COMM | Storage.STRING:
-                return {field.name: _texts(values) if field.count is None else _lists(values)}
-            case Storage.TEXT:
-                return {field.name: _constant(valid_text(field.text), len(values))}
-            case Storage.NUMBER | Storage.DURATION if field.type == "symstr":
-                return {field.name: self._named(values, faulted)}
-            case Storage.NUMBER | Storage.DURATION:
-                found = {field.name: _numbers(values, faulted)}
-                if field.type == "symbol":
-                    found[f"{field.name}_sym"] = self._named(values, faulted)
-                return found
+    def _symbols(self, addrs: Column, bad: Mask | None) -> Array:
+        if addrs.ndim == 1:
+            return _labels(addrs, bad, lambda addr: valid_text(self._names.symbol(addr)))
+        return _lists(self._symbols(addrs.ravel(), None).cast(pa.utf8()), addrs.shape[1], bad)
 
-    def _named(self, values: Column, faulted: Column | None) -> Array:
-        if values.ndim == 1:
-            return self._symbols(values, faulted)
-        flat = self._symbols(values.ravel(), None).cast(pa.utf8())
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1], mask=_mask(faulted))
+    def _flags(self, context: int) -> str:
+        return flags(context, self._version)
 
-    def _symbols(self, addrs: Column, faulted: Column | None) -> Array:
-        unique, which = np.unique(addrs, return_inverse=True)
-        names = [valid_text(self._names.symbol(addr)) for addr in unique.tolist()]
-        return _dictionary(which, names, faulted)
-
-    def _flags(self, context: NDArray[np.uint32]) -> Array:
-        unique, which = np.unique(context, return_inverse=True)
-        return _dictionary(which, [flags(each, self._version) for each in unique.tolist()], None)
+    def _texts(self, values: Column) -> Array:
+        if values.ndim > 1:
+            flat = self._texts(values.ravel())
+            return _lists(flat if self._is_raw else flat.cast(pa.utf8()), values.shape[1], None)
+        found = _bytes(values)
+        if self._is_raw:
+            return found.dictionary_decode()
+        texts: list[bytes] = found.dictionary.to_pylist()
+        return _dictionary(found.indices, list(map(valid_text, texts)))
 
 
-def table(rounds: Sequence[Events], source: TraceSource, name: str | None) -> Any:
-    """Return the events of one name as a ``pyarrow.Table``, or what all have, oldest first.
+def table(
+    chosen: Selection, source: TraceSource, *, is_named: bool = True, is_raw: bool = False
+) -> Any:
+    """Return events as a ``pyarrow.Table``, in their order.
 
     Args:
-        rounds: of events.
+        chosen: of one name, or any.
         source: the kernel that they are of.
-        name: of an event, or None.
+        is_named: whether they are of one name, and have their fields; else there is what all have,
+            and the name as ``event``.
+        is_raw: whether texts of the guest are binary.
+
+    Raises:
+        UsageError: functions of one name have a field in types that no column can have.
     """
-    columns = Columns(source)
-    make = columns.base if name is None else columns.batch
-    found: list[Any] = []
-    places: list[NDArray[np.intp]] = []
-    start = 0
-    for events in rounds:
-        for index, batch in enumerate(events.batches):
-            if name in (None, batch.layout.event):
-                at = np.flatnonzero(events.batch == index)
-                found.append(make(batch.take(events.row[at])))
-                places.append(start + at)
-        start += len(events)
-    if not found:
+    columns = Columns(source, is_raw=is_raw)
+    if not chosen.kinds:
         return pa.table({})
-    whole = pa.concat_tables(map(_as_table, found)).unify_dictionaries().combine_chunks()
-    order = np.argsort(np.concatenate(places), kind="stable")
-    return whole if np.all(order[1:] > order[:-1]) else whole.take(pa.array(order))
+    if is_named:
+        found = columns.all(chosen)
+        return pa.table(list(found.values()), schema=_schema(chosen, found))
+    names = _coded(*chosen.codes(lambda layout: layout.event))
+    return pa.table({"event": names, **columns.base(chosen)})
 
 
-def _as_table(batch: Any) -> Any:
-    return pa.Table.from_batches([batch])
-
-
-def _schema(layout: RecordLayout, found: dict[str, Array]) -> Any:
-    types = {field.name: field.type for field in layout.fields}
+def _schema(chosen: Selection, found: dict[str, Array]) -> Any:
+    types = {name: field.type for name, field in chosen.fields.items()}
     return pa.schema(
         [
             pa.field(
@@ -145,37 +151,44 @@ def _schema(layout: RecordLayout, found: dict[str, Array]) -> Any:
     )
 
 
-def _mask(faulted: Column | None) -> Array | None:
-    return None if faulted is None or not faulted.any() else pa.array(faulted)
-
-
-def _numbers(values: Column, faulted: Column | None) -> Array:
-    plain = np.ascontiguousarray(values)
+def _numbers(values: Column, bad: Mask | None) -> Array:
     if values.ndim == 1:
-        return pa.array(plain, mask=faulted)
-    flat = pa.array(plain.ravel())
-    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1], mask=_mask(faulted))
+        return pa.array(values, mask=bad)
+    return _lists(pa.array(values.ravel()), values.shape[1], bad)
 
 
-def _texts(values: Column) -> Array:
-    found = pa.array(values.tolist(), pa.binary()).dictionary_encode()
-    texts: list[bytes] = found.dictionary.to_pylist()
-    names = pa.array([valid_text(text) for text in texts], pa.utf8())
-    return pa.DictionaryArray.from_arrays(found.indices, names)
+def _lists(flat: Array, size: int, bad: Mask | None) -> Array:
+    mask = None if bad is None else pa.array(bad)
+    return pa.FixedSizeListArray.from_arrays(flat, size, mask=mask)
 
 
-def _lists(values: Column) -> Array:
-    flat = _texts(values.ravel()).cast(pa.utf8())
-    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+def _bytes(values: Column) -> Array:
+    # A dictionary of bytes, of objects or of a fixed size that is filled up with NUL.
+    if values.dtype.kind == "O":
+        return pa.array(values, pa.large_binary()).dictionary_encode()
+    plain = np.ascontiguousarray(values)
+    filled = pa.Array.from_buffers(
+        pa.binary(plain.itemsize), len(plain), [None, pa.py_buffer(plain)]
+    ).dictionary_encode()
+    texts = [text.rstrip(b"\0") for text in filled.dictionary.to_pylist()]
+    return pa.DictionaryArray.from_arrays(filled.indices, pa.array(texts, pa.large_binary()))
 
 
-def _constant(text: str, count: int) -> Array:
-    return _dictionary(np.zeros(count, np.int32), [text], None)
+def _labels(numbers: Column, bad: Mask | None, label: Callable[[int], str]) -> Array:
+    found = pa.array(numbers, mask=bad).dictionary_encode()
+    return _dictionary(found.indices, [label(each) for each in found.dictionary.to_pylist()])
 
 
-def _dictionary(which: Column, names: Iterable[str], faulted: Column | None) -> Array:
-    indices = pa.array(which.ravel().astype(np.int32), mask=faulted)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.utf8()))
+def _coded(codes: NDArray[np.int32], names: Sequence[str]) -> Array:
+    return _dictionary(pa.array(codes), names)
+
+
+def _dictionary(indices: Array, names: Sequence[str]) -> Array:
+    # Categories are there once, or pandas refuses them.
+    place = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    if len(place) < len(names):
+        indices = pa.array([place[name] for name in names], pa.int32()).take(indices)
+    return pa.DictionaryArray.from_arrays(indices, pa.array([*place], pa.utf8()))
 
 
 def _metadata(layout: RecordLayout, kernel: RecordedKernel, source: TraceSource) -> dict[str, str]:

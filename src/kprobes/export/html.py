@@ -1,21 +1,20 @@
 """One page of a recording that any browser opens, without a network: when, how often, how long.
 
-It has no events but statistics of them, ``export.statistics``, so that it never exceeds
-10 MB, of which Plotly's script is 5. What a guest has written is text, never markup: tables escape
-it for HTML, charts for JSON and for Plotly's own tags, and the page's policy allows the two scripts
-that are in it, by their hashes, and nothing to be loaded.
+It has no events but statistics of them, those of ``kprobe stats`` and what ``export.charts`` adds,
+so that it never exceeds 10 MB, of which Plotly's script is 5. What a guest has written is text,
+never markup: tables escape it for HTML, charts for JSON and for Plotly's own tags, and the page's
+policy allows the two scripts that are in it, by their hashes, and nothing to be loaded.
 """
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from html import escape
 from importlib import import_module
 from importlib.resources import files
 from itertools import zip_longest
-from math import log10
 from pathlib import Path
 from re import sub
 from typing import Any
@@ -24,34 +23,52 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kprobes.export.statistics import (
-    Durations,
+from kprobes.export.charts import (
+    PERCENTILES,
+    ChartRow,
     EventKey,
-    EventSummary,
+    Figure,
     RecordingSummary,
     SlowCall,
-    Timeline,
-    TopValues,
+    Times,
+    area,
+    counts_axis,
+    histogram,
+    percentiles,
+    plotly_text,
+    points,
     readable,
+    stacked,
 )
 from kprobes.model.events import Events
 from kprobes.model.recording import RecordedKernel
+from kprobes.model.resolved import Storage
 from kprobes.sinks.names import TraceSource
+from kprobes.statistics import (
+    ERROR,
+    MAX_EXACT,
+    MAX_VALUES,
+    Distribution,
+    EventStatistics,
+    FieldStatistics,
+    FrequentValues,
+)
 
 # It has no types of its own.
 offline: Any = import_module("plotly.offline")
-Figure = dict[str, Any]
-"""Of Plotly: traces as ``data``, axes and more as ``layout``. A trace's ``meta`` is its color."""
 
 _COLORS = 8
 """Events that have a color, and a row of the timeline; the others share one."""
-_SECTIONS, _ROWS, _DEFINITIONS, _CPUS = 16, 200, 50, 4
-"""Events with all their tables, lines of the table of events, definitions, CPUs that lost most."""
+_SECTIONS, _FIELDS, _ROWS, _DEFINITIONS, _CPUS = 16, 12, 200, 50, 4
+"""Events with all their tables, fields of each that have one, lines of the table of events,
+definitions, CPUs that lost most."""
 _TOP, _SLOWEST = 10, 20
-_PERCENTILES = (50, 90, 99)
+_WITHIN = f"within 1/{1 / ERROR:.0f}"
+_QUOTED = {"string": b'"%b"', "ustring": b'"%b"', "symstr": b'"%b"', "char": b"'%b'"}
+"""Texts by the type of a field, as a trace file has them."""
 _NS_PER_S = 10**9
-_ROW, _CALLS, _GAP, _AXIS = 72, 190, 20, 62
-"""Heights in the timeline: of an event, of the slowest calls, of each one's name, of the axis."""
+_ROW, _CALLS = 72, 190
+"""Heights in the timeline: of an event, of the slowest calls."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {}"
 
 
@@ -75,6 +92,7 @@ class HtmlFile:
     def close(self) -> None:
         """Write the page."""
         with self._file:
+            self._summary.statistics.finish()
             self._file.write(_Page(self._kernel, self._summary).text().encode())
 
     def discard(self) -> None:
@@ -119,10 +137,12 @@ class _Page:
 
     def __init__(self, kernel: RecordedKernel, summary: RecordingSummary) -> None:
         self._kernel, self._summary = kernel, summary
-        self._times = _Times(has_ns=kernel.has_ns)
+        self._times = Times(has_ns=kernel.has_ns)
         self._figures: dict[str, Figure] = {}
-        ranked = sorted(summary.events.items(), key=lambda pair: -pair[1].hits)
+        self._statistics = summary.statistics
+        ranked = sorted(self._statistics.events.items(), key=lambda pair: -pair[1].hits)
         self._events = dict(ranked)
+        self._durations = {key: _durations(event) for key, event in ranked}
         self._colors = {key: min(i, _COLORS) for i, key in enumerate(self._events)}
 
     def text(self) -> str:
@@ -155,8 +175,8 @@ class _Page:
         yield "<h2>Events</h2>\n"
         yield f'<div class="card">{self._event_table()}</div>\n'
         yield "<h2>Each event</h2>\n"
-        for key, event in [*self._events.items()][:_SECTIONS]:
-            yield from self._section(key, event)
+        for key in [*self._events][:_SECTIONS]:
+            yield from self._section(key)
         if len(self._events) > _SECTIONS:
             yield f'<p class="dim">The {_SECTIONS} events with the most hits are shown.</p>\n'
         yield f"<footer>Recorded by {escape(readable(self._kernel.writer))}. "
@@ -165,12 +185,12 @@ class _Page:
     def _header(self) -> Iterator[str]:
         kernel, summary = self._kernel, self._summary
         cpus = "1 CPU" if kernel.cpus == 1 else f"{kernel.cpus:,} CPUs"
-        span = self._times.duration(summary.last - summary.first) if self._events else "-"
+        span = self._times.duration(self._statistics.span_ns) if self._events else "-"
         items = {
             "recorded": _when(kernel.real_ns),
             "target": readable(kernel.target),
             "architecture": f"{readable(kernel.arch)}, {cpus}",
-            "events": f"{summary.hits:,}",
+            "events": f"{self._statistics.hits:,}",
             "first to last event": span,
             "lost": _lost(summary.lost),
         }
@@ -180,7 +200,7 @@ class _Page:
             for name, text in items.items()
         )
         yield f'<dl class="facts">\n{"".join(lines)}</dl>\n'
-        definitions = {d: None for e in summary.events.values() for d in e.definitions if d}
+        definitions = {d: None for each in summary.definitions.values() for d in each if d}
         if definitions:
             yield _definitions([*definitions])
 
@@ -201,30 +221,30 @@ class _Page:
     def _timeline(self) -> Figure:
         timeline, times = self._summary.timeline, self._times
         rows = [
-            _Row(
+            ChartRow(
                 label=name,
                 height=_ROW,
-                axis=_counts_axis(int(hits.max())),
-                traces=[_area(timeline, hits, times) | {"name": _plotly_text(name), "meta": color}],
+                axis=counts_axis(int(hits.max())),
+                traces=[area(timeline, hits, times) | {"name": plotly_text(name), "meta": color}],
             )
             for name, color, hits in self._hits()
         ]
         calls = {
-            key: self._events[key].slowest
+            key: found
             for key, color in self._colors.items()
-            if color < _COLORS and self._events[key].slowest
+            if color < _COLORS and (found := self._summary.slowest[key].calls)
         }
         if calls:
             took = [call.duration for each in calls.values() for call in each]
-            points = [
-                _points(each, times)
-                | {"name": _plotly_text(self._name(key)), "meta": f"c{self._colors[key]}"}
+            drawn = [
+                points(each, times)
+                | {"name": plotly_text(self._name(key)), "meta": f"c{self._colors[key]}"}
                 for key, each in calls.items()
             ]
             axis = times.log_axis(min(took), max(took))
-            rows.append(_Row(label="the slowest calls", height=_CALLS, axis=axis, traces=points))
+            rows.append(ChartRow(label="the slowest calls", height=_CALLS, axis=axis, traces=drawn))
         ends = timeline.start, timeline.start + timeline.used * timeline.width
-        return _stacked(rows, {**times.axis, "range": [*map(times.at, ends)]})
+        return stacked(rows, {**times.axis, "range": [*map(times.at, ends)]})
 
     def _hits(self) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
         # Name, color and counts of each row.
@@ -245,10 +265,10 @@ class _Page:
         return f"Hits in {width} each, at the times that kprobe report prints. Drag to zoom."
 
     def _event_table(self) -> str:
-        total = self._summary.hits
-        has_durations = any(event.durations.count for event in self._events.values())
+        total = self._statistics.hits
+        has_durations = any(self._durations.values())
         heads = ["event", "hits", "share", "per second"]
-        heads += [*(f"p{p}" for p in _PERCENTILES), "max"] if has_durations else []
+        heads += [*(f"p{p}" for p in PERCENTILES), "max"] if has_durations else []
         rows = [
             [
                 _Cell(
@@ -258,9 +278,9 @@ class _Page:
                     color=self._colors[key],
                 ),
                 _Cell(text=f"{event.hits:,}"),
-                _Cell(text=f"{100 * event.hits / total:.1f} %"),
+                _Cell(text=_share(event.hits, total)),
                 _Cell(text=self._rate(event.hits)),
-                *(self._percentiles(event.durations) if has_durations else ()),
+                *(self._percentiles(self._durations[key]) if has_durations else ()),
             ]
             for key, event in [*self._events.items()][:_ROWS]
         ]
@@ -269,53 +289,44 @@ class _Page:
         return _table(heads, rows) + left
 
     def _rate(self, hits: int) -> str:
-        span = self._summary.last - self._summary.first
-        if not span or not self._kernel.has_ns:
-            return "-"
-        return f"{hits * _NS_PER_S / span:,.1f}"
+        rate = self._statistics.rate(hits)
+        return "-" if rate is None else f"{rate:,.1f}"
 
-    def _percentiles(self, durations: Durations) -> list[_Cell]:
-        if not durations.count:
-            return [_Cell(text="-")] * (len(_PERCENTILES) + 1)
-        found = [durations.percentile(each) for each in _PERCENTILES]
-        return [self._duration(each) for each in (*found, durations.greatest)]
+    def _percentiles(self, durations: Distribution | None) -> list[_Cell]:
+        if durations is None:
+            return [_Cell(text="-")] * (len(PERCENTILES) + 1)
+        return [self._duration(each) for each in (*percentiles(durations), durations.most)]
 
     def _duration(self, duration: int) -> _Cell:
         return _Cell(text=self._times.duration(duration), title=f"{duration:,}")
 
-    def _section(self, key: EventKey, event: EventSummary) -> Iterator[str]:
-        color = self._colors[key]
+    def _section(self, key: EventKey) -> Iterator[str]:
+        color, event, durations = self._colors[key], self._events[key], self._durations[key]
         yield '<details class="card" open>\n<summary><h3>'
         yield f'<span class="swatch of{color}"></span>{escape(self._name(key))}</h3>'
         yield f'<span class="dim">{event.hits:,} hits</span></summary>\n<div class="columns">\n'
-        if event.durations.count:
-            yield f'<div class="whole">{self._distribution(event, color)}</div>\n'
-        tables: Mapping[str, TopValues] = {
-            "task": event.comms,
-            **({"function": event.functions} if len(event.functions) > 1 else {}),
-            **({"caller": event.callers} if event.callers.total else {}),
-            **{readable(name): values for name, values in event.fields.items()},
-        }
-        for name, values in tables.items():
-            yield f"<div>{_values(name, values)}</div>\n"
-        if event.slowest:
-            calls = self._calls(event.slowest)
+        if durations is not None:
+            found = self._distribution(durations, event.hits, color)
+            yield f'<div class="whole">{found}</div>\n'
+        for table in _tables(event):
+            yield f"<div>{table}</div>\n"
+        if slowest := self._summary.slowest[key].calls:
+            calls = self._calls(slowest)
             yield f'<div class="whole"><h4>The slowest calls</h4>{calls}</div>\n'
         yield "</div></details>\n"
 
-    def _distribution(self, event: EventSummary, color: int) -> str:
-        durations = event.durations
-        heads = [*(f"p{p}" for p in _PERCENTILES), "max"]
+    def _distribution(self, durations: Distribution, hits: int, color: int) -> str:
+        heads = [*(f"p{p}" for p in PERCENTILES), "max"]
         items = "".join(
             f"<div><dt>{head}</dt><dd>{escape(cell.text)}</dd></div>"
             for head, cell in zip(heads, self._percentiles(durations), strict=True)
         )
-        unknown = event.hits - durations.count
+        unknown = hits - durations.count
         left = f"; of {unknown:,} the duration is not known" if unknown else ""
-        caption = f"How long {durations.count:,} calls took{left}. Percentiles are within 0.2 %."
+        caption = f"How long {durations.count:,} calls took{left}. {_exactness(durations)}"
         return (
             f'<h4>Duration</h4><dl class="percentiles">{items}</dl>'
-            f"{self._chart(_histogram(durations, color, self._times), caption)}"
+            f"{self._chart(histogram(durations, color, self._times), caption)}"
         )
 
     def _calls(self, calls: Sequence[SlowCall]) -> str:
@@ -349,196 +360,121 @@ def _definitions(definitions: Sequence[str]) -> str:
     return f"{head}\n{''.join(lines)}{left}</ul></div>\n"
 
 
-def _values(name: str, values: TopValues) -> str:
+def _durations(event: EventStatistics) -> Distribution | None:
+    # Those that are known, if there are any.
+    found = (each.numbers for each in event.fields.values() if each.is_duration)
+    return next((each for each in found if each is not None and each.count), None)
+
+
+def _exactness(numbers: Distribution) -> str:
+    if numbers.is_exact:
+        return "Percentiles are exact."
+    return f"Percentiles are {_WITHIN}, as more than {MAX_EXACT:,} values are different."
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %"
+
+
+class _Values(Struct, frozen=True, kw_only=True):
+    # Of one kind: the most frequent ones, how many there are, and how many different ones where
+    # that is known; how much each count may be too low; how many could not be read.
+    top: list[tuple[str, int]]
+    total: int
+    different: int | None
+    error: int = 0
+    faulted: int = 0
+
+
+def _tables(event: EventStatistics) -> Iterator[str]:
+    yield _table_of("task", _texts(event.comms))
+    if len(event.functions.counts) > 1:
+        yield _table_of("function", _texts(event.functions))
+    if event.callers.total:
+        yield _table_of("caller", _texts(event.callers))
+    # What a task is called is above.
+    left_out = (Storage.DURATION.value, Storage.COMM.value)
+    fields = [field for key, field in event.fields.items() if key[-1] not in left_out]
+    names = [field.name for field in fields]
+    for field in fields[:_FIELDS]:
+        is_alone = names.count(field.name) == 1
+        yield _field_table(field, field.name if is_alone else f"{field.name}:{field.type}")
+
+
+def _field_table(field: FieldStatistics, label: str) -> str:
+    name, numbers = readable(label), field.numbers
+    if numbers is None:
+        form = _QUOTED.get(field.type, b"%b")
+        return _table_of(name, _texts(field.texts, form, field.faulted))
+    show = "0x{:x}".format if field.type.startswith("x") else str
+    if not numbers.is_exact:
+        return _spread(name, numbers, show, field.faulted)
+    found = _Values(
+        top=[(show(value), count) for value, count in numbers.most_frequent(_TOP)],
+        total=numbers.count,
+        different=numbers.different,
+        faulted=field.faulted,
+    )
+    return _table_of(name, found)
+
+
+def _texts(values: FrequentValues, form: bytes = b"%b", faulted: int = 0) -> _Values:
+    return _Values(
+        top=[(readable(form % value), count) for value, count in values.most_frequent(_TOP)],
+        total=values.total,
+        different=len(values.counts) if values.is_exact else None,
+        error=values.error,
+        faulted=faulted,
+    )
+
+
+def _table_of(name: str, values: _Values) -> str:
     # What is left is a line of its own, and so are many values that occur once each.
-    top = [(v, n) for v, n in values.top(_TOP) if n > 1 or len(values) <= _TOP]
-    rest = values.total - sum(count for _, count in top)
+    mark = "+" if values.error else ""
+    found = [(text, count, mark) for text, count in values.top]
+    if values.faulted:
+        found.append(("(fault)", values.faulted, ""))
+    different = None if values.different is None else values.different + (values.faulted > 0)
+    is_few = different is not None and different <= _TOP
+    found.sort(key=lambda each: -each[1])
+    top = [each for each in found[:_TOP] if each[1] > 1 or is_few]
+    total = values.total + values.faulted
     rows = [
         [
-            _Cell(text=text, kind="text", share=100 * count / values.total),
-            _Cell(text=f"{count:,}"),
-            _Cell(text=f"{100 * count / values.total:.1f} %"),
+            _Cell(text=text, kind="text", share=100 * count / total),
+            _Cell(text=f"{count:,}{mark}"),
+            _Cell(text=_share(count, total)),
         ]
-        for text, count in top
+        for text, count, mark in top
     ]
-    if rest:
-        share = f"{100 * rest / values.total:.1f} %"
-        words = "others" if top else "different ones"
-        others = words if values.error else f"{len(values) - len(top):,} {words}"
-        rows.append(
-            [_Cell(text=others, kind="text dim"), _Cell(text=f"{rest:,}"), _Cell(text=share)]
-        )
-    note = f'<p class="dim">Each may be up to {values.error:,} more.</p>' if values.error else ""
+    if rest := total - sum(count for _, count, _ in top):
+        others = _Cell(text=_others(different, len(top)), kind="text dim")
+        rows.append([others, _Cell(text=f"{rest:,}"), _Cell(text=_share(rest, total))])
+    note = _note(values.error) if any(mark for *_, mark in top) else ""
     return _table([name, "hits", "share"], rows) + note
 
 
-class _Times:
-    # How times and durations are written: of clocks that count no nanoseconds as they are.
-
-    def __init__(self, *, has_ns: bool) -> None:
-        self._has_ns = has_ns
-        self.axis: Figure = {"ticksuffix": "s"} if has_ns else {"tickformat": ","}
-
-    def at(self, time: int) -> float:
-        return time / _NS_PER_S if self._has_ns else float(time)
-
-    def log_axis(self, low: int, high: int) -> Figure:
-        # Plotly's own ticks have no unit between powers of ten.
-        ticks = _ticks(low, high)
-        texts = [sub(r"\.0+ ", " ", self.duration(each)) for each in ticks]
-        return {"type": "log", "tickvals": [*map(self.at, ticks)], "ticktext": texts}
-
-    def text(self, time: int) -> str:
-        return f"{time // _NS_PER_S}.{time % _NS_PER_S:09d}" if self._has_ns else f"{time}"
-
-    def duration(self, duration: int) -> str:
-        if not self._has_ns:
-            return f"{duration:,}"
-        for unit, size in (("s", _NS_PER_S), ("ms", 10**6), ("µs", 1000)):
-            if duration >= size:
-                whole = duration / size
-                # Three digits, but no fewer than there are before the point.
-                return f"{whole:.{2 if whole < 10 else 1 if whole < 100 else 0}f} {unit}"
-        return f"{duration} ns"
+def _others(different: int | None, shown: int) -> str:
+    if different is not None:
+        return f"{different - shown:,} {'others' if shown else 'different ones'}"
+    return "others, at most" if shown else f"more than {MAX_VALUES:,} different ones"
 
 
-class _Row(Struct, frozen=True, kw_only=True):
-    label: str
-    height: int
-    axis: Figure
-    traces: list[Figure]
+def _note(error: int) -> str:
+    words = f"at least so many, and at most {error:,} more"
+    return f'<p class="dim">+: {words}, as more than {MAX_VALUES:,} are different.</p>'
 
 
-def _stacked(rows: Sequence[_Row], axis: Figure) -> Figure:
-    # Rows, the first one on top, that share the axis below them.
-    total = sum(row.height for row in rows)
-    names = ["y", *(f"y{i}" for i in range(2, len(rows) + 1))]
-    layout: Figure = {"height": total + _AXIS, "annotations": [], "hovermode": "closest"}
-    layout["xaxis"] = {**axis, "anchor": names[-1], "nticks": 8}
-    data: list[Figure] = []
-    top = total
-    for row, name in zip(rows, names, strict=True):
-        domain = [(top - row.height) / total, (top - _GAP) / total]
-        layout[f"yaxis{name[1:]}"] = {**row.axis, "domain": domain, "fixedrange": True}
-        layout["annotations"].append(_label(row.label, f"{name} domain"))
-        data += [trace | {"xaxis": "x", "yaxis": name} for trace in row.traces]
-        top -= row.height
-    return {"data": data, "layout": layout}
-
-
-def _label(text: str, domain: str) -> Figure:
-    return {
-        "text": _plotly_text(text),
-        "xref": "paper",
-        "x": 0,
-        "xanchor": "left",
-        "yref": domain,
-        "y": 1,
-        "yanchor": "bottom",
-        "showarrow": False,
-    }
-
-
-def _plotly_text(text: str) -> str:
-    # It has tags and entities of its own.
-    return escape(text, quote=False)
-
-
-def _ticks(low: int, high: int) -> list[int]:
-    # Seven at most of 1, 2, 5, 10, ..., or of powers of ten, from low to high, which is 2**64.
-    fine = [digit * 10**power for power in range(20) for digit in (1, 2, 5)]
-    for step in (1, 3, 6, 9):
-        found = [each for each in fine[::step] if low <= each <= high]
-        if len(found) <= 7:
-            return found
-    return []
-
-
-def _counts_axis(most: int) -> Figure:
-    # There are no halves.
-    ticks = {"dtick": 1} if most < 4 else {"nticks": 4}
-    return {"tickformat": "~s", "rangemode": "tozero", **ticks}
-
-
-def _area(timeline: Timeline, hits: NDArray[np.int64], times: _Times) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "line": {"shape": "hv", "width": 1},
-        "fill": "tozeroy",
-        "x0": times.at(timeline.start),
-        "dx": times.at(timeline.width),
-        "y": [*hits[: timeline.used].tolist(), 0],
-        "hovertemplate": "%{y:,} from %{x:.6f} on<extra>%{fullData.name}</extra>",
-    }
-
-
-def _points(calls: Sequence[SlowCall], times: _Times) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "marker": {"size": 6, "opacity": 0.75},
-        "cliponaxis": False,
-        "x": [times.at(call.ts) for call in calls],
-        "y": [times.at(call.duration) for call in calls],
-        "customdata": [
-            [
-                times.duration(call.duration),
-                _plotly_text(f"{call.comm}-{call.pid}"),
-                call.cpu,
-                _plotly_text(readable(call.args)),
-                times.text(call.ts),
-            ]
-            for call in calls
-        ],
-        "hovertemplate": "<b>%{customdata[0]}</b> %{customdata[1]} on CPU %{customdata[2]}, "
-        "returned at %{customdata[4]}<br>%{customdata[3]}<extra>%{fullData.name}</extra>",
-    }
-
-
-def _histogram(durations: Durations, color: int, times: _Times) -> Figure:
-    begins, counts = durations.bars()
-    marks = [(f"p{each}", durations.percentile(each)) for each in _PERCENTILES]
-    return {
-        "data": [
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "line": {"shape": "hv", "width": 1.5},
-                "fill": "tozeroy",
-                "x": [times.at(each) for each in begins],
-                "y": counts,
-                "meta": f"c{color}",
-                "hovertemplate": "%{y:,} calls from %{customdata} on<extra></extra>",
-                "customdata": [*map(times.duration, begins)],
-            }
-        ],
-        "layout": {
-            "height": 230,
-            "hovermode": "x",
-            "xaxis": {**times.log_axis(begins[0], begins[-1]), "fixedrange": True},
-            "yaxis": {**_counts_axis(max(counts)), "fixedrange": True},
-            "shapes": [_mark(times.at(value)) for _, value in marks],
-            # A logarithmic axis has an annotation's logarithm. One is below the other, as they
-            # may be close.
-            "annotations": [
-                {
-                    "text": name,
-                    "x": log10(times.at(value)),
-                    "xanchor": "left",
-                    "yref": "paper",
-                    "y": 1.04 - 0.09 * i,
-                    "yanchor": "top",
-                    "showarrow": False,
-                }
-                for i, (name, value) in enumerate(marks)
-            ],
-        },
-    }
-
-
-def _mark(x: float) -> Figure:
-    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
+def _spread(name: str, numbers: Distribution, show: Callable[[int], str], faulted: int) -> str:
+    found = (numbers.least, *percentiles(numbers), numbers.most)
+    heads = ("min", *(f"p{each}" for each in PERCENTILES), "max")
+    rows = [
+        [_Cell(text=head, kind="text"), _Cell(text=show(value))]
+        for head, value in zip(heads, found, strict=True)
+    ]
+    left = f"; {faulted:,} could not be read" if faulted else ""
+    note = f"Of {numbers.count:,} values{left}. {_exactness(numbers)}"
+    return _table([name, "value"], rows) + f'<p class="dim">{note}</p>'
 
 
 def _when(real_ns: int) -> str:

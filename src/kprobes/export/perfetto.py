@@ -44,7 +44,7 @@ _HELD = 1 << 12
 _REMEMBERED = 1 << 14
 _OPEN = 1 << 16
 """Calls whose return is to come: so many are held at most."""
-_GAPS = 1 << 10
+_SPACES = 1 << 10
 """Of a track, between slices that are in no other: so many are remembered at least."""
 _ENTRY = re.compile(r"\+0x[04](/|$)")
 """After a function's name: its first instruction, which may stand after an endbr64."""
@@ -92,7 +92,7 @@ class _Lane:
         if self._ends and self._ends[-1] > end:
             return False
         self._starts[at:], self._ends[at:] = [start], [end]
-        if at > 2 * _GAPS:
+        if at > 2 * _SPACES:
             self._forget()
         return True
 
@@ -100,7 +100,7 @@ class _Lane:
         # What is between slices that are close to each other: a call around later ones that
         # began just there is as if it crossed them.
         starts, ends = np.array(self._starts, np.uint64), np.array(self._ends, np.uint64)
-        kept = np.sort(np.argsort(starts[1:] - ends[:-1], kind="stable")[-_GAPS:])
+        kept = np.sort(np.argsort(starts[1:] - ends[:-1], kind="stable")[-_SPACES:])
         self._starts = [self._starts[0], *starts[kept + 1].tolist()]
         self._ends = [*ends[kept].tolist(), self._ends[-1]]
 

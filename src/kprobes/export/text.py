@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from kprobes.model.events import Events
 from kprobes.model.recording import RecordedKernel
 from kprobes.sinks import FORMATS
@@ -16,7 +18,8 @@ class _File:
         del kernel
         self._path = path
         self._file = path.open("w+b")
-        self._sink = FORMATS[self.form](self._file, source)
+        # Each boot has a file of its own.
+        self._sink = FORMATS[self.form](self._file, replace(source, is_rebooted=False))
 
     def write(self, events: Events) -> None:
         """Take events, oldest first."""

@@ -143,6 +143,8 @@ class GuestDriver:
             symbol_at=partial(place_of, self.kernel.symbols),
             trampoline=kretprobe_trampoline(self.kernel),
             has_ns=self._allocator.has_ns,
+            release=self.kernel.release,
+            arch=self.kernel.arch,
         )
 
     def parse(self, text: str) -> Iterator[Statement]:

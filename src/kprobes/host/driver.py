@@ -167,6 +167,8 @@ class HostDriver:
             symbol_at=partial(place_of, symbols),
             trampoline=next((symbol.addr for symbol in found if symbol is not None), None),
             has_ns=self.options.clock not in _COUNTERS,
+            release=self.kernel.release,
+            arch=self.kernel.arch,
         )
 
     @property

@@ -194,54 +194,6 @@ def each_event(events: Events, name: str | None = None) -> Iterator[Event]:
             yield _event(events.batches[batch], row)
 
 
-def columns_of(events: Sequence[Events], name: str) -> dict[str, Column]:
-    """Return the events of one name as columns by name, oldest first; {} where there are none.
-
-    All are copies of shape (n,), but for array fields: (n, count); ``Trace.columns`` names them.
-
-    Args:
-        events: one after the other.
-        name: of the event.
-    """
-    starts = np.cumsum([0, *map(len, events)])
-    parts = [
-        (start + np.flatnonzero(each.batch == i), batch.take(each.row[each.batch == i]))
-        for start, each in zip(starts[:-1], events, strict=True)
-        for i, batch in enumerate(each.batches)
-        if batch.layout.event == name
-    ]
-    if not parts:
-        return {}
-    order = np.argsort(np.concatenate([places for places, _ in parts]))
-    columns = [_columns(batch) for _, batch in parts]
-    return {key: np.concatenate([each[key] for each in columns])[order] for key in columns[0]}
-
-
-def _columns(batch: Batch) -> dict[str, Column]:
-    own: dict[str, Column] = {"ts": batch.ts, "cpu": batch.cpu, "pid": batch.pid}
-    own["comm"] = _texts(batch.comm)
-    own["function"] = np.full(len(batch), batch.layout.function, object)
-    if batch.caller is not None:
-        own["caller"] = batch.caller
-    fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
-    return own | {field.name: _readable(values, mask) for field, values, mask in fields}
-
-
-def _readable(values: Column, mask: NDArray[np.bool_] | None) -> Column:
-    if values.dtype.kind in "OS":
-        return _texts(values)
-    if mask is None or not mask.any():
-        return values
-    column = values.astype(object)
-    column[mask] = None
-    return column
-
-
-def _texts(values: Column) -> Column:
-    texts = [_plain(each) for each in values.ravel().tolist()]
-    return np.array(texts, object).reshape(values.shape)
-
-
 def _event(batch: Batch, row: int) -> Event:
     layout = batch.layout
     return Event(

@@ -189,15 +189,31 @@ def cut(blob: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Col
         starts: of any shape, which is the answer's: an array of ``bytes`` objects.
         stops: after the last byte of each.
     """
-    pairs = zip(starts.ravel().tolist(), stops.ravel().tolist(), strict=True)
-    found = [blob[start:stop] for start, stop in pairs]
-    if b"\0" in b"".join(found):
-        found = [value.partition(b"\0")[0] for value in found]
-    values = np.empty(len(found), object)
-    values[:] = found
+    begins, lengths = starts.ravel(), (stops - starts).ravel()
+    width = max(int(lengths.max(initial=0)), 1)
+    if width * len(begins) > _MOST_ROOM * len(blob):
+        return _cut_each(blob, begins, lengths).reshape(starts.shape)
+    # All of them as long as the longest, the rest zeroed: 80 ns for each, and 200 one by one.
+    every = np.ndarray((len(blob) + 1,), f"V{width}", blob + bytes(width), strides=(1,))
+    rows = every[np.minimum(begins, len(blob))].view(np.uint8).reshape(-1, width)
+    rows *= np.arange(width, dtype=np.int32) < lengths[:, None].astype(np.int32)
+    values = rows.view(f"S{width}")[:, 0].astype(object)
+    found = np.count_nonzero(rows)
+    # NULs at the end are gone.
+    if found < lengths.sum() and found < sum(map(len, values.tolist())):
+        values[:] = [value.partition(b"\0")[0] for value in values.tolist()]
     return values.reshape(starts.shape)
 
 
+def _cut_each(blob: bytes, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Column:
+    values = np.empty(len(begins), object)
+    pairs = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
+    values[:] = [blob[begin:end].partition(b"\0")[0] for begin, end in pairs]
+    return values
+
+
+_MOST_ROOM = 4
+"""Times the bytes that strings are cut out of: what these may take while they are cut."""
 _ONES = np.uint64(0x0101010101010101)
 _HIGHS = np.uint64(0x8080808080808080)
 

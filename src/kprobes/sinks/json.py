@@ -9,9 +9,14 @@ from, with the symbol that the address lies in and as a number:
 
      "caller": "ksys_read+0x6a/0xa0", "caller_ip": "0xffffffff8130125a",
 
-A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. For readers:
-docs/reference/formats/json.md. A field's column is shown by a %-format and the columns that go into
-it; text may have any bytes.
+A clock that counts no nanoseconds gives ``ts`` in place of ``ts_ns``. The first line is a header:
+
+    {"event": "header", "group": "kprobes", "version": "1.0", "release": "6.1.0-56-cloud-amd64",
+     "arch": "x86_64", "cpus": 2, "time": "ts_ns", "numbers": "string", "args": {}}
+
+For readers: docs/reference/formats/json.md, and events.schema.json, which ``kprobe --json-schema``
+prints. A field's column is shown by a %-format and the columns that go into it; text may have any
+bytes.
 """
 
 import json
@@ -25,6 +30,10 @@ from numpy.typing import NDArray
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.sinks.names import NEWEST, Name, Names, TraceSource, flags, in_order
+from kprobes.sinks.text import TaskTexts
+
+VERSION = "1.0"
+"""Of the lines, as the header has it: "major.minor", what may change is in json.md."""
 
 Mask = NDArray[np.bool_]
 Shown = tuple[bytes, list[list[Any]]]
@@ -32,6 +41,8 @@ Shown = tuple[bytes, list[list[Any]]]
 
 _NULL = b"null"
 _WIDE = 8
+_PLAIN = bytes(code for code in range(0x20, 0x7F) if code not in b'"\\')
+"""What stands in a JSON string as it is."""
 _LIKE_AN_ESCAPE = re.compile(rb"\\(?=x[0-9a-f]{2})")
 
 
@@ -41,11 +52,15 @@ def valid_text(value: bytes) -> str:
     A byte that is not UTF-8 becomes ``\xNN``, and so does a backslash that would look like the
     start of one: replacing every ``\xNN`` by its byte gives back what was there.
     """
-    return _LIKE_AN_ESCAPE.sub(rb"\\x5c", value).decode("utf-8", "backslashreplace")
+    if b"\\" in value:
+        value = _LIKE_AN_ESCAPE.sub(rb"\\x5c", value)
+    return value.decode("utf-8", "backslashreplace")
 
 
 def quoted(value: bytes) -> bytes:
     """Return bytes as a JSON string of ``valid_text``."""
+    if not value.translate(None, _PLAIN):
+        return b'"%b"' % value
     return encode_basestring_ascii(valid_text(value)).encode("ascii")
 
 
@@ -54,10 +69,30 @@ def dumps(value: object) -> str:
     return json.dumps(_valid(value))
 
 
+def header_line(source: TraceSource) -> bytes:
+    """Return the line in front of all events."""
+    members: dict[str, object] = {
+        "event": "header",
+        "group": "kprobes",
+        "version": VERSION,
+        "release": source.release,
+        "arch": source.arch,
+        "cpus": source.cpus,
+        "time": _time(source),
+        "numbers": "number" if source.has_wide_numbers else "string",
+        "args": {},
+    }
+    return f"{json.dumps(_valid(members), separators=(',', ':'))}\n".encode()
+
+
 def reboot_mark(release: str) -> bytes:
     """Return the line in front of the events of a guest's next boot."""
     name = quoted(release.encode(errors="surrogateescape"))
     return b'{"event":"reboot","group":"kprobes","args":{"release":%b}}\n' % name
+
+
+def _time(source: TraceSource) -> str:
+    return "ts_ns" if source.has_ns else "ts"
 
 
 def _valid(value: object) -> object:
@@ -85,7 +120,7 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
     if field.storage is Storage.TEXT:
         return quoted(field.text).replace(b"%", b"%%"), []
     if field.storage not in (Storage.NUMBER, Storage.DURATION):
-        return _strings(field, values)
+        return _strings(field, values, is_sound=faulted is None or not faulted.any())
     bad = faulted if faulted is not None and faulted.any() else None
     name = _named(field, names)
     form = _number_form(field, names) if name is None else b"%b"
@@ -132,44 +167,58 @@ def _column(values: Column, name: Name | None) -> list[Any]:
     return numbers if name is None else list(map(name, numbers))
 
 
-def _strings(field: Field, values: Column) -> Shown:
+def _strings(field: Field, values: Column, *, is_sound: bool) -> Shown:
     columns = [values] if field.count is None else [values[:, i] for i in range(field.count)]
-    found = [[_NULL if v is None else quoted(v) for v in column.tolist()] for column in columns]
-    whole = b"%b" if field.count is None else b"[%b]" % b",".join([b"%b"] * field.count)
+    form, found = b'"%b"', [column.tolist() for column in columns]
+    if not (is_sound and all(map(_is_plain, found))):
+        form = b"%b"
+        found = [[_NULL if v is None else quoted(v) for v in column] for column in found]
+    whole = form if field.count is None else b"[%b]" % b",".join([form] * field.count)
     return whole, found
+
+
+def _is_plain(values: list[bytes]) -> bool:
+    return not b"".join(values).translate(None, _PLAIN)
 
 
 _REMEMBERED = 1 << 14
 
-_Task = tuple[int, int, bytes, int]  # cpu, pid, comm, context
-
 
 class NdjsonSink:
-    """Writes one JSON object per event. Does not close the output."""
+    """Writes a header and one JSON object per event. Does not close the output."""
 
     def __init__(self, out: BinaryIO, source: TraceSource) -> None:
-        """Write to ``out``; JSON is the same for every kernel's release."""
+        """Write nothing yet: the header comes with the first ``write``, even of no events."""
         self._out = out
         self._names = Names(source)
-        self._time = "ts_ns" if source.has_ns else "ts"
-        self._tasks = _Tasks()
+        self._time = _time(source)
+        self._tasks = TaskTexts(_task)
+        self._known: dict[int, bytes] = {}
+        self._header = b"" if source.is_rebooted else header_line(source)
 
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
+        self._begin()
         for lines in in_order(events, self.lines):
             self._out.writelines(lines)
         self._out.flush()
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write the header if nothing was written, and what is buffered."""
+        self._begin()
         self._out.flush()
+
+    def _begin(self) -> None:
+        line, self._header = self._header, b""
+        if line:
+            self._out.write(line)
 
     def lines(self, batch: Batch) -> list[bytes]:
         """Return one line per event."""
-        columns: list[list[Any]] = [batch.ts.tolist(), self._heads(batch)]
+        columns: list[list[Any]] = [batch.ts.tolist(), self._tasks.of(batch)]
         if batch.caller is not None:
             callers = batch.caller.tolist()
-            columns += [[quoted(self._names.symbol(caller)) for caller in callers], callers]
+            columns += [self._places(callers), callers]
         specs: list[bytes] = []
         fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
         for field, values, faulted in fields:
@@ -179,25 +228,18 @@ class NdjsonSink:
         form = _form(batch.layout, b",".join(specs), self._time)
         return list(map(form.__mod__, zip(*columns, strict=True)))
 
-    def _heads(self, batch: Batch) -> list[bytes]:
-        if len(self._tasks) > _REMEMBERED:
-            self._tasks.clear()
-        columns = (batch.cpu, batch.pid, batch.comm, batch.context)
-        keys = zip(*(column.tolist() for column in columns), strict=True)
-        return list(map(self._tasks.__getitem__, keys))
+    def _places(self, addrs: list[int]) -> list[bytes]:
+        if len(self._known) > _REMEMBERED:
+            self._known.clear()
+        for addr in {*addrs} - self._known.keys():
+            self._known[addr] = quoted(self._names.symbol(addr))
+        return list(map(self._known.__getitem__, addrs))
 
 
-class _Tasks(dict[_Task, bytes]):
+def _task(comm: bytes, pid: int, cpu: int, context: int) -> bytes:
     # The members that repeat.
-    def __missing__(self, task: _Task) -> bytes:
-        cpu, pid, comm, context = task
-        text = self[task] = b'"cpu":%d,"pid":%d,"comm":%b,"flags":"%b"' % (
-            cpu,
-            pid,
-            quoted(comm),
-            flags(context, NEWEST).encode(),
-        )
-        return text
+    shown = flags(context, NEWEST).encode()
+    return b'"cpu":%d,"pid":%d,"comm":%b,"flags":"%b"' % (cpu, pid, quoted(comm), shown)
 
 
 def _form(layout: RecordLayout, args: bytes, time: str) -> bytes:

@@ -136,6 +136,8 @@ class TraceSource(Struct, frozen=True, kw_only=True):
             whatever the clock counts, and shown as they are.
         has_wide_numbers: whether JSON has numbers of 64 bits as numbers and not as strings.
         has_enum_names: whether enums are shown by name, where the kernel shows numbers.
+        release, arch: of the kernel, as of ``model.kernel.Kernel``; "" where they are not known.
+        is_rebooted: whether the output has the events of this guest's last boot already.
     """
 
     version: tuple[int, int]
@@ -146,6 +148,9 @@ class TraceSource(Struct, frozen=True, kw_only=True):
     has_ns: bool = True
     has_wide_numbers: bool = False
     has_enum_names: bool = False
+    release: str = ""
+    arch: str = ""
+    is_rebooted: bool = False
 
 
 _REMEMBERED = 1 << 14
