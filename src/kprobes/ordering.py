@@ -25,7 +25,8 @@ class GreatestFirst:
         """Hold nothing yet.
 
         Args:
-            name: of a field that is a number, ``duration``, ``ts``, ``cpu`` or ``pid``.
+            name: of a field that is a number, ``ts``, ``cpu``, ``pid``, or ``duration``, whatever
+                the field is called that has it.
             most: how many events are kept; None for all.
         """
         self.left_out = 0
@@ -95,7 +96,8 @@ class GreatestFirst:
                     raise UsageError(f"{self._name} of {batch.layout.event} is no number")
                 continue
             self._known.add(field.name)
-            if field.name == self._name:
+            is_duration = field.storage is Storage.DURATION and self._name == Storage.DURATION
+            if field.name == self._name or is_duration:
                 return values, faulted
         self._known.update(_OWN)
         return (getattr(batch, self._name), None) if self._name in _OWN else None

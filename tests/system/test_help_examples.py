@@ -62,7 +62,7 @@ _SHOWS = {
     "info": rb"6\.1\.0",
     "list": rb"\b(vfs_read|do_sys_openat2)\b",
     "record": rb"^kprobes\n|^$",
-    "report": rb"(# tracer: nop[^$]*|\"event\":\")read",
+    "report": rb"(# tracer: nop[^$]*|\"event\":\")read|TIME +CPU +TASK +PID +EVENT[^\n]*\n",
     "stats": rb"EVENT +HITS|\"hits\": ",
     "restore": rb"nothing to restore",
     "status": rb"^$|no journal|all of them idle",
