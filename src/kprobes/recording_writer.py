@@ -9,6 +9,7 @@ import errno
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -62,7 +63,7 @@ Needed = tuple[FrameKind, bytes]
 """A frame that records after it need, and of which kind it is."""
 
 
-class RecordingWriter:
+class RecordingWriter(ABC):
     """Makes frames of what is recorded. One thread at a time writes.
 
     Attributes:
@@ -153,17 +154,18 @@ class RecordingWriter:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
         """Have all of it kept.
 
         Raises:
             KprobesError: it cannot be written.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _put(self, needed: Sequence[Needed], data: bytes) -> None:
         # Frames that all later records need, then those of this time.
-        raise NotImplementedError
+        ...
 
     def _symbols_of(self, layouts: Sequence[RecordLayout]) -> list[Needed]:
         # All names, when one is needed first.

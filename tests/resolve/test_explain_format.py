@@ -20,7 +20,7 @@ def test_the_sample_of_the_reference_comes_out() -> None:
         "sa=+0(%di):string[1] ch=%di:char s=%di:symbol t=%di:symstr i=%di:b4@0/32 d=$comm x=%di"
     )
 
-    assert format_text(probe, number=1234) == _COMMON + (
+    assert format_text(probe.layout, number=1234) == _COMMON + (
         """	field:unsigned long __probe_ip;	offset:8;	size:8;	signed:0;
 	field:s32 a;	offset:16;	size:4;	signed:1;
 	field:u16 b;	offset:20;	size:2;	signed:0;
@@ -45,7 +45,7 @@ def test_the_sample_of_the_reference_comes_out() -> None:
 
 
 def test_a_return_has_two_addresses() -> None:
-    text = format_text(resolved("r:ev vfs_read ret=$retval:s32"), number=1234)
+    text = format_text(resolved("r:ev vfs_read ret=$retval:s32").layout, number=1234)
 
     assert text == _COMMON + (
         """	field:unsigned long __probe_func;	offset:8;	size:8;	signed:0;
@@ -58,6 +58,6 @@ def test_a_return_has_two_addresses() -> None:
 
 
 def test_an_event_without_arguments_has_its_address_alone() -> None:
-    text = format_text(resolved("p:ev vfs_read"), number=1234)
+    text = format_text(resolved("p:ev vfs_read").layout, number=1234)
 
     assert text.endswith('\n\nprint fmt: "(%lx)", REC->__probe_ip\n')

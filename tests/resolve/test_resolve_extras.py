@@ -48,7 +48,7 @@ def test_the_listing_does_not_have_them() -> None:
 
 
 def test_the_format_file_has_numbers() -> None:
-    text = format_text(make_extra("r f", BOTH), number=1)
+    text = format_text(make_extra("r f", BOTH).layout, number=1)
 
     assert "field:u64 duration;\toffset:24;\tsize:8;\tsigned:0;" in text
     assert 'print fmt: "(%lx <- %lx) duration=%Lu exit=%pS"' in text

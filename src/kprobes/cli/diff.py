@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from kprobes.cli import stats
+from kprobes.cli import options, stats
 from kprobes.cli.report import add_choice
 from kprobes.cli.stats import number_text, right, share_text, text_of
 from kprobes.cli.terminal import Stop, aligned, json_lines, write_text
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             name, type=Path, metavar=which, help="a recording, or - for standard input"
         )
-    stats.add_format(parser)
+    options.add_format(parser)
     add_choice(parser)
 
 

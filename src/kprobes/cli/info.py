@@ -4,6 +4,7 @@ import argparse
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, BinaryIO
 
+from kprobes.cli import options
 from kprobes.cli.report import add_file, problems
 from kprobes.cli.terminal import aligned, counted, json_lines, write_text
 
@@ -28,9 +29,7 @@ _NS_PER_S = 10**9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     add_file(parser)
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="of the output (default: text)"
-    )
+    options.add_format(parser)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:

@@ -324,6 +324,13 @@ def add_output(parser: argparse.ArgumentParser, *, forms: Sequence[str] = ("text
     )
 
 
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add the form of what is said of a recording."""
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="of the output (default: text)"
+    )
+
+
 def add_strategy(parser: argparse.ArgumentParser) -> None:
     """Add the option that says how sites are patched."""
     parser.add_argument(

@@ -53,7 +53,7 @@ _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     add_file(parser)
-    add_format(parser)
+    options.add_format(parser)
     parser.add_argument(
         "--top",
         type=options.count,
@@ -62,13 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="so many of the most frequent values of each field (default: 5)",
     )
     add_choice(parser)
-
-
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add the form of the output."""
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="of the output (default: text)"
-    )
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:

@@ -224,7 +224,7 @@ def _accepted(result: CheckResult, *, has_format: bool) -> Iterator[str]:
     yield aligned(rows, indent="    ")
     yield f"  record: {_record(probe)}\n"
     if has_format:
-        lines = format_text(probe, number=probe.layout.event_id).splitlines(keepends=True)
+        lines = format_text(probe.layout, number=probe.layout.event_id).splitlines(keepends=True)
         yield "".join(f"    {line}" if line.strip() else line for line in lines)
 
 
@@ -333,7 +333,7 @@ def _event(result: CheckResult, *, has_format: bool) -> dict[str, Any]:
         "fields": [_field(fetch) for fetch in probe.fetches],
     }
     if has_format:
-        found["format"] = format_text(probe, number=layout.event_id)
+        found["format"] = format_text(layout, number=layout.event_id)
     return found
 
 

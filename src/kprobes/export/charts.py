@@ -456,19 +456,8 @@ def histogram(durations: Distribution, color: int, times: Times) -> Figure:
             "xaxis": {**times.log_axis(begins[0], begins[-1]), "fixedrange": True},
             "yaxis": {**counts_axis(max(counts)), "fixedrange": True},
             "shapes": [_mark(times.at(value)) for _, value in marks],
-            # A logarithmic axis has an annotation's logarithm. One is below the other, as they
-            # may be close.
             "annotations": [
-                {
-                    "text": name,
-                    "x": log10(times.at(value)),
-                    "xanchor": "left",
-                    "yref": "paper",
-                    "y": 1.04 - 0.09 * i,
-                    "yanchor": "top",
-                    "showarrow": False,
-                }
-                for i, (name, value) in enumerate(marks)
+                _percentile_label(name, times.at(value), i) for i, (name, value) in enumerate(marks)
             ],
         },
     }
@@ -476,3 +465,17 @@ def histogram(durations: Distribution, color: int, times: Times) -> Figure:
 
 def _mark(x: float) -> Figure:
     return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
+
+
+def _percentile_label(name: str, x: float, place: int) -> Figure:
+    # A logarithmic axis has an annotation's logarithm. One is below the other, as they may be
+    # close.
+    return {
+        "text": name,
+        "x": log10(x),
+        "xanchor": "left",
+        "yref": "paper",
+        "y": 1.04 - 0.09 * place,
+        "yanchor": "top",
+        "showarrow": False,
+    }

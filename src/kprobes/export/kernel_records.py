@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from kprobes.errors import FormatError
 from kprobes.formats.ftrace import parse_event
 from kprobes.formats.ring_page import LONGEST, WORD, Index, Words
-from kprobes.model.definition import Definition, Kind, Place, Span
 from kprobes.model.events import Batch, Column, EventFormat
 from kprobes.model.resolved import (
     CONTEXT_HARDIRQ,
@@ -39,12 +38,10 @@ from kprobes.model.resolved import (
     MIGRATE_SINCE,
     Field,
     RecordLayout,
-    Resolved,
     Storage,
 )
 from kprobes.resolve.explain import format_text
 from kprobes.sinks.names import BH_SINCE, LAZY_SINCE, Names
-from kprobes.units import Addr
 
 _IRQS_OFF, _LAZY, _PREEMPT_RESCHED, _BH_OFF = 0x01, 0x02, 0x20, 0x80
 _FLAGS = {
@@ -96,7 +93,6 @@ class KernelRecords(Struct, frozen=True, kw_only=True, eq=False):
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOCATION = 4
 _FAULT = b"(fault)"
-_NOWHERE = Span(0, 0)
 
 
 class KernelEvent:
@@ -126,7 +122,7 @@ class KernelEvent:
             if not _NAME.fullmatch(name):
                 raise FormatError(f"an event with the name {name!r}")
         self._number, self._names, self._version = number, names, version
-        text = format_text(_resolved(layout), number=number)
+        text = format_text(layout, number=number)
         form = parse_event(text)
         self.text = _with_known_arrays(text, layout.fields)
         self._size = -(-form.size // WORD) * WORD
@@ -184,20 +180,6 @@ class KernelEvent:
         found = np.empty(len(unique), object)
         found[:] = list(map(self._names.symbol, unique.tolist()))
         return found[which].reshape(addrs.shape)
-
-
-def _resolved(layout: RecordLayout) -> Resolved:
-    # As much of a probe as its format depends on.
-    definition = Definition(
-        command="",
-        kind=Kind.ENTRY if layout.caller_offset is None else Kind.RETURN,
-        group=layout.group,
-        event=layout.event,
-        is_named=True,
-        place=Place(symbol="", offset=0, span=_NOWHERE),
-        args=(),
-    )
-    return Resolved(definition=definition, function=Addr(0), layout=layout, fetches=())
 
 
 def _with_known_arrays(text: str, fields: Iterable[Field]) -> str:

@@ -309,20 +309,25 @@ def open_reader(
         names = TaskNames(comms, lambda: saved_comms(instance.parent.parent))
         namings = [read_format(instance, event) for event in _naming_events(instance)]
         shapes = shapes_of(page, kernel.version, namings)
-        described = RecordedInstance(
-            page_size=page.size,
-            page_data=page.data,
-            page_commit=page.commit,
-            namings=tuple(namings),
-            comms=comms,
-        )
         decoder = PageDecoder(shapes, names, kernel.symbol_at)
-        reader = TracefsReader(rings, shapes, decoder, described)
+        reader = TracefsReader(rings, shapes, decoder, _recorded(page, namings, comms))
         reader.add(events)
     except BaseException:
         rings.close()
         raise
     return reader
+
+
+def _recorded(
+    page: PageFormat, namings: Sequence[EventFormat], comms: dict[int, bytes]
+) -> RecordedInstance:
+    return RecordedInstance(
+        page_size=page.size,
+        page_data=page.data,
+        page_commit=page.commit,
+        namings=tuple(namings),
+        comms=comms,
+    )
 
 
 def read_format(instance: Path, event: str) -> EventFormat:

@@ -30,8 +30,8 @@ from kprobes.model.resolved import (
     Load,
     Operand,
     PerCpuAddress,
+    RecordLayout,
     RegisterValue,
-    Resolved,
     ReturnedValue,
     StackValue,
     Storage,
@@ -141,16 +141,11 @@ _HEADS = {
 _LOCATION = 4
 
 
-def format_text(probe: Resolved, *, number: int) -> str:
-    """Return the file's text.
-
-    Args:
-        probe: the event's.
-        number: its ``ID``.
-    """
-    fields = probe.layout.fields
-    head, words = _HEADS[probe.definition.kind]
-    lines = _COMMON.format(name=probe.layout.event, number=number)
+def format_text(layout: RecordLayout, *, number: int) -> str:
+    """Return the text of an event's file, whose ``ID`` is ``number``."""
+    fields = layout.fields
+    head, words = _HEADS[Kind.ENTRY if layout.caller_offset is None else Kind.RETURN]
+    lines = _COMMON.format(name=layout.event, number=number)
     for index, word in enumerate(words):
         lines += _line(f"unsigned long {word}", _COMMON_SIZE + 8 * index, 8, is_signed=False)
     offset = _COMMON_SIZE + 8 * len(words)
