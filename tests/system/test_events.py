@@ -192,7 +192,7 @@ def test_format_files_are_the_kernel_s(runs: list[Run]) -> None:
         for probe in run.probes:
             theirs = run.formats[probe.layout.event]
             number = int(theirs.split("\n")[1].removeprefix("ID: "))
-            assert format_text(probe, number=number) == theirs
+            assert format_text(probe.layout, number=number) == theirs
 
 
 def test_strings_of_all_lengths_were_compared(runs: list[Run]) -> None:

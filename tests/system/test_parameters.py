@@ -72,7 +72,7 @@ def _formats(kernel: Path, names: Iterable[str]) -> dict[str, str]:
     for name in names:
         (verdict,) = checker.check(f"p:e_{name} {name} $arg*")
         if verdict.is_accepted:
-            text = format_text(verdict.placed[0].probe, number=0)
+            text = format_text(verdict.placed[0].probe.layout, number=0)
             found[name] = "\n".join(line for line in text.split("\n") if line != "ID: 0").strip()
     return found
 
