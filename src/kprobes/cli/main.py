@@ -157,6 +157,19 @@ def guarded(act: Callable[[], int]) -> int:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
+    if record.NAME not in words:
+        return _parse_line(words)
+    from kprobes.cli.record_several import split
+
+    lines = split(words)
+    if not lines:
+        return _parse_line(words)
+    every = [_parse_line(line) for line in lines]
+    every[0].several = [*zip(lines, every, strict=True)]
+    return every[0]
+
+
+def _parse_line(words: Sequence[str]) -> argparse.Namespace:
     own, command, has_command = _split(words)
     # What other commands take is not needed to read this one.
     name = next((word for word in own if not word.startswith("-")), "")

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from kprobes.cli import options, trace
 from kprobes.cli.report import DEFAULT
-from kprobes.errors import UsageError
+from kprobes.errors import KprobesError, UsageError
 
 NAME = "record"
 HELP = "arm probes and keep their events in a file"
@@ -22,7 +22,14 @@ Definitions and options are those of `kprobe trace`. Nothing is decoded while it
 has the rings' own bytes, and all that is needed to print them on any machine (`kprobe report`,
 `kprobe info`). It is good up to its last whole part, also when kprobe or this machine is killed.
 
-Exit status: as of `kprobe trace`."""
+Several targets in one command: what stands before the first -t is for all, what follows a -t for
+that target, but -o, --ready and --summary are for all:
+  kprobe record 'p:open do_sys_openat2' -t name:web 'p vfs_read' -t name:db 'p vfs_write' -o x.rec
+records x.name-web.rec and x.name-db.rec, until Ctrl-C ends both, or each after its --duration.
+`kprobe report x.name-web.rec x.name-db.rec` prints them in one order of time. Where one target
+cannot be armed, none is recorded.
+
+Exit status: as of `kprobe trace`; of several targets, the highest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(
         max_events=None, until_panic=None, hang_timeout=None, output=None, format="text"
     )
-    parser.set_defaults(json_numbers="string", enum=False)
+    parser.set_defaults(json_numbers="string", enum=False, several=())
 
 
 def _rotation(text: str) -> tuple[int | None, float | None]:
@@ -74,6 +81,33 @@ def _rotation(text: str) -> tuple[int | None, float | None]:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Record; return the exit code."""
+    if args.several:
+        return _run_several(args, out)
+    _check(args)
+    if args.snapshot is not None:
+        # One that comes before there is anything must not end us.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    return trace.run(args, out)
+
+
+def _run_several(args: argparse.Namespace, out: BinaryIO) -> int:
+    from kprobes.cli.record_several import parts_of, record_several
+    from kprobes.cli.target import check_options
+
+    parts = parts_of(args.several)
+    for part in parts:
+        try:
+            _check(part.args)
+            check_options(part.args)
+            trace.is_following(part.args)
+            trace.prepared(part.args, out)
+        except KprobesError as error:
+            error.add_note(part.name)
+            raise
+    return record_several(parts)
+
+
+def _check(args: argparse.Namespace) -> None:
     from kprobes.recording_writer import check_recording
 
     if args.snapshot is not None and (args.rotate or args.max_size) is not None:
@@ -82,7 +116,3 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         check_recording(args.recording)
     elif args.snapshot is not None or args.rotate is not None:
         raise UsageError("--snapshot and --rotate need a file: -o FILE")
-    if args.snapshot is not None:
-        # One that comes before there is anything must not end us.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    return trace.run(args, out)
