@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from kprobes.errors import KprobesError, UsageError
 from kprobes.formats.recording import MARKER, FrameKind
-from kprobes.recording import opened_recording
+from kprobes.open_recording import opened_recording
 from kprobes.recording_writer import open_recording
 from tests.build.recorded import KERNEL, LAYOUTS, SYMBOLS, Full, Recorded, hits, read
 from tests.build.ring import Hit, make_layout

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import kprobes
 from kprobes.model.events import Events, each_event, kept_of
-from kprobes.recording import opened_recording
+from kprobes.open_recording import opened_recording
 from kprobes.sinks.names import TraceSource
 from kprobes.statistics import (
     ERROR,

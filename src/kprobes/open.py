@@ -133,7 +133,7 @@ def load(path: "str | Path") -> Trace:
         FormatError: it is no recording of ours.
         UsageError: there is no such file.
     """
-    from kprobes.recording import opened_recording
+    from kprobes.open_recording import opened_recording
 
     with ExitStack() as undo:
         recording = undo.enter_context(opened_recording(Path(path)))

@@ -4,13 +4,11 @@ The same columns in the same order as a trace has. A file may come from anybody:
 ours can have written is a FormatError, and what is damaged is passed over and counted.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -18,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kprobes.errors import FormatError, RingError, UsageError
+from kprobes.errors import FormatError, RingError
 from kprobes.formats.ftrace import PageFormat
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.formats.recording import (
@@ -68,32 +66,6 @@ _MAX_ROUND = 1 << 28
 _MAX_WASTED = 1 << 30
 """Bytes in damaged frames after which the rest is given up: each may be looked at many times."""
 _T = TypeVar("_T")
-
-
-def read_events(path: Path) -> Iterator[Events]:
-    """Yield the events of all boots in a recording, oldest first.
-
-    Raises:
-        FormatError: it is none.
-        UsageError: there is no such file.
-    """
-    with opened_recording(path) as recording:
-        for boot in recording.boots():
-            yield from boot.rounds
-
-
-@contextmanager
-def opened_recording(path: Path) -> "Generator[Recording]":
-    """Open a recording to be read; ``-`` is standard input. Errors as for ``read_events``."""
-    with ExitStack() as files:
-        try:
-            stream = sys.stdin.buffer if str(path) == "-" else files.enter_context(path.open("rb"))
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        try:
-            yield Recording(stream)
-        except FormatError as error:
-            raise FormatError(f"{path}: {error}") from error
 
 
 def _symbol_map(found: RecordedSymbols) -> Callable[[int], str]:
@@ -198,7 +170,11 @@ class Recording:
         continued: in which file it goes on, "" where in none.
         layouts: of all events so far, by number, of that boot.
         bounds: of that boot's clock and real time.
+        is_ours, left_out: as of ``open_recording.EventFile``.
     """
+
+    is_ours = True
+    left_out: Sequence[str] = ()
 
     def __init__(self, stream: BinaryIO) -> None:
         """Read the header of a file that begins here.

@@ -29,8 +29,8 @@ from kprobes.model.events import Counts, Event, Events, Hits, each_event
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import MAX_PAUSE_S, Limits, Options, Tasks
 from kprobes.model.override import OverrideOptions, OverrideWords, errno_value, with_comm
+from kprobes.open_recording import read_events
 from kprobes.ports import Sink
-from kprobes.recording import read_events
 from kprobes.recording_writer import RecordingWriter, begin, ended, opener
 from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace

@@ -138,10 +138,10 @@ class Trace:
 
         All are copies of shape (n,), but for array fields: (n, count). ``ts`` (uint64, ns),
         ``cpu``, ``pid``, ``comm`` and ``function`` (text), and a return probe's ``caller`` come
-        before the fields; a field of such a name is there in its place. Numbers have the field's
-        dtype, strings are objects. A column with a value that could not be read has objects, and
-        None for it. There are no columns where there are no events. ``trace[name]`` makes one of
-        them at a time.
+        before the fields; where one has such a name, that is ``common_pid``. Numbers have the
+        field's dtype, strings are objects. A column with a value that could not be read has
+        objects, and None for it. There are no columns where there are no events. ``trace[name]``
+        makes one of them at a time.
 
         Raises:
             KeyError: no probe has an event of this name.

@@ -7,7 +7,7 @@ import pytest
 
 from bench.recordings import build, measured
 from kprobes.model.events import each_event
-from kprobes.recording import opened_recording, read_events
+from kprobes.open_recording import opened_recording, read_events
 
 _SIZES = {"read": 56, "done": 72, "open": 64}
 """Bytes of a record in its ring, without a text."""

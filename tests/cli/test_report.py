@@ -141,7 +141,7 @@ def test_a_time_that_is_none_is_refused(
 def test_a_recording_comes_from_standard_input_too(
     path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stdin = io.TextIOWrapper(io.BytesIO(path.read_bytes()))
+    stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(path.read_bytes())))
     monkeypatch.setattr("sys.stdin", stdin)
 
     _, out, _ = run(capsysbinary, "report", "-")

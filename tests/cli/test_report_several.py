@@ -116,7 +116,7 @@ def test_each_kernels_addresses_have_its_own_names(
     [
         (["one.rec", "-"], "none can be standard input"),
         (["one.rec", "one.rec"], "a recording is given twice"),
-        (["one.rec", "twice.rec"], "twice.rec has 2 boots: it can only be printed alone"),
+        (["one.rec", "twice.rec"], "twice.rec has 2 boots: of several, each must have one"),
         (["one.rec", "c.rec", "--format", "csv"], "--format csv is for one recording"),
         (["one.rec", "none.rec"], "cannot read"),
     ],

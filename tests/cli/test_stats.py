@@ -338,6 +338,8 @@ def test_a_file_with_a_byte_that_is_wrong_gives_one_message_at_most(
 def test_a_recording_comes_from_standard_input_too(
     path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(path.read_bytes())))
+    )
 
     assert run(capsysbinary, "stats", "-") == (0, TABLES, "")

@@ -17,7 +17,7 @@ from kprobes.export import SUFFIXES, exporter
 from kprobes.export.csv import CsvFiles
 from kprobes.model.events import Batch
 from kprobes.model.resolved import Field, Storage
-from kprobes.recording import opened_recording
+from kprobes.open_recording import opened_recording
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events

@@ -21,7 +21,7 @@ import kprobes
 from kprobes.export.perfetto import PerfettoFile
 from kprobes.model.events import Batch, Events, kept_of
 from kprobes.model.resolved import Field, RecordLayout
-from kprobes.recording import opened_recording
+from kprobes.open_recording import opened_recording
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events

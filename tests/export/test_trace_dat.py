@@ -16,7 +16,7 @@ from kprobes.errors import FormatError
 from kprobes.export.trace_dat import TraceDatFile
 from kprobes.model.events import Batch, Event, Events, each_event
 from kprobes.model.resolved import Field, RecordLayout, Storage
-from kprobes.recording import opened_recording
+from kprobes.open_recording import opened_recording
 from kprobes.ring.ftrace import Contexts
 from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events

@@ -11,7 +11,8 @@ from kprobes.cli.terminal import aligned, counted, json_lines, write_text
 if TYPE_CHECKING:
     from kprobes.model.events import Counts
     from kprobes.model.recording import RecordedKernel
-    from kprobes.recording import RecordedBoot, Recording
+    from kprobes.open_recording import EventFile
+    from kprobes.recording import RecordedBoot
 
 NAME = "info"
 HELP = "say what a recording has"
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Print it; return the exit code."""
-    from kprobes.recording import opened_recording
+    from kprobes.open_recording import opened_recording
 
     with opened_recording(args.file) as recording:
         for boot in recording.boots():
@@ -61,7 +62,7 @@ def _real(ns: int) -> str:
         return "?"
 
 
-def _as_text(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, int] | None) -> str:
+def _as_text(kernel: "RecordedKernel", recording: "EventFile", span: tuple[int, int] | None) -> str:
     end = recording.counted
     total = sum(end.counts.recorded.values())
     missed = sum(hits.all_missed for hits in end.hits)
@@ -69,8 +70,10 @@ def _as_text(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, 
     rows = [
         ("kernel", f"Linux {kernel.release}, {kernel.arch}, {counted(kernel.cpus, 'CPU')}{build}"),
         ("target", kernel.target),
-        ("recorded", f"{_real(kernel.real_ns)} to {_real(end.real_ns)}, by {kernel.writer}"),
     ]
+    if kernel.real_ns:
+        when = f"{_real(kernel.real_ns)} to {_real(end.real_ns)}"
+        rows.append(("recorded", f"{when}, by {kernel.writer}"))
     if span is not None:
         first, last = (f"{ns / _NS_PER_S:.6f}" if kernel.has_ns else f"{ns}" for ns in span)
         rows.append(("times", f"{first} to {last}"))
@@ -87,7 +90,7 @@ def _as_text(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, 
     return aligned(rows) + aligned(_definitions(recording, end.counts), indent="  ")
 
 
-def _definitions(recording: "Recording", counts: "Counts") -> list[tuple[str, ...]]:
+def _definitions(recording: "EventFile", counts: "Counts") -> list[tuple[str, ...]]:
     # Those of a pattern are one.
     found: dict[str, list[int]] = {}
     for number, layout in sorted(recording.layouts.items()):
@@ -102,7 +105,7 @@ def _definitions(recording: "Recording", counts: "Counts") -> list[tuple[str, ..
     ]
 
 
-def _as_json(kernel: "RecordedKernel", recording: "Recording", span: tuple[int, int] | None) -> str:
+def _as_json(kernel: "RecordedKernel", recording: "EventFile", span: tuple[int, int] | None) -> str:
     end = recording.counted
     recorded = end.counts.recorded
     row = {

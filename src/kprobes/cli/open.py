@@ -100,7 +100,9 @@ def _timeline(args: argparse.Namespace, directory: Path, out: BinaryIO) -> tuple
     path = directory / f"{stem}{_TIMELINE}"
     with Progress() as progress:
         progress("converting")
-        code = convert.run(argparse.Namespace(**{**vars(args), "out": path}), out)
+        code = convert.run(
+            argparse.Namespace(**{**vars(args), "file": [args.file], "out": path}), out
+        )
     if len(list(directory.iterdir())) > 1:
         print_message(
             "kprobe: the guest was rebooted, and its first boot is shown; "

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from kprobes.cli.output import Output
     from kprobes.cli.terminal import Stop
     from kprobes.model.events import Batch, Events
+    from kprobes.open_recording import EventFile
     from kprobes.ports import Sink
-    from kprobes.recording import RecordedBoot, Recording
+    from kprobes.recording import RecordedBoot
     from kprobes.sinks.fields import Fields
     from kprobes.sinks.names import TraceSource
 
 NAME = "report"
-HELP = "print the events of a recording"
+HELP = "print the events of a recording, or of a trace.dat"
 USAGE = "kprobe report [options] [FILE...]"
 EPILOG = """\
 examples:
@@ -41,6 +42,8 @@ Exit status: 0 done, 1 the file is damaged (what is whole is printed) or no reco
 DEFAULT = Path("kprobe.rec")
 _NS_PER_S = 10**9
 _U64 = (1 << 64) - 1
+_NAMED = 4
+"""Events that one message names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[DEFAULT],
         metavar="FILE",
-        help=f"recordings, or - for standard input (default: {DEFAULT}); the events of several are "
-        "put in one order of time",
+        help="recordings, files of trace-cmd, copies of tracefs, or - for standard input (default: "
+        f"{DEFAULT}); the events of several are put in one order of time",
     )
     options.add_output(parser, forms=("text", "json", "csv", "table"))
     trace.add_printing(parser)
@@ -155,7 +158,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _report(args: argparse.Namespace, path: Path, out: BinaryIO, stop: "Stop") -> int:
     from kprobes.cli.output import Output, open_output
-    from kprobes.recording import opened_recording
+    from kprobes.open_recording import opened_recording
     from kprobes.sinks import REBOOT_MARKS
     from kprobes.sinks.fields import Fields
 
@@ -174,7 +177,23 @@ def _report(args: argparse.Namespace, path: Path, out: BinaryIO, stop: "Stop") -
             if output.is_gone:
                 return 0
         fields.check()
+        if args.format == "text":
+            _tell_unprinted(recording)
         return problems(path, recording)
+
+
+def _tell_unprinted(recording: "EventFile") -> None:
+    from kprobes.sinks.print_fmt import PrintedEvent
+
+    layouts = [layout for layout in recording.layouts.values() if layout.print_fmt]
+    reasons = {layout.event: PrintedEvent(layout).unknown for layout in layouts}
+    shown = [f"{event} ({reason})" for event, reason in sorted(reasons.items()) if reason]
+    if shown:
+        several = "" if len(shown) <= _NAMED else ", ..."
+        print_message(
+            f"kprobe: printed by their fields, for what is not known of their print fmt: "
+            f"{', '.join(shown[:_NAMED])}{several}"
+        )
 
 
 def print_events(
@@ -232,12 +251,14 @@ def _sink_of(
     return lambda stream: fields.of(make(stream, source))
 
 
-def problems(path: Path, recording: "Recording") -> int:
+def problems(path: Path, recording: "EventFile") -> int:
     """Tell what is wrong with a recording that was read; return the exit code."""
     if recording.damaged:
         print_message(
             f"kprobe: {path}: {counted(recording.damaged, 'damaged place')}; what is whole was read"
         )
+    if recording.left_out:
+        print_message(f"kprobe: {path}: not read: instance {', '.join(recording.left_out)}")
     if recording.lost:
         print_message(
             f"kprobe: {counted(recording.lost, 'event')} lost when it was recorded: rings were full"

@@ -83,7 +83,7 @@ def read_statistics(
         args: with the options of ``add_choice``.
         stop: what may end it.
     """
-    from kprobes.recording import opened_recording
+    from kprobes.open_recording import opened_recording
     from kprobes.statistics import Statistics
 
     found, release = Statistics(), ""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kprobes.errors import UsageError
 from kprobes.export.files import TableFiles
-from kprobes.model.columns import Mask, Selection, whole
+from kprobes.model.columns import Mask, Selection, base_name, whole
 from kprobes.model.events import Batch, Column
 from kprobes.model.recording import RecordedKernel
 from kprobes.model.resolved import Field, RecordLayout, Storage
@@ -54,12 +54,13 @@ class Columns:
         """Return events of one name as columns.
 
         ``ts``, ``cpu``, ``pid``, ``comm``, ``flags``, ``function``, of a return probe ``caller``
-        and ``caller_sym``, then the fields; one of such a name is there in its place.
+        and ``caller_sym``, then the fields. Where one has such a name, that is ``common_pid``.
         """
         found = self.base(chosen)
         if any(kind.caller is not None for kind in chosen.kinds):
             callers, bad = chosen.base("caller")
             found |= {"caller": _numbers(callers, bad), "caller_sym": self._symbols(callers, bad)}
+        found = {base_name(name, chosen.fields): column for name, column in found.items()}
         for field in chosen.fields.values():
             found |= self._field(field, chosen)
         return found

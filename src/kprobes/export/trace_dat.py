@@ -4,12 +4,13 @@ An event of a CPU is a record on a page of its ring, as the guest's kernel would
 Full pages wait beside the file, compressed, as the file has all of a CPU in one place.
 """
 
+import hashlib
 import re
 import shutil
 import struct
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError
+from kprobes.export import Peer, drift_of
 from kprobes.export.kernel_records import KernelEvent, KernelRecords
 from kprobes.formats import trace_dat
 from kprobes.formats.ring_page import HEADER_EVENT, PAGE, WORD, PageData, encode_pages, header_page
@@ -26,6 +28,7 @@ from kprobes.model.events import Batch, Column, Events
 from kprobes.model.recording import RecordedKernel
 from kprobes.model.resolved import RecordLayout
 from kprobes.sinks.names import Names, TraceSource
+from kprobes.timeline import Shift
 from kprobes.units import U64
 
 _WINDOW = 1 << 13
@@ -35,6 +38,10 @@ _HELD = 1 << 16
 _FIRST_NUMBER, _NUMBER_END = 64, 1 << 16
 """Of events; before them are the kernel's own: enum trace_type of kernel/trace/trace.h."""
 _CHAR_UNSIGNED_SINCE = (6, 2)
+_SAMPLE_NS = 10**8
+"""Between two samples of a clock's offset."""
+_SAMPLES, _ALL_SAMPLES = 1 << 10, 1 << 16
+"""Of a CPU, and of all CPUs of a file, 32 bytes each."""
 _NS_PER_US = 1000
 _US_PER_S = 1_000_000
 
@@ -81,9 +88,26 @@ class _Cpu:
 class TraceDatFile:
     """One file of trace-cmd."""
 
-    def __init__(self, path: Path, kernel: RecordedKernel, source: TraceSource) -> None:
-        """Begin beside the path, which is replaced at the end; OSError where that is impossible."""
+    def __init__(
+        self,
+        path: Path,
+        kernel: RecordedKernel,
+        source: TraceSource,
+        *,
+        identity: Sequence[trace_dat.Option] = (),
+    ) -> None:
+        """Begin beside the path, which is replaced at the end; OSError where that is impossible.
+
+        Args:
+            path: of the file.
+            kernel: whose events come.
+            source: what names its addresses.
+            identity: options that tell files of several machines apart, and relate their clocks.
+        """
         self._path, self._kernel, self._source = path, kernel, source
+        # When it began: no other recording of this machine did then.
+        began = trace_dat.u64_option(PartId.TRACE_ID, kernel.real_ns & U64)
+        self._identity = identity or (began,)
         self._directory = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
         self._spool = (self._directory / "pages").open("w+b")
         self._names = Names(source)
@@ -204,8 +228,7 @@ class TraceDatFile:
         yield trace_dat.text_option(PartId.VERSION, kernel.writer)
         yield trace_dat.text_option(PartId.TRACE_CLOCK, f"[{self._clock}]")
         yield trace_dat.u32_option(PartId.CPU_COUNT, kernel.cpus)
-        # When it began: no other recording of this machine did then.
-        yield trace_dat.u64_option(PartId.TRACE_ID, kernel.real_ns & U64)
+        yield from self._identity
         for cpu in range(kernel.cpus):
             text = _statistics(cpu, self._cpus.get(cpu, _Cpu()))
             yield trace_dat.text_option(PartId.CPU_STATISTICS, text)
@@ -242,6 +265,63 @@ class TraceDatFile:
                 self._spool.seek(offset)
                 file.write(self._spool.read(size))
         return trace_dat.buffer_option(start, clock=self._clock, page_size=PAGE.size, cpus=cpus)
+
+
+class TraceDatFiles:
+    """A directory with a file of each machine, whose clocks are related by options of theirs."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin beside the path, which is replaced at the end; OSError where that is impossible."""
+        self._path = path
+        self._directory = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+        self._first_id: int | None = None
+
+    def add(self, peer: Peer, kernel: RecordedKernel, source: TraceSource) -> TraceDatFile:
+        """Begin the file of a machine; each is closed before the next.
+
+        Args:
+            peer: which it is; the first is one whose clock is that of all.
+            kernel: whose events come.
+            source: what names its addresses.
+        """
+        # The same each time that these recordings are converted.
+        key = f"{kernel.real_ns} {peer.name}".encode(errors="surrogateescape")
+        own = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        identity = [trace_dat.u64_option(PartId.TRACE_ID, own)]
+        if self._first_id is None:
+            self._first_id = own
+        elif peer.shift is not None:
+            samples = _samples(peer.shift, kernel.cpus)
+            identity.append(trace_dat.time_shift_option(self._first_id, *samples, cpus=kernel.cpus))
+        return TraceDatFile(self._directory / f"{peer.name}.dat", kernel, source, identity=identity)
+
+    def close(self) -> None:
+        """Put the directory in the place of what was there."""
+        self._directory.chmod(0o755)
+        if self._path.is_dir():
+            shutil.rmtree(self._path)
+        else:
+            self._path.unlink(missing_ok=True)
+        self._directory.replace(self._path)
+
+    def discard(self) -> None:
+        """Leave nothing behind of what was begun."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _samples(shift: Shift, cpus: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    # Moments of a clock and its offsets then: as dense as they are known, if there is room.
+    first, last = (max(int(shift.source.times[at]), 0) for at in (0, -1))
+    count = max((last - first) // _SAMPLE_NS, 1) + 1
+    count = min(count, _SAMPLES, max(_ALL_SAMPLES // cpus, 2))
+    times = np.unique(first + np.linspace(0, last - first, count).astype(np.int64))
+    offsets = drift_of(shift).apply(times.astype(np.uint64)).astype(np.int64) - times + shift.ns
+    # A time below 0 would be one of centuries.
+    offsets = np.maximum(offsets, -times)
+    # Before and after them readers draw the line through the outer two: it is to be level.
+    before = slice(0, 1 if first else 0)
+    times = np.concatenate([times[before] - 1, times, times[-1:] + 1])
+    return times, np.concatenate([offsets[before], offsets, offsets[-1:]])
 
 
 def _addresses(batch: Batch) -> Iterator[Column]:

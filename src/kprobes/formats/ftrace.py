@@ -30,7 +30,9 @@ An event's ``format`` file:
     format:
     \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
     ...                          // an empty line between the common fields and the event's
-    print fmt: ...               // not looked at: kernel/trace/trace_events.c, f_show
+    print fmt: ...               // its language: formats/print_fmt.py
+
+kernel/trace/trace_events.c, f_show(), writes it.
 
 The page's own, ``events/header_page``, has lines of the same kind only
 (ring_buffer_print_page_header).
@@ -50,7 +52,7 @@ _FIELD = re.compile(
     r"(?:\tsigned:(?P<signed>[01]);)?"
 )
 # The name is the declaration's last word, but for the brackets of an array after it.
-_DECLARATION = re.compile(r"(?P<type>.*\S)\s+\**(?P<name>\w+)(?P<array>(?:\[[^\]]*\])*)", re.DOTALL)
+_DECLARATION = re.compile(r"(?P<type>.*[\s*])(?P<name>\w+)(?P<array>(?:\[[^\]]*\])*)", re.DOTALL)
 _HEAD = re.compile(r"name: (?P<name>\S+)\nID: (?P<id>\d+)\nformat:\n")
 _NUMBER_MAX = (1 << 16) - 1
 _SIZE_MAX = 1 << 16
@@ -75,13 +77,17 @@ def parse_event(text: str) -> EventFormat:
     head = _HEAD.match(text)
     if head is None:
         raise FormatError(f"no event's format: {text[:40]!r}")
-    body = text[head.end() :].partition("\nprint fmt:")[0]
+    body, _, shown = text[head.end() :].partition("\nprint fmt:")
     common, _, own = body.partition("\n\n")
     number = int(head["id"])
     if not 0 < number <= _NUMBER_MAX:
         raise FormatError(f"event {head['name']} has the number {number}")
     return EventFormat(
-        name=head["name"], number=number, common=_fields(common), fields=_fields(own)
+        name=head["name"],
+        number=number,
+        common=_fields(common),
+        fields=_fields(own),
+        print_fmt=shown.strip(),
     )
 
 
@@ -111,7 +117,7 @@ def _field(line: str) -> EventField:
         raise FormatError(f"a field beyond the longest record: {line[:60]!r}")
     return EventField(
         name=declared["name"],
-        type=declared["type"] + declared["array"],
+        type=declared["type"].strip() + declared["array"],
         offset=offset,
         size=size,
         is_signed=found["signed"] == "1",

@@ -28,14 +28,19 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
+import numpy as np
 import zstandard
 from msgspec import Struct
+from numpy.typing import NDArray
 
+MAGIC = b"\x17\x08\x44tracing"
 _LEVEL = 3
 _SECTION = struct.Struct("<HHIQ")
 _COMPRESSED = struct.Struct("<II")
 _OPTION = struct.Struct("<HI")
 _CPU = struct.Struct("<IQQ")
+_TIME_SHIFT = struct.Struct("<QII")
+_INTERPOLATE = 1
 _IS_COMPRESSED = 1
 _LONG_SIZE = 8
 
@@ -44,19 +49,24 @@ class PartId(IntEnum):
     """What a section has, or an option."""
 
     OPTIONS = 0
+    DATE = 1
     CPU_STATISTICS = 2
     BUFFER = 3
     TRACE_CLOCK = 4
     UNAME = 5
+    OFFSET = 7
     CPU_COUNT = 8
     VERSION = 9
     TRACE_ID = 11
+    TIME_SHIFT = 12
+    TSC2NSEC = 14
     HEADER_INFO = 16
     FTRACE_EVENTS = 17
     EVENT_FORMATS = 18
     KALLSYMS = 19
     PRINTK = 20
     CMDLINES = 21
+    BUFFER_TEXT = 22
 
 
 class CpuData(Struct, frozen=True, kw_only=True):
@@ -72,7 +82,7 @@ Option = tuple[PartId, bytes]
 
 def file_header(*, page_size: int, options: int) -> bytes:
     """Return what a file begins with, of the same length for any place of its options."""
-    begin = b"\x17\x08\x44tracing7\0" + struct.pack("<BBI", 0, _LONG_SIZE, page_size)
+    begin = MAGIC + b"7\0" + struct.pack("<BBI", 0, _LONG_SIZE, page_size)
     version = ".".join(map(str, zstandard.ZSTD_VERSION))
     return begin + b"zstd\0" + version.encode() + b"\0" + struct.pack("<Q", options)
 
@@ -129,6 +139,28 @@ def buffer_option(offset: int, *, clock: str, page_size: int, cpus: Sequence[Cpu
     head = struct.pack("<Q", offset) + b"\0" + _string(clock)
     each = (_CPU.pack(cpu.cpu, cpu.offset, cpu.size) for cpu in cpus)
     return PartId.BUFFER, head + struct.pack("<II", page_size, len(cpus)) + b"".join(each)
+
+
+def time_shift_option(
+    peer: int, times: NDArray[np.int64], offsets: NDArray[np.int64], *, cpus: int
+) -> Option:
+    """Return the option that brings this file's times to those of another one.
+
+    Args:
+        peer: the other's TRACE_ID.
+        times: int64 (n,), of this file, ascending, none below 0.
+        offsets: int64 (n,), what is added to them; in between in proportion, as outside between
+            the last two of that side.
+        cpus: that it holds for, from 0 on.
+    """
+    # By CPU: u32 count, s64 times[], offsets[], scalings[]; then by CPU s64 fraction_bits[]. A time
+    # becomes (time * scaling >> fraction_bits) + offset.
+    columns = (times, offsets, np.ones_like(times))
+    each = struct.pack("<I", len(times)) + b"".join(
+        each.astype("<i8").tobytes() for each in columns
+    )
+    head = _TIME_SHIFT.pack(peer, _INTERPOLATE, cpus)
+    return PartId.TIME_SHIFT, head + each * cpus + bytes(8 * len(times)) * cpus
 
 
 def header_info(page: str, event: str) -> bytes:

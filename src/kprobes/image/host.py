@@ -122,8 +122,10 @@ def parse_kallsyms(text: bytes) -> tuple[SymbolTable, tuple[ModuleSymbols, ...]]
     own = text if tab < 0 else text[: text.rfind(b"\n", 0, tab) + 1]
     by_module: dict[bytes, list[bytes]] = {}
     for line in text[len(own) :].splitlines(keepends=True):
-        symbol, _, module = line.partition(b"\t")
-        by_module.setdefault(module.strip(b"[]\n"), []).append(symbol + b"\n")
+        symbol, _, module = line.rstrip(b"\n").partition(b"\t")
+        by_module.setdefault(module.strip(b"[]"), []).append(symbol + b"\n")
+    # In a file that another wrote, the kernel's own may stand behind a module's.
+    own += b"".join(by_module.pop(b"", ()))
     modules = tuple(
         _module(name.decode(errors="backslashreplace"), _table(b"".join(lines)))
         for name, lines in by_module.items()

@@ -1,7 +1,7 @@
 """Columns of events that came in rounds: each is gathered when it is asked for, and by itself."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,15 @@ _BASE: dict[str, Get] = {
     "context": lambda batch: (batch.context, None),
     "caller": lambda batch: None if batch.caller is None else (batch.caller, None),
 }
+
+
+_COMMON = "common_"
+"""In front of a base column's name where a field has that name; ``common_pid`` is the kernel's."""
+
+
+def base_name(name: str, fields: Container[str]) -> str:
+    """Return how a column that all events have is called beside fields of these names."""
+    return f"{_COMMON}{name}" if name in fields else name
 
 
 class _Part(Struct, frozen=True, kw_only=True, eq=False):
@@ -85,7 +94,8 @@ class Selection:
         """The columns that there are: what all events have, then their fields."""
         own = () if all(kind.caller is None for kind in self.kinds) else ("caller",)
         base = ("ts", "cpu", "pid", "comm", "function", *own) if self.kinds else ()
-        return tuple(dict.fromkeys((*base, *self.fields)))
+        named = (base_name(name, self.fields) for name in base)
+        return tuple(dict.fromkeys((*named, *self.fields)))
 
     def at(self, place: int) -> Event:
         """Return one event; places count from 0, and from the end where they are negative.
@@ -137,7 +147,7 @@ class Selection:
         """
         if name not in self.names:
             raise KeyError(f"no column {name!r}; there are: {', '.join(self.names) or 'none'}")
-        if name == "function" and name not in self.fields:
+        if name == base_name("function", self.fields):
             codes, names = self.codes(lambda layout: layout.function)
             return np.array(names, object)[codes]
         return _readable(*self.gather(name))
@@ -159,7 +169,9 @@ class Selection:
 
     def gather(self, name: str) -> Values:
         """Return a column as batches have it by its name, a copy; see ``base`` and ``field``."""
-        return self.field(name) if name in self.fields else self.base(name)
+        if name in self.fields:
+            return self.field(name)
+        return self.base(name if name in _BASE else name.removeprefix(_COMMON))
 
     def base(self, name: str) -> Values:
         """Return ``ts``, ``cpu``, ``pid``, ``comm``, ``context`` or ``caller``, shape (n,): a copy.

@@ -19,6 +19,8 @@ from kprobes.model.resolved import RecordLayout
 Column = NDArray[Any]
 _STRING = 40
 """Bytes of a ``bytes`` object beside its own."""
+TRACERS, SYSCALLS = "ftrace", "syscalls"
+"""Groups of events that the kernel prints without their names."""
 Rows = slice | NDArray[np.integer[Any]] | NDArray[np.bool_]
 
 
@@ -330,12 +332,14 @@ class EventFormat(Struct, frozen=True, kw_only=True):
         number: its ID: what ``common_type`` of its records is.
         common: the fields that all events have.
         fields: its own, in the file's order.
+        print_fmt: what is printed of it, in C.
     """
 
     name: str
     number: int
     common: tuple[EventField, ...]
     fields: tuple[EventField, ...]
+    print_fmt: str = ""
 
     @property
     def size(self) -> int:
@@ -344,7 +348,7 @@ class EventFormat(Struct, frozen=True, kw_only=True):
 
 
 class HostEvent(Struct, frozen=True, kw_only=True):
-    """A kprobe event of this kernel.
+    """An event whose records lie in the kernel's own rings.
 
     Attributes:
         format: as its file says.
@@ -352,7 +356,8 @@ class HostEvent(Struct, frozen=True, kw_only=True):
             ``ip``, with event ids that are unique in the session. Their fields are those of
             the event in the same order; of each only name, type, storage, count, text and
             enumerators count, for ``format`` has the places. A record of another address is
-            shown as the first of them, but for what its address makes of ``where``.
+            shown as the first of them, but for what its address makes of ``where``. An event
+            that is not of a probe has one, whatever the address.
     """
 
     format: EventFormat

@@ -73,7 +73,8 @@ class Field(Struct, frozen=True, kw_only=True):
     Attributes:
         name: of the argument.
         type: the kernel's name of its fetch type: u8..u64, s8..s64, x8..x64, char, symbol,
-            symstr, string, ustring. A bit-field has its container's.
+            symstr, string, ustring; or bytes, of events that are not of probes. A bit-field has
+            its container's.
         storage: DURATION at ``offset`` the u64 counter at the function's entry, of which the value
             is the ns until the record's; NUMBER at ``offset`` with ``size`` bytes, which is an
             address where the type is symbol or symstr; STRING a u32 there; COMM and TEXT take no
@@ -85,6 +86,7 @@ class Field(Struct, frozen=True, kw_only=True):
         text: of an immediate string, without NUL.
         enumerators: value and name of each of its enum's, in their order, for a number that is
             an enum to the kernel's types.
+        declared: its type in C, as an event's file has it; "" where no file tells.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Field(Struct, frozen=True, kw_only=True):
     count: int | None = None
     text: bytes = b""
     enumerators: tuple[tuple[int, str], ...] = ()
+    declared: str = ""
 
     @property
     def is_signed(self) -> bool:
@@ -124,6 +127,7 @@ class RecordLayout(Struct, frozen=True, kw_only=True):
         faults_offset: of the fault words, or None when no number can fault.
         caller_offset: of the u64 return address of a return probe's record, else None.
         definition: of the event, its words joined by single blanks.
+        print_fmt: what is printed of an event that is not of a probe, as its file has it; else "".
     """
 
     event_id: int
@@ -139,6 +143,7 @@ class RecordLayout(Struct, frozen=True, kw_only=True):
     faults_offset: int | None
     caller_offset: int | None = None
     definition: str = ""
+    print_fmt: str = ""
 
 
 class RegisterValue(Struct, frozen=True, kw_only=True):

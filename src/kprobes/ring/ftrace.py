@@ -35,8 +35,8 @@ from kprobes.model.resolved import (
     MIGRATE_SINCE,
     RecordLayout,
 )
-from kprobes.ring.ftrace_shapes import COMMON_SIZE, EventShape, NamingShape
-from kprobes.ring.records import cut
+from kprobes.ring.ftrace_shapes import COMMON_SIZE, EventShape, NamingShape, is_cut_out
+from kprobes.ring.records import cut, cut_raw
 
 _SOFTIRQ_OFF = 2 * CONTEXT_SERVING_SOFTIRQ
 _SET = {
@@ -187,6 +187,7 @@ _LOCATION_SIZE = 4
 _STEP = 4  # every record begins at a multiple of it
 _NOT_OURS = (1 << 16) - 1
 _NO_COMM = np.zeros((), f"S{COMM_SIZE}")
+_NO_IP = np.zeros(1, np.uint64)
 
 _ALL = slice(None)
 
@@ -218,12 +219,20 @@ class HostShapes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         events: by their numbers; more may be added while others decode with it.
+        more: is told a number of which there is none yet, and may add it.
     """
 
     page: PageFormat
     contexts: Contexts
     events: dict[int, EventShape]
     namings: Mapping[int, NamingShape]
+    more: Callable[[int], None] | None = None
+
+    def of(self, number: int) -> EventShape | None:
+        """Return the event of a number, or None for one that is not expected."""
+        if self.more is not None and number not in self.events:
+            self.more(number)
+        return self.events.get(number)
 
 
 class _Found(Struct, frozen=True, kw_only=True, eq=False):
@@ -272,8 +281,8 @@ def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
         index = _ALL if len(present) == 1 else np.flatnonzero(found.kinds == kind)
         if kind in shapes.namings:
             namings += _namings(found, index, shapes.namings[kind])
-        elif kind in shapes.events:
-            for part in _split(found, index, shapes.events[kind]):
+        elif (shape := shapes.of(kind)) is not None:
+            for part in _split(found, index, shape):
                 which[part.index] = len(batches)
                 batches.append(_batch(found, part, shapes.contexts))
     ours = which[which != _NOT_OURS]
@@ -293,9 +302,10 @@ def count_pages(pages: Pages, shapes: HostShapes) -> Counter[int]:
     found = _find(pages, shapes, has_strings=False)
     counts: Counter[int] = Counter()
     for kind in np.flatnonzero(np.bincount(found.kinds)).tolist():
-        if kind in shapes.events:
+        shape = shapes.of(kind)
+        if shape is not None:
             index = np.flatnonzero(found.kinds == kind)
-            for part in _split(found, index, shapes.events[kind]):
+            for part in _split(found, index, shape):
                 counts[part.layout.event_id] += len(part.rows)
     return counts
 
@@ -306,7 +316,8 @@ def _find(pages: Pages, shapes: HostShapes, *, has_strings: bool = True) -> _Fou
         raise RingError(f"a record of {int(records.sizes.min())} bytes")
     flat = pages.data.reshape(-1)
     kinds = flat.view("<u2")[records.at // 2]
-    has_strings = has_strings and any(shape.has_strings for shape in shapes.events.values())
+    present = map(shapes.of, np.flatnonzero(np.bincount(kinds)).tolist()) if has_strings else ()
+    has_strings = any(shape is not None and shape.has_strings for shape in present)
     blob = flat.tobytes() if has_strings else b""
     return _Found(pages=pages, flat=flat, records=records, kinds=kinds, blob=blob)
 
@@ -314,7 +325,7 @@ def _find(pages: Pages, shapes: HostShapes, *, has_strings: bool = True) -> _Fou
 def _split(found: _Found, index: Which, shape: EventShape) -> Iterator[_Part]:
     # One part for each address, of which an event has nearly always one.
     rows = found.rows(index, shape.dtype)
-    addrs = rows["ip"]
+    addrs = rows["ip"] if shape.has_ip else _NO_IP
     if (addrs == addrs[0]).all():
         yield _Part(shape=shape, layout=shape.layout(int(addrs[0])), rows=rows, index=index)
         return
@@ -341,31 +352,38 @@ def _batch(found: _Found, part: _Part, contexts: Contexts) -> Batch:
 
 
 def _field(found: _Found, part: _Part, i: int) -> tuple[Column, NDArray[np.bool_] | None]:
-    values = part.rows[f"f{i}"]
-    locator = part.shape.locators[i]
-    if locator is Locator.HERE:
+    field, where = part.shape.fields[i], part.shape.wheres[i]
+    if where.locator is Locator.HERE and not is_cut_out(field, where):
         # A number that could not be read is whatever stood there: the kernel does not say.
-        return values, None
-    located = values.reshape(len(values), -1).astype(np.int64)
-    lengths, offsets = located >> 16, located & 0xFFFF
-    if locator is Locator.RELATIVE:
-        offsets += part.shape.ends[i] + np.arange(located.shape[1]) * _LOCATION_SIZE
-    return _strings(found, part, offsets, lengths, count=part.shape.fields[i].count)
-
-
-def _strings(
-    found: _Found, part: _Part, offsets: Index, lengths: Index, *, count: int | None
-) -> tuple[Column, NDArray[np.bool_]]:
-    faulted = lengths == 0
-    room = found.records.sizes[part.index][:, None]
-    if ((offsets + lengths > room) & ~faulted).any():
+        return part.rows[f"f{i}"], None
+    sizes = found.records.sizes[part.index][:, None]
+    offsets, lengths = _places(part, i, sizes)
+    if ((offsets + lengths > sizes) & (lengths > 0)).any():
         raise RingError("a string that ends after its record")
     starts = found.records.at[part.index][:, None] + offsets
-    values = cut(found.blob, starts, starts + lengths)
-    values[faulted] = None
-    if count is None:
-        return values[:, 0], faulted[:, 0]
-    return values, faulted
+    strings = (cut_raw if field.type == "bytes" else cut)(found.blob, starts, starts + lengths)
+    # Only what a probe fetches may not have been there.
+    faulted = lengths == 0 if part.shape.has_ip else None
+    if faulted is not None:
+        strings[faulted] = None
+    if field.count is not None:
+        return strings, faulted
+    return strings[:, 0], None if faulted is None else faulted[:, 0]
+
+
+def _places(part: _Part, i: int, sizes: Index) -> tuple[Index, Index]:
+    # Offsets and lengths of a field's bytes in records of these sizes, each shape (n, elements).
+    where = part.shape.wheres[i]
+    if where.locator is Locator.HERE:
+        offsets = np.full_like(sizes, where.offset)
+        # An array without a size takes the rest of the record.
+        return offsets, np.full_like(sizes, where.size) if where.size else sizes - offsets
+    values = part.rows[f"f{i}"]
+    located = values.reshape(len(values), -1).astype(np.int64)
+    offsets = located & 0xFFFF
+    if where.locator is Locator.RELATIVE:
+        offsets += where.end + np.arange(located.shape[1]) * _LOCATION_SIZE
+    return offsets, located >> 16
 
 
 def _namings(found: _Found, index: Which, shape: NamingShape) -> Iterator[Naming]:

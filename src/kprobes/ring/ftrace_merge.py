@@ -39,9 +39,14 @@ class HostMerger:
         self._latest = np.uint64(0)
         self.horizon = 0
 
-    def push(self, decoded: Sequence[HostDecoded]) -> Events:
-        """Take one round, each CPU's pages in ring order, and return what is safe."""
-        horizon = self._latest
+    def push(self, decoded: Sequence[HostDecoded], until: int | None = None) -> Events:
+        """Take one round, each CPU's pages in ring order, and return what is safe.
+
+        Args:
+            decoded: what it has found.
+            until: up to which time nothing comes any more, where that is known.
+        """
+        horizon = self._latest if until is None else np.uint64(max(until, self.horizon))
         for part in decoded:
             stream = _stream(part)
             if len(stream.ts):

@@ -74,9 +74,14 @@ class PageDecoder:
         self._names.note(decoded.namings)
         return decoded
 
-    def push(self, decoded: Sequence[HostDecoded]) -> Events:
-        """Take what a round has brought, and return what is safe to show, oldest first."""
-        return self._named(self._merger.push(decoded))
+    def push(self, decoded: Sequence[HostDecoded], until: int | None = None) -> Events:
+        """Take what a round has brought, and return what is safe to show, oldest first.
+
+        Args:
+            decoded: of it.
+            until: up to which time nothing comes any more, where that is known.
+        """
+        return self._named(self._merger.push(decoded, until))
 
     def finish(self) -> Events:
         """Return everything that is still held."""

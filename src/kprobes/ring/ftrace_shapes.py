@@ -20,15 +20,15 @@ Place = Callable[[int], str]
 
 
 class EventShape:
-    """One event of a probe.
+    """One event.
 
     Attributes:
         number: of the event, which its records begin with.
         dtype: of the fixed part; ``pid``, ``flags``, ``preempt``, ``ip``, ``caller``, ``f<i>``.
         fields: as they are shown.
-        locators: of each field, where its bytes are.
-        ends: of each field, the offset after it.
-        has_strings: whether any lies after the fixed part.
+        wheres: of each field, where its bytes are.
+        has_ip: whether it is of a probe, so that records tell the address.
+        has_strings: whether any is bytes, which are cut out of the record.
     """
 
     def __init__(self, event: HostEvent, place: Place, fresh_id: Callable[[], int]) -> None:
@@ -37,14 +37,13 @@ class EventShape:
         form, layout = event.format, event.layouts[0]
         own = {field.name: field for field in form.fields}
         self.number = form.number
+        self.has_ip = ENTRY in own or RETURN in own
         self._caller = own[CALLER].offset if CALLER in own else None
-        found = [_named(own, field.name, form) for field in layout.fields]
-        self.locators = tuple(field.locator for field in found)
-        self.ends = tuple(field.end for field in found)
-        pairs = list(zip(layout.fields, found, strict=True))
+        self.wheres = tuple(_named(own, field.name, form) for field in layout.fields)
+        pairs = list(zip(layout.fields, self.wheres, strict=True))
         self.fields = tuple(_shown(field, where) for field, where in pairs)
         self.dtype = _dtype(form, own, pairs)
-        self.has_strings = any(where is not Locator.HERE for where in self.locators)
+        self.has_strings = any(field.storage is not Storage.NUMBER for field in self.fields)
         self._layouts = {shown.ip: self._as_shown(shown) for shown in event.layouts}
         self._first = self._as_shown(layout)
 
@@ -122,6 +121,11 @@ def _named(fields: dict[str, EventField], name: str, form: EventFormat) -> Event
     return fields[name]
 
 
+def is_cut_out(field: Field, where: EventField) -> bool:
+    """Whether a field is bytes that stand at its own place in the record: ``char comm[16]``."""
+    return where.locator is Locator.HERE and field.storage is Storage.STRING
+
+
 def _shown(field: Field, where: EventField) -> Field:
     # The kernel stores some things as strings that we store as something else.
     if where.locator is Locator.HERE or field.storage is Storage.TEXT:
@@ -137,12 +141,15 @@ def _dtype(
         "pid": ("<i4", _named(every, "common_pid", form).offset),
         "flags": ("<u1", _named(every, "common_flags", form).offset),
         "preempt": ("<u1", _named(every, "common_preempt_count", form).offset),
-        "ip": ("<u8", _named(own, RETURN if RETURN in own else ENTRY, form).offset),
     }
-    if RETURN in own:
+    for name in (ENTRY, RETURN):
+        if name in own:
+            parts["ip"] = ("<u8", own[name].offset)
+    if CALLER in own:
         parts["caller"] = ("<u8", _named(own, CALLER, form).offset)
     for i, (field, where) in enumerate(pairs):
-        parts[f"f{i}"] = (_column(field, where, form), where.offset)
+        if not is_cut_out(field, where):
+            parts[f"f{i}"] = (_column(field, where, form), where.offset)
     return _struct(parts, form.size)
 
 

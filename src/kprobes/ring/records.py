@@ -205,6 +205,20 @@ def cut(blob: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Col
     return values.reshape(starts.shape)
 
 
+def cut_raw(blob: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Column:
+    """Return what stands from each start to its stop, NULs and all, as copies.
+
+    Args:
+        blob: the bytes of all records.
+        starts: of any shape, which is the answer's: an array of ``bytes`` objects.
+        stops: after the last byte of each.
+    """
+    values = np.empty(starts.shape, object)
+    pairs = zip(starts.ravel().tolist(), stops.ravel().tolist(), strict=True)
+    values.ravel()[:] = [blob[begin:end] for begin, end in pairs]
+    return values
+
+
 def _cut_each(blob: bytes, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Column:
     values = np.empty(len(begins), object)
     pairs = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)

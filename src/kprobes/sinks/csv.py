@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.errors import UsageError
+from kprobes.model.columns import base_name
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.sinks.json import valid_text
@@ -29,7 +30,9 @@ _SEVERAL = (
 def header_of(layout: RecordLayout) -> Header:
     """Return the names of an event's columns."""
     own = ["caller"] if layout.caller_offset is not None else []
-    return "ts", "cpu", "pid", "comm", "flags", "function", *own, *(f.name for f in layout.fields)
+    fields = [field.name for field in layout.fields]
+    base = ("ts", "cpu", "pid", "comm", "flags", "function", *own)
+    return *(base_name(name, fields) for name in base), *fields
 
 
 def header_line(layout: RecordLayout) -> bytes:

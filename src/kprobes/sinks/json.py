@@ -29,16 +29,13 @@ from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
-from kprobes.sinks.names import NEWEST, Name, Names, TraceSource, flags, in_order
+from kprobes.sinks.names import NEWEST, Name, Names, Shown, TraceSource, flags, in_order
 from kprobes.sinks.text import TaskTexts
 
 VERSION = "1.0"
 """Of the lines, as the header has it: "major.minor", what may change is in json.md."""
 
 Mask = NDArray[np.bool_]
-Shown = tuple[bytes, list[list[Any]]]
-"""The format, and one column for each of its conversions."""
-
 _NULL = b"null"
 _WIDE = 8
 _PLAIN = bytes(code for code in range(0x20, 0x7F) if code not in b'"\\')

@@ -5,7 +5,8 @@ tracing_gen_ctx_irq_test in trace.c. Lines are made of a window of events at onc
 time.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -92,6 +93,9 @@ for Python's lock, which nobody gives up in the middle of a ``list(map(...))``."
 Format = Callable[[Batch], list[bytes]]
 """A batch to one line per row, newlines included."""
 
+Shown = tuple[bytes, list[list[Any]]]
+"""A %-format, and one column for each of its conversions."""
+
 
 def in_order(events: Events, form: Format) -> Iterator[Iterable[bytes]]:
     """Format events, oldest first; every item has the lines of a window of them, one of each."""
@@ -136,6 +140,7 @@ class TraceSource(Struct, frozen=True, kw_only=True):
             whatever the clock counts, and shown as they are.
         has_wide_numbers: whether JSON has numbers of 64 bits as numbers and not as strings.
         has_enum_names: whether enums are shown by name, where the kernel shows numbers.
+        texts: strings of the kernel, by their addresses, which records have in their place.
         release, arch: of the kernel, as of ``model.kernel.Kernel``; "" where they are not known.
         is_rebooted: whether the output has the events of this guest's last boot already.
     """
@@ -151,6 +156,7 @@ class TraceSource(Struct, frozen=True, kw_only=True):
     release: str = ""
     arch: str = ""
     is_rebooted: bool = False
+    texts: Mapping[int, bytes] = {}
 
 
 _REMEMBERED = 1 << 14
@@ -181,6 +187,11 @@ class Names:
         if len(self._symbols) > _REMEMBERED:
             self._symbols.clear()
         return self._symbols[addr]
+
+    def text_at(self, addr: int) -> bytes:
+        """Return the kernel's string at an address, or the address where none is known."""
+        text = self._source.texts.get(addr)
+        return b"%#x" % addr if text is None else text
 
     def callers(self, addrs: NDArray[np.uint64]) -> list[bytes]:
         """Return what the kernel prints for return addresses, shape (n,): seq_print_ip_sym()."""

@@ -71,7 +71,7 @@ class TableSink:
         yield "TASK", str.ljust, list(map(_text, batch.comm.tolist()))
         yield "PID", str.rjust, list(map(str, batch.pid.tolist()))
         yield "EVENT", str.ljust, [layout.event] * count
-        if layout.event != layout.function:
+        if layout.function not in ("", layout.event):
             yield "FUNCTION", str.ljust, [layout.function] * count
         if batch.caller is not None:
             yield "CALLER", str.ljust, list(map(_text, self._names.callers(batch.caller)))

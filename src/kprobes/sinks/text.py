@@ -7,15 +7,18 @@ is a %-format and the columns that go into it.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.model.events import Batch, Column, Events
+from kprobes.model.events import SYSCALLS, TRACERS, Batch, Column, Events
 from kprobes.model.resolved import MIGRATE_SINCE, Field, Storage
 from kprobes.model.visible import visible, visible_line
-from kprobes.sinks.names import BH_SINCE, Name, Names, TraceSource, flags, in_order
+from kprobes.sinks.names import BH_SINCE, Name, Names, Shown, TraceSource, flags, in_order
+
+if TYPE_CHECKING:
+    from kprobes.sinks.print_fmt import PrintedEvent
 
 _TITLE = """\
 # tracer: nop
@@ -64,8 +67,6 @@ def after_counts(source: TraceSource) -> bytes:
 
 
 Mask = NDArray[np.bool_]
-Shown = tuple[bytes, list[list[Any]]]
-"""The format, and one column for each of its conversions."""
 
 _FAULT = b"(fault)"
 _UNKNOWN = b"?"
@@ -225,6 +226,7 @@ class TextSink:
         self._source = source
         self._tasks = TaskTexts(partial(_head, source.version))
         self._names = Names(source)
+        self._print_fmts: dict[int, PrintedEvent] = {}
         self._written: int | None = None
         self._counts_at: int | None = None
         # There a guest's text could change what else is shown, and look like another event.
@@ -263,8 +265,17 @@ class TextSink:
         layout = batch.layout
         times = microseconds(batch.ts) if self._source.has_ns else (batch.ts.tolist(),)
         form = b"%b%5d.%06d: " if self._source.has_ns else b"%b%12d: "
-        form += _literal(f"{layout.event}: ")
-        columns: list[list[Any]] = [self._tasks.of(batch), *times]
+        spec, found = self._of_probe(batch) if not layout.print_fmt else self._printed(batch)
+        columns: list[list[Any]] = [self._tasks.of(batch), *times, *found]
+        lines = map((form + spec + b"\n").__mod__, zip(*columns, strict=True))
+        if layout.group == TRACERS:
+            # What is written to trace_marker ends its line itself.
+            lines = (line.rstrip(b"\n") + b"\n" for line in lines)
+        return list(map(visible_line, lines) if self._is_terminal else lines)
+
+    def _of_probe(self, batch: Batch) -> Shown:
+        layout, columns = batch.layout, list[list[Any]]()
+        form = _literal(f"{layout.event}: ")
         if batch.caller is None:
             form += _literal(f"({layout.where})")
         else:
@@ -274,8 +285,19 @@ class TextSink:
             spec, found = shown(field, values, faulted, self._names)
             form += _literal(f" {field.name}=") + spec
             columns += found
-        lines = map((form + b"\n").__mod__, zip(*columns, strict=True))
-        return list(map(visible_line, lines) if self._is_terminal else lines)
+        return form, columns
+
+    def _printed(self, batch: Batch) -> Shown:
+        layout = batch.layout
+        printed = self._print_fmts.get(layout.event_id)
+        if printed is None:
+            # Events of probes do without.
+            from kprobes.sinks.print_fmt import PrintedEvent
+
+            printed = self._print_fmts[layout.event_id] = PrintedEvent(layout)
+        spec, columns = printed.shown(batch, self._names)
+        is_named = bool(printed.unknown) or layout.group not in (TRACERS, SYSCALLS)
+        return (_literal(f"{layout.event}: ") + spec if is_named else spec), columns
 
 
 def _head(version: tuple[int, int], comm: bytes, pid: int, cpu: int, context: int) -> bytes:
