@@ -1,7 +1,8 @@
 """A burst of two million hits on two vCPUs while all of it is written to a file: what is lost.
 
 The guest's two CPUs, the thread that drains and the one that formats all want a CPU of this
-machine at once.
+machine at once. Then the same for a minute into a recording: as fast as the guest can, the loop
+alone first.
 """
 
 import tempfile
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.elf_program import Loop
 from bench.guest import Rig, attached, machine
@@ -23,7 +25,11 @@ from kprobes.units import MIB
 TITLE = "burst: hits on 2 vCPUs at once, drained to a file"
 
 _STEPS, _REPEATS, _QUICK_REPEATS = 10_000, 100, 20
-_NAME = "burst"
+_NAME, _LONG_NAME = "burst", "burst-long"
+_LONG, _QUICK_LONG = 30, 10
+"""Times as long as a burst."""
+_PROBES = (1, 4, 10)
+"""At the function, each with a record of its own: more than the guest makes calls."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -41,12 +47,38 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest; let it burst with rings of several sizes."""
     repeats, rows = _QUICK_REPEATS if quick else _REPEATS, list[Row]()
     loop = Loop(isa=isa, step=isa.programs.getppid, steps=_STEPS, repeats=repeats, cpus=2)
-    with machine(isa, {_NAME: loop}) as booted:
+    long = replace(loop, repeats=repeats * (_QUICK_LONG if quick else _LONG))
+    with machine(isa, {_NAME: loop, _LONG_NAME: long}) as booted:
+        rows += [_recorded(booted, long, probes) for probes in _PROBES]
         for ring in (None, 1 * MIB, 16 * MIB):
             forms = ("text", "json") if ring is None else ("text",)
             size = ArenaSize(ring=ring)
             rows += [_row(form, ring, _burst(booted, loop, size, form)) for form in forms]
     return rows
+
+
+def _recorded(booted: Machine, loop: Loop, probes: int) -> Row:
+    events = loop.total * probes
+    with (
+        attached(booted, {_LONG_NAME: loop}) as rig,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        path = Path(folder) / "burst.rec"
+        for number in range(probes):
+            rig.session.probe(f"p:burst{number} {loop.isa.getppid} a=$arg1")
+        with rig.session.record(path=path) as trace:
+            start, used = time.perf_counter(), time.process_time()
+            rig.run(_LONG_NAME)
+            took_s, used_s = time.perf_counter() - start, time.process_time() - used
+        lost, size = trace.counts.lost, path.stat().st_size
+        recorded = sum(trace.counts.recorded.values())
+    return Row(
+        name=f"{events:,} events to a recording, {probes} for each call",
+        figure=f"{events / took_s / 1e6:.2f} M/s for {took_s:.0f} s, {lost:,} lost "
+        f"({lost / events:.2%}); {used_s / took_s:.0%} of a CPU, {size / recorded:.1f} bytes each",
+        goal="0 lost",
+        verdict=verdict_of(lost == 0 and recorded >= events),
+    )
 
 
 def _burst(booted: Machine, loop: Loop, size: ArenaSize, form: str) -> Outcome:

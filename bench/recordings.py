@@ -99,8 +99,10 @@ def build(path: Path, events: int) -> Built:
         writer.begin(KERNEL, SYMBOLS)
         for _ in range(looks):
             found = [ring.look() for ring in rings]
-            writer.write_round(layouts, Unscaled(), found, end)
-            layouts = ()
+            for each in found:
+                writer.write_chunk(layouts, Unscaled(), each)
+                layouts = ()
+            writer.write_round((), end)
             ring_bytes += sum(len(each.chunk.data) for each in found)
     return Built(path=path, events=looks * CPUS * _LAPS * _LAP, ring_bytes=ring_bytes)
 

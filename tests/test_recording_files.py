@@ -91,6 +91,25 @@ def test_info_says_where_it_goes_on(
     assert b"ended     it goes on in x.2.rec\n" in capsysbinary.readouterr().out
 
 
+def test_a_snapshot_of_one_large_look_has_its_end(tmp_path: Path) -> None:
+    # Of any size: what is let go of is a part of it.
+    for count in range(2000, 4000, 200):
+        path = tmp_path / f"{count}.rec"
+        recorded = Recorded()
+        recorded.writer.close()
+        recorded.writer = SnapshotWriter(path, most=20_000, report=print)
+        recorded.writer.begin(KERNEL, SYMBOLS)
+        for number, (cpu, hit) in enumerate(hits(count)):
+            assert recorded.rings[cpu].write(hit)
+            if not number % 40:
+                recorded.look(is_whole=number == count - 40)
+        recorded.look()
+        recorded.end()
+
+        assert path.stat().st_size < 40_000
+        assert len(events(printed(path.read_bytes()))) > 200
+
+
 def test_a_snapshot_has_the_last_events(tmp_path: Path) -> None:
     path = tmp_path / "x.rec"
     traced = fill(SnapshotWriter(path, most=20_000, report=print), 5000)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from kprobes.errors import KprobesError
@@ -62,16 +63,22 @@ class RotatingWriter(FileWriter):
         self._done: deque[tuple[Path, int]] = deque()
         # Of the file that is written: when and where it begins, and how much in it is records.
         self._began_s, self._began_at, self._records = time.monotonic(), 0, 0
+        self._is_between = False
         super().__init__(open_file(path), name=str(path))
 
     def _put(self, needed: Sequence[Needed], data: bytes) -> None:
         self._needed = folded(self._needed, needed)
-        if self._is_due():
+        if self._is_between and self._is_due():
             self._rotate()
             needed = self._needed
+        self._is_between = False
         super()._put(needed, data)
         self._records += len(data)
         self._remove_oldest()
+
+    def _end_round(self) -> None:
+        # What one look has found is in one file.
+        self._is_between = True
 
     def _is_due(self) -> bool:
         if self._most is not None and self._records >= self._most:
@@ -119,7 +126,8 @@ class SnapshotWriter(RecordingWriter):
         self._path, self._most, self._report = path, most, report
         self._lock = threading.Lock()
         self._base: list[Needed] = []
-        self._kept: deque[tuple[Sequence[Needed], bytes]] = deque()
+        # By look at the rings, of which the last one goes on.
+        self._kept: deque[list[tuple[Sequence[Needed], bytes]]] = deque([[]])
         self._held = 0
         self._error: KprobesError | None = None
         self._asked = threading.Event()
@@ -146,12 +154,27 @@ class SnapshotWriter(RecordingWriter):
 
     def _put(self, needed: Sequence[Needed], data: bytes) -> None:
         with self._lock:
-            self._kept.append((needed, data))
+            self._kept[-1].append((needed, data))
             self._held += len(data)
-            while self._held > self._most and len(self._kept) > 1:
-                before, gone = self._kept.popleft()
-                self._base = folded(self._base, before)
-                self._held -= len(gone)
+            while self._held > self._most and (len(self._kept) > 1 or len(self._kept[0]) > 1):
+                self._let_go()
+
+    def _let_go(self) -> None:
+        # Of the oldest look, or of a part of it where without it too little would be left.
+        oldest = self._kept[0]
+        size = sum(len(data) for _, data in oldest)
+        is_whole = len(self._kept) > 1 and self._held - size >= self._most // 2
+        count = len(oldest) if is_whole else 1
+        for before, gone in oldest[:count]:
+            self._base = folded(self._base, before)
+            self._held -= len(gone)
+        del oldest[:count]
+        if not oldest and len(self._kept) > 1:
+            self._kept.popleft()
+
+    def _end_round(self) -> None:
+        with self._lock:
+            self._kept.append([])
 
     def _run(self) -> None:
         while True:
@@ -167,7 +190,7 @@ class SnapshotWriter(RecordingWriter):
 
     def _write(self) -> None:
         with self._lock:
-            needed, parts = self._base, list(self._kept)
+            needed, parts = self._base, list(chain.from_iterable(self._kept))
         frames = [frame for _, frame in needed]
         for more, data in parts:
             frames += [*(frame for _, frame in more), data]

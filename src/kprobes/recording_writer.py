@@ -47,8 +47,8 @@ from kprobes.model.resolved import RecordLayout
 from kprobes.ring.chunk import Committed
 from kprobes.sinks.names import TraceSource
 
-_LEVEL = 3
-"""Of zstd's compression."""
+_LEVEL, _FAST_LEVEL = 3, -5
+"""Of zstd's compression. Even in haste: to write all of it takes longer than the fast one does."""
 _SYNC_S = 1.0
 _SMALL = 1 << 10
 """Bytes of a frame that are not worth compressing."""
@@ -85,35 +85,48 @@ class RecordingWriter(ABC):
         self._clock, self._symbols = None, symbols
         self._put([(FrameKind.KERNEL, pack(FrameKind.KERNEL, kernel))], b"")
 
-    def write_round(
+    def write_chunk(
         self,
         layouts: Sequence[RecordLayout],
         clock: ClockValue,
-        found: Sequence[Committed],
-        end: RecordedRound,
+        found: Committed,
         *,
         is_late: bool = False,
     ) -> None:
-        """Take what one look at all rings has found; it is where it is to be kept on return.
+        """Take what was found in a ring; it is where it is to be kept on return.
 
         Args:
             layouts: of events that are new.
             clock: of their times.
-            found: of each CPU, in its ring's order.
-            end: of the look.
-            is_late: whether there is no time to compress it.
+            found: of one CPU, after what was found there before.
+            is_late: whether there is no time to compress it well.
 
         Raises:
             KprobesError: it cannot be written; the file is good without it.
         """
-        parts = (layouts[at : at + _LAYOUTS] for at in range(0, len(layouts), _LAYOUTS))
-        needed = [_needed(FrameKind.EVENTS, RecordedEvents(layouts=tuple(part))) for part in parts]
-        needed += self._symbols_of(layouts)
+        needed = self._needed_by(layouts)
         if clock != self._clock:
             needed.append(_needed(FrameKind.CLOCK, RecordedClock(clock=clock)))
             self._clock = clock
-        chunks = [_pack_chunk(each, None if is_late else _LEVEL) for each in found]
-        self._put(needed, b"".join([*chunks, pack(FrameKind.ROUND, end)]))
+        self._put(needed, _pack_chunk(found, _FAST_LEVEL if is_late else _LEVEL))
+
+    def write_round(self, layouts: Sequence[RecordLayout], end: RecordedRound) -> None:
+        """Have what was written since the one before be of one look at all rings.
+
+        Args:
+            layouts: of events that are new.
+            end: of the look.
+
+        Raises:
+            KprobesError: it cannot be written; the file is good without it.
+        """
+        self._put(self._needed_by(layouts), pack(FrameKind.ROUND, end))
+        self._end_round()
+
+    def _needed_by(self, layouts: Sequence[RecordLayout]) -> list[Needed]:
+        parts = (layouts[at : at + _LAYOUTS] for at in range(0, len(layouts), _LAYOUTS))
+        needed = [_needed(FrameKind.EVENTS, RecordedEvents(layouts=tuple(part))) for part in parts]
+        return needed + self._symbols_of(layouts)
 
     def write_instance(self, instance: RecordedInstance) -> None:
         """Have what follows be pages of a tracing instance; errors as for ``write_round``."""
@@ -133,16 +146,17 @@ class RecordingWriter(ABC):
             events: that are new.
             found: pages, each CPU's in its ring's order.
             end: of the rounds.
-            is_late: whether there is no time to compress it.
+            is_late: whether there is no time to compress it well.
         """
         parts = (events[at : at + _LAYOUTS] for at in range(0, len(events), _LAYOUTS))
         needed = [
             _needed(FrameKind.HOST_EVENTS, RecordedHostEvents(events=tuple(part))) for part in parts
         ]
         needed += self._symbols_of([layout for event in events for layout in event.layouts])
-        level = None if is_late else _LEVEL
+        level = _FAST_LEVEL if is_late else _LEVEL
         pages = [pack_frame(FrameKind.PAGES, part, level=level) for part in _page_parts(found)]
         self._put(needed, b"".join([*pages, pack(FrameKind.ROUND, end)]))
+        self._end_round()
 
     def end(self, end: RecordingEnd) -> None:
         """Take what was counted; errors as for ``write_round``."""
@@ -166,6 +180,10 @@ class RecordingWriter(ABC):
     def _put(self, needed: Sequence[Needed], data: bytes) -> None:
         # Frames that all later records need, then those of this time.
         ...
+
+    def _end_round(self) -> None:
+        # What comes now may begin another file.
+        return
 
     def _symbols_of(self, layouts: Sequence[RecordLayout]) -> list[Needed]:
         # All names, when one is needed first.

@@ -118,8 +118,8 @@ class Recorded:
     def _reader(self, cpu: int) -> RingReader:
         return RingReader(Geometry(cpu=cpu, size=SIZE, slack=SLACK), self.rings[cpu].copy)
 
-    def look(self) -> None:
-        """Have one round of both."""
+    def look(self, *, is_whole: bool = True) -> None:
+        """Have one round of both; what is kept is of the next one, too, unless it is whole."""
         decoded: list[Decoded] = []
         taken: list[Committed] = []
         for ring, (traced, kept) in zip(self.rings, self._readers, strict=True):
@@ -130,8 +130,12 @@ class Recorded:
         self.traced.append(self._merger.push(decoded))
         lost = tuple(ring.lost for ring in self.rings)
         end = RecordedRound(since_ns=self.since_ns, real_ns=self.real_ns, lost=lost)
-        self.writer.write_round(self._new, self.clock, taken, end)
-        self._new = ()
+        for each in taken:
+            self.writer.write_chunk(self._new, self.clock, each)
+            self._new = ()
+        if is_whole:
+            self.writer.write_round(self._new, end)
+            self._new = ()
 
     def begin_anew(self) -> None:
         """Have empty rings again, of another boot."""

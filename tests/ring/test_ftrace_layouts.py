@@ -122,8 +122,8 @@ def test_newer_kernels_print_texts_of_the_user_and_0x() -> None:
 
     assert shown == [
         (
-            '"sys_chdir(path: %s%lx \\"%s\\")", (unsigned long)REC->path > 9 ? "0x" : "", REC->path, '
-            "__get_str(__path_val)"
+            '"sys_chdir(path: %s%lx \\"%s\\")", (unsigned long)REC->path > 9 ? "0x" : "", '
+            "REC->path, __get_str(__path_val)"
         ),
         '"%s", print_syscall_enter()',
     ]

@@ -37,8 +37,8 @@ _STANDS = (
     "time stamps are as coarse, and durations below a step are ? (null in JSON). On x86 "
     "`tsc=reliable` on the guest kernel's command line may help"
 )
-_LATE_SHARE = 4
-"""Of the rings: where a look finds more than this part of them full, nothing is compressed."""
+_LATE_SHARE = 8
+"""Of the rings: where a look finds more than this part of them full, it is compressed in haste."""
 _PARTS = (
     "the counters of the guest's CPUs differ: time stamps of different CPUs cannot be compared. "
     "`--clock local` or `x86-tsc` shows each CPU's own time"
@@ -245,37 +245,46 @@ class Recorder:
         self.check()
         self.clock.refresh()
         since_ns, self._previous_ns = self._previous_ns, time.time_ns()
-        found: list[Committed] = []
-        for ring, reader in zip(self._rings, self._readers, strict=True):
-            found += reader.take(ring.head, self._shapes)
-            reader.note_lost(ring.lost)
-        self._tell_clock(found)
-        with self._lock:
-            # Whose records were found was added before.
-            layouts, self._new = self._new, []
-            ignored = tuple(sorted(self._ignored))
-        size = sum(len(each.chunk.data) for each in found)
-        is_late = size > len(self._rings) * self._arena.ring_size // _LATE_SHARE
-        if layouts or found:
-            lost = tuple(reader.lost for reader in self._readers)
-            end = RecordedRound(
-                since_ns=since_ns, real_ns=time.time_ns(), lost=lost, ignored=ignored
-            )
-            writer.write_round(layouts, self.clock.now, found, end, is_late=is_late)
-        for ring, reader in zip(self._rings, self._readers, strict=True):
+        size = 0
+        heads = [ring.head for ring in self._rings]
+        pairs = zip(heads, self._readers, strict=True)
+        waiting = sum((head - reader.tail) & POSITION_MASK for head, reader in pairs)
+        is_late = waiting > len(self._rings) * self._arena.ring_size // _LATE_SHARE
+        for ring, reader, head in zip(self._rings, self._readers, heads, strict=True):
+            for each in reader.take(head, self._shapes):
+                self._tell_clock(each)
+                # Whose records were found was added before.
+                writer.write_chunk(self._take_new(), self.clock.now, each, is_late=is_late)
+                ring.free(reader.tail)
+                with self._lock:
+                    self._recorded.update(each.counts)
+                size += len(each.chunk.data)
             ring.free(reader.tail)
+            reader.note_lost(ring.lost)
+        self._check_parts()
+        layouts = self._take_new()
         with self._lock:
-            for each in found:
-                self._recorded.update(each.counts)
+            ignored = tuple(sorted(self._ignored))
+        if layouts or size:
+            lost = tuple(reader.lost for reader in self._readers)
+            real_ns = time.time_ns()
+            writer.write_round(
+                layouts,
+                RecordedRound(since_ns=since_ns, real_ns=real_ns, lost=lost, ignored=ignored),
+            )
+        with self._lock:
             self._end_events()
         return is_late
 
-    def _tell_clock(self, found: Sequence[Committed]) -> None:
+    def _take_new(self) -> list[RecordLayout]:
+        with self._lock:
+            layouts, self._new = self._new, []
+        return layouts
+
+    def _tell_clock(self, found: Committed) -> None:
         # It must not go back behind times that will be told of these.
-        for each in found:
-            if each.latest is not None:
-                self.clock.ns(np.array([each.latest], np.uint64), each.chunk.cpu)
-        self._check_parts()
+        if found.latest is not None:
+            self.clock.ns(np.array([found.latest], np.uint64), found.chunk.cpu)
 
     def _without_ignored(self, decoded: Decoded) -> Decoded:
         if not self._ignored:

@@ -19,8 +19,8 @@ from kprobes.ring.chunk import POSITION_MASK, Bytes, Chunk, Committed, Decoded, 
 from kprobes.ring.records import FoundRecords, Records, Rows, batch, find, run_of_one, sound
 
 _NO_STARTS = np.empty(0, np.int64)
-_MOST = 16 << 20
-"""Bytes that are taken at once where they are not decoded."""
+_MOST = 1 << 20
+"""Bytes that are taken at once where they are not decoded: they are given back one by one."""
 
 
 def decode(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
@@ -202,8 +202,8 @@ class RingReader:
                 break
         return done
 
-    def take(self, head: int, shapes: Shapes) -> list[Committed]:
-        """Return what was committed up to ``head`` as bytes, not decoded; else as ``read``.
+    def take(self, head: int, shapes: Shapes) -> Iterator[Committed]:
+        """Yield what was committed up to ``head`` as bytes, not decoded; else as ``read``.
 
         Args:
             head: position up to which the guest has reserved.
@@ -213,16 +213,14 @@ class RingReader:
             RingError: the guest's head is none that our writer could have reached.
         """
         self._check(head)
-        taken: list[Committed] = []
         for chunk in self._chunks(head, _MOST):
             committed = _commit(chunk, shapes)
             end = chunk.position + len(committed.chunk.data) & POSITION_MASK
             self.tail = head if committed.is_lost else end
             self.damaged += committed.damaged
-            taken.append(committed)
+            yield committed
             if committed.is_blocked:
                 break
-        return taken
 
     def note_lost(self, total: int) -> int:
         """Take the guest's count of dropped records, and return how many are new.
